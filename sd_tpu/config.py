@@ -1,0 +1,160 @@
+"""What a checkpoint's `*.json` files say, as frozen dataclasses.
+
+Each dataclass reads the fields that shape the computation and refuses, by name, the values that
+belong to architectures outside Stable Diffusion 1.x and 2.x. A field that is not here does not
+change the result.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Self
+
+BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "assets" / "model"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says what is wrong and what to do."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object stored at `path`; raises CheckpointError if it holds none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; a diffusers checkpoint folder has it.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} should hold a JSON object.")
+    return content
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Config:
+    # Field values outside these belong to architectures that are not built here.
+    _supported = {}
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        """Reads the known fields of a checkpoint's config; raises CheckpointError on others' values."""
+        for name, allowed in cls._supported.items():
+            if name in config and config[name] not in allowed:
+                raise CheckpointError(
+                    f"{cls.__name__}: {name}={config[name]!r} is not supported; "
+                    f"Stable Diffusion 1.x and 2.x have {' or '.join(map(repr, allowed))}."
+                )
+        fields = {field.name for field in dataclasses.fields(cls)}
+        values = {k: _frozen(v) for k, v in config.items() if k in fields and v is not None}
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise CheckpointError(f"{cls.__name__}: {error}.") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextEncoderConfig(_Config):
+    """`text_encoder/config.json` of a CLIPTextModel."""
+
+    vocab_size: int = 49408
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12  # SD 2.x stores 23 of OpenCLIP-H's 24: its penultimate layer
+    num_attention_heads: int = 12
+    max_position_embeddings: int = 77
+    hidden_act: str = "quick_gelu"
+    layer_norm_eps: float = 1e-5
+
+    _supported = {"hidden_act": ("quick_gelu", "gelu")}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UNetConfig(_Config):
+    """`unet/config.json` of a UNet2DConditionModel."""
+
+    sample_size: int = 64
+    in_channels: int = 4
+    out_channels: int = 4
+    down_block_types: tuple[str, ...] = ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",)
+    up_block_types: tuple[str, ...] = ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3
+    block_out_channels: tuple[int, ...] = (320, 640, 1280, 1280)
+    layers_per_block: int = 2
+    cross_attention_dim: int = 768
+    attention_head_dim: int | tuple[int, ...] = 8
+    num_attention_heads: int | tuple[int, ...] | None = None
+    norm_num_groups: int = 32
+    norm_eps: float = 1e-5
+    downsample_padding: int = 1
+    flip_sin_to_cos: bool = True
+    freq_shift: int = 0
+    use_linear_projection: bool = False
+    upcast_attention: bool = False
+
+    _supported = {
+        "act_fn": ("silu", "swish"),
+        "mid_block_type": ("UNetMidBlock2DCrossAttn",),
+        "mid_block_scale_factor": (1, 1.0),
+        "center_input_sample": (False,),
+        "only_cross_attention": (False,),
+        "dual_cross_attention": (False,),
+        "class_embed_type": (None,),
+        "num_class_embeds": (None,),
+        "addition_embed_type": (None,),
+        "encoder_hid_dim": (None,),
+        "time_cond_proj_dim": (None,),
+        "time_embedding_type": (None, "positional"),
+        "resnet_time_scale_shift": ("default",),
+        "transformer_layers_per_block": (1,),
+        "attention_type": (None, "default"),
+        "conv_in_kernel": (None, 3),
+        "conv_out_kernel": (None, 3),
+    }
+
+    def __post_init__(self):
+        known = {"CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"}
+        unknown = sorted({*self.down_block_types, *self.up_block_types} - known)
+        if unknown:
+            raise CheckpointError(f"UNetConfig: block types {unknown} are not supported.")
+        levels = len(self.block_out_channels)
+        if {len(self.down_block_types), len(self.up_block_types), len(self.heads)} != {levels}:
+            raise CheckpointError("UNetConfig: block types, channels and heads differ in length.")
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Attention heads of each level, outermost first.
+
+        diffusers stores the number of heads under the name `attention_head_dim` (a slip it keeps
+        for the sake of published checkpoints); `num_attention_heads` wins where it is present.
+        """
+        heads = self.num_attention_heads or self.attention_head_dim
+        return heads if isinstance(heads, tuple) else (heads,) * len(self.block_out_channels)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VAEConfig(_Config):
+    """`vae/config.json` of an AutoencoderKL."""
+
+    in_channels: int = 3
+    out_channels: int = 3
+    latent_channels: int = 4
+    block_out_channels: tuple[int, ...] = (128, 256, 512, 512)
+    layers_per_block: int = 2
+    norm_num_groups: int = 32
+    scaling_factor: float = 0.18215
+
+    _supported = {
+        "act_fn": ("silu", "swish"),
+        "shift_factor": (None, 0, 0.0),
+        "mid_block_add_attention": (True,),
+        "use_quant_conv": (True,),
+        "use_post_quant_conv": (True,),
+    }
+
+    @property
+    def downscale(self) -> int:
+        """Pixels of the image along one side for each latent along that side (8 in SD)."""
+        return 2 ** (len(self.block_out_channels) - 1)

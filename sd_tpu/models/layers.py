@@ -1,0 +1,156 @@
+"""Layers that the UNet, the autoencoder and the text encoder share. Images are NHWC.
+
+`dtype` is that of the parameters and of the arithmetic around them; statistics of norms and the
+softmax of attention are always float32.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class GroupNorm(nnx.GroupNorm):
+    """Group normalization with float32 statistics, returned in the dtype of its input."""
+
+    def __init__(self, channels: int, groups: int, eps: float, *, dtype, rngs: nnx.Rngs):
+        super().__init__(
+            channels,
+            num_groups=groups,
+            epsilon=eps,
+            use_fast_variance=False,  # E[x^2] - E[x]^2 loses digits where the mean is large
+            dtype=jnp.float32,
+            param_dtype=dtype,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalizes x [..., C] over its groups of channels."""
+        return super().__call__(x).astype(x.dtype)
+
+
+class LayerNorm(nnx.LayerNorm):
+    """Layer normalization with float32 statistics, returned in the dtype of its input."""
+
+    def __init__(self, features: int, eps: float = 1e-5, *, dtype, rngs: nnx.Rngs):
+        super().__init__(
+            features,
+            epsilon=eps,
+            use_fast_variance=False,
+            dtype=jnp.float32,
+            param_dtype=dtype,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalizes x [..., C] over its last axis."""
+        return super().__call__(x).astype(x.dtype)
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> nnx.Linear:
+    """A dense layer [..., inputs] -> [..., outputs] in one dtype."""
+    return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
+
+
+def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None, dtype,
+         rngs: nnx.Rngs) -> nnx.Conv:
+    """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side."""
+    if padding is None:
+        padding = kernel // 2
+    if isinstance(padding, int):
+        padding = ((padding, padding), (padding, padding))
+    return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
+                    dtype=dtype, param_dtype=dtype, rngs=rngs)
+
+
+class Downsample(nnx.Module):
+    """Halves height and width. The autoencoder pads only below and to the right."""
+
+    def __init__(self, channels: int, padding, *, dtype, rngs: nnx.Rngs):
+        self.conv = conv(channels, channels, strides=2, padding=padding, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, H, W, C] -> [B, H/2, W/2, C]."""
+        return self.conv(x)
+
+
+class Upsample(nnx.Module):
+    """Doubles height and width by nearest neighbour, then convolves."""
+
+    def __init__(self, channels: int, *, dtype, rngs: nnx.Rngs):
+        self.conv = conv(channels, channels, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, H, W, C] -> [B, 2H, 2W, C]."""
+        return self.conv(x.repeat(2, axis=1).repeat(2, axis=2))
+
+
+class ResnetBlock(nnx.Module):
+    """Two normalized convolutions around a residual, shifted by a time embedding if there is one."""
+
+    def __init__(self, inputs: int, outputs: int, *, groups: int, eps: float,
+                 time_channels: int | None = None, dtype, rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        self.norm1 = GroupNorm(inputs, groups, eps, **layer)
+        self.conv1 = conv(inputs, outputs, **layer)
+        if time_channels is not None:
+            self.time_emb_proj = linear(time_channels, outputs, **layer)
+        self.norm2 = GroupNorm(outputs, groups, eps, **layer)
+        self.conv2 = conv(outputs, outputs, **layer)
+        if inputs != outputs:
+            self.conv_shortcut = conv(inputs, outputs, 1, **layer)
+
+    def __call__(self, x: jax.Array, time: jax.Array | None = None) -> jax.Array:
+        """x [B, H, W, inputs], time [B, time_channels] or None -> [B, H, W, outputs]."""
+        h = self.conv1(nnx.silu(self.norm1(x)))
+        if time is not None:
+            h += self.time_emb_proj(nnx.silu(time))[:, None, None, :]
+        h = self.conv2(nnx.silu(self.norm2(h)))
+        return h + (self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x)
+
+
+class Attention(nnx.Module):
+    """Multi-head attention of tokens to a context, or to themselves.
+
+    With `groups` it is the autoencoder's form: a group norm first and a residual around it.
+    """
+
+    def __init__(self, channels: int, context_channels: int, heads: int, *, bias: bool = False,
+                 groups: int | None = None, eps: float = 1e-6, upcast: bool = False, dtype,
+                 rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        self.heads, self.upcast = heads, upcast
+        if groups is not None:
+            self.group_norm = GroupNorm(channels, groups, eps, **layer)
+        self.to_q = linear(channels, channels, bias=bias, **layer)
+        self.to_k = linear(context_channels, channels, bias=bias, **layer)
+        self.to_v = linear(context_channels, channels, bias=bias, **layer)
+        self.to_out = nnx.List([linear(channels, channels, **layer)])
+
+    def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
+        """x [B, N, channels], context [B, M, context_channels] (x itself if None) -> like x."""
+        normed = self.group_norm(x) if hasattr(self, "group_norm") else x
+        context = normed if context is None else context
+        q, k, v = self.to_q(normed), self.to_k(context), self.to_v(context)
+        if self.upcast:
+            q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+        out = self.to_out[0](attention(q, k, v, self.heads))
+        return x + out if hasattr(self, "group_norm") else out
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
+              causal: bool = False) -> jax.Array:
+    """softmax(q k^T / sqrt(head size)) v with a float32 softmax.
+
+    q [B, N, C], k and v [B, M, C], C = heads * head size -> [B, N, C] in v's dtype.
+    """
+    split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v.astype(q.dtype))]
+    out = jax.nn.dot_product_attention(*split, is_causal=causal)
+    return out.reshape(q.shape).astype(v.dtype)
+
+
+ACTIVATIONS = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+}

@@ -1,0 +1,248 @@
+"""The denoising UNet of Stable Diffusion 1.x and 2.x (Rombach et al. 2021, arXiv:2112.10752)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sd_tpu.config import UNetConfig
+from sd_tpu.models.layers import (
+    ACTIVATIONS,
+    Attention,
+    Downsample,
+    GroupNorm,
+    LayerNorm,
+    ResnetBlock,
+    Upsample,
+    conv,
+    linear,
+)
+
+
+class UNet2DConditionModel(nnx.Module):
+    """Predicts the noise (or velocity, or image) in latents, given a timestep and a text."""
+
+    def __init__(self, config: UNetConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.config, self.dtype = config, dtype
+        layer = dict(dtype=dtype, rngs=rngs)
+        channels = config.block_out_channels
+        time_channels = 4 * channels[0]
+
+        def block(attends: bool, level: int, widths, **ends):
+            return Block(config, widths, channels[level], time_channels,
+                         heads=config.heads[level] if attends else None, **ends, **layer)
+
+        self.conv_in = conv(config.in_channels, channels[0], **layer)
+        self.time_embedding = TimestepEmbedding(channels[0], time_channels, **layer)
+
+        last = len(channels) - 1
+        self.down_blocks = nnx.List()
+        skips = [channels[0]]
+        for level, kind in enumerate(config.down_block_types):
+            widths = [skips[-1]] + [channels[level]] * (config.layers_per_block - 1)
+            self.down_blocks.append(
+                block(kind.startswith("CrossAttn"), level, widths, downsample=level < last)
+            )
+            skips += [channels[level]] * (config.layers_per_block + (level < last))
+
+        self.mid_block = MidBlock(config, channels[-1], time_channels, **layer)
+
+        self.up_blocks = nnx.List()
+        width = channels[-1]
+        for level, kind in zip(range(last, -1, -1), config.up_block_types, strict=True):
+            widths = []
+            for _ in range(config.layers_per_block + 1):
+                widths.append(width + skips.pop())
+                width = channels[level]
+            self.up_blocks.append(
+                block(kind.startswith("CrossAttn"), level, widths, upsample=level > 0)
+            )
+
+        self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps, **layer)
+        self.conv_out = conv(channels[0], config.out_channels, **layer)
+
+    def __call__(self, latents: jax.Array, timesteps: jax.Array, text: jax.Array) -> jax.Array:
+        """Predicts the model output for a batch in which every image has its own timestep.
+
+        Args:
+            latents: [B, h, w, in_channels].
+            timesteps: [B], in steps of the training schedule, fractions allowed.
+            text: [B, L, cross_attention_dim] text embeddings.
+
+        Returns:
+            [B, h, w, out_channels] float32.
+        """
+        config = self.config
+        time = timestep_encoding(timesteps, config.block_out_channels[0],
+                                 config.flip_sin_to_cos, config.freq_shift)
+        time = self.time_embedding(time.astype(self.dtype))
+        text = text.astype(self.dtype)
+        x = self.conv_in(latents.astype(self.dtype))
+        skips = [x]
+        for block in self.down_blocks:
+            x, outputs = block.down(x, time, text)
+            skips += outputs
+        x = self.mid_block(x, time, text)
+        for block in self.up_blocks:
+            x = block.up(x, time, text, skips)
+        return self.conv_out(nnx.silu(self.conv_norm_out(x))).astype(jnp.float32)
+
+
+def timestep_encoding(timesteps: jax.Array, size: int, flip_sin_to_cos: bool,
+                      freq_shift: float) -> jax.Array:
+    """Sinusoids of a timestep (Ho et al. 2020, arXiv:2006.11239): [B] -> [B, size] float32."""
+    half = size // 2
+    frequencies = jnp.exp(-jnp.log(10000.0) * jnp.arange(half) / (half - freq_shift))
+    angles = timesteps.astype(jnp.float32)[:, None] * frequencies
+    waves = (jnp.cos(angles), jnp.sin(angles)) if flip_sin_to_cos else (jnp.sin(angles), jnp.cos(angles))
+    return jnp.concatenate(waves, axis=-1)
+
+
+class TimestepEmbedding(nnx.Module):
+    """Two dense layers on the sinusoids."""
+
+    def __init__(self, inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs):
+        self.linear_1 = linear(inputs, outputs, dtype=dtype, rngs=rngs)
+        self.linear_2 = linear(outputs, outputs, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, inputs] -> [B, outputs]."""
+        return self.linear_2(nnx.silu(self.linear_1(x)))
+
+
+class Block(nnx.Module):
+    """Any level of the UNet but the middle: resnets, each followed by attention if `heads` is set,
+    then a change of resolution if there is one.
+
+    `widths` are the input channels of the resnets; on the way up they count the skip as well.
+    """
+
+    def __init__(self, config: UNetConfig, widths: list[int], channels: int, time_channels: int, *,
+                 heads: int | None, downsample: bool = False, upsample: bool = False, dtype,
+                 rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        norm = dict(groups=config.norm_num_groups, eps=config.norm_eps)
+        self.resnets = nnx.List([
+            ResnetBlock(width, channels, time_channels=time_channels, **norm, **layer)
+            for width in widths
+        ])
+        if heads is not None:
+            self.attentions = nnx.List(
+                [Transformer2DModel(config, channels, heads, **layer) for _ in widths]
+            )
+        if downsample:
+            self.downsamplers = nnx.List(
+                [Downsample(channels, config.downsample_padding, **layer)]
+            )
+        if upsample:
+            self.upsamplers = nnx.List([Upsample(channels, **layer)])
+
+    def _layer(self, i: int, x: jax.Array, time: jax.Array, text: jax.Array) -> jax.Array:
+        x = self.resnets[i](x, time)
+        return self.attentions[i](x, text) if hasattr(self, "attentions") else x
+
+    def down(self, x: jax.Array, time: jax.Array, text: jax.Array):
+        """x [B, h, w, widths[0]] -> (x at the next resolution, the outputs to skip across)."""
+        outputs = []
+        for i in range(len(self.resnets)):
+            x = self._layer(i, x, time, text)
+            outputs.append(x)
+        if hasattr(self, "downsamplers"):
+            x = self.downsamplers[0](x)
+            outputs.append(x)
+        return x, outputs
+
+    def up(self, x: jax.Array, time: jax.Array, text: jax.Array,
+           skips: list[jax.Array]) -> jax.Array:
+        """x [B, h, w, C] -> x at the next resolution; takes its skips from the end of the list."""
+        for i in range(len(self.resnets)):
+            x = self._layer(i, jnp.concatenate([x, skips.pop()], axis=-1), time, text)
+        return self.upsamplers[0](x) if hasattr(self, "upsamplers") else x
+
+
+class MidBlock(nnx.Module):
+    """Resnet, attention, resnet at the lowest resolution."""
+
+    def __init__(self, config: UNetConfig, channels: int, time_channels: int, *, dtype,
+                 rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        norm = dict(groups=config.norm_num_groups, eps=config.norm_eps)
+        self.resnets = nnx.List([
+            ResnetBlock(channels, channels, time_channels=time_channels, **norm, **layer)
+            for _ in range(2)
+        ])
+        self.attentions = nnx.List([Transformer2DModel(config, channels, config.heads[-1], **layer)])
+
+    def __call__(self, x: jax.Array, time: jax.Array, text: jax.Array) -> jax.Array:
+        """[B, h, w, C] -> [B, h, w, C]."""
+        x = self.resnets[0](x, time)
+        return self.resnets[1](self.attentions[0](x, text), time)
+
+
+class Transformer2DModel(nnx.Module):
+    """A transformer block over the pixels of a feature map, projected in and out, with residual."""
+
+    def __init__(self, config: UNetConfig, channels: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        self.norm = GroupNorm(channels, config.norm_num_groups, 1e-6, **layer)
+        # The two projections do the same; checkpoints differ in how they store the weight.
+        project = linear if config.use_linear_projection else _conv1x1
+        self.proj_in = project(channels, channels, **layer)
+        self.transformer_blocks = nnx.List([TransformerBlock(config, channels, heads, **layer)])
+        self.proj_out = project(channels, channels, **layer)
+
+    def __call__(self, x: jax.Array, text: jax.Array) -> jax.Array:
+        """x [B, h, w, C], text [B, L, cross_attention_dim] -> like x."""
+        h = self.proj_in(self.norm(x))
+        h = self.transformer_blocks[0](h.reshape(h.shape[0], -1, h.shape[-1]), text)
+        return x + self.proj_out(h.reshape(x.shape))
+
+
+def _conv1x1(inputs: int, outputs: int, **layer) -> nnx.Conv:
+    return conv(inputs, outputs, 1, **layer)
+
+
+class TransformerBlock(nnx.Module):
+    """Self-attention, attention to the text, feed-forward; each normed first, with residual."""
+
+    def __init__(self, config: UNetConfig, channels: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        upcast = config.upcast_attention
+        self.norm1 = LayerNorm(channels, **layer)
+        self.attn1 = Attention(channels, channels, heads, upcast=upcast, **layer)
+        self.norm2 = LayerNorm(channels, **layer)
+        self.attn2 = Attention(channels, config.cross_attention_dim, heads, upcast=upcast, **layer)
+        self.norm3 = LayerNorm(channels, **layer)
+        self.ff = FeedForward(channels, **layer)
+
+    def __call__(self, x: jax.Array, text: jax.Array) -> jax.Array:
+        """x [B, N, C], text [B, L, cross_attention_dim] -> like x."""
+        x = x + self.attn1(self.norm1(x))
+        x = x + self.attn2(self.norm2(x), text)
+        return x + self.ff(self.norm3(x))
+
+
+class FeedForward(nnx.Module):
+    """GEGLU (Shazeer 2020, arXiv:2002.05202) with four times the channels inside."""
+
+    def __init__(self, channels: int, *, dtype, rngs: nnx.Rngs):
+        # Checkpoints number the layers of a PyTorch Sequential; its number 1 is a dropout.
+        self.net = nnx.Dict({
+            "0": GEGLU(channels, 4 * channels, dtype=dtype, rngs=rngs),
+            "2": linear(4 * channels, channels, dtype=dtype, rngs=rngs),
+        })
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., C] -> [..., C]."""
+        return self.net["2"](self.net["0"](x))
+
+
+class GEGLU(nnx.Module):
+    """A dense layer of which one half gates the other."""
+
+    def __init__(self, inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs):
+        self.proj = linear(inputs, 2 * outputs, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., inputs] -> [..., outputs]."""
+        x, gate = jnp.split(self.proj(x), 2, axis=-1)
+        return x * ACTIVATIONS["gelu"](gate)

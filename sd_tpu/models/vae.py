@@ -1,0 +1,132 @@
+"""The autoencoder of latent diffusion (Rombach et al. 2021, arXiv:2112.10752).
+
+The scaling factor lives in here: latents outside have about unit variance.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sd_tpu.config import VAEConfig
+from sd_tpu.models.layers import Attention, Downsample, GroupNorm, ResnetBlock, Upsample, conv
+
+EPS = 1e-6
+
+
+class AutoencoderKL(nnx.Module):
+    """Images [-1, 1] <-> latents at 1/8 of the size (for the four levels of SD)."""
+
+    def __init__(self, config: VAEConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.config, self.dtype = config, dtype
+        layer = dict(dtype=dtype, rngs=rngs)
+        moments = 2 * config.latent_channels
+        self.encoder = Encoder(config, **layer)
+        self.decoder = Decoder(config, **layer)
+        self.quant_conv = conv(moments, moments, 1, **layer)
+        self.post_quant_conv = conv(config.latent_channels, config.latent_channels, 1, **layer)
+
+    def encode(self, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and log-variance of the latents' normal distribution.
+
+        images [B, H, W, 3] in [-1, 1] -> two of [B, H/8, W/8, latent_channels] float32, the mean
+        scaled, the log-variance that of the scaled latents and clipped to [-30, 20] before that.
+        """
+        moments = self.quant_conv(self.encoder(images.astype(self.dtype))).astype(jnp.float32)
+        mean, logvar = jnp.split(moments, 2, axis=-1)
+        scale = self.config.scaling_factor
+        return mean * scale, jnp.clip(logvar, -30, 20) + 2 * jnp.log(scale)
+
+    def decode(self, latents: jax.Array) -> jax.Array:
+        """latents [B, h, w, latent_channels] -> images [B, 8h, 8w, 3] float32, about [-1, 1]."""
+        z = (latents / self.config.scaling_factor).astype(self.dtype)
+        return self.decoder(self.post_quant_conv(z)).astype(jnp.float32)
+
+
+class Level(nnx.Module):
+    """Resnets at one resolution, then a change of resolution if there is one."""
+
+    def __init__(self, config: VAEConfig, widths: list[int], channels: int, *,
+                 downsample: bool = False, upsample: bool = False, dtype, rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        norm = dict(groups=config.norm_num_groups, eps=EPS)
+        self.resnets = nnx.List([ResnetBlock(w, channels, **norm, **layer) for w in widths])
+        if downsample:
+            self.downsamplers = nnx.List([Downsample(channels, ((0, 1), (0, 1)), **layer)])
+        if upsample:
+            self.upsamplers = nnx.List([Upsample(channels, **layer)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, H, W, widths[0]] -> [B, H', W', channels]."""
+        for resnet in self.resnets:
+            x = resnet(x)
+        if hasattr(self, "downsamplers"):
+            x = self.downsamplers[0](x)
+        return self.upsamplers[0](x) if hasattr(self, "upsamplers") else x
+
+
+class MidBlock(nnx.Module):
+    """Resnet, single-head attention over the pixels, resnet."""
+
+    def __init__(self, config: VAEConfig, *, dtype, rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        groups, channels = config.norm_num_groups, config.block_out_channels[-1]
+        self.resnets = nnx.List(
+            [ResnetBlock(channels, channels, groups=groups, eps=EPS, **layer) for _ in range(2)]
+        )
+        self.attentions = nnx.List(
+            [Attention(channels, channels, 1, bias=True, groups=groups, eps=EPS, **layer)]
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, h, w, C] -> [B, h, w, C]."""
+        x = self.resnets[0](x)
+        x = self.attentions[0](x.reshape(x.shape[0], -1, x.shape[-1])).reshape(x.shape)
+        return self.resnets[1](x)
+
+
+class Encoder(nnx.Module):
+    """Images -> moments of the latents."""
+
+    def __init__(self, config: VAEConfig, *, dtype, rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        channels = config.block_out_channels
+        self.conv_in = conv(config.in_channels, channels[0], **layer)
+        self.down_blocks = nnx.List([
+            Level(config, [channels[max(i - 1, 0)]] + [width] * (config.layers_per_block - 1),
+                  width, downsample=i < len(channels) - 1, **layer)
+            for i, width in enumerate(channels)
+        ])
+        self.mid_block = MidBlock(config, **layer)
+        self.conv_norm_out = GroupNorm(channels[-1], config.norm_num_groups, EPS, **layer)
+        self.conv_out = conv(channels[-1], 2 * config.latent_channels, **layer)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, H, W, 3] -> [B, H/8, W/8, 2 * latent_channels]."""
+        x = self.conv_in(x)
+        for block in self.down_blocks:
+            x = block(x)
+        return self.conv_out(nnx.silu(self.conv_norm_out(self.mid_block(x))))
+
+
+class Decoder(nnx.Module):
+    """Latents -> images."""
+
+    def __init__(self, config: VAEConfig, *, dtype, rngs: nnx.Rngs):
+        layer = dict(dtype=dtype, rngs=rngs)
+        channels = config.block_out_channels[::-1]
+        self.conv_in = conv(config.latent_channels, channels[0], **layer)
+        self.mid_block = MidBlock(config, **layer)
+        self.up_blocks = nnx.List([
+            Level(config, [channels[max(i - 1, 0)]] + [width] * config.layers_per_block,
+                  width, upsample=i < len(channels) - 1, **layer)
+            for i, width in enumerate(channels)
+        ])
+        self.conv_norm_out = GroupNorm(channels[-1], config.norm_num_groups, EPS, **layer)
+        self.conv_out = conv(channels[-1], config.out_channels, **layer)
+
+    def __call__(self, z: jax.Array) -> jax.Array:
+        """[B, h, w, latent_channels] -> [B, 8h, 8w, 3]."""
+        x = self.mid_block(self.conv_in(z))
+        for block in self.up_blocks:
+            x = block(x)
+        return self.conv_out(nnx.silu(self.conv_norm_out(x)))

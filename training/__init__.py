@@ -1,0 +1,1 @@
+"""How the bundled model was made: data, autoencoder, text encoder and UNet, evaluation."""

@@ -1,0 +1,223 @@
+"""Captioned pictures without end: sprites placed on backgrounds, described in words."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from training import captions
+from training.captions import Scene
+from training.sprites import Sprites
+
+# Side of an object relative to the picture's, drawn evenly from these
+SCALES = {
+    "normal": (0.74, 0.78, 0.82, 0.86),
+    "small": (0.34, 0.38, 0.42),
+    "big": (0.98, 1.02, 1.06),
+}
+PAIR_SCALES = (0.42, 0.45, 0.48)
+TRIPLE_SCALES = (0.30, 0.32, 0.34)
+JITTER = 0.04  # largest shift of an object from its place, relative to the picture's side
+SPRITES_KEPT = 16_384  # resized sprites in memory: about 150 MB of them at 64x64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mix:
+    """Shares of the kinds of picture (their sum is 1), and chances of what any may have."""
+
+    single: float = 0.70
+    small: float = 0.075
+    big: float = 0.075
+    beside: float = 0.15  # two things, one to the left of the other
+    stacked: float = 0.0  # two things, one above the other
+    copies: float = 0.0  # two or three of one thing
+    upside_down: float = 0.0
+    gradient: float = 0.0  # chance of a background that changes from one colour to another
+    recoloured: float = 0.0  # chance that a single thing is painted
+    default_background: float = 0.25  # chance of captions.DEFAULT_BACKGROUND
+
+    def kinds(self) -> dict[str, float]:
+        """The shares by kind. Raises ValueError if their sum is not 1."""
+        names = ("single", "small", "big", "beside", "stacked", "copies", "upside_down")
+        shares = {name: getattr(self, name) for name in names}
+        if abs(sum(shares.values()) - 1) > 1e-6:
+            raise ValueError(f"the shares of a Mix add up to {sum(shares.values())}, not to 1")
+        return shares
+
+
+FIRST_MIX = Mix()
+WIDE_MIX = Mix(
+    single=0.45,
+    small=0.06,
+    big=0.06,
+    beside=0.17,
+    stacked=0.10,
+    copies=0.10,
+    upside_down=0.06,
+    gradient=0.10,
+    recoloured=0.15,
+)
+
+
+class Composer:
+    """Draws pictures of [size, size, 3] u8 with a caption and the facts behind it.
+
+    Everything random comes from the generator that is passed in: the same generator state
+    gives the same picture and words.
+    """
+
+    def __init__(self, sprites: Sprites, size: int = 64, mix: Mix = FIRST_MIX):
+        self.sprites = sprites
+        self.size = size
+        self.mix = mix
+        shares = mix.kinds()
+        self._kinds = list(shares)
+        self._limits = np.cumsum(list(shares.values()))
+        self._styles_of: dict[str, list[str]] = {}
+        self._concepts_in: dict[str, list[str]] = {}
+        self._index: dict[tuple[str, str], int] = {}
+        for index, key in enumerate(zip(sprites.concepts, sprites.styles)):
+            self._styles_of.setdefault(key[0], []).append(key[1])
+            self._concepts_in.setdefault(key[1], []).append(key[0])
+            self._index[key] = index
+        self._concepts = list(self._styles_of)
+        self._resized = functools.lru_cache(maxsize=SPRITES_KEPT)(self._resize)
+
+    def sample(self, rng: np.random.Generator) -> tuple[np.ndarray, str, dict]:
+        """One picture [size, size, 3] u8, its caption, and its Scene as a dictionary."""
+        scene = self.scene(rng)
+        picture = self.draw(scene, rng)
+        return picture, captions.caption(scene, rng), dict(vars(scene))
+
+    def batch(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, list[str]]:
+        """n pictures [n, size, size, 3] u8 and their captions."""
+        pictures = np.empty((n, self.size, self.size, 3), np.uint8)
+        texts = []
+        for index in range(n):
+            pictures[index], text, _ = self.sample(rng)
+            texts.append(text)
+        return pictures, texts
+
+    def scene(self, rng: np.random.Generator) -> Scene:
+        """Choose what to draw."""
+        kind = self._kinds[min(np.searchsorted(self._limits, rng.random()), len(self._kinds) - 1)]
+        concept = _pick(rng, self._concepts)
+        style = _pick(rng, self._styles_of[concept])
+        chosen = {"concepts": (concept,), "style": style, "background": self._background(rng)}
+        if rng.random() < self.mix.gradient:
+            chosen["gradient"] = _pick_other(rng, list(captions.BACKGROUNDS), chosen["background"])
+        if kind in ("beside", "stacked") and len(self._concepts_in[style]) > 1:
+            second = _pick_other(rng, self._concepts_in[style], concept)
+            relation = "left of" if kind == "beside" else "above"
+            return Scene(**chosen | {"concepts": (concept, second)}, count=2, relation=relation)
+        if kind == "copies" and not captions.is_uncountable(concept):
+            return Scene(**chosen, count=_pick(rng, (2, 3)))
+        if rng.random() < self.mix.recoloured:
+            chosen["paint"] = _pick(rng, list(captions.PAINTS))
+        size = kind if kind in ("small", "big") else "normal"
+        return Scene(**chosen, size=size, upside_down=kind == "upside_down")
+
+    def draw(self, scene: Scene, rng: np.random.Generator) -> np.ndarray:
+        """Draw `scene` [size, size, 3] u8, with small shifts of place and scale from rng."""
+        picture = self._canvas(scene)
+        centres, scales = _layout(scene)
+        pixels = round(self.size * _pick(rng, scales))
+        for index, (x, y) in enumerate(centres):
+            concept = scene.concepts[index % len(scene.concepts)]
+            sprite = self._resized(self._index[concept, scene.style], pixels)
+            if scene.upside_down:
+                sprite = sprite[::-1]
+            if scene.paint is not None:
+                sprite = paint(sprite, captions.PAINTS[scene.paint])
+            dx, dy = ((2 * rng.random() - 1) * JITTER for _ in range(2))
+            left, top = (round(self.size * place - pixels / 2) for place in (x + dx, y + dy))
+            over(picture, sprite, left, top)
+        return picture
+
+    def _background(self, rng: np.random.Generator) -> str:
+        if rng.random() < self.mix.default_background:
+            return captions.DEFAULT_BACKGROUND
+        return _pick_other(rng, list(captions.BACKGROUNDS), captions.DEFAULT_BACKGROUND)
+
+    def _canvas(self, scene: Scene) -> np.ndarray:
+        upper = np.array(captions.BACKGROUNDS[scene.background])
+        canvas = np.empty((self.size, self.size, 3), np.uint8)
+        if scene.gradient is None:
+            canvas[:] = upper
+        else:
+            lower = np.array(captions.BACKGROUNDS[scene.gradient])
+            weight = np.linspace(0, 1, self.size)[:, None, None]
+            canvas[:] = np.rint(upper * (1 - weight) + lower * weight)
+        return canvas
+
+    def _resize(self, index: int, pixels: int) -> np.ndarray:
+        return premultiplied(self.sprites.rgba[index], pixels)
+
+
+def premultiplied(rgba: np.ndarray, pixels: int) -> np.ndarray:
+    """Resize straight-alpha [S, S, 4] u8 to premultiplied [pixels, pixels, 4] u8, antialiased.
+
+    Colours are weighted by alpha before neighbours are averaged, so what hides under
+    transparent pixels (mostly black) never darkens an edge.
+    """
+    image = Image.fromarray(rgba).convert("RGBa")
+    return np.asarray(image.resize((pixels, pixels), Image.Resampling.HAMMING))
+
+
+def over(picture: np.ndarray, sprite: np.ndarray, left: int, top: int) -> None:
+    """Lay a premultiplied sprite [P, P, 4] u8 over picture [S, S, 3] u8, in place, clipped."""
+    height, width = picture.shape[:2]
+    x0, x1 = max(left, 0), min(left + sprite.shape[1], width)
+    y0, y1 = max(top, 0), min(top + sprite.shape[0], height)
+    if x0 >= x1 or y0 >= y1:
+        return
+    part = sprite[y0 - top : y1 - top, x0 - left : x1 - left]
+    seen = 255 - part[..., 3:].astype(np.uint16)
+    under = (picture[y0:y1, x0:x1] * seen + 127) // 255
+    picture[y0:y1, x0:x1] = np.minimum(part[..., :3] + under, 255)
+
+
+def paint(sprite: np.ndarray, colour: Sequence[int]) -> np.ndarray:
+    """Give a premultiplied sprite [P, P, 4] u8 another colour, keeping shades and grey parts.
+
+    The object's mean lightness becomes `colour`, darker parts go to black, lighter to white.
+    Parts without colour (wheels, windows) stay, unless nearly all of the object is grey.
+    """
+    alpha = sprite[..., 3:].astype(np.float32) / 255
+    straight = sprite[..., :3] / np.maximum(alpha, 1 / 255) / 255
+    low, high = straight.min(-1, keepdims=True), straight.max(-1, keepdims=True)
+    coloured = np.clip((high - low) * 4 - 0.4, 0, 1)
+    if (coloured * alpha).sum() < 0.3 * alpha.sum():
+        coloured = np.ones_like(coloured)
+    light = (low + high) / 2
+    middle = (light * coloured * alpha).sum() / (coloured * alpha).sum()
+    target = np.array(colour, np.float32) / 255
+    dark = target * np.clip(light / middle, 0, 1)
+    shade = dark + (1 - target) * 0.7 * np.clip((light - middle) / (1 - middle + 1e-6), 0, 1)
+    rgb = (straight + coloured * (shade - straight)) * alpha
+    return np.concatenate([np.rint(np.clip(rgb, 0, 1) * 255).astype(np.uint8), sprite[..., 3:]], -1)
+
+
+def _layout(scene: Scene) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...]]:
+    """The objects' centres, relative to the picture, and the scales to choose from."""
+    if scene.relation == "above":
+        return ((0.5, 0.26), (0.5, 0.74)), PAIR_SCALES
+    if scene.count == 2:
+        return ((0.26, 0.5), (0.74, 0.5)), PAIR_SCALES
+    if scene.count == 3:
+        return ((0.18, 0.5), (0.5, 0.5), (0.82, 0.5)), TRIPLE_SCALES
+    return ((0.5, 0.5),), SCALES[scene.size]
+
+
+def _pick(rng: np.random.Generator, options: Sequence):
+    return options[int(rng.random() * len(options))]
+
+
+def _pick_other(rng: np.random.Generator, options: Sequence, excluded):
+    """One of `options`, each with equal chance, but never `excluded`."""
+    while True:
+        option = _pick(rng, options)
+        if option != excluded:
+            return option

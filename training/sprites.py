@@ -1,0 +1,188 @@
+"""Openly licensed emoji drawings in four styles: fetched with npm, rendered, kept in a cache.
+
+Licences and sources are listed in assets/LICENSES.md.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+# style -> (npm package, version) of the drawings in that style
+SETS = {
+    "noto": ("@iconify-json/noto", "1.2.9"),
+    "noto-v1": ("@iconify-json/noto-v1", "1.2.5"),
+    "flat": ("@iconify-json/fluent-emoji-flat", "1.2.6"),
+    "3d": ("@iconify-json/fluent-emoji", "1.2.7"),
+}
+NAMES = ("unicode-emoji-json", "0.9.0")
+STYLES = tuple(SETS)
+
+RENDERING = 1  # part of the cache's key: raise it when the same drawings come out differently
+OVERSAMPLING = 2
+VISIBLE = 8  # fainter alpha than this, of 255, does not count as content
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sprites:
+    """Drawings cropped to their content and centred in a transparent square.
+
+    rgba [N, size, size, 4] u8, straight (not premultiplied) alpha; for each of the N its
+    concept, as people say it, and its style, one of STYLES.
+    """
+
+    rgba: np.ndarray
+    concepts: list[str]
+    styles: list[str]
+
+
+def cache_folder() -> Path:
+    """$SD_TPU_CACHE, or ~/.cache/sd_tpu/training."""
+    default = Path.home() / ".cache" / "sd_tpu" / "training"
+    return Path(os.environ.get("SD_TPU_CACHE", default))
+
+
+def download(cache: Path) -> None:
+    """Fetch the packages that are not in `cache` yet (about 20 MB in all) with npm."""
+    for package, version in (*SETS.values(), NAMES):
+        archive = _archive(cache, package, version)
+        if not archive.exists():
+            command = ["npm", "pack", "--silent", f"{package}@{version}"]
+            fetch([*command, "--pack-destination"], archive)
+
+
+def fetch(command: Sequence[str], target: Path) -> None:
+    """Run `command FOLDER`, which downloads a file of target's name, and move it to `target`.
+
+    The move comes last, so that a download cut short leaves nothing that looks complete.
+    Raises RuntimeError with the command's own words if it fails.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        done = subprocess.run([*command, folder], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        os.replace(Path(folder) / target.name, target)
+
+
+def read_names(cache: Path) -> dict[str, dict]:
+    """The Unicode emoji in their usual order: emoji -> {"name", "group", ...}."""
+    return _read_json(cache, *NAMES, "data-by-emoji.json")
+
+
+def read_slugs(cache: Path) -> dict[str, frozenset[str]]:
+    """style -> the names of its drawings, such as 'red-apple'; kept, as the sets are large."""
+    path = cache / f"slugs-{_digest(SETS)}.json"
+    if not path.exists():
+        slugs = {style: sorted(_read_set(cache, style)["icons"]) for style in STYLES}
+        _replace(path, lambda file: file.write(json.dumps(slugs).encode()))
+    return {style: frozenset(names) for style, names in json.loads(path.read_text()).items()}
+
+
+def render(cache: Path, concepts: Mapping[str, Sequence[str]], size: int = 96) -> Sprites:
+    """Draw every concept in every style that has it, or read what an earlier call drew.
+
+    concepts maps a name to slugs, the preferred one first; a style gives at most one sprite.
+    Raises ValueError if no style has a concept.
+    """
+    key = _digest([RENDERING, SETS, size, list(map(list, concepts.items()))])
+    path = cache / f"sprites-{size}-{key}.npz"
+    if not path.exists():
+        download(cache)
+        sprites = _render(cache, concepts, size)
+        _replace(path, lambda file: np.savez(file, **vars(sprites)))
+    with np.load(path) as file:
+        return Sprites(
+            rgba=file["rgba"],
+            concepts=file["concepts"].tolist(),
+            styles=file["styles"].tolist(),
+        )
+
+
+def fit(image: Image.Image, size: int) -> np.ndarray:
+    """Crop an RGBA image to its content and centre that, as large as it fits, in a square.
+
+    Returns [size, size, 4] u8. Raises ValueError if the image is empty.
+    """
+    box = image.getchannel("A").point(lambda alpha: 255 * (alpha >= VISIBLE)).getbbox()
+    if box is None:
+        raise ValueError("the drawing is empty")
+    scale = size / max(box[2] - box[0], box[3] - box[1])
+    width, height = (max(1, round(scale * (box[i + 2] - box[i]))) for i in (0, 1))
+    # Pillow premultiplies RGBA before it resamples: no dark fringes
+    content = image.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    square = Image.new("RGBA", (size, size))
+    square.paste(content, ((size - width) // 2, (size - height) // 2))
+    return np.asarray(square)
+
+
+def _render(cache: Path, concepts: Mapping[str, Sequence[str]], size: int) -> Sprites:
+    found = []  # (index of the concept, style, drawing), sorted by concept below
+    for style in STYLES:
+        icons = _read_set(cache, style)
+        for index, slugs in enumerate(concepts.values()):
+            slug = next((slug for slug in slugs if slug in icons["icons"]), None)
+            if slug is not None:
+                found.append((index, style, fit(_draw(icons, slug, size), size)))
+    names = list(concepts)
+    missing = sorted(set(range(len(names))) - {index for index, _, _ in found})
+    if missing:
+        raise ValueError(f"no style has {', '.join(names[index] for index in missing)}")
+    found.sort(key=lambda entry: entry[0])
+    return Sprites(
+        rgba=np.stack([drawing for _, _, drawing in found]),
+        concepts=[names[index] for index, _, _ in found],
+        styles=[style for _, style, _ in found],
+    )
+
+
+def _draw(icons: dict, slug: str, size: int) -> Image.Image:
+    import resvg_py  # only the first run draws: later ones, and the tests, go without it
+
+    icon = icons["icons"][slug]
+    left, top, width, height = (
+        icon.get(key, icons.get(key, default))
+        for key, default in (("left", 0), ("top", 0), ("width", 16), ("height", 16))
+    )
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="{left} {top} {width} {height}">{icon["body"]}</svg>'
+    )
+    pixels = OVERSAMPLING * size
+    png = resvg_py.svg_to_bytes(
+        svg_string=svg, width=pixels, height=pixels, skip_system_fonts=True
+    )
+    return Image.open(io.BytesIO(png)).convert("RGBA")
+
+
+def _read_set(cache: Path, style: str) -> dict:
+    return _read_json(cache, *SETS[style], "icons.json")
+
+
+def _read_json(cache: Path, package: str, version: str, name: str) -> dict:
+    with tarfile.open(_archive(cache, package, version)) as archive:
+        return json.load(archive.extractfile(f"package/{name}"))
+
+
+def _archive(cache: Path, package: str, version: str) -> Path:
+    return cache / f"{package.removeprefix('@').replace('/', '-')}-{version}.tgz"
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+
+
+def _replace(path: Path, write) -> None:
+    """Write a file beside `path` and rename it: readers never see half a file."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        write(file)
+    os.replace(file.name, path)
