@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from training import captions
-from training.captions import Scene
+from training.captions import Scene, pick
 from training.sprites import Sprites
 
 # Side of an object relative to the picture's, drawn evenly from these
@@ -103,8 +103,8 @@ class Composer:
     def scene(self, rng: np.random.Generator) -> Scene:
         """Choose what to draw."""
         kind = self._kinds[min(np.searchsorted(self._limits, rng.random()), len(self._kinds) - 1)]
-        concept = _pick(rng, self._concepts)
-        style = _pick(rng, self._styles_of[concept])
+        concept = pick(rng, self._concepts)
+        style = pick(rng, self._styles_of[concept])
         chosen = {"concepts": (concept,), "style": style, "background": self._background(rng)}
         if rng.random() < self.mix.gradient:
             chosen["gradient"] = _pick_other(rng, list(captions.BACKGROUNDS), chosen["background"])
@@ -112,10 +112,10 @@ class Composer:
             second = _pick_other(rng, self._concepts_in[style], concept)
             relation = "left of" if kind == "beside" else "above"
             return Scene(**chosen | {"concepts": (concept, second)}, count=2, relation=relation)
-        if kind == "copies" and not captions.is_uncountable(concept):
-            return Scene(**chosen, count=_pick(rng, (2, 3)))
-        if rng.random() < self.mix.recoloured:
-            chosen["paint"] = _pick(rng, list(captions.PAINTS))
+        if kind == "copies" and captions.is_countable(concept):
+            return Scene(**chosen, count=pick(rng, (2, 3)))
+        if rng.random() < self.mix.recoloured and concept not in captions.UNPAINTED:
+            chosen["paint"] = pick(rng, list(captions.PAINTS))
         size = kind if kind in ("small", "big") else "normal"
         return Scene(**chosen, size=size, upside_down=kind == "upside_down")
 
@@ -123,7 +123,7 @@ class Composer:
         """Draw `scene` [size, size, 3] u8, with small shifts of place and scale from rng."""
         picture = self._canvas(scene)
         centres, scales = _layout(scene)
-        pixels = round(self.size * _pick(rng, scales))
+        pixels = round(self.size * pick(rng, scales))
         for index, (x, y) in enumerate(centres):
             concept = scene.concepts[index % len(scene.concepts)]
             sprite = self._resized(self._index[concept, scene.style], pixels)
@@ -197,7 +197,8 @@ def paint(sprite: np.ndarray, colour: Sequence[int]) -> np.ndarray:
     dark = target * np.clip(light / middle, 0, 1)
     shade = dark + (1 - target) * 0.7 * np.clip((light - middle) / (1 - middle + 1e-6), 0, 1)
     rgb = (straight + coloured * (shade - straight)) * alpha
-    return np.concatenate([np.rint(np.clip(rgb, 0, 1) * 255).astype(np.uint8), sprite[..., 3:]], -1)
+    rgb = np.rint(np.clip(rgb, 0, 1) * 255).astype(np.uint8)
+    return np.concatenate([rgb, sprite[..., 3:]], -1)
 
 
 def _layout(scene: Scene) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...]]:
@@ -211,13 +212,9 @@ def _layout(scene: Scene) -> tuple[tuple[tuple[float, float], ...], tuple[float,
     return ((0.5, 0.5),), SCALES[scene.size]
 
 
-def _pick(rng: np.random.Generator, options: Sequence):
-    return options[int(rng.random() * len(options))]
-
-
 def _pick_other(rng: np.random.Generator, options: Sequence, excluded):
     """One of `options`, each with equal chance, but never `excluded`."""
     while True:
-        option = _pick(rng, options)
+        option = pick(rng, options)
         if option != excluded:
             return option

@@ -1,6 +1,6 @@
 """The CLIP tokenizer's files, derived from the byte-pair merges inside open-clip-torch (MIT).
 
-    python -m training.tokenizer assets/model/tokenizer
+Run as `python -m training.tokenizer assets/model/tokenizer`.
 """
 
 import gzip

@@ -11,23 +11,30 @@ import jax.numpy as jnp
 from flax import nnx
 
 
-class GroupNorm(nnx.GroupNorm):
-    """Group normalization with float32 statistics, returned in the dtype of its input."""
+class GroupNorm(nnx.Module):
+    """Group normalization (Wu and He 2018, arXiv:1803.08494) with float32 statistics.
+
+    Sums run over pixels first and over the channels of a group last: the large reduction then
+    keeps the channels in the vector lanes, which is several times faster than the usual reshape.
+    """
 
     def __init__(self, channels: int, groups: int, eps: float, *, dtype, rngs: nnx.Rngs):
-        super().__init__(
-            channels,
-            num_groups=groups,
-            epsilon=eps,
-            use_fast_variance=False,  # E[x^2] - E[x]^2 loses digits where the mean is large
-            dtype=jnp.float32,
-            param_dtype=dtype,
-            rngs=rngs,
-        )
+        self.groups, self.eps = groups, eps
+        self.scale = nnx.Param(jnp.ones(channels, dtype))
+        self.bias = nnx.Param(jnp.zeros(channels, dtype))
+
+    def _group_mean(self, x: jax.Array) -> jax.Array:
+        """[B, ..., C] -> [B, 1..., C]: the mean over pixels and over each channel's group."""
+        pixels = jnp.mean(x, axis=range(1, x.ndim - 1), keepdims=True)
+        groups = pixels.reshape(*pixels.shape[:-1], self.groups, -1)
+        return jnp.broadcast_to(groups.mean(-1, keepdims=True), groups.shape).reshape(pixels.shape)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalizes x [..., C] over its groups of channels."""
-        return super().__call__(x).astype(x.dtype)
+        """Normalizes x [B, ..., C] over its pixels and groups of channels; keeps its dtype."""
+        centered = x.astype(jnp.float32)
+        centered -= self._group_mean(centered)
+        gain = jax.lax.rsqrt(self._group_mean(jnp.square(centered)) + self.eps)
+        return (centered * (gain * self.scale) + self.bias).astype(x.dtype)
 
 
 class LayerNorm(nnx.LayerNorm):

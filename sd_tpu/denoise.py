@@ -1,0 +1,332 @@
+"""The slots and the three compiled programs: encode, advance, decode.
+
+A slot holds one image on its way. Slots agree on nothing but the image size: each has its own
+sampler table, step, guidance and random key, all of them data. Every array leads with the slot
+axis, which is divided over the devices; weights are on each device whole. The functions at module
+level see one device's share; `Programs` maps them over the mesh and compiles them, once each.
+"""
+
+import dataclasses
+from collections import Counter
+from functools import partial
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh
+
+from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.models import AutoencoderKL, CLIPTextModel, UNet2DConditionModel
+from sd_tpu.samplers import COLUMNS, HISTORY, Table
+from sd_tpu.sharding import REPLICATED, SPLIT, replicated, split
+from sd_tpu.tokenizer import LENGTH
+from sd_tpu.weights import Params, abstract_params
+
+MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
+NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
+
+
+@flax.struct.dataclass
+class Slots:
+    """Images on their way; S slots, latents [h, w, C], table rows as `samplers.COLUMNS`."""
+
+    latents: jax.Array  # [S, h, w, C] f32
+    history: jax.Array  # [S, HISTORY, h, w, C] f32, newest first
+    clean: jax.Array  # [S, h, w, C] f32: the last step's estimate of the finished latents
+    text: jax.Array  # [S, 2, L, D]: embeddings of the negative prompt and of the prompt
+    guidance: jax.Array  # [S] f32
+    rows: jax.Array  # [S, MAX_ROWS, len(COLUMNS)] f32
+    row: jax.Array  # [S] i32: the next row
+    end: jax.Array  # [S] i32: rows of this image; row == end is an idle slot
+    key: jax.Array  # [S, 2] u32
+
+
+@flax.struct.dataclass
+class Arrivals:
+    """What `encode` puts into slots. Where `fresh` is false the rest is ignored.
+
+    The first latents are `start + spread * noise`: pure noise from a seed (start 0), latents that
+    were given (spread 0), or a picture under noise.
+    """
+
+    fresh: jax.Array  # [S] bool
+    ids: jax.Array  # [S, 2, L] i32: the negative prompt and the prompt
+    guidance: jax.Array  # [S] f32
+    rows: jax.Array  # [S, MAX_ROWS, len(COLUMNS)] f32
+    end: jax.Array  # [S] i32
+    key: jax.Array  # [S, 2] u32
+    start: jax.Array  # [S, h, w, C] f32
+    spread: jax.Array  # [S] f32
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The three networks without their parameters, and how large their inputs are."""
+
+    text_encoder: nnx.GraphDef
+    unet: nnx.GraphDef
+    vae: nnx.GraphDef
+    text_config: TextEncoderConfig
+    unet_config: UNetConfig
+    vae_config: VAEConfig
+    dtype: jnp.dtype
+
+    @classmethod
+    def build(cls, text: TextEncoderConfig, unet: UNetConfig, vae: VAEConfig,
+              dtype) -> tuple["Models", Params]:
+        """The networks and the shapes of their parameters; nothing is allocated."""
+        classes = dict(text_encoder=(CLIPTextModel, text), unet=(UNet2DConditionModel, unet),
+                       vae=(AutoencoderKL, vae))
+
+        def shapes_of(module, config):
+            return nnx.eval_shape(lambda: module(config, dtype=dtype, rngs=nnx.Rngs(0)))
+
+        modules = {name: shapes_of(*parts) for name, parts in classes.items()}
+        graphs = {name: nnx.graphdef(module) for name, module in modules.items()}
+        params = {name: abstract_params(module) for name, module in modules.items()}
+        return cls(**graphs, text_config=text, unet_config=unet, vae_config=vae,
+                   dtype=jnp.dtype(dtype)), params
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
+        # The UNet halves the latents at every level but the last and must return to their size.
+        unit = self.vae_config.downscale * 2 ** (len(self.unet_config.block_out_channels) - 1)
+        if min(height, width) < unit or height % unit or width % unit:
+            raise ValueError(
+                f"A picture of {width}x{height} is not possible: this model makes pictures whose "
+                f"sides are multiples of {unit}."
+            )
+        scale = self.vae_config.downscale
+        return height // scale, width // scale, self.unet_config.in_channels
+
+
+# --- one device's share -------------------------------------------------------------------------
+
+
+def empty_slots(models: Models, count: int, latent_shape: tuple[int, int, int]) -> Slots:
+    """Idle slots."""
+    latents = jnp.zeros((count, *latent_shape), jnp.float32)
+    return Slots(
+        latents=latents,
+        history=jnp.zeros((count, HISTORY, *latent_shape), jnp.float32),
+        clean=latents,
+        text=jnp.zeros((count, 2, LENGTH, models.text_config.hidden_size), models.dtype),
+        guidance=jnp.zeros(count, jnp.float32),
+        rows=jnp.zeros((count, MAX_ROWS, len(COLUMNS)), jnp.float32),
+        row=jnp.zeros(count, jnp.int32),
+        end=jnp.zeros(count, jnp.int32),
+        key=jnp.zeros((count, 2), jnp.uint32),
+    )
+
+
+def encode_slots(models: Models, params: Params, slots: Slots, arrivals: Arrivals) -> Slots:
+    """Fills the fresh slots: text embeddings, first latents, table; leaves the others alone."""
+    encoder = nnx.merge(models.text_encoder, params["text_encoder"])
+    order = jnp.argsort(~arrivals.fresh, stable=True)
+
+    def one(i, text):
+        return text.at[order[i]].set(encoder(arrivals.ids[order[i]]).astype(text.dtype))
+
+    text = lax.fori_loop(0, arrivals.fresh.sum(), one, slots.text)
+    noise = jax.vmap(partial(gaussian, shape=slots.latents.shape[1:]))(arrivals.key)
+    latents = arrivals.start + _column(arrivals.spread, noise) * noise
+    entering = Slots(
+        latents=latents,
+        history=jnp.zeros_like(slots.history),
+        clean=latents,
+        text=text,
+        guidance=arrivals.guidance,
+        rows=arrivals.rows,
+        row=jnp.zeros_like(slots.row),
+        end=arrivals.end,
+        key=arrivals.key,
+    )
+    return _where(arrivals.fresh, entering, slots)
+
+
+def advance_slots(models: Models, params: Params, slots: Slots, n, group: int) -> Slots:
+    """Takes up to n rows in every live slot, `group` slots at a time.
+
+    Live slots are packed to the front, so the number of groups that run is the least possible and
+    idle slots cost nothing. A slot's result does not depend on which others it is grouped with.
+    """
+    unet = nnx.merge(models.unet, params["unet"])
+    live = slots.row < slots.end
+    order = jnp.argsort(~live, stable=True)
+
+    def run(g, slots):
+        index = lax.dynamic_slice(order, (g * group,), (group,))
+        part = jax.tree.map(lambda x: x[index], slots)
+        left = jnp.max(part.end - part.row)
+        part = lax.fori_loop(0, jnp.minimum(n, left), lambda _, part: _take_row(unet, part), part)
+        changed = ("latents", "history", "clean", "row")
+        return slots.replace(
+            **{name: getattr(slots, name).at[index].set(getattr(part, name)) for name in changed}
+        )
+
+    return lax.fori_loop(0, (live.sum() + group - 1) // group, run, slots)
+
+
+def _take_row(unet: UNet2DConditionModel, slots: Slots) -> Slots:
+    """One row of each slot's table: an evaluation of the model and the affine update after it."""
+    live = slots.row < slots.end
+    rows = jnp.take_along_axis(slots.rows, slots.row[:, None, None], axis=1, mode="clip")[:, 0]
+    row = {name: _column(rows[:, i], slots.latents) for i, name in enumerate(COLUMNS)}
+    x = slots.latents
+    out = _guided(unet, row["c_in"] * x, rows[:, COLUMNS.index("t")], slots)
+    newest = row["u"] * x + row["v"] * out
+    history = jnp.concatenate([newest[:, None], slots.history[:, :-1]], axis=1)
+    keys = jax.vmap(jax.random.fold_in)(slots.key, slots.row)
+    noise = jax.vmap(partial(gaussian, shape=x.shape[1:]))(keys)
+    latents = row["a"] * x + row["s"] * noise
+    for k in range(HISTORY):
+        latents += row[f"b{k}"] * history[:, k]
+    stepped = slots.replace(latents=latents, history=history, row=slots.row + 1,
+                            clean=row["p"] * x + row["q"] * out)
+    return _where(live, stepped, slots)
+
+
+def _guided(unet: UNet2DConditionModel, x: jax.Array, t: jax.Array, slots: Slots) -> jax.Array:
+    """Classifier-free guidance (Ho and Salimans 2022, arXiv:2207.12598) in one doubled batch."""
+    text = jnp.concatenate([slots.text[:, NEGATIVE], slots.text[:, POSITIVE]])
+    out = unet(jnp.concatenate([x, x]), jnp.concatenate([t, t]), text)
+    negative, positive = jnp.split(out, 2)
+    return negative + _column(slots.guidance, x) * (positive - negative)
+
+
+def decode_slots(models: Models, params: Params, latents: jax.Array,
+                 wanted: jax.Array) -> jax.Array:
+    """Pictures [S, H, W, 3] uint8 of the latents [S, h, w, C] where `wanted` [S]; black elsewhere."""
+    vae = nnx.merge(models.vae, params["vae"])
+    order = jnp.argsort(~wanted, stable=True)
+    scale = models.vae_config.downscale
+    count, h, w, _ = latents.shape
+
+    def one(i, images):
+        image = vae.decode(latents[order[i]][None])[0]
+        pixels = jnp.round(jnp.clip(image / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
+        return images.at[order[i]].set(pixels)
+
+    images = jnp.zeros((count, h * scale, w * scale, 3), jnp.uint8)
+    return lax.fori_loop(0, wanted.sum(), one, images)
+
+
+def gaussian(key: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
+    """Standard normal latents (h, w, C), drawn as (C, h, w): the order of diffusers' latents."""
+    h, w, channels = shape
+    return jax.random.normal(key, (channels, h, w), jnp.float32).transpose(1, 2, 0)
+
+
+def _column(values: jax.Array, like: jax.Array) -> jax.Array:
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _where(condition: jax.Array, new: Slots, old: Slots) -> Slots:
+    return jax.tree.map(lambda a, b: jnp.where(_column(condition, b), a, b), new, old)
+
+
+# --- all devices --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """One image on its way into a slot, on the host."""
+
+    ids: np.ndarray  # [2, L] int32: the negative prompt and the prompt
+    table: Table
+    guidance: float
+    key: np.ndarray  # [2] uint32
+    latents: np.ndarray | None = None  # [h, w, C]: first latents of unit variance instead of noise
+
+
+class Programs:
+    """encode, advance and decode for one model and one image size, compiled over a mesh.
+
+    `traces` counts how often each was traced: once, whatever changes between calls.
+    """
+
+    def __init__(self, models: Models, mesh: Mesh, *, slots: int, height: int, width: int,
+                 group: int = 1, stacked: bool = False):
+        """Prepares the programs; the first call of each compiles it.
+
+        Args:
+            models: the networks.
+            mesh: the devices.
+            slots: how many, rounded up to a multiple of the devices times `group`.
+            height: of the pictures, in pixels.
+            width: of the pictures, in pixels.
+            group: slots that a device steps together, in one doubled batch.
+            stacked: parameters lead with a device axis, as flax's `replicate` leaves them.
+
+        Raises:
+            ValueError: the model cannot make pictures of this size.
+        """
+        self.models, self.mesh = models, mesh
+        self.latent_shape = models.latent_shape(height, width)
+        share = mesh.size * group
+        self.slots = -(-slots // share) * share
+        self.traces: Counter[str] = Counter()
+        params = SPLIT if stacked else REPLICATED
+        self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
+        self._advance = self._compile("advance", partial(advance_slots, group=group),
+                                      (params, SPLIT, REPLICATED), donate=1)
+        self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
+        self.stacked = stacked
+
+    def _compile(self, name: str, function, specs, donate=()):
+        def traced(params, *arguments):
+            self.traces[name] += 1
+            if self.stacked:
+                params = jax.tree.map(lambda x: x[0], params)
+            return function(self.models, params, *arguments)
+
+        # Varying-axes checking has no rule for loops whose trip count differs between devices.
+        mapped = jax.shard_map(traced, mesh=self.mesh, in_specs=specs, out_specs=SPLIT,
+                               check_vma=False)
+        return jax.jit(mapped, donate_argnums=donate)
+
+    def empty(self) -> Slots:
+        """Idle slots, divided over the devices."""
+        make = partial(empty_slots, self.models, self.slots, self.latent_shape)
+        return jax.jit(make, out_shardings=split(self.mesh))()
+
+    def encode(self, params: Params, slots: Slots, arrivals: dict[int, Arrival]) -> Slots:
+        """Puts images into the slots with these numbers. `slots` is given up (donated)."""
+        return self._encode(params, slots, self._gather(arrivals))
+
+    def advance(self, params: Params, slots: Slots, n: int) -> Slots:
+        """Takes up to n rows in every live slot. `slots` is given up (donated)."""
+        return self._advance(params, slots, jax.device_put(np.int32(n), replicated(self.mesh)))
+
+    def decode(self, params: Params, latents: jax.Array, wanted: np.ndarray) -> jax.Array:
+        """uint8 pictures [S, H, W, 3] of latents [S, h, w, C], drawn where `wanted` [S] is true."""
+        return self._decode(params, latents, jax.device_put(wanted, split(self.mesh)))
+
+    def _gather(self, entering: dict[int, Arrival]) -> Arrivals:
+        count = self.slots
+        host = Arrivals(
+            fresh=np.zeros(count, bool),
+            ids=np.zeros((count, 2, LENGTH), np.int32),
+            guidance=np.zeros(count, np.float32),
+            rows=np.zeros((count, MAX_ROWS, len(COLUMNS)), np.float32),
+            end=np.zeros(count, np.int32),
+            key=np.zeros((count, 2), np.uint32),
+            start=np.zeros((count, *self.latent_shape), np.float32),
+            spread=np.zeros(count, np.float32),
+        )
+        for i, arrival in entering.items():
+            table = arrival.table
+            host.fresh[i] = True
+            host.ids[i] = arrival.ids
+            host.guidance[i] = arrival.guidance
+            host.rows[i, : len(table.rows)] = table.rows
+            host.end[i] = len(table.rows)
+            host.key[i] = arrival.key
+            if arrival.latents is None:
+                host.spread[i] = table.init_noise_sigma
+            else:
+                host.start[i] = arrival.latents * table.init_noise_sigma
+        return jax.device_put(host, split(self.mesh))

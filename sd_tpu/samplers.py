@@ -1,0 +1,599 @@
+"""Samplers as tables: every scheduler is an affine recursion, so it is rows of numbers.
+
+One row is one evaluation of the model:
+
+    out = guided(model(c_in * x, t, text))
+    h   = u * x + v * out                          pushed onto a history of HISTORY, newest first
+    x   = a * x + b0 * h[0] + ... + b4 * h[4] + s * noise           (the x before this row)
+    the row's estimate of the clean latents = p * x + q * out       (the x before this row)
+
+x starts as `init_noise_sigma` times standard normal noise; after the last row it is the clean
+latents. Results, c_in and init_noise_sigma are those of diffusers' scheduler of the same name, so
+half of the samplers keep x at unit variance and half (Euler and its kin) let it grow with sigma.
+
+Four things vary independently: the noise schedule (`NoiseSchedule`), the spacing of the steps (a
+grid of levels), the method (a generator of rows) and what the model predicts (`Level.p` and `q`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from sd_tpu.config import CheckpointError
+
+HISTORY = 5  # PLMS reaches back five evaluations: its repeated second one is pushed as well
+COLUMNS = ("t", "c_in", "u", "v", "a", *(f"b{k}" for k in range(HISTORY)), "s", "p", "q")
+SPACINGS = ("leading", "linspace", "trailing", "karras", "exponential")
+TIME_SPACINGS = SPACINGS[:3]  # of timesteps; the others are of sigmas
+ZERO_SNR_ALPHA = 2.0**-24  # stands in for alphas_cumprod = 0 where something is divided by it
+
+
+class Level(NamedTuple):
+    """A noise level, where x = alpha * x0 + sigma * eps, and how the model is read there."""
+
+    t: float
+    alpha: float
+    sigma: float
+    c_in: float  # c_in * x has unit variance, as the model expects
+    p: float  # x0 = p * x + q * out
+    q: float
+
+    @property
+    def log_snr(self) -> float:
+        """The lambda of the DPM-Solver papers."""
+        return math.log(self.alpha / self.sigma)
+
+
+Moves = list[tuple[Level, Level]]  # where each step begins and where it leads
+
+
+class Row(NamedTuple):
+    """A method's part of a table row: x = a * x + sum of b[k] * h[k] + s * noise."""
+
+    step: int
+    at: Level
+    a: float
+    b: Iterable[float]
+    s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NoiseSchedule:
+    """How noise was mixed in at training, and what the config says about taking it out again.
+
+    The fields are named as in the config. None leaves a choice to the sampler. `clip_sample` has no
+    field: diffusers' Stable Diffusion pipelines force it off.
+    """
+
+    alphas_cumprod: np.ndarray  # float64 [T]
+    prediction_type: str = "epsilon"
+    scheduler: str | None = None  # the config's _class_name
+    timestep_spacing: str | None = None
+    sigma_spacing: str | None = None  # use_karras_sigmas, use_exponential_sigmas
+    steps_offset: int = 0
+    set_alpha_to_one: bool | None = None
+    final_sigmas_type: str = "zero"
+    lower_order_final: bool | None = None
+    euler_at_final: bool = False
+    variance_type: str = "fixed_small"
+    original_inference_steps: int = 50
+    timestep_scaling: float = 10.0
+
+    @classmethod
+    def from_config(cls, scheduler_config: dict[str, Any]) -> Self:
+        """Reads diffusers' `scheduler_config.json`.
+
+        Raises:
+            CheckpointError: a value is unknown, or asks for what a table cannot hold.
+        """
+        config = {name: value for name, value in scheduler_config.items() if value is not None}
+        for name, allowed in _SUPPORTED.items():
+            if name in config and config[name] not in allowed:
+                raise CheckpointError(
+                    f"The scheduler's {name}={config[name]!r} is not supported; "
+                    f"expected {' or '.join(map(repr, allowed))}."
+                )
+        # diffusers, so training too, rounded these to float32, which shows in 1 - alphas_cumprod
+        alphas_cumprod = np.cumprod(1 - _betas(config), dtype=np.float64)
+        alphas_cumprod = alphas_cumprod.astype(np.float32).astype(np.float64)
+        if config.get("rescale_betas_zero_snr"):  # https://arxiv.org/abs/2305.08891, algorithm 1
+            root = np.sqrt(alphas_cumprod)
+            alphas_cumprod = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
+        sigma_spacings = [s for s in SPACINGS[3:] if config.get(f"use_{s}_sigmas")]
+        if len(sigma_spacings) > 1:
+            raise CheckpointError("The scheduler asks for Karras and exponential sigmas at once.")
+        fields = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
+        fields["alphas_cumprod"] = alphas_cumprod
+        fields["scheduler"] = config.get("_class_name", "").removeprefix("Flax") or None
+        fields["sigma_spacing"] = sigma_spacings[0] if sigma_spacings else None
+        return cls(**fields)
+
+    @property
+    def sigmas(self) -> np.ndarray:
+        """Noise over signal at each training timestep, float64 [T]; finite at zero terminal SNR."""
+        signal = np.where(self.alphas_cumprod > 0, self.alphas_cumprod, ZERO_SNR_ALPHA)
+        return np.sqrt((1 - signal) / signal)
+
+    def level(self, t: float, alpha: float, sigma: float) -> Level:
+        """The level x = alpha * x0 + sigma * eps. All that prediction types differ in is here."""
+        c_in = 1 / math.hypot(alpha, sigma)
+        match self.prediction_type:
+            case "epsilon":
+                alpha = alpha or math.sqrt(ZERO_SNR_ALPHA)  # pure noise says nothing about x0
+                p, q = 1 / alpha, -sigma / alpha
+            case "v_prediction":  # Salimans and Ho 2022, https://arxiv.org/abs/2202.00512
+                p, q = alpha * c_in**2, -sigma * c_in
+            case "sample":
+                p, q = 0.0, 1.0
+        return Level(float(t), alpha, sigma, c_in, p, q)
+
+    def level_at(self, t: int) -> Level:
+        """The level of a training timestep, at unit variance."""
+        signal = float(self.alphas_cumprod[t])
+        return self.level(t, math.sqrt(signal), math.sqrt(1 - signal))
+
+    def timestep(self, sigma: np.ndarray | float) -> np.ndarray | float:
+        """The fractional training timestep of a noise level, by interpolating log sigma."""
+        return np.interp(np.log(sigma), np.log(self.sigmas), np.arange(len(self.sigmas)))
+
+
+_SUPPORTED = {
+    "prediction_type": ("epsilon", "v_prediction", "sample"),
+    "beta_schedule": ("linear", "scaled_linear", "squaredcos_cap_v2"),
+    "timestep_spacing": TIME_SPACINGS,
+    "final_sigmas_type": ("zero", "sigma_min"),
+    "variance_type": ("fixed_small", "fixed_small_log", "fixed_large"),
+    "algorithm_type": ("dpmsolver++", "sde-dpmsolver++", "deis"),
+    "solver_type": ("midpoint", "bh2", "logrho"),
+    "timestep_type": ("discrete",),
+    "interpolation_type": ("linear",),
+    "lambda_min_clipped": (-math.inf, "-Infinity"),
+    "thresholding": (False,),  # divides by a quantile of the image, which is not affine
+    "predict_x0": (True,),
+    "disable_corrector": ([],),
+    "use_beta_sigmas": (False,),
+    "use_lu_lambdas": (False,),
+    "use_flow_sigmas": (False,),
+}
+
+
+def _betas(config: dict[str, Any]) -> np.ndarray:
+    if "trained_betas" in config:
+        return np.asarray(config["trained_betas"], np.float32)
+    missing = {"beta_schedule", "beta_start", "beta_end"} - config.keys()
+    if missing:
+        raise CheckpointError(f"The scheduler's config lacks {', '.join(sorted(missing))}.")
+    start, end, total = config["beta_start"], config["beta_end"], config.get("num_train_timesteps")
+    total = total or 1000
+    match config["beta_schedule"]:
+        case "linear":
+            return np.linspace(start, end, total).astype(np.float32)
+        case "scaled_linear":
+            return np.linspace(start**0.5, end**0.5, total).astype(np.float32) ** 2
+        case "squaredcos_cap_v2":  # https://arxiv.org/abs/2102.09672, equation 17
+            signal = np.cos((np.arange(total + 1) / total + 0.008) / 1.008 * np.pi / 2) ** 2
+            return np.minimum(1 - signal[1:] / signal[:-1], 0.999).astype(np.float32)
+
+
+# Grids: (schedule, steps, spacing, times) -> moves. `times` is the spacing of the timesteps, which
+# is `spacing` itself or, where that is one of sigmas, the one that sets the range of the sigmas.
+
+
+def _timesteps(schedule: NoiseSchedule, steps: int, times: str, points: int) -> np.ndarray:
+    """The timesteps, falling, that `steps` steps begin at, out of `points` on the whole way."""
+    total = len(schedule.alphas_cumprod)
+    match times:
+        case "leading":
+            timesteps = np.arange(points) * (total // points) + float(schedule.steps_offset)
+            return np.minimum(timesteps, total - 1)[::-1][:steps]
+        case "linspace":
+            return np.linspace(0, total - 1, points)[::-1][:steps]
+        case "trailing":
+            return np.round(total - np.arange(steps) * (total / steps)) - 1
+
+
+def _sigmas_between(first: float, last: float, steps: int, spacing: str) -> np.ndarray:
+    """A geometric series, or Karras et al. 2022 (https://arxiv.org/abs/2206.00364), eq. 5."""
+    if spacing == "exponential":
+        return np.geomspace(first, last, steps)
+    return np.linspace(first ** (1 / 7), last ** (1 / 7), steps) ** 7
+
+
+def _chain(levels: Iterable[Level]) -> Moves:
+    levels = list(levels)
+    return list(zip(levels[:-1], levels[1:], strict=True))
+
+
+def _strided(schedule, steps, spacing, times, *, to_one) -> Moves:
+    """Training timesteps. A step leads T // steps back, wherever the next one begins."""
+    to_one = to_one if schedule.set_alpha_to_one is None else schedule.set_alpha_to_one
+    end = schedule.level(0, 1.0, 0.0) if to_one else schedule.level_at(0)
+    stride = len(schedule.alphas_cumprod) // steps
+    timesteps = np.round(_timesteps(schedule, steps, times, steps)).astype(int)
+    leads = [schedule.level_at(t - stride) if t >= stride else end for t in timesteps]
+    return list(zip(map(schedule.level_at, timesteps), leads, strict=True))
+
+
+def _ancestral(schedule, steps, spacing, times) -> Moves:
+    """Training timesteps. A step leads to the next one and the last to the clean image."""
+    timesteps = np.round(_timesteps(schedule, steps, times, steps)).astype(int)
+    return _chain([*map(schedule.level_at, timesteps), schedule.level(0, 1.0, 0.0)])
+
+
+def _distilled(schedule, steps, spacing, times) -> Moves:
+    """A selection of the timesteps that a latent consistency model was distilled at."""
+    total, original = len(schedule.alphas_cumprod), schedule.original_inference_steps
+    if not steps <= original <= total:
+        raise ValueError(f"LCM takes at most {min(original, total)} steps here, not {steps}.")
+    chosen = np.floor(np.linspace(0, original, steps, endpoint=False)).astype(int)
+    timesteps = (original - chosen) * (total // original) - 1
+    return _chain([*map(schedule.level_at, timesteps), schedule.level(0, 1.0, 0.0)])
+
+
+def _growing(schedule, steps, spacing, times, *, whole_karras=False, sigma_min=False) -> Moves:
+    """Sigmas of fractional timesteps, x = x0 + sigma * eps: the k-diffusion samplers."""
+    timesteps = _timesteps(schedule, steps, times, steps)
+    sigmas = np.interp(timesteps, np.arange(len(schedule.sigmas)), schedule.sigmas)
+    if spacing != times:
+        sigmas = _sigmas_between(sigmas[0], sigmas[-1], steps, spacing)
+        timesteps = schedule.timestep(sigmas)
+        if whole_karras and spacing == "karras":
+            timesteps = np.round(timesteps)
+    end = schedule.sigmas[0] if sigma_min and schedule.final_sigmas_type == "sigma_min" else 0.0
+    pairs = zip([*timesteps, 0], [*sigmas.tolist(), float(end)], strict=True)
+    return _chain(schedule.level(t, 1.0, sigma) for t, sigma in pairs)
+
+
+def _solving(schedule, steps, spacing, times, *, sigma_min=False) -> Moves:
+    """Sigmas of whole timesteps, x at unit variance: DPM-Solver and its relatives."""
+    sigmas = schedule.sigmas
+    end = sigmas[0] if sigma_min or schedule.final_sigmas_type == "sigma_min" else 0.0
+    if spacing == times:
+        timesteps = np.round(_timesteps(schedule, steps, times, steps + 1))
+        sigmas = np.interp(timesteps, np.arange(len(sigmas)), sigmas)
+    else:
+        sigmas = _sigmas_between(sigmas[-1], sigmas[0], steps, spacing)
+        timesteps = schedule.timestep(sigmas)
+        # diffusers cuts exponential timesteps off, the first of them, T - 1 less rounding, as well
+        timesteps = np.round(timesteps) if spacing == "karras" else np.trunc(timesteps - 1e-6)
+    sigmas = np.append(sigmas, end)
+    alphas = 1 / np.sqrt(1 + sigmas**2)
+    columns = zip([*timesteps, 0], alphas.tolist(), (alphas * sigmas).tolist(), strict=True)
+    return _chain(schedule.level(*column) for column in columns)
+
+
+# Methods: (moves, schedule) -> rows. SAMPLERS says what the history of each holds.
+
+
+def _toward(here: Level, there: Level, eta: float = 0.0) -> tuple[float, float, float]:
+    """a, b, s of x = a * x + b * x0 + s * noise, exact if x0 stays what it is on the way.
+
+    DDIM's step, Song et al. 2020 (https://arxiv.org/abs/2010.02502), eq. 12; eta is the share of
+    fresh noise, 0 for none and 1 for ancestral sampling. Written with x0 it holds at any scale of
+    x: it is Euler's step too, and the first order of the DPM solvers.
+    """
+    shrink = there.sigma * here.alpha / (there.alpha * here.sigma)
+    fresh = eta**2 * max(0.0, 1 - shrink**2)
+    a = there.sigma * math.sqrt(1 - fresh) / here.sigma
+    return a, there.alpha - here.alpha * a, there.sigma * math.sqrt(fresh)
+
+
+def _one_step(moves: Moves, schedule: NoiseSchedule, eta: float = 0.0) -> Iterator[Row]:
+    """DDIM (https://arxiv.org/abs/2010.02502). On growing sigmas Euler and Euler ancestral, Karras
+    et al. 2022 (https://arxiv.org/abs/2206.00364) and k-diffusion."""
+    for i, (here, there) in enumerate(moves):
+        a, b, s = _toward(here, there, eta)
+        yield Row(i, here, a, (b,), s)
+
+
+def _ddpm(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """Ancestral sampling, Ho et al. 2020 (https://arxiv.org/abs/2006.11239), algorithm 2."""
+    for i, (here, there) in enumerate(moves):
+        a, b, s = _toward(here, there, eta=1.0)
+        if schedule.variance_type == "fixed_large" and here.t > 0:
+            s = math.sqrt(1 - (here.alpha / there.alpha) ** 2)
+        yield Row(i, here, a, (b,), s)
+
+
+def _lcm(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """Multistep consistency sampling, Luo et al. 2023 (https://arxiv.org/abs/2310.04378)."""
+    for i, (here, there) in enumerate(moves):
+        time = here.t * schedule.timestep_scaling / 0.5  # in deviations of the data
+        skip, out = 1 / (time**2 + 1), time / math.sqrt(time**2 + 1)
+        yield Row(i, here, there.alpha * skip, (there.alpha * out,), there.sigma)
+
+
+def _pndm(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """Pseudo linear multistep, Liu et al. 2022 (https://arxiv.org/abs/2202.09778), eq. 9 and 12.
+
+    The second evaluation takes the first step again with the mean of both outputs, and is then
+    left out of the history, hence the zeros.
+    """
+
+    def transfer(here, there):
+        a, b, _ = _toward(here, there)
+        return a + b * here.p, b * here.q
+
+    weights = [(3 / 2, 0, -1 / 2), (23 / 12, -16 / 12, 0, 5 / 12),
+               (55 / 24, -59 / 24, 37 / 24, 0, -9 / 24), (55 / 24, -59 / 24, 37 / 24, -9 / 24)]
+    a0, b0 = transfer(*moves[0])
+    yield Row(0, moves[0][0], a0, (b0,))
+    for i, (here, there) in enumerate(moves[1:], start=1):
+        if i == 1:
+            stride = len(schedule.alphas_cumprod) // len(moves)
+            a, b = transfer(schedule.level_at(int(here.t) + stride), here)
+            yield Row(0, here, a / a0, (b / 2, b / 2 - b0 * a / a0))
+        a, b = transfer(here, there)
+        yield Row(i, here, a, np.multiply(b, weights[min(i, 4) - 1]))
+
+
+def _heun(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """Heun's method, Karras et al. 2022 (https://arxiv.org/abs/2206.00364), algorithm 1."""
+    for i, (here, there) in enumerate(moves):
+        dt = there.sigma - here.sigma
+        yield Row(i, here, 1.0, (dt,))
+        if there.sigma > 0:
+            yield Row(i, there, 1.0, (dt / 2, -dt / 2))
+
+
+def _kdpm2(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """DPM-Solver-2 in sigma, by way of the geometric mean: Karras et al. 2022, algorithm 2 with
+    k-diffusion's choice of the middle; its last step is Euler's."""
+    for i, (here, there) in enumerate(moves):
+        sigma = math.sqrt(here.sigma * there.sigma)
+        yield Row(i, here, 1.0, (sigma - here.sigma,))
+        if there.sigma > 0:
+            middle = schedule.level(schedule.timestep(sigma), 1.0, sigma)
+            yield Row(i, middle, 1.0, (there.sigma - here.sigma, here.sigma - sigma))
+
+
+def _lms(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """Linear multistep of order 4: integrates the polynomial in sigma through eps; k-diffusion."""
+    for i, (here, there) in enumerate(moves):
+        dt = there.sigma - here.sigma
+        nodes = [(level.sigma - here.sigma) / dt for level, _ in moves[i::-1][:4]]
+        integrals = dt / np.arange(1, len(nodes) + 1)
+        yield Row(i, here, 1.0, np.linalg.solve(np.vander(nodes, increasing=True).T, integrals))
+
+
+def _width(move: tuple[Level, Level]) -> float:
+    """The h of the DPM-Solver papers."""
+    return move[1].log_snr - move[0].log_snr
+
+
+def _order(moves: Moves, i: int, schedule: NoiseSchedule, most: int) -> int:
+    """The order a multistep method takes step i with: less at the start, and in short runs at the
+    end, and 1 if the last step goes all the way or nowhere."""
+    (here, there), left = moves[i], len(moves) - i
+    if there.sigma == 0 or math.isclose(here.sigma, there.sigma):
+        return 1
+    falls = schedule.lower_order_final is not False and len(moves) < 15
+    return min(most, i + 1, left if falls else most)
+
+
+def _dpmpp(moves: Moves, schedule: NoiseSchedule, order: int, eta=0.0) -> Iterator[Row]:
+    """DPM-Solver++ multistep, Lu et al. 2022 (https://arxiv.org/abs/2211.01095), algorithm 2; with
+    eta = 1 its SDE form."""
+    m = np.eye(3)
+    for i, (here, there) in enumerate(moves):
+        a, b, s = _toward(here, there, eta)
+        x0 = b * m[0]
+        now = 1 if schedule.euler_at_final and i == len(moves) - 1 else order
+        now = _order(moves, i, schedule, now)
+        if now > 1:
+            h, h0 = _width(moves[i]), _width(moves[i - 1])
+            slope = h / h0 * (m[0] - m[1])
+        if now == 2:
+            x0 += b / 2 * slope
+        if now == 3:
+            h1 = _width(moves[i - 2])
+            bend = (slope - h / h1 * (m[1] - m[2])) / (h0 + h1)
+            phi = 1 + math.expm1(-h) / h
+            x0 += there.alpha * (phi * (slope + h0 * bend) - (phi / h - 0.5) * h * bend)
+        yield Row(i, here, a, x0, s)
+
+
+def _dpmpp_2s(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """DPM-Solver++ single-step, Lu et al. 2022 (https://arxiv.org/abs/2211.01095), algorithm 1.
+
+    Steps come in pairs: the second starts over from the x before the first, got back from x.
+    """
+    paired = len(moves) - bool(schedule.lower_order_final or moves[-1][1].sigma == 0)
+    for i, (here, there) in enumerate(moves):
+        if i % 2 == 0 or i >= paired:
+            a0, b0, _ = _toward(here, there)
+            yield Row(i, here, a0, (b0,))
+        else:
+            first = moves[i - 1][0]
+            a, b, _ = _toward(first, there)
+            r = _width((first, there)) / _width((first, here)) / 2
+            yield Row(i, here, a / a0, (b * r, b * (1 - r) - b0 * a / a0))
+
+
+def _unipc(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """UniPC of order 2 with B(h) = e^h - 1, Zhao et al. 2023 (https://arxiv.org/abs/2302.04867).
+
+    Each row first corrects the x that the step before predicted, then predicts the next one with
+    what is DPM-Solver++ 2M.
+    """
+    m = np.eye(3)
+    correction = 0 * m[0]
+    for i, (here, there) in enumerate(moves):
+        a, b, _ = _toward(here, there)
+        x0 = b * m[0] + a * correction
+        most = min(2, len(moves) - i) if schedule.lower_order_final is not False else 2
+        if _order(moves, i, schedule, most) == 1:
+            correction = b / 2 * (m[0] - m[1])
+        else:
+            h = _width(moves[i])
+            r = _width(moves[i - 1]) / h
+            x0 += b / 2 * (m[0] - m[1]) / r
+            first = -1 / h - 1 / math.expm1(-h)
+            second = -2 * first / h - 1 / math.expm1(-h)
+            back, new = np.linalg.solve([[1, 1], [-r, 1]], [first, second])
+            correction = b * ((0.5 - back) * (m[2] - m[1]) / r + new * (m[0] - m[1]))
+        yield Row(i, here, a, x0)
+
+
+def _deis(moves: Moves, schedule: NoiseSchedule) -> Iterator[Row]:
+    """Exponential integrator of order 2, Zhang and Chen 2022 (https://arxiv.org/abs/2204.13902):
+    integrates the line in log rho through eps, with rho = sigma / alpha."""
+    for i, (here, there) in enumerate(moves):
+        rho, end = math.exp(-here.log_snr), math.exp(-there.log_snr)
+        b = np.array([end - rho, 0.0])
+        if _order(moves, i, schedule, 2) == 2:
+            area = end * (math.log(end / rho) - 1) + rho
+            b += area / _width(moves[i - 1]) * np.array([-1, 1])
+        yield Row(i, here, there.alpha / here.alpha, there.alpha * b)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What is known about a sampler; its `spacings` begin with diffusers' default."""
+
+    label: str
+    scheduler: str  # diffusers' class
+    spacings: tuple[str, ...]
+    grid: Callable[..., Moves]
+    rows: Callable[..., Iterator[Row]]
+    history: str = "x0"  # what h is: x0, eps or out
+    evaluations: int = 1  # of the model, a step
+    stochastic: bool = False
+    solver: tuple[int, bool] = (2, False)  # config: solver_order; algorithm_type is an SDE's
+
+
+_EVERY = ("linspace", "leading", "trailing", "karras", "exponential")
+_MULTISTEP = "DPMSolverMultistepScheduler"
+
+SAMPLERS = {
+    "ddim": Sampler("DDIM", "DDIMScheduler", TIME_SPACINGS,
+                    partial(_strided, to_one=True), _one_step),
+    "ddpm": Sampler("DDPM", "DDPMScheduler", TIME_SPACINGS, _ancestral, _ddpm, stochastic=True),
+    "pndm": Sampler("PNDM (PLMS)", "PNDMScheduler", TIME_SPACINGS,
+                    partial(_strided, to_one=False), _pndm, history="out"),
+    "euler": Sampler("Euler", "EulerDiscreteScheduler", _EVERY,
+                     partial(_growing, sigma_min=True), _one_step),
+    "euler_ancestral": Sampler("Euler ancestral", "EulerAncestralDiscreteScheduler", _EVERY[:3],
+                               _growing, partial(_one_step, eta=1.0), stochastic=True),
+    "heun": Sampler("Heun", "HeunDiscreteScheduler", _EVERY,
+                    _growing, _heun, history="eps", evaluations=2),
+    "lms": Sampler("LMS", "LMSDiscreteScheduler", _EVERY, _growing, _lms, history="eps"),
+    "dpmpp_2m": Sampler("DPM++ 2M", _MULTISTEP, _EVERY, _solving, partial(_dpmpp, order=2)),
+    "dpmpp_2m_sde": Sampler("DPM++ 2M SDE", _MULTISTEP, _EVERY, _solving,
+                            partial(_dpmpp, order=2, eta=1.0), stochastic=True, solver=(2, True)),
+    "dpmpp_3m": Sampler("DPM++ 3M", _MULTISTEP, _EVERY,
+                        _solving, partial(_dpmpp, order=3), solver=(3, False)),
+    "dpmpp_2s": Sampler("DPM++ 2S", "DPMSolverSinglestepScheduler",
+                        ("linspace", "karras", "exponential"), _solving, _dpmpp_2s),
+    "kdpm2": Sampler("KDPM2", "KDPM2DiscreteScheduler", _EVERY,
+                     partial(_growing, whole_karras=True), _kdpm2, history="eps", evaluations=2),
+    "unipc": Sampler("UniPC", "UniPCMultistepScheduler", _EVERY, _solving, _unipc),
+    "deis": Sampler("DEIS", "DEISMultistepScheduler", _EVERY,
+                    partial(_solving, sigma_min=True), _deis, history="eps"),
+    "lcm": Sampler("LCM", "LCMScheduler", ("trailing",), _distilled, _lcm, stochastic=True),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A run: `rows` float64 [R, len(COLUMNS)], and `step` int [R], the step each row belongs to."""
+
+    rows: np.ndarray
+    step: np.ndarray
+    init_noise_sigma: float
+
+
+def make_table(
+    sampler: str, schedule: NoiseSchedule, steps: int, *,
+    spacing: str | None = None, eta: float | None = None,
+) -> Table:
+    """The table for `steps` steps of the sampler with this key of SAMPLERS.
+
+    Without `spacing` it is the checkpoint's, or else the sampler's first. `eta` is DDIM's share of
+    fresh noise, 0 (the default) to 1.
+
+    Raises:
+        ValueError: the sampler or the spacing is unknown, or steps or eta are out of range.
+    """
+    if sampler not in SAMPLERS:
+        raise ValueError(f"Sampler {sampler!r} is unknown; there are {', '.join(SAMPLERS)}.")
+    method, total = SAMPLERS[sampler], len(schedule.alphas_cumprod)
+    if not 1 <= steps <= total:
+        raise ValueError(f"{method.label} takes 1 to {total} steps, not {steps}.")
+    if eta is not None and sampler != "ddim":
+        raise ValueError(f"eta is for ddim; {sampler} has none.")
+    if eta is not None and not 0 <= eta <= 1:
+        raise ValueError(f"eta is a share of noise, 0 to 1, not {eta}.")
+    spacing, times = _spacings(method, schedule, spacing)
+    moves = method.grid(schedule, steps, spacing, times)
+    if min(np.diff([here.alpha / here.sigma for here, _ in moves]), default=1.0) <= 0:
+        raise ValueError(
+            f"{steps} steps are too many for {method.label} with {spacing} spacing: some of the "
+            f"{total} timesteps would repeat. Take fewer steps or another spacing."
+        )
+    rows = list(method.rows(moves, schedule, **({} if eta is None else {"eta": eta})))
+    first = moves[0][0]
+    # With leading spacing diffusers lets Euler and its kin start on noise and a clean image's worth
+    sigma_only = first.alpha == 1 and times != "leading"
+    return Table(
+        rows=np.array([_columns(row, method.history) for row in rows]),
+        step=np.array([row.step for row in rows]),
+        init_noise_sigma=first.sigma if sigma_only else math.hypot(first.alpha, first.sigma),
+    )
+
+
+def _columns(row: Row, history: str) -> list[float]:
+    t, alpha, sigma, c_in, p, q = row.at
+    match history:
+        case "x0":
+            u, v = p, q
+        case "eps":
+            u, v = (1 - alpha * p) / sigma, -alpha * q / sigma
+        case "out":
+            u, v = 0.0, 1.0
+    b = [*row.b, *[0.0] * HISTORY][:HISTORY]
+    return [t, c_in, u, v, row.a, *b, row.s, p, q]
+
+
+def _spacings(method: Sampler, schedule: NoiseSchedule, spacing: str | None) -> tuple[str, str]:
+    """The spacing to take, and the spacing of timesteps that it is or rests on."""
+    times = schedule.timestep_spacing
+    if times not in method.spacings:
+        times = method.spacings[0]
+    if spacing is None and schedule.scheduler == method.scheduler:
+        spacing = schedule.sigma_spacing
+    spacing = spacing or times
+    if spacing not in method.spacings:
+        raise ValueError(
+            f"{method.label} has no {spacing!r} spacing; it has {', '.join(method.spacings)}."
+        )
+    return spacing, spacing if spacing in TIME_SPACINGS else times
+
+
+def default_sampler(scheduler_config: dict[str, Any]) -> tuple[str, str | None]:
+    """The key and the spacing that a checkpoint's `scheduler_config.json` asks for.
+
+    The spacing is None where the config leaves it to the sampler.
+
+    Raises:
+        CheckpointError: no sampler here does what the config says.
+    """
+    schedule = NoiseSchedule.from_config(scheduler_config)
+    name = schedule.scheduler
+    if name == "PNDMScheduler" and not scheduler_config.get("skip_prk_steps"):
+        raise CheckpointError("PNDMScheduler is supported with skip_prk_steps=true only.")
+    order = scheduler_config.get("solver_order") or 2
+    sde = scheduler_config.get("algorithm_type") == "sde-dpmsolver++"
+    for key, sampler in SAMPLERS.items():
+        if (sampler.scheduler, sampler.solver) == (name, (order, sde)):
+            spacing = schedule.sigma_spacing or schedule.timestep_spacing
+            return key, spacing if spacing in sampler.spacings else None
+    known = dict.fromkeys(sampler.scheduler for sampler in SAMPLERS.values())
+    if name in known:
+        kind = "an SDE" if sde else "an ODE"
+        raise CheckpointError(f"{name} of order {order} for {kind} is not supported.")
+    raise CheckpointError(f"The scheduler {name!r} is not supported; there are {', '.join(known)}.")

@@ -1,0 +1,34 @@
+"""The device mesh and where arrays live on it.
+
+One axis, `data`: slots and training batches are split over it, weights are on every device.
+"""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXIS = "data"
+SPLIT = PartitionSpec(AXIS)
+REPLICATED = PartitionSpec()
+
+
+def make_mesh(devices: int | None = None) -> Mesh:
+    """A mesh of this process's first `devices` devices, or of all of them.
+
+    Raises:
+        ValueError: there are fewer devices than asked for.
+    """
+    present = jax.local_devices()
+    if devices is not None and not 1 <= devices <= len(present):
+        raise ValueError(f"{devices} devices were asked for and {len(present)} are here.")
+    return Mesh(np.asarray(present[:devices]), (AXIS,))
+
+
+def split(mesh: Mesh) -> NamedSharding:
+    """Placement of arrays whose leading axis is divided over the devices."""
+    return NamedSharding(mesh, SPLIT)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Placement of arrays that every device holds whole."""
+    return NamedSharding(mesh, REPLICATED)

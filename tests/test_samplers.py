@@ -1,0 +1,408 @@
+"""Sampler tables against diffusers' PyTorch schedulers, and properties that need no reference."""
+
+import importlib
+import itertools
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+
+from sd_tpu.config import CheckpointError
+from sd_tpu.samplers import (
+    COLUMNS,
+    HISTORY,
+    SAMPLERS,
+    NoiseSchedule,
+    Table,
+    default_sampler,
+    make_table,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers on NumPy 2
+
+# What Stable Diffusion checkpoints say, over all their scheduler classes.
+CONFIG = {
+    "num_train_timesteps": 1000,
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "steps_offset": 1,
+    "set_alpha_to_one": False,
+    "skip_prk_steps": True,
+    "clip_sample": False,
+}
+SOLVER = {
+    "dpmpp_2m_sde": {"algorithm_type": "sde-dpmsolver++"},
+    "dpmpp_3m": {"solver_order": 3},
+}
+PREDICTIONS = ("epsilon", "v_prediction", "sample")
+STEPS = (4, 10, 20, 50)
+CASES = [(key, spacing) for key, sampler in SAMPLERS.items() for spacing in sampler.spacings]
+ZERO_SNR = [(key, spacing) for key, spacing in CASES
+            if key.startswith(("ddim", "ddpm", "euler", "dpmpp_2m", "dpmpp_3m", "unipc", "lcm"))]
+
+# diffusers' scheduler refuses these, though the table has no reason to.
+NOT_IN_DIFFUSERS = {("pndm", "sample"), ("euler_ancestral", "sample"), ("kdpm2", "sample")}
+# diffusers divides by alpha = 0 here and returns nan; leading spacing does not reach that timestep.
+NAN_IN_DIFFUSERS = {(key, spacing, "epsilon") for key in ("ddim", "ddpm", "lcm")
+                    for spacing in ("linspace", "trailing")}
+
+SHAPE = (1, 4, 3, 3)
+RNG = np.random.default_rng(0)
+START, CLEAN = RNG.normal(size=(2, *SHAPE))
+NOISES = RNG.normal(size=(120, *SHAPE))
+MIX = RNG.normal(size=(36, 36)) / 6
+
+
+def fake_model(x: np.ndarray, t: float) -> np.ndarray:
+    """A smooth nonlinear function of the scaled latents and of time."""
+    flat = x.reshape(-1)
+    mixed = 0.6 * np.tanh(MIX @ flat + np.sin(t / 160)) + 0.4 * np.sin(flat + t / 300)
+    return mixed.reshape(x.shape)
+
+
+def run_table(table: Table, start=START, model=fake_model, noises=NOISES):
+    """The table's run: the final x, and for each row the model's input and the preview."""
+    x, seen, previews = table.init_noise_sigma * start, [], []
+    history = [np.zeros_like(x)] * HISTORY
+    for row, noise in zip(table.rows, noises, strict=False):
+        t, c_in, u, v, a, *b, s, p, q = row
+        out = model(c_in * x, t)
+        seen.append((t, c_in * x))
+        previews.append(p * x + q * out)
+        history = [u * x + v * out, *history[:-1]]
+        x = a * x + sum(b[k] * history[k] for k in range(HISTORY)) + s * noise
+    return x, seen, previews
+
+
+def config_for(sampler: str, spacing: str | None = None, **options) -> dict:
+    config = CONFIG | SOLVER.get(sampler, {}) | {"_class_name": SAMPLERS[sampler].scheduler}
+    if spacing in ("karras", "exponential"):
+        config[f"use_{spacing}_sigmas"] = True
+    elif spacing:
+        config["timestep_spacing"] = spacing
+    return config | options
+
+
+def run_diffusers(config: dict, steps: int, monkeypatch, **step_options):
+    """The same of diffusers' scheduler, one noise for each evaluation that draws any."""
+    kind = getattr(diffusers, config["_class_name"])
+    scheduler = kind.from_config({k: v for k, v in config.items() if k != "_class_name"})
+    scheduler.set_timesteps(steps)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)  # else a timestep that repeats makes it skip its first step
+    module = importlib.import_module(kind.__module__)
+    draws = {}
+    if hasattr(module, "randn_tensor"):
+        monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.from_numpy(draws["now"]))
+    x, seen, previews = torch.from_numpy(START) * float(scheduler.init_noise_sigma), [], []
+    for i, t in enumerate(scheduler.timesteps):
+        draws["now"] = NOISES[i]
+        model_input = scheduler.scale_model_input(x, t).double().numpy()
+        seen.append((float(t), model_input.copy()))
+        out = torch.from_numpy(fake_model(model_input, float(t)))
+        step = scheduler.step(out, t, x, **step_options)
+        x = step.prev_sample
+        previews.append(getattr(step, "pred_original_sample", None))
+    return x.double().numpy(), seen, previews
+
+
+def error(ours: np.ndarray, reference: np.ndarray) -> float:
+    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
+
+
+def assert_agree(config: dict, key: str, steps: int, monkeypatch, within=1e-5, **eta):
+    where = f"{key} {steps} {config}"
+    table = make_table(key, NoiseSchedule.from_config(config), steps, **eta)
+    x, seen, previews = run_table(table)
+    ref, ref_seen, ref_previews = run_diffusers(config, steps, monkeypatch, **eta)
+    assert len(seen) == len(ref_seen), where
+    for (t, model_input), (ref_t, ref_input) in zip(seen, ref_seen, strict=True):
+        assert t == pytest.approx(ref_t, abs=1e-3), where
+        assert error(model_input, ref_input) < 10 * within, where
+    for preview, ref_preview in zip(previews, ref_previews, strict=True):
+        if ref_preview is not None:
+            assert error(preview, ref_preview.numpy()) < 10 * within, where
+    assert error(x, ref) < within, where
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_a_table_gives_what_the_pytorch_scheduler_gives(key, spacing, monkeypatch):
+    spacing = None if key == "lcm" else spacing  # LCM's timesteps are not up to the config
+    for prediction, steps in itertools.product(PREDICTIONS, STEPS):
+        if (key, prediction) not in NOT_IN_DIFFUSERS:
+            config = config_for(key, spacing, prediction_type=prediction)
+            assert_agree(config, key, steps, monkeypatch)
+
+
+@pytest.mark.parametrize(("key", "prediction"), sorted(NOT_IN_DIFFUSERS))
+def test_what_the_pytorch_scheduler_refuses_is_skipped_for_that_reason(
+    key, prediction, monkeypatch
+):
+    config = config_for(key, prediction_type=prediction)
+    with pytest.raises((NotImplementedError, ValueError), match="prediction_type"):
+        run_diffusers(config, 4, monkeypatch)
+
+
+@pytest.mark.parametrize(("key", "spacing"), ZERO_SNR)
+def test_zero_terminal_snr_gives_what_the_pytorch_scheduler_gives(key, spacing, monkeypatch):
+    for prediction, steps in itertools.product(PREDICTIONS, STEPS):
+        if (key, prediction) in NOT_IN_DIFFUSERS or (key, spacing, prediction) in NAN_IN_DIFFUSERS:
+            continue
+        config = config_for(key, None if key == "lcm" else spacing, prediction_type=prediction,
+                            rescale_betas_zero_snr=True)
+        # diffusers rounds x to float32 where sigma is 4096
+        assert_agree(config, key, steps, monkeypatch, within=1e-4)
+
+
+@pytest.mark.parametrize(("key", "steps", "options"), [
+    ("ddim", 7, {"timestep_spacing": "trailing"}),  # steps that do not divide the timesteps
+    ("ddim", 10, {"set_alpha_to_one": True, "steps_offset": 0}),
+    ("ddim", 10, {"num_train_timesteps": 500}),
+    ("ddim", 10, {"beta_schedule": "linear", "beta_start": 1e-4, "beta_end": 0.02}),
+    ("ddim", 10, {"beta_schedule": "squaredcos_cap_v2"}),
+    ("ddim", 10, {"trained_betas": np.linspace(1e-4, 0.02, 1000).tolist()}),
+    ("ddpm", 10, {"variance_type": "fixed_large", "steps_offset": 0}),
+    ("ddpm", 10, {"variance_type": "fixed_small_log"}),
+    ("pndm", 33, {"timestep_spacing": "trailing", "set_alpha_to_one": True}),
+    ("euler", 9, {"final_sigmas_type": "sigma_min"}),
+    ("euler", 9, {"timestep_spacing": "leading", "use_karras_sigmas": True}),
+    ("kdpm2", 9, {"timestep_spacing": "trailing", "use_exponential_sigmas": True}),
+    ("dpmpp_2m", 9, {"final_sigmas_type": "sigma_min"}),
+    ("dpmpp_2m", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
+    ("dpmpp_2m", 9, {"lower_order_final": False}),
+    ("dpmpp_3m", 9, {"lower_order_final": False, "final_sigmas_type": "sigma_min"}),
+    ("dpmpp_3m", 9, {"euler_at_final": True, "final_sigmas_type": "sigma_min"}),
+    ("dpmpp_2s", 9, {}),
+    ("dpmpp_2s", 10, {"final_sigmas_type": "sigma_min"}),
+    ("unipc", 9, {"final_sigmas_type": "sigma_min", "lower_order_final": False}),
+    ("unipc", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
+    ("deis", 20, {"lower_order_final": False}),
+    ("lcm", 7, {"original_inference_steps": 20, "timestep_scaling": 4.0}),
+])
+def test_what_the_config_asks_for_is_what_the_pytorch_scheduler_does(
+    key, steps, options, monkeypatch
+):
+    assert_agree(config_for(key, **options), key, steps, monkeypatch)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
+def test_eta_adds_the_noise_that_it_adds_in_pytorch(eta, monkeypatch):
+    assert_agree(config_for("ddim"), "ddim", 10, monkeypatch, eta=eta)
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_with_a_linear_model_the_table_obeys_superposition(key, spacing):
+    def linear(x, t):
+        return (MIX @ x.reshape(-1)).reshape(x.shape) * t / 1000
+
+    table = make_table(key, NoiseSchedule.from_config(CONFIG), 10, spacing=spacing)
+    one, _, _ = run_table(table, START, linear, NOISES)
+    other, _, _ = run_table(table, CLEAN, linear, NOISES[::-1])
+    both, _, _ = run_table(table, 2 * START - 3 * CLEAN, linear, 2 * NOISES - 3 * NOISES[::-1])
+    assert error(2 * one - 3 * other, both) < 1e-9
+
+
+def run_ideal(table: Table) -> np.ndarray:
+    """The run of a model whose every output says that the clean image is CLEAN."""
+    x, history = table.init_noise_sigma * START, [np.zeros(SHAPE)] * HISTORY
+    for row, noise in zip(table.rows, NOISES, strict=False):
+        _, _, u, v, a, *b, s, p, q = row
+        out = (CLEAN - p * x) / q
+        history = [u * x + v * out, *history[:-1]]
+        x = a * x + sum(b[k] * history[k] for k in range(HISTORY)) + s * noise
+    return x
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_the_last_row_lands_on_the_clean_image_of_an_ideal_denoiser(key, spacing):
+    for prediction, zero_snr in itertools.product(PREDICTIONS, (False, True)):
+        schedule = NoiseSchedule.from_config(CONFIG | {
+            "prediction_type": prediction,
+            "rescale_betas_zero_snr": zero_snr,
+            "set_alpha_to_one": True,
+        })
+        within = dict.fromkeys((1, *STEPS), 1e-9)
+        if key == "deis":  # as in diffusers it stops at the smallest sigma
+            within = dict.fromkeys(within, 4 * schedule.sigmas[0])
+        elif key == "lcm":  # its boundary condition lets a trace of x through
+            within = dict.fromkeys(within, 1e-5)
+        elif key == "pndm" and (spacing == "linspace" or prediction == "v_prediction"):
+            # It extrapolates raw outputs: v changes on the way, and with linspace diffusers' stride
+            # of T // steps misses the next timestep. Both fade with more steps.
+            within = {1: 1e-9, 4: 1.0, 10: 0.4, 20: 0.2, 50: 0.05}
+        for steps, tolerance in within.items():
+            x = run_ideal(make_table(key, schedule, steps, spacing=spacing))
+            assert np.abs(x - CLEAN).max() < tolerance, (prediction, zero_snr, steps)
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("key", SAMPLERS)
+def test_the_preview_shows_the_clean_image_that_the_latents_are_mixed_from(key, prediction):
+    schedule = NoiseSchedule.from_config(CONFIG | {"prediction_type": prediction})
+    rows = make_table(key, schedule, 10).rows
+    for t, c_in, *_, p, q in rows:
+        if c_in == pytest.approx(1):  # unit variance: the timestep alone tells alpha and sigma
+            alpha = np.sqrt(np.interp(t, np.arange(1000), schedule.alphas_cumprod))
+            x = alpha * CLEAN + np.sqrt(1 - alpha**2) * START
+        else:
+            alpha = c_in
+            x = CLEAN + np.sqrt(1 / c_in**2 - 1) * START
+        sigma = np.sqrt(1 - alpha**2)
+        out = {"epsilon": START, "v_prediction": alpha * START - sigma * CLEAN, "sample": CLEAN}
+        assert error(p * x + q * out[prediction], CLEAN) < 1e-6
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_zero_terminal_snr_is_finite(key, spacing):
+    for prediction, steps in itertools.product(PREDICTIONS, (1, 2, *STEPS)):
+        schedule = NoiseSchedule.from_config(
+            CONFIG | {"prediction_type": prediction, "rescale_betas_zero_snr": True}
+        )
+        assert schedule.alphas_cumprod[-1] == 0
+        table = make_table(key, schedule, steps, spacing=spacing)
+        assert np.isfinite(table.rows).all()
+        assert np.isfinite(table.init_noise_sigma)
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_a_table_survives_float32(key, spacing):
+    table = make_table(key, NoiseSchedule.from_config(CONFIG), 20, spacing=spacing)
+    exact, _, _ = run_table(table)
+    narrow = Table(table.rows.astype(np.float32), table.step, np.float32(table.init_noise_sigma))
+    single, _, _ = run_table(
+        narrow, START.astype(np.float32),
+        lambda x, t: fake_model(x, t).astype(np.float32), NOISES.astype(np.float32),
+    )
+    assert single.dtype == np.float32
+    assert error(single, exact) < 1e-4
+
+
+def test_pndm_evaluates_its_second_timestep_twice_and_so_once_more_than_it_steps():
+    schedule = NoiseSchedule.from_config(CONFIG)
+    for steps in (2, 3, 4, 50):
+        assert len(make_table("pndm", schedule, steps).rows) == steps + 1
+    table = make_table("pndm", schedule, 50)
+    assert table.rows[:4, 0].tolist() == [981, 961, 961, 941]
+    assert table.rows[-1, 0] == 1
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_rows_name_the_step_they_belong_to_and_are_as_many_as_announced(key, spacing):
+    for steps in (1, 2, 9):
+        table = make_table(key, NoiseSchedule.from_config(CONFIG), steps, spacing=spacing)
+        assert table.rows.dtype == np.float64
+        assert table.rows.shape == (len(table.step), len(COLUMNS))
+        assert sorted(set(table.step.tolist())) == list(range(steps))
+        assert (np.diff(table.step) >= 0).all()
+        if key != "pndm":
+            most = SAMPLERS[key].evaluations
+            assert len(table.rows) == most * steps - (most - 1)  # the last step needs but one
+
+
+@pytest.mark.parametrize("key", SAMPLERS)
+def test_noise_is_drawn_by_the_stochastic_samplers_only(key):
+    noise = make_table(key, NoiseSchedule.from_config(CONFIG), 10).rows[:, COLUMNS.index("s")]
+    assert noise.any() == SAMPLERS[key].stochastic
+    assert noise[-1] == 0
+
+
+@pytest.mark.parametrize("key", SAMPLERS)
+def test_steps_out_of_range_are_refused_with_the_range(key):
+    schedule = NoiseSchedule.from_config(CONFIG)
+    for steps in (-1, 0, 1001):
+        with pytest.raises(ValueError, match="takes 1 to 1000 steps"):
+            make_table(key, schedule, steps)
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_as_many_steps_as_there_are_timesteps_work_or_are_refused(key, spacing):
+    schedule = NoiseSchedule.from_config(CONFIG | {"num_train_timesteps": 60})
+    for steps in (31, 49, 59, 60):
+        try:
+            table = make_table(key, schedule, steps, spacing=spacing)
+        except ValueError as refusal:
+            assert "steps" in str(refusal)
+        else:
+            assert np.isfinite(table.rows).all()
+            assert table.rows[:, 0].max() <= 59
+
+
+def test_lcm_is_refused_more_steps_than_it_was_distilled_at():
+    with pytest.raises(ValueError, match="at most 50 steps"):
+        make_table("lcm", NoiseSchedule.from_config(CONFIG), 51)
+
+
+def test_an_unknown_sampler_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="'magic' is unknown; there are ddim, ddpm, pndm"):
+        make_table("magic", NoiseSchedule.from_config(CONFIG), 10)
+
+
+def test_a_spacing_that_a_sampler_lacks_is_refused_with_those_it_has():
+    with pytest.raises(ValueError, match="no 'karras' spacing; it has leading, linspace, trailing"):
+        make_table("ddim", NoiseSchedule.from_config(CONFIG), 10, spacing="karras")
+
+
+@pytest.mark.parametrize(("key", "eta"), [("euler", 0.5), ("ddim", -0.1), ("ddim", 1.5)])
+def test_eta_is_refused_out_of_its_range_and_by_samplers_without_it(key, eta):
+    with pytest.raises(ValueError, match="eta is"):
+        make_table(key, NoiseSchedule.from_config(CONFIG), 10, eta=eta)
+
+
+def test_without_a_spacing_it_is_the_configs_or_else_the_samplers_first():
+    def timesteps(key, options, **spacing):
+        schedule = NoiseSchedule.from_config(CONFIG | options)
+        return make_table(key, schedule, 10, **spacing).rows[:, 0].tolist()
+
+    karras = {"_class_name": "DPMSolverMultistepScheduler", "use_karras_sigmas": True}
+    same = [
+        (("euler", {}), "linspace"),
+        (("euler", {"timestep_spacing": "trailing"}), "trailing"),
+        (("dpmpp_2s", {"timestep_spacing": "trailing"}), "linspace"),
+        (("dpmpp_2m", karras), "karras"),
+        (("dpmpp_3m", karras), "karras"),
+        (("unipc", karras), "linspace"),
+    ]
+    for (key, options), spacing in same:
+        assert timesteps(key, options) == timesteps(key, options, spacing=spacing)
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    *[(config_for(key), (key, None)) for key in SAMPLERS],
+    (config_for("pndm", _class_name="FlaxPNDMScheduler"), ("pndm", None)),
+    (config_for("euler", "trailing"), ("euler", "trailing")),
+    (config_for("dpmpp_2m", "karras"), ("dpmpp_2m", "karras")),
+    (config_for("dpmpp_2m_sde", "karras", timestep_spacing="leading"), ("dpmpp_2m_sde", "karras")),
+    (config_for("unipc", "exponential"), ("unipc", "exponential")),
+    (config_for("lcm", "leading"), ("lcm", None)),
+])
+def test_the_default_is_the_sampler_and_spacing_of_the_checkpoint(options, expected):
+    assert default_sampler(options) == expected
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"_class_name": "ScoreSdeVeScheduler"}, "'ScoreSdeVeScheduler' is not supported; there are"),
+    ({}, "None is not supported"),
+    (config_for("pndm", skip_prk_steps=False), "skip_prk_steps=true"),
+    (config_for("unipc", solver_order=3), "UniPCMultistepScheduler of order 3"),
+    (config_for("dpmpp_2m_sde", solver_order=3), "order 3 for an SDE"),
+])
+def test_a_scheduler_that_no_sampler_here_equals_is_refused(options, message):
+    with pytest.raises(CheckpointError, match=message):
+        default_sampler(CONFIG | options)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"prediction_type": "flow_prediction"}, "prediction_type='flow_prediction' is not supported"),
+    ({"beta_schedule": "sigmoid"}, "expected 'linear' or 'scaled_linear' or 'squaredcos_cap_v2'"),
+    ({"timestep_spacing": "random"}, "timestep_spacing='random'"),
+    ({"thresholding": True}, "thresholding=True"),
+    ({"algorithm_type": "dpmsolver"}, "algorithm_type='dpmsolver'"),
+    ({"use_lu_lambdas": True}, "use_lu_lambdas=True"),
+    ({"beta_start": None}, "lacks beta_start"),
+    ({"use_karras_sigmas": True, "use_exponential_sigmas": True}, "at once"),
+])
+def test_a_config_that_no_table_can_follow_is_refused_with_the_value(options, message):
+    with pytest.raises(CheckpointError, match=message):
+        NoiseSchedule.from_config(CONFIG | options)

@@ -1,0 +1,216 @@
+"""The training data: composed pictures, their captions, and the tokenizer that reads them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from training import captions, compose, sprites
+from training.captions import Scene
+from training.compose import Composer, Mix
+
+TOKENIZER = Path(__file__).parent.parent / "assets" / "model" / "tokenizer"
+COLOURS = {"apple": (200, 0, 0), "owl": (0, 200, 0), "grapes": (0, 0, 200)}
+KINDS = ("single", "small", "big", "beside", "stacked", "copies", "upside_down")
+
+
+@pytest.fixture(scope="module")
+def discs() -> sprites.Sprites:
+    """Each concept is a disc of one colour, on transparent black, in two styles."""
+    rows, columns = np.mgrid[:48, :48] - 23.5
+    inside = rows**2 + columns**2 < 23**2
+    rgba = np.zeros((2 * len(COLOURS), 48, 48, 4), np.uint8)
+    for index, colour in enumerate(c for c in COLOURS.values() for _ in range(2)):
+        rgba[index][inside] = (*colour, 255)
+    names = [name for name in COLOURS for _ in range(2)]
+    return sprites.Sprites(rgba=rgba, concepts=names, styles=["flat", "3d"] * len(COLOURS))
+
+
+def only(kind: str, **chances) -> Mix:
+    return Mix(**dict.fromkeys(KINDS, 0.0) | {kind: 1.0} | chances)
+
+
+def place(picture: np.ndarray, concept: str) -> np.ndarray:
+    """The mean row and column of the pixels that have the concept's colour."""
+    return np.argwhere((picture == COLOURS[concept]).all(-1)).mean(0)
+
+
+def test_the_same_seed_composes_the_same_pictures_and_captions(discs):
+    composer = Composer(discs, mix=compose.WIDE_MIX)
+    pictures, texts = composer.batch(np.random.default_rng(5), 40)
+    again, same_texts = Composer(discs, mix=compose.WIDE_MIX).batch(np.random.default_rng(5), 40)
+    assert np.array_equal(pictures, again) and texts == same_texts
+    others, _ = composer.batch(np.random.default_rng(6), 40)
+    assert pictures.shape == (40, 64, 64, 3) and not np.array_equal(pictures, others)
+
+
+def test_edges_mix_object_and_background_without_dark_or_bright_fringes(discs):
+    scene = Scene(concepts=("apple",), style="flat", background="gray")
+    picture = Composer(discs).draw(scene, np.random.default_rng(0))
+    thing, ground = (np.array(c, float) for c in (COLOURS["apple"], captions.BACKGROUNDS["gray"]))
+    share = (1 - picture[..., 1] / ground[1])[..., None]  # the apple has no green
+    assert ((share > 0.1) & (share < 0.9)).sum() > 20, "the edge is not antialiased"
+    assert np.abs(picture - (ground + share * (thing - ground))).max() < 3
+
+
+@pytest.mark.parametrize("kind, axis", [("beside", 1), ("stacked", 0)])
+def test_the_first_of_a_pair_is_left_or_above(discs, kind, axis):
+    composer, rng = Composer(discs, mix=only(kind)), np.random.default_rng(1)
+    for _ in range(30):
+        picture, _, facts = composer.sample(rng)
+        first, second = (place(picture, concept) for concept in facts["concepts"])
+        assert first[axis] < second[axis] - 20
+        assert facts["count"] == 2 and facts["relation"] in captions.OPPOSITES
+
+
+@pytest.mark.parametrize("kind", ["beside", "stacked"])
+def test_a_pairs_caption_names_both_things_in_their_order(discs, kind):
+    composer, rng = Composer(discs, mix=only(kind)), np.random.default_rng(2)
+    turned = tuple(phrase for side in ("right of", "below") for phrase in captions.RELATIONS[side])
+    for _ in range(100):
+        _, text, facts = composer.sample(rng)
+        first, second = (text.index(concept) for concept in facts["concepts"])
+        assert (first > second) == any(f" {phrase} " in text for phrase in turned), text
+
+
+def test_a_caption_leaves_the_background_out_only_when_it_is_white(discs):
+    composer, rng = Composer(discs, mix=compose.WIDE_MIX), np.random.default_rng(3)
+    unsaid = 0
+    for _ in range(400):
+        picture, text, facts = composer.sample(rng)
+        if facts["gradient"] is None and facts["background"] == "white":
+            unsaid += "white" not in text
+        else:
+            assert facts["background"] in text
+            assert facts["gradient"] is None or facts["gradient"] in text
+        if facts["size"] == "normal":
+            corner = captions.BACKGROUNDS[facts["background"]]
+            assert tuple(picture[0, 0].tolist()) == corner
+    assert unsaid > 20
+
+
+def test_about_a_third_of_the_captions_omit_the_style_and_the_rest_get_it_right(discs):
+    composer, rng = Composer(discs), np.random.default_rng(4)
+    said = 0
+    for _ in range(600):
+        _, text, facts = composer.sample(rng)
+        named = [style for style in ("flat", "3d", "noto", "classic") if style in text]
+        assert named in ([], [facts["style"]])
+        said += bool(named)
+    assert 0.58 < said / 600 < 0.72
+
+
+def test_small_and_big_things_are_drawn_smaller_and_bigger(discs):
+    rng = np.random.default_rng(5)
+    areas = {}
+    for kind in ("small", "single", "big"):
+        picture, _, facts = Composer(discs, mix=only(kind, default_background=1)).sample(rng)
+        areas[kind] = (picture == COLOURS[facts["concepts"][0]]).all(-1).sum()
+        assert facts["size"] == ("normal" if kind == "single" else kind)
+    assert 2 * areas["small"] < areas["single"] < areas["big"]
+
+
+def test_as_many_copies_are_drawn_as_the_caption_says(discs):
+    composer, rng = Composer(discs, mix=only("copies")), np.random.default_rng(6)
+    for _ in range(30):
+        _, text, facts = composer.sample(rng)
+        several = facts["count"] > 1
+        assert several == (facts["concepts"] != ("grapes",))  # which cannot be counted
+        assert not several or f"{captions.NUMBERS[facts['count']]} " in text
+
+
+def test_a_painted_thing_takes_the_colour_and_keeps_its_outline(discs):
+    scene = Scene(concepts=("apple",), style="flat", background="white", paint="blue")
+    picture = Composer(discs).draw(scene, np.random.default_rng(0))
+    middle = picture[32, 32].astype(int)
+    assert np.abs(middle - captions.PAINTS["blue"]).max() < 12
+    assert (picture[0, 0] == 255).all()
+
+
+def test_shares_that_do_not_add_up_are_refused(discs):
+    with pytest.raises(ValueError, match="add up to 1.15"):
+        Composer(discs, mix=Mix(single=0.85))
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("cat", "a cat"),
+        ("owl", "an owl"),
+        ("orange", "an orange"),
+        ("unicorn", "a unicorn"),
+        ("ufo", "a ufo"),
+        ("umbrella", "an umbrella"),
+        ("hourglass", "an hourglass"),
+        ("house", "a house"),
+        ("grapes", "grapes"),
+        ("bread", "bread"),
+        ("glass of milk", "a glass of milk"),
+    ],
+)
+def test_names_take_the_article_people_use(name, expected):
+    assert captions.with_article(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("butterfly", "butterflies"),
+        ("bus", "buses"),
+        ("fish", "fish"),
+        ("cactus", "cacti"),
+        ("snowman", "snowmen"),
+        ("glass of milk", "glasses of milk"),
+        ("smiling face with hearts", "smiling faces with hearts"),
+        ("man walking", "men walking"),
+    ],
+)
+def test_several_of_a_thing_have_the_plural_people_use(name, expected):
+    assert captions.plural(name) == expected
+
+
+def test_wide_concepts_have_spoken_names_two_styles_and_no_flags():
+    names = {
+        "🐱": {"name": "cat face", "group": "Animals & Nature"},
+        "🐞": {"name": "lady beetle", "group": "Animals & Nature"},
+        "🦄": {"name": "unicorn", "group": "Animals & Nature"},
+        "🏁": {"name": "chequered flag", "group": "Flags"},
+        "👨‍🍳": {"name": "man cook", "group": "People & Body"},
+        "🚶‍♂️": {"name": "man walking", "group": "People & Body"},
+    }
+    everything = {captions.slug_of(entry["name"]) for entry in names.values()}
+    slugs = {"flat": everything, "3d": everything - {"unicorn"}}
+    wide = captions.all_concepts(names, slugs)
+    assert list(wide)[: len(captions.FIRST)] == list(captions.FIRST)
+    added = {name: wide[name] for name in wide if name not in captions.FIRST}
+    assert added == {
+        "ladybug": ("lady-beetle",),
+        "male cook": ("man-cook",),
+        "man walking": ("man-walking",),
+    }
+
+
+def test_a_sprite_is_cropped_to_its_content_and_centred():
+    image = Image.new("RGBA", (100, 100))
+    image.paste((10, 200, 30, 255), (70, 5, 90, 45))  # 20 wide, 40 high, in a corner
+    fitted = sprites.fit(image, 32)
+    rows, columns = np.nonzero(fitted[..., 3] > 128)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (0, 31, 8, 23)
+    assert (fitted[16, 16] == (10, 200, 30, 255)).all()
+
+
+def test_an_interrupted_download_leaves_no_file(tmp_path):
+    with pytest.raises(RuntimeError, match="failed"):
+        sprites.fetch(["sh", "-c", "touch $0/half.tgz; exit 1"], tmp_path / "half.tgz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bundled_tokenizer_pads_and_cuts_to_77_as_clip_does():
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(TOKENIZER)
+    texts = ["a photo of a cat", "cat " * 100]
+    short, long = tokenizer(texts, padding="max_length", truncation=True)["input_ids"]
+    assert short == [49406, 320, 1125, 539, 320, 2368] + [49407] * 71
+    assert long == [49406] + [2368] * 75 + [49407]
+    assert len(tokenizer) == 49408 and tokenizer.pad_token == "<|endoftext|>"

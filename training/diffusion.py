@@ -1,0 +1,151 @@
+"""Trains text encoder and UNet together on the autoencoder's latents:
+python -m training.diffusion [--steps N]"""
+
+import argparse
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from PIL import Image
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from sd_tpu.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.denoise import Arrival, Models, Programs
+from sd_tpu.models import CLIPTextModel, UNet2DConditionModel
+from sd_tpu.samplers import NoiseSchedule, make_table
+from sd_tpu.sharding import make_mesh
+from sd_tpu.tokenizer import Tokenizer
+from training import autoencoder, recipe
+from training.trainer import latest, train
+
+FOLDER = recipe.CACHE / "diffusion"
+POOL = 32_768  # pictures encoded once and drawn from ever after
+UNCONDITIONED = 0.1  # share of captions left out, for classifier-free guidance
+SHOWN = (
+    "a cat", "a red heart on a blue background", "a rocket on a black background", "a house",
+    "a penguin on a yellow background", "a pizza", "a small star on a purple background",
+    "a sunflower on a green background",
+)
+
+
+def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """Latents [N, h, w, C] of unit variance, token ids [N, 77], and `scale`, which made it so."""
+    file = recipe.CACHE / "pool.safetensors"
+    if not file.is_file():
+        graph, params = autoencoder.trained()
+        encode = jax.jit(lambda images: nnx.merge(graph, params).encode(images)[0])
+        composer, latents, captions = recipe.composer(), [], []
+        for i in range(POOL // 64):
+            pictures, texts = composer.batch(np.random.default_rng([1, i]), 64)
+            latents.append(np.asarray(encode(autoencoder.to_unit(pictures))))
+            captions += texts
+        latents = np.concatenate(latents) / nnx.merge(graph, params).config.scaling_factor
+        scale = 1 / latents.std()
+        save_file({"latents": latents * scale, "ids": tokenizer(captions),
+                   "scale": np.float32(scale)}, file)
+    with safe_open(file, framework="np") as tensors:
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}
+
+
+def build(seed: int = 0):
+    """Graphs and initial parameters of the text encoder and the UNet."""
+    modules = {
+        "text_encoder": CLIPTextModel(TextEncoderConfig.from_dict(recipe.TEXT_ENCODER),
+                                      rngs=nnx.Rngs(seed)),
+        "unet": UNet2DConditionModel(UNetConfig.from_dict(recipe.UNET), rngs=nnx.Rngs(seed + 1)),
+    }
+    graphs = {name: nnx.graphdef(module) for name, module in modules.items()}
+    params = {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
+    return graphs, jax.tree_util.tree_map_with_path(_start_as_identity, params)
+
+
+def _start_as_identity(path, leaf):
+    """Residual branches and the output begin at zero, which steadies the first steps."""
+    names = {getattr(key, "key", None) for key in path}
+    return jnp.zeros_like(leaf) if names & {"conv2", "proj_out", "conv_out"} else leaf
+
+
+def make_loss(graphs, schedule: NoiseSchedule):
+    """Squared error of the velocity (Salimans and Ho 2022, arXiv:2202.00512), all timesteps alike.
+
+    Min-SNR weighting (arXiv:2303.09556) would give the last timestep, where the signal is zero,
+    no weight, and it is there that the colour of the background is decided.
+    """
+    alphas = jnp.asarray(schedule.alphas_cumprod, jnp.float32)
+
+    def loss(params, batch, key):
+        latents, ids = batch
+        for_noise, for_time = jax.random.split(key)
+        noise = jax.random.normal(for_noise, latents.shape)
+        t = jax.random.randint(for_time, latents.shape[:1], 0, len(alphas))
+        signal, spread = (jnp.sqrt(x)[:, None, None, None] for x in (alphas[t], 1 - alphas[t]))
+        text = nnx.merge(graphs["text_encoder"], params["text_encoder"])(ids)
+        noisy = signal * latents + spread * noise
+        out = nnx.merge(graphs["unet"], params["unet"])(noisy, t, text)
+        return jnp.mean(jnp.square(out - (signal * noise - spread * latents)))
+
+    return loss
+
+
+def make_drawer(tokenizer: Tokenizer, schedule: NoiseSchedule, scale: float):
+    """A function that draws SHOWN with given parameters into a file, as the page would."""
+    vae_config = {**recipe.VAE, "scaling_factor": float(scale)}
+    models, _ = Models.build(
+        TextEncoderConfig.from_dict(recipe.TEXT_ENCODER), UNetConfig.from_dict(recipe.UNET),
+        VAEConfig.from_dict(vae_config), jnp.float32,
+    )
+    programs = Programs(models, make_mesh(1), slots=len(SHOWN), height=recipe.IMAGE_SIZE,
+                        width=recipe.IMAGE_SIZE)
+    vae = autoencoder.trained()[1]
+    table = make_table("ddim", schedule, 25)
+    negative, *positive = tokenizer(["", *SHOWN])
+    arrivals = {
+        i: Arrival(ids=np.stack([negative, ids]), table=table, guidance=3.0,
+                   key=np.asarray(jax.random.PRNGKey(i)))
+        for i, ids in enumerate(positive)
+    }
+
+    def draw(params, file) -> None:
+        everything = jax.device_put({**params, "vae": vae}, jax.devices()[0])
+        slots = programs.encode(everything, programs.empty(), arrivals)
+        slots = programs.advance(everything, slots, len(table.rows))
+        images = np.asarray(programs.decode(everything, slots.latents, np.ones(len(SHOWN), bool)))
+        rows = [np.concatenate(list(images[i : i + 4]), axis=1) for i in (0, 4)]
+        Image.fromarray(np.concatenate(rows)).save(file)
+
+    return draw
+
+
+def main() -> None:
+    """Trains to the end of the schedule, or resumes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=recipe.DIFFUSION_RUN.steps)
+    run = dataclasses.replace(recipe.DIFFUSION_RUN, steps=parser.parse_args().steps)
+    tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
+    pool = make_pool(tokenizer)
+    graphs, params = build()
+    schedule = NoiseSchedule.from_config(recipe.SCHEDULER)
+    nothing = tokenizer([""])[0]
+    draw = make_drawer(tokenizer, schedule, pool["scale"])
+
+    def batch_at(step: int):
+        rng = np.random.default_rng([2, step])
+        chosen = rng.integers(len(pool["ids"]), size=run.batch)
+        ids = np.where(rng.random((run.batch, 1)) < UNCONDITIONED, nothing, pool["ids"][chosen])
+        return pool["latents"][chosen], ids
+
+    train(FOLDER, run, params, make_loss(graphs, schedule), batch_at, make_mesh(),
+          checkpoint_seconds=240,
+          on_checkpoint=lambda step, average: draw(average, FOLDER / "samples.png"))
+
+
+def trained():
+    """The averaged parameters of the run in FOLDER: {"text_encoder": ..., "unet": ...}."""
+    return latest(FOLDER, build()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Writes the trained networks as a checkpoint in the diffusers layout:
+python -m training.export [FOLDER]"""
+
+import argparse
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from sd_tpu.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.denoise import Models
+from sd_tpu.pipeline import FlaxStableDiffusionPipeline
+from sd_tpu.tokenizer import Tokenizer
+from training import autoencoder, diffusion, recipe
+
+
+def main() -> None:
+    """Averages of both runs -> one folder, float16."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
+    folder = parser.parse_args().folder
+    tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
+    scale = float(diffusion.make_pool(tokenizer)["scale"])
+    configs = {
+        "text_encoder": {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model",
+                         **recipe.TEXT_ENCODER},
+        "unet": {"_class_name": "UNet2DConditionModel", **recipe.UNET},
+        "vae": {"_class_name": "AutoencoderKL", **recipe.VAE, "scaling_factor": scale},
+        "scheduler": recipe.SCHEDULER,
+    }
+    models, _ = Models.build(
+        TextEncoderConfig.from_dict(configs["text_encoder"]),
+        UNetConfig.from_dict(configs["unet"]), VAEConfig.from_dict(configs["vae"]), jnp.float32,
+    )
+    params = {**diffusion.trained(), "vae": autoencoder.trained()[1]}
+    FlaxStableDiffusionPipeline(models, tokenizer, configs).save_pretrained(folder, params,
+                                                                            np.float16)
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
+    print(f"{folder}: {size:.1f} MB of weights")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What is trained: the three networks' configurations, the noise schedule and the two runs."""
+
+from training.captions import FIRST
+from training.compose import Composer, Mix
+from training.sprites import Sprites, cache_folder, render
+from training.trainer import Schedule
+
+CACHE = cache_folder()
+IMAGE_SIZE = 64
+STYLES = ("flat",)
+MIX = Mix(single=0.8, small=0.1, big=0.1, beside=0.0)
+
+VAE = dict(
+    in_channels=3,
+    out_channels=3,
+    latent_channels=8,
+    block_out_channels=[16, 32, 64, 128],
+    layers_per_block=1,
+    norm_num_groups=4,
+    down_block_types=["DownEncoderBlock2D"] * 4,
+    up_block_types=["UpDecoderBlock2D"] * 4,
+    act_fn="silu",
+    sample_size=IMAGE_SIZE,
+)
+TEXT_ENCODER = dict(
+    vocab_size=49408,
+    hidden_size=128,
+    intermediate_size=512,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=77,
+    hidden_act="quick_gelu",
+    layer_norm_eps=1e-5,
+)
+UNET = dict(
+    sample_size=IMAGE_SIZE // 8,
+    in_channels=8,
+    out_channels=8,
+    down_block_types=["CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+    mid_block_type="UNetMidBlock2DCrossAttn",
+    up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+    block_out_channels=[96, 192],
+    layers_per_block=2,
+    cross_attention_dim=128,
+    attention_head_dim=[3, 6],
+    norm_num_groups=8,
+    use_linear_projection=True,
+)
+
+# alphas_cumprod ends at zero, so that pure noise says nothing of the picture's mean colour
+# (Lin et al. 2023, arXiv:2305.08891).
+SCHEDULER = dict(
+    _class_name="DDIMScheduler",
+    num_train_timesteps=1000,
+    beta_start=0.00085,
+    beta_end=0.012,
+    beta_schedule="scaled_linear",
+    prediction_type="v_prediction",
+    rescale_betas_zero_snr=True,
+    timestep_spacing="trailing",
+    clip_sample=False,
+    set_alpha_to_one=True,
+    steps_offset=0,
+)
+
+AUTOENCODER_RUN = Schedule(steps=3500, batch=8, learning_rate=1e-3, ema=0.995)
+DIFFUSION_RUN = Schedule(steps=4000, batch=32, learning_rate=5e-4)
+
+
+def composer() -> Composer:
+    """Draws the captioned pictures that the networks are trained on."""
+    all_styles = render(CACHE, FIRST)
+    kept = [i for i, style in enumerate(all_styles.styles) if style in STYLES]
+    sprites = Sprites(
+        rgba=all_styles.rgba[kept],
+        concepts=[all_styles.concepts[i] for i in kept],
+        styles=[all_styles.styles[i] for i in kept],
+    )
+    return Composer(sprites, IMAGE_SIZE, MIX)

@@ -1,0 +1,168 @@
+"""The training loop: a step compiled once, an average of the weights, checkpoints that resume.
+
+A run is a function of its step number alone: batches and random keys are derived from it, so a run
+that was cut off anywhere and resumed gives the weights that it would have given uninterrupted.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from sd_tpu.sharding import AXIS, REPLICATED, SPLIT, replicated, split
+
+Tree = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Length and optimizer of a run.
+
+    The learning rate warms up, stays, and falls to zero over the last `decay` of the run. Until it
+    falls nothing depends on `steps`, so a resumed run may be given another length.
+    """
+
+    steps: int
+    batch: int
+    learning_rate: float
+    warmup: int = 200
+    decay: float = 0.25
+    weight_decay: float = 0.01
+    ema: float = 0.999
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """AdamW on clipped gradients."""
+        fall = int(self.decay * self.steps)
+        rate = optax.join_schedules(
+            [
+                optax.linear_schedule(0, self.learning_rate, self.warmup),
+                optax.constant_schedule(self.learning_rate),
+                optax.linear_schedule(self.learning_rate, 0, fall),
+            ],
+            [self.warmup, self.steps - fall],
+        )
+        return optax.chain(
+            optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.99, weight_decay=self.weight_decay)
+        )
+
+
+def train(
+    folder: Path,
+    schedule: Schedule,
+    params: Tree,
+    loss: Callable[[Tree, Tree, jax.Array], jax.Array],
+    batch_at: Callable[[int], Tree],
+    mesh: Mesh,
+    *,
+    checkpoint_seconds: float = 120,
+    on_checkpoint: Callable[[int, Tree], None] | None = None,
+) -> Tree:
+    """Trains, or resumes what `folder` holds, and returns the averaged parameters.
+
+    Args:
+        folder: of `state.safetensors` (weights, their average, optimizer) and `loss.jsonl`.
+        schedule: length and optimizer.
+        params: initial parameters, float32.
+        loss: (params, batch, key) -> scalar.
+        batch_at: step -> arrays whose leading axis is divided over the devices.
+        mesh: the devices; the leading axis of a batch must be a multiple of their number.
+        checkpoint_seconds: between two checkpoints.
+        on_checkpoint: called with the step and the averaged parameters after each checkpoint.
+    """
+    optimizer = schedule.optimizer()
+    # `params + 0` gives the average buffers of its own: the step donates all of them.
+    state = {"params": params, "ema": jax.tree.map(lambda x: x + 0, params),
+             "optimizer": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+    state = jax.device_put(_restore(folder / "state.safetensors", state), replicated(mesh))
+    step = _make_step(optimizer, loss, schedule.ema, mesh)
+    folder.mkdir(parents=True, exist_ok=True)
+    first = int(state["step"])
+    begun = saved = time.monotonic()
+    losses = []
+    for i in range(first, schedule.steps):
+        batch = jax.device_put(batch_at(i), split(mesh))
+        state, value = step(state, batch, jax.random.fold_in(jax.random.key(0), i))
+        losses.append(value)
+        last = i + 1 == schedule.steps
+        if last or (i + 1) % 50 == 0:
+            mean = float(jnp.mean(jnp.stack(losses)))
+            losses = []
+            _report(folder, i + 1, schedule, mean, (i + 1 - first) / (time.monotonic() - begun))
+        if last or time.monotonic() - saved > checkpoint_seconds:
+            _save(folder / "state.safetensors", state)
+            if on_checkpoint:
+                on_checkpoint(i + 1, state["ema"])
+            saved = time.monotonic()
+    return state["ema"]
+
+
+def _make_step(optimizer, loss, ema: float, mesh: Mesh):
+    def step(state, batch, key):
+        key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        value, gradients = jax.value_and_grad(loss)(state["params"], batch, key)
+        value, gradients = jax.lax.pmean((value, gradients), AXIS)
+        updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        # A young average follows closely, so that it does not remember the initial weights.
+        keep = jnp.minimum(ema, (1 + state["step"]) / (10 + state["step"]))
+        average = jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, state["ema"], params)
+        return {"params": params, "ema": average, "optimizer": moments,
+                "step": state["step"] + 1}, value
+
+    # Written per device: left to the partitioner, the gradient of the token embedding (a scatter)
+    # made a step on CPU 17 s long where this form takes 0.6 s.
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(REPLICATED, SPLIT, REPLICATED),
+                           out_specs=REPLICATED, check_vma=False)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def _report(folder: Path, step: int, schedule: Schedule, loss: float, rate: float) -> None:
+    with (folder / "loss.jsonl").open("a", encoding="utf-8") as log:
+        log.write(json.dumps({"step": step, "loss": round(loss, 5)}) + "\n")
+    left = (schedule.steps - step) / rate / 60
+    print(f"step {step}/{schedule.steps}  loss {loss:.4f}  {rate * schedule.batch:.1f} samples/s  "
+          f"{left:.0f} min left", flush=True)
+
+
+def _named(tree: Tree) -> dict[str, jax.Array]:
+    return {jax.tree_util.keystr(path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _save(file: Path, state: Tree) -> None:
+    # Written beside and renamed: being cut off while writing loses nothing.
+    unfinished = file.with_suffix(".unfinished")
+    save_file({name: np.asarray(leaf) for name, leaf in _named(state).items()}, unfinished)
+    os.replace(unfinished, file)
+
+
+def _restore(file: Path, state: Tree) -> Tree:
+    if not file.is_file():
+        return state
+    with safe_open(file, framework="np") as tensors:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: tensors.get_tensor(jax.tree_util.keystr(path)), state
+        )
+
+
+def latest(folder: Path, params: Tree) -> Tree:
+    """The averaged parameters that a run left in `folder`, in the structure of `params`.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint in the folder.
+    """
+    file = folder / "state.safetensors"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: run the training that writes it first.")
+    return _restore(file, {"ema": params})["ema"]
