@@ -8,7 +8,7 @@ change the result.
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "assets" / "model"
 
@@ -33,11 +33,11 @@ def read_json(path: Path) -> dict[str, Any]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Config:
     # Field values outside these belong to architectures that are not built here.
-    _supported = {}
+    _supported: ClassVar[dict[str, tuple]] = {}
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> Self:
-        """Reads the known fields of a checkpoint's config; raises CheckpointError on others' values."""
+        """Reads the fields that are known; raises CheckpointError where one is not supported."""
         for name, allowed in cls._supported.items():
             if name in config and config[name] not in allowed:
                 raise CheckpointError(
@@ -69,7 +69,7 @@ class TextEncoderConfig(_Config):
     hidden_act: str = "quick_gelu"
     layer_norm_eps: float = 1e-5
 
-    _supported = {"hidden_act": ("quick_gelu", "gelu")}
+    _supported: ClassVar = {"hidden_act": ("quick_gelu", "gelu")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class UNetConfig(_Config):
     use_linear_projection: bool = False
     upcast_attention: bool = False
 
-    _supported = {
+    _supported: ClassVar = {
         "act_fn": ("silu", "swish"),
         "mid_block_type": ("UNetMidBlock2DCrossAttn",),
         "mid_block_scale_factor": (1, 1.0),
@@ -146,7 +146,7 @@ class VAEConfig(_Config):
     norm_num_groups: int = 32
     scaling_factor: float = 0.18215
 
-    _supported = {
+    _supported: ClassVar = {
         "act_fn": ("silu", "swish"),
         "shift_factor": (None, 0, 0.0),
         "mid_block_add_attention": (True,),
@@ -158,3 +158,37 @@ class VAEConfig(_Config):
     def downscale(self) -> int:
         """Pixels of the image along one side for each latent along that side (8 in SD)."""
         return 2 ** (len(self.block_out_channels) - 1)
+
+
+GUIDE_PROMPTS = (
+    "Labrador in the style of Hokusai",
+    "Painting of a squirrel skating in New York",
+    "HAL-9000 in the style of Van Gogh",
+    "Times Square under water, with fish and a dolphin swimming around",
+    "Ancient Roman fresco showing a man working on his laptop",
+    "Close-up photograph of young black woman against urban background, high quality, bokeh",
+    "Armchair in the shape of an avocado",
+    "Clown astronaut in space, with Earth in the background",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelCard(_Config):
+    """What a page says of a model and begins with: `sd_tpu.json` in the checkpoint, if there.
+
+    No sampler means the one that the checkpoint's `scheduler_config.json` asks for.
+    """
+
+    name: str
+    hint: str = ""
+    prompts: tuple[str, ...] = GUIDE_PROMPTS
+    steps: int = 20
+    guidance: float = 7.5
+    sampler: str | None = None
+    spacing: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Self:
+        """The card of the checkpoint in `folder`, called `name` unless the card knows better."""
+        file = folder / "sd_tpu.json"
+        return cls.from_dict({"name": name, **(read_json(file) if file.is_file() else {})})

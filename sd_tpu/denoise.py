@@ -23,7 +23,7 @@ from sd_tpu.models import AutoencoderKL, CLIPTextModel, UNet2DConditionModel
 from sd_tpu.samplers import COLUMNS, HISTORY, Table
 from sd_tpu.sharding import REPLICATED, SPLIT, replicated, split
 from sd_tpu.tokenizer import LENGTH
-from sd_tpu.weights import Params, abstract_params
+from sd_tpu.weights import Params, abstract
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
@@ -80,13 +80,10 @@ class Models:
         """The networks and the shapes of their parameters; nothing is allocated."""
         classes = dict(text_encoder=(CLIPTextModel, text), unet=(UNet2DConditionModel, unet),
                        vae=(AutoencoderKL, vae))
-
-        def shapes_of(module, config):
-            return nnx.eval_shape(lambda: module(config, dtype=dtype, rngs=nnx.Rngs(0)))
-
-        modules = {name: shapes_of(*parts) for name, parts in classes.items()}
-        graphs = {name: nnx.graphdef(module) for name, module in modules.items()}
-        params = {name: abstract_params(module) for name, module in modules.items()}
+        parts = {name: abstract(partial(module, config, dtype=dtype))
+                 for name, (module, config) in classes.items()}
+        graphs = {name: graph for name, (graph, _) in parts.items()}
+        params = {name: shapes for name, (_, shapes) in parts.items()}
         return cls(**graphs, text_config=text, unet_config=unet, vae_config=vae,
                    dtype=jnp.dtype(dtype)), params
 
@@ -125,12 +122,13 @@ def empty_slots(models: Models, count: int, latent_shape: tuple[int, int, int]) 
 def encode_slots(models: Models, params: Params, slots: Slots, arrivals: Arrivals) -> Slots:
     """Fills the fresh slots: text embeddings, first latents, table; leaves the others alone."""
     encoder = nnx.merge(models.text_encoder, params["text_encoder"])
-    order = jnp.argsort(~arrivals.fresh, stable=True)
+    occupied = arrivals.fresh & (arrivals.end > 0)
+    order = jnp.argsort(~occupied, stable=True)
 
     def one(i, text):
         return text.at[order[i]].set(encoder(arrivals.ids[order[i]]).astype(text.dtype))
 
-    text = lax.fori_loop(0, arrivals.fresh.sum(), one, slots.text)
+    text = lax.fori_loop(0, occupied.sum(), one, slots.text)
     noise = jax.vmap(partial(gaussian, shape=slots.latents.shape[1:]))(arrivals.key)
     latents = arrivals.start + _column(arrivals.spread, noise) * noise
     entering = Slots(
@@ -199,7 +197,7 @@ def _guided(unet: UNet2DConditionModel, x: jax.Array, t: jax.Array, slots: Slots
 
 def decode_slots(models: Models, params: Params, latents: jax.Array,
                  wanted: jax.Array) -> jax.Array:
-    """Pictures [S, H, W, 3] uint8 of the latents [S, h, w, C] where `wanted` [S]; black elsewhere."""
+    """Pictures [S, H, W, 3] uint8 of latents [S, h, w, C] where `wanted` [S]; black elsewhere."""
     vae = nnx.merge(models.vae, params["vae"])
     order = jnp.argsort(~wanted, stable=True)
     scale = models.vae_config.downscale
@@ -293,19 +291,19 @@ class Programs:
         make = partial(empty_slots, self.models, self.slots, self.latent_shape)
         return jax.jit(make, out_shardings=split(self.mesh))()
 
-    def encode(self, params: Params, slots: Slots, arrivals: dict[int, Arrival]) -> Slots:
-        """Puts images into the slots with these numbers. `slots` is given up (donated)."""
+    def encode(self, params: Params, slots: Slots, arrivals: dict[int, Arrival | None]) -> Slots:
+        """Puts images into the slots with these numbers; None vacates one. Donates `slots`."""
         return self._encode(params, slots, self._gather(arrivals))
 
     def advance(self, params: Params, slots: Slots, n: int) -> Slots:
-        """Takes up to n rows in every live slot. `slots` is given up (donated)."""
+        """Takes up to n rows in every live slot. Donates `slots`."""
         return self._advance(params, slots, jax.device_put(np.int32(n), replicated(self.mesh)))
 
     def decode(self, params: Params, latents: jax.Array, wanted: np.ndarray) -> jax.Array:
         """uint8 pictures [S, H, W, 3] of latents [S, h, w, C], drawn where `wanted` [S] is true."""
         return self._decode(params, latents, jax.device_put(wanted, split(self.mesh)))
 
-    def _gather(self, entering: dict[int, Arrival]) -> Arrivals:
+    def _gather(self, entering: dict[int, Arrival | None]) -> Arrivals:
         count = self.slots
         host = Arrivals(
             fresh=np.zeros(count, bool),
@@ -318,8 +316,10 @@ class Programs:
             spread=np.zeros(count, np.float32),
         )
         for i, arrival in entering.items():
-            table = arrival.table
             host.fresh[i] = True
+            if arrival is None:
+                continue
+            table = arrival.table
             host.ids[i] = arrival.ids
             host.guidance[i] = arrival.guidance
             host.rows[i, : len(table.rows)] = table.rows

@@ -1,5 +1,6 @@
 """The old Flax pipeline's API: the guide's calls, on top of the compiled programs."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from sd_tpu import checkpoint, weights
-from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig, read_json
+from sd_tpu.config import ModelCard, TextEncoderConfig, UNetConfig, VAEConfig, read_json
 from sd_tpu.denoise import (
     MAX_ROWS,
     Arrival,
@@ -39,13 +40,14 @@ class StableDiffusionOutput(NamedTuple):
 class FlaxStableDiffusionPipeline:
     """Stable Diffusion 1.x and 2.x: prompts to pictures, with parameters kept outside."""
 
-    def __init__(self, models: Models, tokenizer: Tokenizer, configs: dict[str, dict[str, Any]]):
+    def __init__(self, models: Models, tokenizer: Tokenizer, configs: dict[str, dict[str, Any]],
+                 card: ModelCard):
         """Joins the parts; `configs` are the checkpoint's own, by folder name.
 
         Raises:
             CheckpointError: the scheduler's config asks for what is not supported.
         """
-        self.models, self.tokenizer, self.configs = models, tokenizer, configs
+        self.models, self.tokenizer, self.configs, self.card = models, tokenizer, configs, card
         self.schedule = NoiseSchedule.from_config(configs["scheduler"])
         self.sampler, self.spacing = default_sampler(configs["scheduler"])
         self._programs: dict[tuple, Programs] = {}
@@ -86,7 +88,8 @@ class FlaxStableDiffusionPipeline:
             VAEConfig.from_dict(configs["vae"]),
             dtype,
         )
-        pipeline = cls(models, Tokenizer.from_folder(folder / "tokenizer"), configs)
+        card = ModelCard.read(folder, str(name))
+        pipeline = cls(models, Tokenizer.from_folder(folder / "tokenizer"), configs, card)
         params = {
             part: weights.load(checkpoint.weight_files(folder / part, variant), expected[part],
                                dtype, sharding)
@@ -108,6 +111,7 @@ class FlaxStableDiffusionPipeline:
             _write_json(folder / part / "config.json", self.configs[part])
         _write_json(folder / "scheduler" / "scheduler_config.json", self.configs["scheduler"])
         self.tokenizer.save(folder / "tokenizer")
+        _write_json(folder / "sd_tpu.json", dataclasses.asdict(self.card))
         _write_json(folder / "model_index.json", {
             "_class_name": "StableDiffusionPipeline",
             "feature_extractor": [None, None],

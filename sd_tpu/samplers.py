@@ -97,7 +97,7 @@ class NoiseSchedule:
                     f"The scheduler's {name}={config[name]!r} is not supported; "
                     f"expected {' or '.join(map(repr, allowed))}."
                 )
-        # diffusers, so training too, rounded these to float32, which shows in 1 - alphas_cumprod
+        # float32 as in diffusers: the rounding of alphas_cumprod near 1 shows in the last sigmas
         alphas_cumprod = np.cumprod(1 - _betas(config), dtype=np.float64)
         alphas_cumprod = alphas_cumprod.astype(np.float32).astype(np.float64)
         if config.get("rescale_betas_zero_snr"):  # https://arxiv.org/abs/2305.08891, algorithm 1

@@ -24,6 +24,11 @@ def make_mesh(devices: int | None = None) -> Mesh:
     return Mesh(np.asarray(present[:devices]), (AXIS,))
 
 
+def set_host_devices(count: int) -> None:
+    """Lets a CPU count as `count` devices. Must come before anything else asks JAX for devices."""
+    jax.config.update("jax_num_cpu_devices", count)
+
+
 def split(mesh: Mesh) -> NamedSharding:
     """Placement of arrays whose leading axis is divided over the devices."""
     return NamedSharding(mesh, SPLIT)

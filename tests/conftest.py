@@ -12,14 +12,13 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 from pathlib import Path
 
 import diffusers
-import jax
+
 import pytest
 import torch
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from sd_tpu.config import BUNDLED_MODEL
+from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
 
-jax.config.update("jax_numpy_dtype_promotion", "standard")
 
 LAYOUTS = {
     # The differences between the generations that change what is computed.
@@ -87,3 +86,15 @@ def checkpoints(torch_pipelines, tmp_path_factory) -> dict[str, Path]:
     for layout, pipeline in torch_pipelines.items():
         pipeline.save_pretrained(folders[layout])
     return folders
+
+
+@pytest.fixture(scope="session")
+def loaded(checkpoints, layout):
+    """(pipeline, params) of each layout in turn, float32, on all eight devices."""
+    return FlaxStableDiffusionPipeline.from_pretrained(checkpoints[layout])
+
+
+@pytest.fixture(scope="session")
+def sd1(checkpoints):
+    """(pipeline, params) of the SD 1.x layout, float32, on all eight devices."""
+    return FlaxStableDiffusionPipeline.from_pretrained(checkpoints["sd1"])

@@ -82,7 +82,7 @@ def config_for(sampler: str, spacing: str | None = None, **options) -> dict:
         config[f"use_{spacing}_sigmas"] = True
     elif spacing:
         config["timestep_spacing"] = spacing
-    return config | options
+    return {name: value for name, value in (config | options).items() if value is not None}
 
 
 def run_diffusers(config: dict, steps: int, monkeypatch, **step_options):
@@ -159,6 +159,8 @@ def test_zero_terminal_snr_gives_what_the_pytorch_scheduler_gives(key, spacing, 
 @pytest.mark.parametrize(("key", "steps", "options"), [
     ("ddim", 7, {"timestep_spacing": "trailing"}),  # steps that do not divide the timesteps
     ("ddim", 10, {"set_alpha_to_one": True, "steps_offset": 0}),
+    ("ddim", 10, {"set_alpha_to_one": None}),
+    ("pndm", 10, {"set_alpha_to_one": None}),
     ("ddim", 10, {"num_train_timesteps": 500}),
     ("ddim", 10, {"beta_schedule": "linear", "beta_start": 1e-4, "beta_end": 0.02}),
     ("ddim", 10, {"beta_schedule": "squaredcos_cap_v2"}),
@@ -173,13 +175,14 @@ def test_zero_terminal_snr_gives_what_the_pytorch_scheduler_gives(key, spacing, 
     ("dpmpp_2m", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
     ("dpmpp_2m", 9, {"lower_order_final": False}),
     ("dpmpp_3m", 9, {"lower_order_final": False, "final_sigmas_type": "sigma_min"}),
-    ("dpmpp_3m", 9, {"euler_at_final": True, "final_sigmas_type": "sigma_min"}),
+    ("dpmpp_3m", 20, {"euler_at_final": True, "final_sigmas_type": "sigma_min"}),
     ("dpmpp_2s", 9, {}),
     ("dpmpp_2s", 10, {"final_sigmas_type": "sigma_min"}),
     ("unipc", 9, {"final_sigmas_type": "sigma_min", "lower_order_final": False}),
+    ("unipc", 20, {"final_sigmas_type": "sigma_min"}),
     ("unipc", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
     ("deis", 20, {"lower_order_final": False}),
-    ("lcm", 7, {"original_inference_steps": 20, "timestep_scaling": 4.0}),
+    ("lcm", 7, {"original_inference_steps": 20, "timestep_scaling": 0.01}),
 ])
 def test_what_the_config_asks_for_is_what_the_pytorch_scheduler_does(
     key, steps, options, monkeypatch
@@ -264,6 +267,16 @@ def test_zero_terminal_snr_is_finite(key, spacing):
         table = make_table(key, schedule, steps, spacing=spacing)
         assert np.isfinite(table.rows).all()
         assert np.isfinite(table.init_noise_sigma)
+
+
+@pytest.mark.parametrize("key", ["dpmpp_2m", "dpmpp_2m_sde", "dpmpp_3m", "unipc"])
+def test_a_last_step_of_no_length_adds_nothing_to_the_latents(key):
+    schedule = NoiseSchedule.from_config(
+        CONFIG | {"final_sigmas_type": "sigma_min", "lower_order_final": False}
+    )
+    for steps, spacing in itertools.product((3, 16, 17, 25, 41), ("karras", "exponential")):
+        _, _, _, _, a, *b, s, _, _ = make_table(key, schedule, steps, spacing=spacing).rows[-1]
+        assert (a, sum(b), s) == pytest.approx((1.0, 0.0, 0.0), abs=1e-6)
 
 
 @pytest.mark.parametrize(("key", "spacing"), CASES)

@@ -45,7 +45,7 @@ def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
         latents = np.concatenate(latents) / nnx.merge(graph, params).config.scaling_factor
         scale = 1 / latents.std()
         save_file({"latents": latents * scale, "ids": tokenizer(captions),
-                   "scale": np.float32(scale)}, file)
+                   "scale": np.asarray(scale, np.float32)}, file)
     with safe_open(file, framework="np") as tensors:
         return {name: tensors.get_tensor(name) for name in tensors.keys()}
 

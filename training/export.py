@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.config import BUNDLED_MODEL, ModelCard, TextEncoderConfig, UNetConfig, VAEConfig
 from sd_tpu.denoise import Models
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.tokenizer import Tokenizer
@@ -33,8 +33,8 @@ def main() -> None:
         UNetConfig.from_dict(configs["unet"]), VAEConfig.from_dict(configs["vae"]), jnp.float32,
     )
     params = {**diffusion.trained(), "vae": autoencoder.trained()[1]}
-    FlaxStableDiffusionPipeline(models, tokenizer, configs).save_pretrained(folder, params,
-                                                                            np.float16)
+    pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, ModelCard(**recipe.CARD))
+    pipeline.save_pretrained(folder, params, np.float16)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
     print(f"{folder}: {size:.1f} MB of weights")
 

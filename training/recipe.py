@@ -63,6 +63,23 @@ SCHEDULER = dict(
     steps_offset=0,
 )
 
+CARD = dict(
+    name="sd_tpu emoji 64",
+    hint="This small model draws emoji-like pictures: name a thing and the colour behind it.",
+    prompts=(
+        "a cat on a blue background",
+        "a rocket on a black background",
+        "a castle",
+        "a penguin on a yellow background",
+        "a slice of pizza",
+        "a small star on a purple background",
+        "a sunflower on a green background",
+        "a red heart",
+    ),
+    steps=20,
+    guidance=3.0,
+)
+
 AUTOENCODER_RUN = Schedule(steps=3500, batch=8, learning_rate=1e-3, ema=0.995)
 DIFFUSION_RUN = Schedule(steps=4000, batch=32, learning_rate=5e-4)
 

@@ -53,7 +53,8 @@ class Schedule:
             [self.warmup, self.steps - fall],
         )
         return optax.chain(
-            optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.99, weight_decay=self.weight_decay)
+            optax.clip_by_global_norm(1.0),
+            optax.adamw(rate, b2=0.99, weight_decay=self.weight_decay),
         )
 
 

@@ -94,7 +94,7 @@ class Upsample(nnx.Module):
 
 
 class ResnetBlock(nnx.Module):
-    """Two normalized convolutions around a residual, shifted by a time embedding if there is one."""
+    """Two normalized convolutions beside a residual, shifted by the time embedding if given."""
 
     def __init__(self, inputs: int, outputs: int, *, groups: int, eps: float,
                  time_channels: int | None = None, dtype, rngs: nnx.Rngs):

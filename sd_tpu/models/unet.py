@@ -57,7 +57,8 @@ class UNet2DConditionModel(nnx.Module):
                 block(kind.startswith("CrossAttn"), level, widths, upsample=level > 0)
             )
 
-        self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps, **layer)
+        self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps,
+                                       **layer)
         self.conv_out = conv(channels[0], config.out_channels, **layer)
 
     def __call__(self, latents: jax.Array, timesteps: jax.Array, text: jax.Array) -> jax.Array:
@@ -93,8 +94,8 @@ def timestep_encoding(timesteps: jax.Array, size: int, flip_sin_to_cos: bool,
     half = size // 2
     frequencies = jnp.exp(-jnp.log(10000.0) * jnp.arange(half) / (half - freq_shift))
     angles = timesteps.astype(jnp.float32)[:, None] * frequencies
-    waves = (jnp.cos(angles), jnp.sin(angles)) if flip_sin_to_cos else (jnp.sin(angles), jnp.cos(angles))
-    return jnp.concatenate(waves, axis=-1)
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    return jnp.concatenate((cos, sin) if flip_sin_to_cos else (sin, cos), axis=-1)
 
 
 class TimestepEmbedding(nnx.Module):
@@ -170,7 +171,9 @@ class MidBlock(nnx.Module):
             ResnetBlock(channels, channels, time_channels=time_channels, **norm, **layer)
             for _ in range(2)
         ])
-        self.attentions = nnx.List([Transformer2DModel(config, channels, config.heads[-1], **layer)])
+        self.attentions = nnx.List(
+            [Transformer2DModel(config, channels, config.heads[-1], **layer)]
+        )
 
     def __call__(self, x: jax.Array, time: jax.Array, text: jax.Array) -> jax.Array:
         """[B, h, w, C] -> [B, h, w, C]."""

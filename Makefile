@@ -1,0 +1,38 @@
+# make app: the page on the bundled model. make test: everything that must pass.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: app test lint train
+
+app: $(VENV)/.run
+	$(BIN)/python app.py $(ARGS)
+
+test: $(VENV)/.dev
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium; }
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+# The bundled model from nothing: hours on a CPU (training/README.md).
+train: $(VENV)/.dev
+	$(BIN)/python -m training.tokenizer assets/model/tokenizer
+	$(BIN)/python -m training.autoencoder
+	$(BIN)/python -m training.diffusion
+	$(BIN)/python -m training.export
+
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: requirements.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	touch $@
+
+$(VENV)/.dev: requirements.txt requirements-dev.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	touch $@ $(VENV)/.run

@@ -1,0 +1,377 @@
+"""One thread owns the devices and serves many people: a queue of jobs, their images in slots.
+
+Between two calls of `advance` finished images leave their slots and waiting ones enter, so images
+of several jobs share a batch (continuous batching), and a job that is cancelled stops at once.
+"""
+
+import dataclasses
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from sd_tpu.config import BUNDLED_MODEL
+from sd_tpu.denoise import Arrival, Programs
+from sd_tpu.pipeline import FlaxStableDiffusionPipeline
+from sd_tpu.request import Request, RequestError, Settings
+from sd_tpu.samplers import Table, make_table
+from sd_tpu.sharding import make_mesh, replicated
+from sd_tpu.weights import Params
+
+log = logging.getLogger(__name__)
+
+SLOTS = 8
+CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation may have to wait for
+PREVIEW_SECONDS = 0.4  # least time between two previews of a job
+MAX_WAITING = 100  # jobs
+
+
+@dataclasses.dataclass(frozen=True)
+class Queued:
+    """Waiting for a slot: number `position` in the queue, from 1; `reason` says what for."""
+
+    position: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Step `step` of `steps`, the mean over the job's images; previews uint8 [H, W, 3] by place."""
+
+    step: int
+    steps: int
+    previews: dict[int, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageReady:
+    """The finished picture at `place`: uint8 [H, W, 3]."""
+
+    place: int
+    pixels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """All pictures are there; `seconds` since the first entered a slot."""
+
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cancelled:
+    """The job was cancelled; no more events follow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """The job failed for a reason that is not in the request."""
+
+    message: str
+
+
+Event = Queued | Progress | ImageReady | Done | Cancelled | Failed
+
+
+class Job:
+    """A submitted request: iterate over `events()`, or `cancel()` it."""
+
+    def __init__(self, request: Request, number: int, ids: np.ndarray, table: Table, wake):
+        """Made by `Engine.submit`. ids [P, 2, 77] by place in the request."""
+        self.request, self.number = request, number
+        self.cancelled = False
+        self._ids, self._table, self._wake = ids, table, wake
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        # The rest belongs to the engine's thread.
+        self._waiting = deque(request.places())
+        self._steps = dict.fromkeys(request.places(), 0)
+        self._position: tuple[int, str] | None = None
+        self._begun: float | None = None
+        self._previewed = 0.0
+        self._over = False
+
+    def events(self) -> Iterator[Event]:
+        """Yields events as they happen; the last is Done, Cancelled or Failed."""
+        while True:
+            event = self._events.get()
+            yield event
+            if isinstance(event, Done | Cancelled | Failed):
+                return
+
+    def cancel(self) -> None:
+        """Stops the job, also while it waits. Its slots are free after one call of `advance`."""
+        self.cancelled = True
+        self._wake()
+
+    def _emit(self, event: Event) -> None:
+        self._events.put(event)
+
+    def _arrival(self, place: int) -> Arrival:
+        key = jax.random.PRNGKey(self.request.image_seed(place))
+        return Arrival(ids=self._ids[place], table=self._table, guidance=self.request.guidance,
+                       key=np.asarray(key))
+
+
+@dataclasses.dataclass
+class _Occupant:
+    """The image in a slot, as the host keeps account of it."""
+
+    job: Job
+    place: int
+    row: int = 0
+
+    @property
+    def rows_left(self) -> int:
+        return len(self.job._table.rows) - self.row
+
+
+class Engine:
+    """Makes pictures for whoever asks, on all devices of its mesh."""
+
+    def __init__(self, pipeline: FlaxStableDiffusionPipeline, params: Params, mesh: Mesh,
+                 defaults: Settings, *, group: int = 1):
+        """Starts the thread, which compiles the programs and then serves.
+
+        Args:
+            pipeline: tokenizer, noise schedule and networks.
+            params: on every device of the mesh.
+            mesh: the devices.
+            defaults: settings of requests that leave them open; their size is the only size.
+            group: slots that a device steps together.
+
+        Raises:
+            ValueError: the model cannot make pictures of the defaults' size.
+        """
+        self.pipeline, self.mesh, self.defaults = pipeline, mesh, defaults
+        self.programs = Programs(pipeline.models, mesh, slots=SLOTS, height=defaults.height,
+                                 width=defaults.width, group=group)
+        self._params = params
+        self._slots = None
+        self._occupants: list[_Occupant | None] = [None] * self.programs.slots
+        self._jobs: deque[Job] = deque()  # those with images that wait for a slot
+        self._numbers = itertools.count(1)
+        self._change = threading.Condition()
+        self._closed = False
+        self._row_seconds = CALL_SECONDS
+        self.ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(cls, model: str | Path = BUNDLED_MODEL, *, revision: str | None = None,
+             variant: str | None = None, dtype: str | None = None, devices: int | None = None,
+             size: tuple[int, int] | None = None) -> Self:
+        """Loads a checkpoint and starts an engine for it.
+
+        Args:
+            model: folder or hub id.
+            revision: branch, tag or commit on the hub.
+            variant: of the weight files, such as "fp16".
+            dtype: "float32" or "bfloat16"; by default float32 on CPU and bfloat16 elsewhere.
+            devices: how many of this process's devices to use; all by default.
+            size: height and width of the pictures; by default what the model was trained on.
+
+        Raises:
+            CheckpointError: the model cannot be loaded.
+            ValueError: there are too few devices, or the size is not possible.
+        """
+        mesh = make_mesh(devices)
+        if dtype is None:
+            dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
+        pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(
+            model, revision=revision, variant=variant, dtype=dtype, sharding=replicated(mesh)
+        )
+        card, (height, width) = pipeline.card, size or pipeline.default_size
+        defaults = Settings(
+            steps=card.steps,
+            guidance=card.guidance,
+            sampler=card.sampler or pipeline.sampler,
+            spacing=card.spacing if card.sampler else pipeline.spacing,
+            height=height,
+            width=width,
+        )
+        return cls(pipeline, params, mesh, defaults)
+
+    def submit(self, request: Request) -> Job:
+        """Queues a checked request.
+
+        Raises:
+            RequestError: the sampler cannot take these steps, or too many jobs wait already.
+        """
+        try:
+            table = make_table(request.sampler, self.pipeline.schedule, request.steps,
+                               spacing=request.spacing)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        ids = self.pipeline.prepare_inputs([request.negative_prompt, *request.prompts])
+        pairs = np.stack([np.broadcast_to(ids[:1], ids[1:].shape), ids[1:]], axis=1)
+        with self._change:
+            if self._closed:
+                raise RequestError("The server is shutting down.")
+            if len(self._jobs) >= MAX_WAITING:
+                raise RequestError("Too many people are waiting; please try again in a minute.")
+            job = Job(request, next(self._numbers), pairs, table, self._notify)
+            self._jobs.append(job)
+            self._tell_positions()
+            self._change.notify()
+        return job
+
+    def lost_words(self, request: Request) -> dict[int, str]:
+        """By place, the ends of prompts that the model will not see, being past its 77 tokens."""
+        lost = {place: self.pipeline.tokenizer.lost(request.prompts[place])
+                for place in request.places()}
+        return {place: words for place, words in lost.items() if words}
+
+    def close(self) -> None:
+        """Cancels everything and ends the thread."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join()
+
+    # --- the engine's thread --------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._warm_up()
+        while True:
+            with self._change:
+                while not (self._closed or self._jobs or any(self._occupants)):
+                    self._change.wait()
+                if self._closed:
+                    return self._abandon(Cancelled())
+                entering = self._admit()
+            try:
+                self._turn(entering)
+            except Exception as error:  # whatever the devices raise: the other jobs must go on
+                log.exception("a batch failed")
+                self._recover(error)
+
+    def _warm_up(self) -> None:
+        """Compiles the three programs on idle slots, which takes no other time."""
+        try:
+            slots = self.programs.encode(self._params, self.programs.empty(), {})
+            slots = self.programs.advance(self._params, slots, 0)
+            self._decode(slots.latents, [])
+            self._slots = slots
+        except Exception as error:  # such as a device without memory enough
+            log.exception("compiling failed")
+            self._recover(error)
+        with self._change:
+            self.ready.set()
+            self._tell_positions()
+
+    def _turn(self, entering: dict[int, Arrival | None]) -> None:
+        """One call of `advance`, and what goes before and after it."""
+        if entering:
+            self._slots = self.programs.encode(self._params, self._slots, entering)
+        live = {i: occupant for i, occupant in enumerate(self._occupants) if occupant}
+        if not live:
+            return
+        rows = min(occupant.rows_left for occupant in live.values())
+        rows = max(1, min(rows, round(CALL_SECONDS / self._row_seconds)))
+        begun = time.monotonic()
+        self._slots = jax.block_until_ready(self.programs.advance(self._params, self._slots, rows))
+        self._row_seconds = (time.monotonic() - begun) / rows
+        for occupant in live.values():
+            occupant.row += rows
+            table = occupant.job._table
+            done = table.step[occupant.row] if occupant.rows_left else occupant.job.request.steps
+            occupant.job._steps[occupant.place] = int(done)
+        self._deliver({i: o for i, o in live.items() if not o.rows_left})
+        self._report({i: o for i, o in live.items() if o.rows_left})
+
+    def _admit(self) -> dict[int, Arrival | None]:
+        """Frees the slots of cancelled jobs and fills free slots; what `encode` must be told."""
+        entering: dict[int, Arrival | None] = {}
+        for i, occupant in enumerate(self._occupants):
+            if occupant and occupant.job.cancelled:
+                self._finish(occupant.job, Cancelled())
+                self._occupants[i] = None
+                entering[i] = None
+        for job in [job for job in self._jobs if job.cancelled]:
+            self._finish(job, Cancelled())
+            self._jobs.remove(job)
+        for i, occupant in enumerate(self._occupants):
+            if occupant is None and self._jobs:
+                job = self._jobs[0]
+                job._begun = job._begun or time.monotonic()
+                place = job._waiting.popleft()
+                self._occupants[i] = _Occupant(job, place)
+                entering[i] = job._arrival(place)
+                if not job._waiting:
+                    self._jobs.popleft()
+        self._tell_positions()
+        return entering
+
+    def _deliver(self, finished: dict[int, _Occupant]) -> None:
+        if not finished:
+            return
+        images = self._decode(self._slots.latents, finished)
+        for i, occupant in finished.items():
+            self._occupants[i] = None
+            occupant.job._emit(ImageReady(occupant.place, images[i]))
+            occupant.job._steps[occupant.place] = occupant.job.request.steps
+        for job in {occupant.job.number: occupant.job for occupant in finished.values()}.values():
+            running = any(o and o.job is job for o in self._occupants)
+            if not running and not job._waiting:
+                self._finish(job, Done(time.monotonic() - job._begun))
+
+    def _report(self, live: dict[int, _Occupant]) -> None:
+        """Progress for each job that runs, with previews where the last ones are old enough."""
+        now = time.monotonic()
+        due = {i: o for i, o in live.items() if now - o.job._previewed > PREVIEW_SECONDS}
+        images = self._decode(self._slots.clean, due) if due else None
+        for job in {occupant.job.number: occupant.job for occupant in live.values()}.values():
+            previews = {o.place: images[i] for i, o in due.items() if o.job is job}
+            if previews:
+                job._previewed = time.monotonic()
+            step = sum(job._steps.values()) // len(job._steps)
+            job._emit(Progress(step, job.request.steps, previews))
+
+    def _decode(self, latents: jax.Array, wanted) -> np.ndarray:
+        mask = np.isin(np.arange(self.programs.slots), list(wanted))
+        return np.asarray(self.programs.decode(self._params, latents, mask))
+
+    def _finish(self, job: Job, event: Event) -> None:
+        if not job._over:
+            job._over = True
+            job._emit(event)
+
+    def _recover(self, error: Exception) -> None:
+        """Ends the jobs that were in the slots and starts over with empty ones."""
+        message = f"Making the pictures failed: {type(error).__name__}: {error}".splitlines()[0]
+        self._slots = None
+        with self._change:
+            failed = {o.job.number: o.job for o in self._occupants if o}
+            self._occupants = [None] * self.programs.slots
+            for job in failed.values():
+                self._finish(job, Failed(message))
+            self._jobs = deque(job for job in self._jobs if job.number not in failed)
+        self._slots = self.programs.empty()
+
+    def _abandon(self, event: Event) -> None:
+        for job in [*self._jobs, *(o.job for o in self._occupants if o)]:
+            self._finish(job, event)
+
+    def _tell_positions(self) -> None:
+        """Tells each waiting job its place in the queue, if that has changed. Needs the lock."""
+        ready = self.ready.is_set()
+        reason = "waiting for a free place" if ready else "compiling for the first time"
+        waiting = [job for job in self._jobs if job._begun is None]
+        for position, job in enumerate(waiting, start=1):
+            if job._position != (position, reason):
+                job._position = (position, reason)
+                job._emit(Queued(position, reason))
+
+    def _notify(self) -> None:
+        with self._change:
+            self._change.notify()
