@@ -13,7 +13,9 @@ COMPONENTS = {
     "unet": "diffusion_pytorch_model",
     "vae": "diffusion_pytorch_model",
 }
-OTHER_FILES = ("model_index.json", "*/config.json", "scheduler/*.json", "tokenizer/*")
+OTHER_FILES = (
+    "model_index.json", "sd_tpu.json", "*/config.json", "scheduler/*.json", "tokenizer/*",
+)
 
 
 def find(name: str | Path, revision: str | None = None, variant: str | None = None) -> Path:
@@ -101,13 +103,16 @@ def _no_weights_message(folder: Path) -> str:
 
 
 def _single_file_message(path: Path) -> str:
+    target = path.with_suffix("")
+    command = ("from diffusers import StableDiffusionPipeline as P; "
+               f"P.from_single_file('{path}').save_pretrained('{target}')")
     if path.suffix == ".safetensors":
-        command = ("from diffusers import StableDiffusionPipeline as P; "
-                   f"P.from_single_file('{path}').save_pretrained('{path.with_suffix('')}')")
-        return (f"{path} is a single file; sd_tpu reads folders in the diffusers layout. Convert it "
-                f'where PyTorch is installed: python -c "{command}"')
-    return (f"{path} is not a checkpoint folder. Pickles (.ckpt, .bin, .pt) can run code when they "
-            "are opened and are refused; convert the model to safetensors first.")
+        reason, trust = "a single file; sd_tpu reads folders in the diffusers layout", ""
+    else:
+        reason = "no checkpoint folder; pickles (.ckpt, .bin, .pt) can run code when opened"
+        trust = ", if you trust it"
+    return (f"{path} is {reason}. Convert it where PyTorch is installed{trust}: "
+            f'python -c "{command}", and give {target}')
 
 
 def _convert(folder: Path) -> str:

@@ -46,10 +46,18 @@ class _Config:
                 )
         fields = {field.name for field in dataclasses.fields(cls)}
         values = {k: _frozen(v) for k, v in config.items() if k in fields and v is not None}
+        for field in dataclasses.fields(cls):
+            value = values.get(field.name)
+            if value is not None and not isinstance(value, _KINDS.get(field.type, object)):
+                raise CheckpointError(f"{cls.__name__}: {field.name}={config[field.name]!r} is not "
+                                      f"supported; it should be of type {field.type.__name__}.")
         try:
             return cls(**values)
         except TypeError as error:
             raise CheckpointError(f"{cls.__name__}: {error}.") from None
+
+
+_KINDS = {int: int, float: (int, float), str: str, bool: bool}
 
 
 def _frozen(value: Any) -> Any:

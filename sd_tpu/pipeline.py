@@ -24,7 +24,8 @@ from sd_tpu.denoise import (
     empty_slots,
     encode_slots,
 )
-from sd_tpu.samplers import COLUMNS, NoiseSchedule, Table, default_sampler, make_table
+from sd_tpu.samplers import COLUMNS, Table, default_sampler, make_table
+from sd_tpu.schedule import NoiseSchedule
 from sd_tpu.sharding import make_mesh, replicated
 from sd_tpu.tokenizer import Tokenizer
 from sd_tpu.weights import Params

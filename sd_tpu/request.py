@@ -6,7 +6,8 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from sd_tpu.samplers import SAMPLERS, SPACINGS
+from sd_tpu.samplers import SAMPLERS
+from sd_tpu.schedule import SPACINGS
 
 MAX_PROMPTS = 8
 MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
@@ -48,7 +49,8 @@ class Request(Settings):
         """Builds a request out of untrusted values.
 
         Args:
-            values: by field name; absent ones and None take the default.
+            values: by field name; absent ones and None take the default. The default spacing is
+                the default sampler's: another one takes the checkpoint's own, as does "".
             defaults: of the model, whose picture size is the only one that can be asked for.
 
         Raises:
@@ -57,8 +59,10 @@ class Request(Settings):
         fields = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(values.keys() - fields):
             raise RequestError(f"Unknown settings: {', '.join(unknown)}.")
-        merged = {**dataclasses.asdict(defaults), "prompts": (), "seed": 0}
-        merged.update({name: value for name, value in values.items() if value is not None})
+        given = {name: value for name, value in values.items() if value is not None}
+        merged = {**dataclasses.asdict(defaults), "prompts": (), "seed": 0, **given}
+        if merged["sampler"] != defaults.sampler:
+            merged["spacing"] = given.get("spacing")
         request = cls(
             prompts=_prompts(merged["prompts"]),
             negative_prompt=_text(merged["negative_prompt"], "The negative prompt"),
@@ -66,7 +70,7 @@ class Request(Settings):
             steps=_whole(merged["steps"], "Steps", 1, MAX_STEPS),
             guidance=_guidance(merged["guidance"]),
             sampler=_one_of(merged["sampler"], "Sampler", SAMPLERS),
-            spacing=merged["spacing"] and _one_of(merged["spacing"], "Spacing", SPACINGS),
+            spacing=_spacing(merged["spacing"]),
             height=_whole(merged["height"], "Height", 1, 1 << 16),
             width=_whole(merged["width"], "Width", 1, 1 << 16),
         )
@@ -116,9 +120,17 @@ def _text(value: Any, name: str) -> str:
     return value.encode("utf-8", "ignore").decode("utf-8").strip()
 
 
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
 def _whole(value: Any, name: str, least: int, most: int) -> int:
-    whole = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not whole or not math.isfinite(value) or value != int(value):
+    if not _is_number(value) or value != int(value):
         raise RequestError(f"{name} should be a whole number, not {value!r}.")
     if not least <= value <= most:
         raise RequestError(f"{name} should be from {least} to {most}, not {int(value)}.")
@@ -126,8 +138,7 @@ def _whole(value: Any, name: str, least: int, most: int) -> int:
 
 
 def _guidance(value: Any) -> float:
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
+    if not _is_number(value):
         raise RequestError(f"Guidance should be a number, not {value!r}.")
     if not 0 <= value <= MAX_GUIDANCE:
         raise RequestError(f"Guidance should be from 0 to {MAX_GUIDANCE:g}, not {value:g}.")
@@ -138,6 +149,10 @@ def _one_of(value: Any, name: str, known: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in known:
         raise RequestError(f"{name} {value!r} is unknown; there are {', '.join(known)}.")
     return value
+
+
+def _spacing(value: Any) -> str | None:
+    return None if value in (None, "") else _one_of(value, "Spacing", SPACINGS)
 
 
 def _check_spacing(request: Request) -> None:

@@ -1,5 +1,6 @@
 """Prompts -> token ids, and which words of a prompt the model will not see."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,21 +15,32 @@ LENGTH = 77  # the beginning and the end mark included
 class Tokenizer:
     """The checkpoint's CLIP tokenizer at the length that the text encoder was trained on."""
 
-    def __init__(self, tokenizer: CLIPTokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: CLIPTokenizer, folder: Path):
+        self._tokenizer, self._folder = tokenizer, folder
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Reads `vocab.json`, `merges.txt` and the configs; raises CheckpointError if it cannot."""
+        """Reads `tokenizer.json`, or `vocab.json` and `merges.txt`, with the configs beside them.
+
+        Raises:
+            CheckpointError: they are missing or damaged.
+        """
+        forms = (["tokenizer.json"], ["vocab.json", "merges.txt"])
+        if not any(all((folder / name).is_file() for name in form) for form in forms):
+            # Without them transformers makes up a tokenizer that knows no words.
+            raise CheckpointError(f"{folder} holds no tokenizer: there is neither tokenizer.json, "
+                                  "nor vocab.json with merges.txt.")
         try:
-            return cls(CLIPTokenizer.from_pretrained(folder))
+            return cls(CLIPTokenizer.from_pretrained(folder), folder)
         except Exception as error:  # transformers raises whatever its parsers raise
             reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(f"The tokenizer in {folder} cannot be read ({reason}).") from error
+            message = f"The tokenizer in {folder} cannot be read ({reason})."
+            raise CheckpointError(message) from error
 
     def save(self, folder: Path) -> None:
-        """Writes the tokenizer's files."""
-        self._tokenizer.save_pretrained(folder)
+        """Copies the files that the tokenizer was read from."""
+        if folder.resolve() != self._folder.resolve():
+            shutil.copytree(self._folder, folder, dirs_exist_ok=True)
 
     def __call__(self, prompts: Sequence[str]) -> np.ndarray:
         """Token ids [B, 77] int32: begin, words, end, padding; longer prompts are cut."""

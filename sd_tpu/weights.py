@@ -146,8 +146,9 @@ def _check(files: list[Path], wanted: dict[str, tuple[int, ...]]) -> None:
         with _open(file) as tensors:
             for name in filter(_is_parameter, tensors.keys()):
                 found[_modern(name)] = tuple(tensors.get_slice(name).get_shape())
-    difference = [f"- missing    {name} {list(wanted[name])}" for name in wanted.keys() - found.keys()]
-    difference += [f"+ unexpected {name} {list(found[name])}" for name in found.keys() - wanted.keys()]
+    missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+    difference = [f"- missing    {name} {list(wanted[name])}" for name in missing]
+    difference += [f"+ unexpected {name} {list(found[name])}" for name in unexpected]
     difference += [
         f"~ shape      {name}: the file has {list(found[name])}, the model needs {list(shape)}"
         for name, shape in wanted.items()

@@ -13,11 +13,11 @@ from sd_tpu.samplers import (
     COLUMNS,
     HISTORY,
     SAMPLERS,
-    NoiseSchedule,
     Table,
     default_sampler,
     make_table,
 )
+from sd_tpu.schedule import NoiseSchedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers on NumPy 2
 

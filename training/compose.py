@@ -78,7 +78,7 @@ class Composer:
         self._styles_of: dict[str, list[str]] = {}
         self._concepts_in: dict[str, list[str]] = {}
         self._index: dict[tuple[str, str], int] = {}
-        for index, key in enumerate(zip(sprites.concepts, sprites.styles)):
+        for index, key in enumerate(zip(sprites.concepts, sprites.styles, strict=True)):
             self._styles_of.setdefault(key[0], []).append(key[1])
             self._concepts_in.setdefault(key[1], []).append(key[0])
             self._index[key] = index

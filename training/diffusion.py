@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from sd_tpu.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig, VAEConfig
 from sd_tpu.denoise import Arrival, Models, Programs
 from sd_tpu.models import CLIPTextModel, UNet2DConditionModel
-from sd_tpu.samplers import NoiseSchedule, make_table
+from sd_tpu.samplers import make_table
+from sd_tpu.schedule import NoiseSchedule
 from sd_tpu.sharding import make_mesh
 from sd_tpu.tokenizer import Tokenizer
 from training import autoencoder, recipe

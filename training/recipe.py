@@ -40,7 +40,7 @@ UNET = dict(
     mid_block_type="UNetMidBlock2DCrossAttn",
     up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
     block_out_channels=[96, 192],
-    layers_per_block=2,
+    layers_per_block=1,
     cross_attention_dim=128,
     attention_head_dim=[3, 6],
     norm_num_groups=8,
@@ -81,7 +81,7 @@ CARD = dict(
 )
 
 AUTOENCODER_RUN = Schedule(steps=3500, batch=8, learning_rate=1e-3, ema=0.995)
-DIFFUSION_RUN = Schedule(steps=4000, batch=32, learning_rate=5e-4)
+DIFFUSION_RUN = Schedule(steps=6000, batch=16, learning_rate=5e-4)
 
 
 def composer() -> Composer:

@@ -72,10 +72,11 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
 
 
 class Downsample(nnx.Module):
-    """Halves height and width. The autoencoder pads only below and to the right."""
+    """Halves height and width. Padding 0, the autoencoder's, means a pixel below and right."""
 
-    def __init__(self, channels: int, padding, *, dtype, rngs: nnx.Rngs):
-        self.conv = conv(channels, channels, strides=2, padding=padding, dtype=dtype, rngs=rngs)
+    def __init__(self, channels: int, padding: int, *, dtype, rngs: nnx.Rngs):
+        self.conv = conv(channels, channels, strides=2, padding=padding or ((0, 1), (0, 1)),
+                         dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, H, W, C] -> [B, H/2, W/2, C]."""

@@ -51,7 +51,7 @@ class Level(nnx.Module):
         norm = dict(groups=config.norm_num_groups, eps=EPS)
         self.resnets = nnx.List([ResnetBlock(w, channels, **norm, **layer) for w in widths])
         if downsample:
-            self.downsamplers = nnx.List([Downsample(channels, ((0, 1), (0, 1)), **layer)])
+            self.downsamplers = nnx.List([Downsample(channels, 0, **layer)])
         if upsample:
             self.upsamplers = nnx.List([Upsample(channels, **layer)])
 

@@ -1,0 +1,247 @@
+"""`python -m sd_tpu`: pictures into a folder, the devices, the samplers.
+
+`add_model_flags` and `open_engine` are the page's as well.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from sd_tpu.config import BUNDLED_MODEL
+from sd_tpu.engine import Done, Engine, Event, Failed, ImageReady, Job, Progress, Queued
+from sd_tpu.images import make_grid, to_png
+from sd_tpu.request import MAX_PROMPTS, Request, Settings
+from sd_tpu.samplers import SAMPLERS
+from sd_tpu.sharding import make_mesh, set_host_devices
+
+MAX_DEVICES = 256  # more on one host is a slip of the finger, and each takes memory
+INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code; what went wrong is one sentence on stderr."""
+    args = _parser().parse_args(arguments)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        print(f"{error.filename or 'A file'}: {error.strerror or error}.", file=sys.stderr)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+    return 2
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what `open_engine` reads."""
+    add = parser.add_argument_group("model").add_argument
+    add("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
+        help="checkpoint folder or hub id (default: the bundled model)")
+    add("--revision", help="branch, tag or commit on the hub")
+    add("--variant", help="of the weight files, such as fp16")
+    add("--size", type=_size, metavar="WIDTHxHEIGHT",
+        help="of the pictures, such as 512x512 (default: the model's)")
+    add("--dtype", choices=("float32", "bfloat16"),
+        help="of weights and arithmetic (default: float32 on CPU, bfloat16 elsewhere)")
+    _add_devices_flag(parser)
+
+
+def open_engine(args: argparse.Namespace) -> Engine:
+    """The engine that the flags describe. Must come before anything else asks JAX for devices.
+
+    Raises:
+        ValueError: the model cannot be loaded, or the devices or the size are not possible.
+    """
+    find_devices(args.devices)
+    return Engine.open(args.model, revision=args.revision, variant=args.variant, dtype=args.dtype,
+                       devices=args.devices, size=args.size)
+
+
+def find_devices(count: int | None) -> list[jax.Device]:
+    """The first `count` of this process's devices, or all of them; a CPU counts as so many.
+
+    Raises:
+        ValueError: there are too few, or none of the platform that JAX was told to use.
+    """
+    try:
+        if count is not None:
+            set_host_devices(count)  # concerns the CPU only, whatever else there is
+    except RuntimeError:
+        pass  # JAX has begun with the devices it has, which may be enough
+    try:
+        return list(make_mesh(count).devices.flat)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"JAX finds no device to work on ({reason}).") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sd_tpu",
+                                     description="Stable Diffusion on JAX.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    generate = commands.add_parser("generate", help="make up to eight pictures in a folder")
+    generate.set_defaults(run=_generate)
+    _add_request_flags(generate)
+    add_model_flags(generate)
+    devices = commands.add_parser("devices", help="say what JAX finds to work on")
+    devices.set_defaults(run=_devices)
+    _add_devices_flag(devices)
+    samplers = commands.add_parser("samplers", help="list the samplers and their spacings")
+    samplers.set_defaults(run=_samplers)
+    return parser
+
+
+def _add_request_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds flags named as the fields of a Request; what they hold is for `Request.check`."""
+    add = parser.add_argument
+    add("--prompt", dest="prompts", action="append", required=True, metavar="PROMPT",
+        help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
+    add("--negative", dest="negative_prompt", metavar="PROMPT", help="what not to draw")
+    add("--seed", type=_number, metavar="N", help="of the first picture (default: 0)")
+    add("--steps", type=_number, metavar="N", help="(default: the model's)")
+    add("--sampler", metavar="KEY", help="see `samplers` (default: the model's)")
+    add("--spacing", metavar="KEY", help="of the steps, see `samplers` (default: the model's)")
+    add("--guidance", type=_number, metavar="X",
+        help="how closely to follow the prompt; 1 is none (default: the model's)")
+    add("--out", type=Path, required=True, metavar="DIR",
+        help="gets 00.png, 01.png, ... and grid.png")
+
+
+def _add_devices_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--devices", type=_count, metavar="N",
+                        help="how many to use; a CPU counts as N (default: all)")
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Height and width from "WIDTHxHEIGHT", or from one number for a square."""
+    match = re.fullmatch(r"([0-9]{1,5})(?: *[xX×*] *([0-9]{1,5}))?", text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} should be like 512x512, width first")
+    return int(match[2] or match[1]), int(match[1])
+
+
+def _number(text: str) -> int | float:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= MAX_DEVICES:
+        raise argparse.ArgumentTypeError(f"{text!r} should be from 1 to {MAX_DEVICES}")
+    return int(text)
+
+
+# --- the commands -------------------------------------------------------------------------------
+
+
+def _generate(args: argparse.Namespace) -> int:
+    names = ("prompts", "negative_prompt", "seed", "steps", "sampler", "spacing", "guidance")
+    values = {name: getattr(args, name) for name in names}
+    Request.check(values, Settings())  # what any model refuses, before one is loaded
+    args.out.mkdir(parents=True, exist_ok=True)
+    line = _Line()
+    line.show(f"Loading {args.model} ...")
+    engine = open_engine(args)
+    try:
+        request = Request.check(values, engine.defaults)
+        for place, words in engine.lost_words(request).items():
+            line.show(f"Prompt {place + 1} is too long: the model does not see {words!r}.")
+            line.keep()
+        return _save(engine.submit(request), args.out, engine.pipeline.card.name, line)
+    finally:
+        line.keep()
+        if engine.ready.is_set():  # else it compiles, which cannot be stopped and may take minutes
+            engine.close()
+
+
+def _save(job: Job, folder: Path, model: str, line: "_Line") -> int:
+    """Writes the pictures as they come and the grid at the end; returns the exit code."""
+    request = job.request
+    pictures: list[np.ndarray | None] = [None] * len(request.prompts)
+    try:
+        for event in job.events():
+            line.show(_sentence(event))
+            if isinstance(event, ImageReady):
+                pictures[event.place] = event.pixels
+                line.clear()
+                _write(folder / f"{event.place:02}.png", event.pixels,
+                       request.only(event.place), model)
+    finally:
+        job.cancel()  # changes nothing once it is over
+    if not isinstance(event, Done):
+        return 1
+    line.keep()
+    _write(folder / "grid.png", make_grid(pictures), request, model)
+    return 0
+
+
+def _write(file: Path, pixels: np.ndarray, request: Request, model: str) -> None:
+    file.write_bytes(to_png(pixels, request, model))
+    print(file, flush=True)
+
+
+def _sentence(event: Event) -> str:
+    match event:
+        case Queued(reason=reason):  # nobody else is in this queue
+            return f"{reason.capitalize()} ..."
+        case Progress(step, steps):
+            return f"Step {step} of {steps}"
+        case Done(seconds):
+            return f"Done in {seconds:.1f} s."
+        case Failed(message):
+            return message
+    return ""
+
+
+class _Line:
+    """A line on stderr: on a terminal the next takes its place, elsewhere it comes below."""
+
+    def __init__(self):
+        self._last = ""
+        self._over = sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """Shows the text in place of the last; no text changes nothing."""
+        if text and text != self._last:
+            self._last = text
+            self._print(f"\r{text}\x1b[K" if self._over else f"{text}\n")
+
+    def clear(self) -> None:
+        """Makes room on the terminal for what others print."""
+        self._last = ""
+        self._print("\r\x1b[K" if self._over else "")
+
+    def keep(self) -> None:
+        """Lets what is shown stand."""
+        self._print("\n" if self._over and self._last else "")
+        self._last = ""
+
+    def _print(self, text: str) -> None:
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+def _devices(args: argparse.Namespace) -> int:
+    devices = find_devices(args.devices)
+    print(f"Found {len(devices)} JAX devices of type {devices[0].device_kind}.")
+    platform = devices[0].platform
+    if platform != "tpu":
+        print(f"This is not a TPU but a {platform.upper()}: everything works, at its own speed.")
+    return 0
+
+
+def _samplers(args: argparse.Namespace) -> int:
+    rows = [("KEY", "NAME", "SPACINGS")]
+    rows += [(key, s.label, ", ".join(s.spacings)) for key, s in SAMPLERS.items()]
+    for key, label, spacings in rows:
+        print(f"{key:<17}{label:<17}{spacings}")
+    return 0

@@ -1,0 +1,222 @@
+"""Finished pictures: the 2x4 grid, PNG files, and the request that a PNG carries, both ways.
+
+The text chunk `parameters` is that of the stable-diffusion-webui by AUTOMATIC1111 (A1111), which
+most galleries and tools read: the prompt, `Negative prompt: ...`, and one line of settings. What
+that text cannot say without doubt (several prompts, a prompt that looks like settings, control
+characters) is said once more, exactly, as JSON in a field of the settings line.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Sequence
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from sd_tpu.request import Request, RequestError, Settings
+from sd_tpu.samplers import SAMPLERS
+
+VERSION = "0.1.0"
+KEY = "parameters"
+MAX_FILE_BYTES = 1 << 26
+MAX_TEXT_LENGTH = 1 << 20  # eight prompts of the longest kind, escaped, take half of it
+BLANK = 255
+
+# Where A1111 has a sampler under another name than diffusers, or a spacing under another.
+_A1111_SAMPLERS = {"pndm": "PLMS", "euler_ancestral": "Euler a", "kdpm2": "DPM2"}
+_A1111_SPACINGS = {"automatic": None, "uniform": "linspace", "sgm uniform": "trailing"}
+_NAMES = {
+    **{sampler.label.lower(): key for key, sampler in SAMPLERS.items()},
+    **{name.lower(): key for key, name in _A1111_SAMPLERS.items()},
+    **{key: key for key in SAMPLERS},
+}
+
+_NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
+_FIELD = re.compile(r'(?:^|,)\s*(\w[\w /-]*):\s*("(?:[^\\"]++|\\.)*+"|[^,]*+)\s*(?=,|$)')
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # which PNG's text chunks should not hold
+
+
+def make_grid(pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 4) -> np.ndarray:
+    """Pictures side by side, row by row; a None leaves its place blank.
+
+    Args:
+        pictures: uint8 [H, W, 3] of one size, 1 to rows * cols places.
+        rows: at most.
+        cols: at most; fewer pictures than that make one shorter row.
+
+    Returns:
+        uint8 [R*H, C*W, 3].
+    """
+    shapes = {picture.shape for picture in pictures if picture is not None}
+    if len(shapes) != 1 or len(pictures) > rows * cols:
+        raise ValueError(f"A grid takes 1 to {rows * cols} pictures of one size.")
+    height, width, channels = shapes.pop()
+    cols = min(cols, len(pictures))
+    rows = -(-len(pictures) // cols)
+    grid = np.full((rows, height, cols, width, channels), BLANK, np.uint8)
+    for place, picture in enumerate(pictures):
+        if picture is not None:
+            grid[place // cols, :, place % cols] = picture
+    return grid.reshape(rows * height, cols * width, channels)
+
+
+def to_png(pixels: np.ndarray, request: Request, model: str) -> bytes:
+    """A PNG file of pixels uint8 [H, W, 3] that carries the request it was made from."""
+    info = PngInfo()
+    info.add_text(KEY, format_parameters(request, model))
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
+    return file.getvalue()
+
+
+def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
+    """The request that a PNG file carries; its pixels are not decoded.
+
+    Raises:
+        RequestError: the file is no whole PNG, or carries no settings, or bad ones.
+    """
+    data = _read(file)
+    if len(data) > MAX_FILE_BYTES:
+        raise RequestError(f"The file is larger than {MAX_FILE_BYTES >> 20} MiB.")
+    try:
+        with Image.open(BytesIO(data), formats=["PNG"]) as image:
+            text = image.info.get(KEY)
+            image.verify()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise RequestError("The picture has far too many pixels.") from None
+    except (OSError, SyntaxError, ValueError, struct.error):
+        raise RequestError("The file is not a whole PNG picture.") from None
+    if not isinstance(text, str):
+        raise RequestError("The picture carries no settings: its PNG has no 'parameters' text.")
+    return parse_parameters(text)
+
+
+def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
+    """The file's bytes, or somewhat more than are allowed of them."""
+    if isinstance(file, bytes):
+        return file
+    try:
+        if hasattr(file, "read"):
+            return file.read(MAX_FILE_BYTES + 1)
+        with Path(file).open("rb") as opened:
+            return opened.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise RequestError(f"The file cannot be read ({error.strerror}).") from error
+
+
+def format_parameters(request: Request, model: str) -> str:
+    """The request as A1111's text, from which `parse_parameters` makes the same request."""
+    body = _plain("\n".join(filter(None, request.prompts)))
+    if request.negative_prompt:
+        body += f"\nNegative prompt: {_plain(request.negative_prompt)}"
+    fields = {
+        "Steps": str(request.steps),
+        "Sampler": _A1111_SAMPLERS.get(request.sampler, SAMPLERS[request.sampler].label),
+        "Schedule type": (request.spacing or "").capitalize(),
+        "CFG scale": repr(request.guidance).removesuffix(".0"),
+        "Seed": str(request.seed),
+        "Size": f"{request.width}x{request.height}",
+        "Model": model,
+        "Version": f"sd_tpu {VERSION}",
+    }
+    fields = {name: value for name, value in fields.items() if value}
+    prompt, negative = _split(body)
+    if request.prompts != (prompt,):
+        fields["Prompts"] = json.dumps(request.prompts, ensure_ascii=False)
+    if request.negative_prompt != negative:
+        fields["Negative"] = request.negative_prompt
+    line = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
+    return f"{body}\n{line}"
+
+
+def parse_parameters(text: str) -> Request:
+    """The request that a text of ours or of A1111 describes; fields that mean nothing here are
+    ignored. The size is whatever the text says.
+
+    Raises:
+        RequestError: the text is something else, or one of its values cannot be served.
+    """
+    if len(text) > MAX_TEXT_LENGTH:
+        raise RequestError("The text is far too long to be a picture's settings.")
+    lines = text.replace("\r\n", "\n").split("\n")
+    last = max((i for i, line in enumerate(lines) if line.startswith("Steps:")), default=None)
+    if last is None:
+        raise RequestError("The text holds no picture settings: no line begins with 'Steps:'.")
+    fields = {name: _unquoted(value) for name, value in _FIELD.findall(lines[last])}
+    missing = {"Steps", "Sampler", "CFG scale", "Seed", "Size"} - fields.keys()
+    if missing:
+        raise RequestError(f"The picture's settings lack {' and '.join(sorted(missing))}.")
+    prompt, negative = _split("\n".join(lines[:last]))
+    sampler, spacing = _sampler(fields["Sampler"], fields.get("Schedule type", ""))
+    width, height = _size(fields["Size"])
+    values = {
+        "prompts": _prompts(fields["Prompts"]) if "Prompts" in fields else [prompt],
+        "negative_prompt": fields.get("Negative", negative),
+        "seed": _number(fields["Seed"], int),
+        "steps": _number(fields["Steps"], int),
+        "guidance": _number(fields["CFG scale"], float),
+        "sampler": sampler,
+        "spacing": spacing,
+    }
+    return Request.check(values, Settings(height=height, width=width))
+
+
+def _plain(text: str) -> str:
+    """The text without what a line of text in a PNG should not hold."""
+    return _CONTROLS.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _split(body: str) -> tuple[str, str]:
+    prompt, *negative = _NEGATIVE.split(body, maxsplit=1)
+    return prompt.strip(), "".join(negative).strip()
+
+
+def _quoted(value: str) -> str:
+    clean = value.isprintable() and value == value.strip() and not re.search('[,:"]', value)
+    return value if value and clean else json.dumps(value)
+
+
+def _unquoted(value: str) -> str:
+    if value.startswith('"'):
+        try:
+            return json.loads(value)
+        except ValueError:
+            pass
+    return value.strip()
+
+
+def _prompts(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise RequestError("The picture's prompts are garbled.") from None
+
+
+def _sampler(name: str, schedule: str) -> tuple[str, str | None]:
+    """Key and spacing. A1111 before 1.9 wrote the schedule behind the sampler's name."""
+    name, schedule = name.lower()[:40], schedule.lower()[:40]
+    first, _, last = name.rpartition(" ")
+    if name not in _NAMES and last in ("karras", "exponential"):
+        name, schedule = first, schedule or last
+    return _NAMES.get(name, name), _A1111_SPACINGS.get(schedule, schedule) or None
+
+
+def _size(value: str) -> tuple[int, int]:
+    match = re.fullmatch("([0-9]{1,5})x([0-9]{1,5})", value)
+    if not match:
+        raise RequestError(f"The picture's size should be like 512x512, not {value[:40]!r}.")
+    return int(match[1]), int(match[2])
+
+
+def _number(value: str, kind: type) -> int | float | str:
+    """The number, or what stands in its place: `Request.check` says what is wrong with it."""
+    try:
+        return kind(value)
+    except ValueError:
+        return value[:40]

@@ -1,0 +1,274 @@
+"""Checkpoints in folders and on the hub: what is fetched, read and refused."""
+
+import fnmatch
+import json
+import shutil
+from pathlib import Path
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from sd_tpu import FlaxStableDiffusionPipeline, checkpoint
+from sd_tpu.config import CheckpointError
+
+STEM = "diffusion_pytorch_model"
+
+# The files of a model on the hub that publishes every form of its weights.
+HUB = {
+    "model_index.json", "README.md", "v1-4.ckpt", "v1-4.safetensors", "logo.png", "sd_tpu.json",
+    "scheduler/scheduler_config.json", "tokenizer/vocab.json", "tokenizer/merges.txt",
+    "tokenizer/tokenizer_config.json", "tokenizer/special_tokens_map.json",
+    "safety_checker/model.safetensors", "safety_checker/pytorch_model.bin",
+    "text_encoder/config.json", "unet/config.json", "vae/config.json",
+    "text_encoder/flax_model.msgpack", "text_encoder/pytorch_model.bin",
+    "text_encoder/model.safetensors", "text_encoder/model.fp16.safetensors",
+    *(f"{part}/{STEM}{form}" for part in ("unet", "vae") for form in (
+        ".bin", ".fp16.bin", ".msgpack", ".safetensors", ".fp16.safetensors",
+        ".non_ema.safetensors")),
+}
+COMMON = {
+    "model_index.json", "sd_tpu.json", "scheduler/scheduler_config.json", "tokenizer/vocab.json",
+    "tokenizer/merges.txt", "tokenizer/tokenizer_config.json",
+    "tokenizer/special_tokens_map.json", "text_encoder/config.json", "unet/config.json",
+    "vae/config.json",
+}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A stand-in for the hub: fetches the files of `hub.files`, empty, and records each call."""
+
+    class Hub:
+        files, calls = HUB, []
+
+        def snapshot_download(self, repo, *, revision, allow_patterns):
+            self.calls.append((repo, revision))
+            for name in self.files:
+                if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
+                    (tmp_path / name).parent.mkdir(exist_ok=True)
+                    (tmp_path / name).write_text("{}")
+            return str(tmp_path)
+
+        def fetched(self) -> set[str]:
+            return {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+
+    hub = Hub()
+    hub.calls = []
+    monkeypatch.setattr(checkpoint, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+@pytest.fixture
+def folder(checkpoints, tmp_path) -> Path:
+    """A copy of the tiny SD 1 checkpoint, to be spoilt."""
+    return shutil.copytree(checkpoints["sd1"], tmp_path / "checkpoint")
+
+
+def refusal(action, *arguments, **options) -> str:
+    """The message of the CheckpointError that the call raises."""
+    with pytest.raises(CheckpointError) as caught:
+        action(*arguments, **options)
+    return str(caught.value)
+
+
+def edit_json(file: Path, **values):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+# --- from the hub -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant, weights", [
+    (None, {"text_encoder/model.safetensors", f"unet/{STEM}.safetensors",
+            f"vae/{STEM}.safetensors"}),
+    ("fp16", {"text_encoder/model.fp16.safetensors", f"unet/{STEM}.fp16.safetensors",
+              f"vae/{STEM}.fp16.safetensors"}),
+])
+def test_only_the_files_needed_are_fetched(hub, variant, weights):
+    found = checkpoint.find("someone/model", "v2", variant)
+    assert hub.fetched() == COMMON | weights
+    assert hub.calls == [("someone/model", "v2")]
+    for part in checkpoint.COMPONENTS:
+        assert {f.relative_to(found).as_posix()
+                for f in checkpoint.weight_files(found / part, variant)} <= weights
+
+
+def test_shards_and_their_index_are_fetched(hub):
+    shards = {f"unet/{STEM}-0000{i}-of-00002.safetensors" for i in (1, 2)}
+    hub.files = (HUB - {f"unet/{STEM}.safetensors"} | shards
+                 | {f"unet/{STEM}.safetensors.index.json"})
+    checkpoint.find("someone/model")
+    assert shards | {f"unet/{STEM}.safetensors.index.json"} <= hub.fetched()
+
+
+def test_a_variant_that_the_hub_lacks_in_part_is_made_up_by_the_plain_files(hub):
+    hub.files = HUB - {f"vae/{STEM}.fp16.safetensors"}
+    found = checkpoint.find("someone/model", None, "fp16")
+    assert len(hub.calls) == 2
+    with pytest.warns(UserWarning, match="no 'fp16' files"):
+        files = checkpoint.weight_files(found / "vae", "fp16")
+    assert files == [found / "vae" / f"{STEM}.safetensors"]
+    assert checkpoint.weight_files(found / "unet", "fp16") == [
+        found / "unet" / f"{STEM}.fp16.safetensors"]
+
+
+def test_a_hub_id_without_a_connection_is_one_sentence():
+    message = refusal(checkpoint.find, "nobody-here/no-such-model")
+    assert message.startswith("Model 'nobody-here/no-such-model' is neither a folder here nor")
+    assert "\n" not in message and "Traceback" not in message and len(message) < 500
+
+
+@pytest.mark.parametrize("error", [
+    ConnectionError(), OSError("first line\nsecond line"), TimeoutError("timed out"),
+])
+def test_whatever_the_hub_raises_becomes_one_line(monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", fail)
+    message = refusal(checkpoint.find, "someone/model")
+    assert "someone/model" in message and "\n" not in message
+    assert (str(error).split("\n")[0] or "ConnectionError") in message
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "../missing", "a b"])
+def test_a_path_that_is_not_there_is_one_sentence(name):
+    message = refusal(checkpoint.find, name)
+    assert repr(name) in message and "\n" not in message
+
+
+# --- folders and files --------------------------------------------------------------------------
+
+
+def test_a_folder_is_found_without_the_hub(hub, folder, monkeypatch):
+    assert checkpoint.find(folder) == checkpoint.find(str(folder)) == folder
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert checkpoint.find("~/checkpoint") == folder
+    assert not hub.calls
+
+
+def test_a_folder_without_an_index_is_no_checkpoint(folder):
+    (folder / "model_index.json").unlink()
+    message = refusal(FlaxStableDiffusionPipeline.from_pretrained, folder)
+    assert message == (f"{folder} has no model_index.json, so it is not a checkpoint in the "
+                       "diffusers layout.")
+
+
+@pytest.mark.parametrize("file", [
+    "unet/config.json", "text_encoder/config.json", "vae/config.json",
+    "scheduler/scheduler_config.json", f"unet/{STEM}.safetensors", "tokenizer",
+])
+def test_a_part_that_is_missing_is_named(folder, file):
+    target = folder / file
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    message = refusal(FlaxStableDiffusionPipeline.from_pretrained, folder)
+    assert str(target if target.suffix == ".json" else folder / file.split("/")[0]) in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "\xff"])
+def test_a_config_that_is_no_json_object_is_named(folder, content):
+    (folder / "vae" / "config.json").write_bytes(content.encode("latin-1"))
+    message = refusal(FlaxStableDiffusionPipeline.from_pretrained, folder)
+    assert str(folder / "vae" / "config.json") in message and "\n" not in message
+
+
+def test_weights_of_another_model_are_told_by_name(folder):
+    edit_json(folder / "unet" / "config.json", block_out_channels=[32, 96])
+    message = refusal(FlaxStableDiffusionPipeline.from_pretrained, folder)
+    assert ("~ shape      down_blocks.1.resnets.0.conv1.weight: the file has [64, 32, 3, 3], "
+            "the model needs [96, 32, 3, 3]") in message
+
+
+# --- variants and shards ------------------------------------------------------------------------
+
+
+def test_a_variant_is_read_where_there_is_one(folder):
+    for file in folder.rglob("*.safetensors"):
+        tensors = {name: np.float16(tensor) for name, tensor in load_file(file).items()}
+        save_file(tensors, file.with_suffix(".fp16.safetensors"))
+        file.write_bytes(b"not to be read")
+    _, params = FlaxStableDiffusionPipeline.from_pretrained(folder, variant="fp16")
+    assert params["unet"]["conv_in"]["kernel"].dtype == jnp.float32
+    message = refusal(FlaxStableDiffusionPipeline.from_pretrained, folder)
+    assert "damaged" in message
+
+
+def test_a_variant_that_is_absent_falls_back_with_a_warning(folder, recwarn):
+    with pytest.warns(UserWarning, match="no 'fp16' files") as caught:
+        files = checkpoint.weight_files(folder / "unet", "fp16")
+    assert files == [folder / "unet" / f"{STEM}.safetensors"]
+    assert len(caught) == 1
+
+
+def test_shards_written_by_diffusers_are_read(torch_pipelines, checkpoints, folder):
+    shutil.rmtree(folder / "unet")
+    torch_pipelines["sd1"].unet.save_pretrained(folder / "unet", max_shard_size="400KB")
+    assert len(checkpoint.weight_files(folder / "unet")) > 2
+    _, whole = FlaxStableDiffusionPipeline.from_pretrained(checkpoints["sd1"])
+    _, sharded = FlaxStableDiffusionPipeline.from_pretrained(folder)
+    jax.tree.map(np.testing.assert_array_equal, sharded, whole)
+
+
+def test_variant_shards_written_by_diffusers_are_found(torch_pipelines, tmp_path):
+    """What diffusers calls them is its own affair; what counts is that we read what it writes."""
+    unet = torch_pipelines["sd1"].unet
+    unet.save_pretrained(tmp_path / "unet", max_shard_size="400KB", variant="fp16")
+    files = checkpoint.weight_files(tmp_path / "unet", "fp16")
+    assert len(files) > 2 and all("fp16" in file.name for file in files)
+
+
+def test_a_shard_that_the_index_names_must_be_there(torch_pipelines, tmp_path):
+    torch_pipelines["sd1"].unet.save_pretrained(tmp_path / "unet", max_shard_size="400KB")
+    lost = sorted((tmp_path / "unet").glob("*.safetensors"))[1]
+    lost.unlink()
+    message = refusal(checkpoint.weight_files, tmp_path / "unet")
+    assert str(lost) in message and "missing" in message and "\n" not in message
+
+
+# --- pickles ------------------------------------------------------------------------------------
+
+
+def command_in(message: str) -> str:
+    """The Python program that the message gives between the quotation marks of python -c."""
+    return message.split('python -c "')[1].split('"')[0]
+
+
+def test_a_folder_of_pickles_is_refused_with_the_command_that_converts_it(
+    torch_pipelines, tmp_path
+):
+    torch_pipelines["sd1"].save_pretrained(tmp_path / "old", safe_serialization=False)
+    for file in (tmp_path / "old").rglob("*.safetensors"):  # transformers 5 writes no other
+        file.with_name("pytorch_model.bin").write_bytes(b"a pickle")
+        file.unlink()
+    message = refusal(FlaxStableDiffusionPipeline.from_pretrained, tmp_path / "old")
+    assert "pickle" in message and "refused" in message and "\n" not in message
+    compile(command_in(message), "the command", "exec")
+
+
+def test_the_command_that_converts_a_folder_works(torch_pipelines, tmp_path):
+    torch_pipelines["sd1"].save_pretrained(tmp_path / "old")
+    for part in ("unet", "vae"):
+        shutil.rmtree(tmp_path / "old" / part)
+        getattr(torch_pipelines["sd1"], part).save_pretrained(
+            tmp_path / "old" / part, safe_serialization=False)
+    message = refusal(FlaxStableDiffusionPipeline.from_pretrained, tmp_path / "old")
+    exec(command_in(message), {})
+    FlaxStableDiffusionPipeline.from_pretrained(tmp_path / "old-safetensors")
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".bin", ".pt", ".safetensors"])
+def test_a_single_file_is_refused_with_the_command_that_converts_it(tmp_path, suffix):
+    file = tmp_path / f"v1-4{suffix}"
+    file.write_bytes(b"anything")
+    message = refusal(FlaxStableDiffusionPipeline.from_pretrained, file)
+    assert str(file) in message and "\n" not in message
+    command = command_in(message)
+    compile(command, "the command", "exec")
+    assert f"from_single_file('{file}')" in command
+    assert hasattr(diffusers.StableDiffusionPipeline, "from_single_file")
+    assert ("can run code" in message) == (suffix != ".safetensors")

@@ -1,0 +1,314 @@
+"""The command line, in this process, on a tiny checkpoint."""
+
+import argparse
+import threading
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from sd_tpu import cli
+from sd_tpu.config import BUNDLED_MODEL
+from sd_tpu.engine import Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.images import BLANK, read_png
+from sd_tpu.request import Request
+from sd_tpu.samplers import SAMPLERS
+
+LONG_PROMPT = "a dog " * 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def devices():
+    """Eight devices are there before a command asks for another number of them."""
+    return jax.devices()
+
+
+def run(*arguments) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse's way out
+            code = stop.code
+    return code, out.getvalue(), err.getvalue()
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "engine"]
+
+
+@pytest.fixture(scope="module")
+def generated(checkpoints, tmp_path_factory):
+    """What `generate` did with three prompts, one of them blank and one too long."""
+    folder = tmp_path_factory.mktemp("out") / "new" / "folder"
+    before = engine_threads()
+    code, out, err = run(
+        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat, café 猫", "--prompt", "",
+        "--prompt", LONG_PROMPT, "--negative", "blur", "--seed", 7, "--steps", 2,
+        "--sampler", "heun", "--spacing", "karras", "--guidance", 3.25, "--devices", 1,
+        "--out", folder,
+    )
+    left = [thread for thread in engine_threads() if thread not in before]
+    return SimpleNamespace(folder=folder, code=code, out=out, err=err, left=left)
+
+
+# --- generate -----------------------------------------------------------------------------------
+
+
+def test_generate_writes_a_picture_for_each_prompt_under_its_place_and_a_grid(generated):
+    assert (generated.code, generated.left) == (0, [])
+    names = sorted(file.name for file in generated.folder.iterdir())
+    assert names == ["00.png", "02.png", "grid.png"]
+    assert sorted(generated.out.split()) == [str(generated.folder / name) for name in names]
+
+
+def test_the_grid_holds_the_pictures_in_their_places(generated):
+    first, last, grid = (np.asarray(Image.open(generated.folder / name))
+                         for name in ("00.png", "02.png", "grid.png"))
+    assert first.shape == (32, 32, 3) and first.std() > 0
+    np.testing.assert_array_equal(grid, np.hstack([first, np.full_like(first, BLANK), last]))
+
+
+def test_each_file_carries_the_request_that_makes_it_again(generated):
+    whole = Request(
+        prompts=("a cat, café 猫", "", LONG_PROMPT.strip()), negative_prompt="blur", seed=7,
+        steps=2, sampler="heun", spacing="karras", guidance=3.25, width=32, height=32,
+    )
+    assert read_png(generated.folder / "grid.png") == whole
+    assert read_png(generated.folder / "00.png") == whole.only(0)
+    assert read_png(generated.folder / "02.png") == whole.only(2)
+    assert whole.only(2).seed == 9
+
+
+def test_progress_and_lost_words_are_told_in_plain_lines(generated):
+    lines = generated.err.splitlines()
+    assert lines[0].startswith("Loading ")
+    assert lines[1].startswith("Prompt 3 is too long: the model does not see 'dog a dog")
+    assert lines[-1].startswith("Done in ") and lines[-1].endswith(" s.")
+    assert "\r" not in generated.err and "\x1b" not in generated.err
+
+
+class FakeEngine:
+    """Stands where the model would be; its job has the events it is told."""
+
+    def __init__(self, *events):
+        self.defaults = cli.Settings(height=8, width=8)
+        self.pipeline = SimpleNamespace(card=SimpleNamespace(name="fake"))
+        self.ready, self._events = threading.Event(), events
+        self.closed = self.cancelled = False
+
+    def lost_words(self, request):
+        return {}
+
+    def submit(self, request):
+        self.request = request
+        return SimpleNamespace(request=request, events=self._play, cancel=self._cancel)
+
+    def _play(self):
+        for event in self._events:
+            if event is KeyboardInterrupt:
+                raise event
+            yield event
+
+    def _cancel(self):
+        self.cancelled = True
+
+    def close(self):
+        self.closed = True
+
+
+def run_fake(monkeypatch, tmp_path, *events, flags=(), ready=True):
+    engine = FakeEngine(*events)
+    if ready:
+        engine.ready.set()
+    monkeypatch.setattr(cli, "open_engine", lambda args: engine)
+    return engine, *run("generate", "--prompt", "a cat", "--out", tmp_path, *flags)
+
+
+def test_interrupting_cancels_the_job_and_keeps_what_is_finished(monkeypatch, tmp_path):
+    engine, code, out, err = run_fake(
+        monkeypatch, tmp_path, ImageReady(0, np.zeros((8, 8, 3), np.uint8)), KeyboardInterrupt)
+    assert code == 130 and err.endswith("Stopped.\n")
+    assert engine.cancelled and engine.closed
+    assert out == f"{tmp_path / '00.png'}\n" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_the_engine_fails_at_is_told_and_is_exit_code_1(monkeypatch, tmp_path):
+    _, code, out, err = run_fake(monkeypatch, tmp_path, Failed("Out of memory."))
+    assert (code, out) == (1, "") and err.endswith("Out of memory.\n")
+
+
+def test_values_left_open_are_the_models(monkeypatch, tmp_path):
+    engine, code, _, _ = run_fake(monkeypatch, tmp_path, Failed("x"))
+    assert engine.request == Request(prompts=("a cat",), height=8, width=8)
+
+
+def test_nobody_waits_for_a_compilation_that_is_no_longer_wanted(monkeypatch, tmp_path):
+    engine, *_ = run_fake(monkeypatch, tmp_path, Failed("x"), ready=False)
+    assert not engine.closed
+    engine, *_ = run_fake(monkeypatch, tmp_path, Failed("x"))
+    assert engine.closed
+
+
+def test_on_a_terminal_progress_stays_on_one_line(monkeypatch, tmp_path):
+    class Terminal(StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("test_cli.StringIO", Terminal)
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    _, code, _, err = run_fake(
+        monkeypatch, tmp_path, Queued(1, "compiling for the first time"), Progress(1, 2, {}),
+        Progress(1, 2, {}), ImageReady(0, pixels), Done(1.0),
+    )
+    assert code == 0
+    assert err.split("\r", 1)[1] == (
+        f"Loading {BUNDLED_MODEL} ...\x1b[K\rCompiling for the first time ...\x1b[K"
+        "\rStep 1 of 2\x1b[K\r\x1b[K\rDone in 1.0 s.\x1b[K\n"
+    )
+
+
+REFUSALS = {
+    "steps": (["--steps", "2.5"], "Steps should be a whole number, not 2.5."),
+    "guidance": (["--guidance", "nan"], "Guidance should be a number, not nan."),
+    "seed": (["--seed", "-1"], "Seed should be from 0 to 4294967295, not -1."),
+    "sampler": (["--sampler", "x"], f"Sampler 'x' is unknown; there are {', '.join(SAMPLERS)}."),
+    "spacing": (["--sampler", "lcm", "--spacing", "karras"], "LCM has no karras spacing; it has"),
+    "prompts": (["--prompt", "a"] * 8, "There are 9 prompts; at most 8 fit."),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_values_are_refused_in_one_sentence_before_a_model_is_loaded(case, tmp_path,
+                                                                        monkeypatch):
+    monkeypatch.setattr(cli, "open_engine", None)
+    flags, sentence = REFUSALS[case]
+    code, out, err = run("generate", "--prompt", "a cat", "--out", tmp_path / "new", *flags)
+    assert (code, out) == (2, "")
+    assert err.startswith(sentence) and err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
+    (tmp_path / "model").mkdir()
+    code, out, err = run("generate", "--model", tmp_path / "model", "--prompt", "a cat",
+                         "--out", tmp_path)
+    assert (code, out) == (2, "")
+    loading, sentence = err.splitlines()
+    assert str(tmp_path / "model") in sentence and "Traceback" not in err
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = run("generate", "--prompt", "a cat", "--out", tmp_path / "file")
+    assert (code, err) == (2, f"{tmp_path / 'file'}: File exists.\n")
+
+
+def test_a_prompt_and_a_folder_must_be_given(tmp_path):
+    assert run("generate", "--out", tmp_path)[0] == 2
+    assert run("generate", "--prompt", "a cat")[0] == 2
+    assert run()[0] == 2
+
+
+# --- flags shared with the page -----------------------------------------------------------------
+
+
+def parse(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    cli.add_model_flags(parser)
+    return parser.parse_args(flags)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The calls that `open_engine` makes, in order."""
+    calls = []
+    monkeypatch.setattr(cli, "set_host_devices", lambda count: calls.append(count))
+    monkeypatch.setattr(cli, "make_mesh", lambda count: calls.append("mesh") or jax.make_mesh(
+        (1,), ("data",)))
+    monkeypatch.setattr(cli.Engine, "open", lambda *args, **named: calls.append((*args, named)))
+    return calls
+
+
+def test_open_engine_hands_every_flag_on(opened):
+    cli.open_engine(parse("--model", "org/name", "--revision", "r", "--variant", "fp16", "--size",
+                          "768x512", "--dtype", "bfloat16", "--devices", "4"))
+    assert opened[-1] == ("org/name", dict(revision="r", variant="fp16", dtype="bfloat16",
+                                           devices=4, size=(512, 768)))
+
+
+def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
+    cli.open_engine(parse())
+    assert opened == ["mesh", (BUNDLED_MODEL, dict(revision=None, variant=None, dtype=None,
+                                                   devices=None, size=None))]
+
+
+def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):
+    cli.open_engine(parse("--devices", "3"))
+    assert opened[:2] == [3, "mesh"]
+
+
+@pytest.mark.parametrize("text, size", [
+    ("768x512", (512, 768)), ("768X512", (512, 768)), (" 768 × 512 ", (512, 768)),
+    ("768*512", (512, 768)), ("512", (512, 512)),
+])
+def test_sizes_are_read_width_first(text, size):
+    assert parse("--size", text).size == size
+
+
+@pytest.mark.parametrize("flag, text, sentence", [
+    ("--size", "big", "'big' should be like 512x512, width first"),
+    ("--size", "1x2x3", "'1x2x3' should be like 512x512, width first"),
+    ("--size", "-1x5", "should be like 512x512, width first"),
+    ("--devices", "0", "'0' should be from 1 to 256"),
+    ("--devices", "x", "'x' should be from 1 to 256"),
+    ("--devices", "100000000000", "'100000000000' should be from 1 to 256"),
+    ("--dtype", "int8", "invalid choice: 'int8'"),
+])
+def test_a_bad_flag_is_told_with_what_it_should_be(flag, text, sentence, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(f"{flag}={text}")
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+# --- devices and samplers -----------------------------------------------------------------------
+
+
+def test_devices_prints_what_the_guide_prints_and_that_this_is_no_tpu():
+    assert run("devices") == (0, (
+        "Found 8 JAX devices of type cpu.\n"
+        "This is not a TPU but a CPU: everything works, at its own speed.\n"
+    ), "")
+    assert run("devices", "--devices", 3)[1].startswith("Found 3 JAX devices of type cpu.\n")
+
+
+def test_devices_says_nothing_more_on_a_tpu(monkeypatch):
+    tpu = SimpleNamespace(device_kind="TPU v5 lite", platform="tpu")
+    monkeypatch.setattr(cli, "find_devices", lambda count: [tpu] * 8)
+    assert run("devices") == (0, "Found 8 JAX devices of type TPU v5 lite.\n", "")
+
+
+def test_too_few_devices_and_none_at_all_are_one_sentence(monkeypatch):
+    assert run("devices", "--devices", 9) == (
+        2, "", "9 devices were asked for and 8 are here.\n")
+
+    def fail(count):
+        raise RuntimeError("Unable to initialize backend 'tpu'\nmore")
+
+    monkeypatch.setattr(cli, "make_mesh", fail)
+    assert run("devices") == (
+        2, "", "JAX finds no device to work on (Unable to initialize backend 'tpu').\n")
+
+
+def test_samplers_lists_every_key_with_its_name_and_spacings():
+    code, out, _ = run("samplers")
+    rows = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert code == 0 and [key for key, _ in rows[1:]] == list(SAMPLERS)
+    for key, rest in rows[1:]:
+        assert rest.startswith(SAMPLERS[key].label)
+        assert rest.endswith(" " + ", ".join(SAMPLERS[key].spacings))

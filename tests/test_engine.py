@@ -1,0 +1,145 @@
+"""Jobs of many people on one batch of slots: events, sharing, cancelling, failing."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sd_tpu import engine as engine_module
+from sd_tpu.engine import Cancelled, Done, Engine, Failed, ImageReady, Progress, Queued
+from sd_tpu.request import Request, RequestError
+
+EIGHT = [f"{n} cats" for n in range(8)]
+LONG = 200  # steps: long enough to be interrupted
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoints):
+    """An engine for 32x32 pictures on one device."""
+    engine = Engine.open(checkpoints["sd1"], devices=1)
+    yield engine
+    engine.close()
+
+
+def ask(engine: Engine, prompts, **values) -> Request:
+    return Request.check({"prompts": prompts, "steps": 4, **values}, engine.defaults)
+
+
+def pictures(job) -> dict[int, np.ndarray]:
+    return {e.place: e.pixels for e in job.events() if isinstance(e, ImageReady)}
+
+
+def first(job, kind):
+    return next(event for event in job.events() if isinstance(event, kind))
+
+
+def test_a_job_tells_its_place_its_steps_its_pictures_and_its_end(engine):
+    events = list(engine.submit(ask(engine, ["a cat", "", "a dog"], steps=30)).events())
+    assert isinstance(events[0], Queued) and events[0].position == 1
+    assert isinstance(events[-1], Done) and events[-1].seconds > 0
+    steps = [event.step for event in events if isinstance(event, Progress)]
+    assert steps == sorted(steps) and steps[-1] < 30
+    images = [event for event in events if isinstance(event, ImageReady)]
+    assert [event.place for event in images] == [0, 2]
+    assert images[0].pixels.shape == (32, 32, 3) and images[0].pixels.dtype == np.uint8
+
+
+def test_a_picture_can_be_made_again_alone_from_its_own_seed(engine):
+    request = ask(engine, EIGHT, seed=41, sampler="euler_ancestral")
+    made = pictures(engine.submit(request))
+    assert list(made) == list(range(8))
+    again = pictures(engine.submit(request.only(5)))
+    assert request.only(5).seed == 46
+    assert np.array_equal(again[0], made[5])
+
+
+def test_previews_come_from_places_that_are_on_their_way(engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "PREVIEW_SECONDS", 0.0)
+    job = engine.submit(ask(engine, ["a cat", "", "a dog"], steps=40))
+    previews = [event.previews for event in job.events() if isinstance(event, Progress)]
+    assert previews and set(previews[-1]) == {0, 2}
+    assert previews[-1][0].shape == (32, 32, 3) and previews[-1][0].std() > 0
+
+
+def test_jobs_share_the_batch_so_a_short_one_is_not_kept_waiting(engine):
+    long = engine.submit(ask(engine, ["a slow cat"], steps=LONG))
+    assert isinstance(first(long, Progress), Progress)
+    short = engine.submit(ask(engine, ["a quick cat"]))
+    assert len(pictures(short)) == 1
+    rest = list(long.events())
+    assert any(isinstance(event, Progress) for event in rest)
+    assert isinstance(rest[-1], Done)
+
+
+def test_more_images_than_slots_wait_and_are_told_their_place(engine):
+    running = engine.submit(ask(engine, EIGHT, steps=LONG))
+    first(running, Progress)
+    second, third = (engine.submit(ask(engine, ["a dog"])) for _ in range(2))
+    assert first(second, Queued).position == 1
+    assert first(third, Queued).position == 2
+    second.cancel()
+    assert isinstance(list(second.events())[-1], Cancelled)
+    assert first(third, Queued).position == 1
+    running.cancel()
+    assert len(pictures(third)) == 1
+
+
+def test_cancelling_frees_the_slots_for_the_next(engine):
+    job = engine.submit(ask(engine, EIGHT, steps=LONG))
+    first(job, Progress)
+    job.cancel()
+    events = list(job.events())
+    assert isinstance(events[-1], Cancelled)
+    assert not any(isinstance(event, ImageReady) for event in events)
+    assert len(pictures(engine.submit(ask(engine, EIGHT)))) == 8
+
+
+def test_cancelling_what_is_over_does_nothing(engine):
+    job = engine.submit(ask(engine, ["a cat"]))
+    assert isinstance(list(job.events())[-1], Done)
+    job.cancel()
+    assert len(pictures(engine.submit(ask(engine, ["a dog"])))) == 1
+
+
+def test_a_failure_is_told_and_the_next_job_is_served(engine, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory\nwith a long story")
+
+    monkeypatch.setattr(engine.programs, "advance", fail)
+    job = engine.submit(ask(engine, EIGHT))
+    failed = list(job.events())[-1]
+    assert isinstance(failed, Failed)
+    assert failed.message.endswith("RuntimeError: out of memory")
+    monkeypatch.undo()
+    assert len(pictures(engine.submit(ask(engine, ["a dog"])))) == 1
+
+
+def test_settings_that_only_the_sampler_can_judge_are_refused_when_submitted(engine):
+    with pytest.raises(RequestError, match="LCM takes|too many|steps"):
+        engine.submit(ask(engine, ["a cat"], sampler="lcm", steps=150))
+
+
+def test_a_queue_that_is_full_refuses_politely(engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "MAX_WAITING", 0)
+    with pytest.raises(RequestError, match="Too many people are waiting"):
+        engine.submit(ask(engine, ["a cat"]))
+
+
+def test_words_beyond_the_77_tokens_are_named(engine):
+    request = ask(engine, ["a cat", "very " * 75 + "Tall Ship"])
+    assert engine.lost_words(request) == {1: "Tall Ship"}
+
+
+def test_nothing_was_compiled_again_by_all_this(engine):
+    pictures(engine.submit(dataclasses.replace(ask(engine, EIGHT), guidance=1.0, sampler="heun")))
+    assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+
+
+def test_an_engine_that_closes_ends_its_jobs_and_takes_no_more(checkpoints):
+    engine = Engine.open(checkpoints["sd1"], devices=1)
+    job = engine.submit(ask(engine, ["a cat"]))
+    assert "compiling" in first(job, Queued).reason
+    engine.close()
+    assert isinstance(list(job.events())[-1], Cancelled | Done)
+    with pytest.raises(RequestError, match="shutting down"):
+        engine.submit(ask(engine, ["a cat"]))

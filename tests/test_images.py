@@ -1,0 +1,308 @@
+"""Grids, PNG files and A1111's `parameters` text, both ways."""
+
+import dataclasses
+import struct
+import time
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, PngImagePlugin
+
+from sd_tpu.images import (
+    BLANK,
+    MAX_FILE_BYTES,
+    VERSION,
+    format_parameters,
+    make_grid,
+    parse_parameters,
+    read_png,
+    to_png,
+)
+from sd_tpu.request import Request, RequestError, Settings
+from sd_tpu.samplers import SAMPLERS
+
+REQUEST = Request(prompts=("a cat,\nsitting: \"proudly\"",), negative_prompt="blur, fog", seed=42,
+                  guidance=7.0, spacing="karras", width=768, height=512)
+LINE = "Steps: 20, Sampler: Euler a, CFG scale: 7, Seed: 42, Size: 768x512"
+
+# --- the text -----------------------------------------------------------------------------------
+
+TRAPS = ["\n", "\r\n", "\r", "\t", "\0", "\x85", "\u2028", "\u3000", '"', "\\", ",", ": ", "é",
+         "猫", "👩\u200d🚀", "Negative prompt:", "Negative prompt: x", LINE, "Steps: 1, ",
+         'Prompts: "[]"', ', Negative: "x"']
+texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(TRAPS)), max_size=6).map("".join)
+
+
+@st.composite
+def requests(draw) -> Request:
+    """Any request that `Request.check` lets through."""
+    sampler = draw(st.sampled_from(list(SAMPLERS)))
+    prompts = draw(st.lists(texts, min_size=1, max_size=8))
+    if not any(prompt.strip() for prompt in prompts):
+        prompts[-1] = "a cat"
+    values = {
+        "prompts": prompts,
+        "negative_prompt": draw(texts),
+        "seed": draw(st.integers(0, 2**32 - 1)),
+        "steps": draw(st.integers(1, 200)),
+        "guidance": draw(st.floats(0, 50)),
+        "sampler": sampler,
+        "spacing": draw(st.sampled_from(["", *SAMPLERS[sampler].spacings])),
+    }
+    sides = st.integers(1, 1 << 16)
+    return Request.check(values, Settings(height=draw(sides), width=draw(sides)))
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(requests(), st.text())
+def test_every_request_comes_back_from_its_text(request, model):
+    assert parse_parameters(format_parameters(request, model)) == request
+
+
+def test_an_ordinary_request_is_written_as_a1111_writes_it():
+    assert format_parameters(REQUEST, "tiny") == (
+        'a cat,\nsitting: "proudly"\n'
+        "Negative prompt: blur, fog\n"
+        "Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 42, "
+        f"Size: 768x512, Model: tiny, Version: sd_tpu {VERSION}"
+    )
+
+
+@pytest.mark.parametrize("model, written", [
+    ("org/model-1.4", "org/model-1.4"),
+    ("a, b", '"a, b"'),
+    ('C:\\"x"', '"C:\\\\\\"x\\""'),
+    ("a\nSteps: 1", '"a\\nSteps: 1"'),
+    (" a", '" a"'),
+])
+def test_a_value_that_could_be_misread_is_quoted(model, written):
+    line = format_parameters(REQUEST, model).splitlines()[-1]
+    assert f"Size: 768x512, Model: {written}, Version: " in line
+
+
+@pytest.mark.parametrize("prompts, negative, names", [
+    (("a cat",), "", []),
+    (("a 猫\nand a dog, 3: 4",), "no\nfog", []),
+    (("a", "b"), "", ["Prompts"]),
+    (("", "b"), "fog", ["Prompts"]),
+    (("a\r\nb",), "fog", ["Prompts"]),
+    (("a",), "fog\0", ["Negative"]),
+    (("a\nNegative prompt: b",), "", ["Prompts", "Negative"]),
+])
+def test_exact_fields_are_there_only_where_the_plain_text_is_not_enough(prompts, negative, names):
+    request = dataclasses.replace(REQUEST, prompts=prompts, negative_prompt=negative)
+    line = format_parameters(request, "m").splitlines()[-1]
+    assert [name for name in ("Prompts", "Negative") if f", {name}: \"" in line] == names
+    assert parse_parameters(format_parameters(request, "m")) == request
+
+
+def test_the_text_of_several_prompts_shows_them_to_people_too():
+    request = dataclasses.replace(REQUEST, prompts=("a cat", "", "a dog"))
+    assert format_parameters(request, "m").startswith("a cat\na dog\nNegative prompt: blur, fog\n")
+
+
+@pytest.mark.parametrize("sampler, schedule, key, spacing", [
+    ("Euler a", None, "euler_ancestral", None),
+    ("Euler", "Automatic", "euler", None),
+    ("Euler", "Uniform", "euler", "linspace"),
+    ("Euler", "SGM Uniform", "euler", "trailing"),
+    ("DPM++ 2M Karras", None, "dpmpp_2m", "karras"),
+    ("DPM++ 2M SDE Exponential", None, "dpmpp_2m_sde", "exponential"),
+    ("DPM2 Karras", None, "kdpm2", "karras"),
+    ("DPM++ 2M", "Karras", "dpmpp_2m", "karras"),
+    ("PLMS", None, "pndm", None),
+    ("UniPC", None, "unipc", None),
+    ("dpmpp_3m", "leading", "dpmpp_3m", "leading"),
+])
+def test_a1111s_names_of_samplers_and_schedules_are_understood(sampler, schedule, key, spacing):
+    line = LINE.replace("Euler a", sampler)
+    if schedule:
+        line = line.replace(", CFG", f", Schedule type: {schedule}, CFG")
+    request = parse_parameters("a cat\n" + line)
+    assert (request.sampler, request.spacing) == (key, spacing)
+
+
+def test_a1111s_own_text_is_read_and_what_means_nothing_here_is_ignored():
+    text = (
+        "masterpiece, (a cat:1.2), <lora:x:1>\r\nsecond line\r\n"
+        "Negative prompt: blur,\r\nfog\r\n"
+        "Steps: 25, Sampler: DPM++ 2M SDE Karras, CFG scale: 6.5, Seed: 3735928559, "
+        'Size: 640x960, Model hash: 6ce0161689, Model: "v1-5, pruned", Clip skip: 2, '
+        'Lora hashes: "x: 3a, y: 4b", Hashes: {"vae": "73", "model": "6c"}, Version: v1.10.1\r\n'
+    )
+    assert parse_parameters(text) == Request(
+        prompts=("masterpiece, (a cat:1.2), <lora:x:1>\nsecond line",),
+        negative_prompt="blur,\nfog", steps=25, sampler="dpmpp_2m_sde", spacing="karras",
+        guidance=6.5, seed=3735928559, width=640, height=960,
+    )
+
+
+BAD_TEXTS = {
+    "nothing": ("", "The text holds no picture settings: no line begins with 'Steps:'."),
+    "prose": ("a cat\nand a dog", "The text holds no picture settings"),
+    "settings in prose": (f"a cat and {LINE}", "The text holds no picture settings"),
+    "steps alone": ("a cat\nSteps: 20", "The picture's settings lack CFG scale and Sampler and"),
+    "no prompt": (LINE, "There is no prompt yet"),
+    "sampler": (LINE.replace("Euler a", "DPM fast"), "Sampler 'dpm fast' is unknown; there are"),
+    "schedule": (LINE + ", Schedule type: Beta", "Spacing 'beta' is unknown; there are"),
+    "seed": (LINE.replace("42", "-1"), "Seed should be from 0 to 4294967295, not -1."),
+    "huge seed": (LINE.replace("42", "9" * 5000), "Seed should be a whole number, not '999"),
+    "steps": (LINE.replace("20", "many"), "Steps should be a whole number, not 'many'."),
+    "guidance": (LINE.replace("7,", "nan,"), "Guidance should be a number, not nan."),
+    "size": (LINE.replace("768x512", "big"), "The picture's size should be like 512x512"),
+    "no size": (LINE.replace("768x512", "0x0"), "Height should be from 1 to 65536, not 0."),
+    "garbled": (LINE + ", Prompts: [", "The picture's prompts are garbled."),
+    "deep": (f'{LINE}, Prompts: "{"[" * 200_000}"', "The picture's prompts are garbled."),
+    "nine": (f'{LINE}, Prompts: "{[1] * 9}"', "There are 9 prompts; at most 8 fit."),
+    "numbers": (f'{LINE}, Prompts: "[1]"', "Prompt 1 should be text, not int."),
+    "one text": (f'{LINE}, Prompts: "3"', "The prompts should be a list of texts."),
+    "too long": ("a" * (1 << 21), "The text is far too long"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TEXTS)
+def test_a_text_that_is_no_request_is_refused_in_one_sentence(case):
+    text, sentence = BAD_TEXTS[case]
+    with pytest.raises(RequestError) as caught:
+        parse_parameters(text if case in ("no prompt", "nothing") else f"a cat\n{text}")
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("piece", ["a ", "a, ", 'a: "\\", ', 'a: "', "a: ", ", ", "\n",
+                                   "Negative prompt:", "Steps: "])
+def test_no_text_takes_long_to_read(piece):
+    begun = time.process_time()
+    for text in (LINE + ", " + piece * (900_000 // len(piece)), piece * 100_000):
+        try:
+            parse_parameters("a cat\n" + text)
+        except RequestError:
+            pass
+    assert time.process_time() - begun < 3
+
+
+# --- PNG ----------------------------------------------------------------------------------------
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (16, 24, 3), np.uint8)
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_with(*chunks: bytes, width: int = 1, height: int = 1) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"".join([b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", header), *chunks,
+                     chunk(b"IDAT", zlib.compress(b"\0\0")), chunk(b"IEND", b"")])
+
+
+@settings(max_examples=25, deadline=None, database=None)
+@given(requests())
+def test_a_png_brings_pixels_and_request_back(request):
+    data = to_png(PIXELS, request, "m")
+    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(data))), PIXELS)
+    assert read_png(data) == request
+
+
+@pytest.mark.parametrize("prompt, kind", [("a café", b"tEXt"), ("a 猫", b"iTXt")])
+def test_the_chunk_is_latin_text_where_that_is_enough(prompt, kind):
+    data = to_png(PIXELS, dataclasses.replace(REQUEST, prompts=(prompt,)), "m")
+    assert kind + b"parameters\0" in data
+
+
+def test_a_path_an_open_file_and_bytes_are_read_alike(tmp_path):
+    data = to_png(PIXELS, REQUEST, "m")
+    (tmp_path / "a.png").write_bytes(data)
+    with open(tmp_path / "a.png", "rb") as file:
+        assert read_png(file) == REQUEST
+    assert read_png(tmp_path / "a.png") == read_png(str(tmp_path / "a.png")) == REQUEST
+
+
+def jpeg() -> bytes:
+    file = BytesIO()
+    Image.fromarray(PIXELS).save(file, "JPEG")
+    return file.getvalue()
+
+
+BOMB = chunk(b"zTXt", b"parameters\0\0" + zlib.compress(b"a" * (1 << 22)))
+BAD_FILES = {
+    "empty": (b"", "The file is not a whole PNG picture."),
+    "text": (b"a cat\nSteps: 20", "The file is not a whole PNG picture."),
+    "JPEG": (jpeg(), "The file is not a whole PNG picture."),
+    "header only": (b"\x89PNG\r\n\x1a\n", "The file is not a whole PNG picture."),
+    "damaged": (to_png(PIXELS, REQUEST, "m").replace(b"IDAT", b"IDAT\0", 1),
+                "The file is not a whole PNG picture."),
+    "compressed bomb": (png_with(BOMB), "The file is not a whole PNG picture."),
+    "plain": (png_with(), "The picture carries no settings: its PNG has no 'parameters' text."),
+    "foreign text": (png_with(chunk(b"tEXt", b"parameters\0a cat")), "The text holds no picture s"),
+    "pixels": (png_with(width=60_000, height=60_000), "The picture has far too many pixels."),
+    "long": (bytes(MAX_FILE_BYTES + 1), "The file is larger than 64 MiB."),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_file_without_a_request_is_refused_in_one_sentence(case):
+    data, sentence = BAD_FILES[case]
+    with pytest.raises(RequestError) as caught:
+        read_png(data)
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(RequestError, match=r"^The file cannot be read \(No such file .*\)\.$"):
+        read_png(tmp_path / "none.png")
+
+
+def test_a_truncated_png_is_refused_wherever_it_ends():
+    data = to_png(PIXELS, REQUEST, "m")
+    for end in range(0, len(data) - 8, 7):
+        with pytest.raises(RequestError, match="^The file is not a whole PNG picture.$"):
+            read_png(data[:end])
+
+
+def test_reading_a_request_decodes_no_pixels(monkeypatch):
+    def load(image):
+        raise AssertionError("pixels were decoded")
+
+    data = to_png(PIXELS, REQUEST, "m")
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", load)
+    assert read_png(data) == REQUEST
+
+
+# --- grids --------------------------------------------------------------------------------------
+
+
+def picture(value: int) -> np.ndarray:
+    return np.full((4, 6, 3), value, np.uint8)
+
+
+@pytest.mark.parametrize("count, rows, cols",
+                         [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 4), (5, 2, 4), (8, 2, 4)])
+def test_a_grid_has_two_rows_of_four_and_fewer_pictures_take_less(count, rows, cols):
+    grid = make_grid([picture(i) for i in range(count)])
+    assert grid.shape == (4 * rows, 6 * cols, 3) and grid.dtype == np.uint8
+    places = grid[::4, ::6, 0].ravel()
+    assert places.tolist() == [*range(count), *[BLANK] * (rows * cols - count)]
+
+
+def test_pictures_are_whole_in_a_grid():
+    pictures = [PIXELS, PIXELS[::-1], None, PIXELS[:, ::-1], 255 - PIXELS]
+    grid = make_grid(pictures)
+    for i, pixels in enumerate(pictures):
+        top, left = 16 * (i // 4), 24 * (i % 4)
+        expected = np.full_like(PIXELS, BLANK) if pixels is None else pixels
+        np.testing.assert_array_equal(grid[top : top + 16, left : left + 24], expected)
+
+
+def test_a_picture_that_is_not_there_leaves_its_place_blank():
+    grid = make_grid([None, picture(1), None])
+    assert grid[0, ::6, 0].tolist() == [BLANK, 1, BLANK]
+
+
+@pytest.mark.parametrize("pictures", [[], [None], [picture(0)] * 9, [picture(0), PIXELS]])
+def test_what_makes_no_grid_is_refused(pictures):
+    with pytest.raises(ValueError, match="1 to 8 pictures of one size"):
+        make_grid(pictures)

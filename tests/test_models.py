@@ -1,0 +1,400 @@
+"""The networks against PyTorch's, layer by layer and whole, at random weights.
+
+Weights travel by way of a safetensors file, so the names are tested as well. Each comparison
+prints its relative error: `pytest -rP tests/test_models.py | grep parity`.
+"""
+
+from functools import partial
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from diffusers.models import attention as torch_attention
+from diffusers.models import attention_processor, downsampling, embeddings, resnet, upsampling
+from flax import nnx
+from safetensors.torch import save_file
+from transformers import CLIPTextConfig
+from transformers import CLIPTextModel as TorchTextModel
+
+from sd_tpu import weights
+from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.models import AutoencoderKL, CLIPTextModel, UNet2DConditionModel, layers, unet
+
+TOLERANCE = 1e-5
+
+# Compiling takes longer than computing here, and what is tested does not depend on it.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def randomized(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with every parameter moved, the ones and zeros of norms and biases too."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return module.eval().requires_grad_(False)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def ported(tmp_path):
+    """Ours with the weights of a PyTorch module: `ported(reference, build, dtype)`."""
+
+    def port(reference: torch.nn.Module, build, dtype=jnp.float32) -> nnx.Module:
+        file = tmp_path / "weights.safetensors"
+        save_file({k: v.contiguous() for k, v in reference.state_dict().items()}, file)
+        graph, expected = weights.abstract(partial(build, dtype=dtype))
+        return nnx.merge(graph, weights.load([file], expected, dtype))
+
+    return port
+
+
+def compiled(method, module: nnx.Module, *inputs):
+    """`method(module, *inputs)` as one program; layer by layer compiles more."""
+    graph, state = nnx.split(module)
+    return jax.jit(lambda state, *inputs: method(nnx.merge(graph, state), *inputs),
+                   compiler_options=QUICK)(state, *inputs)
+
+
+def relative(ours, theirs) -> float:
+    """||ours - theirs|| / ||theirs|| of two arrays of one shape."""
+    ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
+    assert ours.shape == theirs.shape
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+def assert_agrees(name: str, ours, theirs):
+    error = relative(ours, theirs)
+    print(f"parity | {name} | {error:.1e} |")
+    assert error <= TOLERANCE, f"{name}: relative error {error:.1e}"
+
+
+def nhwc(x: torch.Tensor) -> np.ndarray:
+    return x.permute(0, 2, 3, 1).numpy()
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 5, 7), (2, 24, 9)], ids=["pixels", "tokens"])
+def test_group_norm_is_that_of_pytorch(ported, shape):
+    reference = randomized(torch.nn.GroupNorm(4, 24, eps=1e-3))
+    ours = ported(reference, partial(layers.GroupNorm, 24, 4, 1e-3))
+    x = 3 + 0.1 * torch.randn(shape)
+    assert_agrees("GroupNorm", np.moveaxis(np.asarray(ours(np.moveaxis(x.numpy(), 1, -1))), -1, 1),
+                  reference(x))
+
+
+def test_layer_norm_is_that_of_pytorch(ported):
+    reference = randomized(torch.nn.LayerNorm(24, eps=1e-3))
+    ours = ported(reference, partial(layers.LayerNorm, 24, 1e-3))
+    x = 3 + 0.1 * torch.randn(2, 5, 24)
+    assert_agrees("LayerNorm", ours(x.numpy()), reference(x))
+
+
+@pytest.mark.parametrize("outputs", [16, 24], ids=["same width", "shortcut"])
+@pytest.mark.parametrize("time_channels", [None, 20], ids=["no time", "time"])
+def test_a_resnet_block_is_that_of_diffusers(ported, time_channels, outputs):
+    reference = randomized(resnet.ResnetBlock2D(
+        in_channels=16, out_channels=outputs, temb_channels=time_channels, groups=4, eps=1e-3))
+    ours = ported(reference, partial(layers.ResnetBlock, 16, outputs, groups=4, eps=1e-3,
+                                     time_channels=time_channels))
+    x, time = torch.randn(2, 16, 6, 10), torch.randn(2, 20) if time_channels else None
+    assert_agrees(f"ResnetBlock, {'time, ' if time_channels else ''}16 to {outputs} channels",
+                  ours(nhwc(x), None if time is None else time.numpy()), nhwc(reference(x, time)))
+
+
+@pytest.mark.parametrize("context_channels", [None, 12], ids=["self", "cross"])
+@pytest.mark.parametrize("upcast", [False, True], ids=["", "upcast"])
+def test_attention_is_that_of_diffusers(ported, context_channels, upcast):
+    reference = randomized(attention_processor.Attention(
+        24, context_channels, heads=3, dim_head=8, upcast_attention=upcast))
+    ours = ported(reference, partial(layers.Attention, 24, context_channels or 24, 3,
+                                     upcast=upcast))
+    x = torch.randn(2, 10, 24)
+    context = None if context_channels is None else torch.randn(2, 7, 12)
+    assert_agrees(f"Attention, {'cross' if context_channels else 'self'}",
+                  ours(x.numpy(), None if context is None else context.numpy()),
+                  reference(x, context))
+
+
+def test_attention_with_a_group_norm_is_that_of_the_autoencoder(ported):
+    reference = randomized(attention_processor.Attention(
+        24, heads=1, dim_head=24, bias=True, norm_num_groups=4, eps=1e-3,
+        residual_connection=True, _from_deprecated_attn_block=True))
+    ours = ported(reference, partial(layers.Attention, 24, 24, 1, bias=True, groups=4, eps=1e-3))
+    x = torch.randn(2, 24, 4, 6)
+    tokens = nhwc(x).reshape(2, 24, 24)
+    assert_agrees("Attention, group norm and residual",
+                  ours(tokens).reshape(2, 4, 6, 24), nhwc(reference(x)))
+
+
+@pytest.mark.parametrize("linear", [False, True], ids=["conv", "linear"])
+def test_a_spatial_transformer_is_that_of_diffusers(ported, linear):
+    reference = randomized(diffusers.Transformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=16, norm_num_groups=4,
+        cross_attention_dim=12, use_linear_projection=linear))
+    config = UNetConfig(norm_num_groups=4, cross_attention_dim=12, use_linear_projection=linear)
+    ours = ported(reference, partial(unet.Transformer2DModel, config, 16, 2))
+    x, text = 0.01 * torch.randn(2, 16, 4, 6), torch.randn(2, 7, 12)  # small: eps counts
+    assert_agrees(f"Transformer2DModel, {'linear' if linear else '1x1 convolution'} projections",
+                  ours(nhwc(x), text.numpy()),
+                  nhwc(reference(x, encoder_hidden_states=text).sample))
+
+
+def test_the_feed_forward_layer_is_that_of_diffusers(ported):
+    reference = randomized(torch_attention.FeedForward(16, activation_fn="geglu"))
+    ours = ported(reference, partial(unet.FeedForward, 16))
+    x = 3 * torch.randn(2, 5, 16)
+    assert_agrees("FeedForward (GEGLU)", ours(x.numpy()), reference(x))
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_downsampling_is_that_of_diffusers(ported, padding):
+    reference = randomized(
+        downsampling.Downsample2D(8, use_conv=True, padding=padding, name="op"))
+    ours = ported(reference, partial(layers.Downsample, 8, padding))
+    x = torch.randn(2, 8, 6, 10)
+    assert_agrees(f"Downsample, padding {padding}", ours(nhwc(x)), nhwc(reference(x)))
+
+
+def test_upsampling_is_that_of_diffusers(ported):
+    reference = randomized(upsampling.Upsample2D(8, use_conv=True))
+    ours = ported(reference, partial(layers.Upsample, 8))
+    x = torch.randn(2, 8, 3, 5)
+    assert_agrees("Upsample", ours(nhwc(x)), nhwc(reference(x)))
+
+
+@pytest.mark.parametrize("flip", [False, True], ids=["sin first", "cos first"])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_timesteps_are_encoded_as_in_diffusers(flip, shift):
+    times = torch.tensor([0.0, 0.25, 17.5, 999.0])
+    ours = unet.timestep_encoding(jnp.asarray(times.numpy()), 32, flip, shift)
+    assert_agrees(f"timestep encoding, {'cos' if flip else 'sin'} first, shift {shift}", ours,
+                  embeddings.Timesteps(32, flip, shift)(times))
+
+
+def test_the_timestep_embedding_is_that_of_diffusers(ported):
+    reference = randomized(embeddings.TimestepEmbedding(16, 64))
+    ours = ported(reference, partial(unet.TimestepEmbedding, 16, 64))
+    x = torch.randn(3, 16)
+    assert_agrees("TimestepEmbedding", ours(x.numpy()), reference(x))
+
+
+# --- norms and softmax in float32 ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norms_bear_a_mean_far_from_zero(norm, dtype):
+    """Neither a fast variance (cancellation) nor bfloat16 sums would."""
+    mean, step = (4096.0, 1.0) if dtype == "float32" else (256.0, 2.0)
+    x = mean + step * np.random.default_rng(0).integers(-4, 5, (2, 64, 16))
+    make = dict(group=partial(layers.GroupNorm, 16, 1, 1e-5), layer=partial(layers.LayerNorm, 16))
+    module = make[norm](dtype=jnp.float32, rngs=nnx.Rngs(0))
+    axes = (1, 2) if norm == "group" else (2,)
+    expected = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+    ours = module(jnp.asarray(x, dtype))
+    assert ours.dtype == dtype
+    np.testing.assert_allclose(np.asarray(ours, np.float64), expected,
+                               atol=1e-4 if dtype == "float32" else 2**-7)
+
+
+def test_attention_in_bfloat16_tells_close_logits_apart():
+    """Logits of 100 and 100.25 are the same number in bfloat16."""
+    q = jnp.asarray([[[16.0, 1.0]]], jnp.bfloat16) * 2
+    k = jnp.asarray([[[4.5, 0.25 * i] for i in range(4)]], jnp.bfloat16)
+    v = jnp.asarray([[[i, 1.0] for i in range(4)]], jnp.bfloat16)
+    logits = np.asarray(q, float)[0] @ np.asarray(k, float)[0].T / np.sqrt(2)
+    share = np.exp(logits - logits.max())
+    expected = share @ np.asarray(v, float)[0] / share.sum()
+    ours = layers.attention(q, k, v, heads=1)
+    np.testing.assert_allclose(np.asarray(ours, float)[0], expected, rtol=2**-7)
+
+
+# --- text encoder -------------------------------------------------------------------------------
+
+TINY_TEXT = dict(vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+                 num_attention_heads=4, max_position_embeddings=77, bos_token_id=0, eos_token_id=1)
+
+
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
+def test_the_text_encoder_is_that_of_transformers(ported, activation):
+    config = dict(TINY_TEXT, hidden_act=activation)
+    reference = randomized(TorchTextModel(CLIPTextConfig(**config)))
+    ours = ported(reference, partial(CLIPTextModel, TextEncoderConfig.from_dict(config)))
+    ids = torch.randint(0, 99, (2, 77))
+    assert_agrees(f"CLIPTextModel, {activation}", ours(jnp.asarray(ids.numpy())),
+                  reference(ids).last_hidden_state)
+
+
+def test_later_tokens_do_not_change_earlier_embeddings(ported):
+    model = ported(randomized(TorchTextModel(CLIPTextConfig(**TINY_TEXT))),
+                   partial(CLIPTextModel, TextEncoderConfig.from_dict(TINY_TEXT)))
+    ids = np.arange(20)[None]
+    other = np.where(np.arange(20) < 12, ids, 7)
+    ours, changed = model(jnp.asarray(ids))[0], model(jnp.asarray(other))[0]
+    np.testing.assert_array_equal(ours[:12], changed[:12])
+    assert (np.abs(ours - changed).max(-1)[12:] > 1e-3).all()
+
+
+# --- UNet ---------------------------------------------------------------------------------------
+
+ATTEND, PLAIN = "CrossAttn{}Block2D", "{}Block2D"
+
+
+def unet_config(channels, blocks, **values) -> dict:
+    """A tiny UNet's config; `blocks` are templates of the levels, outermost first."""
+    return dict(
+        block_out_channels=channels, down_block_types=tuple(b.format("Down") for b in blocks),
+        up_block_types=tuple(b.format("Up") for b in reversed(blocks)), cross_attention_dim=12,
+        norm_num_groups=4, sample_size=8, **values,
+    )
+
+
+UNETS = {
+    "SD 1: heads a number, four levels": unet_config(
+        (8, 16, 16, 16), (ATTEND, ATTEND, ATTEND, PLAIN), layers_per_block=1,
+        attention_head_dim=4),
+    "SD 1: two layers a level": unet_config(
+        (8, 16), (ATTEND, PLAIN), layers_per_block=2, attention_head_dim=2),
+    "SD 2: heads a list, linear projection, upcast": unet_config(
+        (8, 16, 16), (ATTEND, ATTEND, PLAIN), layers_per_block=1, attention_head_dim=(1, 2, 4),
+        use_linear_projection=True, upcast_attention=True),
+    "attention below only, other paddings and sinusoids": unet_config(
+        (8, 12), (PLAIN, ATTEND), layers_per_block=1, attention_head_dim=(2, 3),
+        downsample_padding=0, flip_sin_to_cos=False, freq_shift=1, in_channels=5,
+        out_channels=3, norm_eps=1e-3),
+}
+
+
+@pytest.mark.parametrize("kind", UNETS)
+def test_the_unet_is_that_of_diffusers(ported, kind):
+    config = UNETS[kind]
+    reference = randomized(diffusers.UNet2DConditionModel(**config))
+    ours = ported(reference, partial(UNet2DConditionModel, UNetConfig(**config)))
+    latents = torch.randn(2, config.get("in_channels", 4), 8, 16)
+    times, text = torch.tensor([961.0, 3.5]), torch.randn(2, 7, 12)
+    assert_agrees(f"UNet2DConditionModel, {kind}",
+                  compiled(UNet2DConditionModel.__call__, ours, nhwc(latents), times.numpy(),
+                           text.numpy()),
+                  nhwc(reference(latents, times, text).sample))
+
+
+# --- autoencoder --------------------------------------------------------------------------------
+
+
+def torch_vae(channels, layers_per_block) -> diffusers.AutoencoderKL:
+    return diffusers.AutoencoderKL(
+        block_out_channels=channels, layers_per_block=layers_per_block, norm_num_groups=4,
+        latent_channels=4, down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels), scaling_factor=0.2,
+    )
+
+
+@pytest.mark.parametrize("channels, depth", [((8, 16), 2), ((8, 8, 16, 16), 1)])
+def test_the_autoencoder_is_that_of_diffusers(ported, channels, depth):
+    reference = randomized(torch_vae(channels, depth))
+    ours = ported(reference, partial(AutoencoderKL, VAEConfig.from_dict(dict(reference.config))))
+    images, latents = torch.randn(2, 3, 16, 32), torch.randn(2, 4, 2, 3)
+    theirs = reference.encode(images).latent_dist
+    mean, logvar = compiled(AutoencoderKL.encode, ours, nhwc(images))
+    name = f"AutoencoderKL, {len(channels)} levels"
+    assert_agrees(f"{name}, encode, mean", mean, nhwc(0.2 * theirs.mean))
+    assert_agrees(f"{name}, encode, deviation", jnp.exp(logvar / 2), nhwc(0.2 * theirs.std))
+    assert_agrees(f"{name}, decode", compiled(AutoencoderKL.decode, ours, nhwc(latents)),
+                  nhwc(reference.decode(latents / 0.2).sample))
+
+
+# --- bfloat16 -----------------------------------------------------------------------------------
+
+
+def _text_case():
+    reference = TorchTextModel(CLIPTextConfig(**TINY_TEXT))
+    build = partial(CLIPTextModel, TextEncoderConfig.from_dict(TINY_TEXT))
+    return reference, build, CLIPTextModel.__call__, [np.arange(154).reshape(2, 77) % 99]
+
+
+def _unet_case():
+    config = unet_config((8, 16), (ATTEND, PLAIN), layers_per_block=1, attention_head_dim=2,
+                         upcast_attention=True)
+    inputs = torch.randn(2, 8, 8, 4), torch.tensor([500.0, 20.0]), torch.randn(2, 7, 12)
+    return (diffusers.UNet2DConditionModel(**config),
+            partial(UNet2DConditionModel, UNetConfig(**config)),
+            UNet2DConditionModel.__call__, [x.numpy() for x in inputs])
+
+
+def _vae_case():
+    reference = torch_vae((8, 16), 1)
+    build = partial(AutoencoderKL, VAEConfig.from_dict(dict(reference.config)))
+    return reference, build, AutoencoderKL.decode, [torch.randn(2, 4, 4, 4).numpy()]
+
+
+@pytest.mark.parametrize("case", [_text_case, _unet_case, _vae_case])
+def test_bfloat16_parameters_give_nearly_the_same(ported, case):
+    reference, build, method, inputs = case()
+    randomized(reference)
+    exact, rough = (compiled(method, ported(reference, build, dtype), *inputs)
+                    for dtype in (jnp.float32, jnp.bfloat16))
+    assert np.isfinite(np.asarray(rough, np.float32)).all()
+    error = relative(rough, exact)
+    print(f"bfloat16 | {build.func.__name__} | {error:.1e} |")
+    assert 1e-4 < error < 3e-2
+
+
+# --- full size ----------------------------------------------------------------------------------
+
+SD14 = dict(
+    text_encoder=dict(hidden_size=768, intermediate_size=3072, num_hidden_layers=12,
+                      num_attention_heads=12, hidden_act="quick_gelu", vocab_size=49408,
+                      max_position_embeddings=77, projection_dim=512),
+    unet=dict(attention_head_dim=8, block_out_channels=[320, 640, 1280, 1280], sample_size=64,
+              cross_attention_dim=768, layers_per_block=2),
+    vae=dict(block_out_channels=[128, 256, 512, 512], latent_channels=4, layers_per_block=2,
+             sample_size=512, down_block_types=["DownEncoderBlock2D"] * 4,
+             up_block_types=["UpDecoderBlock2D"] * 4),
+)
+SD21 = dict(
+    text_encoder=dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=23,
+                      num_attention_heads=16, hidden_act="gelu", vocab_size=49408,
+                      max_position_embeddings=77, projection_dim=512),
+    unet=dict(attention_head_dim=[5, 10, 20, 20], block_out_channels=[320, 640, 1280, 1280],
+              sample_size=96, cross_attention_dim=1024, layers_per_block=2,
+              use_linear_projection=True, upcast_attention=True),
+    vae=SD14["vae"],
+)
+BUILDERS = dict(
+    text_encoder=(CLIPTextModel, TextEncoderConfig,
+                  lambda config: TorchTextModel(CLIPTextConfig(**config))),
+    unet=(UNet2DConditionModel, UNetConfig, lambda c: diffusers.UNet2DConditionModel(**c)),
+    vae=(AutoencoderKL, VAEConfig, lambda c: diffusers.AutoencoderKL(**c)),
+)
+
+
+@pytest.mark.parametrize("model, part, count", [
+    ("SD 1.4", "text_encoder", 123_060_480),
+    ("SD 1.4", "unet", 859_520_964),
+    ("SD 1.4", "vae", 83_653_863),
+    ("SD 2.1", "text_encoder", 340_387_840),
+    ("SD 2.1", "unet", 865_910_724),
+])
+def test_full_size_models_have_the_published_parameters(model, part, count):
+    config = (SD14 if model == "SD 1.4" else SD21)[part]
+    module, read, torch_module = BUILDERS[part]
+    with torch.device("meta"):
+        theirs = {name.removeprefix("text_model."): tuple(tensor.shape)
+                  for name, tensor in torch_module(config).state_dict().items()
+                  if not name.endswith("position_ids")}
+    before = sum(x.nbytes for x in jax.live_arrays())
+    _, params = weights.abstract(partial(module, read.from_dict(config), dtype=jnp.bfloat16))
+    assert sum(x.nbytes for x in jax.live_arrays()) - before < 1024
+    assert {type(leaf) for leaf in jax.tree.leaves(params)} == {jax.ShapeDtypeStruct}
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+    ours = weights.shapes(params)
+    assert {name.removeprefix("text_model."): shape for name, shape in ours.items()} == theirs
