@@ -1,0 +1,97 @@
+"""The training loop: resumed exactly, the same over any number of devices; the two losses."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sd_tpu.schedule import NoiseSchedule
+from sd_tpu.sharding import make_mesh
+from training import autoencoder, diffusion, recipe
+from training.trainer import Schedule, latest, train
+
+RUN = Schedule(steps=60, batch=8, learning_rate=0.05, warmup=5, decay=0.5)
+TRUTH = np.array([[1.0], [-2.0], [0.5]], np.float32)
+START = {"w": np.zeros((3, 1), np.float32)}
+
+
+def loss(params, batch, key):
+    x, y = batch
+    return jnp.mean(jnp.square(x @ params["w"] - y))
+
+
+def batch_at(step: int):
+    x = np.random.default_rng(step).standard_normal((RUN.batch, 3)).astype(np.float32)
+    return x, x @ TRUTH
+
+
+def run(folder, steps=RUN.steps, devices=1, batches=batch_at):
+    return train(folder, dataclasses.replace(RUN, steps=steps), START, loss, batches,
+                 make_mesh(devices), checkpoint_seconds=0.05)
+
+
+def test_a_run_finds_the_truth_and_keeps_a_log(tmp_path):
+    average = run(tmp_path, steps=400)
+    np.testing.assert_allclose(average["w"], TRUTH, atol=0.05)
+    entries = [json.loads(line) for line in (tmp_path / "loss.jsonl").open()]
+    assert entries[-1]["step"] == 400 and entries[-1]["loss"] < 0.01 < entries[0]["loss"]
+
+
+def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path):
+    whole = run(tmp_path / "whole")
+
+    def cut_off(step):
+        if step == 17:
+            raise KeyboardInterrupt
+        return batch_at(step)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", batches=cut_off)
+    resumed = run(tmp_path / "cut")
+    assert np.array_equal(whole["w"], resumed["w"])
+    assert np.array_equal(latest(tmp_path / "cut", START)["w"], whole["w"])
+
+
+def test_the_batch_may_be_divided_over_devices(tmp_path):
+    alone, divided = run(tmp_path / "1"), run(tmp_path / "8", devices=8)
+    np.testing.assert_allclose(alone["w"], divided["w"], rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_never_trained_is_said_to_be_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="run the training"):
+        latest(tmp_path, START)
+
+
+def test_the_autoencoders_loss_falls_as_its_latents_near_the_prior():
+    config = {**recipe.VAE, "block_out_channels": [4, 8], "layers_per_block": 1}
+    graph, params = autoencoder.build(config)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3)).astype(np.float32)
+    value = jax.jit(autoencoder.make_loss(graph))
+    low = value(params, images, jax.random.key(0))
+    # Moments far from the prior: the KL term must grow with the square of the mean.
+    far = jax.tree.map(lambda x: x, params)
+    far["quant_conv"]["bias"] = params["quant_conv"]["bias"] + 1000.0
+    assert float(value(far, images, jax.random.key(0))) > float(low) + 100
+
+
+def test_a_perfect_velocity_has_no_loss_and_the_last_timestep_is_pure_noise(monkeypatch):
+    schedule = NoiseSchedule.from_config(recipe.SCHEDULER)
+    assert schedule.alphas_cumprod[-1] == 0
+    latents = np.random.default_rng(0).standard_normal((4, 2, 2, 8)).astype(np.float32)
+
+    class Oracle:
+        """Knows the latents, so it can work the velocity out of what it is shown."""
+
+        def __call__(self, noisy, t, text):
+            alphas = jnp.asarray(schedule.alphas_cumprod, jnp.float32)[t][:, None, None, None]
+            signal, spread = jnp.sqrt(alphas), jnp.sqrt(1 - alphas)
+            return signal * (noisy - signal * latents) / spread - spread * latents
+
+    parts = {"unet": Oracle(), "text_encoder": lambda ids: ids}
+    monkeypatch.setattr(diffusion.nnx, "merge", lambda graph, params: parts[graph])
+    value = diffusion.make_loss({name: name for name in parts}, schedule)
+    batch = (latents, np.zeros((4, 77), np.int32))
+    assert float(value(dict.fromkeys(parts), batch, jax.random.key(0))) < 1e-8
