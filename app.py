@@ -1,6 +1,8 @@
 """Starts the page: `python app.py`, then open the address it prints."""
 
 import argparse
+import os
+import socket
 import sys
 import time
 
@@ -15,13 +17,14 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         _serve(args)
-    except (ValueError, OSError) as error:  # a bad checkpoint or size, or a port that is taken
+    except (ValueError, OSError) as error:  # CheckpointError is a ValueError
         print(f"sd_tpu: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _serve(args: argparse.Namespace) -> None:
+    _check_address(args.host, args.port)
     if args.devices:
         set_host_devices(args.devices)
     begun = time.monotonic()
@@ -37,6 +40,19 @@ def _serve(args: argparse.Namespace) -> None:
         page.block_thread()
     finally:
         engine.close()
+
+
+def _check_address(host: str | None, port: int | None) -> None:
+    """Refuses an address where nothing can listen, before minutes go into loading."""
+    host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    port = port or int(os.environ.get("GRADIO_SERVER_PORT", 0))
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"The page cannot be served at {host}:{port}: {error}.") from error
 
 
 def _parser() -> argparse.ArgumentParser:

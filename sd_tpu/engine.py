@@ -271,6 +271,8 @@ class Engine:
 
     def _turn(self, entering: dict[int, Arrival | None]) -> None:
         """One call of `advance`, and what goes before and after it."""
+        if self._slots is None:  # a failed call may have given them up
+            self._slots = self.programs.empty()
         if entering:
             self._slots = self.programs.encode(self._params, self._slots, entering)
         live = {i: occupant for i, occupant in enumerate(self._occupants) if occupant}
@@ -280,7 +282,7 @@ class Engine:
         rows = max(1, min(rows, round(CALL_SECONDS / self._row_seconds)))
         begun = time.monotonic()
         self._slots = jax.block_until_ready(self.programs.advance(self._params, self._slots, rows))
-        self._row_seconds = (time.monotonic() - begun) / rows
+        self._row_seconds = max(time.monotonic() - begun, 1e-6) / rows
         for occupant in live.values():
             occupant.row += rows
             table = occupant.job._table
@@ -347,7 +349,7 @@ class Engine:
             job._emit(event)
 
     def _recover(self, error: Exception) -> None:
-        """Ends the jobs that were in the slots and starts over with empty ones."""
+        """Ends the jobs that were in the slots; the next turn starts over with empty ones."""
         message = f"Making the pictures failed: {type(error).__name__}: {error}".splitlines()[0]
         self._slots = None
         with self._change:
@@ -356,7 +358,6 @@ class Engine:
             for job in failed.values():
                 self._finish(job, Failed(message))
             self._jobs = deque(job for job in self._jobs if job.number not in failed)
-        self._slots = self.programs.empty()
 
     def _abandon(self, event: Event) -> None:
         for job in [*self._jobs, *(o.job for o in self._occupants if o)]:

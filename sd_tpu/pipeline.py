@@ -89,7 +89,8 @@ class FlaxStableDiffusionPipeline:
             VAEConfig.from_dict(configs["vae"]),
             dtype,
         )
-        card = ModelCard.read(folder, str(name))
+        # A folder's whole path would travel in every picture.
+        card = ModelCard.read(folder, folder.name if Path(name).is_dir() else str(name))
         pipeline = cls(models, Tokenizer.from_folder(folder / "tokenizer"), configs, card)
         params = {
             part: weights.load(checkpoint.weight_files(folder / part, variant), expected[part],

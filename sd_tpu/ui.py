@@ -76,7 +76,7 @@ def launch(page: gr.Blocks, **options) -> str:
         css=STYLE,
         # Each visitor who waits or watches holds a thread; Stop and the files need some as well.
         max_threads=MAX_WAITING + 60,
-        footer_links=[],
+        footer_links=["api"],
         run_history=False,
         prevent_thread_lock=True,
         quiet=True,
@@ -123,9 +123,9 @@ class View:
 
 
 def _heading(hint: str) -> str:
-    return (f'<header><h1>Eight prompts, eight pictures</h1>'
-            f'<p>{html.escape(hint or "Write what you would like to see.")} '
-            f'Empty boxes are skipped. <span class="keys">Ctrl+Enter generates.</span></p></header>')
+    hint = html.escape(hint or "Write what you would like to see.")
+    return (f'<header><h1>Eight prompts, eight pictures</h1><p>{hint} Empty boxes are skipped. '
+            '<span class="keys">Ctrl+Enter generates.</span></p></header>')
 
 
 def _form(engine: Engine) -> Form:
@@ -155,14 +155,14 @@ def _settings(defaults: Settings) -> dict[str, Component]:
         negative = gr.Textbox(defaults.negative_prompt, label="Negative prompt",
                               info="What the pictures should not show.", lines=1)
         with gr.Row():
-            steps = gr.Number(defaults.steps, label="Steps", min_width=140,
+            steps = gr.Number(defaults.steps, label="Steps", min_width=200,
                               info="More of them take longer and refine more.")
-            guidance = gr.Number(defaults.guidance, label="Guidance", min_width=140, step=0.5,
-                                 info="How strictly to follow the prompt: 1 barely, 15 very.")
-            sampler = gr.Dropdown(samplers, value=defaults.sampler, label="Sampler", min_width=140,
+            guidance = gr.Number(defaults.guidance, label="Guidance", min_width=200, step=0.5,
+                                 info="More follows the prompt more strictly.")
+            sampler = gr.Dropdown(samplers, value=defaults.sampler, label="Sampler", min_width=200,
                                   info="The method that turns noise into a picture.")
             spacing = gr.Dropdown(_spacings(defaults.sampler), value=OWN_SPACING, label="Spacing",
-                                  min_width=140, info="How the steps are spread over the noise.")
+                                  min_width=200, info="How the steps are spread over the noise.")
     sampler.change(lambda key: gr.update(choices=_spacings(key), value=OWN_SPACING), sampler,
                    spacing, show_progress="hidden", api_visibility="private")
     return {"negative_prompt": negative, "steps": steps, "guidance": guidance,
@@ -192,12 +192,11 @@ def _about(engine: Engine) -> str:
     parts = [
         html.escape(engine.pipeline.card.name),
         f"{engine.defaults.width}×{engine.defaults.height} pixels",
-        f"{len(devices)} × {html.escape(devices[0].device_kind)}",
+        f"{len(devices)} × {html.escape(devices[0].device_kind.replace('cpu', 'CPU'))}",
         str(engine.pipeline.models.dtype),
     ]
     if devices[0].platform != "tpu":
         parts.append("no TPU here, so it takes a little longer")
-    parts.append('<a href="?view=api">use it from a program</a>')
     return f'<p class="about">{" · ".join(parts)}</p>'
 
 
@@ -531,6 +530,8 @@ def _theme() -> gr.themes.Base:
         input_border_color_focus="*primary_500",
         input_border_color_focus_dark="*primary_400",
         input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
+        error_text_color_dark="#fca5a5",
         button_large_text_size="*text_md",
         button_large_text_weight="500",
         button_primary_background_fill="*primary_600",
@@ -567,7 +568,9 @@ def _icon(path: str) -> str:
 
 
 STYLE = """
-.gradio-container > main { max-width: 1240px; margin: 0 auto; }
+.gradio-container main { width: 100%; max-width: 1240px; margin: 0 auto; }
+footer > :not(.show-api) { display: none; }
+textarea { unicode-bidi: plaintext; }
 .html-container { padding: 0 !important; }
 .form { border: 0 !important; background: none !important; box-shadow: none !important; }
 header h1 { font-size: 1.5rem; font-weight: 650; margin: 0; line-height: 1.3; }
@@ -578,6 +581,8 @@ header p { margin: 4px 0 0; color: var(--body-text-color-subdued); }
     grid-template-columns: repeat(4, minmax(0, 1fr)); }
 #settings { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: 10px 14px; }
 #settings .form { gap: 16px; align-items: end; }
+#settings input[type=number] { height: 42px; }
+#settings .wrap-inner { min-height: 40px; }
 
 #actions { justify-content: space-between; align-items: end; gap: 12px 24px; }
 #seeds, #go { width: auto; flex: 0 1 auto; flex-wrap: nowrap; align-items: end; gap: 8px; }
@@ -585,7 +590,7 @@ header p { margin: 4px 0 0; color: var(--body-text-color-subdued); }
 #seeds button, #go button { flex: 0 0 auto; white-space: nowrap; height: 42px; padding: 0 16px; }
 #go #generate { min-width: 168px !important; }
 #go #stop { min-width: 96px !important; }
-#seed { overflow: visible !important; white-space: nowrap; }
+#seeds .form, #seed { overflow: visible !important; white-space: nowrap; }
 #seed input { height: 42px; }
 #roll::before, #reuse::before { content: ""; width: 1em; height: 1em; margin-right: .5em;
     background: currentColor; mask: DIE center / contain no-repeat; }
@@ -601,15 +606,15 @@ header p { margin: 4px 0 0; color: var(--body-text-color-subdued); }
 #status progress::-webkit-progress-bar { background: var(--border-color-primary); }
 #status progress::-webkit-progress-value { background: var(--color-accent); transition: width .2s; }
 #status progress::-moz-progress-bar { background: var(--color-accent); }
-#status small { display: block; margin-top: 4px; color: var(--body-text-color-subdued); }
+#status small { display: block; margin: 2px 0 6px; font-size: .8125rem; color: var(--body-text-color-subdued); }
 
 figure { margin: 0; }
 figure > div { display: grid; place-items: center; overflow: hidden; border-radius: 8px;
-    background: var(--neutral-200); }
-.dark figure > div { background: var(--neutral-800); }
+    background: var(--neutral-200); color: var(--neutral-600); }
+.dark figure > div { background: var(--neutral-900); color: var(--neutral-400); }
 figure img { width: 100%; height: 100%; object-fit: cover; display: block; }
 figure img.small { image-rendering: pixelated; }
-figure .number { color: var(--body-text-color-subdued); font-size: 1.25rem; }
+figure .number { font-size: 1.25rem; }
 figure.waiting > div { animation: breathe 1.6s ease-in-out infinite alternate; }
 figure.stopped img { opacity: .45; }
 figcaption { height: 50px; margin-top: 6px; font-size: .875rem; line-height: 22px; }
@@ -622,14 +627,14 @@ figcaption .facts span { overflow: hidden; text-overflow: ellipsis; }
 figcaption a { padding: 1px 8px; border: 1px solid var(--border-color-primary); line-height: 22px;
     border-radius: 6px; color: var(--link-text-color); text-decoration: none; font-weight: 500; }
 figcaption a:hover { border-color: var(--link-text-color); }
-@media (hover: none) { header .keys { display: none; } }
+@media (hover: none), (max-width: 700px) { header .keys { display: none; } }
 @keyframes breathe { to { opacity: .55; } }
 @media (prefers-reduced-motion: reduce) { figure.waiting > div { animation: none; } }
 
 .about { margin: 8px 0 0; font-size: .8125rem; color: var(--body-text-color-subdued); }
-.about a { color: var(--link-text-color); }
 
 @media (max-width: 700px) {
+    .gradio-container > .main { padding: 16px; }
     #prompts > .form { grid-template-columns: minmax(0, 1fr); gap: 12px; }
     #gallery { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 12px; }
     #seeds, #go { flex: 1 1 100%; }
