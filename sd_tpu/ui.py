@@ -568,7 +568,8 @@ def _icon(path: str) -> str:
 
 
 STYLE = """
-.gradio-container main { width: 100%; max-width: 1240px; margin: 0 auto; }
+.gradio-container > .main { padding: 16px clamp(16px, 3vw, 32px); }
+.gradio-container main { width: 100%; max-width: 1240px; margin: 0 auto !important; }
 footer > :not(.show-api) { display: none; }
 textarea { unicode-bidi: plaintext; }
 .html-container { padding: 0 !important; }
@@ -634,7 +635,6 @@ figcaption a:hover { border-color: var(--link-text-color); }
 .about { margin: 8px 0 0; font-size: .8125rem; color: var(--body-text-color-subdued); }
 
 @media (max-width: 700px) {
-    .gradio-container > .main { padding: 16px; }
     #prompts > .form { grid-template-columns: minmax(0, 1fr); gap: 12px; }
     #gallery { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 12px; }
     #seeds, #go { flex: 1 1 100%; }

@@ -12,13 +12,11 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 from pathlib import Path
 
 import diffusers
-
 import pytest
 import torch
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
-
 
 LAYOUTS = {
     # The differences between the generations that change what is computed.

@@ -143,7 +143,7 @@ def test_what_the_engine_fails_at_is_told_and_is_exit_code_1(monkeypatch, tmp_pa
 
 
 def test_values_left_open_are_the_models(monkeypatch, tmp_path):
-    engine, code, _, _ = run_fake(monkeypatch, tmp_path, Failed("x"))
+    engine, *_ = run_fake(monkeypatch, tmp_path, Failed("x"))
     assert engine.request == Request(prompts=("a cat",), height=8, width=8)
 
 
@@ -198,7 +198,7 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
     code, out, err = run("generate", "--model", tmp_path / "model", "--prompt", "a cat",
                          "--out", tmp_path)
     assert (code, out) == (2, "")
-    loading, sentence = err.splitlines()
+    _, sentence = err.splitlines()
     assert str(tmp_path / "model") in sentence and "Traceback" not in err
 
 

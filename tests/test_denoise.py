@@ -137,5 +137,5 @@ def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(
 
 def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs(sd1):
     pipeline, _ = sd1
-    with pytest.raises(ValueError, match="30x32 is not possible.*multiples of 4"):
+    with pytest.raises(ValueError, match=r"30x32 is not possible.*multiples of 4"):
         Programs(pipeline.models, make_mesh(), slots=8, height=32, width=30)

@@ -115,7 +115,7 @@ def test_a_failure_is_told_and_the_next_job_is_served(engine, monkeypatch):
 
 
 def test_settings_that_only_the_sampler_can_judge_are_refused_when_submitted(engine):
-    with pytest.raises(RequestError, match="LCM takes|too many|steps"):
+    with pytest.raises(RequestError, match=r"LCM takes|too many|steps"):
         engine.submit(ask(engine, ["a cat"], sampler="lcm", steps=150))
 
 

@@ -1,5 +1,6 @@
 """Grids, PNG files and A1111's `parameters` text, both ways."""
 
+import contextlib
 import dataclasses
 import struct
 import time
@@ -177,10 +178,8 @@ def test_a_text_that_is_no_request_is_refused_in_one_sentence(case):
 def test_no_text_takes_long_to_read(piece):
     begun = time.process_time()
     for text in (LINE + ", " + piece * (900_000 // len(piece)), piece * 100_000):
-        try:
+        with contextlib.suppress(RequestError):
             parse_parameters("a cat\n" + text)
-        except RequestError:
-            pass
     assert time.process_time() - begun < 3
 
 
@@ -259,7 +258,7 @@ def test_a_missing_file_is_refused_in_one_sentence(tmp_path):
 def test_a_truncated_png_is_refused_wherever_it_ends():
     data = to_png(PIXELS, REQUEST, "m")
     for end in range(0, len(data) - 8, 7):
-        with pytest.raises(RequestError, match="^The file is not a whole PNG picture.$"):
+        with pytest.raises(RequestError, match=r"^The file is not a whole PNG picture\.$"):
             read_png(data[:end])
 
 

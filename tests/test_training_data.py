@@ -129,7 +129,7 @@ def test_a_painted_thing_takes_the_colour_and_keeps_its_outline(discs):
 
 
 def test_shares_that_do_not_add_up_are_refused(discs):
-    with pytest.raises(ValueError, match="add up to 1.15"):
+    with pytest.raises(ValueError, match=r"add up to 1\.15"):
         Composer(discs, mix=Mix(single=0.85))
 
 
