@@ -4,6 +4,7 @@
 """
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
     return 2
+
+
+def leave(code: int) -> None:
+    """Ends the process with this exit code."""
+    if code:  # perhaps while something compiles, and Python's own way out crashes on that
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -154,8 +163,8 @@ def _generate(args: argparse.Namespace) -> int:
     engine = open_engine(args)
     try:
         request = Request.check(values, engine.defaults)
-        for place, words in engine.lost_words(request).items():
-            line.show(f"Prompt {place + 1} is too long: the model does not see {words!r}.")
+        for note in engine.notes(request):
+            line.show(note)
             line.keep()
         return _save(engine.submit(request), args.out, engine.pipeline.card.name, line)
     finally:

@@ -162,7 +162,8 @@ class Engine:
         self._change = threading.Condition()
         self._closed = False
         self._row_seconds = CALL_SECONDS
-        self.ready = threading.Event()
+        self.ready = threading.Event()  # compiled, or failed to
+        self.failure: str | None = None  # why compiling failed
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -225,11 +226,13 @@ class Engine:
             self._change.notify()
         return job
 
-    def lost_words(self, request: Request) -> dict[int, str]:
-        """By place, the ends of prompts that the model will not see, being past its 77 tokens."""
-        lost = {place: self.pipeline.tokenizer.lost(request.prompts[place])
-                for place in request.places()}
-        return {place: words for place, words in lost.items() if words}
+    def notes(self, request: Request) -> list[str]:
+        """Sentences about texts whose ends the model will not see, being past its 77 tokens."""
+        texts = {f"Prompt {place + 1}": request.prompts[place] for place in request.places()}
+        texts["The negative prompt"] = request.negative_prompt
+        lost = {name: self.pipeline.tokenizer.lost(text) for name, text in texts.items()}
+        return [f"{name} is too long for the model, which will not see its end: “{words}”"
+                for name, words in lost.items() if words]
 
     def close(self) -> None:
         """Cancels everything and ends the thread."""
@@ -264,6 +267,7 @@ class Engine:
             self._slots = slots
         except Exception as error:  # such as a device without memory enough
             log.exception("compiling failed")
+            self.failure = f"Compiling failed: {_first_line(error)}"
             self._recover(error)
         with self._change:
             self.ready.set()
@@ -350,7 +354,7 @@ class Engine:
 
     def _recover(self, error: Exception) -> None:
         """Ends the jobs that were in the slots; the next turn starts over with empty ones."""
-        message = f"Making the pictures failed: {type(error).__name__}: {error}".splitlines()[0]
+        message = f"Making the pictures failed: {_first_line(error)}"
         self._slots = None
         with self._change:
             failed = {o.job.number: o.job for o in self._occupants if o}
@@ -376,3 +380,7 @@ class Engine:
     def _notify(self) -> None:
         with self._change:
             self._change.notify()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -87,7 +87,8 @@ def test_each_file_carries_the_request_that_makes_it_again(generated):
 def test_progress_and_lost_words_are_told_in_plain_lines(generated):
     lines = generated.err.splitlines()
     assert lines[0].startswith("Loading ")
-    assert lines[1].startswith("Prompt 3 is too long: the model does not see 'dog a dog")
+    assert lines[1].startswith("Prompt 3 is too long for the model")
+    assert "“dog a dog" in lines[1]
     assert lines[-1].startswith("Done in ") and lines[-1].endswith(" s.")
     assert "\r" not in generated.err and "\x1b" not in generated.err
 
@@ -101,8 +102,8 @@ class FakeEngine:
         self.ready, self._events = threading.Event(), events
         self.closed = self.cancelled = False
 
-    def lost_words(self, request):
-        return {}
+    def notes(self, request):
+        return []
 
     def submit(self, request):
         self.request = request

@@ -126,8 +126,10 @@ def test_a_queue_that_is_full_refuses_politely(engine, monkeypatch):
 
 
 def test_words_beyond_the_77_tokens_are_named(engine):
-    request = ask(engine, ["a cat", "very " * 75 + "Tall Ship"])
-    assert engine.lost_words(request) == {1: "Tall Ship"}
+    request = ask(engine, ["a cat", "very " * 75 + "Tall Ship"], negative_prompt="not " * 76)
+    prompt, negative = engine.notes(request)
+    assert prompt.startswith("Prompt 2 is too long") and prompt.endswith("“Tall Ship”")
+    assert negative.startswith("The negative prompt is") and negative.endswith("“not”")
 
 
 def test_nothing_was_compiled_again_by_all_this(engine):

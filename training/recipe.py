@@ -74,7 +74,7 @@ CARD = dict(
         "a slice of pizza",
         "a small star on a purple background",
         "a sunflower on a green background",
-        "a red heart",
+        "a heart",
     ),
     steps=20,
     guidance=3.0,
