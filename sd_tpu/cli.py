@@ -20,6 +20,7 @@ from sd_tpu.request import MAX_PROMPTS, Request, Settings
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.sharding import make_mesh, set_host_devices
 
+COMPILED = Path.home() / ".cache" / "sd_tpu" / "compiled"
 MAX_DEVICES = 256  # more on one host is a slip of the finger, and each takes memory
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
@@ -68,8 +69,15 @@ def open_engine(args: argparse.Namespace) -> Engine:
         ValueError: the model cannot be loaded, or the devices or the size are not possible.
     """
     find_devices(args.devices)
+    _keep_compiled()
     return Engine.open(args.model, revision=args.revision, variant=args.variant, dtype=args.dtype,
                        devices=args.devices, size=args.size)
+
+
+def _keep_compiled() -> None:
+    """Keeps compiled programs for the next start, unless the environment says where or not to."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(COMPILED))
 
 
 def find_devices(count: int | None) -> list[jax.Device]:
