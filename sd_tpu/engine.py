@@ -30,6 +30,7 @@ from sd_tpu.weights import Params
 log = logging.getLogger(__name__)
 
 SLOTS = 8
+ACCELERATOR_GROUP = 4  # slots stepped together at most; a guess until it has been measured
 CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation may have to wait for
 PREVIEW_SECONDS = 0.4  # least time between two previews of a job
 MAX_WAITING = 100  # jobs
@@ -186,8 +187,8 @@ class Engine:
             ValueError: there are too few devices, or the size is not possible.
         """
         mesh = make_mesh(devices)
-        if dtype is None:
-            dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        dtype = dtype or ("float32" if on_cpu else "bfloat16")
         pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(
             model, revision=revision, variant=variant, dtype=dtype, sharding=replicated(mesh)
         )
@@ -200,7 +201,8 @@ class Engine:
             height=height,
             width=width,
         )
-        return cls(pipeline, params, mesh, defaults)
+        group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
+        return cls(pipeline, params, mesh, defaults, group=group)
 
     def submit(self, request: Request) -> Job:
         """Queues a checked request.

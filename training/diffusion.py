@@ -27,7 +27,7 @@ POOL = 32_768  # pictures encoded once and drawn from ever after
 UNCONDITIONED = 0.1  # share of captions left out, for classifier-free guidance
 SHOWN = (
     "a cat", "a heart on a blue background", "a rocket on a black background", "a house",
-    "a penguin on a yellow background", "a pizza", "a small star on a purple background",
+    "a penguin on a yellow background", "a pizza", "a star on a purple background",
     "a sunflower on a green background",
 )
 

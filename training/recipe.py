@@ -72,7 +72,7 @@ CARD = dict(
         "a castle",
         "a penguin on a yellow background",
         "a slice of pizza",
-        "a small star on a purple background",
+        "a star on a purple background",
         "a sunflower on a green background",
         "a heart",
     ),
