@@ -60,7 +60,7 @@ SCHEDULER = dict(
     timestep_spacing="trailing",
     clip_sample=False,
     set_alpha_to_one=True,
-    steps_offset=0,
+    steps_offset=1,  # without effect on trailing spacing; diffusers warns of anything else
 )
 
 CARD = dict(

@@ -1,0 +1,60 @@
+"""The model in assets/: PyTorch reads it too, and it draws what the page's sample prompts say."""
+
+import diffusers
+import jax
+import numpy as np
+import pytest
+import torch
+
+from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+from training.captions import BACKGROUNDS
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return FlaxStableDiffusionPipeline.from_pretrained(BUNDLED_MODEL)
+
+
+@pytest.fixture(scope="module")
+def latents() -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((8, 8, 8, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def pictures(bundled, latents) -> np.ndarray:
+    """The page's sample prompts at its default settings, float [8, H, W, 3]."""
+    pipeline, params = bundled
+    card = pipeline.card
+    return np.asarray(pipeline(pipeline.prepare_inputs(card.prompts), params, jax.random.key(0),
+                               card.steps, guidance_scale=card.guidance, latents=latents).images)
+
+
+def test_pytorchs_pipeline_draws_the_same_pictures_from_the_same_files(bundled, latents, pictures):
+    card = bundled[0].card
+    reference = diffusers.StableDiffusionPipeline.from_pretrained(
+        BUNDLED_MODEL, torch_dtype=torch.float32, safety_checker=None
+    )
+    reference.set_progress_bar_config(disable=True)
+    theirs = reference(list(card.prompts), num_inference_steps=card.steps, output_type="np",
+                       guidance_scale=card.guidance, latents=torch.tensor(latents)).images
+    off = np.abs(np.round(theirs * 255) - np.round(pictures * 255)) > 1
+    assert off.mean() <= 0.001
+
+
+def test_the_backgrounds_are_of_the_colours_that_were_asked_for(bundled, pictures):
+    for prompt, picture in zip(bundled[0].card.prompts, pictures, strict=True):
+        words = prompt.partition(" on a ")[2].removesuffix(" background")
+        corner = picture[:4, :4].mean((0, 1)) * 255
+        distance = {name: np.linalg.norm(corner - colour) for name, colour in BACKGROUNDS.items()}
+        assert min(distance, key=distance.get) == (words or "white"), prompt
+
+
+def test_different_things_are_different_pictures(pictures):
+    middles = pictures[:, 8:-8, 8:-8].reshape(8, -1)
+    distances = np.linalg.norm(middles[:, None] - middles[None], axis=-1) / middles.shape[1] ** 0.5
+    assert np.all(distances + np.eye(8) > 0.1)
+
+
+def test_the_weights_stay_small_enough_for_a_repository():
+    size = sum(file.stat().st_size for file in BUNDLED_MODEL.rglob("*.safetensors"))
+    assert size < 60e6
