@@ -9,7 +9,7 @@ app: $(VENV)/.run
 	$(BIN)/python app.py $(ARGS)
 
 test: $(VENV)/.dev
-	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	@command -v chromium >/dev/null || \
 		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium; }
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest $(ARGS)

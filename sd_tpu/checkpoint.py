@@ -87,7 +87,9 @@ def _listed(folder: Path, variant: str | None) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        shards = read_json(index).get("weight_map", {})
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+            raise CheckpointError(f"{index} has no weight_map from names to files.")
         return [folder / name for name in sorted(set(shards.values()))]
     return []
 
@@ -99,7 +101,8 @@ def _no_weights_message(folder: Path) -> str:
             f"{folder} holds its weights as a pickle ({pickles[0].name}), which can run code when "
             f"it is opened, so it is refused. {_convert(folder.parent)}"
         )
-    return f"{folder} has no safetensors weights."
+    return (f"{folder} has no safetensors weights. If the model was published as pickles: "
+            f"{_convert(folder.parent)}")
 
 
 def _single_file_message(path: Path) -> str:

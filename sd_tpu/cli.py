@@ -20,7 +20,6 @@ from sd_tpu.request import MAX_PROMPTS, Request, Settings
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.sharding import make_mesh, set_host_devices
 
-COMPILED = Path.home() / ".cache" / "sd_tpu" / "compiled"
 MAX_DEVICES = 256  # more on one host is a slip of the finger, and each takes memory
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
@@ -77,7 +76,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
 def _keep_compiled() -> None:
     """Keeps compiled programs for the next start, unless the environment says where or not to."""
     if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(COMPILED))
+        jax.config.update("jax_compilation_cache_dir",
+                          str(Path("~/.cache/sd_tpu/compiled").expanduser()))
 
 
 def find_devices(count: int | None) -> list[jax.Device]:
@@ -174,7 +174,8 @@ def _generate(args: argparse.Namespace) -> int:
         for note in engine.notes(request):
             line.show(note)
             line.keep()
-        return _save(engine.submit(request), args.out, engine.pipeline.card.name, line)
+        job = engine.submit(request, previews=False)
+        return _save(job, args.out, engine.pipeline.card.name, line)
     finally:
         line.keep()
         if engine.ready.is_set():  # else it compiles, which cannot be stopped and may take minutes

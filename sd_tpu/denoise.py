@@ -18,7 +18,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.config import CheckpointError, TextEncoderConfig, UNetConfig, VAEConfig
 from sd_tpu.models import AutoencoderKL, CLIPTextModel, UNet2DConditionModel
 from sd_tpu.samplers import COLUMNS, HISTORY, Table
 from sd_tpu.sharding import REPLICATED, SPLIT, replicated, split
@@ -77,7 +77,22 @@ class Models:
     @classmethod
     def build(cls, text: TextEncoderConfig, unet: UNetConfig, vae: VAEConfig,
               dtype) -> tuple["Models", Params]:
-        """The networks and the shapes of their parameters; nothing is allocated."""
+        """The networks and the shapes of their parameters; nothing is allocated.
+
+        Raises:
+            CheckpointError: the parts do not fit one another, as in an inpainting checkpoint.
+        """
+        if not unet.in_channels == unet.out_channels == vae.latent_channels:
+            raise CheckpointError(
+                f"The UNet takes {unet.in_channels} channels and gives {unet.out_channels}, the "
+                f"autoencoder's latents have {vae.latent_channels}: only text-to-image models, "
+                "where all three are the same, are supported."
+            )
+        if text.hidden_size != unet.cross_attention_dim or text.max_position_embeddings < LENGTH:
+            raise CheckpointError(
+                f"The text encoder gives {text.max_position_embeddings} embeddings of "
+                f"{text.hidden_size}, the UNet takes {LENGTH} of {unet.cross_attention_dim}."
+            )
         classes = dict(text_encoder=(CLIPTextModel, text), unet=(UNet2DConditionModel, unet),
                        vae=(AutoencoderKL, vae))
         parts = {name: abstract(partial(module, config, dtype=dtype))
@@ -212,6 +227,16 @@ def decode_slots(models: Models, params: Params, latents: jax.Array,
     return lax.fori_loop(0, wanted.sum(), one, images)
 
 
+def padded_rows(table: Table) -> np.ndarray:
+    """The table [MAX_ROWS, len(COLUMNS)] f32; raises ValueError if it is longer than that."""
+    if len(table.rows) > MAX_ROWS:
+        raise ValueError(f"These steps take {len(table.rows)} evaluations of the model; at most "
+                         f"{MAX_ROWS} are possible.")
+    rows = np.zeros((MAX_ROWS, len(COLUMNS)), np.float32)
+    rows[: len(table.rows)] = table.rows
+    return rows
+
+
 def gaussian(key: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
     """Standard normal latents (h, w, C), drawn as (C, h, w): the order of diffusers' latents."""
     h, w, channels = shape
@@ -273,6 +298,8 @@ class Programs:
                                       (params, SPLIT, REPLICATED), donate=1)
         self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
         self.stacked = stacked
+        self._empty = jax.jit(partial(empty_slots, models, self.slots, self.latent_shape),
+                              out_shardings=split(mesh))
 
     def _compile(self, name: str, function, specs, donate=()):
         def traced(params, *arguments):
@@ -288,8 +315,7 @@ class Programs:
 
     def empty(self) -> Slots:
         """Idle slots, divided over the devices."""
-        make = partial(empty_slots, self.models, self.slots, self.latent_shape)
-        return jax.jit(make, out_shardings=split(self.mesh))()
+        return self._empty()
 
     def encode(self, params: Params, slots: Slots, arrivals: dict[int, Arrival | None]) -> Slots:
         """Puts images into the slots with these numbers; None vacates one. Donates `slots`."""
@@ -322,7 +348,7 @@ class Programs:
             table = arrival.table
             host.ids[i] = arrival.ids
             host.guidance[i] = arrival.guidance
-            host.rows[i, : len(table.rows)] = table.rows
+            host.rows[i] = padded_rows(table)
             host.end[i] = len(table.rows)
             host.key[i] = arrival.key
             if arrival.latents is None:

@@ -7,6 +7,7 @@ of several jobs share a batch (continuous batching), and a job that is cancelled
 import dataclasses
 import itertools
 import logging
+import math
 import queue
 import threading
 import time
@@ -33,6 +34,7 @@ SLOTS = 8
 ACCELERATOR_GROUP = 4  # slots stepped together at most; a guess until it has been measured
 CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation may have to wait for
 PREVIEW_SECONDS = 0.4  # least time between two previews of a job
+PREVIEW_SHARE = 0.1  # most of the time that previews may take
 MAX_WAITING = 100  # jobs
 
 
@@ -86,7 +88,8 @@ Event = Queued | Progress | ImageReady | Done | Cancelled | Failed
 class Job:
     """A submitted request: iterate over `events()`, or `cancel()` it."""
 
-    def __init__(self, request: Request, number: int, ids: np.ndarray, table: Table, wake):
+    def __init__(self, request: Request, number: int, ids: np.ndarray, table: Table, wake,
+                 previews: bool):
         """Made by `Engine.submit`. ids [P, 2, 77] by place in the request."""
         self.request, self.number = request, number
         self.cancelled = False
@@ -97,16 +100,16 @@ class Job:
         self._steps = dict.fromkeys(request.places(), 0)
         self._position: tuple[int, str] | None = None
         self._begun: float | None = None
-        self._previewed = 0.0
+        self._next_preview = 0.0 if previews else math.inf
         self._over = False
+        self._told = False
 
     def events(self) -> Iterator[Event]:
-        """Yields events as they happen; the last is Done, Cancelled or Failed."""
-        while True:
+        """Yields events as they happen, each once; the last is Done, Cancelled or Failed."""
+        while not self._told:
             event = self._events.get()
+            self._told = isinstance(event, Done | Cancelled | Failed)
             yield event
-            if isinstance(event, Done | Cancelled | Failed):
-                return
 
     def cancel(self) -> None:
         """Stops the job, also while it waits. Its slots are free after one call of `advance`."""
@@ -117,9 +120,10 @@ class Job:
         self._events.put(event)
 
     def _arrival(self, place: int) -> Arrival:
-        key = jax.random.PRNGKey(self.request.image_seed(place))
+        # What jax.random.PRNGKey makes of the seed, without asking a device.
+        key = np.array([0, self.request.image_seed(place)], np.uint32)
         return Arrival(ids=self._ids[place], table=self._table, guidance=self.request.guidance,
-                       key=np.asarray(key))
+                       key=key)
 
 
 @dataclasses.dataclass
@@ -162,7 +166,8 @@ class Engine:
         self._numbers = itertools.count(1)
         self._change = threading.Condition()
         self._closed = False
-        self._row_seconds = CALL_SECONDS
+        self._row_seconds = CALL_SECONDS  # that one row of one slot took
+        self._decode_seconds = 0.0
         self.ready = threading.Event()  # compiled, or failed to
         self.failure: str | None = None  # why compiling failed
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -204,8 +209,8 @@ class Engine:
         group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
         return cls(pipeline, params, mesh, defaults, group=group)
 
-    def submit(self, request: Request) -> Job:
-        """Queues a checked request.
+    def submit(self, request: Request, *, previews: bool = True) -> Job:
+        """Queues a checked request; without `previews` no time goes into drawing them.
 
         Raises:
             RequestError: the sampler cannot take these steps, or too many jobs wait already.
@@ -222,7 +227,7 @@ class Engine:
                 raise RequestError("The server is shutting down.")
             if len(self._jobs) >= MAX_WAITING:
                 raise RequestError("Too many people are waiting; please try again in a minute.")
-            job = Job(request, next(self._numbers), pairs, table, self._notify)
+            job = Job(request, next(self._numbers), pairs, table, self._notify, previews)
             self._jobs.append(job)
             self._tell_positions()
             self._change.notify()
@@ -253,8 +258,9 @@ class Engine:
                     self._change.wait()
                 if self._closed:
                     return self._abandon(Cancelled())
-                entering = self._admit()
             try:
+                with self._change:
+                    entering = self._admit()
                 self._turn(entering)
             except Exception as error:  # whatever the devices raise: the other jobs must go on
                 log.exception("a batch failed")
@@ -285,10 +291,10 @@ class Engine:
         if not live:
             return
         rows = min(occupant.rows_left for occupant in live.values())
-        rows = max(1, min(rows, round(CALL_SECONDS / self._row_seconds)))
+        rows = max(1, min(rows, round(CALL_SECONDS / (self._row_seconds * len(live)))))
         begun = time.monotonic()
         self._slots = jax.block_until_ready(self.programs.advance(self._params, self._slots, rows))
-        self._row_seconds = max(time.monotonic() - begun, 1e-6) / rows
+        self._row_seconds = max(time.monotonic() - begun, 1e-6) / (rows * len(live))
         for occupant in live.values():
             occupant.row += rows
             table = occupant.job._table
@@ -334,20 +340,24 @@ class Engine:
                 self._finish(job, Done(time.monotonic() - job._begun))
 
     def _report(self, live: dict[int, _Occupant]) -> None:
-        """Progress for each job that runs, with previews where the last ones are old enough."""
+        """Progress for each job that runs, with previews where they are due."""
         now = time.monotonic()
-        due = {i: o for i, o in live.items() if now - o.job._previewed > PREVIEW_SECONDS}
+        due = {i: o for i, o in live.items() if now >= o.job._next_preview}
         images = self._decode(self._slots.clean, due) if due else None
         for job in {occupant.job.number: occupant.job for occupant in live.values()}.values():
             previews = {o.place: images[i] for i, o in due.items() if o.job is job}
             if previews:
-                job._previewed = time.monotonic()
+                pause = max(PREVIEW_SECONDS, self._decode_seconds / PREVIEW_SHARE)
+                job._next_preview = time.monotonic() + pause
             step = sum(job._steps.values()) // len(job._steps)
             job._emit(Progress(step, job.request.steps, previews))
 
     def _decode(self, latents: jax.Array, wanted) -> np.ndarray:
+        begun = time.monotonic()
         mask = np.isin(np.arange(self.programs.slots), list(wanted))
-        return np.asarray(self.programs.decode(self._params, latents, mask))
+        images = np.asarray(self.programs.decode(self._params, latents, mask))
+        self._decode_seconds = time.monotonic() - begun
+        return images
 
     def _finish(self, job: Job, event: Event) -> None:
         if not job._over:

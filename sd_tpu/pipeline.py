@@ -14,7 +14,6 @@ from PIL import Image
 from sd_tpu import checkpoint, weights
 from sd_tpu.config import ModelCard, TextEncoderConfig, UNetConfig, VAEConfig, read_json
 from sd_tpu.denoise import (
-    MAX_ROWS,
     Arrival,
     Arrivals,
     Models,
@@ -23,8 +22,9 @@ from sd_tpu.denoise import (
     decode_slots,
     empty_slots,
     encode_slots,
+    padded_rows,
 )
-from sd_tpu.samplers import COLUMNS, Table, default_sampler, make_table
+from sd_tpu.samplers import Table, default_sampler, make_table
 from sd_tpu.schedule import NoiseSchedule
 from sd_tpu.sharding import make_mesh, replicated
 from sd_tpu.tokenizer import Tokenizer
@@ -90,7 +90,8 @@ class FlaxStableDiffusionPipeline:
             dtype,
         )
         # A folder's whole path would travel in every picture.
-        card = ModelCard.read(folder, folder.name if Path(name).is_dir() else str(name))
+        local = Path(name).expanduser().is_dir()
+        card = ModelCard.read(folder, folder.resolve().name if local else str(name))
         pipeline = cls(models, Tokenizer.from_folder(folder / "tokenizer"), configs, card)
         params = {
             part: weights.load(checkpoint.weight_files(folder / part, variant), expected[part],
@@ -217,8 +218,7 @@ class FlaxStableDiffusionPipeline:
         default_height, default_width = self.default_size
         shape = models.latent_shape(height or default_height, width or default_width)
         table = make_table(self.sampler, self.schedule, num_inference_steps, spacing=self.spacing)
-        rows = np.zeros((MAX_ROWS, len(COLUMNS)), np.float32)
-        rows[: len(table.rows)] = table.rows
+        rows = padded_rows(table)
         negative = jnp.broadcast_to(self.prepare_inputs("")[0], prompt_ids.shape)
         arrivals = Arrivals(
             fresh=jnp.ones(count, bool),
@@ -242,9 +242,11 @@ class FlaxStableDiffusionPipeline:
         return [Image.fromarray(image) for image in pixels]
 
     def _programs_for(self, count: int, height: int, width: int, stacked: bool) -> Programs:
-        key = (count, height, width, stacked)
+        mesh = make_mesh()
+        slots = -(-count // mesh.size) * mesh.size
+        key = (slots, height, width, stacked)
         if key not in self._programs:
-            self._programs[key] = Programs(self.models, make_mesh(), slots=count, height=height,
+            self._programs[key] = Programs(self.models, mesh, slots=slots, height=height,
                                            width=width, stacked=stacked)
         return self._programs[key]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -120,6 +121,14 @@ def _text(value: Any, name: str) -> str:
     return value.encode("utf-8", "ignore").decode("utf-8").strip()
 
 
+def _shown(value: Any) -> str:
+    """The value for a sentence: however long it is, the sentence is not."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to write out whole numbers of thousands of digits
+        return "a number as long as that"
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
@@ -131,15 +140,15 @@ def _is_number(value: Any) -> bool:
 
 def _whole(value: Any, name: str, least: int, most: int) -> int:
     if not _is_number(value) or value != int(value):
-        raise RequestError(f"{name} should be a whole number, not {value!r}.")
+        raise RequestError(f"{name} should be a whole number, not {_shown(value)}.")
     if not least <= value <= most:
-        raise RequestError(f"{name} should be from {least} to {most}, not {int(value)}.")
+        raise RequestError(f"{name} should be from {least} to {most}, not {_shown(int(value))}.")
     return int(value)
 
 
 def _guidance(value: Any) -> float:
     if not _is_number(value):
-        raise RequestError(f"Guidance should be a number, not {value!r}.")
+        raise RequestError(f"Guidance should be a number, not {_shown(value)}.")
     if not 0 <= value <= MAX_GUIDANCE:
         raise RequestError(f"Guidance should be from 0 to {MAX_GUIDANCE:g}, not {value:g}.")
     return float(value)
@@ -147,7 +156,7 @@ def _guidance(value: Any) -> float:
 
 def _one_of(value: Any, name: str, known: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in known:
-        raise RequestError(f"{name} {value!r} is unknown; there are {', '.join(known)}.")
+        raise RequestError(f"{name} {_shown(value)} is unknown; there are {', '.join(known)}.")
     return value
 
 

@@ -75,7 +75,11 @@ class NoiseSchedule:
                     f"expected {' or '.join(map(repr, allowed))}."
                 )
         # float32 as in diffusers: the rounding of alphas_cumprod near 1 shows in the last sigmas
-        alphas_cumprod = np.cumprod(1 - _betas(config), dtype=np.float64)
+        try:
+            betas = _betas(config)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"The scheduler's betas cannot be read ({error}).") from error
+        alphas_cumprod = np.cumprod(1 - betas, dtype=np.float64)
         alphas_cumprod = alphas_cumprod.astype(np.float32).astype(np.float64)
         if config.get("rescale_betas_zero_snr"):  # https://arxiv.org/abs/2305.08891, algorithm 1
             root = np.sqrt(alphas_cumprod)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from transformers import CLIPTokenizer
+from transformers import BatchEncoding, CLIPTokenizer
 
 from sd_tpu.config import CheckpointError
 
@@ -44,21 +44,25 @@ class Tokenizer:
 
     def __call__(self, prompts: Sequence[str]) -> np.ndarray:
         """Token ids [B, 77] int32: begin, words, end, padding; longer prompts are cut."""
-        encoded = self._tokenizer(list(prompts), padding="max_length", max_length=LENGTH,
-                                  truncation=True, return_tensors="np")
-        return encoded.input_ids.astype(np.int32)
+        marks = self._tokenizer
+        ids = np.full((len(prompts), LENGTH), marks.pad_token_id, np.int32)
+        for row, prompt in zip(ids, prompts, strict=True):
+            words = self._encode(prompt).input_ids[: LENGTH - 2]
+            row[: len(words) + 2] = [marks.bos_token_id, *words, marks.eos_token_id]
+        return ids
 
     def count(self, prompt: str) -> int:
         """Tokens that the prompt takes, its two marks included; more than 77 are cut."""
-        return len(self._offsets(prompt)) + 2
+        return len(self._encode(prompt).input_ids) + 2
 
     def lost(self, prompt: str) -> str:
         """The end of the prompt that lies beyond the 77th token; empty if all of it fits."""
-        offsets = self._offsets(prompt)
+        offsets = self._encode(prompt).offset_mapping
         kept = LENGTH - 2
         return prompt[offsets[kept][0]:].strip() if len(offsets) > kept else ""
 
-    def _offsets(self, prompt: str) -> list[tuple[int, int]]:
-        # `verbose=False` keeps transformers from warning of what is being asked here.
+    def _encode(self, prompt: str) -> BatchEncoding:
+        # Padding and cutting are done above: asking the tokenizer for them switches its state,
+        # which is shared by all threads. `verbose=False` spares a warning of its own limit.
         return self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True,
-                               verbose=False).offset_mapping
+                               verbose=False)

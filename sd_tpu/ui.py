@@ -77,6 +77,7 @@ def launch(page: gr.Blocks, **options) -> str:
         css=STYLE,
         # Each visitor who waits or watches holds a thread; Stop and the files need some as well.
         max_threads=MAX_WAITING + 60,
+        max_file_size="1kb",  # nothing is uploaded here, and Gradio's endpoint for it is open
         footer_links=["api"],
         run_history=False,
         prevent_thread_lock=True,
@@ -274,6 +275,8 @@ class Sessions:
         finally:
             job.cancel()  # without effect on one that is over
             jobs.remove(job)
+            if not jobs:
+                self._jobs.pop(visitor.session_hash, None)
 
     def stop(self, visitor: gr.Request) -> None:
         """Cancels what this browser has running."""
@@ -401,6 +404,7 @@ def _connect(engine: Engine, form: Form, view: View, sessions: Sessions, files: 
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
 
     def show(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
+        run = None
         try:
             request = Request.check(form.read(values), engine.defaults)
             with sessions.job(request, visitor) as job:
@@ -412,7 +416,8 @@ def _connect(engine: Engine, form: Form, view: View, sessions: Sessions, files: 
             yield {view.status: _status(str(error), "wrong")}
         except Exception:  # a disk that is full, say: nobody should be left with a dead page
             log.exception("a run failed")
-            yield {view.status: _status("The server failed; please try again.", "wrong")}
+            sorry = "The server failed; please try again."
+            yield run.take(Failed(sorry)) if run else {view.status: _status(sorry, "wrong")}
         yield _buttons(form, running=False)
 
     outputs = [view.status, *view.cells, view.last_seed, form.generate, form.stop]

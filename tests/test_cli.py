@@ -105,7 +105,7 @@ class FakeEngine:
     def notes(self, request):
         return []
 
-    def submit(self, request):
+    def submit(self, request, *, previews):
         self.request = request
         return SimpleNamespace(request=request, events=self._play, cancel=self._cancel)
 

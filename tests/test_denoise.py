@@ -46,22 +46,27 @@ def make_programs(pipeline, devices: int, **options) -> Programs:
     return Programs(pipeline.models, make_mesh(devices), slots=8, height=32, width=32, **options)
 
 
-@pytest.fixture(scope="module")
-def on8(sd1):
-    """(pipeline, params, programs) on eight devices."""
+LAYOUTS = {"a slot a device": (8, 1), "one device": (1, 1), "one device in fours": (1, 4)}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def on(sd1, request):
+    """(pipeline, params, programs) on eight devices, and on one that its slots share."""
     pipeline, params = sd1
-    return pipeline, params, make_programs(pipeline, 8)
+    devices, group = LAYOUTS[request.param]
+    programs = make_programs(pipeline, devices, group=group)
+    return pipeline, jax.device_put(params, replicated(programs.mesh)), programs
 
 
 @pytest.fixture(scope="module")
-def together(on8) -> np.ndarray:
+def together(on) -> np.ndarray:
     """The eight DIFFERENT pictures, made in one batch."""
-    pipeline, params, programs = on8
+    pipeline, params, programs = on
     return draw(programs, params, {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)})
 
 
-def test_eight_different_samplers_in_one_batch_give_the_bytes_each_gives_alone(on8, together):
-    pipeline, params, programs = on8
+def test_eight_different_samplers_in_one_batch_give_the_bytes_each_gives_alone(on, together):
+    pipeline, params, programs = on
     assert len({image.tobytes() for image in together}) == 8
     for i, different in enumerate(DIFFERENT):
         alone = draw(programs, params, {i: arrival(pipeline, *different)})
@@ -69,8 +74,8 @@ def test_eight_different_samplers_in_one_batch_give_the_bytes_each_gives_alone(o
         assert not alone[np.arange(8) != i].any()
 
 
-def test_the_slot_and_the_neighbours_do_not_matter(on8, together):
-    pipeline, params, programs = on8
+def test_the_slot_and_the_neighbours_do_not_matter(on, together):
+    pipeline, params, programs = on
     moved = {(3 * i + 1) % 8: i for i in range(8) if i != 4}
     images = draw(programs, params,
                   {slot: arrival(pipeline, *DIFFERENT[i]) for slot, i in moved.items()})
@@ -78,8 +83,8 @@ def test_the_slot_and_the_neighbours_do_not_matter(on8, together):
         assert np.array_equal(images[slot], together[i]), DIFFERENT[i]
 
 
-def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on8, together):
-    pipeline, params, programs = on8
+def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on, together):
+    pipeline, params, programs = on
     slots = programs.encode(params, programs.empty(), {0: arrival(pipeline, *DIFFERENT[7])})
     slots = programs.advance(params, slots, 3)
     slots = programs.encode(params, slots, {1: arrival(pipeline, *DIFFERENT[4])})
@@ -89,14 +94,14 @@ def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on8, tog
     assert np.array_equal(images[1], together[4])
 
 
-def test_one_row_at_a_time_is_all_at_once(on8, together):
-    pipeline, params, programs = on8
+def test_one_row_at_a_time_is_all_at_once(on, together):
+    pipeline, params, programs = on
     arrivals = {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)}
     assert np.array_equal(draw(programs, params, arrivals, rows_a_call=1), together)
 
 
-def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on8, together):
-    pipeline, params, programs = on8
+def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on, together):
+    pipeline, params, programs = on
     arrivals = {i: arrival(pipeline, *DIFFERENT[i]) for i in (0, 3)}
     slots = programs.advance(params, programs.encode(params, programs.empty(), arrivals), 2)
     slots = programs.encode(params, slots, {0: None})
@@ -106,8 +111,8 @@ def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on8, together):
     assert np.array_equal(image, together[3])
 
 
-def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on8):
-    pipeline, params, programs = on8
+def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
+    pipeline, params, programs = on
     slots = programs.encode(params, programs.empty(), {2: arrival(pipeline, *DIFFERENT[0])})
     slots = programs.advance(params, slots, ALL)
     # The last step of DDIM goes to alphas_cumprod[0] here (set_alpha_to_one is off), not to 1.
@@ -115,24 +120,23 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on8):
     assert float(abs(slots.latents[2]).max()) > 0.5
 
 
-def test_every_program_is_traced_once_whatever_changes(on8, together):
-    pipeline, params, programs = on8
+def test_every_program_is_traced_once_whatever_changes(on, together):
+    pipeline, params, programs = on
     for filled in (1, 5, 8):
         draw(programs, params, {i: arrival(pipeline, *d) for i, d in
                                 enumerate(DIFFERENT[8 - filled:])}, rows_a_call=filled)
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
-@pytest.mark.parametrize(("devices", "group"), [(1, 1), (2, 1), (4, 1), (1, 4)])
-def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(
-    sd1, together, devices, group
-):
+def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(sd1):
     pipeline, params = sd1
-    programs = make_programs(pipeline, devices, group=group)
-    params = jax.device_put(params, replicated(programs.mesh))
-    images = draw(programs, params, {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)})
-    off = np.abs(images.astype(int) - together) > 1
-    assert off.mean() <= 0.001
+    arrivals = {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+    made = []
+    for devices, group in [(8, 1), (4, 1), (2, 1), (1, 1), (1, 4)]:
+        programs = make_programs(pipeline, devices, group=group)
+        made.append(draw(programs, jax.device_put(params, replicated(programs.mesh)), arrivals))
+    for images in made[1:]:
+        assert np.mean(np.abs(images.astype(int) - made[0]) > 1) <= 0.001
 
 
 def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs(sd1):

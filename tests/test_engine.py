@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -51,6 +52,19 @@ def test_a_picture_can_be_made_again_alone_from_its_own_seed(engine):
     again = pictures(engine.submit(request.only(5)))
     assert request.only(5).seed == 46
     assert np.array_equal(again[0], made[5])
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**31, 2**32 - 1])
+def test_a_seed_means_what_it_means_to_jax(engine, seed):
+    job = engine.submit(ask(engine, ["a cat"], seed=seed))
+    assert np.array_equal(job._arrival(0).key, jax.random.PRNGKey(seed))
+    assert len(pictures(job)) == 1
+
+
+def test_events_end_for_good_and_previews_can_be_left_out(engine):
+    job = engine.submit(ask(engine, ["a cat"], steps=40), previews=False)
+    assert not any(event.previews for event in job.events() if isinstance(event, Progress))
+    assert list(job.events()) == []
 
 
 def test_previews_come_from_places_that_are_on_their_way(engine, monkeypatch):

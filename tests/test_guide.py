@@ -122,9 +122,9 @@ def test_eight_prompts_and_the_mapped_private_method_give_the_same_pictures(guid
     side = guide["pipeline"].default_size[0]
     assert guide["eight_grid"].size == (4 * side, 2 * side)
     assert guide["images"].shape == (8, 1, side, side, 3)
-    # The same arithmetic compiled twice, in bfloat16: equal but for rare rounding.
+    # The same arithmetic compiled twice, in bfloat16, which rounds at different places.
     difference = np.abs(np.asarray(guide["images"])[:, 0] - np.asarray(guide["eight"]))
-    assert np.median(difference) < 0.02
+    assert np.mean(difference > 0.05) < 0.01, np.mean(difference > 0.05)
 
 
 def test_two_prompts_four_times_each(guide):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -80,6 +81,17 @@ def test_of_a_word_cut_in_the_middle_the_rest_is_lost(tokenizer):
     lost = tokenizer.lost("cat " * 74 + f"{word} Here")
     assert f"{word} Here".endswith(lost)
     assert lost.endswith("Here") and len("Here") < len(lost) < len(f"{word} Here")
+
+
+def test_many_threads_may_ask_at_once(tokenizer):
+    prompts = ["a cat", "very " * 100, ""]
+    expected = tokenizer(prompts)
+
+    def ask(_):
+        return tokenizer.lost(prompts[1]) != "" and np.array_equal(tokenizer(prompts), expected)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, range(400)))
 
 
 def test_count_includes_the_two_marks(tokenizer):

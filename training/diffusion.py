@@ -3,6 +3,8 @@ python -m training.diffusion [--steps N]"""
 
 import argparse
 import dataclasses
+import hashlib
+import os
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +36,9 @@ SHOWN = (
 
 def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """Latents [N, h, w, C] of unit variance, token ids [N, 77], and `scale`, which made it so."""
-    file = recipe.CACHE / "pool.safetensors"
+    graph, params = autoencoder.trained()
+    file = recipe.CACHE / f"pool-{_digest(params)}.safetensors"
     if not file.is_file():
-        graph, params = autoencoder.trained()
         encode = jax.jit(lambda images: nnx.merge(graph, params).encode(images)[0])
         composer, latents, captions = recipe.composer(), [], []
         for i in range(POOL // 64):
@@ -45,10 +47,18 @@ def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
             captions += texts
         latents = np.concatenate(latents) / nnx.merge(graph, params).config.scaling_factor
         scale = 1 / latents.std()
+        unfinished = file.with_suffix(".unfinished")
         save_file({"latents": latents * scale, "ids": tokenizer(captions),
-                   "scale": np.asarray(scale, np.float32)}, file)
+                   "scale": np.asarray(scale, np.float32)}, unfinished)
+        os.replace(unfinished, file)
     with safe_open(file, framework="np") as tensors:
         return {name: tensors.get_tensor(name) for name in tensors.keys()}
+
+
+def _digest(params) -> str:
+    """Tells one autoencoder's latents from another's."""
+    content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params))
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def build(seed: int = 0):
