@@ -115,6 +115,7 @@ header p { margin: 4px 0 0; color: var(--body-text-color-subdued); }
 
 figure { margin: 0; }
 figure > div { display: grid; place-items: center; overflow: hidden; border-radius: 8px;
+    outline: 1px solid var(--border-color-primary); outline-offset: -1px;
     background: var(--neutral-200); color: var(--neutral-600); }
 .dark figure > div { background: var(--neutral-900); color: var(--neutral-400); }
 figure img { width: 100%; height: 100%; object-fit: cover; display: block; }

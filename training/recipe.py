@@ -81,7 +81,7 @@ CARD = dict(
 )
 
 AUTOENCODER_RUN = Schedule(steps=3500, batch=8, learning_rate=1e-3, ema=0.995)
-DIFFUSION_RUN = Schedule(steps=6000, batch=16, learning_rate=5e-4)
+DIFFUSION_RUN = Schedule(steps=5600, batch=16, learning_rate=5e-4)
 
 
 def composer() -> Composer:
