@@ -28,6 +28,8 @@ def find(name: str | Path, revision: str | None = None, variant: str | None = No
     if path.is_file():
         raise CheckpointError(_single_file_message(path))
     if not path.is_dir():
+        if str(name).startswith(("/", "~", ".")) or str(name).count("/") > 1:
+            raise CheckpointError(f"There is no folder {str(path)!r}.")
         path = _fetch(str(name), revision, variant)
     if not (path / "model_index.json").is_file():
         raise CheckpointError(

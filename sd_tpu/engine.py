@@ -238,7 +238,7 @@ class Engine:
         texts = {f"Prompt {place + 1}": request.prompts[place] for place in request.places()}
         texts["The negative prompt"] = request.negative_prompt
         lost = {name: self.pipeline.tokenizer.lost(text) for name, text in texts.items()}
-        return [f"{name} is too long for the model, which will not see its end: “{words}”"
+        return [f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
                 for name, words in lost.items() if words]
 
     def close(self) -> None:
@@ -392,6 +392,10 @@ class Engine:
     def _notify(self) -> None:
         with self._change:
             self._change.notify()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _first_line(error: Exception) -> str:
