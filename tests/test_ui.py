@@ -81,13 +81,17 @@ def says(tab: Page, text: str | re.Pattern) -> None:
 
 
 def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2) -> None:
+    # Opened first: Gradio makes a folded part only then, and what is typed into a box in the very
+    # moment it appears is lost to Gradio. Filling the prompts gives it the time a person takes.
+    if not tab.get_by_label("Steps").is_visible():
+        tab.get_by_role("button", name="Settings").click()
+        expect(tab.get_by_label("Steps")).not_to_have_value("", timeout=PATIENCE)
     for i, prompt in enumerate(prompts, start=1):
         tab.get_by_label(f"Prompt {i}", exact=True).fill(prompt)
     if seed is not None:
         tab.get_by_label("Seed").fill(str(seed))
-    if not tab.get_by_label("Steps").is_visible():
-        tab.get_by_role("button", name="Settings").click()
     tab.get_by_label("Steps").fill(str(steps))
+    tab.get_by_label("Steps").blur()
 
 
 def make(tab: Page) -> None:
