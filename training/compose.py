@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ SCALES = {
 PAIR_SCALES = (0.42, 0.45, 0.48)
 TRIPLE_SCALES = (0.30, 0.32, 0.34)
 JITTER = 0.04  # largest shift of an object from its place, relative to the picture's side
+UNSEEN_ONE_IN = 8
 SPRITES_KEPT = 16_384  # resized sprites in memory: about 150 MB of them at 64x64
 
 
@@ -61,6 +63,24 @@ WIDE_MIX = Mix(
 )
 
 
+def is_unseen(scene: Scene) -> bool:
+    """Whether `scene` is kept from training, so that an evaluation can ask for it.
+
+    One in UNSEEN_ONE_IN of all pairs of things, of all things on a background other than the
+    default, of all painted things and of all counted things, by a checksum of their names.
+    """
+    first = scene.concepts[0]
+    if len(scene.concepts) > 1:
+        combinations = [sorted(scene.concepts)]
+    elif scene.count > 1:
+        combinations = [(first, str(scene.count))]
+    else:
+        combinations = [(first, f"{scene.paint} paint")] if scene.paint else []
+        if scene.background != captions.DEFAULT_BACKGROUND:
+            combinations.append((first, scene.background))
+    return any(zlib.crc32("|".join(names).encode()) % UNSEEN_ONE_IN == 0 for names in combinations)
+
+
 class Composer:
     """Draws pictures of [size, size, 3] u8 with a caption and the facts behind it.
 
@@ -100,8 +120,14 @@ class Composer:
             texts.append(text)
         return pictures, texts
 
-    def scene(self, rng: np.random.Generator) -> Scene:
-        """Choose what to draw."""
+    def scene(self, rng: np.random.Generator, unseen: bool = False) -> Scene:
+        """Choose what to draw: never what is_unseen, or, if `unseen`, nothing but that."""
+        while True:
+            scene = self._scene(rng)
+            if is_unseen(scene) == unseen:
+                return scene
+
+    def _scene(self, rng: np.random.Generator) -> Scene:
         kind = self._kinds[min(np.searchsorted(self._limits, rng.random()), len(self._kinds) - 1)]
         concept = pick(rng, self._concepts)
         style = pick(rng, self._styles_of[concept])

@@ -7,13 +7,16 @@ from training.trainer import Schedule
 
 CACHE = cache_folder()
 IMAGE_SIZE = 64
-STYLES = ("flat",)
-MIX = Mix(single=0.8, small=0.1, big=0.1, beside=0.0)
+STYLES = ("flat", "3d")  # the same drawings, with and without shading
+MIX = Mix(
+    single=0.40, small=0.06, big=0.06, beside=0.19, stacked=0.14, copies=0.11, upside_down=0.04,
+    gradient=0.05, recoloured=0.25, default_background=0.20,
+)
 
 VAE = dict(
     in_channels=3,
     out_channels=3,
-    latent_channels=8,
+    latent_channels=16,
     block_out_channels=[16, 32, 64, 128],
     layers_per_block=1,
     norm_num_groups=4,
@@ -34,8 +37,8 @@ TEXT_ENCODER = dict(
 )
 UNET = dict(
     sample_size=IMAGE_SIZE // 8,
-    in_channels=8,
-    out_channels=8,
+    in_channels=16,
+    out_channels=16,
     down_block_types=["CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
     mid_block_type="UNetMidBlock2DCrossAttn",
     up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
@@ -80,7 +83,7 @@ CARD = dict(
     guidance=3.0,
 )
 
-AUTOENCODER_RUN = Schedule(steps=3500, batch=8, learning_rate=1e-3, ema=0.995)
+AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
 DIFFUSION_RUN = Schedule(steps=5600, batch=16, learning_rate=5e-4)
 
 
