@@ -10,6 +10,7 @@ from PIL import Image
 
 from training import captions
 from training.captions import Scene, pick
+from training.grammar import is_countable
 from training.sprites import Sprites
 
 # Side of an object relative to the picture's, drawn evenly from these
@@ -29,10 +30,10 @@ SPRITES_KEPT = 16_384  # resized sprites in memory: about 150 MB of them at 64x6
 class Mix:
     """Shares of the kinds of picture (their sum is 1), and chances of what any may have."""
 
-    single: float = 0.70
-    small: float = 0.075
-    big: float = 0.075
-    beside: float = 0.15  # two things, one to the left of the other
+    single: float = 0.8
+    small: float = 0.1
+    big: float = 0.1
+    beside: float = 0.0  # two things, one to the left of the other
     stacked: float = 0.0  # two things, one above the other
     copies: float = 0.0  # two or three of one thing
     upside_down: float = 0.0
@@ -49,25 +50,11 @@ class Mix:
         return shares
 
 
-FIRST_MIX = Mix()
-WIDE_MIX = Mix(
-    single=0.45,
-    small=0.06,
-    big=0.06,
-    beside=0.17,
-    stacked=0.10,
-    copies=0.10,
-    upside_down=0.06,
-    gradient=0.10,
-    recoloured=0.15,
-)
-
-
 def is_unseen(scene: Scene) -> bool:
-    """Whether `scene` is kept from training, so that an evaluation can ask for it.
+    """Whether `scene` is kept from training, so that an evaluation can ask for what is new.
 
-    One in UNSEEN_ONE_IN of all pairs of things, of all things on a background other than the
-    default, of all painted things and of all counted things, by a checksum of their names.
+    By a checksum of names: one in UNSEEN_ONE_IN of all pairs of things, of all counted things, and
+    of all single things on a background (other than the default) or painted in a colour.
     """
     first = scene.concepts[0]
     if len(scene.concepts) > 1:
@@ -88,10 +75,12 @@ class Composer:
     gives the same picture and words.
     """
 
-    def __init__(self, sprites: Sprites, size: int = 64, mix: Mix = FIRST_MIX):
+    def __init__(self, sprites: Sprites, size: int, mix: Mix, unseen: bool | None = False):
+        """`unseen` chooses among scenes: none that is_unseen, nothing else, or (None) any."""
         self.sprites = sprites
         self.size = size
         self.mix = mix
+        self._unseen = unseen
         shares = mix.kinds()
         self._kinds = list(shares)
         self._limits = np.cumsum(list(shares.values()))
@@ -105,11 +94,11 @@ class Composer:
         self._concepts = list(self._styles_of)
         self._resized = functools.lru_cache(maxsize=SPRITES_KEPT)(self._resize)
 
-    def sample(self, rng: np.random.Generator) -> tuple[np.ndarray, str, dict]:
-        """One picture [size, size, 3] u8, its caption, and its Scene as a dictionary."""
+    def sample(self, rng: np.random.Generator) -> tuple[np.ndarray, str, Scene]:
+        """One picture [size, size, 3] u8, its caption, and what it shows."""
         scene = self.scene(rng)
         picture = self.draw(scene, rng)
-        return picture, captions.caption(scene, rng), dict(vars(scene))
+        return picture, captions.caption(scene, rng), scene
 
     def batch(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, list[str]]:
         """n pictures [n, size, size, 3] u8 and their captions."""
@@ -120,11 +109,11 @@ class Composer:
             texts.append(text)
         return pictures, texts
 
-    def scene(self, rng: np.random.Generator, unseen: bool = False) -> Scene:
-        """Choose what to draw: never what is_unseen, or, if `unseen`, nothing but that."""
+    def scene(self, rng: np.random.Generator) -> Scene:
+        """Choose what to draw."""
         while True:
             scene = self._scene(rng)
-            if is_unseen(scene) == unseen:
+            if self._unseen in (None, is_unseen(scene)):
                 return scene
 
     def _scene(self, rng: np.random.Generator) -> Scene:
@@ -138,7 +127,7 @@ class Composer:
             second = _pick_other(rng, self._concepts_in[style], concept)
             relation = "left of" if kind == "beside" else "above"
             return Scene(**chosen | {"concepts": (concept, second)}, count=2, relation=relation)
-        if kind == "copies" and captions.is_countable(concept):
+        if kind == "copies" and is_countable(concept):
             return Scene(**chosen, count=pick(rng, (2, 3)))
         if rng.random() < self.mix.recoloured and concept not in captions.UNPAINTED:
             chosen["paint"] = pick(rng, list(captions.PAINTS))

@@ -1,7 +1,7 @@
 """What is trained: the three networks' configurations, the noise schedule and the two runs."""
 
-from training.captions import FIRST
 from training.compose import Composer, Mix
+from training.concepts import COMMON
 from training.sprites import Sprites, cache_folder, render
 from training.trainer import Schedule
 
@@ -84,16 +84,17 @@ CARD = dict(
 )
 
 AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
+JUDGE_RUN = Schedule(steps=2500, batch=32, learning_rate=1e-3, ema=0.99)
 DIFFUSION_RUN = Schedule(steps=5600, batch=16, learning_rate=5e-4)
 
 
-def composer() -> Composer:
-    """Draws the captioned pictures that the networks are trained on."""
-    all_styles = render(CACHE, FIRST)
+def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
+    """Draws the captioned pictures that the networks are trained on, or others of their kind."""
+    all_styles = render(CACHE, COMMON)
     kept = [i for i, style in enumerate(all_styles.styles) if style in STYLES]
     sprites = Sprites(
         rgba=all_styles.rgba[kept],
         concepts=[all_styles.concepts[i] for i in kept],
         styles=[all_styles.styles[i] for i in kept],
     )
-    return Composer(sprites, IMAGE_SIZE, MIX)
+    return Composer(sprites, IMAGE_SIZE, mix, unseen)

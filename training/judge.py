@@ -1,0 +1,160 @@
+"""A classifier that says what a picture shows, for the evaluation: python -m training.judge
+
+It has nothing in common with the networks it judges but the drawings: it sees pixels, and is
+trained on composed pictures of every combination, also those kept from their training.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from PIL import Image, ImageFilter
+
+from sd_tpu.models.layers import GroupNorm, conv, linear
+from sd_tpu.sharding import make_mesh
+from training import captions, recipe
+from training.autoencoder import to_unit
+from training.captions import Scene
+from training.compose import Mix
+from training.concepts import COMMON
+from training.trainer import latest, train
+
+FOLDER = recipe.CACHE / "judge"
+# A plain mix: what the evaluation asks about, each kind often enough to be learned well.
+MIX = Mix(single=0.32, small=0.06, big=0.06, beside=0.20, stacked=0.20, copies=0.16,
+          recoloured=0.3, default_background=0.1)
+CHANNELS = (32, 48, 96, 192)  # at 1/2, 1/4, 1/8 and 1/16 of the picture's size
+SMOOTHING = 0.05  # of the labels
+BLUR = 1.2  # pixels at most: an autoencoder's pictures are softer than drawings
+NOISE = 0.03  # at most, of pictures in [-1, 1]
+
+# question -> its possible answers. `first` is the only thing, or the left or upper one of two.
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "first": tuple(COMMON),
+    "second": tuple(COMMON),
+    "layout": ("one", "beside", "stacked", "three"),
+    "background": tuple(captions.BACKGROUNDS),
+    "style": recipe.STYLES,
+    "paint": ("none", *captions.PAINTS),
+}
+
+
+def truth(scene: Scene) -> dict[str, str]:
+    """The right answer to every question about a picture of `scene`."""
+    layout = {1: "one", 2: "beside", 3: "three"}[scene.count]
+    return {
+        "first": scene.concepts[0],
+        "second": scene.concepts[-1],
+        "layout": "stacked" if scene.relation == "above" else layout,
+        "background": scene.background,
+        "style": scene.style,
+        "paint": scene.paint or "none",
+    }
+
+
+def labels(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
+    """The right answers as numbers: question -> int32 [B]."""
+    answers = [truth(scene) for scene in scenes]
+    return {question: np.array([options.index(answer[question]) for answer in answers], np.int32)
+            for question, options in ANSWERS.items()}
+
+
+class Judge(nnx.Module):
+    """A small residual network with one linear layer of answers for each question."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        widths = (3, *CHANNELS)
+        kwargs = dict(dtype=jnp.float32, rngs=rngs)
+        self.halve = nnx.List(conv(a, b, strides=2, **kwargs)
+                              for a, b in zip(widths, CHANNELS, strict=False))
+        self.norms = nnx.List(GroupNorm(b, 8, 1e-5, **kwargs) for b in CHANNELS)
+        self.refine = nnx.List(conv(b, b, **kwargs) for b in CHANNELS)
+        features = CHANNELS[-1] * (recipe.IMAGE_SIZE // 2 ** len(CHANNELS)) ** 2
+        self.answers = nnx.Dict({question: linear(features, len(options), **kwargs)
+                                 for question, options in ANSWERS.items()})
+
+    def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
+        """Images [B, H, W, 3] in [-1, 1] -> logits [B, answers] for each question."""
+        x = images
+        for halve, norm, refine in zip(self.halve, self.norms, self.refine, strict=True):
+            x = halve(x)
+            x = x + refine(jax.nn.silu(norm(x)))
+        x = jax.nn.silu(x).reshape(len(x), -1)
+        return {question: answer(x) for question, answer in self.answers.items()}
+
+
+def build(seed: int = 0):
+    """The judge's graph and initial parameters."""
+    graph, state = nnx.split(Judge(rngs=nnx.Rngs(seed)))
+    return graph, nnx.to_pure_dict(state)
+
+
+def make_loss(graph: nnx.GraphDef):
+    """Mean cross entropy of all questions."""
+
+    def loss(params, batch, key):
+        images, right = batch
+        total = 0.0
+        for question, logits in nnx.merge(graph, params)(images).items():
+            wanted = optax.smooth_labels(jax.nn.one_hot(right[question], logits.shape[-1]),
+                                         SMOOTHING)
+            total += jnp.mean(optax.softmax_cross_entropy(logits, wanted))
+        return total / len(ANSWERS)
+
+    return loss
+
+
+def soften(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A picture [H, W, 3] u8 as float32 in [-1, 1], with up to BLUR and NOISE."""
+    blurred = Image.fromarray(picture).filter(ImageFilter.GaussianBlur(BLUR * rng.random()))
+    noise = rng.standard_normal(picture.shape, np.float32) * NOISE * rng.random()
+    return to_unit(np.asarray(blurred)) + noise
+
+
+def trained():
+    """A function: pictures [B, H, W, 3] u8 -> for each question the probabilities [B, answers].
+
+    Raises:
+        FileNotFoundError: no judge has been trained yet.
+    """
+    graph, params = build()
+    params = latest(FOLDER, params)
+
+    @jax.jit
+    def ask(images):
+        return jax.tree.map(jax.nn.softmax, nnx.merge(graph, params)(images))
+
+    return lambda pictures: jax.tree.map(np.asarray, ask(to_unit(pictures)))
+
+
+def accuracy(probabilities: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray],
+             question: str, among: int = 1) -> np.ndarray:
+    """Whether the right answer is among the likeliest, for each picture: bool [B]."""
+    likeliest = np.argsort(-probabilities[question], axis=-1)[:, :among]
+    return (likeliest == right[question][:, None]).any(-1)
+
+
+def main() -> None:
+    """Trains to the end of the schedule, or resumes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=recipe.JUDGE_RUN.steps)
+    schedule = dataclasses.replace(recipe.JUDGE_RUN, steps=parser.parse_args().steps)
+    composer = recipe.composer(MIX, unseen=None)
+    graph, params = build()
+
+    def batch_at(step: int):
+        rng = np.random.default_rng([3, step])
+        pictures, _, scenes = zip(*(composer.sample(rng) for _ in range(schedule.batch)),
+                                  strict=True)
+        return np.stack([soften(picture, rng) for picture in pictures]), labels(scenes)
+
+    train(FOLDER, schedule, params, make_loss(graph), batch_at, make_mesh())
+
+
+if __name__ == "__main__":
+    main()
