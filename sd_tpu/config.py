@@ -7,6 +7,7 @@ change the result.
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -180,11 +181,17 @@ GUIDE_PROMPTS = (
 )
 
 
+def split_words(text: str) -> list[str]:
+    """The words of a text in lower case, without what stands between them."""
+    return re.findall(r"\w+", text.lower())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelCard(_Config):
     """What a page says of a model and begins with: `sd_tpu.json` in the checkpoint, if there.
 
-    No sampler means the one that the checkpoint's `scheduler_config.json` asks for.
+    No sampler means the one that the checkpoint's `scheduler_config.json` asks for. `words` are
+    those that the training's captions were made of, for a model that was trained on few.
     """
 
     name: str
@@ -194,6 +201,12 @@ class ModelCard(_Config):
     guidance: float = 7.5
     sampler: str | None = None
     spacing: str | None = None
+    words: tuple[str, ...] = ()
+
+    def unknown_words(self, prompt: str) -> list[str]:
+        """Words of the prompt that are not among `words`, each once; none if those are not told."""
+        known = set(self.words)
+        return [word for word in dict.fromkeys(split_words(prompt)) if known and word not in known]
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Self:

@@ -85,8 +85,9 @@ def test_a_caption_leaves_the_background_out_only_when_it_is_white(discs):
         if facts.gradient is None and facts.background == "white":
             unsaid += "white" not in text
         else:
-            assert facts.background in text
-            assert facts.gradient is None or facts.gradient in text
+            spoken = text.replace("grey", "gray")
+            assert facts.background in spoken
+            assert facts.gradient is None or facts.gradient in spoken
         if facts.size == "normal":
             corner = captions.BACKGROUNDS[facts.background]
             assert tuple(picture[0, 0].tolist()) == corner
@@ -120,7 +121,7 @@ def test_as_many_copies_are_drawn_as_the_caption_says(discs):
         _, text, facts = composer.sample(rng)
         several = facts.count > 1
         assert several == (facts.concepts != ("grapes",))  # which cannot be counted
-        assert not several or f"{captions.NUMBERS[facts.count]} " in text
+        assert not several or text.split(" of ")[-1].split(" ")[0] in captions.NUMBERS[facts.count]
 
 
 def test_a_painted_thing_takes_the_colour_and_keeps_its_outline(discs):

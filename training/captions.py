@@ -43,7 +43,8 @@ PAINTS: dict[str, tuple[int, int, int]] = {
 # A painted one would have another thing's name, as the red panda is no panda
 UNPAINTED = frozenset({"panda", "bear", "polar bear", "fox", "heart", "rainbow"})
 
-NUMBERS = {2: "two", 3: "three"}
+SPELLINGS = {"gray": ("gray", "grey")}
+NUMBERS = {2: ("two", "two", "two", "2"), 3: ("three", "three", "three", "3")}
 OPPOSITES = {"left of": "right of", "above": "below"}
 RELATIONS = {  # the first concept of a scene stands in this relation to the second
     "left of": ("to the left of", "left of", "on the left of"),
@@ -107,7 +108,7 @@ def _subject(scene: Scene, rng: np.random.Generator, style: str | None = None) -
         synonyms = {"small": ("small", "small", "tiny", "little"), "big": ("big", "big", "large")}
         words.insert(0, pick(rng, synonyms[scene.size]))
     if scene.count > 1:
-        return " ".join([NUMBERS[scene.count], *words, plural(name)])
+        return " ".join([pick(rng, NUMBERS[scene.count]), *words, plural(name)])
     if scene.upside_down and rng.random() < 0.5:
         return _with_words(["upside down", *words], name)
     return _with_words(words, name) + (" upside down" if scene.upside_down else "")
@@ -140,9 +141,9 @@ def _styled(text: str, style: str, rng: np.random.Generator) -> str:
 
 def _background(scene: Scene, rng: np.random.Generator) -> str:
     if scene.gradient is not None:
-        colours = f"{scene.background} to {scene.gradient} gradient"
+        colours = f"{_colour(scene.background, rng)} to {_colour(scene.gradient, rng)} gradient"
         return pick(rng, (f" on {with_article(colours)}", f", {colours} background"))
-    colour = scene.background
+    colour = _colour(scene.background, rng)
     forms = (
         f" on {with_article(colour)} background",
         f" on {with_article(colour)} background",
@@ -151,6 +152,10 @@ def _background(scene: Scene, rng: np.random.Generator) -> str:
         f" with {with_article(colour)} background",
     )
     return pick(rng, forms)
+
+
+def _colour(name: str, rng: np.random.Generator) -> str:
+    return pick(rng, SPELLINGS.get(name, (name,)))
 
 
 def _spoken(concept: str, rng: np.random.Generator) -> str:

@@ -1,5 +1,9 @@
-"""What is trained: the three networks' configurations, the noise schedule and the two runs."""
+"""What is trained: the three networks' configurations, the noise schedule and the runs."""
 
+import numpy as np
+
+from sd_tpu.config import split_words
+from training.captions import caption
 from training.compose import Composer, Mix
 from training.concepts import COMMON
 from training.sprites import Sprites, cache_folder, render
@@ -98,3 +102,10 @@ def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
         styles=[all_styles.styles[i] for i in kept],
     )
     return Composer(sprites, IMAGE_SIZE, mix, unseen)
+
+
+def vocabulary(captions: int = 20_000) -> tuple[str, ...]:
+    """The words that training captions are made of, by composing as many of them."""
+    teller, rng = composer(), np.random.default_rng(5)
+    texts = (caption(teller.scene(rng), rng) for _ in range(captions))
+    return tuple(sorted({word for text in texts for word in split_words(text)}))

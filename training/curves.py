@@ -1,0 +1,52 @@
+"""Draws the loss curves of the runs in the cache: python -m training.curves FILE"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from training import autoencoder, diffusion, recipe
+
+RUNS = {
+    "Autoencoder: error and KL": (autoencoder.FOLDER, recipe.AUTOENCODER_RUN),
+    "Text encoder and UNet: squared error of the velocity": (diffusion.FOLDER,
+                                                             recipe.DIFFUSION_RUN),
+}
+
+
+def draw(logs: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
+    """A figure with a curve for each run: title -> (pictures seen, loss)."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for axes, (title, (seen, loss)) in zip(figure.subplots(1, len(logs)), logs.items(),
+                                           strict=True):
+        axes.plot(seen / 1000, loss, linewidth=1)
+        axes.set(title=title, xlabel="thousand pictures seen", yscale="log")
+        axes.grid(alpha=0.3, which="both")
+        axes.title.set_size("medium")
+    return figure
+
+
+def read(folder: Path, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures seen and loss, as the run in `folder` logged them.
+
+    A run that was cut off and resumed has logged the steps since its checkpoint twice: the later
+    entry counts.
+    """
+    entries = map(json.loads, (folder / "loss.jsonl").read_text(encoding="utf-8").splitlines())
+    losses = {entry["step"]: entry["loss"] for entry in entries}
+    steps = sorted(losses)
+    return np.array(steps) * batch, np.array([losses[step] for step in steps])
+
+
+def main() -> None:
+    """Writes the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    logs = {title: read(folder, run.batch) for title, (folder, run) in RUNS.items()}
+    draw(logs).savefig(parser.parse_args().file, dpi=100)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Judges what a model draws of prompts that its training never composed:
+python -m training.evaluate [FOLDER] [--pictures N] [--sweep] [--grid FILE]
+
+The judge is training.judge. Its answers on real drawings, and on drawings that went through the
+autoencoder, stand beside those on generated pictures: they are what could be reached at most.
+"""
+
+import argparse
+import dataclasses
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from PIL import Image, ImageDraw, ImageFont
+
+from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+from training import captions, judge, recipe
+from training.autoencoder import to_unit
+from training.captions import Scene
+from training.compose import Mix
+
+BATCH = 32
+NOTHING = dict.fromkeys(("single", "small", "big"), 0.0)
+KINDS = {
+    "one thing": Mix(**NOTHING | {"single": 1.0}, default_background=0.0),
+    "a painted thing": Mix(**NOTHING | {"single": 1.0}, recoloured=1.0),
+    "two side by side": Mix(**NOTHING, beside=1.0),
+    "one above another": Mix(**NOTHING, stacked=1.0),
+    "two or three of a kind": Mix(**NOTHING, copies=1.0),
+}
+SWEPT_GUIDANCE = (1.5, 2.0, 3.0, 4.0, 5.0, 7.5)
+SWEPT_STEPS = (10, 20, 40)
+GRID = (8, 4)  # columns and rows of the picture of uncurated pictures
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """Pictures of one kind to be asked about: what each shows, and the words for it."""
+
+    scenes: list[Scene]
+    texts: list[str]
+    drawings: np.ndarray  # [N, H, W, 3] u8: how the composer draws the scenes
+
+    @classmethod
+    def of(cls, mix: Mix, count: int, seed: int) -> "Trial":
+        """`count` scenes of the mix, all of combinations kept from training."""
+        composer, rng = recipe.composer(mix, unseen=True), np.random.default_rng([4, seed])
+        drawings, texts, scenes = zip(*(composer.sample(rng) for _ in range(count)), strict=True)
+        return cls(list(scenes), list(texts), np.stack(drawings))
+
+
+class Artist:
+    """The model in a folder, as the page uses it."""
+
+    def __init__(self, folder: Path):
+        """Loads the model."""
+        self.pipeline, self.params = FlaxStableDiffusionPipeline.from_pretrained(folder)
+        self.card = self.pipeline.card
+
+    def draw(self, texts: Sequence[str], *, steps: int | None = None,
+             guidance: float | None = None) -> np.ndarray:
+        """Pictures [N, H, W, 3] u8 of the texts; picture i has the seed i."""
+        ids = self.pipeline.prepare_inputs([*texts, *[""] * (-len(texts) % BATCH)])
+        keys = jax.vmap(jax.random.PRNGKey)(np.arange(len(ids)))
+        steps = steps or self.card.steps
+        guidance = self.card.guidance if guidance is None else guidance
+        images = [self.pipeline(ids[i : i + BATCH], self.params, keys[i : i + BATCH], steps,
+                                guidance_scale=guidance).images
+                  for i in range(0, len(ids), BATCH)]
+        return np.rint(np.concatenate(images)[: len(texts)] * 255).astype(np.uint8)
+
+    def through_autoencoder(self, pictures: np.ndarray) -> np.ndarray:
+        """Pictures [N, H, W, 3] u8, encoded and decoded."""
+        vae = nnx.merge(self.pipeline.models.vae, self.params["vae"])
+        both = jax.jit(lambda images: vae.decode(vae.encode(images)[0]))
+        decoded = np.concatenate([both(to_unit(pictures[i : i + BATCH]))
+                                  for i in range(0, len(pictures), BATCH)])
+        return np.rint((decoded.clip(-1, 1) + 1) * 127.5).astype(np.uint8)
+
+
+Answers = dict[str, np.ndarray]
+Measure = Callable[[Answers, Answers, Trial], np.ndarray]
+
+
+def _right(*questions: str, among: int = 1) -> Measure:
+    """Whether all the questions are answered rightly, or among the likeliest answers."""
+    return lambda answers, right, _: np.logical_and.reduce(
+        [judge.accuracy(answers, right, question, among) for question in questions]
+    )
+
+
+def _style(answers: Answers, right: Answers, trial: Trial) -> np.ndarray:
+    said = [any(f"{word} " in text for word in captions.STYLE_WORDS.values())
+            for text in trial.texts]
+    return judge.accuracy(answers, right, "style")[np.array(said)]
+
+
+MEASURES: dict[str, dict[str, Measure]] = {
+    "one thing": {
+        "the thing, top-1": _right("first"),
+        "the thing, top-5": _right("first", among=5),
+        "the background's colour": _right("background"),
+        "the style, where the prompt says one": _style,
+    },
+    "a painted thing": {
+        "the thing, top-1": _right("first"),
+        "its colour": _right("paint"),
+    },
+    "two side by side": {"both things, each in its place": _right("first", "second", "layout")},
+    "one above another": {"both things, each in its place": _right("first", "second", "layout")},
+    "two or three of a kind": {
+        "how many": _right("layout"),
+        "how many, and of what": _right("first", "layout"),
+    },
+}
+
+
+def shares(ask, trial: Trial, kind: str, pictures: np.ndarray) -> dict[str, float]:
+    """Of each measure of the kind the share of pictures that satisfy it."""
+    answers, right = ask(pictures), judge.labels(trial.scenes)
+    return {name: float(np.mean(measure(answers, right, trial)))
+            for name, measure in MEASURES[kind].items()}
+
+
+def decibels(pictures: np.ndarray, truth: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of pictures u8."""
+    error = (pictures.astype(np.float32) - truth.astype(np.float32)) / 255
+    return float(-10 * np.log10(np.mean(np.square(error))))
+
+
+def print_table(artist: Artist, trials: dict[str, Trial], ask) -> None:
+    """Every measure on drawings, on drawings through the autoencoder, and on generated pictures."""
+    print("| Prompts for | the judge finds right | drawn | through the autoencoder | generated |")
+    print("|---|---|---|---|---|")
+    for kind, trial in trials.items():
+        coded = artist.through_autoencoder(trial.drawings)
+        columns = [shares(ask, trial, kind, pictures)
+                   for pictures in (trial.drawings, coded, artist.draw(trial.texts))]
+        for name in MEASURES[kind]:
+            cells = " | ".join(f"{100 * column[name]:.1f}%" for column in columns)
+            print(f"| {kind} | {name} | {cells} |", flush=True)
+        print(f"| {kind} | (autoencoder's PSNR) | | {decibels(coded, trial.drawings):.2f} dB | |",
+              flush=True)
+
+
+def print_sweep(artist: Artist, trials: dict[str, Trial], ask) -> None:
+    """The main measures over guidance and steps."""
+    shown = {"one thing": "the thing, top-1", "two side by side": "both things, each in its place"}
+    print(f"| Steps | guidance | {' | '.join(shown)} | background |\n|---|---|---|---|---|")
+    for steps in SWEPT_STEPS:
+        for guidance in SWEPT_GUIDANCE:
+            found = {kind: shares(ask, trials[kind], kind, artist.draw(
+                trials[kind].texts, steps=steps, guidance=guidance)) for kind in shown}
+            values = [found[kind][name] for kind, name in shown.items()]
+            values.append(found["one thing"]["the background's colour"])
+            cells = " | ".join(f"{100 * value:.1f}%" for value in values)
+            print(f"| {steps} | {guidance:g} | {cells} |", flush=True)
+
+
+def label(pictures: Iterable[np.ndarray], texts: Iterable[str], columns: int,
+          enlarged: int) -> Image.Image:
+    """The pictures [H, W, 3] u8 in rows, enlarged without blur, each above its words."""
+    font, margin, room = ImageFont.load_default(12), 8, 46
+    tiles = []
+    for picture, text in zip(pictures, texts, strict=True):
+        height, width = (enlarged * side for side in picture.shape[:2])
+        tile = Image.new("RGB", (width + margin, height + room), "white")
+        tile.paste(Image.fromarray(picture).resize((width, height), Image.Resampling.NEAREST))
+        lines = textwrap.wrap(text, width // 6)[:3]
+        ImageDraw.Draw(tile).multiline_text((0, height + 2), "\n".join(lines), "black", font,
+                                            spacing=2)
+        tiles.append(np.asarray(tile))
+    rows = [np.concatenate(tiles[i : i + columns], axis=1)
+            for i in range(0, len(tiles), columns)]
+    return Image.fromarray(np.concatenate(rows))
+
+
+def main() -> None:
+    """Prints the tables that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
+    parser.add_argument("--pictures", type=int, default=400, help="of each kind")
+    parser.add_argument("--sweep", action="store_true", help="over guidance and steps instead")
+    parser.add_argument("--grid", type=Path, help="write uncurated pictures there instead")
+    args = parser.parse_args()
+    artist = Artist(args.folder)
+    if args.grid:
+        trial = Trial.of(recipe.MIX, GRID[0] * GRID[1], seed=0)
+        label(artist.draw(trial.texts), trial.texts, GRID[0], 2).save(args.grid, quality=90)
+        return
+    trials = {kind: Trial.of(mix, args.pictures, seed)
+              for seed, (kind, mix) in enumerate(KINDS.items(), start=1)}
+    (print_sweep if args.sweep else print_table)(artist, trials, judge.trained())
+
+
+if __name__ == "__main__":
+    main()
