@@ -190,6 +190,7 @@ def split_words(text: str) -> list[str]:
 class ModelCard(_Config):
     """What a page says of a model and begins with: `sd_tpu.json` in the checkpoint, if there.
 
+    `hint` says in a line what to write, `details` what the model can draw, where that is little.
     No sampler means the one that the checkpoint's `scheduler_config.json` asks for. `words` are
     those that the training's captions were made of, for a model that was trained on few.
     """
@@ -201,6 +202,7 @@ class ModelCard(_Config):
     guidance: float = 7.5
     sampler: str | None = None
     spacing: str | None = None
+    details: str = ""
     words: tuple[str, ...] = ()
 
     def unknown_words(self, prompt: str) -> list[str]:

@@ -101,3 +101,10 @@ def test_a_card_knows_its_own_name_and_values(tmp_path):
 def test_a_card_of_the_wrong_shape_is_refused():
     with pytest.raises(CheckpointError, match="ModelCard"):
         ModelCard.from_dict({"hint": "no name"})
+
+
+def test_a_card_that_lists_its_words_finds_the_others_each_once():
+    card = ModelCard(name="m", words=("a", "cat", "3d"))
+    assert card.unknown_words("A 3D wizard, a Cat and... WIZARD!") == ["wizard", "and"]
+    assert card.unknown_words("고양이 a cat") == ["고양이"]
+    assert ModelCard(name="m").unknown_words("wizard") == []

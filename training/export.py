@@ -33,7 +33,8 @@ def main() -> None:
         UNetConfig.from_dict(configs["unet"]), VAEConfig.from_dict(configs["vae"]), jnp.float32,
     )
     params = {**diffusion.trained(), "vae": autoencoder.trained()[1]}
-    pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, ModelCard(**recipe.CARD))
+    card = ModelCard(**recipe.CARD, details=recipe.details(), words=recipe.vocabulary())
+    pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, card)
     pipeline.save_pretrained(folder, params, np.float16)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
     print(f"{folder}: {size:.1f} MB of weights")

@@ -1,9 +1,11 @@
 """What is trained: the three networks' configurations, the noise schedule and the runs."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from sd_tpu.config import split_words
-from training.captions import caption
+from training.captions import BACKGROUNDS, PAINTS, caption
 from training.compose import Composer, Mix
 from training.concepts import COMMON
 from training.sprites import Sprites, cache_folder, render
@@ -72,16 +74,16 @@ SCHEDULER = dict(
 
 CARD = dict(
     name="sd_tpu emoji 64",
-    hint="This small model draws emoji-like pictures: name a thing and the colour behind it.",
+    hint="This small model draws emoji-like pictures: name a thing, a colour, a style.",
     prompts=(
         "a cat on a blue background",
-        "a rocket on a black background",
-        "a castle",
-        "a penguin on a yellow background",
-        "a slice of pizza",
-        "a star on a purple background",
-        "a sunflower on a green background",
-        "a heart",
+        "a 3d rocket on a black background",
+        "a green car on a yellow background",
+        "a penguin and a snowman on a light blue background",
+        "a star above a house on a purple background",
+        "three strawberries",
+        "a castle on a pink background",
+        "an owl to the left of a tree",
     ),
     steps=20,
     guidance=3.0,
@@ -89,7 +91,7 @@ CARD = dict(
 
 AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
 JUDGE_RUN = Schedule(steps=2500, batch=32, learning_rate=1e-3, ema=0.99)
-DIFFUSION_RUN = Schedule(steps=5600, batch=16, learning_rate=5e-4)
+DIFFUSION_RUN = Schedule(steps=12000, batch=16, learning_rate=5e-4)
 
 
 def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
@@ -109,3 +111,19 @@ def vocabulary(captions: int = 20_000) -> tuple[str, ...]:
     teller, rng = composer(), np.random.default_rng(5)
     texts = (caption(teller.scene(rng), rng) for _ in range(captions))
     return tuple(sorted({word for text in texts for word in split_words(text)}))
+
+
+def details() -> str:
+    """What the trained model can draw, in words."""
+    return (
+        f"It knows {len(COMMON)} things: {', '.join(COMMON)}. "
+        f"On a background of {_or(BACKGROUNDS)}, or a gradient from one to another. "
+        f"A single thing may be small, big or upside down, and be painted {_or(PAINTS)}. "
+        f"There may be two things, side by side or one above the other, or two or three of a kind. "
+        f"The style is {_or(STYLES)}."
+    )
+
+
+def _or(options: Iterable[str]) -> str:
+    *most, last = options
+    return f"{', '.join(most)} or {last}"
