@@ -3,7 +3,8 @@
 The text chunk `parameters` is that of the stable-diffusion-webui by AUTOMATIC1111 (A1111), which
 most galleries and tools read: the prompt, `Negative prompt: ...`, and one line of settings. What
 that text cannot say without doubt (several prompts, a prompt that looks like settings, control
-characters) is said once more, exactly, as JSON in a field of the settings line.
+characters) is said once more, exactly, as JSON in a field of the settings line, as are the
+settings that some of several pictures have on their own.
 """
 
 import json
@@ -25,7 +26,7 @@ from sd_tpu.samplers import SAMPLERS
 VERSION = "0.1.0"
 KEY = "parameters"
 MAX_FILE_BYTES = 1 << 26
-MAX_TEXT_LENGTH = 1 << 20  # eight prompts of the longest kind, escaped, take half of it
+MAX_TEXT_LENGTH = 1 << 20  # eight prompts and negatives of the longest kind, escaped, fit
 BLANK = 255
 
 # Where A1111 has a sampler under another name than diffusers, or a spacing under another.
@@ -131,6 +132,9 @@ def format_parameters(request: Request, model: str) -> str:
         fields["Prompts"] = json.dumps(request.prompts, ensure_ascii=False)
     if request.negative_prompt != negative:
         fields["Negative"] = request.negative_prompt
+    if request.own:
+        own = [own and own.given() for own in request.own]
+        fields["Own settings"] = json.dumps(own, ensure_ascii=False)
     line = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
     return f"{body}\n{line}"
 
@@ -156,7 +160,8 @@ def parse_parameters(text: str) -> Request:
     sampler, spacing = _sampler(fields["Sampler"], fields.get("Schedule type", ""))
     width, height = _size(fields["Size"])
     values = {
-        "prompts": _prompts(fields["Prompts"]) if "Prompts" in fields else [prompt],
+        "prompts": _json(fields, "Prompts", [prompt]),
+        "own": _json(fields, "Own settings", []),
         "negative_prompt": fields.get("Negative", negative),
         "seed": _number(fields["Seed"], int),
         "steps": _number(fields["Steps"], int),
@@ -191,11 +196,13 @@ def _unquoted(value: str) -> str:
     return value.strip()
 
 
-def _prompts(value: str) -> Any:
+def _json(fields: dict[str, str], name: str, default: Any) -> Any:
+    if name not in fields:
+        return default
     try:
-        return json.loads(value)
+        return json.loads(fields[name])
     except (ValueError, RecursionError):
-        raise RequestError("The picture's prompts are garbled.") from None
+        raise RequestError(f"The picture's {name.lower()} are garbled.") from None
 
 
 def _sampler(name: str, schedule: str) -> tuple[str, str | None]:

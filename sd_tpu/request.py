@@ -15,6 +15,7 @@ MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
 MAX_STEPS = 200
 MAX_GUIDANCE = 50.0
 MAX_SEED = 2**32 - 1
+MAX_SHOWN = 60  # characters of a bad value in a sentence
 
 
 class RequestError(ValueError):
@@ -121,7 +122,7 @@ class Request(Settings):
 def _check_names(values: Mapping[str, Any], kind: type, of: str) -> None:
     unknown = values.keys() - {field.name for field in dataclasses.fields(kind)}
     if unknown:
-        names = ", ".join(sorted(str(name)[:40] for name in unknown)[:5])
+        names = ", ".join(sorted(repr(str(name)[:40])[1:-1] for name in unknown)[:5])
         raise RequestError(f"Unknown settings{of}: {names}.")
 
 
@@ -183,7 +184,8 @@ def _text(value: Any, name: str) -> str:
 def _shown(value: Any) -> str:
     """The value for a sentence: however long it is, the sentence is not."""
     try:
-        return reprlib.repr(value)
+        text = reprlib.repr(value)
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 1]}…"
     except ValueError:  # Python refuses to write out whole numbers of thousands of digits
         return "a number as long as that"
 

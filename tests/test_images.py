@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import struct
 import time
 import zlib
@@ -23,7 +24,7 @@ from sd_tpu.images import (
     read_png,
     to_png,
 )
-from sd_tpu.request import Request, RequestError, Settings
+from sd_tpu.request import MAX_PROMPT_LENGTH, Own, Request, RequestError, Settings
 from sd_tpu.samplers import SAMPLERS
 
 REQUEST = Request(prompts=("a cat,\nsitting: \"proudly\"",), negative_prompt="blur, fog", seed=42,
@@ -36,6 +37,19 @@ TRAPS = ["\n", "\r\n", "\r", "\t", "\0", "\x85", "\u2028", "\u3000", '"', "\\", 
          "猫", "👩\u200d🚀", "Negative prompt:", "Negative prompt: x", LINE, "Steps: 1, ",
          'Prompts: "[]"', ', Negative: "x"']
 texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(TRAPS)), max_size=6).map("".join)
+
+
+@st.composite
+def owns(draw, common: str) -> dict | None:
+    """Any settings of one picture that `Request.check` lets through besides those common ones."""
+    values = draw(st.fixed_dictionaries({}, optional={
+        "negative_prompt": texts, "steps": st.integers(1, 200), "guidance": st.floats(0, 50),
+        "sampler": st.sampled_from(list(SAMPLERS)), "seed": st.integers(0, 2**32 - 1),
+    }))
+    spacings = SAMPLERS[values.get("sampler", common)].spacings
+    if draw(st.booleans()):
+        values["spacing"] = draw(st.sampled_from(["", *spacings]))
+    return draw(st.sampled_from([values, None]))
 
 
 @st.composite
@@ -53,6 +67,7 @@ def requests(draw) -> Request:
         "guidance": draw(st.floats(0, 50)),
         "sampler": sampler,
         "spacing": draw(st.sampled_from(["", *SAMPLERS[sampler].spacings])),
+        "own": draw(st.lists(owns(sampler), max_size=len(prompts))),
     }
     sides = st.integers(1, 1 << 16)
     return Request.check(values, Settings(height=draw(sides), width=draw(sides)))
@@ -104,6 +119,31 @@ def test_exact_fields_are_there_only_where_the_plain_text_is_not_enough(prompts,
 def test_the_text_of_several_prompts_shows_them_to_people_too():
     request = dataclasses.replace(REQUEST, prompts=("a cat", "", "a dog"))
     assert format_parameters(request, "m").startswith("a cat\na dog\nNegative prompt: blur, fog\n")
+
+
+def test_own_settings_are_a_field_that_says_what_differs_and_nothing_else_changes():
+    request = dataclasses.replace(REQUEST, prompts=("a cat", "", "a dog"))
+    mixed = dataclasses.replace(request, own=(None, None, Own(steps=30, sampler="lcm", spacing="")))
+    field = json.dumps('[null, null, {"steps": 30, "sampler": "lcm", "spacing": ""}]')
+    text = format_parameters(mixed, "m")
+    assert text == format_parameters(request, "m") + f", Own settings: {field}"
+    assert parse_parameters(text) == mixed
+
+
+def test_one_picture_of_a_mixed_request_is_written_as_if_it_had_been_asked_alone():
+    own = Own(steps=30, guidance=2.0, sampler="heun", seed=5, negative_prompt="fog", spacing="")
+    mixed = dataclasses.replace(REQUEST, prompts=("a", "b"), own=(None, own))
+    text = format_parameters(mixed.only(1), "m")
+    assert text.startswith("b\nNegative prompt: fog\nSteps: 30, Sampler: Heun, CFG scale: 2, ")
+    assert "Own" not in text
+
+
+def test_the_longest_request_of_all_comes_back_from_a_png():
+    longest = "👩" * MAX_PROMPT_LENGTH
+    owns = [dict(negative_prompt=longest[:-1] + str(place)) for place in range(8)]
+    request = Request.check({"prompts": [longest] * 8, "negative_prompt": longest, "own": owns},
+                            Settings())
+    assert read_png(to_png(PIXELS, request, "m")) == request
 
 
 @pytest.mark.parametrize("sampler, schedule, key, spacing", [
@@ -161,6 +201,17 @@ BAD_TEXTS = {
     "nine": (f'{LINE}, Prompts: "{[1] * 9}"', "There are 9 prompts; at most 8 fit."),
     "numbers": (f'{LINE}, Prompts: "[1]"', "Prompt 1 should be text, not int."),
     "one text": (f'{LINE}, Prompts: "3"', "The prompts should be a list of texts."),
+    "own garbled": (LINE + ", Own settings: [{", "The picture's own settings are garbled."),
+    "own deep": (f'{LINE}, Own settings: "{"[" * 200_000}"', "The picture's own settings are garb"),
+    "own one": (f'{LINE}, Own settings: "{{}}"', "The own settings should be a list, one of each"),
+    "own text": (f'{LINE}, Own settings: "[3]"', "The own settings of prompt 1 should be values b"),
+    "own two": (f'{LINE}, Own settings: "[null, null]"', "There are 2 own settings for 1 prompts."),
+    "own name": (LINE + ', Own settings: ' + json.dumps('[{"' + "x" * 99_999 + '": 1}]'),
+                 f"Unknown settings of prompt 1: {'x' * 40}."),
+    "own value": (LINE + ', Own settings: ' + json.dumps('[{"steps": NaN}]'),
+                  "Steps of prompt 1 should be a whole number, not nan."),
+    "own size": (LINE + ', Own settings: ' + json.dumps('[{"width": 8}]'),
+                 "Unknown settings of prompt 1: width."),
     "too long": ("a" * (1 << 21), "The text is far too long"),
 }
 
@@ -171,6 +222,24 @@ def test_a_text_that_is_no_request_is_refused_in_one_sentence(case):
     with pytest.raises(RequestError) as caught:
         parse_parameters(text if case in ("no prompt", "nothing") else f"a cat\n{text}")
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+names = st.sampled_from([*vars(Own()), "a\nb", "\u202e"]) | st.text(max_size=9)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.sampled_from([*SAMPLERS]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+)
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(anything | st.lists(st.dictionaries(names, anything, max_size=3), max_size=1))
+def test_whatever_stands_for_own_settings_is_read_or_refused_in_one_short_sentence(value):
+    text = f"a cat\n{LINE}, Own settings: {json.dumps(json.dumps(value))}"
+    try:
+        request = parse_parameters(text)
+        assert parse_parameters(format_parameters(request, "m")) == request
+    except RequestError as error:
+        assert len(str(error)) < 300 and str(error).isprintable()
 
 
 @pytest.mark.parametrize("piece", ["a ", "a, ", 'a: "\\", ', 'a: "', "a: ", ", ", "\n",
