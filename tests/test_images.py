@@ -5,6 +5,7 @@ import dataclasses
 import json
 import struct
 import time
+import zipfile
 import zlib
 from io import BytesIO
 
@@ -16,6 +17,7 @@ from PIL import Image, PngImagePlugin
 
 from sd_tpu.images import (
     BLANK,
+    KEY,
     MAX_FILE_BYTES,
     VERSION,
     format_parameters,
@@ -23,6 +25,9 @@ from sd_tpu.images import (
     parse_parameters,
     read_png,
     to_png,
+    to_webp,
+    to_zip,
+    with_label,
 )
 from sd_tpu.request import MAX_PROMPT_LENGTH, Own, Request, RequestError, Settings
 from sd_tpu.samplers import SAMPLERS
@@ -338,6 +343,44 @@ def test_reading_a_request_decodes_no_pixels(monkeypatch):
     data = to_png(PIXELS, REQUEST, "m")
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", load)
     assert read_png(data) == REQUEST
+
+
+# --- for showing and for taking away ------------------------------------------------------------
+
+
+def test_a_webp_shows_the_picture_in_fewer_bytes_and_says_nothing_about_it():
+    smooth = np.asarray(Image.fromarray(PIXELS).resize((240, 160), Image.Resampling.BICUBIC))
+    data = to_webp(smooth)
+    with Image.open(BytesIO(data)) as image:
+        assert image.format == "WEBP" and KEY not in image.info
+        shown = np.asarray(image.convert("RGB"))
+    assert np.abs(shown.astype(int) - smooth).mean() < 8
+    assert len(to_webp(smooth, 70)) < len(data) < len(to_png(smooth, REQUEST, "m"))
+
+
+def test_a_zip_brings_every_file_back_byte_for_byte():
+    files = {"1-a-cat.png": to_png(PIXELS, REQUEST, "m"),
+             "2-猫.png": to_png(255 - PIXELS, REQUEST, "m")}
+    with zipfile.ZipFile(BytesIO(to_zip(files))) as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in archive.namelist()} == files
+
+
+@pytest.mark.parametrize("width, height, band", [(64, 64, 19), (96, 64, 19), (512, 512, 51)])
+def test_a_label_stands_below_its_picture_which_stays_as_it_is(width, height, band):
+    pixels = np.zeros((height, width, 3), np.uint8)
+    for text in ("20", "DPM++ 2M SDE", "seed " * 99):
+        labelled = with_label(pixels, text)
+        assert labelled.shape == (height + band, width, 3)
+        assert np.array_equal(labelled[:height], pixels)
+        assert (labelled[height:] < 128).any() and (labelled[height] == BLANK).all()
+
+
+def test_labelled_pictures_make_a_grid_and_a_short_label_stands_in_the_middle():
+    labelled = with_label(np.zeros((64, 64, 3), np.uint8), "I")
+    ink = np.nonzero((labelled[64:] < 255).any(axis=(0, 2)))[0]
+    assert abs(ink.mean() - 31.5) <= 1
+    assert make_grid([labelled, None, labelled]).shape == (83, 192, 3)
 
 
 # --- grids --------------------------------------------------------------------------------------
