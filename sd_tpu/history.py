@@ -31,9 +31,8 @@ BUSY_SECONDS = 20.0  # how long to wait for such a server
 SCHEMA = 1
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
-_CREATE = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS pictures (
+_CREATE = """
+CREATE TABLE pictures (
     id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
     number INTEGER NOT NULL,  -- of the owner's pictures, in the order they came
@@ -42,11 +41,9 @@ CREATE TABLE IF NOT EXISTS pictures (
     favourite INTEGER NOT NULL DEFAULT 0,
     request TEXT NOT NULL,
     UNIQUE (owner, number)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS pictures_by_age ON pictures (favourite, made_at, bytes);
-PRAGMA user_version = {SCHEMA};
-COMMIT;
+) WITHOUT ROWID
 """
+_INDEX = "CREATE INDEX pictures_by_age ON pictures (favourite, made_at, bytes)"
 _ADD = """
 INSERT INTO pictures (id, owner, number, made_at, bytes, request)
 SELECT :id, :owner, coalesce(max(number), 0) + 1, :made_at, :bytes, :request
@@ -112,7 +109,7 @@ class History:
         with _told(f"The history cannot be kept in {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._database = self._open()
-            _write(self._pictures, "probe", b"").unlink()
+            _write(self._pictures, secrets.token_hex(16), b"").unlink()
             self._clean()
         self.prune()
 
@@ -267,11 +264,14 @@ def _connect(file: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")  # what was committed outlives a power cut
+        database.execute("BEGIN IMMEDIATE")  # another server may be about to create it as well
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version == 0 and not database.execute("SELECT 1 FROM sqlite_schema").fetchall():
-            database.executescript(_CREATE)
+            for statement in (_CREATE, _INDEX, f"PRAGMA user_version = {SCHEMA}"):
+                database.execute(statement)
         elif version != SCHEMA:
             raise _BrokenError(f"its version is {version}, not {SCHEMA}")
+        database.execute("COMMIT")
         (state,), *_ = database.execute("PRAGMA quick_check").fetchall()
         if state != "ok":
             raise _BrokenError(state.splitlines()[0])
