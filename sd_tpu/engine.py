@@ -14,17 +14,17 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from sd_tpu.config import BUNDLED_MODEL
+from sd_tpu.config import BUNDLED_MODEL, ModelCard
 from sd_tpu.denoise import Arrival, Programs
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import Request, RequestError, Settings
-from sd_tpu.samplers import make_table
+from sd_tpu.samplers import default_sampler, make_table
 from sd_tpu.sharding import make_mesh, replicated
 from sd_tpu.weights import Params
 
@@ -201,13 +201,8 @@ class Engine:
             model, revision=revision, variant=variant, dtype=dtype, sharding=replicated(mesh)
         )
         card, (height, width) = pipeline.card, size or pipeline.default_size
-        defaults = Settings(
-            steps=card.steps,
-            guidance=card.guidance,
-            sampler=card.sampler or pipeline.sampler,
-            spacing=card.spacing if card.sampler else pipeline.spacing,
-            height=height,
-            width=width,
+        defaults = dataclasses.replace(
+            card_defaults(card, pipeline.configs["scheduler"]), height=height, width=width
         )
         group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
         return cls(pipeline, params, mesh, defaults, group=group)
@@ -403,6 +398,14 @@ class Engine:
     def _notify(self) -> None:
         with self._change:
             self._change.notify()
+
+
+def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Settings:
+    """What a model's own files say of how to draw with it; the size is not in these."""
+    sampler, spacing = default_sampler(scheduler_config)
+    if card.sampler:
+        sampler, spacing = card.sampler, card.spacing
+    return Settings(steps=card.steps, guidance=card.guidance, sampler=sampler, spacing=spacing)
 
 
 def _short(text: str) -> str:

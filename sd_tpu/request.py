@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+import random
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -15,6 +16,7 @@ MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
 MAX_STEPS = 200
 MAX_GUIDANCE = 50.0
 MAX_SEED = 2**32 - 1
+RANDOM = -1  # where a person gives a seed; a request has the one that was drawn
 MAX_SHOWN = 60  # characters of a bad value in a sentence
 
 
@@ -117,6 +119,11 @@ class Request(Settings):
         """The seed of the picture at `place`."""
         own = self.own_at(place).seed
         return (self.seed + place) % (MAX_SEED + 1) if own is None else own
+
+
+def drawn_seed(value: Any) -> Any:
+    """A new seed in place of RANDOM, else the value, good or not: `Request.check` says which."""
+    return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else value
 
 
 def _check_names(values: Mapping[str, Any], kind: type, of: str) -> None:

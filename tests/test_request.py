@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sd_tpu.request import MAX_SEED, Own, Request, RequestError, Settings
+from sd_tpu.request import MAX_SEED, RANDOM, Own, Request, RequestError, Settings, drawn_seed
 
 DEFAULTS = Settings(sampler="ddim", spacing="trailing", height=64, width=96)
 
@@ -147,6 +147,13 @@ def test_places_are_the_prompts_that_are_not_blank():
 def test_seeds_follow_the_place_and_wrap_around():
     request = check(prompts=["a", "", "b"], seed=MAX_SEED - 1)
     assert [request.image_seed(i) for i in range(3)] == [MAX_SEED - 1, MAX_SEED, 0]
+
+
+def test_a_seed_is_drawn_where_it_is_asked_for_and_nothing_else_is_changed():
+    drawn = {drawn_seed(RANDOM) for _ in range(9)}
+    assert len(drawn) == 9 and all(0 <= seed <= MAX_SEED for seed in drawn)
+    assert [drawn_seed(seed) for seed in (0, 7, -2, None, "x")] == [0, 7, -2, None, "x"]
+    assert drawn_seed(-1.0) >= 0
 
 
 def test_only_is_the_request_that_makes_one_picture_again():
