@@ -95,7 +95,8 @@ class History:
         A database that is broken is set aside, with its pictures, and a new one is begun.
 
         Args:
-            folder: made if absent; nothing else should be in it.
+            folder: made if absent, for nobody else on this machine to read; on a local disk, as
+                SQLite's log does not work over a network.
             max_bytes: of all pictures of all owners together.
             max_age_days: of pictures that are no favourites.
 
@@ -107,7 +108,7 @@ class History:
         self._lock = threading.Lock()  # around the connection
         self._next_prune = 0.0
         with _told(f"The history cannot be kept in {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._database = self._open()
             _write(self._pictures, secrets.token_hex(16), b"").unlink()
             self._clean()

@@ -110,6 +110,10 @@ def test_anothers_picture_is_the_same_as_one_that_does_not_exist(history):
     assert history.entries(BEN)[0].favourite is False and history.picture(BEN, theirs).exists()
 
 
+def test_nobody_else_on_the_machine_can_read_the_folder(history):
+    assert history.folder.stat().st_mode & 0o077 == 0
+
+
 def test_numbers_tell_nothing_about_others(history):
     add(history, 3, BEN)
     assert history.add(ANNA, PNG, REQUEST).number == 1
