@@ -275,7 +275,7 @@ def _connect(file: Path) -> sqlite3.Connection:
         database.execute("COMMIT")
         (state,), *_ = database.execute("PRAGMA quick_check").fetchall()
         if state != "ok":
-            raise _BrokenError(state.splitlines()[0])
+            raise _BrokenError(state.replace("\n", ", ")[:200])
     except sqlite3.DatabaseError as error:
         database.close()
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN:

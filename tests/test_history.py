@@ -291,6 +291,19 @@ def test_a_broken_database_is_set_aside_with_its_pictures_and_a_new_one_begun(hi
     assert len(ids(History(history.folder))) == 1 and not caplog.messages
 
 
+def test_whichever_page_of_the_database_is_lost_a_new_one_is_begun(history, tmp_path):
+    add(history, 60)
+    history.close()
+    data = (history.folder / "history.db").read_bytes()
+    for page in range(0, len(data), 4096):
+        folder = tmp_path / str(page)
+        folder.mkdir()
+        (folder / "history.db").write_bytes(data[:page] + bytes(4096) + data[page + 4096 :])
+        again = History(folder)
+        assert len(list(folder.glob("broken-*"))) == 1
+        assert len(add(again, 1)) == len(ids(again)) == 1
+
+
 def test_a_folder_where_nothing_can_be_kept_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/sd_tpu")):
