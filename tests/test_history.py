@@ -162,16 +162,18 @@ def test_the_oldest_of_anybody_goes_while_all_are_too_large_and_favourites_go_la
     assert history.prune() == 1  # the new one: all others are favourites
     assert len(files(history)) == 3
     history.close()
-    assert len(ids(History(tmp_path, max_bytes=2 * len(PNG)), BEN)) == 2
+    again = History(tmp_path, max_bytes=2 * len(PNG))
+    assert (len(ids(again)), len(ids(again, BEN))) == (0, 2)
 
 
 def test_adding_prunes_from_time_to_time(tmp_path, monkeypatch):
     history = History(tmp_path, max_bytes=len(PNG))
     add(history, 3)
     assert len(files(history)) == 3
-    monkeypatch.setattr(history, "_next_prune", 0.0)
-    add(history, 1)
-    assert len(files(history)) == 2  # one was left, one came
+    monkeypatch.setattr(history_module, "PRUNE_SECONDS", 0)
+    assert history.prune() == 2
+    add(history, 3)
+    assert len(files(history)) == 2  # before each came, one was left
 
 
 # --- when things break --------------------------------------------------------------------------
