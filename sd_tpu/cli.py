@@ -13,10 +13,20 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from sd_tpu.config import BUNDLED_MODEL
-from sd_tpu.engine import Done, Engine, Event, Failed, ImageReady, Job, Progress, Queued
+from sd_tpu.config import BUNDLED_MODEL, ModelCard, read_json
+from sd_tpu.engine import (
+    Done,
+    Engine,
+    Event,
+    Failed,
+    ImageReady,
+    Job,
+    Progress,
+    Queued,
+    card_defaults,
+)
 from sd_tpu.images import make_grid, to_png
-from sd_tpu.request import MAX_PROMPTS, Request, Settings
+from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, Settings, drawn_seed
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.sharding import make_mesh, set_host_devices
 
@@ -120,7 +130,8 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     add("--prompt", dest="prompts", action="append", required=True, metavar="PROMPT",
         help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
     add("--negative", dest="negative_prompt", metavar="PROMPT", help="what not to draw")
-    add("--seed", type=_number, metavar="N", help="of the first picture (default: 0)")
+    add("--seed", type=_number, metavar="N",
+        help=f"of the first picture; {RANDOM} draws one and says which (default: 0)")
     add("--steps", type=_number, metavar="N", help="(default: the model's)")
     add("--sampler", metavar="KEY", help="see `samplers` (default: the model's)")
     add("--spacing", metavar="KEY", help="of the steps, see `samplers` (default: the model's)")
@@ -164,9 +175,13 @@ def _count(text: str) -> int:
 def _generate(args: argparse.Namespace) -> int:
     names = ("prompts", "negative_prompt", "seed", "steps", "sampler", "spacing", "guidance")
     values = {name: getattr(args, name) for name in names}
-    Request.check(values, Settings())  # what any model refuses, before one is loaded
+    values["seed"] = drawn_seed(args.seed)
+    Request.check(values, _early_defaults(args.model))
     args.out.mkdir(parents=True, exist_ok=True)
     line = _Line()
+    if args.seed == RANDOM:
+        line.show(f"Seed {values['seed']}")
+        line.keep()
     line.show(f"Loading {args.model} ...")
     engine = open_engine(args)
     try:
@@ -180,6 +195,16 @@ def _generate(args: argparse.Namespace) -> int:
         line.keep()
         if engine.ready.is_set():  # else it compiles, which cannot be stopped and may take minutes
             engine.close()
+
+
+def _early_defaults(model: str | Path) -> Settings:
+    """The model's defaults as far as they are known before minutes go into loading it: those of a
+    folder, without its size, so that a spacing its sampler lacks is refused at once."""
+    folder = Path(model).expanduser()
+    scheduler = folder / "scheduler" / "scheduler_config.json"
+    if not scheduler.is_file():
+        return Settings()
+    return card_defaults(ModelCard.read(folder, folder.name), read_json(scheduler))
 
 
 def _save(job: Job, folder: Path, model: str, line: "_Line") -> int:

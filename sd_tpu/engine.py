@@ -14,17 +14,17 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from sd_tpu.config import BUNDLED_MODEL
+from sd_tpu.config import BUNDLED_MODEL, ModelCard
 from sd_tpu.denoise import Arrival, Programs
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import Request, RequestError, Settings
-from sd_tpu.samplers import Table, make_table
+from sd_tpu.samplers import default_sampler, make_table
 from sd_tpu.sharding import make_mesh, replicated
 from sd_tpu.weights import Params
 
@@ -48,7 +48,12 @@ class Queued:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Step `step` of `steps`, the mean over the job's images; previews uint8 [H, W, 3] by place."""
+    """Step `step` of `steps`; previews uint8 [H, W, 3] by place.
+
+    `steps` are those of the image that takes most, and `step` is as far along them as the job is
+    with all its work: the evaluations of the model for all its images, of which Heun's steps take
+    two. For images that are alike it is the mean of their steps.
+    """
 
     step: int
     steps: int
@@ -88,16 +93,18 @@ Event = Queued | Progress | ImageReady | Done | Cancelled | Failed
 class Job:
     """A submitted request: iterate over `events()`, or `cancel()` it."""
 
-    def __init__(self, request: Request, number: int, ids: np.ndarray, table: Table, wake,
+    def __init__(self, request: Request, number: int, arrivals: dict[int, Arrival], wake,
                  previews: bool):
-        """Made by `Engine.submit`. ids [P, 2, 77] by place in the request."""
+        """Made by `Engine.submit`; arrivals by place in the request."""
         self.request, self.number = request, number
         self.cancelled = False
-        self._ids, self._table, self._wake = ids, table, wake
+        self._arrivals, self._wake = arrivals, wake
+        self._steps = max(request.only(place).steps for place in arrivals)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         # The rest belongs to the engine's thread.
-        self._waiting = deque(request.places())
-        self._steps = dict.fromkeys(request.places(), 0)
+        self._waiting = deque(arrivals)
+        self._rows_left = {place: len(arrival.table.rows) for place, arrival in arrivals.items()}
+        self._rows = sum(self._rows_left.values())
         self._position: tuple[int, str] | None = None
         self._begun: float | None = None
         self._next_preview = 0.0 if previews else math.inf
@@ -119,11 +126,8 @@ class Job:
     def _emit(self, event: Event) -> None:
         self._events.put(event)
 
-    def _arrival(self, place: int) -> Arrival:
-        # What jax.random.PRNGKey makes of the seed, without asking a device.
-        key = np.array([0, self.request.image_seed(place)], np.uint32)
-        return Arrival(ids=self._ids[place], table=self._table, guidance=self.request.guidance,
-                       key=key)
+    def _step(self) -> int:
+        return self._steps * (self._rows - sum(self._rows_left.values())) // self._rows
 
 
 @dataclasses.dataclass
@@ -132,11 +136,10 @@ class _Occupant:
 
     job: Job
     place: int
-    row: int = 0
 
     @property
     def rows_left(self) -> int:
-        return len(self.job._table.rows) - self.row
+        return self.job._rows_left[self.place]
 
 
 class Engine:
@@ -198,13 +201,8 @@ class Engine:
             model, revision=revision, variant=variant, dtype=dtype, sharding=replicated(mesh)
         )
         card, (height, width) = pipeline.card, size or pipeline.default_size
-        defaults = Settings(
-            steps=card.steps,
-            guidance=card.guidance,
-            sampler=card.sampler or pipeline.sampler,
-            spacing=card.spacing if card.sampler else pipeline.spacing,
-            height=height,
-            width=width,
+        defaults = dataclasses.replace(
+            card_defaults(card, pipeline.configs["scheduler"]), height=height, width=width
         )
         group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
         return cls(pipeline, params, mesh, defaults, group=group)
@@ -213,30 +211,43 @@ class Engine:
         """Queues a checked request; without `previews` no time goes into drawing them.
 
         Raises:
-            RequestError: the sampler cannot take these steps, or too many jobs wait already.
+            RequestError: a sampler cannot take its steps, or too many jobs wait already.
         """
-        try:
-            table = make_table(request.sampler, self.pipeline.schedule, request.steps,
-                               spacing=request.spacing)
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-        ids = self.pipeline.prepare_inputs([request.negative_prompt, *request.prompts])
-        pairs = np.stack([np.broadcast_to(ids[:1], ids[1:].shape), ids[1:]], axis=1)
+        arrivals = {place: self._arrival(request, place) for place in request.places()}
         with self._change:
             if self._closed:
                 raise RequestError("The server is shutting down.")
             if len(self._jobs) >= MAX_WAITING:
                 raise RequestError("Too many people are waiting; please try again in a minute.")
-            job = Job(request, next(self._numbers), pairs, table, self._notify, previews)
+            job = Job(request, next(self._numbers), arrivals, self._notify, previews)
             self._jobs.append(job)
             self._tell_positions()
             self._change.notify()
         return job
 
+    def _arrival(self, request: Request, place: int) -> Arrival:
+        alone = request.only(place)
+        try:
+            table = make_table(alone.sampler, self.pipeline.schedule, alone.steps,
+                               spacing=alone.spacing)
+        except ValueError as error:
+            whose = f"Prompt {place + 1}: " if request.own_at(place).given() else ""
+            raise RequestError(f"{whose}{error}") from error
+        return Arrival(
+            ids=self.pipeline.prepare_inputs([alone.negative_prompt, *alone.prompts]),
+            table=table,
+            guidance=alone.guidance,
+            # What jax.random.PRNGKey makes of the seed, without asking a device.
+            key=np.array([0, alone.seed], np.uint32),
+        )
+
     def notes(self, request: Request) -> list[str]:
         """Sentences about texts whose ends the model will not see, being past its 77 tokens."""
         texts = {f"Prompt {place + 1}": request.prompts[place] for place in request.places()}
-        texts["The negative prompt"] = request.negative_prompt
+        for place in request.places():
+            shared = request.own_at(place).negative_prompt is None
+            whose = "" if shared else f" of prompt {place + 1}"
+            texts[f"The negative prompt{whose}"] = request.only(place).negative_prompt
         lost = {name: self.pipeline.tokenizer.lost(text) for name, text in texts.items()}
         return [f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
                 for name, words in lost.items() if words]
@@ -296,10 +307,7 @@ class Engine:
         self._slots = jax.block_until_ready(self.programs.advance(self._params, self._slots, rows))
         self._row_seconds = max(time.monotonic() - begun, 1e-6) / (rows * len(live))
         for occupant in live.values():
-            occupant.row += rows
-            table = occupant.job._table
-            done = table.step[occupant.row] if occupant.rows_left else occupant.job.request.steps
-            occupant.job._steps[occupant.place] = int(done)
+            occupant.job._rows_left[occupant.place] -= rows
         self._deliver({i: o for i, o in live.items() if not o.rows_left})
         self._report({i: o for i, o in live.items() if o.rows_left})
 
@@ -320,7 +328,7 @@ class Engine:
                 job._begun = job._begun or time.monotonic()
                 place = job._waiting.popleft()
                 self._occupants[i] = _Occupant(job, place)
-                entering[i] = job._arrival(place)
+                entering[i] = job._arrivals[place]
                 if not job._waiting:
                     self._jobs.popleft()
         self._tell_positions()
@@ -333,7 +341,6 @@ class Engine:
         for i, occupant in finished.items():
             self._occupants[i] = None
             occupant.job._emit(ImageReady(occupant.place, images[i]))
-            occupant.job._steps[occupant.place] = occupant.job.request.steps
         for job in {occupant.job.number: occupant.job for occupant in finished.values()}.values():
             running = any(o and o.job is job for o in self._occupants)
             if not running and not job._waiting:
@@ -349,8 +356,7 @@ class Engine:
             if previews:
                 pause = max(PREVIEW_SECONDS, self._decode_seconds / PREVIEW_SHARE)
                 job._next_preview = time.monotonic() + pause
-            step = sum(job._steps.values()) // len(job._steps)
-            job._emit(Progress(step, job.request.steps, previews))
+            job._emit(Progress(job._step(), job._steps, previews))
 
     def _decode(self, latents: jax.Array, wanted) -> np.ndarray:
         begun = time.monotonic()
@@ -392,6 +398,14 @@ class Engine:
     def _notify(self) -> None:
         with self._change:
             self._change.notify()
+
+
+def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Settings:
+    """What a model's own files say of how to draw with it; the size is not in these."""
+    sampler, spacing = default_sampler(scheduler_config)
+    if card.sampler:
+        sampler, spacing = card.sampler, card.spacing
+    return Settings(steps=card.steps, guidance=card.guidance, sampler=sampler, spacing=spacing)
 
 
 def _short(text: str) -> str:

@@ -3,20 +3,22 @@
 The text chunk `parameters` is that of the stable-diffusion-webui by AUTOMATIC1111 (A1111), which
 most galleries and tools read: the prompt, `Negative prompt: ...`, and one line of settings. What
 that text cannot say without doubt (several prompts, a prompt that looks like settings, control
-characters) is said once more, exactly, as JSON in a field of the settings line.
+characters) is said once more, exactly, as JSON in a field of the settings line, as are the
+settings that some of several pictures have on their own.
 """
 
 import json
 import re
 import struct
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from sd_tpu.request import Request, RequestError, Settings
@@ -25,8 +27,9 @@ from sd_tpu.samplers import SAMPLERS
 VERSION = "0.1.0"
 KEY = "parameters"
 MAX_FILE_BYTES = 1 << 26
-MAX_TEXT_LENGTH = 1 << 20  # eight prompts of the longest kind, escaped, take half of it
+MAX_TEXT_LENGTH = 1 << 20  # eight prompts and negatives of the longest kind, escaped, fit
 BLANK = 255
+INK = 32  # of labels, on the blank
 
 # Where A1111 has a sampler under another name than diffusers, or a spacing under another.
 _A1111_SAMPLERS = {"pndm": "PLMS", "euler_ancestral": "Euler a", "kdpm2": "DPM2"}
@@ -66,12 +69,52 @@ def make_grid(pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 
     return grid.reshape(rows * height, cols * width, channels)
 
 
+def with_label(pixels: np.ndarray, text: str) -> np.ndarray:
+    """The picture with a line of text in a band below it, for the pictures of a comparison.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        text: in Latin letters, which are all that Pillow's own font has; made smaller to fit in
+            the width, and cut off where the smallest letters that can be read do not.
+
+    Returns:
+        uint8 [H + B, W, 3], where B depends on H alone.
+    """
+    height, width, _ = pixels.shape
+    largest = max(12, height // 16)
+    band = Image.new("L", (width, round(1.6 * largest)), BLANK)
+    draw = ImageDraw.Draw(band)
+    sizes = range(largest, 7, -1)
+    fonts = (ImageFont.load_default(size) for size in sizes)
+    font = next((font for font in fonts if font.getlength(text) <= width), None)
+    anchor, middle = ("mm", width / 2) if font else ("lm", 0)
+    draw.text((middle, band.height / 2), text, INK, font or ImageFont.load_default(8), anchor)
+    return np.vstack([pixels, np.repeat(np.asarray(band)[..., None], 3, axis=2)])
+
+
 def to_png(pixels: np.ndarray, request: Request, model: str) -> bytes:
     """A PNG file of pixels uint8 [H, W, 3] that carries the request it was made from."""
     info = PngInfo()
     info.add_text(KEY, format_parameters(request, model))
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
+    return file.getvalue()
+
+
+def to_webp(pixels: np.ndarray, quality: int = 90) -> bytes:
+    """A WebP file of pixels uint8 [H, W, 3], to be looked at: small, quickly made, and without
+    settings. A quality (0 to 100) of 70 is enough for a preview."""
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "WEBP", quality=quality, method=0)
+    return file.getvalue()
+
+
+def to_zip(files: Mapping[str, bytes]) -> bytes:
+    """A zip file of these files by name. PNGs are compressed already, so they are only stored."""
+    file = BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
     return file.getvalue()
 
 
@@ -131,6 +174,9 @@ def format_parameters(request: Request, model: str) -> str:
         fields["Prompts"] = json.dumps(request.prompts, ensure_ascii=False)
     if request.negative_prompt != negative:
         fields["Negative"] = request.negative_prompt
+    if request.own:
+        own = [own and own.given() for own in request.own]
+        fields["Own settings"] = json.dumps(own, ensure_ascii=False)
     line = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
     return f"{body}\n{line}"
 
@@ -156,7 +202,8 @@ def parse_parameters(text: str) -> Request:
     sampler, spacing = _sampler(fields["Sampler"], fields.get("Schedule type", ""))
     width, height = _size(fields["Size"])
     values = {
-        "prompts": _prompts(fields["Prompts"]) if "Prompts" in fields else [prompt],
+        "prompts": _json(fields, "Prompts", [prompt]),
+        "own": _json(fields, "Own settings", []),
         "negative_prompt": fields.get("Negative", negative),
         "seed": _number(fields["Seed"], int),
         "steps": _number(fields["Steps"], int),
@@ -191,11 +238,13 @@ def _unquoted(value: str) -> str:
     return value.strip()
 
 
-def _prompts(value: str) -> Any:
+def _json(fields: dict[str, str], name: str, default: Any) -> Any:
+    if name not in fields:
+        return default
     try:
-        return json.loads(value)
+        return json.loads(fields[name])
     except (ValueError, RecursionError):
-        raise RequestError("The picture's prompts are garbled.") from None
+        raise RequestError(f"The picture's {name.lower()} are garbled.") from None
 
 
 def _sampler(name: str, schedule: str) -> tuple[str, str | None]:

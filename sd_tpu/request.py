@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import numbers
+import random
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from sd_tpu.samplers import SAMPLERS
@@ -15,6 +16,8 @@ MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
 MAX_STEPS = 200
 MAX_GUIDANCE = 50.0
 MAX_SEED = 2**32 - 1
+RANDOM = -1  # where a person gives a seed; a request has the one that was drawn
+MAX_SHOWN = 60  # characters of a bad value in a sentence
 
 
 class RequestError(ValueError):
@@ -35,15 +38,33 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request(Settings):
-    """Up to eight prompts that share their settings.
+class Own:
+    """What one picture has in place of the request's common settings; None is the common one."""
 
-    Picture i has the seed `seed + i`. A blank prompt is a box left empty: no picture is made of
-    it, and the others keep their places and so their seeds.
+    negative_prompt: str | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    sampler: str | None = None
+    spacing: str | None = None  # "" is the checkpoint's own
+    seed: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The settings that are not the common ones, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(Settings):
+    """Up to eight prompts, and the settings that they share or have on their own.
+
+    Picture i has the seed `seed + i`, if it has none of its own. A blank prompt is a box left
+    empty: no picture is made of it, and the others keep their places and so their seeds. `own` is
+    empty, or as long as `prompts` with None where all settings are the common ones.
     """
 
     prompts: tuple[str, ...]
     seed: int = 0
+    own: tuple[Own | None, ...] = ()
 
     @classmethod
     def check(cls, values: Mapping[str, Any], defaults: Settings) -> Self:
@@ -51,37 +72,32 @@ class Request(Settings):
 
         Args:
             values: by field name; absent ones and None take the default. The default spacing is
-                the default sampler's: another one takes the checkpoint's own, as does "".
+                the default sampler's: another one takes the checkpoint's own, as does "". `own`
+                is a list by place of None, Own, or values by the names of Own's fields; there an
+                absent one or None is the common one, but the spacing goes with the sampler.
             defaults: of the model, whose picture size is the only one that can be asked for.
 
         Raises:
             RequestError: what is wrong with which value, and what it should be.
         """
-        fields = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(values.keys() - fields):
-            raise RequestError(f"Unknown settings: {', '.join(unknown)}.")
+        _check_names(values, cls, "")
         given = {name: value for name, value in values.items() if value is not None}
         merged = {**dataclasses.asdict(defaults), "prompts": (), "seed": 0, **given}
         if merged["sampler"] != defaults.sampler:
             merged["spacing"] = given.get("spacing")
         request = cls(
             prompts=_prompts(merged["prompts"]),
-            negative_prompt=_text(merged["negative_prompt"], "The negative prompt"),
-            seed=_whole(merged["seed"], "Seed", 0, MAX_SEED),
-            steps=_whole(merged["steps"], "Steps", 1, MAX_STEPS),
-            guidance=_guidance(merged["guidance"]),
-            sampler=_one_of(merged["sampler"], "Sampler", SAMPLERS),
-            spacing=_spacing(merged["spacing"]),
             height=_whole(merged["height"], "Height", 1, 1 << 16),
             width=_whole(merged["width"], "Width", 1, 1 << 16),
+            **{name: check(merged[name], "") for name, check in _CHECKS.items()},
         )
-        _check_spacing(request)
+        _check_spacing(request, "")
         if (request.width, request.height) != (defaults.width, defaults.height):
             raise RequestError(
                 f"Pictures of {request.width}x{request.height} were asked for; this server makes "
                 f"{defaults.width}x{defaults.height}."
             )
-        return request
+        return dataclasses.replace(request, own=_owns(given.get("own", ()), request, defaults))
 
     def places(self) -> list[int]:
         """The numbers of the prompts that are not blank."""
@@ -89,12 +105,63 @@ class Request(Settings):
 
     def only(self, place: int) -> Self:
         """The request that makes the picture at `place` again, alone."""
-        prompt, seed = self.prompts[place], self.image_seed(place)
-        return dataclasses.replace(self, prompts=(prompt,), seed=seed)
+        own = self.own_at(place).given()
+        if "spacing" in own:
+            own["spacing"] = own["spacing"] or None
+        common = {"prompts": (self.prompts[place],), "own": (), "seed": self.image_seed(place)}
+        return dataclasses.replace(self, **{**common, **own})
+
+    def own_at(self, place: int) -> Own:
+        """What the picture at `place` has in place of the common settings."""
+        return (self.own[place] if self.own else None) or Own()
 
     def image_seed(self, place: int) -> int:
         """The seed of the picture at `place`."""
-        return (self.seed + place) % (MAX_SEED + 1)
+        own = self.own_at(place).seed
+        return (self.seed + place) % (MAX_SEED + 1) if own is None else own
+
+
+def drawn_seed(value: Any) -> Any:
+    """A new seed in place of RANDOM, else the value, good or not: `Request.check` says which."""
+    return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else value
+
+
+def _check_names(values: Mapping[str, Any], kind: type, of: str) -> None:
+    unknown = values.keys() - {field.name for field in dataclasses.fields(kind)}
+    if unknown:
+        names = ", ".join(sorted(repr(str(name)[:40])[1:-1] for name in unknown)[:5])
+        raise RequestError(f"Unknown settings{of}: {names}.")
+
+
+def _owns(values: Any, common: Request, defaults: Settings) -> tuple[Own | None, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise RequestError("The own settings should be a list, one of each prompt.")
+    places = len(common.prompts)
+    if len(values) > places:
+        raise RequestError(f"There are {len(values)} own settings for {places} prompts.")
+    owns = [_own(value, place, common, defaults) for place, value in enumerate(values)]
+    return (*owns, *[None] * (places - len(owns))) if any(owns) else ()
+
+
+def _own(value: Any, place: int, common: Request, defaults: Settings) -> Own | None:
+    """What differs from the common settings; nothing in a place where no picture is made."""
+    of = f" of prompt {place + 1}"
+    values = vars(value) if isinstance(value, Own) else {} if value is None else value
+    if not isinstance(values, Mapping):
+        raise RequestError(f"The own settings{of} should be values by name, not {_shown(value)}.")
+    _check_names(values, Own, of)
+    given = {name: _CHECKS[name](values[name], of) for name in values if values[name] is not None}
+    before = common.only(place)
+    if given.get("sampler", before.sampler) != before.sampler:
+        given.setdefault("spacing",
+                         defaults.spacing if given["sampler"] == defaults.sampler else None)
+    after = dataclasses.replace(before, **given)
+    _check_spacing(after, of)
+    differing = {name: getattr(after, name) for name in _CHECKS
+                 if getattr(after, name) != getattr(before, name)}
+    if differing.keys() & {"sampler", "spacing"}:
+        differing["spacing"] = after.spacing or ""
+    return Own(**differing) if differing and before.prompts[0] else None
 
 
 def _prompts(values: Any) -> tuple[str, ...]:
@@ -124,7 +191,8 @@ def _text(value: Any, name: str) -> str:
 def _shown(value: Any) -> str:
     """The value for a sentence: however long it is, the sentence is not."""
     try:
-        return reprlib.repr(value)
+        text = reprlib.repr(value)
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 1]}…"
     except ValueError:  # Python refuses to write out whole numbers of thousands of digits
         return "a number as long as that"
 
@@ -146,28 +214,39 @@ def _whole(value: Any, name: str, least: int, most: int) -> int:
     return int(value)
 
 
-def _guidance(value: Any) -> float:
+def _guidance(value: Any, of: str) -> float:
     if not _is_number(value):
-        raise RequestError(f"Guidance should be a number, not {_shown(value)}.")
+        raise RequestError(f"Guidance{of} should be a number, not {_shown(value)}.")
     if not 0 <= value <= MAX_GUIDANCE:
-        raise RequestError(f"Guidance should be from 0 to {MAX_GUIDANCE:g}, not {value:g}.")
+        raise RequestError(f"Guidance{of} should be from 0 to {MAX_GUIDANCE:g}, not {value:g}.")
     return float(value)
 
 
-def _one_of(value: Any, name: str, known: Sequence[str]) -> str:
+def _one_of(value: Any, name: str, of: str, known: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in known:
-        raise RequestError(f"{name} {_shown(value)} is unknown; there are {', '.join(known)}.")
+        raise RequestError(f"{name} {_shown(value)}{of} is unknown; there are {', '.join(known)}.")
     return value
 
 
-def _spacing(value: Any) -> str | None:
-    return None if value in (None, "") else _one_of(value, "Spacing", SPACINGS)
+def _spacing(value: Any, of: str) -> str | None:
+    return None if value in (None, "") else _one_of(value, "Spacing", of, SPACINGS)
 
 
-def _check_spacing(request: Request) -> None:
+def _check_spacing(request: Request, of: str) -> None:
     sampler = SAMPLERS[request.sampler]
     if request.spacing and request.spacing not in sampler.spacings:
         raise RequestError(
-            f"{sampler.label} has no {request.spacing} spacing; it has "
+            f"{sampler.label}{of} has no {request.spacing} spacing; it has "
             f"{', '.join(sampler.spacings)}."
         )
+
+
+# What a picture can have on its own: a check of each, told the value and whose it is.
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "negative_prompt": lambda value, of: _text(value, f"The negative prompt{of}"),
+    "steps": lambda value, of: _whole(value, f"Steps{of}", 1, MAX_STEPS),
+    "guidance": _guidance,
+    "sampler": lambda value, of: _one_of(value, "Sampler", of, SAMPLERS),
+    "spacing": _spacing,
+    "seed": lambda value, of: _whole(value, f"Seed{of}", 0, MAX_SEED),
+}

@@ -148,6 +148,21 @@ def test_values_left_open_are_the_models(monkeypatch, tmp_path):
     assert engine.request == Request(prompts=("a cat",), height=8, width=8)
 
 
+def test_a_seed_of_minus_one_is_drawn_and_told(monkeypatch, tmp_path):
+    seeds = set()
+    for _ in range(2):
+        engine, _, _, err = run_fake(monkeypatch, tmp_path, Failed("x"), flags=("--seed", -1))
+        assert err.startswith(f"Seed {engine.request.seed}\n")
+        seeds.add(engine.request.seed)
+    assert len(seeds) == 2
+
+
+def test_spacings_of_a_model_that_is_not_here_yet_are_left_to_it(monkeypatch, tmp_path):
+    engine, *_ = run_fake(monkeypatch, tmp_path, Failed("x"),
+                          flags=("--model", "org/name", "--spacing", "karras"))
+    assert engine.request.spacing == "karras"
+
+
 def test_nobody_waits_for_a_compilation_that_is_no_longer_wanted(monkeypatch, tmp_path):
     engine, *_ = run_fake(monkeypatch, tmp_path, Failed("x"), ready=False)
     assert not engine.closed
@@ -176,9 +191,10 @@ def test_on_a_terminal_progress_stays_on_one_line(monkeypatch, tmp_path):
 REFUSALS = {
     "steps": (["--steps", "2.5"], "Steps should be a whole number, not 2.5."),
     "guidance": (["--guidance", "nan"], "Guidance should be a number, not nan."),
-    "seed": (["--seed", "-1"], "Seed should be from 0 to 4294967295, not -1."),
+    "seed": (["--seed", "-2"], "Seed should be from 0 to 4294967295, not -2."),
     "sampler": (["--sampler", "x"], f"Sampler 'x' is unknown; there are {', '.join(SAMPLERS)}."),
     "spacing": (["--sampler", "lcm", "--spacing", "karras"], "LCM has no karras spacing; it has"),
+    "spacing alone": (["--spacing", "karras"], "DDIM has no karras spacing; it has leading,"),
     "prompts": (["--prompt", "a"] * 8, "There are 9 prompts; at most 8 fit."),
 }
 

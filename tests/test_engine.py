@@ -9,6 +9,7 @@ import pytest
 from sd_tpu import engine as engine_module
 from sd_tpu.engine import Cancelled, Done, Engine, Failed, ImageReady, Progress, Queued
 from sd_tpu.request import Request, RequestError
+from sd_tpu.samplers import SAMPLERS
 
 EIGHT = [f"{n} cats" for n in range(8)]
 LONG = 200  # steps: long enough to be interrupted
@@ -57,7 +58,7 @@ def test_a_picture_can_be_made_again_alone_from_its_own_seed(engine):
 @pytest.mark.parametrize("seed", [0, 7, 2**31, 2**32 - 1])
 def test_a_seed_means_what_it_means_to_jax(engine, seed):
     job = engine.submit(ask(engine, ["a cat"], seed=seed))
-    assert np.array_equal(job._arrival(0).key, jax.random.PRNGKey(seed))
+    assert np.array_equal(job._arrivals[0].key, jax.random.PRNGKey(seed))
     assert len(pictures(job)) == 1
 
 
@@ -144,6 +145,63 @@ def test_words_beyond_the_77_tokens_are_named(engine):
     prompt, negative = engine.notes(request)
     assert prompt.startswith("Prompt 2 is too long") and prompt.endswith("“Tall Ship”")
     assert negative.startswith("The negative prompt is") and negative.endswith("“not”")
+
+
+def test_a_long_negative_prompt_is_told_by_whose_it_is_and_only_if_it_is_used(engine):
+    long = {"negative_prompt": "not " * 76}
+    shared, own = engine.notes(ask(engine, ["a", "b"], own=[None, long], **long)), engine.notes(
+        ask(engine, ["a", "b"], own=[{"negative_prompt": "short"}, {"negative_prompt": "no " * 76}],
+            **long))
+    assert [note.split(" is ")[0] for note in shared] == ["The negative prompt"]
+    assert [note.split(" is ")[0] for note in own] == ["The negative prompt of prompt 2"]
+
+
+def differing(engine, seed: int, count: int) -> Request:
+    """A request whose pictures have different samplers, steps, guidances, negatives and seeds."""
+    samplers = [*SAMPLERS, *SAMPLERS][seed : seed + count]
+    own = [dict(sampler=sampler, steps=2 + place, guidance=0.5 * place, seed=100 * place + seed,
+                negative_prompt="fog " * place) for place, sampler in enumerate(samplers)]
+    return ask(engine, EIGHT[:count], seed=seed, own=own)
+
+
+def test_each_picture_of_a_request_with_own_settings_is_that_of_the_same_request_alone(engine):
+    for seed in (0, 8):
+        request = differing(engine, seed, 8)
+        made = pictures(engine.submit(request))
+        assert len({pixels.tobytes() for pixels in made.values()}) == 8
+        for place in request.places():
+            alone = pictures(engine.submit(request.only(place)))
+            assert np.array_equal(alone[0], made[place])
+    assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+
+
+@pytest.mark.parametrize("name, value", [
+    ("steps", 9), ("guidance", 2.0), ("sampler", "heun"), ("spacing", "trailing"), ("seed", 9),
+    ("negative_prompt", "fog"),
+])
+def test_each_own_setting_changes_its_picture_and_no_other(engine, name, value):
+    common = pictures(engine.submit(ask(engine, ["a cat"] * 2)))
+    made = pictures(engine.submit(ask(engine, ["a cat"] * 2, own=[None, {name: value}])))
+    assert np.array_equal(made[0], common[0])
+    assert not np.array_equal(made[1], common[1])
+
+
+def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
+    request = ask(engine, ["a", "b", "c"], steps=3,
+                  own=[None, {"steps": 20, "sampler": "heun"}, {"steps": 40}])
+    job = engine.submit(request, previews=False)
+    events = [event for event in job.events() if isinstance(event, Progress)]
+    assert {event.steps for event in events} == {40}
+    steps = [event.step for event in events]
+    assert steps == sorted(steps) and steps[0] >= 0 and steps[-1] < 40
+    assert job._rows == 4 + 39 + 41  # PNDM evaluates once more, Heun twice but in its last step
+
+
+def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
+    with pytest.raises(RequestError, match=r"^Prompt 2: LCM takes at most 50 steps here"):
+        engine.submit(ask(engine, ["a", "b"], own=[None, {"sampler": "lcm", "steps": 150}]))
+    with pytest.raises(RequestError, match=r"^LCM takes at most 50 steps here"):
+        engine.submit(ask(engine, ["a", "b"], sampler="lcm", steps=150))
 
 
 def test_nothing_was_compiled_again_by_all_this(engine):

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import json
 import struct
 import time
+import zipfile
 import zlib
 from io import BytesIO
 
@@ -15,6 +17,7 @@ from PIL import Image, PngImagePlugin
 
 from sd_tpu.images import (
     BLANK,
+    KEY,
     MAX_FILE_BYTES,
     VERSION,
     format_parameters,
@@ -22,8 +25,11 @@ from sd_tpu.images import (
     parse_parameters,
     read_png,
     to_png,
+    to_webp,
+    to_zip,
+    with_label,
 )
-from sd_tpu.request import Request, RequestError, Settings
+from sd_tpu.request import MAX_PROMPT_LENGTH, Own, Request, RequestError, Settings
 from sd_tpu.samplers import SAMPLERS
 
 REQUEST = Request(prompts=("a cat,\nsitting: \"proudly\"",), negative_prompt="blur, fog", seed=42,
@@ -36,6 +42,19 @@ TRAPS = ["\n", "\r\n", "\r", "\t", "\0", "\x85", "\u2028", "\u3000", '"', "\\", 
          "猫", "👩\u200d🚀", "Negative prompt:", "Negative prompt: x", LINE, "Steps: 1, ",
          'Prompts: "[]"', ', Negative: "x"']
 texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(TRAPS)), max_size=6).map("".join)
+
+
+@st.composite
+def owns(draw, common: str) -> dict | None:
+    """Any settings of one picture that `Request.check` lets through besides those common ones."""
+    values = draw(st.fixed_dictionaries({}, optional={
+        "negative_prompt": texts, "steps": st.integers(1, 200), "guidance": st.floats(0, 50),
+        "sampler": st.sampled_from(list(SAMPLERS)), "seed": st.integers(0, 2**32 - 1),
+    }))
+    spacings = SAMPLERS[values.get("sampler", common)].spacings
+    if draw(st.booleans()):
+        values["spacing"] = draw(st.sampled_from(["", *spacings]))
+    return draw(st.sampled_from([values, None]))
 
 
 @st.composite
@@ -53,6 +72,7 @@ def requests(draw) -> Request:
         "guidance": draw(st.floats(0, 50)),
         "sampler": sampler,
         "spacing": draw(st.sampled_from(["", *SAMPLERS[sampler].spacings])),
+        "own": draw(st.lists(owns(sampler), max_size=len(prompts))),
     }
     sides = st.integers(1, 1 << 16)
     return Request.check(values, Settings(height=draw(sides), width=draw(sides)))
@@ -104,6 +124,31 @@ def test_exact_fields_are_there_only_where_the_plain_text_is_not_enough(prompts,
 def test_the_text_of_several_prompts_shows_them_to_people_too():
     request = dataclasses.replace(REQUEST, prompts=("a cat", "", "a dog"))
     assert format_parameters(request, "m").startswith("a cat\na dog\nNegative prompt: blur, fog\n")
+
+
+def test_own_settings_are_a_field_that_says_what_differs_and_nothing_else_changes():
+    request = dataclasses.replace(REQUEST, prompts=("a cat", "", "a dog"))
+    mixed = dataclasses.replace(request, own=(None, None, Own(steps=30, sampler="lcm", spacing="")))
+    field = json.dumps('[null, null, {"steps": 30, "sampler": "lcm", "spacing": ""}]')
+    text = format_parameters(mixed, "m")
+    assert text == format_parameters(request, "m") + f", Own settings: {field}"
+    assert parse_parameters(text) == mixed
+
+
+def test_one_picture_of_a_mixed_request_is_written_as_if_it_had_been_asked_alone():
+    own = Own(steps=30, guidance=2.0, sampler="heun", seed=5, negative_prompt="fog", spacing="")
+    mixed = dataclasses.replace(REQUEST, prompts=("a", "b"), own=(None, own))
+    text = format_parameters(mixed.only(1), "m")
+    assert text.startswith("b\nNegative prompt: fog\nSteps: 30, Sampler: Heun, CFG scale: 2, ")
+    assert "Own" not in text
+
+
+def test_the_longest_request_of_all_comes_back_from_a_png():
+    longest = "👩" * MAX_PROMPT_LENGTH
+    owns = [dict(negative_prompt=longest[:-1] + str(place)) for place in range(8)]
+    request = Request.check({"prompts": [longest] * 8, "negative_prompt": longest, "own": owns},
+                            Settings())
+    assert read_png(to_png(PIXELS, request, "m")) == request
 
 
 @pytest.mark.parametrize("sampler, schedule, key, spacing", [
@@ -161,6 +206,17 @@ BAD_TEXTS = {
     "nine": (f'{LINE}, Prompts: "{[1] * 9}"', "There are 9 prompts; at most 8 fit."),
     "numbers": (f'{LINE}, Prompts: "[1]"', "Prompt 1 should be text, not int."),
     "one text": (f'{LINE}, Prompts: "3"', "The prompts should be a list of texts."),
+    "own garbled": (LINE + ", Own settings: [{", "The picture's own settings are garbled."),
+    "own deep": (f'{LINE}, Own settings: "{"[" * 200_000}"', "The picture's own settings are garb"),
+    "own one": (f'{LINE}, Own settings: "{{}}"', "The own settings should be a list, one of each"),
+    "own text": (f'{LINE}, Own settings: "[3]"', "The own settings of prompt 1 should be values b"),
+    "own two": (f'{LINE}, Own settings: "[null, null]"', "There are 2 own settings for 1 prompts."),
+    "own name": (LINE + ', Own settings: ' + json.dumps('[{"' + "x" * 99_999 + '": 1}]'),
+                 f"Unknown settings of prompt 1: {'x' * 40}."),
+    "own value": (LINE + ', Own settings: ' + json.dumps('[{"steps": NaN}]'),
+                  "Steps of prompt 1 should be a whole number, not nan."),
+    "own size": (LINE + ', Own settings: ' + json.dumps('[{"width": 8}]'),
+                 "Unknown settings of prompt 1: width."),
     "too long": ("a" * (1 << 21), "The text is far too long"),
 }
 
@@ -171,6 +227,24 @@ def test_a_text_that_is_no_request_is_refused_in_one_sentence(case):
     with pytest.raises(RequestError) as caught:
         parse_parameters(text if case in ("no prompt", "nothing") else f"a cat\n{text}")
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+names = st.sampled_from([*vars(Own()), "a\nb", "\u202e"]) | st.text(max_size=9)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.sampled_from([*SAMPLERS]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+)
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(anything | st.lists(st.dictionaries(names, anything, max_size=3), max_size=1))
+def test_whatever_stands_for_own_settings_is_read_or_refused_in_one_short_sentence(value):
+    text = f"a cat\n{LINE}, Own settings: {json.dumps(json.dumps(value))}"
+    try:
+        request = parse_parameters(text)
+        assert parse_parameters(format_parameters(request, "m")) == request
+    except RequestError as error:
+        assert len(str(error)) < 300 and str(error).isprintable()
 
 
 @pytest.mark.parametrize("piece", ["a ", "a, ", 'a: "\\", ', 'a: "', "a: ", ", ", "\n",
@@ -269,6 +343,44 @@ def test_reading_a_request_decodes_no_pixels(monkeypatch):
     data = to_png(PIXELS, REQUEST, "m")
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", load)
     assert read_png(data) == REQUEST
+
+
+# --- for showing and for taking away ------------------------------------------------------------
+
+
+def test_a_webp_shows_the_picture_in_fewer_bytes_and_says_nothing_about_it():
+    smooth = np.asarray(Image.fromarray(PIXELS).resize((240, 160), Image.Resampling.BICUBIC))
+    data = to_webp(smooth)
+    with Image.open(BytesIO(data)) as image:
+        assert image.format == "WEBP" and KEY not in image.info
+        shown = np.asarray(image.convert("RGB"))
+    assert np.abs(shown.astype(int) - smooth).mean() < 8
+    assert len(to_webp(smooth, 70)) < len(data) < len(to_png(smooth, REQUEST, "m"))
+
+
+def test_a_zip_brings_every_file_back_byte_for_byte():
+    files = {"1-a-cat.png": to_png(PIXELS, REQUEST, "m"),
+             "2-猫.png": to_png(255 - PIXELS, REQUEST, "m")}
+    with zipfile.ZipFile(BytesIO(to_zip(files))) as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in archive.namelist()} == files
+
+
+@pytest.mark.parametrize("width, height, band", [(64, 64, 19), (96, 64, 19), (512, 512, 51)])
+def test_a_label_stands_below_its_picture_which_stays_as_it_is(width, height, band):
+    pixels = np.zeros((height, width, 3), np.uint8)
+    for text in ("20", "DPM++ 2M SDE", "seed " * 99):
+        labelled = with_label(pixels, text)
+        assert labelled.shape == (height + band, width, 3)
+        assert np.array_equal(labelled[:height], pixels)
+        assert (labelled[height:] < 128).any() and (labelled[height] == BLANK).all()
+
+
+def test_labelled_pictures_make_a_grid_and_a_short_label_stands_in_the_middle():
+    labelled = with_label(np.zeros((64, 64, 3), np.uint8), "I")
+    ink = np.nonzero((labelled[64:] < 255).any(axis=(0, 2)))[0]
+    assert abs(ink.mean() - 31.5) <= 1
+    assert make_grid([labelled, None, labelled]).shape == (83, 192, 3)
 
 
 # --- grids --------------------------------------------------------------------------------------

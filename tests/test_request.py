@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sd_tpu.request import MAX_SEED, Request, RequestError, Settings
+from sd_tpu.request import MAX_SEED, RANDOM, Own, Request, RequestError, Settings, drawn_seed
 
 DEFAULTS = Settings(sampler="ddim", spacing="trailing", height=64, width=96)
 
@@ -36,6 +36,7 @@ REFUSALS = {
     "steps NaN": (dict(steps=math.nan), "Steps should be a whole number, not nan."),
     "steps inf": (dict(steps=math.inf), "Steps should be a whole number, not inf."),
     "steps complex": (dict(steps=3 + 0j), "Steps should be a whole number, not (3+0j)."),
+    "steps nested": (dict(steps=[[["a" * 99] * 9] * 9]), "Steps should be a whole number, not [[["),
     "guidance NaN": (dict(guidance=math.nan), "Guidance should be a number, not nan."),
     "guidance inf": (dict(guidance=-math.inf), "Guidance should be a number, not -inf."),
     "guidance negative": (dict(guidance=-0.5), "Guidance should be from 0 to 50, not -0.5."),
@@ -57,6 +58,29 @@ REFUSALS = {
              "Pictures of 512x512 were asked for; this server makes 96x64."),
     "width -1": (dict(width=-1), "Width should be from 1 to 65536, not -1."),
     "unknown keys": (dict(cfg=1, beta=2), "Unknown settings: beta, cfg."),
+    "own text": (dict(own="steps"), "The own settings should be a list, one of each prompt."),
+    "own by name": (dict(own={"steps": 3}), "The own settings should be a list, one of each"),
+    "own number": (dict(own=3), "The own settings should be a list, one of each prompt."),
+    "too many own": (dict(own=[None, None]), "There are 2 own settings for 1 prompts."),
+    "own list of lists": (dict(own=[["steps", 3]]),
+                          "The own settings of prompt 1 should be values by name, not ['steps'"),
+    "own unknown keys": (dict(own=[{"width": 9, 3: 4, "x" * 99: 5}]),
+                         f"Unknown settings of prompt 1: 3, width, {'x' * 40}."),
+}
+
+OWN_REFUSALS = {
+    "steps": (dict(steps=0), "Steps of prompt 3 should be from 1 to 200, not 0."),
+    "steps text": (dict(steps="3"), "Steps of prompt 3 should be a whole number, not '3'."),
+    "guidance": (dict(guidance=51), "Guidance of prompt 3 should be from 0 to 50, not 51."),
+    "guidance text": (dict(guidance="x"), "Guidance of prompt 3 should be a number, not 'x'."),
+    "seed": (dict(seed=-1), "Seed of prompt 3 should be from 0 to 4294967295, not -1."),
+    "sampler": (dict(sampler="magic"), "Sampler 'magic' of prompt 3 is unknown; there are ddim,"),
+    "spacing": (dict(spacing="wide"), "Spacing 'wide' of prompt 3 is unknown; there are leading"),
+    "no such spacing": (dict(sampler="lcm", spacing="karras"),
+                        "LCM of prompt 3 has no karras spacing; it has trailing."),
+    "no such spacing here": (dict(spacing="karras"), "DDIM of prompt 3 has no karras spacing; it"),
+    "negative": (dict(negative_prompt=3), "The negative prompt of prompt 3 should be text, not "),
+    "long negative": (dict(negative_prompt="a" * 5000), "The negative prompt of prompt 3 has 5000"),
 }
 
 
@@ -67,7 +91,16 @@ def test_what_cannot_be_served_is_refused_in_one_sentence_that_says_why(case):
         check(**values)
     message = str(caught.value)
     assert message.startswith(sentence)
-    assert message.endswith((".", "box.")) and "\n" not in message
+    assert message.endswith((".", "box.")) and "\n" not in message and len(message) < 300
+
+
+@pytest.mark.parametrize("case", OWN_REFUSALS)
+def test_a_bad_value_of_one_picture_is_refused_by_a_sentence_that_names_its_prompt(case):
+    own, sentence = OWN_REFUSALS[case]
+    with pytest.raises(RequestError) as caught:
+        check(prompts=["a", "", "b"], own=[{"steps": 3}, None, own])
+    message = str(caught.value)
+    assert message.startswith(sentence) and message.endswith(".") and "\n" not in message
 
 
 def test_what_is_left_open_takes_the_default():
@@ -116,9 +149,71 @@ def test_seeds_follow_the_place_and_wrap_around():
     assert [request.image_seed(i) for i in range(3)] == [MAX_SEED - 1, MAX_SEED, 0]
 
 
+def test_a_seed_is_drawn_where_it_is_asked_for_and_nothing_else_is_changed():
+    drawn = {drawn_seed(RANDOM) for _ in range(9)}
+    assert len(drawn) == 9 and all(0 <= seed <= MAX_SEED for seed in drawn)
+    assert [drawn_seed(seed) for seed in (0, 7, -2, None, "x")] == [0, 7, -2, None, "x"]
+    assert drawn_seed(-1.0) >= 0
+
+
 def test_only_is_the_request_that_makes_one_picture_again():
     request = check(prompts=["a", "", "b"], seed=MAX_SEED, negative_prompt="c", steps=5)
     alone = request.only(2)
     assert (alone.prompts, alone.seed) == (("b",), 1)
     assert (alone.negative_prompt, alone.steps) == ("c", 5)
     assert alone.image_seed(0) == request.image_seed(2)
+
+
+# --- own settings -------------------------------------------------------------------------------
+
+
+def test_a_picture_takes_its_own_settings_and_the_common_ones_where_it_has_none():
+    own = dict(negative_prompt=" fog ", steps=9, guidance=2, sampler="heun", spacing="karras",
+               seed=77)
+    request = check(prompts=["a", "b", "c"], seed=3, steps=5, own=[None, own, {"steps": 7}])
+    assert request.only(0) == check(prompts=["a"], seed=3, steps=5)
+    assert request.only(1) == check(prompts=["b"], **own)
+    assert request.only(2) == check(prompts=["c"], seed=5, steps=7)
+    assert [request.image_seed(place) for place in range(3)] == [3, 77, 5]
+
+
+def test_an_own_negative_prompt_can_be_none_at_all():
+    request = check(negative_prompt="fog", own=[{"negative_prompt": ""}])
+    assert request.only(0).negative_prompt == ""
+
+
+def test_own_settings_that_change_nothing_are_none():
+    same = dict(negative_prompt="", steps=20, guidance=7.5, sampler="ddim", spacing="trailing",
+                seed=4)
+    plain = check(prompts=["a", "b"], seed=3)
+    for own in ([], [None], [{}, {}], [None, same], [{"steps": None}], (Own(), Own(steps=20))):
+        request = check(prompts=["a", "b"], seed=3, own=own)
+        assert request == plain and request.own == ()
+
+
+def test_own_settings_are_as_many_as_the_prompts_and_none_where_no_picture_is_made():
+    request = check(prompts=["", "a", "b"], own=[{"steps": 3}, {"steps": 4}])
+    assert request.own == (None, Own(steps=4), None)
+
+
+def test_an_own_sampler_takes_its_own_spacing():
+    common = dict(sampler="euler", spacing="karras")
+    own = [{"sampler": "lcm"}, {"sampler": "heun", "spacing": "karras"}, {"sampler": "euler"},
+           {"spacing": ""}, {"sampler": "ddim"}]
+    request = check(prompts=["a"] * 5, own=own, **common)
+    spacings = [request.only(place).spacing for place in range(5)]
+    assert spacings == [None, "karras", "karras", None, "trailing"]  # the last is the default's
+    assert request.own[0] == Own(sampler="lcm", spacing="") and request.own[2] is None
+
+
+def test_checking_a_request_with_own_settings_again_changes_nothing():
+    own = [{"sampler": "lcm"}, None, {"spacing": "", "seed": 0}, {"negative_prompt": "x"}]
+    request = check(prompts=["a", "", "b", "c"], seed=9, own=own)
+    assert Request.check(vars(request), DEFAULTS) == request
+    records = [own and vars(own) for own in request.own]
+    assert Request.check({**vars(request), "own": records}, DEFAULTS) == request
+
+
+def test_a_request_of_one_picture_has_no_own_settings_left():
+    request = check(own=[{"steps": 3, "seed": 8}])
+    assert request.only(0).own == () and request.only(0).only(0) == request.only(0)
