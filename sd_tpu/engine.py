@@ -242,15 +242,20 @@ class Engine:
         )
 
     def notes(self, request: Request) -> list[str]:
-        """Sentences about texts whose ends the model will not see, being past its 77 tokens."""
+        """Sentences about words past the 77 tokens that the model sees, or unknown to it."""
         texts = {f"Prompt {place + 1}": request.prompts[place] for place in request.places()}
         for place in request.places():
             shared = request.own_at(place).negative_prompt is None
             whose = "" if shared else f" of prompt {place + 1}"
             texts[f"The negative prompt{whose}"] = request.only(place).negative_prompt
         lost = {name: self.pipeline.tokenizer.lost(text) for name, text in texts.items()}
-        return [f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
-                for name, words in lost.items() if words]
+        notes = [f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
+                 for name, words in lost.items() if words]
+        asked = " ".join(request.prompts[place] for place in request.places())
+        if unknown := self.pipeline.card.unknown_words(asked):
+            notes.append("The model was never shown these words, and draws something else there: "
+                         f"“{_short(', '.join(unknown))}”")
+        return notes
 
     def close(self) -> None:
         """Cancels everything and ends the thread."""

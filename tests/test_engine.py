@@ -147,6 +147,15 @@ def test_words_beyond_the_77_tokens_are_named(engine):
     assert negative.startswith("The negative prompt is") and negative.endswith("“not”")
 
 
+def test_words_that_the_model_was_never_shown_are_named(engine, monkeypatch):
+    request = ask(engine, ["a wizard", "", "a cat"])
+    assert engine.notes(request) == [], "a model that lists no words is taken to know them all"
+    card = dataclasses.replace(engine.pipeline.card, words=("a", "cat"))
+    monkeypatch.setattr(engine.pipeline, "card", card)
+    (note,) = engine.notes(request)
+    assert note.startswith("The model was never shown") and note.endswith("“wizard”")
+
+
 def test_a_long_negative_prompt_is_told_by_whose_it_is_and_only_if_it_is_used(engine):
     long = {"negative_prompt": "not " * 76}
     shared, own = engine.notes(ask(engine, ["a", "b"], own=[None, long], **long)), engine.notes(
