@@ -31,8 +31,8 @@ KINDS = {
     "one above another": Mix(**NOTHING, stacked=1.0),
     "two or three of a kind": Mix(**NOTHING, copies=1.0),
 }
-SWEPT_GUIDANCE = (1.5, 2.0, 3.0, 4.0, 5.0, 7.5)
-SWEPT_STEPS = (10, 20, 40)
+SWEPT_GUIDANCE = (2.0, 3.0, 4.0, 6.0)
+SWEPT_STEPS = (10, 20, 30)
 GRID = (8, 4)  # columns and rows of the picture of uncurated pictures
 
 
