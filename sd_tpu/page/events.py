@@ -108,9 +108,10 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View, runs:
 
     def come_back(saved: dict, visitor: gr.Request) -> Iterator[Updates]:
         run = runs.latest(_browser(saved))
-        yield {view.run: run.key if run else None}  # Gradio empties everything where nothing comes
+        yield {view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
         if run and run.over:  # what it said is old news
-            yield from (_shown(view, run, snapshot) for snapshot in run.follow(""))
+            for snapshot in run.follow(visitor.session_hash):
+                yield {view.run: run.key, **_shown(view, run, snapshot)}
         elif run:
             yield from follow(run, visitor)
 
