@@ -82,20 +82,24 @@ def test_escape_stops_and_a_refusal_clears_what_was_stopped(tab):
     expect(tab.locator("figure.blank")).to_have_count(8)
 
 
-def test_stop_ends_a_run_that_still_waits_within_a_second(tab, page_engine):
-    ahead = [page_engine.submit(Request(prompts=("a",) * 8, steps=LONG, height=32, width=32))
-             for _ in range(2)]
-    try:
-        fill(tab, PROMPTS)
-        generate(tab).click()
-        says(tab, "Queued as number 2")
-        begun = time.monotonic()
-        stop(tab).click()
-        says(tab, "Stopped")
-        assert time.monotonic() - begun < 1.5, "a second, and what the browser takes to tell"
-    finally:
-        for job in ahead:
-            job.cancel()
+@pytest.fixture
+def busy_engine(page_engine):
+    """The engine with one run in its slots and one that waits."""
+    asked = Request(prompts=("a",) * 8, steps=LONG, height=32, width=32)
+    ahead = [page_engine.submit(asked) for _ in range(2)]
+    yield page_engine
+    for job in ahead:
+        job.cancel()
+
+
+def test_stop_ends_a_run_that_still_waits_within_a_second(tab, busy_engine):
+    fill(tab, PROMPTS)
+    generate(tab).click()
+    says(tab, "Queued as number 2")
+    begun = time.monotonic()
+    stop(tab).click()
+    says(tab, "Stopped")
+    assert time.monotonic() - begun < 1.5, "a second, and what the browser takes to tell"
 
 
 def test_a_run_is_found_again_after_a_reload(tab):
@@ -106,6 +110,27 @@ def test_a_run_is_found_again_after_a_reload(tab):
     says(tab, re.compile(rf"Step \d+ of {LONG}"))
     expect(stop(tab)).to_be_enabled()
     expect(figures(tab).nth(7)).to_contain_text("Seed 18")
+    stop(tab).click()
+    says(tab, "Stopped")
+
+
+def test_a_phone_that_slept_through_its_run_finds_it_again(tab, busy_engine):
+    fill(tab, PROMPTS)
+    generate(tab).click()
+    says(tab, "Queued as number 2")
+    tab.evaluate("""() => {
+        window.slept = true;
+        const show = (hidden) => {
+            Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        };
+        const now = Date.now();
+        show(true);
+        Date.now = () => now + 60_000;
+        show(false);
+    }""")
+    tab.wait_for_function("!window.slept")
+    says(tab, "Queued as number 2")
     stop(tab).click()
     says(tab, "Stopped")
 

@@ -75,6 +75,23 @@ async function copy(button) {
     }
 }
 
+// --- a phone that slept ------------------------------------------------------------------------
+
+const NAP = 20_000, PATIENCE = 3_000;  // ms
+let hiddenSince = Infinity;
+
+document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+        hiddenSince = Date.now();
+    } else if (Date.now() - hiddenSince > NAP) {
+        const line = document.querySelector("#line");
+        const told = line.textContent;
+        setTimeout(() => {  // its connection may be gone: a run is found again by loading the page
+            if (line.querySelector(".busy") && line.textContent === told) location.reload();
+        }, PATIENCE);
+    }
+});
+
 // --- the full-screen view -----------------------------------------------------------------------
 
 let shown = null;  // the figure in it

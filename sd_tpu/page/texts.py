@@ -29,7 +29,7 @@ ENGLISH = {
     "list_too_long": "The list has {count} prompts; the first {limit} are in the boxes.",
     # a picture that is read
     "read": "Read a picture",
-    "read_label": "A PNG made here or by A1111: its prompts and settings go into the boxes",
+    "read_label": "A PNG made here or by A1111",
     "read_done": "The prompts, the seed and the settings of {file} are in the boxes.",
     "read_size": "It was made at {width}×{height}; here pictures are {here_width}×{here_height}.",
     # the settings
