@@ -4,7 +4,7 @@ import re
 
 from playwright.sync_api import Locator, Page, expect
 
-PATIENCE = 10_000  # ms: what a step of a test may take on a busy machine
+PATIENCE = 30_000  # ms: what a step of a test may take on a busy machine
 PROMPTS = [f"picture number {i} <b>&" for i in range(1, 9)]
 LONG = 200  # steps
 

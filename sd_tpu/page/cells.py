@@ -117,7 +117,7 @@ def viewer() -> str:
     """The full-screen view, which page.js fills and opens."""
     return f"""<dialog id="viewer" aria-label="{say("viewer")}">
 <div class="stage"><img alt=""></div>
-<p class="words" dir="auto"></p><p class="facts"></p>
+<p class="words" dir="auto" aria-live="polite"></p><p class="facts"></p>
 <div class="bar"><button type="button" data-step="-1" aria-label="{say("previous")}">←</button>
 <button type="button" data-step="1" aria-label="{say("next")}">→</button>
 <a class="png" download>{say("download_png")}</a>

@@ -101,9 +101,10 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View, runs:
         yield from follow(run, visitor)
 
     def follow(run: Run, visitor: gr.Request) -> Iterator[Updates]:
-        yield {view.run: run.key, **form.buttons(running=True)}
+        first = {view.run: run.key, **form.buttons(running=True)}
         for snapshot in run.follow(visitor.session_hash):
-            yield {**_shown(view, run, snapshot), **view.say(snapshot)}
+            yield {**first, **_shown(view, run, snapshot), **view.say(snapshot)}
+            first = {}
         yield form.buttons(running=False)
 
     def come_back(saved: dict, visitor: gr.Request) -> Iterator[Updates]:

@@ -39,7 +39,8 @@ document.addEventListener("keydown", (event) => {
         if (event.key in steps) leaf(steps[event.key]);
     } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         document.querySelector("#generate").click();
-    } else if (event.key === "Escape" && !event.target.closest("[aria-expanded=true]")) {
+    } else if (event.key === "Escape" && !event.isComposing
+            && !event.target.closest("[role=combobox][aria-expanded=true]")) {
         document.querySelector("#stop").click();  // without effect while it is disabled
     }
 });
