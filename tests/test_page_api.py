@@ -1,6 +1,7 @@
 """The endpoints beside the page, and the program that starts both."""
 
 import re
+import time
 from pathlib import Path
 
 import gradio_client
@@ -30,7 +31,7 @@ def test_programs_follow_a_run_and_can_end_it(client, page_engine):
     assert told[0] == [None] * 8 and re.match("Starting|Queued|Step", told[2])
     job.cancel()
     while any(page_engine._occupants):
-        pass
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("values", "sentence"), [

@@ -70,12 +70,15 @@ def test_previews_form_and_stop_ends_the_run(tab, page_engine):
 
 
 def test_escape_stops_and_a_refusal_clears_what_was_stopped(tab):
+    fill(tab, PROMPTS)
+    make(tab)
     fill(tab, PROMPTS, steps=LONG)
     generate(tab).click()
     says(tab, "Step")
     box(tab, 1).press("Escape")
     says(tab, "Stopped")
     expect(tab.locator("figure.stopped")).to_have_count(8)
+    expect(tab.get_by_role("button", name="Download all")).to_be_disabled()
     fill(tab, PROMPTS, steps=0)
     generate(tab).click()
     says(tab, "Steps should be from 1 to 200, not 0.")

@@ -101,7 +101,8 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View, runs:
         yield from follow(run, visitor)
 
     def follow(run: Run, visitor: gr.Request) -> Iterator[Updates]:
-        first = {view.run: run.key, **form.buttons(running=True)}
+        first = {view.run: run.key, view.collection: cells.collection(run),
+                 **form.buttons(running=True)}
         for snapshot in run.follow(visitor.session_hash):
             yield {**first, **_shown(view, run, snapshot), **view.say(snapshot)}
             first = {}
