@@ -184,12 +184,14 @@ GUIDE_PROMPTS = (
 class ModelCard(_Config):
     """What a page says of a model and begins with: `sd_tpu.json` in the checkpoint, if there.
 
-    No sampler means the one that the checkpoint's `scheduler_config.json` asks for.
+    No sampler means the one that the checkpoint's `scheduler_config.json` asks for; `more_prompts`
+    are what the page's sample prompts go on with, by the eight.
     """
 
     name: str
     hint: str = ""
     prompts: tuple[str, ...] = GUIDE_PROMPTS
+    more_prompts: tuple[str, ...] = ()
     steps: int = 20
     guidance: float = 7.5
     sampler: str | None = None

@@ -104,7 +104,8 @@ class View:
 
 def make_form(engine: Engine) -> Form:
     """The upper half of the page."""
-    sets = sample_sets(engine.pipeline.card.prompts)
+    card = engine.pipeline.card
+    sets = sample_sets((*card.prompts, *card.more_prompts))
     tools = _tools(sets)
     prompts, counters = _boxes(sets[0], engine.pipeline.tokenizer)
     gr.HTML(cells.fold("settings"), apply_default_css=False, js_on_load=None)
@@ -121,7 +122,7 @@ def make_form(engine: Engine) -> Form:
             stop = gr.Button(label("stop"), variant="stop", elem_id="stop", interactive=False,
                              min_width=0)
     # Not secret from whoever sits at the browser, but the same after the server's next start.
-    saved = gr.BrowserState({}, storage_key=f"sd_tpu {engine.pipeline.card.name}", secret="sd_tpu")
+    saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
     return Form(tools, prompts, counters, seed, roll, reuse, settings, generate, stop, saved)
 
 
