@@ -6,8 +6,8 @@ import socket
 import sys
 import time
 
-from sd_tpu import ui
 from sd_tpu.cli import INTERRUPTED, add_model_flags, leave, open_engine
+from sd_tpu.page import build, launch
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,9 +33,9 @@ def _serve(args: argparse.Namespace) -> None:
     engine.ready.wait()
     if engine.failure:
         raise ValueError(engine.failure)
-    page = ui.build(engine)
+    page = build(engine)
     try:
-        address = ui.launch(page, server_name=args.host, server_port=args.port, share=args.share)
+        address = launch(page, server_name=args.host, server_port=args.port, share=args.share)
         print(f"Ready on {address} after {time.monotonic() - begun:.0f} s", flush=True)
         page.block_thread()
     finally:

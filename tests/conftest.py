@@ -1,4 +1,4 @@
-"""Eight host devices, and tiny checkpoints made by PyTorch's own pipeline."""
+"""Eight host devices, tiny checkpoints made by PyTorch's own pipeline, and a browser."""
 
 import os
 
@@ -10,14 +10,21 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # no test may depend on an
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import diffusers
+import gradio_client
 import pytest
 import torch
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from visitor import visit
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+from sd_tpu.engine import Engine
+from sd_tpu.page import build, launch
 
 LAYOUTS = {
     # The differences between the generations that change what is computed.
@@ -97,3 +104,60 @@ def loaded(checkpoints, layout):
 def sd1(checkpoints):
     """(pipeline, params) of the SD 1.x layout, float32, on all eight devices."""
     return FlaxStableDiffusionPipeline.from_pretrained(checkpoints["sd1"])
+
+
+# --- the page in a real browser -----------------------------------------------------------------
+
+FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="session")
+def page_engine(checkpoints) -> Iterator[Engine]:
+    """The engine behind the page."""
+    engine = Engine.open(checkpoints["sd1"], devices=1)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def address(page_engine) -> Iterator[str]:
+    """Where the page is served."""
+    page = build(page_engine)
+    assert page_engine.ready.wait(60)
+    yield launch(page, server_name="127.0.0.1")
+    page.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The browser, without any visitor yet."""
+    program = shutil.which("chromium")
+    if not program:
+        pytest.fail("The browser tests need Debian's chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def visitor(chromium) -> Iterator[BrowserContext]:
+    """Somebody, all of whose tabs share what the browser has cached and stored."""
+    with chromium.new_context(viewport={"width": 1440, "height": 900}) as context:
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        yield context
+
+
+@pytest.fixture
+def tab(visitor, address) -> Iterator[Page]:
+    """The page as it looks to somebody who was never there."""
+    with visitor.new_page() as tab:
+        yield visit(tab, address)
+        tab.evaluate("localStorage.clear()")
+
+
+@pytest.fixture(scope="module")
+def client(address) -> gradio_client.Client:
+    """A program."""
+    return gradio_client.Client(address, verbose=False)

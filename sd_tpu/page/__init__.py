@@ -1,0 +1,53 @@
+"""The page: eight prompts and a seed above a 2x4 gallery, and the same for programs."""
+
+import gradio as gr
+
+from sd_tpu.engine import MAX_WAITING, Engine
+from sd_tpu.images import MAX_FILE_BYTES
+from sd_tpu.page import api, cells, events
+from sd_tpu.page.files import Files
+from sd_tpu.page.layout import make_form, make_view
+from sd_tpu.page.runs import KEEP_SECONDS, Runs
+from sd_tpu.page.texts import LANGUAGES
+from sd_tpu.page.theme import HEAD, STYLE, theme
+
+
+def build(engine: Engine) -> gr.Blocks:
+    """The page on an engine; `launch` shows it."""
+    card = engine.pipeline.card
+    with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
+                   delete_cache=(3600, KEEP_SECONDS)) as page:
+        gr.HTML(cells.heading(card.hint), apply_default_css=False, js_on_load=None)
+        form = make_form(engine)
+        view = make_view(engine)
+        about = gr.HTML(cells.about(engine), apply_default_css=False, js_on_load=None)
+        files = Files(view.line, card.name)
+        runs = Runs(engine, files)
+        events.connect(engine, page, form, view, runs, files)
+        api.offer(engine, runs)
+        page.load(lambda: cells.about(engine), None, about, queue=False, **events.QUIET)
+
+        def leave(visitor: gr.Request) -> None:
+            runs.leave(visitor.session_hash)
+
+        page.unload(leave)
+    return page
+
+
+def launch(page: gr.Blocks, **options) -> str:
+    """Serves the page in the background; returns its address. Options are Gradio's own."""
+    _, local, shared = page.launch(
+        theme=theme(),
+        css=STYLE,
+        head=HEAD,
+        i18n=LANGUAGES,
+        # Each visitor who waits or watches holds a thread; Stop and the files need some as well.
+        max_threads=MAX_WAITING + 60,
+        max_file_size=MAX_FILE_BYTES,
+        footer_links=["api"],
+        run_history=False,
+        prevent_thread_lock=True,
+        quiet=True,
+        **options,
+    )
+    return shared or local

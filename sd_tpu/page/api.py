@@ -1,0 +1,94 @@
+"""The same for programs: named endpoints, whose docstrings are their documentation."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from sd_tpu.engine import Engine
+from sd_tpu.images import read_png
+from sd_tpu.page.events import drawn
+from sd_tpu.page.layout import RANDOM
+from sd_tpu.page.runs import Run, Runs
+from sd_tpu.request import Request, RequestError
+from sd_tpu.samplers import SAMPLERS
+
+
+def offer(engine: Engine, runs: Runs) -> None:
+    """Adds the endpoints to the page that is being built."""
+
+    def generate(
+        visitor: gr.Request,
+        prompts: list[str],
+        seed: int = RANDOM,
+        negative_prompt: str = "",
+        steps: int | None = None,
+        guidance: float | None = None,
+        sampler: str | None = None,
+        spacing: str | None = None,
+    ) -> tuple[list[dict], int, str]:
+        """Draws a picture of each prompt; yields what is finished and what is happening.
+
+        Args:
+            prompts: One to eight texts; no picture is made of an empty one.
+            seed: Of the first picture, the next one has seed + 1; -1 draws a seed.
+            negative_prompt: What the pictures should not show.
+            steps: How many steps to take; the model's own number by default.
+            guidance: How strictly to follow the prompts; the model's own by default.
+            sampler: A key that /samplers lists; the model's own by default.
+            spacing: One of the sampler's spacings that /samplers lists; by default the model's own.
+
+        Returns:
+            PNG files in the places of their prompts, null where there is none (yet); the seed of
+            the first; and a sentence that says what is happening.
+        """
+        asked = {"prompts": prompts, "seed": drawn(seed), "negative_prompt": negative_prompt,
+                 "steps": steps, "guidance": guidance, "sampler": sampler, "spacing": spacing}
+        try:
+            request = Request.check(asked, engine.defaults)
+            run = runs.start(request, grace=0, previews=False)
+            yield from _answers(run, visitor)
+        except RequestError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    def samplers() -> list[dict]:
+        """Lists the samplers: their keys for /generate, their names and their spacings."""
+        return [{"key": key, "label": sampler.label, "spacings": list(sampler.spacings)}
+                for key, sampler in SAMPLERS.items()]
+
+    gr.api(generate, api_name="generate", concurrency_limit=None)
+    gr.api(samplers, api_name="samplers", queue=False)
+    _offer_read_metadata()
+
+
+def _offer_read_metadata() -> None:
+    def read_metadata(picture: str) -> dict[str, Any]:
+        """Reads the prompts, the seed and the settings that a PNG carries, ours or A1111's.
+
+        Args:
+            picture: A PNG file.
+
+        Returns:
+            prompts (a list), seed, negative_prompt, steps, guidance, sampler, spacing, height and
+            width; all but the last two are named as in /generate.
+        """
+        try:
+            return dataclasses.asdict(read_png(picture))
+        except RequestError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    # Not gr.api: a component of Gradio's takes nothing but what has been uploaded to it.
+    file, request = gr.File(visible=False, label="picture"), gr.JSON(visible=False, label="request")
+    file.change(read_metadata, file, request, api_name="read_metadata")
+
+
+def _answers(run: Run, visitor: gr.Request) -> Iterator[tuple[list[dict | None], int, str]]:
+    """What a program is told: the pictures so far, the seed and a sentence."""
+    pictures: list[dict | None] = [None] * len(run.request.prompts)
+    for snapshot in run.follow(visitor.session_hash):
+        if run.failed:
+            raise RequestError(snapshot.line.text)
+        for place, picture in run.pictures().items():
+            pictures[place] = gr.FileData(path=picture.png).model_dump()
+        yield list(pictures), run.request.seed, snapshot.line.text

@@ -1,0 +1,149 @@
+"""The parts of the page that are HTML: cells of the gallery, the progress line, the viewer.
+
+A picture lives in a cell of its own, so its place never moves while others come and go. Cells are
+HTML instead of Gradio's images because the file offered must be the PNG with its settings, byte for
+byte, and because a preview must turn into the picture without a flicker.
+"""
+
+import sys
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from sd_tpu.engine import Engine
+from sd_tpu.images import VERSION
+from sd_tpu.page.files import SMALL, url
+from sd_tpu.page.links import write_link
+from sd_tpu.page.runs import Cell, Line, Run
+from sd_tpu.page.texts import say
+from sd_tpu.tokenizer import LENGTH
+
+# Tells Python which button of a cell was clicked, and what its data-* attributes say.
+TRIGGER = """element.addEventListener("click", (event) => {
+    const asked = event.target.closest("[data-do]");
+    if (asked) trigger("click", { ...asked.dataset });
+});"""
+
+
+def heading(hint: str) -> str:
+    """The page's title, and what to do."""
+    return (f'<header><h1>{say("heading")}</h1><p>{escape(hint or say("hint"))} {say("skipped")} '
+            f'<span class="keys">{say("keys")}</span></p></header>')
+
+
+def fold(key: str) -> str:
+    """A button that shows and hides the panel of this name.
+
+    Gradio's accordion makes its contents when it opens, and loses what is typed at that moment.
+    """
+    return ('<button type="button" class="fold" aria-expanded="false" '
+            f'aria-controls="{key}-panel">'
+            f'{say(key)}</button>')
+
+
+def counter(count: int, lost: str) -> str:
+    """How many of the model's tokens a prompt takes, and its end that the model will not see."""
+    if not lost:
+        return f'<p class="tokens">{say("tokens", count=count, limit=LENGTH)}</p>'
+    text = escape(say("tokens_lost", count=count, limit=LENGTH, lost=lost))
+    return f'<p class="tokens over" title="{text}">{text}</p>'
+
+
+def progress(line: Line) -> str:
+    """The progress line with its bar; read aloud is not this, which changes every step."""
+    return (f'<p class="{line.kind}" dir="auto">{escape(line.text)}</p>'
+            f'<progress value="{line.share:.3f}" max="1" aria-hidden="true"></progress>')
+
+
+def figure(cell: Cell, size: tuple[int, int]) -> str:
+    """The cell; size is width and height, kept free from the start so that nothing shifts."""
+    width, height = size
+    return (f'<figure class="{cell.state}" data-place="{cell.place}">'
+            f'<div style="aspect-ratio: {width} / {height}">{_content(cell, size)}</div>'
+            f'<figcaption>{_caption(cell)}</figcaption></figure>')
+
+
+def _content(cell: Cell, size: tuple[int, int]) -> str:
+    source = url(cell.picture.shown) if cell.picture else cell.preview
+    if not source:
+        return f'<span class="number">{cell.place + 1}</span>'
+    small = ' class="small"' if max(size) < SMALL else ""
+    image = (f'<img src="{source}" alt="{escape(cell.prompt)}"{small} width="{size[0]}" '
+             f'height="{size[1]}">')
+    if not cell.picture:
+        return image
+    name = escape(say("view", number=cell.place + 1, prompt=cell.prompt))
+    return f'<button type="button" class="view" aria-label="{name}">{image}</button>'
+
+
+def _caption(cell: Cell) -> str:
+    if cell.state == "blank":
+        return ""
+    prompt, seed = escape(cell.prompt), say("cell_seed", seed=cell.seed)
+    actions = _actions(cell) if cell.picture else say(f"cell_{cell.state}")
+    return (f'<span class="words" dir="auto" title="{prompt}">{prompt}</span>'
+            f'<span class="facts"><span class="seed">{seed}</span>'
+            f'<span class="actions">{actions}</span></span>')
+
+
+def _actions(cell: Cell) -> str:
+    number, file = cell.place + 1, cell.picture.png
+    return (_button("again", number) + _button("vary", number)
+            + f'<a href="{url(file)}" download="{escape(Path(file).name)}" '
+              f'aria-label="{say("png_help", number=number)}">PNG</a>')
+
+
+def _button(do: str, number: int) -> str:
+    name = say(f"{do}_help", number=number)
+    return (f'<button type="button" data-do="{do}" data-place="{number - 1}" aria-label="{name}" '
+            f'title="{name}">{say(do)}</button>')
+
+
+def collection(run: Run | None) -> str:
+    """What can be done with all pictures of a run; without pictures nothing can, but the place
+    is kept.
+    """
+    off = "" if run and run.pictures() else " disabled"
+    link = escape(write_link(run.request)) if run else ""
+    return (f'<button type="button" data-do="zip"{off}>{say("zip")}</button>'
+            f'<button type="button" data-do="grid"{off}>{say("grid")}</button>'
+            f'<button type="button" data-link="{link}" data-copied="{say("link_copied")}" '
+            f'data-prompt="{say("link_prompt")}"{off}>{say("link")}</button>')
+
+
+def viewer() -> str:
+    """The full-screen view, which page.js fills and opens."""
+    return f"""<dialog id="viewer" aria-label="{say("viewer")}">
+<div class="stage"><img alt=""></div>
+<p class="words" dir="auto" aria-live="polite"></p><p class="facts"></p>
+<div class="bar"><button type="button" data-step="-1" aria-label="{say("previous")}">←</button>
+<button type="button" data-step="1" aria-label="{say("next")}">→</button>
+<a class="png" download>{say("download_png")}</a>
+<button type="button" data-close>{say("close")}</button></div></dialog>"""
+
+
+def about(engine: Engine) -> str:
+    """What the pictures are made with; it takes no offence at what is not a TPU."""
+    devices = list(engine.mesh.devices.flat)
+    kind = f"{len(devices)} × {devices[0].device_kind.replace('cpu', 'CPU')}"
+    slow = "" if devices[0].platform == "tpu" else f", {say('no_tpu')}"
+    health = engine.failure or say("healthy" if engine.ready.is_set() else "compiles")
+    defaults = engine.defaults
+    rows = {
+        "about_model": engine.pipeline.card.name,
+        "about_devices": kind + slow,
+        "about_precision": str(engine.pipeline.models.dtype),
+        "about_sizes": say("sizes", width=defaults.width, height=defaults.height),
+        "about_versions": _versions(),
+        "about_health": health,
+    }
+    terms = "".join(f"<dt>{say(key)}</dt><dd>{escape(value)}</dd>" for key, value in rows.items())
+    return f'<details class="about"><summary>{say("about")}</summary><dl>{terms}</dl></details>'
+
+
+def _versions() -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("flax", "gradio"))
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"sd_tpu {VERSION}, JAX {jax.__version__}, {packages}, Python {python}"

@@ -1,0 +1,224 @@
+"""What happens on the page: who clicks what, and what then changes."""
+
+import dataclasses
+import random
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from sd_tpu.engine import Engine
+from sd_tpu.images import read_png
+from sd_tpu.page import cells
+from sd_tpu.page.files import Files, url
+from sd_tpu.page.layout import OWN_SPACING, RANDOM, Form, Updates, View, count, spacings
+from sd_tpu.page.links import read_link
+from sd_tpu.page.runs import Cell, Run, Runs, Snapshot
+from sd_tpu.page.texts import say
+from sd_tpu.request import MAX_PROMPTS, MAX_SEED, Request, RequestError
+from sd_tpu.samplers import SAMPLERS
+
+QUIET = {"show_progress": "hidden", "api_visibility": "private"}
+FOCUS = "() => document.querySelector('#generate').focus()"
+
+
+def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs,
+            files: Files) -> None:
+    """Makes the page do things."""
+    _connect_boxes(engine, form, view)
+    _connect_settings(form, view, runs)
+    _connect_runs(engine, page, form, view, runs)
+    _connect_pictures(engine, form, view, runs, files)
+
+
+def drawn(seed: Any) -> Any:
+    """The seed asked for, or a new one; whether it is a good one `Request.check` will say."""
+    return random.randint(0, MAX_SEED) if seed in (None, RANDOM) else seed
+
+
+# --- the boxes ----------------------------------------------------------------------------------
+
+
+def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
+    tools, boxes = form.tools, form.prompts
+    tokenizer = engine.pipeline.tokenizer
+
+    def fill(text: str) -> Updates:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines:
+            return view.tell(say("list_empty"), "wrong")
+        said = say("list_filled") if len(lines) <= MAX_PROMPTS else say(
+            "list_too_long", count=len(lines), limit=MAX_PROMPTS)
+        prompts = [*lines, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
+        return {**dict(zip(boxes, prompts, strict=True)), **view.tell(said)}
+
+    def sample(turn: int) -> list:
+        return [turn + 1, *tools.sample_sets[turn % len(tools.sample_sets)]]
+
+    tools.copy_first.click(None, boxes[0], boxes, **QUIET,
+                           js=f"(first) => Array({MAX_PROMPTS}).fill(first)")
+    tools.clear.click(None, None, boxes, **QUIET, js=f"() => Array({MAX_PROMPTS}).fill('')")
+    turn = gr.State(1)  # the first set is in the boxes from the start
+    tools.samples.click(sample, turn, [turn, *boxes], queue=False, **QUIET)
+    tools.list_fill.click(fill, tools.list_text, [*boxes, view.line, view.news], queue=False,
+                          **QUIET)
+    gr.on([box.change for box in boxes],
+          lambda *prompts: [count(prompt, tokenizer) for prompt in prompts],
+          boxes, form.counters, queue=False, trigger_mode="always_last", **QUIET)
+
+
+def _connect_settings(form: Form, view: View, runs: Runs) -> None:
+    def last_seed(key: str | None) -> int:
+        run = runs.find(key)
+        return run.request.seed if run else RANDOM
+
+    form.roll.click(lambda: RANDOM, None, form.seed, queue=False, **QUIET)
+    form.reuse.click(last_seed, view.run, form.seed, queue=False, **QUIET)
+    sampler, spacing = form.settings["sampler"], form.settings["spacing"]
+    sampler.input(lambda key: gr.update(choices=spacings(key), value=OWN_SPACING), sampler,
+                  spacing, queue=False, **QUIET)
+    gr.on([component.change for component in form.inputs()], None, [form.saved, *form.inputs()],
+          form.saved, js="(...values) => window.sdTpu.save(...values)", **QUIET)
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs) -> None:
+    def begin(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
+        asked = form.read(values)
+        try:
+            request = Request.check({**asked, "seed": drawn(asked["seed"])}, engine.defaults)
+            run = runs.start(request, browser=_browser(values[form.saved]))
+        except RequestError as error:
+            yield {**view.tell(str(error), "wrong"),
+                   **_without_stopped(view, runs.find(values[view.run]))}
+            return
+        yield from follow(run, visitor)
+
+    def follow(run: Run, visitor: gr.Request) -> Iterator[Updates]:
+        first = {view.run: run.key, view.collection: cells.collection(run),
+                 **form.buttons(running=True)}
+        for snapshot in run.follow(visitor.session_hash):
+            yield {**first, **_shown(view, run, snapshot), **view.say(snapshot)}
+            first = {}
+        yield form.buttons(running=False)
+
+    def come_back(saved: dict, visitor: gr.Request) -> Iterator[Updates]:
+        run = runs.latest(_browser(saved))
+        yield {view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
+        if run and run.over:  # what it said is old news
+            for snapshot in run.follow(visitor.session_hash):
+                yield {view.run: run.key, **_shown(view, run, snapshot)}
+        elif run:
+            yield from follow(run, visitor)
+
+    def stop(key: str | None) -> None:
+        if run := runs.find(key):
+            run.stop()
+
+    outputs = [view.line, view.news, *view.cells, view.collection, view.run, form.generate,
+               form.stop]
+    endless = {"concurrency_limit": None, **QUIET}
+    form.generate.click(begin, {*form.inputs(), form.saved, view.run}, outputs, **endless)
+    form.stop.click(stop, view.run, queue=False, **QUIET)
+    arrived = page.load(_restore(engine, form, view), form.saved,
+                        [form.saved, *form.inputs(), view.line, view.news], queue=False,
+                        js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
+    arrived.then(come_back, form.saved, outputs, **endless)
+
+
+def _restore(engine: Engine, form: Form, view: View) -> Callable[[dict], Updates]:
+    """What fills the boxes when the page opens: the link's request, or what was in them last."""
+
+    def restore(saved: dict) -> Updates:
+        link = saved.pop("link", "")
+        updates = {form.saved: saved, **_filled(form, saved.get("form"))}
+        if not link:
+            return updates
+        try:
+            request = Request.check(read_link(link), engine.defaults)
+        except RequestError as error:
+            return {**updates, **view.tell(str(error), "wrong")}
+        return {**updates, **form.show_request(request), **view.tell(say("link_opened"))}
+
+    return restore
+
+
+def _filled(form: Form, values: list | None) -> Updates:
+    """The form as the browser has kept it, if that is a form of this page."""
+    if not values or len(values) != len(form.inputs()):
+        return {}
+    asked = form.read(dict(zip(form.inputs(), values, strict=True)))
+    return form.show(asked) if asked["sampler"] in SAMPLERS else {}
+
+
+def _browser(saved: dict) -> str:
+    """The browser's name for itself, which nobody else can guess; a new one if it has none."""
+    name = str(saved.get("browser"))
+    return name if re.fullmatch("[0-9a-f]{32}", name) else secrets.token_hex(16)
+
+
+def _shown(view: View, run: Run, snapshot: Snapshot) -> Updates:
+    updates = {view.cells[cell.place]: cells.figure(cell, view.size) for cell in snapshot.cells}
+    if any(cell.picture for cell in snapshot.cells):
+        updates[view.collection] = cells.collection(run)
+    return updates
+
+
+def _without_stopped(view: View, run: Run | None) -> Updates:
+    """Takes unfinished pictures away, which would look like an answer to what was refused."""
+    stopped = run.cells("stopped") if run else []
+    return {view.cells[cell.place]: cells.figure(Cell(cell.place), view.size) for cell in stopped}
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files: Files) -> None:
+    defaults = engine.defaults
+
+    def put_back(key: str | None, event: gr.EventData) -> Updates:
+        run, place = runs.find(key), int(event.place)
+        if not run or place not in run.pictures():
+            return view.tell(say("gone"), "wrong")
+        alone, told = run.request.only(place), say(f"{event.do}_done", number=place + 1)
+        prompts = alone.prompts * (MAX_PROMPTS if event.do == "vary" else 1)
+        request = dataclasses.replace(alone, prompts=prompts)
+        return {**form.show_request(request), **view.tell(told)}
+
+    def pack(key: str | None, event: gr.EventData) -> Updates:
+        run = runs.find(key)
+        try:
+            if not run:
+                raise FileNotFoundError
+            pictures = run.pictures()
+            path = (files.archive(pictures) if event.do == "zip"
+                    else files.grid(run.request, pictures))
+        except OSError:
+            return {view.file: "", **view.tell(say("gone"), "wrong")}
+        return {view.file: url(path)}
+
+    def read(file: str) -> Updates:
+        try:
+            request = read_png(file)
+        except RequestError as error:
+            return {form.tools.picture: None, **view.tell(str(error), "wrong")}
+        told = [say("read_done", file=Path(file).name)]
+        if (request.width, request.height) != (defaults.width, defaults.height):
+            told.append(say("read_size", width=request.width, height=request.height,
+                            here_width=defaults.width, here_height=defaults.height))
+        return {form.tools.picture: None, **form.show_request(request),
+                **view.tell(" ".join(told))}
+
+    told = [view.line, view.news]
+    gr.on([cell.click for cell in view.cells], put_back, view.run, [*form.inputs(), *told],
+          queue=False, **QUIET).then(None, js=FOCUS, **QUIET)
+    view.collection.click(pack, view.run, [view.file, *told], **QUIET).then(
+        None, view.file, None, js="(file) => window.sdTpu.download(file)", **QUIET)
+    form.tools.picture.upload(read, form.tools.picture,
+                              [form.tools.picture, *form.inputs(), *told], **QUIET)

@@ -1,0 +1,98 @@
+"""Finished pictures as files in the folder that Gradio serves and prunes.
+
+The page shows WebP, which is small; what is downloaded is PNG and carries its settings.
+"""
+
+import base64
+import dataclasses
+import re
+import zipfile
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+from gradio.components import Component
+from gradio.processing_utils import save_bytes_to_cache
+from PIL import Image
+
+from sd_tpu.images import make_grid, to_png
+from sd_tpu.request import Request
+
+SMALL = 256  # pixels: smaller pictures are enlarged as they are, so each pixel must be right
+QUALITY = 92  # of the WebP of larger ones
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A finished picture's two files: paths of the PNG and of what the page shows."""
+
+    png: str
+    shown: str
+
+
+class Files:
+    """Writes pictures under names that nobody can guess, their folders being salted hashes."""
+
+    def __init__(self, keeper: Component, model: str):
+        """`keeper` is the component in whose name Gradio prunes them; `model` made them."""
+        self._keeper, self._model = keeper, model
+
+    def add(self, request: Request, place: int, pixels: np.ndarray) -> Picture:
+        """Writes the picture uint8 [H, W, 3] at `place`, with its settings."""
+        alone = request.only(place)
+        name = f"{alone.seed}-{_words(alone.prompts[0])}"
+        return Picture(
+            png=self._save(to_png(pixels, alone, self._model), f"{name}.png"),
+            shown=self._save(_webp(pixels), f"{name}.webp"),
+        )
+
+    def archive(self, pictures: Mapping[int, Picture]) -> str:
+        """Writes a ZIP of pictures by their places; returns its path. Raises OSError."""
+        file = BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:  # a PNG does not get smaller
+            for place, picture in pictures.items():
+                archive.write(picture.png, f"{place + 1}-{Path(picture.png).name}")
+        return self._save(file.getvalue(), "pictures.zip")
+
+    def grid(self, request: Request, pictures: Mapping[int, Picture]) -> str:
+        """Writes the pictures side by side, with all their prompts; returns the PNG's path.
+
+        Raises:
+            OSError: the pictures have been pruned.
+        """
+        cells: list[np.ndarray | None] = [None] * len(request.prompts)
+        for place, picture in pictures.items():
+            with Image.open(picture.png) as image:
+                cells[place] = np.asarray(image)
+        return self._save(to_png(make_grid(cells), request, self._model),
+                          f"{request.seed}-grid.png")
+
+    def _save(self, data: bytes, name: str) -> str:
+        path = save_bytes_to_cache(data, name, self._keeper.GRADIO_CACHE)
+        self._keeper.temp_files.add(path)
+        return path
+
+
+def url(path: str) -> str:
+    """Where Gradio serves a file of its cache, relative to the page, which may lie in a folder."""
+    return f"gradio_api/file={quote(path)}"
+
+
+def data_url(pixels: np.ndarray) -> str:
+    """Pixels [H, W, 3] uint8 as a small picture inside the page, needing no request of its own."""
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "WEBP", quality=70, method=0)
+    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _words(prompt: str) -> str:
+    return re.sub(r"\W+", "-", prompt.lower())[:40].strip("-") or "picture"
+
+
+def _webp(pixels: np.ndarray) -> bytes:
+    file = BytesIO()
+    small = max(pixels.shape) < SMALL
+    Image.fromarray(pixels).save(file, "WEBP", lossless=small, quality=QUALITY)
+    return file.getvalue()

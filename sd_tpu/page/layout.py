@@ -1,0 +1,219 @@
+"""What is on the page: the boxes, the settings, the gallery."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from sd_tpu.engine import Engine
+from sd_tpu.page import cells
+from sd_tpu.page.runs import Cell, Line, Snapshot
+from sd_tpu.page.texts import label, say
+from sd_tpu.request import MAX_PROMPT_LENGTH, MAX_PROMPTS, Request, Settings
+from sd_tpu.samplers import SAMPLERS
+from sd_tpu.schedule import SPACINGS
+from sd_tpu.tokenizer import Tokenizer
+
+RANDOM = -1  # in the seed's box
+OWN_SPACING = ""  # in the spacing's list
+
+Updates = dict[Component, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What a person fills in; `settings` by their names in a Request."""
+
+    tools: "Tools"
+    prompts: list[gr.Textbox]
+    counters: list[gr.HTML]
+    seed: gr.Number
+    roll: gr.Button
+    reuse: gr.Button
+    settings: dict[str, Component]
+    generate: gr.Button
+    stop: gr.Button
+    saved: gr.BrowserState
+
+    def inputs(self) -> list[Component]:
+        """All components that say what is asked for."""
+        return [*self.prompts, self.seed, *self.settings.values()]
+
+    def read(self, values: Mapping[Component, Any]) -> dict[str, Any]:
+        """What was filled in, as `Request.check` takes it, but with the seed that may be -1."""
+        settings = {name: values[component] for name, component in self.settings.items()}
+        return {"prompts": [values[box] for box in self.prompts], "seed": values[self.seed],
+                **settings}
+
+    def show(self, values: Mapping[str, Any]) -> Updates:
+        """Fills it in with values such as `read` returns."""
+        prompts = [*values["prompts"], *[""] * MAX_PROMPTS][:MAX_PROMPTS]
+        settings = {self.settings[name]: values[name] for name in self.settings}
+        spacing = gr.update(choices=spacings(values["sampler"]),
+                            value=values["spacing"] or OWN_SPACING)
+        return {**dict(zip(self.prompts, prompts, strict=True)), self.seed: values["seed"],
+                **settings, self.settings["spacing"]: spacing}
+
+    def show_request(self, request: Request) -> Updates:
+        """Fills it in with what was asked for."""
+        return self.show(dataclasses.asdict(request))
+
+    def buttons(self, *, running: bool) -> Updates:
+        """Generate or Stop, whichever makes sense."""
+        return {self.generate: gr.update(interactive=not running),
+                self.stop: gr.update(interactive=running)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """What fills the boxes without typing into each."""
+
+    copy_first: gr.Button
+    clear: gr.Button
+    samples: gr.Button
+    sample_sets: list[list[str]]
+    list_text: gr.Textbox
+    list_fill: gr.Button
+    picture: gr.File
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What a person looks at. `run` is the key of what is shown, `file` is what to download."""
+
+    line: gr.HTML
+    news: gr.HTML
+    cells: list[gr.HTML]
+    collection: gr.HTML
+    run: gr.State
+    file: gr.Textbox
+    size: tuple[int, int]
+
+    def tell(self, text: str, kind: str = "idle") -> Updates:
+        """Says something that is not about a run, aloud as well."""
+        return {self.line: cells.progress(Line(text, kind)), self.news: text}
+
+
+    def say(self, snapshot: Snapshot) -> Updates:
+        """Says how a run goes: each step in sight, and what matters aloud."""
+        aloud = {self.news: snapshot.news} if snapshot.news else {}
+        return {self.line: cells.progress(snapshot.line), **aloud}
+
+
+def make_form(engine: Engine) -> Form:
+    """The upper half of the page."""
+    card = engine.pipeline.card
+    sets = sample_sets((*card.prompts, *card.more_prompts))
+    tools = _tools(sets)
+    prompts, counters = _boxes(sets[0], engine.pipeline.tokenizer)
+    gr.HTML(cells.fold("settings"), apply_default_css=False, js_on_load=None)
+    settings = _settings(engine.defaults)
+    with gr.Row(elem_id="actions"):
+        with gr.Row(elem_id="seeds"):
+            seed = gr.Number(RANDOM, label=label("seed"), placeholder=label("seed_placeholder"),
+                             min_width=0, elem_id="seed")
+            roll = gr.Button(label("random"), elem_id="roll", min_width=0)
+            reuse = gr.Button(label("reuse"), elem_id="reuse", min_width=0)
+        with gr.Row(elem_id="go"):
+            generate = gr.Button(label("generate"), variant="primary", elem_id="generate",
+                                 min_width=0)
+            stop = gr.Button(label("stop"), variant="stop", elem_id="stop", interactive=False,
+                             min_width=0)
+    # Not secret from whoever sits at the browser, but the same after the server's next start.
+    saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
+    return Form(tools, prompts, counters, seed, roll, reuse, settings, generate, stop, saved)
+
+
+def make_view(engine: Engine) -> View:
+    """The lower half of the page."""
+    size = engine.defaults.width, engine.defaults.height
+    line = gr.HTML(cells.progress(Line(say("ready"), "idle")), elem_id="line", js_on_load=None,
+                   apply_default_css=False)
+    # The region stays while its text changes: only then do screen readers read the text out.
+    news = gr.HTML("", elem_id="news", apply_default_css=False, js_on_load=None,
+                   html_template='<div role="status" aria-live="polite">${value}</div>')
+    with gr.Row(elem_id="gallery"):
+        figures = [gr.HTML(cells.figure(Cell(i), size), elem_classes="cell",
+                           js_on_load=cells.TRIGGER, apply_default_css=False)
+                   for i in range(MAX_PROMPTS)]
+    collection = gr.HTML(cells.collection(None), elem_id="collection", js_on_load=cells.TRIGGER,
+                         apply_default_css=False)
+    gr.HTML(cells.viewer(), apply_default_css=False, js_on_load=None)
+    file = gr.Textbox(visible=False)
+    return View(line, news, figures, collection, gr.State(), file, size)
+
+
+def spacings(sampler: str) -> list[tuple[str, str]]:
+    """What the list of spacings offers for a sampler: what is shown and its value."""
+    return [(say("own"), OWN_SPACING),
+            *((name, name) for name in SPACINGS if name in SAMPLERS[sampler].spacings)]
+
+
+def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
+    """Prompts by the eight; the last set may be shorter, which leaves boxes empty."""
+    padded = [*prompts, *[""] * (-len(prompts) % MAX_PROMPTS)] or [""] * MAX_PROMPTS
+    return [padded[i:i + MAX_PROMPTS] for i in range(0, len(padded), MAX_PROMPTS)]
+
+
+def count(prompt: str, tokenizer: Tokenizer) -> str:
+    """What stands below a prompt's box."""
+    if len(prompt) > MAX_PROMPT_LENGTH:
+        text = say("too_many_characters", count=len(prompt), limit=MAX_PROMPT_LENGTH)
+        return f'<p class="tokens over">{text}</p>'
+    if not prompt.strip():
+        return '<p class="tokens"></p>'
+    return cells.counter(tokenizer.count(prompt), tokenizer.lost(prompt))
+
+
+def _tools(sets: list[list[str]]) -> Tools:
+    with gr.Row(elem_id="tools"):
+        copy_first = gr.Button(label("copy_first"), min_width=0)
+        clear = gr.Button(label("clear"), min_width=0)
+        samples = gr.Button(label("samples"), min_width=0)
+        gr.HTML(cells.fold("list"), apply_default_css=False, js_on_load=None)
+        gr.HTML(cells.fold("read"), apply_default_css=False, js_on_load=None)
+    with gr.Column(elem_id="list-panel"):
+        text = gr.Textbox(label=label("list_label"), lines=8, max_lines=16)
+        fill = gr.Button(label("list_fill"), min_width=0)
+    with gr.Column(elem_id="read-panel"):
+        picture = gr.File(label=label("read_label"), height=140)
+    return Tools(copy_first, clear, samples, sets, text, fill, picture)
+
+
+def _boxes(prompts: list[str], tokenizer: Tokenizer) -> tuple[list[gr.Textbox], list[gr.HTML]]:
+    boxes, counters = [], []
+    with gr.Row(elem_id="prompts"):
+        for number, prompt in enumerate(prompts, start=1):
+            with gr.Column(min_width=0):
+                boxes.append(gr.Textbox(
+                    prompt, label=f"{label('prompt')} {number}", lines=2, max_lines=5,
+                    placeholder=label("prompt_placeholder"), elem_classes="prompt"))
+                counters.append(gr.HTML(count(prompt, tokenizer), apply_default_css=False,
+                                        js_on_load=None))
+    return boxes, counters
+
+
+def _settings(defaults: Settings) -> dict[str, Component]:
+    samplers = [(sampler.label, key) for key, sampler in SAMPLERS.items()]
+    with gr.Column(elem_id="settings-panel"):
+        negative = gr.Textbox(defaults.negative_prompt, label=label("negative"),
+                              info=label("negative_help"), lines=1)
+        with gr.Row():
+            steps = gr.Number(defaults.steps, label=label("steps"), min_width=200,
+                              placeholder=say("own_value", value=defaults.steps),
+                              info=label("steps_help"))
+            guidance = gr.Number(defaults.guidance, label=label("guidance"), min_width=200,
+                                 placeholder=say("own_value", value=f"{defaults.guidance:g}"),
+                                 step=0.5, info=label("guidance_help"))
+            sampler = gr.Dropdown(samplers, value=defaults.sampler, label=label("sampler"),
+                                  min_width=200, info=label("sampler_help"))
+            spacing = gr.Dropdown(spacings(defaults.sampler), value=OWN_SPACING,
+                                  label=label("spacing"), min_width=200,
+                                  info=label("spacing_help"))
+        gr.HTML(f'<p class="note">'
+                f'{say("size", width=defaults.width, height=defaults.height)}</p>',
+                apply_default_css=False, js_on_load=None)
+    return {"negative_prompt": negative, "steps": steps, "guidance": guidance,
+            "sampler": sampler, "spacing": spacing}

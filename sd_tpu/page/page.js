@@ -1,0 +1,121 @@
+// What the page does in the browser itself: keys, folds, links, the full-screen view, and what it
+// remembers. `window.sdTpu` holds what Gradio's events call.
+
+(() => {
+"use strict";
+
+let arrived = false;
+
+// A name for this browser that nobody can guess: its runs are found by it.
+function newName() {
+    return Array.from(crypto.getRandomValues(new Uint8Array(16)),
+        (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+window.sdTpu = {
+    // Before the server fills the boxes: what was saved, and what stands behind the address's #.
+    arrive(saved) {
+        const link = location.hash.slice(1);
+        if (link) history.replaceState(null, "", location.pathname + location.search);
+        arrived = true;
+        return { ...saved, browser: saved?.browser ?? newName(), link };
+    },
+    // Before it has arrived the form holds only what it begins with.
+    save(saved, ...form) {
+        return arrived ? { ...saved, form } : saved;
+    },
+    download(file) {
+        if (!file) return;
+        Object.assign(document.createElement("a"), { href: file, download: "" }).click();
+    },
+};
+
+// --- keys ---------------------------------------------------------------------------------------
+
+document.addEventListener("keydown", (event) => {
+    const viewer = document.querySelector("#viewer");
+    if (viewer?.open) {
+        const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 };
+        if (event.key in steps) leaf(steps[event.key]);
+    } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        document.querySelector("#generate").click();
+    } else if (event.key === "Escape" && !event.isComposing
+            && !event.target.closest("[role=combobox][aria-expanded=true]")) {
+        document.querySelector("#stop").click();  // without effect while it is disabled
+    }
+});
+
+// --- what is clicked ----------------------------------------------------------------------------
+
+document.addEventListener("click", (event) => {
+    const clicked = (selector) => event.target.closest(selector);
+    if (clicked(".fold")) toggle(clicked(".fold"));
+    else if (clicked("[data-link]")) copy(clicked("[data-link]"));
+    else if (clicked("button.view")) open(clicked("figure"));
+    else if (clicked("#viewer [data-step]")) leaf(Number(clicked("[data-step]").dataset.step));
+    else if (clicked("#viewer [data-close]") || event.target.id === "viewer") {
+        document.querySelector("#viewer").close();
+    }
+});
+
+function toggle(fold) {
+    const opened = fold.getAttribute("aria-expanded") !== "true";
+    fold.setAttribute("aria-expanded", opened);
+    document.getElementById(fold.getAttribute("aria-controls")).toggleAttribute("data-open", opened);
+}
+
+async function copy(button) {
+    const link = `${location.origin}${location.pathname}${location.search}#${button.dataset.link}`;
+    try {
+        await navigator.clipboard.writeText(link);
+        const label = button.textContent;
+        button.textContent = button.dataset.copied;
+        setTimeout(() => { button.textContent = label; }, 2000);
+    } catch {  // without https there is no clipboard
+        prompt(button.dataset.prompt, link);
+    }
+}
+
+// --- a phone that slept ------------------------------------------------------------------------
+
+const NAP = 20_000, PATIENCE = 3_000;  // ms
+let hiddenSince = Infinity;
+
+document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+        hiddenSince = Date.now();
+    } else if (Date.now() - hiddenSince > NAP) {
+        const line = document.querySelector("#line");
+        const told = line.textContent;
+        setTimeout(() => {  // its connection may be gone: a run is found again by loading the page
+            if (line.querySelector(".busy") && line.textContent === told) location.reload();
+        }, PATIENCE);
+    }
+});
+
+// --- the full-screen view -----------------------------------------------------------------------
+
+let shown = null;  // the figure in it
+
+function open(figure) {
+    show(figure);
+    document.querySelector("#viewer").showModal();
+}
+
+function leaf(step) {
+    const figures = [...document.querySelectorAll("#gallery figure.done")];
+    const next = figures.findIndex((figure) => figure.dataset.place === shown) + step;
+    show(figures.at(next % figures.length));
+}
+
+function show(figure) {
+    shown = figure.dataset.place;
+    const [viewer, image] = [document.querySelector("#viewer"), figure.querySelector("img")];
+    const file = figure.querySelector("a[download]");
+    Object.assign(viewer.querySelector("img"), { src: image.src, alt: image.alt });
+    viewer.querySelector("img").className = image.className;
+    viewer.querySelector(".words").textContent = image.alt;
+    viewer.querySelector(".facts").textContent = figure.querySelector(".seed").textContent;
+    Object.assign(viewer.querySelector("a"), { href: file.href, download: file.download });
+}
+})();

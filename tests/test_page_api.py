@@ -1,0 +1,93 @@
+"""The endpoints beside the page, and the program that starts both."""
+
+import re
+import time
+from pathlib import Path
+
+import gradio_client
+import httpx
+import numpy as np
+import pytest
+
+import app
+from sd_tpu.images import read_png, to_png
+from sd_tpu.request import MAX_SEED, Request
+
+
+def test_programs_get_pictures_in_their_places_and_the_seed(client):
+    pictures, seed, sentence = client.predict(
+        ["first", "", "third"], seed=5, steps=2, guidance=2.5, sampler="euler", spacing="karras",
+        negative_prompt="blur", api_name="/generate",
+    )
+    assert (pictures[1], seed) == (None, 5) and sentence.startswith("Done in")
+    asked = read_png(Path(pictures[2]).read_bytes())
+    assert asked == Request(prompts=("third",), seed=7, steps=2, guidance=2.5, sampler="euler",
+                            spacing="karras", negative_prompt="blur", height=32, width=32)
+
+
+def test_programs_follow_a_run_and_can_end_it(client, page_engine):
+    job = client.submit(["a"] * 8, steps=200, api_name="/generate")
+    told = next(job)
+    assert told[0] == [None] * 8 and re.match("Starting|Queued|Step", told[2])
+    job.cancel()
+    while any(page_engine._occupants):
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("values", "sentence"), [
+    ({"prompts": ["a"] * 9}, "There are 9 prompts; at most 8 fit."),
+    ({"prompts": ["a" * 4001]}, "Prompt 1 has 4001 characters; at most 4000 are accepted."),
+    ({"prompts": "a"}, "The prompts should be a list of texts."),
+    ({"prompts": ["a"], "seed": -2}, f"Seed should be from 0 to {MAX_SEED}, not -2."),
+    ({"prompts": ["a"], "steps": "many"}, "Steps should be a whole number, not 'many'."),
+    ({"prompts": ["a"], "sampler": "magic"}, "Sampler 'magic' is unknown; there are ddim, "),
+])
+def test_programs_are_refused_by_the_sentence_of_the_page(client, values, sentence):
+    with pytest.raises(gradio_client.exceptions.AppError, match=f"^{re.escape(sentence)}"):
+        client.predict(**values, api_name="/generate")
+
+
+def test_programs_can_list_the_samplers(client):
+    listed = {entry["key"]: entry for entry in client.predict(api_name="/samplers")}
+    assert listed["dpmpp_2m"]["label"] == "DPM++ 2M"
+    assert "karras" in listed["dpmpp_2m"]["spacings"]
+
+
+def test_programs_can_read_what_a_picture_was_made_from(client, tmp_path):
+    made = Request(prompts=("a fox", ""), seed=9, steps=12, height=8, width=8)
+    (tmp_path / "fox.png").write_bytes(to_png(np.zeros((8, 8, 3), np.uint8), made, "m"))
+    read = client.predict(gradio_client.handle_file(tmp_path / "fox.png"),
+                          api_name="/read_metadata")
+    assert (read["prompts"], read["seed"], read["steps"]) == (["a fox", ""], 9, 12)
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(gradio_client.exceptions.AppError, match="not a whole PNG picture"):
+        client.predict(gradio_client.handle_file(tmp_path / "text.png"), api_name="/read_metadata")
+
+
+def test_no_file_of_the_server_can_be_read(address, tmp_path):
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(to_png(np.zeros((8, 8, 3), np.uint8), Request(prompts=("secret",)), "m"))
+    for value in ({"path": str(secret)},
+                  {"path": str(secret), "meta": {"_type": "gradio.FileData"}}):
+        asked = httpx.post(f"{address}gradio_api/call/read_metadata", json={"data": [value]})
+        answer = httpx.get(f"{address}gradio_api/call/read_metadata/{asked.json()['event_id']}")
+        assert "secret" not in answer.text and "error" in answer.text
+
+
+def test_the_endpoints_are_documented(client):
+    endpoints = client.view_api(print_info=False, return_format="dict")["named_endpoints"]
+    assert set(endpoints) == {"/generate", "/samplers", "/read_metadata"}
+    names = [each["parameter_name"] for each in endpoints["/generate"]["parameters"]]
+    assert names == ["prompts", "seed", "negative_prompt", "steps", "guidance", "sampler",
+                     "spacing"]
+    names = [each["parameter_name"] for each in endpoints["/read_metadata"]["parameters"]]
+    assert names == ["picture"]
+
+
+@pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--size", "63x64"],
+                                   ["--host", "no.such.host.invalid"], ["--port", "TAKEN"]])
+def test_a_program_that_cannot_start_says_why_in_a_sentence(flags, address, capsys):
+    taken = address.strip("/").rpartition(":")[2]
+    assert app.main([flag.replace("TAKEN", taken) for flag in flags]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("sd_tpu: ") and printed.count("\n") == 1

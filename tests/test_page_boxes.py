@@ -1,0 +1,251 @@
+"""What is asked for: the boxes, the seed, the settings, and all that fills them."""
+
+import re
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from playwright.sync_api import expect
+from visitor import (
+    PROMPTS,
+    box,
+    corners,
+    fill,
+    generate,
+    make,
+    prompts,
+    says,
+    seed_box,
+    unfold,
+    visit,
+)
+
+from sd_tpu.images import MAX_FILE_BYTES, to_png
+from sd_tpu.page.layout import sample_sets
+from sd_tpu.page.links import read_link, write_link
+from sd_tpu.request import MAX_SEED, Request, RequestError, Settings
+
+EMPTY = [""] * 7
+
+
+def test_the_first_prompt_is_copied_to_all_boxes_and_all_are_cleared(tab):
+    box(tab, 1).fill("a fox")
+    tab.get_by_role("button", name="Copy the first to all").click()
+    expect(box(tab, 8)).to_have_value("a fox")
+    assert prompts(tab) == ["a fox"] * 8
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(box(tab, 1)).to_have_value("")
+    assert prompts(tab) == [""] * 8
+
+
+def test_sample_prompts_fill_the_boxes(tab):
+    first = prompts(tab)
+    assert all(first)
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(box(tab, 1)).to_have_value("")
+    tab.get_by_role("button", name="Sample prompts").click()
+    expect(box(tab, 1)).not_to_have_value("")
+
+
+def test_sample_prompts_come_by_the_eight():
+    assert sample_sets(tuple("abcdefghij")) == [list("abcdefgh"), ["i", "j", *[""] * 6]]
+    assert sample_sets(()) == [[""] * 8]
+
+
+def test_a_list_fills_the_boxes_line_by_line(tab):
+    unfold(tab, "Paste a list")
+    tab.get_by_label("One prompt a line").fill("\n".join(["one", "", " two ", "three"]))
+    tab.get_by_role("button", name="Fill the boxes").click()
+    says(tab, "The list is in the boxes.")
+    assert prompts(tab) == ["one", "two", "three", *[""] * 5]
+    tab.get_by_label("One prompt a line").fill("\n".join(f"line {i}" for i in range(10)))
+    tab.get_by_role("button", name="Fill the boxes").click()
+    says(tab, "The list has 10 prompts; the first 8 are in the boxes.")
+    expect(box(tab, 8)).to_have_value("line 7")
+
+
+def test_each_box_counts_its_tokens_and_shows_what_is_cut_off(tab):
+    count = tab.locator("#prompts .tokens").first
+    before = corners(tab)
+    box(tab, 1).fill("a cat")
+    expect(count).to_have_text("4 / 77 tokens")
+    box(tab, 1).fill("word " * 74 + "and the unseen end")
+    expect(count).to_have_text("80 / 77 tokens, not seen: “the unseen end”")
+    box(tab, 1).fill("")
+    expect(count).to_have_text("")
+    box(tab, 1).fill("w " * 2001)
+    expect(count).to_have_text("4002 of at most 4000 characters")
+    box(tab, 1).fill("a cat")
+    expect(count).to_have_text("4 / 77 tokens")
+    assert corners(tab) == before, "the layout has shifted"
+
+
+@pytest.mark.parametrize("keys", ["Control+Enter", "Meta+Enter"])
+def test_control_enter_generates(tab, keys):
+    fill(tab, ["first", *EMPTY])
+    box(tab, 1).press(keys)
+    says(tab, "Done in")
+
+
+def test_what_was_filled_in_survives_a_reload(tab):
+    fill(tab, PROMPTS, seed=77, steps=9)
+    tab.get_by_label("Negative prompt").fill("blur")
+    tab.get_by_label("Sampler").click()
+    tab.get_by_role("option", name="DPM++ 2S").click()
+    tab.get_by_label("Spacing").click()
+    tab.get_by_role("option", name="karras").click()
+    expect(tab.get_by_label("Spacing")).to_have_value("karras")
+    tab.wait_for_timeout(300)  # what is not yet written down is lost like any last word
+    tab.reload()
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
+    assert prompts(tab) == PROMPTS
+    unfold(tab, "Settings")
+    expect(seed_box(tab)).to_have_value("77")
+    expect(tab.get_by_label("Steps")).to_have_value("9")
+    expect(tab.get_by_label("Negative prompt")).to_have_value("blur")
+    expect(tab.get_by_label("Sampler")).to_have_value("DPM++ 2S")
+    expect(tab.get_by_label("Spacing")).to_have_value("karras")
+
+
+@pytest.mark.parametrize(("label", "value", "sentence"), [
+    ("Seed", "-5", f"Seed should be from 0 to {MAX_SEED}, not -5."),
+    ("Steps", "0", "Steps should be from 1 to 200, not 0."),
+    ("Guidance", "51", "Guidance should be from 0 to 50, not 51."),
+])
+def test_a_bad_value_is_answered_in_a_sentence_and_costs_no_prompt(tab, label, value, sentence):
+    fill(tab, PROMPTS)
+    tab.get_by_label(label).fill(value)
+    generate(tab).click()
+    says(tab, sentence)
+    expect(tab.locator("#news")).to_contain_text(sentence)
+    assert box(tab, 8).input_value() == PROMPTS[7]
+    expect(generate(tab)).to_be_enabled()
+
+
+def test_no_prompt_at_all_is_answered_in_a_sentence(tab):
+    fill(tab, [""] * 8)
+    generate(tab).click()
+    says(tab, "There is no prompt yet")
+
+
+def test_an_emptied_setting_shows_what_is_taken_instead(tab):
+    fill(tab, ["first", *EMPTY])
+    tab.get_by_label("Steps").fill("")
+    expect(tab.get_by_label("Steps")).to_have_attribute("placeholder", "20 (the model's own)")
+    generate(tab).click()
+    says(tab, "Done in")
+    expect(tab.get_by_role("button", name="Copy link")).to_have_attribute(
+        "data-link", re.compile("&steps=20&"))
+
+
+def test_every_sampler_offers_its_own_spacings(tab):
+    fill(tab, ["first", *EMPTY])
+    tab.get_by_label("Sampler").click()
+    tab.get_by_role("option", name="DPM++ 2S").click()
+    tab.get_by_label("Spacing").click()
+    expect(tab.get_by_role("option")).to_have_text(
+        [re.compile(name) for name in ["the model's own", "linspace", "karras", "exponential"]]
+    )
+    tab.keyboard.press("Escape")
+    make(tab)
+
+
+def test_a_link_opens_the_page_with_the_same_prompts_seed_and_settings(tab, visitor, address):
+    fill(tab, ["a fox", "", "größer & schöner = 100 %", *[""] * 5], seed=12, steps=3)
+    make(tab)
+    tab.get_by_role("button", name="Copy link").click()
+    expect(tab.get_by_role("button", name="Link copied")).to_be_visible()
+    link = tab.evaluate("navigator.clipboard.readText()")
+    assert link.startswith(f"{address}#prompt=a+fox&")
+    with visitor.new_page() as other:
+        visit(other, link)
+        says(other, "The link's prompts, seed and settings are in the boxes.")
+        assert prompts(other) == ["a fox", "", "größer & schöner = 100 %", *[""] * 5]
+        expect(seed_box(other)).to_have_value("12")
+        expect(other.get_by_label("Steps")).to_have_value("3")
+        assert "#" not in other.url, "a reload should keep what has been changed since"
+
+
+@pytest.mark.parametrize(("fragment", "sentence"), [
+    ("anything", "The link cannot be read."),
+    ("prompt=a&steps=900", "Steps should be from 1 to 200, not 900."),
+    ("prompt=a&colour=red", "Unknown settings: colour."),
+])
+def test_a_bad_link_is_answered_in_a_sentence(tab, address, fragment, sentence):
+    tab.goto("about:blank")
+    visit(tab, f"{address}#{fragment}")
+    says(tab, sentence)
+    expect(box(tab, 1)).not_to_have_value("")
+
+
+@pytest.mark.parametrize("request_", [
+    Request(prompts=("a", "", "b&c=d#é"), seed=0, guidance=0.0, spacing="karras"),
+    Request(prompts=("", "x\ny"), seed=MAX_SEED, negative_prompt="no, \"none\"", steps=1),
+])
+def test_a_link_says_what_was_asked_for(request_):
+    assert Request.check(read_link(write_link(request_)), Settings()) == request_
+
+
+@pytest.mark.parametrize("text", ["prompt=a&" * 40, "prompt=" + "a" * (1 << 20), "a;b", "="])
+def test_a_link_that_is_none_of_ours_is_refused(text):
+    with pytest.raises(RequestError):
+        Request.check(read_link(text), Settings())
+
+
+def png(text: str | None = None) -> bytes:
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    if text is None:
+        asked = Request(prompts=("a fox", "a hen"), seed=31, steps=7, sampler="heun",
+                        spacing="karras", negative_prompt="blur", height=16, width=16)
+        return to_png(pixels, asked, "another model")
+    info, file = PngInfo(), BytesIO()
+    if text:
+        info.add_text("parameters", text)
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
+    return file.getvalue()
+
+
+def drop(tab, data: bytes, name: str = "picture.png") -> None:
+    unfold(tab, "Read a picture")
+    tab.locator("#read-panel input[type=file]").set_input_files(
+        {"name": name, "mimeType": "image/png", "buffer": data})
+
+
+def test_a_picture_of_ours_puts_its_settings_back(tab):
+    drop(tab, png())
+    says(tab, "of picture.png are in the boxes. It was made at 16×16; here pictures are 32×32.")
+    assert prompts(tab) == ["a fox", "a hen", *[""] * 6]
+    unfold(tab, "Settings")
+    expect(seed_box(tab)).to_have_value("31")
+    expect(tab.get_by_label("Steps")).to_have_value("7")
+    expect(tab.get_by_label("Sampler")).to_have_value("Heun")
+    expect(tab.get_by_label("Spacing")).to_have_value("karras")
+    expect(tab.get_by_label("Negative prompt")).to_have_value("blur")
+    drop(tab, png("a hen\nNegative prompt: dark\nSteps: 5, Sampler: Euler a, CFG scale: 4, "
+                  "Seed: 6, Size: 32x32"), "a1111.png")
+    says(tab, "of a1111.png are in the boxes.")
+    assert prompts(tab) == ["a hen", *EMPTY]
+    expect(tab.get_by_label("Sampler")).to_have_value("Euler ancestral")
+
+
+@pytest.mark.parametrize(("data", "sentence"), [
+    (b"no picture", "The file is not a whole PNG picture."),
+    (png()[:-20], "The file is not a whole PNG picture."),
+    (png(""), "The picture carries no settings"),
+    (png("a cat\nSteps: 500, Sampler: Euler, CFG scale: 4, Seed: 6, Size: 32x32"),
+     "Steps should be from 1 to 200, not 500."),
+], ids=["no picture", "truncated", "no settings", "bad settings"])
+def test_a_file_that_cannot_be_read_is_answered_in_a_sentence(tab, data, sentence):
+    before = prompts(tab)
+    drop(tab, data)
+    says(tab, sentence)
+    assert prompts(tab) == before
+
+
+def test_a_huge_file_is_not_even_sent(tab, tmp_path):
+    (tmp_path / "huge.png").write_bytes(b"\0" * (MAX_FILE_BYTES + 1))
+    unfold(tab, "Read a picture")
+    tab.locator("#read-panel input[type=file]").set_input_files(tmp_path / "huge.png")
+    expect(tab.get_by_text("exceed the maximum allowed size of 64.0 Mb")).to_be_visible()

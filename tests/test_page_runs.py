@@ -1,0 +1,248 @@
+"""Runs on the page: pictures form in their places, stop, go on, and are found again."""
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+from visitor import (
+    LONG,
+    PATIENCE,
+    PROMPTS,
+    alts,
+    box,
+    corners,
+    figures,
+    fill,
+    generate,
+    make,
+    says,
+    seed_box,
+    stop,
+    visit,
+)
+
+from sd_tpu.engine import Cancelled, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.page import runs
+from sd_tpu.request import Request
+
+
+def test_eight_prompts_become_eight_pictures_in_their_places(tab):
+    fill(tab, PROMPTS, seed=40)
+    before = corners(tab)
+    make(tab)
+    assert alts(tab) == PROMPTS
+    for i, prompt in enumerate(PROMPTS):
+        expect(figures(tab).nth(i)).to_contain_text(prompt)
+        expect(figures(tab).nth(i)).to_contain_text(f"Seed {40 + i}")
+        width = figures(tab).nth(i).locator("img").evaluate(
+            "image => image.decode().then(() => image.naturalWidth)"
+        )
+        assert width == 32
+    assert corners(tab) == before, "the layout has shifted"
+    says(tab, "seed 40")
+
+
+def test_an_empty_box_is_skipped_and_keeps_its_place(tab):
+    fill(tab, ["first", "", "   ", "fourth", "", "", "", ""], seed=7)
+    make(tab)
+    assert alts(tab) == ["first", "fourth"]
+    expect(figures(tab).nth(0).locator("img")).to_have_attribute("alt", "first")
+    expect(figures(tab).nth(3).locator("img")).to_have_attribute("alt", "fourth")
+    expect(figures(tab).nth(3)).to_contain_text("Seed 10")
+
+
+def test_previews_form_and_stop_ends_the_run(tab, page_engine):
+    fill(tab, PROMPTS, steps=LONG)
+    tab.get_by_label("Sampler").click()
+    tab.get_by_role("option", name="Heun").click()
+    generate(tab).click()
+    says(tab, re.compile(rf"Step \d+ of {LONG}, about \d+ (s|min) left"))
+    expect(tab.locator("figure.forming img").first).to_be_visible(timeout=PATIENCE)
+    stop(tab).click()
+    says(tab, "Stopped")
+    expect(tab.locator("figure.stopped")).to_have_count(8)
+    expect(tab.get_by_role("link", name="Download picture")).to_have_count(0)
+    assert not any(page_engine._occupants)
+    fill(tab, PROMPTS)
+    make(tab)
+    expect(tab.get_by_role("link", name="Download picture")).to_have_count(8)
+
+
+def test_escape_stops_and_a_refusal_clears_what_was_stopped(tab):
+    fill(tab, PROMPTS)
+    make(tab)
+    fill(tab, PROMPTS, steps=LONG)
+    generate(tab).click()
+    says(tab, "Step")
+    box(tab, 1).press("Escape")
+    says(tab, "Stopped")
+    expect(tab.locator("figure.stopped")).to_have_count(8)
+    expect(tab.get_by_role("button", name="Download all")).to_be_disabled()
+    fill(tab, PROMPTS, steps=0)
+    generate(tab).click()
+    says(tab, "Steps should be from 1 to 200, not 0.")
+    expect(tab.locator("figure.blank")).to_have_count(8)
+
+
+@pytest.fixture
+def busy_engine(page_engine):
+    """The engine with one run in its slots and one that waits."""
+    asked = Request(prompts=("a",) * 8, steps=LONG, height=32, width=32)
+    ahead = [page_engine.submit(asked) for _ in range(2)]
+    yield page_engine
+    for job in ahead:
+        job.cancel()
+
+
+def test_stop_ends_a_run_that_still_waits_within_a_second(tab, busy_engine):
+    fill(tab, PROMPTS)
+    generate(tab).click()
+    says(tab, "Queued as number 2")
+    begun = time.monotonic()
+    stop(tab).click()
+    says(tab, "Stopped")
+    assert time.monotonic() - begun < 1.5, "a second, and what the browser takes to tell"
+
+
+def test_a_run_is_found_again_after_a_reload(tab):
+    fill(tab, PROMPTS, seed=11, steps=LONG)
+    generate(tab).click()
+    says(tab, re.compile("Step [1-9]"))
+    tab.reload()
+    says(tab, re.compile(rf"Step \d+ of {LONG}"))
+    expect(stop(tab)).to_be_enabled()
+    expect(figures(tab).nth(7)).to_contain_text("Seed 18")
+    stop(tab).click()
+    says(tab, "Stopped")
+
+
+def test_a_phone_that_slept_through_its_run_finds_it_again(tab, busy_engine):
+    fill(tab, PROMPTS)
+    generate(tab).click()
+    says(tab, "Queued as number 2")
+    tab.evaluate("""() => {
+        window.slept = true;
+        const show = (hidden) => {
+            Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        };
+        const now = Date.now();
+        show(true);
+        Date.now = () => now + 60_000;
+        show(false);
+    }""")
+    tab.wait_for_function("!window.slept")
+    says(tab, "Queued as number 2")
+    stop(tab).click()
+    says(tab, "Stopped")
+
+
+def test_pictures_are_still_there_after_a_reload(tab):
+    fill(tab, ["first", "second", *[""] * 6], seed=5)
+    make(tab)
+    tab.reload()
+    expect(tab.locator("figure.done")).to_have_count(2, timeout=PATIENCE)
+    assert alts(tab) == ["first", "second"]
+    tab.get_by_role("button", name="Reuse last").click()
+    expect(seed_box(tab)).to_have_value("5")
+
+
+def test_a_run_that_nobody_follows_any_more_is_given_up(visitor, address, page_engine, monkeypatch):
+    monkeypatch.setattr(runs.Runs.start, "__kwdefaults__",
+                        {**runs.Runs.start.__kwdefaults__, "grace": 1})
+    with visitor.new_page() as tab:
+        visit(tab, address)
+        fill(tab, PROMPTS, steps=LONG)
+        generate(tab).click()
+        says(tab, "Step")
+        job = next(occupant.job for occupant in page_engine._occupants if occupant)
+    while any(page_engine._occupants):
+        time.sleep(0.05)
+    assert max(job._steps.values()) < LONG, "the job of a closed tab went on to its end"
+
+
+def test_two_people_see_and_stop_only_what_is_their_own(chromium, tab, address):
+    fill(tab, ["mine"] * 8, steps=LONG)
+    generate(tab).click()
+    says(tab, "Step")
+    with chromium.new_context() as somebody, somebody.new_page() as other:
+        visit(other, address)
+        expect(other.locator("figure.blank")).to_have_count(8)
+        fill(other, ["theirs"] * 8, steps=LONG)
+        generate(other).click()
+        says(other, re.compile("Queued|Step"))
+        stop(other).click()
+        says(other, "Stopped")
+        expect(other.locator("figure")).to_contain_text(["theirs"] * 8)
+    says(tab, re.compile("Step|Done in"))
+    assert alts(tab) == ["mine"] * 8
+    if stop(tab).is_enabled():
+        stop(tab).click()
+
+
+def test_screen_readers_hear_of_beginning_pictures_and_end_but_of_no_step(tab):
+    tab.evaluate("""() => {
+        window.heard = [];
+        const news = document.querySelector("#news [role=status]");
+        new MutationObserver(() => heard.push(news.textContent)).observe(
+            news, { childList: true, characterData: true, subtree: true });
+    }""")
+    fill(tab, ["first", "second", *[""] * 6], steps=60)
+    make(tab)
+    heard = " ".join(tab.evaluate("heard"))
+    assert heard.startswith("Making 2 pictures.")
+    assert re.search("1, 2 are ready|1 is ready.*2 is ready", heard)
+    assert "Done in" in heard and "Step" not in heard
+
+
+class FakeJob:
+    """A job whose events have already happened."""
+
+    def __init__(self, *events):
+        self.request = Request(prompts=("a", "b"), steps=20, seed=3)
+        self._events = events
+
+    def events(self):
+        return iter(self._events)
+
+    def cancel(self):
+        pass
+
+
+class NoFiles:
+    """A disk that is full."""
+
+    def add(self, *_):
+        raise OSError("No space left on device")
+
+
+class Alone:
+    """No other runs: what comes before takes the seconds given."""
+
+    def __init__(self, wait=None):
+        self._wait = wait
+
+    def wait(self, run):
+        return self._wait
+
+    def learn(self, pace):
+        pass
+
+
+@pytest.mark.parametrize(("events", "sentence"), [
+    ([Queued(1, "compiling for the first time")], "Compiling for the first time…"),
+    ([Queued(3, "waiting for a free place")],
+     "Queued as number 3, about 40 s until it starts"),
+    ([Progress(4, 20, {})], "Step 4 of 20"),
+    ([Cancelled()], "Stopped"),
+    ([Done(1.25)], "Done in 1.2 s, seed 3"),
+    ([Failed("The device is out of memory.")], "The device is out of memory."),
+    ([ImageReady(0, None)], "The server failed; please try again."),
+])
+def test_the_line_says_what_is_happening(events, sentence):
+    run = runs.Run(FakeJob(*events), Alone(wait=40), NoFiles(), grace=30)
+    for snapshot in run.follow("somebody"):
+        if snapshot.line.text == sentence:
+            break
+    assert snapshot.line.text == sentence

@@ -1,0 +1,79 @@
+"""What somebody does on the page, for the browser tests."""
+
+import re
+
+from playwright.sync_api import Locator, Page, expect
+
+PATIENCE = 30_000  # ms: what a step of a test may take on a busy machine
+PROMPTS = [f"picture number {i} <b>&" for i in range(1, 9)]
+LONG = 200  # steps
+
+
+def visit(tab: Page, address: str) -> Page:
+    """Opens the page and waits until it knows this browser."""
+    tab.set_default_timeout(PATIENCE)
+    tab.goto(address)
+    tab.wait_for_function("Object.keys(localStorage).some(key => key.startsWith('sd_tpu'))")
+    expect(generate(tab)).to_be_enabled(timeout=PATIENCE)
+    return tab
+
+
+def generate(tab: Page) -> Locator:
+    return tab.get_by_role("button", name="Generate")
+
+
+def stop(tab: Page) -> Locator:
+    return tab.get_by_role("button", name="Stop")
+
+
+def box(tab: Page, number: int) -> Locator:
+    return tab.get_by_label(f"Prompt {number}", exact=True)
+
+
+def seed_box(tab: Page) -> Locator:
+    return tab.locator("#seed input")
+
+
+def prompts(tab: Page) -> list[str]:
+    return [box(tab, number).input_value() for number in range(1, 9)]
+
+
+def figures(tab: Page) -> Locator:
+    return tab.locator("#gallery figure")
+
+
+def says(tab: Page, text: str | re.Pattern) -> None:
+    """Waits for this in the progress line."""
+    expect(tab.locator("#line")).to_contain_text(text, timeout=PATIENCE)
+
+
+def unfold(tab: Page, name: str) -> None:
+    fold = tab.get_by_role("button", name=name, exact=True)
+    if fold.get_attribute("aria-expanded") == "false":
+        fold.click()
+
+
+def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2) -> None:
+    unfold(tab, "Settings")
+    for number, prompt in enumerate(prompts, start=1):
+        box(tab, number).fill(prompt)
+    if seed is not None:
+        seed_box(tab).fill(str(seed))
+    tab.get_by_label("Steps").fill(str(steps))
+    tab.get_by_label("Steps").blur()
+
+
+def make(tab: Page) -> None:
+    generate(tab).click()
+    says(tab, "Done in")
+
+
+def alts(tab: Page) -> list[str]:
+    return tab.locator("#gallery img").evaluate_all("all => all.map(image => image.alt)")
+
+
+def corners(tab: Page) -> list[list[float]]:
+    return figures(tab).evaluate_all("""figures => figures.map(figure => {
+        const box = figure.getBoundingClientRect();
+        return [box.x, box.y + scrollY, box.width, box.height];
+    })""")
