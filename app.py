@@ -14,17 +14,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Loads, compiles and serves until interrupted; the exit code."""
     args = _parser().parse_args(arguments)
     try:
-        _serve(args)
+        return _serve(args)
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError) as error:  # CheckpointError is a ValueError
         print(f"sd_tpu: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return 2
 
 
-def _serve(args: argparse.Namespace) -> None:
+def _serve(args: argparse.Namespace) -> int:
     _check_address(args.host, args.port)
     begun = time.monotonic()
     print(f"Loading {args.model} ...", flush=True)
@@ -32,7 +31,8 @@ def _serve(args: argparse.Namespace) -> None:
     print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
     engine.ready.wait()
     if engine.failure:
-        raise ValueError(engine.failure)
+        print(f"sd_tpu: {engine.failure}", file=sys.stderr)
+        return 1
     page = build(engine)
     try:
         address = launch(page, server_name=args.host, server_port=args.port, share=args.share)
@@ -40,6 +40,7 @@ def _serve(args: argparse.Namespace) -> None:
         page.block_thread()
     finally:
         engine.close()
+    return 0
 
 
 def _check_address(host: str | None, port: int | None) -> None:

@@ -190,7 +190,7 @@ def split_words(text: str) -> list[str]:
 class ModelCard(_Config):
     """What a page says of a model and begins with: `sd_tpu.json` in the checkpoint, if there.
 
-`hint` says in a line what to write, `details` what the model can draw, where that is little.
+    `hint` says in a line what to write, `details` what the model can draw, where that is little.
     `more_prompts` are what the page's sample prompts go on with, by the eight. No sampler means the
     one that the checkpoint's `scheduler_config.json` asks for. `words` are those that the captions
     of its training were made of, for a model that was trained on few.

@@ -101,11 +101,12 @@ def to_png(pixels: np.ndarray, request: Request, model: str) -> bytes:
     return file.getvalue()
 
 
-def to_webp(pixels: np.ndarray, quality: int = 90) -> bytes:
+def to_webp(pixels: np.ndarray, quality: int | None) -> bytes:
     """A WebP file of pixels uint8 [H, W, 3], to be looked at: small, quickly made, and without
-    settings. A quality (0 to 100) of 70 is enough for a preview."""
+    settings. A quality (0 to 100) of 70 is enough for a preview; None loses nothing."""
     file = BytesIO()
-    Image.fromarray(pixels).save(file, "WEBP", quality=quality, method=0)
+    lossless = dict(lossless=True, quality=0) if quality is None else dict(quality=quality)
+    Image.fromarray(pixels).save(file, "WEBP", method=0, **lossless)
     return file.getvalue()
 
 

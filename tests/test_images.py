@@ -350,12 +350,14 @@ def test_reading_a_request_decodes_no_pixels(monkeypatch):
 
 def test_a_webp_shows_the_picture_in_fewer_bytes_and_says_nothing_about_it():
     smooth = np.asarray(Image.fromarray(PIXELS).resize((240, 160), Image.Resampling.BICUBIC))
-    data = to_webp(smooth)
+    data = to_webp(smooth, 90)
     with Image.open(BytesIO(data)) as image:
         assert image.format == "WEBP" and KEY not in image.info
         shown = np.asarray(image.convert("RGB"))
     assert np.abs(shown.astype(int) - smooth).mean() < 8
     assert len(to_webp(smooth, 70)) < len(data) < len(to_png(smooth, REQUEST, "m"))
+    with Image.open(BytesIO(to_webp(PIXELS, None))) as image:
+        assert np.array_equal(image.convert("RGB"), PIXELS)
 
 
 def test_a_zip_brings_every_file_back_byte_for_byte():

@@ -88,6 +88,6 @@ def test_the_endpoints_are_documented(client):
                                    ["--host", "no.such.host.invalid"], ["--port", "TAKEN"]])
 def test_a_program_that_cannot_start_says_why_in_a_sentence(flags, address, capsys):
     taken = address.strip("/").rpartition(":")[2]
-    assert app.main([flag.replace("TAKEN", taken) for flag in flags]) == 1
+    assert app.main([flag.replace("TAKEN", taken) for flag in flags]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("sd_tpu: ") and printed.count("\n") == 1

@@ -1,5 +1,6 @@
 """What is asked for: the boxes, the seed, the settings, and all that fills them."""
 
+import dataclasses
 import re
 from io import BytesIO
 
@@ -23,7 +24,7 @@ from visitor import (
 )
 
 from sd_tpu.images import MAX_FILE_BYTES, to_png
-from sd_tpu.page.layout import sample_sets
+from sd_tpu.page.layout import count, sample_sets
 from sd_tpu.page.links import read_link, write_link
 from sd_tpu.request import MAX_SEED, Request, RequestError, Settings
 
@@ -80,6 +81,13 @@ def test_each_box_counts_its_tokens_and_shows_what_is_cut_off(tab):
     box(tab, 1).fill("a cat")
     expect(count).to_have_text("4 / 77 tokens")
     assert corners(tab) == before, "the layout has shifted"
+
+
+def test_words_that_a_small_model_was_never_shown_are_named(page_engine, monkeypatch):
+    card = dataclasses.replace(page_engine.pipeline.card, words=("a", "cat", "s"))
+    monkeypatch.setattr(page_engine.pipeline, "card", card)
+    assert "unknown" not in count("a cat", page_engine.pipeline)
+    assert "unknown to this model: “wizard, hat”" in count("a WIZARD's <hat>", page_engine.pipeline)
 
 
 @pytest.mark.parametrize("keys", ["Control+Enter", "Meta+Enter"])

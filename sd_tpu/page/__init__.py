@@ -17,7 +17,7 @@ def build(engine: Engine) -> gr.Blocks:
     card = engine.pipeline.card
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:
-        gr.HTML(cells.heading(card.hint), apply_default_css=False, js_on_load=None)
+        gr.HTML(cells.heading(card), apply_default_css=False, js_on_load=None)
         form = make_form(engine)
         view = make_view(engine)
         about = gr.HTML(cells.about(engine), apply_default_css=False, js_on_load=None)

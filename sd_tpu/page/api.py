@@ -8,10 +8,8 @@ import gradio as gr
 
 from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
-from sd_tpu.page.events import drawn
-from sd_tpu.page.layout import RANDOM
 from sd_tpu.page.runs import Run, Runs
-from sd_tpu.request import Request, RequestError
+from sd_tpu.request import RANDOM, Request, RequestError, drawn_seed
 from sd_tpu.samplers import SAMPLERS
 
 
@@ -43,7 +41,8 @@ def offer(engine: Engine, runs: Runs) -> None:
             PNG files in the places of their prompts, null where there is none (yet); the seed of
             the first; and a sentence that says what is happening.
         """
-        asked = {"prompts": prompts, "seed": drawn(seed), "negative_prompt": negative_prompt,
+        seed = drawn_seed(RANDOM if seed is None else seed)
+        asked = {"prompts": prompts, "seed": seed, "negative_prompt": negative_prompt,
                  "steps": steps, "guidance": guidance, "sampler": sampler, "spacing": spacing}
         try:
             request = Request.check(asked, engine.defaults)

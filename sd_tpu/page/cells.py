@@ -6,12 +6,14 @@ byte, and because a preview must turn into the picture without a flicker.
 """
 
 import sys
+from collections.abc import Sequence
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
 
+from sd_tpu.config import ModelCard
 from sd_tpu.engine import Engine
 from sd_tpu.images import VERSION
 from sd_tpu.page.files import SMALL, url
@@ -27,10 +29,14 @@ TRIGGER = """element.addEventListener("click", (event) => {
 });"""
 
 
-def heading(hint: str) -> str:
-    """The page's title, and what to do."""
-    return (f'<header><h1>{say("heading")}</h1><p>{escape(hint or say("hint"))} {say("skipped")} '
-            f'<span class="keys">{say("keys")}</span></p></header>')
+def heading(card: ModelCard) -> str:
+    """The page's title, what to do, and what the model can draw if that is little."""
+    details = ""
+    if card.details:
+        details = (f'<details><summary>{say("details")}</summary>'
+                   f'<p>{escape(card.details)}</p></details>')
+    return (f'<header><h1>{say("heading")}</h1><p>{escape(card.hint or say("hint"))} '
+            f'{say("skipped")} <span class="keys">{say("keys")}</span></p>{details}</header>')
 
 
 def fold(key: str) -> str:
@@ -43,12 +49,16 @@ def fold(key: str) -> str:
             f'{say(key)}</button>')
 
 
-def counter(count: int, lost: str) -> str:
-    """How many of the model's tokens a prompt takes, and its end that the model will not see."""
-    if not lost:
-        return f'<p class="tokens">{say("tokens", count=count, limit=LENGTH)}</p>'
-    text = escape(say("tokens_lost", count=count, limit=LENGTH, lost=lost))
-    return f'<p class="tokens over" title="{text}">{text}</p>'
+def counter(count: int, lost: str, unknown: Sequence[str]) -> str:
+    """How many of the model's tokens a prompt takes, its end that the model will not see, and words
+    that mean nothing to the model."""
+    text = say("tokens", count=count, limit=LENGTH)
+    if lost:
+        text = say("tokens_lost", tokens=text, lost=lost)
+    elif unknown:
+        text = say("tokens_unknown", tokens=text, words=", ".join(unknown))
+    kind = "tokens over" if lost else "tokens"
+    return f'<p class="{kind}" dir="auto" title="{escape(text)}">{escape(text)}</p>'
 
 
 def progress(line: Line) -> str:

@@ -1,7 +1,6 @@
 """What happens on the page: who clicks what, and what then changes."""
 
 import dataclasses
-import random
 import re
 import secrets
 from collections.abc import Callable, Iterator
@@ -15,11 +14,11 @@ from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
 from sd_tpu.page import cells
 from sd_tpu.page.files import Files, url
-from sd_tpu.page.layout import OWN_SPACING, RANDOM, Form, Updates, View, count, spacings
+from sd_tpu.page.layout import OWN_SPACING, Form, Updates, View, count, spacings
 from sd_tpu.page.links import read_link
 from sd_tpu.page.runs import Cell, Run, Runs, Snapshot
 from sd_tpu.page.texts import say
-from sd_tpu.request import MAX_PROMPTS, MAX_SEED, Request, RequestError
+from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, RequestError, drawn_seed
 from sd_tpu.samplers import SAMPLERS
 
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
@@ -35,17 +34,11 @@ def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs,
     _connect_pictures(engine, form, view, runs, files)
 
 
-def drawn(seed: Any) -> Any:
-    """The seed asked for, or a new one; whether it is a good one `Request.check` will say."""
-    return random.randint(0, MAX_SEED) if seed in (None, RANDOM) else seed
-
-
 # --- the boxes ----------------------------------------------------------------------------------
 
 
 def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
     tools, boxes = form.tools, form.prompts
-    tokenizer = engine.pipeline.tokenizer
 
     def fill(text: str) -> Updates:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -67,7 +60,7 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
     tools.list_fill.click(fill, tools.list_text, [*boxes, view.line, view.news], queue=False,
                           **QUIET)
     gr.on([box.change for box in boxes],
-          lambda *prompts: [count(prompt, tokenizer) for prompt in prompts],
+          lambda *prompts: [count(prompt, engine.pipeline) for prompt in prompts],
           boxes, form.counters, queue=False, trigger_mode="always_last", **QUIET)
 
 
@@ -92,7 +85,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View, runs:
     def begin(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
         asked = form.read(values)
         try:
-            request = Request.check({**asked, "seed": drawn(asked["seed"])}, engine.defaults)
+            request = Request.check({**asked, "seed": drawn_seed(asked["seed"])}, engine.defaults)
             run = runs.start(request, browser=_browser(values[form.saved]))
         except RequestError as error:
             yield {**view.tell(str(error), "wrong"),

@@ -6,9 +6,7 @@ The page shows WebP, which is small; what is downloaded is PNG and carries its s
 import base64
 import dataclasses
 import re
-import zipfile
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +15,7 @@ from gradio.components import Component
 from gradio.processing_utils import save_bytes_to_cache
 from PIL import Image
 
-from sd_tpu.images import make_grid, to_png
+from sd_tpu.images import make_grid, to_png, to_webp, to_zip
 from sd_tpu.request import Request
 
 SMALL = 256  # pixels: smaller pictures are enlarged as they are, so each pixel must be right
@@ -43,18 +41,17 @@ class Files:
         """Writes the picture uint8 [H, W, 3] at `place`, with its settings."""
         alone = request.only(place)
         name = f"{alone.seed}-{_words(alone.prompts[0])}"
+        quality = None if max(pixels.shape) < SMALL else QUALITY
         return Picture(
             png=self._save(to_png(pixels, alone, self._model), f"{name}.png"),
-            shown=self._save(_webp(pixels), f"{name}.webp"),
+            shown=self._save(to_webp(pixels, quality), f"{name}.webp"),
         )
 
     def archive(self, pictures: Mapping[int, Picture]) -> str:
         """Writes a ZIP of pictures by their places; returns its path. Raises OSError."""
-        file = BytesIO()
-        with zipfile.ZipFile(file, "w") as archive:  # a PNG does not get smaller
-            for place, picture in pictures.items():
-                archive.write(picture.png, f"{place + 1}-{Path(picture.png).name}")
-        return self._save(file.getvalue(), "pictures.zip")
+        pngs = {place: Path(picture.png) for place, picture in pictures.items()}
+        return self._save(to_zip({f"{place + 1}-{png.name}": png.read_bytes()
+                                  for place, png in pngs.items()}), "pictures.zip")
 
     def grid(self, request: Request, pictures: Mapping[int, Picture]) -> str:
         """Writes the pictures side by side, with all their prompts; returns the PNG's path.
@@ -82,17 +79,8 @@ def url(path: str) -> str:
 
 def data_url(pixels: np.ndarray) -> str:
     """Pixels [H, W, 3] uint8 as a small picture inside the page, needing no request of its own."""
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "WEBP", quality=70, method=0)
-    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f"data:image/webp;base64,{base64.b64encode(to_webp(pixels, 70)).decode()}"
 
 
 def _words(prompt: str) -> str:
     return re.sub(r"\W+", "-", prompt.lower())[:40].strip("-") or "picture"
-
-
-def _webp(pixels: np.ndarray) -> bytes:
-    file = BytesIO()
-    small = max(pixels.shape) < SMALL
-    Image.fromarray(pixels).save(file, "WEBP", lossless=small, quality=QUALITY)
-    return file.getvalue()

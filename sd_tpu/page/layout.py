@@ -11,12 +11,11 @@ from sd_tpu.engine import Engine
 from sd_tpu.page import cells
 from sd_tpu.page.runs import Cell, Line, Snapshot
 from sd_tpu.page.texts import label, say
-from sd_tpu.request import MAX_PROMPT_LENGTH, MAX_PROMPTS, Request, Settings
+from sd_tpu.pipeline import FlaxStableDiffusionPipeline
+from sd_tpu.request import MAX_PROMPT_LENGTH, MAX_PROMPTS, RANDOM, Request, Settings
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.schedule import SPACINGS
-from sd_tpu.tokenizer import Tokenizer
 
-RANDOM = -1  # in the seed's box
 OWN_SPACING = ""  # in the spacing's list
 
 Updates = dict[Component, Any]
@@ -44,8 +43,9 @@ class Form:
     def read(self, values: Mapping[Component, Any]) -> dict[str, Any]:
         """What was filled in, as `Request.check` takes it, but with the seed that may be -1."""
         settings = {name: values[component] for name, component in self.settings.items()}
-        return {"prompts": [values[box] for box in self.prompts], "seed": values[self.seed],
-                **settings}
+        seed = values[self.seed]
+        return {"prompts": [values[box] for box in self.prompts],
+                "seed": RANDOM if seed is None else seed, **settings}
 
     def show(self, values: Mapping[str, Any]) -> Updates:
         """Fills it in with values such as `read` returns."""
@@ -107,7 +107,7 @@ def make_form(engine: Engine) -> Form:
     card = engine.pipeline.card
     sets = sample_sets((*card.prompts, *card.more_prompts))
     tools = _tools(sets)
-    prompts, counters = _boxes(sets[0], engine.pipeline.tokenizer)
+    prompts, counters = _boxes(sets[0], engine.pipeline)
     gr.HTML(cells.fold("settings"), apply_default_css=False, js_on_load=None)
     settings = _settings(engine.defaults)
     with gr.Row(elem_id="actions"):
@@ -157,14 +157,16 @@ def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
     return [padded[i:i + MAX_PROMPTS] for i in range(0, len(padded), MAX_PROMPTS)]
 
 
-def count(prompt: str, tokenizer: Tokenizer) -> str:
+def count(prompt: str, pipeline: FlaxStableDiffusionPipeline) -> str:
     """What stands below a prompt's box."""
     if len(prompt) > MAX_PROMPT_LENGTH:
         text = say("too_many_characters", count=len(prompt), limit=MAX_PROMPT_LENGTH)
         return f'<p class="tokens over">{text}</p>'
     if not prompt.strip():
         return '<p class="tokens"></p>'
-    return cells.counter(tokenizer.count(prompt), tokenizer.lost(prompt))
+    tokenizer = pipeline.tokenizer
+    return cells.counter(tokenizer.count(prompt), tokenizer.lost(prompt),
+                         pipeline.card.unknown_words(prompt))
 
 
 def _tools(sets: list[list[str]]) -> Tools:
@@ -182,7 +184,9 @@ def _tools(sets: list[list[str]]) -> Tools:
     return Tools(copy_first, clear, samples, sets, text, fill, picture)
 
 
-def _boxes(prompts: list[str], tokenizer: Tokenizer) -> tuple[list[gr.Textbox], list[gr.HTML]]:
+def _boxes(
+    prompts: list[str], pipeline: FlaxStableDiffusionPipeline
+) -> tuple[list[gr.Textbox], list[gr.HTML]]:
     boxes, counters = [], []
     with gr.Row(elem_id="prompts"):
         for number, prompt in enumerate(prompts, start=1):
@@ -190,7 +194,7 @@ def _boxes(prompts: list[str], tokenizer: Tokenizer) -> tuple[list[gr.Textbox], 
                 boxes.append(gr.Textbox(
                     prompt, label=f"{label('prompt')} {number}", lines=2, max_lines=5,
                     placeholder=label("prompt_placeholder"), elem_classes="prompt"))
-                counters.append(gr.HTML(count(prompt, tokenizer), apply_default_css=False,
+                counters.append(gr.HTML(count(prompt, pipeline), apply_default_css=False,
                                         js_on_load=None))
     return boxes, counters
 

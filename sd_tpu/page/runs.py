@@ -75,8 +75,9 @@ class Run:
 
     def __init__(self, job: Job, runs: "Runs", files: Files, grace: float):
         """Begins with every asked place waiting."""
+        request = job.request
         self.key = secrets.token_urlsafe(16)
-        self.request, self.begun = job.request, time.time()
+        self.request, self.begun = request, time.time()
         self._job, self._runs, self._files, self._grace = job, runs, files, grace
         self._change = threading.Condition()  # guards the rest
         self._followers: dict[object, str] = {}
@@ -84,7 +85,7 @@ class Run:
         self._changed = [1] * MAX_PROMPTS  # the version in which each cell has
         self._cells = [self._first_cell(place) for place in range(MAX_PROMPTS)]
         self._line = Line(say("starting"))
-        self._step = 0
+        self._step, self._steps = 0, max(request.only(place).steps for place in request.places())
         self._first_progress: tuple[float, int] | None = None
         threading.Thread(target=self._serve, name="run", daemon=True).start()
 
@@ -101,7 +102,7 @@ class Run:
     @property
     def work(self) -> int:
         """Steps of single pictures that are still to be made."""
-        left = 0 if self.over else self.request.steps - self._step
+        left = 0 if self.over else self._steps - self._step
         return left * len(self.request.places())
 
     def cells(self, state: str) -> list[Cell]:
@@ -185,7 +186,7 @@ class Run:
             self._line = self._line_after(event)
             self._change.notify_all()
         if isinstance(event, Done):
-            self._runs.learn(event.seconds / (self.request.steps * len(self.request.places())))
+            self._runs.learn(event.seconds / (self._steps * len(self.request.places())))
 
     def _changes(self, event: Event) -> dict[int, dict]:
         """What the event changes in cells, by place."""
@@ -202,7 +203,7 @@ class Run:
         return {}
 
     def _line_after(self, event: Event) -> Line:
-        share = self._step / self.request.steps
+        share = self._step / self._steps
         match event:
             case Queued(position, reason):
                 return Line(_queued(position, reason, self._runs.wait(self)))
@@ -222,7 +223,7 @@ class Run:
         if self._step <= first:
             return None
         each = (time.monotonic() - begun) / (self._step - first)
-        return each * (self.request.steps - self._step)
+        return each * (self._steps - self._step)
 
     def _first_cell(self, place: int) -> Cell:
         if place not in self.request.places():

@@ -11,6 +11,7 @@ ENGLISH = {
     # the prompts
     "heading": "Eight prompts, eight pictures",
     "hint": "Write what you would like to see.",
+    "details": "What can it draw?",
     "skipped": "Empty boxes are skipped.",
     "keys": "Ctrl+Enter generates, Esc stops.",
     "prompt": "Prompt",
@@ -19,7 +20,8 @@ ENGLISH = {
     "clear": "Clear",
     "samples": "Sample prompts",
     "tokens": "{count} / {limit} tokens",
-    "tokens_lost": "{count} / {limit} tokens, not seen: “{lost}”",
+    "tokens_lost": "{tokens}, not seen: “{lost}”",
+    "tokens_unknown": "{tokens}, unknown to this model: “{words}”",
     "too_many_characters": "{count} of at most {limit} characters",
     "list": "Paste a list",
     "list_label": "One prompt a line",
