@@ -25,6 +25,16 @@ def test_programs_get_pictures_in_their_places_and_the_seed(client):
                             spacing="karras", negative_prompt="blur", height=32, width=32)
 
 
+def test_programs_give_single_pictures_settings_of_their_own(client):
+    pictures, _, _ = client.predict(
+        ["a", "b"], seed=5, steps=2, own=[None, {"seed": 1, "steps": 3, "sampler": "heun"}],
+        api_name="/generate",
+    )
+    first, second = (read_png(Path(picture).read_bytes()) for picture in pictures)
+    assert (first.seed, first.steps, first.sampler) == (5, 2, "pndm")
+    assert (second.seed, second.steps, second.sampler) == (1, 3, "heun")
+
+
 def test_programs_follow_a_run_and_can_end_it(client, page_engine):
     job = client.submit(["a"] * 8, steps=200, api_name="/generate")
     told = next(job)
@@ -41,6 +51,8 @@ def test_programs_follow_a_run_and_can_end_it(client, page_engine):
     ({"prompts": ["a"], "seed": -2}, f"Seed should be from 0 to {MAX_SEED}, not -2."),
     ({"prompts": ["a"], "steps": "many"}, "Steps should be a whole number, not 'many'."),
     ({"prompts": ["a"], "sampler": "magic"}, "Sampler 'magic' is unknown; there are ddim, "),
+    ({"prompts": ["a", "b"], "own": [None, {"steps": 0}]},
+     "Steps of prompt 2 should be from 1 to 200, not 0."),
 ])
 def test_programs_are_refused_by_the_sentence_of_the_page(client, values, sentence):
     with pytest.raises(gradio_client.exceptions.AppError, match=f"^{re.escape(sentence)}"):
@@ -79,7 +91,7 @@ def test_the_endpoints_are_documented(client):
     assert set(endpoints) == {"/generate", "/samplers", "/read_metadata"}
     names = [each["parameter_name"] for each in endpoints["/generate"]["parameters"]]
     assert names == ["prompts", "seed", "negative_prompt", "steps", "guidance", "sampler",
-                     "spacing"]
+                     "spacing", "own"]
     names = [each["parameter_name"] for each in endpoints["/read_metadata"]["parameters"]]
     assert names == ["picture"]
 

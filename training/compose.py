@@ -14,14 +14,12 @@ from training.grammar import is_countable
 from training.sprites import Sprites
 
 # Side of an object relative to the picture's, drawn evenly from these
-SCALES = {
-    "normal": (0.74, 0.78, 0.82, 0.86),
-    "small": (0.34, 0.38, 0.42),
-    "big": (0.98, 1.02, 1.06),
-}
-PAIR_SCALES = (0.42, 0.45, 0.48)
-TRIPLE_SCALES = (0.30, 0.32, 0.34)
-JITTER = 0.04  # largest shift of an object from its place, relative to the picture's side
+SCALES = {"normal": (0.75, 0.875), "small": (0.375,), "big": (1.0,)}
+PAIR_SCALE = 0.47
+TRIPLE_SCALE = 0.33
+# Pixels by which objects are shifted: one latent of an autoencoder that divides by 8. The UNet,
+# which sees latents only, then need not learn every thing at every offset within one.
+SHIFT = 8
 UNSEEN_ONE_IN = 8
 SPRITES_KEPT = 16_384  # resized sprites in memory: about 150 MB of them at 64x64
 
@@ -139,17 +137,27 @@ class Composer:
         picture = self._canvas(scene)
         centres, scales = _layout(scene)
         pixels = round(self.size * pick(rng, scales))
-        for index, (x, y) in enumerate(centres):
+        # Several are told apart on one axis, and keep their places there
+        along = None if scene.count == 1 else 1 if scene.relation == "above" else 0
+        for index, centre in enumerate(centres):
             concept = scene.concepts[index % len(scene.concepts)]
             sprite = self._resized(self._index[concept, scene.style], pixels)
             if scene.upside_down:
                 sprite = sprite[::-1]
             if scene.paint is not None:
                 sprite = paint(sprite, captions.PAINTS[scene.paint])
-            dx, dy = ((2 * rng.random() - 1) * JITTER for _ in range(2))
-            left, top = (round(self.size * place - pixels / 2) for place in (x + dx, y + dy))
-            over(picture, sprite, left, top)
+            corner = [round(self.size * place - pixels / 2) for place in centre]
+            for axis in (0, 1):
+                if axis != along:
+                    corner[axis] = self._shifted(corner[axis], pixels, rng)
+            over(picture, sprite, *corner)
         return picture
+
+    def _shifted(self, begin: int, pixels: int, rng: np.random.Generator) -> int:
+        """Where an object begins that could begin at `begin`, or a little before or behind."""
+        inside = [begin + shift for shift in (-SHIFT, 0, SHIFT)
+                  if 0 <= begin + shift <= self.size - pixels]
+        return pick(rng, inside or [begin])
 
     def _background(self, rng: np.random.Generator) -> str:
         if rng.random() < self.mix.default_background:
@@ -219,11 +227,11 @@ def paint(sprite: np.ndarray, colour: Sequence[int]) -> np.ndarray:
 def _layout(scene: Scene) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...]]:
     """The objects' centres, relative to the picture, and the scales to choose from."""
     if scene.relation == "above":
-        return ((0.5, 0.26), (0.5, 0.74)), PAIR_SCALES
+        return ((0.5, 0.25), (0.5, 0.75)), (PAIR_SCALE,)
     if scene.count == 2:
-        return ((0.26, 0.5), (0.74, 0.5)), PAIR_SCALES
+        return ((0.25, 0.5), (0.75, 0.5)), (PAIR_SCALE,)
     if scene.count == 3:
-        return ((0.18, 0.5), (0.5, 0.5), (0.82, 0.5)), TRIPLE_SCALES
+        return ((1 / 6, 0.5), (0.5, 0.5), (5 / 6, 0.5)), (TRIPLE_SCALE,)
     return ((0.5, 0.5),), SCALES[scene.size]
 
 

@@ -37,12 +37,17 @@ SHOWN = (
 def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """Latents [N, h, w, C] of unit variance, token ids [N, 77], and `scale`, which made it so."""
     graph, params = autoencoder.trained()
-    file = recipe.CACHE / f"pool-{_digest(params)}.safetensors"
+    composer = recipe.composer()
+
+    def compose(i: int):
+        return composer.batch(np.random.default_rng([1, i]), 64)
+
+    file = recipe.CACHE / f"pool-{_digest(params, compose(0))}.safetensors"
     if not file.is_file():
         encode = jax.jit(lambda images: nnx.merge(graph, params).encode(images)[0])
-        composer, latents, captions = recipe.composer(), [], []
+        latents, captions = [], []
         for i in range(POOL // 64):
-            pictures, texts = composer.batch(np.random.default_rng([1, i]), 64)
+            pictures, texts = compose(i)
             latents.append(np.asarray(encode(autoencoder.to_unit(pictures))))
             captions += texts
         latents = np.concatenate(latents) / nnx.merge(graph, params).config.scaling_factor
@@ -55,10 +60,11 @@ def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
         return {name: tensors.get_tensor(name) for name in tensors.keys()}
 
 
-def _digest(params) -> str:
-    """Tells one autoencoder's latents from another's."""
+def _digest(params, sample: tuple[np.ndarray, list[str]]) -> str:
+    """Tells one autoencoder's latents of one composer's pictures from others."""
     content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params))
-    return hashlib.sha256(content).hexdigest()[:12]
+    pictures, texts = sample
+    return hashlib.sha256(content + pictures.tobytes() + repr(texts).encode()).hexdigest()[:12]
 
 
 def build(seed: int = 0):

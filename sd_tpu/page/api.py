@@ -25,6 +25,7 @@ def offer(engine: Engine, runs: Runs) -> None:
         guidance: float | None = None,
         sampler: str | None = None,
         spacing: str | None = None,
+        own: list[dict | None] | None = None,
     ) -> tuple[list[dict], int, str]:
         """Draws a picture of each prompt; yields what is finished and what is happening.
 
@@ -36,6 +37,9 @@ def offer(engine: Engine, runs: Runs) -> None:
             guidance: How strictly to follow the prompts; the model's own by default.
             sampler: A key that /samplers lists; the model's own by default.
             spacing: One of the sampler's spacings that /samplers lists; by default the model's own.
+            own: What single pictures have in place of these settings, in the places of their
+                prompts: null, or an object with any of seed, negative_prompt, steps, guidance,
+                sampler and spacing.
 
         Returns:
             PNG files in the places of their prompts, null where there is none (yet); the seed of
@@ -43,7 +47,8 @@ def offer(engine: Engine, runs: Runs) -> None:
         """
         seed = drawn_seed(RANDOM if seed is None else seed)
         asked = {"prompts": prompts, "seed": seed, "negative_prompt": negative_prompt,
-                 "steps": steps, "guidance": guidance, "sampler": sampler, "spacing": spacing}
+                 "steps": steps, "guidance": guidance, "sampler": sampler, "spacing": spacing,
+                 "own": own}
         try:
             request = Request.check(asked, engine.defaults)
             run = runs.start(request, grace=0, previews=False)
