@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training import captions, concepts, grammar, sprites
+from training import captions, compose, concepts, grammar, sprites
 from training.captions import Scene
 from training.compose import Composer, Mix
 
@@ -103,6 +103,19 @@ def test_about_a_third_of_the_captions_omit_the_style_and_the_rest_get_it_right(
         assert named in ([], [facts.style])
         said += bool(named)
     assert 0.58 < said / 600 < 0.72
+
+
+def test_things_are_shifted_by_whole_latents_but_not_out_of_order(discs):
+    rng = np.random.default_rng(8)
+    for kind, free in (("single", {0, 1}), ("beside", {0}), ("stacked", {1})):
+        composer, places = Composer(discs, 64, only(kind)), []
+        for _ in range(40):
+            picture, _, facts = composer.sample(rng)
+            places.append(place(picture, facts.concepts[0]))
+        for axis, found in enumerate(np.transpose(places)):
+            shifts = (found - found.min()) / compose.SHIFT
+            assert np.abs(shifts - np.rint(shifts)).max() < 0.05
+            assert (shifts.max() > 0.9) == (axis in free)
 
 
 def test_small_and_big_things_are_drawn_smaller_and_bigger(discs):
