@@ -26,7 +26,7 @@ from sd_tpu.engine import (
     card_defaults,
 )
 from sd_tpu.images import make_grid, to_png
-from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, Settings, drawn_seed
+from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, Settings, drawn_seed, parse_number
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.sharding import make_mesh, set_host_devices
 
@@ -130,12 +130,12 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     add("--prompt", dest="prompts", action="append", required=True, metavar="PROMPT",
         help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
     add("--negative", dest="negative_prompt", metavar="PROMPT", help="what not to draw")
-    add("--seed", type=_number, metavar="N",
+    add("--seed", type=parse_number, metavar="N",
         help=f"of the first picture; {RANDOM} draws one and says which (default: 0)")
-    add("--steps", type=_number, metavar="N", help="(default: the model's)")
+    add("--steps", type=parse_number, metavar="N", help="(default: the model's)")
     add("--sampler", metavar="KEY", help="see `samplers` (default: the model's)")
     add("--spacing", metavar="KEY", help="of the steps, see `samplers` (default: the model's)")
-    add("--guidance", type=_number, metavar="X",
+    add("--guidance", type=parse_number, metavar="X",
         help="how closely to follow the prompt; 1 is none (default: the model's)")
     add("--out", type=Path, required=True, metavar="DIR",
         help="gets 00.png, 01.png, ... and grid.png")
@@ -152,15 +152,6 @@ def _size(text: str) -> tuple[int, int]:
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} should be like 512x512, width first")
     return int(match[2] or match[1]), int(match[1])
-
-
-def _number(text: str) -> int | float:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number")
 
 
 def _count(text: str) -> int:

@@ -36,6 +36,7 @@ CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation ma
 PREVIEW_SECONDS = 0.4  # least time between two previews of a job
 PREVIEW_SHARE = 0.1  # most of the time that previews may take
 MAX_WAITING = 100  # jobs
+COMPILING = "compiling for the first time"  # what a job may wait for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,7 +394,7 @@ class Engine:
     def _tell_positions(self) -> None:
         """Tells each waiting job its place in the queue, if that has changed. Needs the lock."""
         ready = self.ready.is_set()
-        reason = "waiting for a free place" if ready else "compiling for the first time"
+        reason = "waiting for a free place" if ready else COMPILING
         waiting = [job for job in self._jobs if job._begun is None]
         for position, job in enumerate(waiting, start=1):
             if job._position != (position, reason):

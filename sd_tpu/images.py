@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from sd_tpu.request import Request, RequestError, Settings
+from sd_tpu.request import Request, RequestError, Settings, parse_number
 from sd_tpu.samplers import SAMPLERS
 
 VERSION = "0.1.0"
@@ -206,9 +206,9 @@ def parse_parameters(text: str) -> Request:
         "prompts": _json(fields, "Prompts", [prompt]),
         "own": _json(fields, "Own settings", []),
         "negative_prompt": fields.get("Negative", negative),
-        "seed": _number(fields["Seed"], int),
-        "steps": _number(fields["Steps"], int),
-        "guidance": _number(fields["CFG scale"], float),
+        "seed": parse_number(fields["Seed"]),
+        "steps": parse_number(fields["Steps"]),
+        "guidance": parse_number(fields["CFG scale"]),
         "sampler": sampler,
         "spacing": spacing,
     }
@@ -262,11 +262,3 @@ def _size(value: str) -> tuple[int, int]:
     if not match:
         raise RequestError(f"The picture's size should be like 512x512, not {value[:40]!r}.")
     return int(match[1]), int(match[2])
-
-
-def _number(value: str, kind: type) -> int | float | str:
-    """The number, or what stands in its place: `Request.check` says what is wrong with it."""
-    try:
-        return kind(value)
-    except ValueError:
-        return value[:40]

@@ -126,6 +126,16 @@ def drawn_seed(value: Any) -> Any:
     return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else value
 
 
+def parse_number(text: str) -> int | float | str:
+    """The number, or what stands in its place: `Request.check` says what is wrong with it."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def _check_names(values: Mapping[str, Any], kind: type, of: str) -> None:
     unknown = values.keys() - {field.name for field in dataclasses.fields(kind)}
     if unknown:

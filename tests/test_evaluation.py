@@ -8,9 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from training import curves, diffusion, evaluate, judge
+from training import autoencoder, curves, diffusion, evaluate, judge
 from training.captions import Scene
+from training.compose import Composer, is_unseen
+from training.concepts import COMMON
 from training.evaluate import Trial
+from training.sprites import Sprites
 
 PAIR = Scene(concepts=("cat", "dog"), style="3d", count=2, relation="left of")
 SCENES = [
@@ -84,6 +87,23 @@ def test_the_style_is_asked_for_only_where_the_prompt_says_one():
     assert (found["the thing, top-1"], found["the background's colour"]) == (1.0, 0.0)
 
 
+def test_every_trial_asks_only_for_what_training_never_composed():
+    for kind, mix in evaluate.KINDS.items():
+        composer, rng = recipe_free_composer(mix), np.random.default_rng(0)
+        scenes = [composer.scene(rng) for _ in range(200)]
+        assert all(is_unseen(scene) for scene in scenes)
+        if kind == "a painted thing":
+            assert all(scene.paint and scene.background == "white" for scene in scenes)
+
+
+def recipe_free_composer(mix) -> Composer:
+    """One that needs no drawings to be fetched: it only chooses."""
+    names = list(COMMON)
+    sprites = Sprites(rgba=np.zeros((len(names), 4, 4, 4), np.uint8), concepts=names,
+                      styles=["flat"] * len(names))
+    return Composer(sprites, 64, mix, unseen=True)
+
+
 def test_top_5_takes_the_right_answer_among_the_five_likeliest():
     answers = {"first": np.array([[5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]]) / 15}
     right = {"first": np.array([4, 0])}
@@ -101,8 +121,8 @@ def test_pictures_are_labelled_with_their_words():
 
 
 def test_decibels_of_a_known_error():
-    truth = np.zeros((1, 4, 4, 3), np.uint8)
-    assert evaluate.decibels(truth + np.uint8(51), truth) == pytest.approx(13.979, abs=1e-3)
+    truth = np.zeros((1, 4, 4, 3))
+    assert autoencoder.decibels(truth + 0.4, truth) == pytest.approx(13.979, abs=1e-3)
 
 
 def test_a_resumed_runs_later_entries_make_the_curve(tmp_path):
@@ -115,10 +135,11 @@ def test_a_resumed_runs_later_entries_make_the_curve(tmp_path):
     assert [axes.get_title() for axes in figure.axes] == ["one", "two"]
 
 
-def test_a_batchs_timesteps_are_spread_evenly_and_stay_in_range():
+def test_a_batchs_timesteps_are_spread_evenly_and_stay_in_range(monkeypatch):
     for seed in range(50):
         t = np.asarray(diffusion.spread_timesteps(jax.random.key(seed), 16, 1000))
         assert t.min() >= 0 and t.max() < 1000
         assert np.array_equal(np.sort(t * 16 // 1000), np.arange(16))
-    all_ends = jnp.nextafter(jnp.float32(1), jnp.float32(0))
-    assert float((15 + all_ends) / 16) == 1.0, "without the bound, rounding would reach the end"
+    largest = jnp.nextafter(jnp.float32(1), jnp.float32(0))
+    monkeypatch.setattr(diffusion.jax.random, "uniform", lambda key: largest)
+    assert diffusion.spread_timesteps(None, 16, 1000).max() == 999

@@ -39,9 +39,13 @@ def test_programs_follow_a_run_and_can_end_it(client, page_engine):
     job = client.submit(["a"] * 8, steps=200, api_name="/generate")
     told = next(job)
     assert told[0] == [None] * 8 and re.match("Starting|Queued|Step", told[2])
+    while not any(page_engine._occupants):
+        time.sleep(0.01)
+    running = next(occupant.job for occupant in page_engine._occupants if occupant)
     job.cancel()
     while any(page_engine._occupants):
         time.sleep(0.05)
+    assert any(running._rows_left.values()), "the job went on to its end"
 
 
 @pytest.mark.parametrize(("values", "sentence"), [

@@ -188,6 +188,15 @@ def test_a_bad_link_is_answered_in_a_sentence(tab, address, fragment, sentence):
     expect(box(tab, 1)).not_to_have_value("")
 
 
+def test_a_link_cannot_bring_markup_along(tab, address):
+    tab.goto(f"{address}#prompt=a&sampler=%3Cimg%20src%3Dx%20onerror%3D%22window.hit%3D1%22%3E")
+    tab.reload()
+    says(tab, "is unknown; there are")
+    expect(tab.locator("#news")).to_contain_text("<img")
+    assert tab.locator("#news img, #line img").count() == 0
+    assert tab.evaluate("window.hit") is None
+
+
 @pytest.mark.parametrize("request_", [
     Request(prompts=("a", "", "b&c=d#é"), seed=0, guidance=0.0, spacing="karras"),
     Request(prompts=("", "x\ny"), seed=MAX_SEED, negative_prompt="no, \"none\"", steps=1),

@@ -2,7 +2,7 @@
 
 import re
 import zipfile
-from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ from visitor import (
 )
 
 from sd_tpu.images import read_png
-from sd_tpu.page.files import _webp
-from sd_tpu.request import MAX_SEED
+from sd_tpu.page.files import Files
+from sd_tpu.request import MAX_SEED, Request
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,11 @@ def test_the_page_itself_shows_webp(made):
     assert source.endswith("webp")
 
 
-def test_a_small_picture_is_shown_as_it_is():
+def test_a_small_picture_is_shown_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    with Image.open(BytesIO(_webp(pixels))) as image:
+    page = SimpleNamespace(GRADIO_CACHE=str(tmp_path), temp_file_sets=[])
+    shown = Files(page, "m").add(Request(prompts=("a",)), 0, pixels).shown
+    with Image.open(shown) as image:
         assert np.array_equal(np.asarray(image.convert("RGB")), pixels)
 
 

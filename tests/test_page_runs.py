@@ -1,6 +1,7 @@
 """Runs on the page: pictures form in their places, stop, go on, and are found again."""
 
 import re
+import threading
 import time
 
 import pytest
@@ -22,7 +23,7 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.engine import Cancelled, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.engine import COMPILING, Cancelled, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.page import runs
 from sd_tpu.request import Request
 
@@ -230,8 +231,27 @@ class Alone:
         pass
 
 
+def test_who_comes_back_in_time_takes_the_run_over_however_often():
+    job = FakeJob()
+    over = threading.Event()
+    job.cancel = over.set
+    job.events = lambda: iter(over.wait, True)  # none until it is cancelled
+    run = runs.Run(job, Alone(wait=0), NoFiles(), grace=1.0)
+
+    def glance():
+        follower = run.follow("somebody")
+        next(follower)
+        follower.close()
+
+    glance()
+    time.sleep(0.7)
+    glance()
+    assert not over.wait(0.7), "the timer of the first departure ended it"
+    assert over.wait(5)
+
+
 @pytest.mark.parametrize(("events", "sentence"), [
-    ([Queued(1, "compiling for the first time")], "Compiling for the first time…"),
+    ([Queued(1, COMPILING)], "Compiling for the first time…"),
     ([Queued(3, "waiting for a free place")],
      "Queued as number 3, about 40 s until it starts"),
     ([Progress(4, 20, {})], "Step 4 of 20"),
@@ -242,7 +262,8 @@ class Alone:
 ])
 def test_the_line_says_what_is_happening(events, sentence):
     run = runs.Run(FakeJob(*events), Alone(wait=40), NoFiles(), grace=30)
-    for snapshot in run.follow("somebody"):
-        if snapshot.line.text == sentence:
+    for _ in range(100):
+        if run._line.text == sentence:
             break
-    assert snapshot.line.text == sentence
+        time.sleep(0.05)
+    assert run._line.text == sentence

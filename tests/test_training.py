@@ -60,6 +60,13 @@ def test_the_batch_may_be_divided_over_devices(tmp_path):
     np.testing.assert_allclose(alone["w"], divided["w"], rtol=1e-4, atol=1e-5)
 
 
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+    run(tmp_path, steps=10)
+    for other in ({"w": np.zeros((4, 1), np.float32)}, {"v": np.zeros((3, 1), np.float32)}):
+        with pytest.raises(ValueError, match="of another recipe"):
+            latest(tmp_path, other)
+
+
 def test_what_was_never_trained_is_said_to_be_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="run the training"):
         latest(tmp_path, START)

@@ -49,13 +49,18 @@ def make_loss(graph: nnx.GraphDef):
     return loss
 
 
+def decibels(pictures: np.ndarray, truth: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of pictures in [-1, 1]."""
+    return float(10 * np.log10(4 / np.mean(np.square(pictures - truth))))
+
+
 def show(graph: nnx.GraphDef, params, images: np.ndarray, file: Path) -> float:
     """Saves originals above their reconstructions and returns the PSNR in decibels."""
     model = nnx.merge(graph, params)
     decoded = np.asarray(model.decode(model.encode(images)[0])).clip(-1, 1)
     rows = np.concatenate([np.concatenate(list(row), axis=1) for row in (images, decoded)])
     Image.fromarray(((rows + 1) * 127.5).round().astype(np.uint8)).save(file)
-    return float(10 * np.log10(4 / np.mean((decoded - images) ** 2)))
+    return decibels(decoded, images)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ autoencoder, stand beside those on generated pictures: they are what could be re
 
 import argparse
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
 from training import captions, judge, recipe
-from training.autoencoder import to_unit
+from training.autoencoder import decibels, to_unit
 from training.captions import Scene
 from training.compose import Mix
 
@@ -26,7 +27,8 @@ BATCH = 32
 NOTHING = dict.fromkeys(("single", "small", "big"), 0.0)
 KINDS = {
     "one thing": Mix(**NOTHING | {"single": 1.0}, default_background=0.0),
-    "a painted thing": Mix(**NOTHING | {"single": 1.0}, recoloured=1.0),
+    # On the default background: nothing but the paint can then be what training never composed.
+    "a painted thing": Mix(**NOTHING | {"single": 1.0}, recoloured=1.0, default_background=1.0),
     "two side by side": Mix(**NOTHING, beside=1.0),
     "one above another": Mix(**NOTHING, stacked=1.0),
     "two or three of a kind": Mix(**NOTHING, copies=1.0),
@@ -48,12 +50,15 @@ class Trial:
     def of(cls, mix: Mix, count: int, seed: int) -> "Trial":
         """`count` scenes of the mix, all of combinations kept from training."""
         composer, rng = recipe.composer(mix, unseen=True), np.random.default_rng([4, seed])
-        drawings, texts, scenes = zip(*(composer.sample(rng) for _ in range(count)), strict=True)
+        endless = (composer.sample(rng) for _ in itertools.count())
+        # Copies are asked for of what cannot be counted, too, and then there is but one.
+        wanted = (sample for sample in endless if sample[2].count > 1 or mix.copies < 1)
+        drawings, texts, scenes = zip(*itertools.islice(wanted, count), strict=True)
         return cls(list(scenes), list(texts), np.stack(drawings))
 
 
 class Artist:
-    """The model in a folder, as the page uses it."""
+    """The model in a folder, with the sampler of its scheduler's config."""
 
     def __init__(self, folder: Path):
         """Loads the model."""
@@ -125,12 +130,6 @@ def shares(ask, trial: Trial, kind: str, pictures: np.ndarray) -> dict[str, floa
             for name, measure in MEASURES[kind].items()}
 
 
-def decibels(pictures: np.ndarray, truth: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of pictures u8."""
-    error = (pictures.astype(np.float32) - truth.astype(np.float32)) / 255
-    return float(-10 * np.log10(np.mean(np.square(error))))
-
-
 def print_table(artist: Artist, trials: dict[str, Trial], ask) -> None:
     """Every measure on drawings, on drawings through the autoencoder, and on generated pictures."""
     print("| Prompts for | the judge finds right | drawn | through the autoencoder | generated |")
@@ -142,8 +141,8 @@ def print_table(artist: Artist, trials: dict[str, Trial], ask) -> None:
         for name in MEASURES[kind]:
             cells = " | ".join(f"{100 * column[name]:.1f}%" for column in columns)
             print(f"| {kind} | {name} | {cells} |", flush=True)
-        print(f"| {kind} | (autoencoder's PSNR) | | {decibels(coded, trial.drawings):.2f} dB | |",
-              flush=True)
+        loss = decibels(to_unit(coded), to_unit(trial.drawings))
+        print(f"| {kind} | (autoencoder's PSNR) | | {loss:.2f} dB | |", flush=True)
 
 
 def print_sweep(artist: Artist, trials: dict[str, Trial], ask) -> None:
@@ -191,8 +190,9 @@ def main() -> None:
         trial = Trial.of(recipe.MIX, GRID[0] * GRID[1], seed=0)
         label(artist.draw(trial.texts), trial.texts, GRID[0], 2).save(args.grid, quality=90)
         return
+    first = 101 if args.sweep else 1  # what is chosen by the sweep is then judged on other prompts
     trials = {kind: Trial.of(mix, args.pictures, seed)
-              for seed, (kind, mix) in enumerate(KINDS.items(), start=1)}
+              for seed, (kind, mix) in enumerate(KINDS.items(), start=first)}
     (print_sweep if args.sweep else print_table)(artist, trials, judge.trained())
 
 

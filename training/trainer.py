@@ -152,9 +152,14 @@ def _restore(file: Path, state: Tree) -> Tree:
     if not file.is_file():
         return state
     with safe_open(file, framework="np") as tensors:
-        return jax.tree_util.tree_map_with_path(
+        missing = _named(state).keys() - set(tensors.keys())
+        found = state if missing else jax.tree_util.tree_map_with_path(
             lambda path, _: tensors.get_tensor(jax.tree_util.keystr(path)), state
         )
+    if missing or any(np.shape(a) != np.shape(b) for a, b in zip(
+            jax.tree.leaves(found), jax.tree.leaves(state), strict=True)):
+        raise ValueError(f"{file} is of another recipe: move its folder away to begin anew.")
+    return found
 
 
 def latest(folder: Path, params: Tree) -> Tree:
@@ -162,6 +167,7 @@ def latest(folder: Path, params: Tree) -> Tree:
 
     Raises:
         FileNotFoundError: there is no checkpoint in the folder.
+        ValueError: it is of networks of another shape.
     """
     file = folder / "state.safetensors"
     if not file.is_file():

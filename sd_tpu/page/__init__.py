@@ -21,7 +21,7 @@ def build(engine: Engine) -> gr.Blocks:
         form = make_form(engine)
         view = make_view(engine)
         about = gr.HTML(cells.about(engine), apply_default_css=False, js_on_load=None)
-        files = Files(view.line, card.name)
+        files = Files(page, card.name)
         runs = Runs(engine, files)
         events.connect(engine, page, form, view, runs, files)
         api.offer(engine, runs)

@@ -74,9 +74,11 @@ def _offer_read_metadata() -> None:
             picture: A PNG file.
 
         Returns:
-            prompts (a list), seed, negative_prompt, steps, guidance, sampler, spacing, height and
-            width; all but the last two are named as in /generate.
+            prompts (a list), seed, negative_prompt, steps, guidance, sampler, spacing, own, height
+            and width; all but the last two are named as in /generate.
         """
+        if picture is None:
+            raise gr.Error("There is no picture.", print_exception=False)
         try:
             return dataclasses.asdict(read_png(picture))
         except RequestError as error:
@@ -91,7 +93,7 @@ def _answers(run: Run, visitor: gr.Request) -> Iterator[tuple[list[dict | None],
     """What a program is told: the pictures so far, the seed and a sentence."""
     pictures: list[dict | None] = [None] * len(run.request.prompts)
     for snapshot in run.follow(visitor.session_hash):
-        if run.failed:
+        if snapshot.line.kind == "wrong":
             raise RequestError(snapshot.line.text)
         for place, picture in run.pictures().items():
             pictures[place] = gr.FileData(path=picture.png).model_dump()

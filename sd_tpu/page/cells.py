@@ -67,6 +67,11 @@ def progress(line: Line) -> str:
             f'<progress value="{line.share:.3f}" max="1" aria-hidden="true"></progress>')
 
 
+def news(text: str) -> str:
+    """What is read aloud; it may hold words of whoever made a link or named a file."""
+    return escape(text)
+
+
 def figure(cell: Cell, size: tuple[int, int]) -> str:
     """The cell; size is width and height, kept free from the start so that nothing shifts."""
     width, height = size

@@ -187,9 +187,9 @@ def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files:
     def pack(key: str | None, event: gr.EventData) -> Updates:
         run = runs.find(key)
         try:
-            if not run:
+            pictures = run.pictures() if run else {}
+            if not pictures:
                 raise FileNotFoundError
-            pictures = run.pictures()
             path = (files.archive(pictures) if event.do == "zip"
                     else files.grid(run.request, pictures))
         except OSError:

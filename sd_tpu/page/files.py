@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
+import gradio as gr
 import numpy as np
-from gradio.components import Component
 from gradio.processing_utils import save_bytes_to_cache
 from PIL import Image
 
@@ -33,9 +33,11 @@ class Picture:
 class Files:
     """Writes pictures under names that nobody can guess, their folders being salted hashes."""
 
-    def __init__(self, keeper: Component, model: str):
-        """`keeper` is the component in whose name Gradio prunes them; `model` made them."""
-        self._keeper, self._model = keeper, model
+    def __init__(self, page: gr.Blocks, model: str):
+        """Gradio prunes them in the name of the page; `model` made them."""
+        self._folder, self._model = page.GRADIO_CACHE, model
+        self._names = _Names()
+        page.temp_file_sets.append(self._names)
 
     def add(self, request: Request, place: int, pixels: np.ndarray) -> Picture:
         """Writes the picture uint8 [H, W, 3] at `place`, with its settings."""
@@ -67,9 +69,16 @@ class Files:
                           f"{request.seed}-grid.png")
 
     def _save(self, data: bytes, name: str) -> str:
-        path = save_bytes_to_cache(data, name, self._keeper.GRADIO_CACHE)
-        self._keeper.temp_files.add(path)
+        path = save_bytes_to_cache(data, name, self._folder)
+        self._names.add(path)
         return path
+
+
+class _Names(set):
+    """A set that may grow while it is gone through: Gradio prunes in a thread of its own."""
+
+    def __iter__(self):
+        return iter(self.copy())
 
 
 def url(path: str) -> str:

@@ -93,12 +93,11 @@ class View:
 
     def tell(self, text: str, kind: str = "idle") -> Updates:
         """Says something that is not about a run, aloud as well."""
-        return {self.line: cells.progress(Line(text, kind)), self.news: text}
-
+        return {self.line: cells.progress(Line(text, kind)), self.news: cells.news(text)}
 
     def say(self, snapshot: Snapshot) -> Updates:
         """Says how a run goes: each step in sight, and what matters aloud."""
-        aloud = {self.news: snapshot.news} if snapshot.news else {}
+        aloud = {self.news: cells.news(snapshot.news)} if snapshot.news else {}
         return {self.line: cells.progress(snapshot.line), **aloud}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from sd_tpu.page.texts import say
-from sd_tpu.request import Request, RequestError
+from sd_tpu.request import Request, RequestError, parse_number
 
 MAX_LENGTH = 1 << 19
 MAX_FIELDS = 32
@@ -37,16 +37,6 @@ def read_link(text: str) -> dict[str, Any]:
                            max_num_fields=MAX_FIELDS)
     except ValueError:
         raise RequestError(say("link_bad")) from None
-    values: dict[str, Any] = {name: _number(value) if name in NUMBERS else value
+    values: dict[str, Any] = {name: parse_number(value) if name in NUMBERS else value
                               for name, value in fields if name != "prompt"}
     return {**values, "prompts": [value for name, value in fields if name == "prompt"]}
-
-
-def _number(text: str) -> int | float | str:
-    """The number, or what stands in its place: `Request.check` says what is wrong with it."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

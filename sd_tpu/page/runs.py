@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from sd_tpu.engine import (
+    COMPILING,
     Cancelled,
     Done,
     Engine,
@@ -87,17 +88,13 @@ class Run:
         self._line = Line(say("starting"))
         self._step, self._steps = 0, max(request.only(place).steps for place in request.places())
         self._first_progress: tuple[float, int] | None = None
+        self._farewell: threading.Timer | None = None
         threading.Thread(target=self._serve, name="run", daemon=True).start()
 
     @property
     def over(self) -> bool:
         """Whether nothing will change any more."""
         return self._line.kind != "busy"
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended because of the server."""
-        return self._line.kind == "wrong"
 
     @property
     def work(self) -> int:
@@ -125,6 +122,7 @@ class Run:
         me, seen, over = object(), 0, False
         with self._change:
             self._followers[me] = session
+            self._mind_loneliness()
         try:
             while not over:
                 with self._change:
@@ -137,7 +135,7 @@ class Run:
         finally:
             with self._change:
                 self._followers.pop(me, None)
-            self._mind_loneliness()
+                self._mind_loneliness()
 
     def leave(self, session: str) -> None:
         """Ends what this session follows."""
@@ -146,12 +144,20 @@ class Run:
             self._change.notify_all()
 
     def _mind_loneliness(self) -> None:
-        """Stops the run if nobody comes back to it in time."""
+        """Stops the run if nobody comes back to it in time; called with the lock held."""
+        if self._farewell:
+            self._farewell.cancel()
         if self._followers or self.over:
             return
-        timer = threading.Timer(self._grace, lambda: self._followers or self.stop())
-        timer.daemon = True
-        timer.start()
+        self._farewell = threading.Timer(self._grace, self._give_up)
+        self._farewell.daemon = True
+        self._farewell.start()
+
+    def _give_up(self) -> None:
+        with self._change:
+            lonely = not self._followers
+        if lonely:
+            self.stop()
 
     def _since(self, seen: int) -> Snapshot:
         cells = tuple(cell for cell, changed in zip(self._cells, self._changed, strict=True)
@@ -283,7 +289,8 @@ class Runs:
         self._pace = pace if self._pace is None else (self._pace + pace) / 2
 
     def _forget(self) -> None:
-        over = [key for key, run in self._runs.items() if run.over]
+        needed = set(self._latest.values())  # which a browser that comes back will ask for
+        over = sorted((key for key, run in self._runs.items() if run.over), key=needed.__contains__)
         for key in over[:max(0, len(self._runs) - MAX_KEPT)]:
             del self._runs[key]
         self._latest = {browser: key for browser, key in self._latest.items() if key in self._runs}
@@ -302,7 +309,7 @@ def _ready(numbers: list[int]) -> str:
 
 
 def _queued(position: int, reason: str, wait: float | None) -> str:
-    if reason.startswith("compiling"):
+    if reason == COMPILING:
         turn = f" {say('queued', position=position)}." if position > 1 else ""
         return say("compiling") + turn
     if not wait:
