@@ -130,9 +130,10 @@ def parse_number(text: str) -> int | float | str:
     """The number, or what stands in its place: `Request.check` says what is wrong with it."""
     for kind in (int, float):
         try:
-            return kind(text)
-        except ValueError:
+            number = kind(text)
+        except ValueError:  # also for whole numbers of thousands of digits
             continue
+        return number if _is_number(number) else text
     return text
 
 
