@@ -24,8 +24,7 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.images import read_png
-from sd_tpu.page.files import _webp
+from sd_tpu.images import read_png, to_webp
 from sd_tpu.request import MAX_SEED
 
 
@@ -55,7 +54,7 @@ def test_the_page_itself_shows_webp(made):
 
 def test_a_small_picture_is_shown_as_it_is():
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    with Image.open(BytesIO(_webp(pixels))) as image:
+    with Image.open(BytesIO(to_webp(pixels, None))) as image:
         assert np.array_equal(np.asarray(image.convert("RGB")), pixels)
 
 
