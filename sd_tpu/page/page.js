@@ -33,14 +33,15 @@ window.sdTpu = {
     refreshHistory() {
         refresh(document.querySelector("#history-panel[data-open]"));
     },
-    // After the history has changed: the focus is where it was, or at the first button.
+    // After the history has changed: the focus is where it was, or at what comes first.
     keepFocus() {
         requestAnimationFrame(() => {
             if (!held || held.isConnected) return;
             const { do: deed, id } = held.dataset;
             const same = id ? `[data-do=${deed}][data-id="${id}"]` : `[data-do=${deed}]`;
             const find = (button) => document.querySelector(`#history ${button}`);
-            (find(same) ?? find("[data-do]:not([hidden])"))?.focus();
+            (find(same) ?? find("[data-do]:not([hidden])")
+                ?? document.querySelector("[aria-controls=history-panel]")).focus();
         });
     },
 };

@@ -68,7 +68,7 @@ class _Past:
                 case _:
                     updates = self._change(owner, event, values[self.look])
         except OSError:
-            updates = self.view.tell(say("history_gone"), "wrong")
+            updates = self._gone()
         except (HistoryError, RequestError) as error:
             updates = self.view.tell(str(error), "wrong")
         return {self.view.file: "", **updates}
@@ -91,22 +91,27 @@ class _Past:
             case "only":
                 look = Look(favourites_only=not look.favourites_only)
             case "favourite":
-                self.history.set_favourite(owner, event.id, event.to == "true")
+                known = self.history.set_favourite(owner, event.id, event.to == "true")
+                news = {} if known else self._gone()
             case "delete":
-                self.history.delete(owner, event.id)
-                news = {self.view.news: say("history_deleted")}
+                known = self.history.delete(owner, event.id)
+                news = {self.view.news: say("history_deleted")} if known else self._gone()
             case "clear":
                 self.history.clear(owner)
                 news = {self.view.news: say("history_cleared")}
         return {self.look: look, self.shown: _contents(self.history, owner, look), **news}
 
+    def _gone(self) -> Updates:
+        return self.view.tell(say("history_gone"), "wrong")
+
 
 def _contents(history: History, owner: str, look: Look) -> str:
     limit = look.pages * MORE
     entries = history.entries(owner, limit=limit + 1, favourites_only=look.favourites_only)
+    if not entries and not look.favourites_only:
+        return f'{REFRESH}<p class="empty">{say("history_empty")}</p>'
     if not entries:
-        key = "history_no_favourites" if look.favourites_only else "history_empty"
-        return f'{REFRESH}{_bar(look)}<p class="empty">{say(key)}</p>'
+        return f'{REFRESH}{_bar(look)}<p class="empty">{say("history_no_favourites")}</p>'
     items = "".join(_item(history, owner, entry) for entry in entries[:limit])
     more = _button("more", say("history_more"), "") if len(entries) > limit else ""
     return f"{REFRESH}{_bar(look)}<ul>{items}</ul>{more}"
