@@ -5,8 +5,10 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 
 from sd_tpu.cli import INTERRUPTED, add_model_flags, leave, open_engine
+from sd_tpu.history import History, HistoryError
 from sd_tpu.page import build, launch
 
 
@@ -25,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     _check_address(args.host, args.port)
+    history = _open_history(args.history)
     begun = time.monotonic()
     print(f"Loading {args.model} ...", flush=True)
     engine = open_engine(args)
@@ -33,7 +36,7 @@ def _serve(args: argparse.Namespace) -> int:
     if engine.failure:
         print(f"sd_tpu: {engine.failure}", file=sys.stderr)
         return 1
-    page = build(engine)
+    page = build(engine, history)
     try:
         address = launch(page, server_name=args.host, server_port=args.port, share=args.share)
         print(f"Ready on {address} after {time.monotonic() - begun:.0f} s", flush=True)
@@ -41,6 +44,22 @@ def _serve(args: argparse.Namespace) -> int:
     finally:
         engine.close()
     return 0
+
+
+def _open_history(folder: Path | None) -> History | None:
+    """The history in the folder, if there is to be one; opened before minutes go into loading."""
+    try:
+        return folder and History(folder)
+    except HistoryError as error:
+        raise ValueError(f"{error} Name another folder with --history, or keep nothing with "
+                         "--no-history.") from error
+
+
+def _history_folder() -> Path:
+    """The user's own, where the system keeps such things."""
+    data = os.environ.get("XDG_DATA_HOME", "")
+    base = Path(data) if os.path.isabs(data) else Path("~/.local/share").expanduser()
+    return base / "sd_tpu" / "history"
 
 
 def _check_address(host: str | None, port: int | None) -> None:
@@ -63,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, help="by default the first free one from 7860")
     parser.add_argument("--share", action="store_true", default=None,
                         help="make a public link through Gradio's servers")
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument("--history", type=Path, default=_history_folder(), metavar="DIR",
+                      help="where finished pictures are kept, for the browser that made them "
+                           "(default: %(default)s)")
+    kept.add_argument("--no-history", dest="history", action="store_const", const=None,
+                      help="keep no pictures")
     return parser
 
 

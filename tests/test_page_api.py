@@ -101,9 +101,22 @@ def test_the_endpoints_are_documented(client):
 
 
 @pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--size", "63x64"],
-                                   ["--host", "no.such.host.invalid"], ["--port", "TAKEN"]])
-def test_a_program_that_cannot_start_says_why_in_a_sentence(flags, address, capsys):
+                                   ["--host", "no.such.host.invalid"], ["--port", "TAKEN"],
+                                   ["--history", __file__]])
+def test_a_program_that_cannot_start_says_why_in_a_sentence(flags, address, capsys, tmp_path,
+                                                            monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     taken = address.strip("/").rpartition(":")[2]
     assert app.main([flag.replace("TAKEN", taken) for flag in flags]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("sd_tpu: ") and printed.count("\n") == 1
+
+
+def test_pictures_are_kept_among_the_users_data_or_where_told_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert app._parser().parse_args([]).history == tmp_path / "sd_tpu" / "history"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")  # which its specification tells to ignore
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert app._parser().parse_args([]).history == tmp_path / ".local/share/sd_tpu/history"
+    assert app._parser().parse_args(["--history", "here"]).history == Path("here")
+    assert app._parser().parse_args(["--no-history"]).history is None

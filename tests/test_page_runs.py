@@ -25,6 +25,7 @@ from visitor import (
 
 from sd_tpu.engine import COMPILING, Cancelled, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.page import runs
+from sd_tpu.page.files import Picture
 from sd_tpu.request import Request
 
 
@@ -267,3 +268,30 @@ def test_the_line_says_what_is_happening(events, sentence):
             break
         time.sleep(0.05)
     assert run._line.text == sentence
+
+
+class SomeFiles:
+    """A disk with room."""
+
+    def add(self, *_):
+        return Picture("picture.png", "picture.webp")
+
+
+class Keeping(Alone):
+    """What of its run could be seen while a picture was being kept."""
+
+    def __init__(self):
+        self.begun, self.seen = threading.Event(), []
+
+    def keep(self, browser, picture, request):
+        assert self.begun.wait(5)
+        self.seen.append((browser, picture.png, request.seed, self.run.pictures()))
+
+
+def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it():
+    keeping = Keeping()
+    keeping.run = runs.Run(FakeJob(ImageReady(1, None), Done(1.0)), keeping, SomeFiles(), 30, "me")
+    keeping.begun.set()
+    assert list(keeping.run.follow("somebody"))[-1].line.kind == "over"
+    assert keeping.seen == [("me", "picture.png", 4, {})]
+    assert list(keeping.run.pictures()) == [1]

@@ -3,8 +3,9 @@
 import gradio as gr
 
 from sd_tpu.engine import MAX_WAITING, Engine
+from sd_tpu.history import History
 from sd_tpu.images import MAX_FILE_BYTES
-from sd_tpu.page import api, cells, events
+from sd_tpu.page import api, cells, events, past
 from sd_tpu.page.files import Files
 from sd_tpu.page.layout import make_form, make_view
 from sd_tpu.page.runs import KEEP_SECONDS, Runs
@@ -12,18 +13,22 @@ from sd_tpu.page.texts import LANGUAGES
 from sd_tpu.page.theme import HEAD, STYLE, theme
 
 
-def build(engine: Engine) -> gr.Blocks:
-    """The page on an engine; `launch` shows it."""
+def build(engine: Engine, history: History | None = None) -> gr.Blocks:
+    """The page on an engine, which keeps browsers' pictures in the history, if there is one;
+    `launch` shows it.
+    """
     card = engine.pipeline.card
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:
         gr.HTML(cells.heading(card), apply_default_css=False, js_on_load=None)
         form = make_form(engine)
         view = make_view(engine)
-        about = gr.HTML(cells.about(engine), apply_default_css=False, js_on_load=None)
         files = Files(page, card.name)
-        runs = Runs(engine, files)
-        events.connect(engine, page, form, view, runs, files)
+        runs = Runs(engine, files, history)
+        ends = events.connect(engine, page, form, view, runs, files)
+        if history:
+            past.offer(engine, history, form, view, files, ends)
+        about = gr.HTML(cells.about(engine), apply_default_css=False, js_on_load=None)
         api.offer(engine, runs)
         page.load(lambda: cells.about(engine), None, about, queue=False, **events.QUIET)
 

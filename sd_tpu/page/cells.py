@@ -22,10 +22,12 @@ from sd_tpu.page.runs import Cell, Line, Run
 from sd_tpu.page.texts import say
 from sd_tpu.tokenizer import LENGTH
 
-# Tells Python which button of a cell was clicked, and what its data-* attributes say.
+# Tells Python which button of a cell was clicked, and what its data-* attributes say; with
+# data-confirm the browser asks first.
 TRIGGER = """element.addEventListener("click", (event) => {
     const asked = event.target.closest("[data-do]");
-    if (asked) trigger("click", { ...asked.dataset });
+    const question = asked?.dataset.confirm;
+    if (asked && (!question || confirm(question))) trigger("click", { ...asked.dataset });
 });"""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
+from gradio.events import Dependency
 
 from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
@@ -18,7 +19,7 @@ from sd_tpu.page.layout import OWN_SPACING, Form, Updates, View, count, spacings
 from sd_tpu.page.links import read_link
 from sd_tpu.page.runs import Cell, Run, Runs, Snapshot
 from sd_tpu.page.texts import say
-from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, RequestError, drawn_seed
+from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, RequestError, Settings, drawn_seed
 from sd_tpu.samplers import SAMPLERS
 
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
@@ -26,12 +27,26 @@ FOCUS = "() => document.querySelector('#generate').focus()"
 
 
 def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs,
-            files: Files) -> None:
-    """Makes the page do things."""
+            files: Files) -> list[Dependency]:
+    """Makes the page do things; returns what is over when a run is."""
     _connect_boxes(engine, form, view)
     _connect_settings(form, view, runs)
-    _connect_runs(engine, page, form, view, runs)
     _connect_pictures(engine, form, view, runs, files)
+    return _connect_runs(engine, page, form, view, runs)
+
+
+def browser_of(saved: dict) -> str:
+    """The browser's name for itself, which nobody else can guess; a new one if it has none."""
+    name = str(saved.get("browser"))
+    return name if re.fullmatch("[0-9a-f]{32}", name) else secrets.token_hex(16)
+
+
+def put_request(form: Form, view: View, request: Request, told: str, here: Settings) -> Updates:
+    """Fills the form in with what a picture from elsewhere was made from, and says so."""
+    if (request.width, request.height) != (here.width, here.height):
+        told = " ".join([told, say("read_size", width=request.width, height=request.height,
+                                   here_width=here.width, here_height=here.height)])
+    return {**form.show_request(request), **view.tell(told)}
 
 
 # --- the boxes ----------------------------------------------------------------------------------
@@ -81,12 +96,13 @@ def _connect_settings(form: Form, view: View, runs: Runs) -> None:
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs) -> None:
+def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View,
+                  runs: Runs) -> list[Dependency]:
     def begin(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
         asked = form.read(values)
         try:
             request = Request.check({**asked, "seed": drawn_seed(asked["seed"])}, engine.defaults)
-            run = runs.start(request, browser=_browser(values[form.saved]))
+            run = runs.start(request, browser=browser_of(values[form.saved]))
         except RequestError as error:
             yield {**view.tell(str(error), "wrong"),
                    **_without_stopped(view, runs.find(values[view.run]))}
@@ -102,7 +118,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View, runs:
         yield form.buttons(running=False)
 
     def come_back(saved: dict, visitor: gr.Request) -> Iterator[Updates]:
-        run = runs.latest(_browser(saved))
+        run = runs.latest(browser_of(saved))
         yield {view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
         if run and run.over:  # what it said is old news
             for snapshot in run.follow(visitor.session_hash):
@@ -117,12 +133,12 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View, runs:
     outputs = [view.line, view.news, *view.cells, view.collection, view.run, form.generate,
                form.stop]
     endless = {"concurrency_limit": None, **QUIET}
-    form.generate.click(begin, {*form.inputs(), form.saved, view.run}, outputs, **endless)
+    begun = form.generate.click(begin, {*form.inputs(), form.saved, view.run}, outputs, **endless)
     form.stop.click(stop, view.run, queue=False, **QUIET)
     arrived = page.load(_restore(engine, form, view), form.saved,
                         [form.saved, *form.inputs(), view.line, view.news], queue=False,
                         js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
-    arrived.then(come_back, form.saved, outputs, **endless)
+    return [begun, arrived.then(come_back, form.saved, outputs, **endless)]
 
 
 def _restore(engine: Engine, form: Form, view: View) -> Callable[[dict], Updates]:
@@ -150,12 +166,6 @@ def _filled(form: Form, values: list | None) -> Updates:
     return form.show(asked) if asked["sampler"] in SAMPLERS else {}
 
 
-def _browser(saved: dict) -> str:
-    """The browser's name for itself, which nobody else can guess; a new one if it has none."""
-    name = str(saved.get("browser"))
-    return name if re.fullmatch("[0-9a-f]{32}", name) else secrets.token_hex(16)
-
-
 def _shown(view: View, run: Run, snapshot: Snapshot) -> Updates:
     updates = {view.cells[cell.place]: cells.figure(cell, view.size) for cell in snapshot.cells}
     if any(cell.picture for cell in snapshot.cells):
@@ -173,8 +183,6 @@ def _without_stopped(view: View, run: Run | None) -> Updates:
 
 
 def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files: Files) -> None:
-    defaults = engine.defaults
-
     def put_back(key: str | None, event: gr.EventData) -> Updates:
         run, place = runs.find(key), int(event.place)
         if not run or place not in run.pictures():
@@ -201,12 +209,9 @@ def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files:
             request = read_png(file)
         except RequestError as error:
             return {form.tools.picture: None, **view.tell(str(error), "wrong")}
-        told = [say("read_done", file=Path(file).name)]
-        if (request.width, request.height) != (defaults.width, defaults.height):
-            told.append(say("read_size", width=request.width, height=request.height,
-                            here_width=defaults.width, here_height=defaults.height))
-        return {form.tools.picture: None, **form.show_request(request),
-                **view.tell(" ".join(told))}
+        told = say("read_done", file=Path(file).name)
+        return {form.tools.picture: None,
+                **put_request(form, view, request, told, engine.defaults)}
 
     told = [view.line, view.news]
     gr.on([cell.click for cell in view.cells], put_back, view.run, [*form.inputs(), *told],

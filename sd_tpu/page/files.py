@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,11 +16,12 @@ import numpy as np
 from gradio.processing_utils import save_bytes_to_cache
 from PIL import Image
 
-from sd_tpu.images import make_grid, to_png, to_webp, to_zip
+from sd_tpu.images import make_grid, read_png, to_png, to_webp, to_zip
 from sd_tpu.request import Request
 
 SMALL = 256  # pixels: smaller pictures are enlarged as they are, so each pixel must be right
 QUALITY = 92  # of the WebP of larger ones
+MAX_THUMBNAILS = 1024  # kept in memory, of some kilobytes each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Files:
     def add(self, request: Request, place: int, pixels: np.ndarray) -> Picture:
         """Writes the picture uint8 [H, W, 3] at `place`, with its settings."""
         alone = request.only(place)
-        name = f"{alone.seed}-{_words(alone.prompts[0])}"
+        name = _name(alone)
         quality = None if max(pixels.shape) < SMALL else QUALITY
         return Picture(
             png=self._save(to_png(pixels, alone, self._model), f"{name}.png"),
@@ -68,6 +70,16 @@ class Files:
         return self._save(to_png(make_grid(cells), request, self._model),
                           f"{request.seed}-grid.png")
 
+    def copy(self, png: Path) -> str:
+        """Writes a picture of ours once more, byte for byte, to be served; returns its path.
+
+        Raises:
+            OSError: there is no such file any more.
+            RequestError: it carries no settings to be named by.
+        """
+        data = png.read_bytes()
+        return self._save(data, f"{_name(read_png(data))}.png")
+
     def _save(self, data: bytes, name: str) -> str:
         path = save_bytes_to_cache(data, name, self._folder)
         self._names.add(path)
@@ -89,6 +101,18 @@ def url(path: str) -> str:
 def data_url(pixels: np.ndarray) -> str:
     """Pixels [H, W, 3] uint8 as a small picture inside the page, needing no request of its own."""
     return f"data:image/webp;base64,{base64.b64encode(to_webp(pixels, 70)).decode()}"
+
+
+@lru_cache(MAX_THUMBNAILS)
+def thumbnail(file: Path) -> str:
+    """A picture's file as a small picture inside the page. Raises OSError."""
+    with Image.open(file) as image:
+        image.thumbnail((SMALL, SMALL))
+        return data_url(np.asarray(image))
+
+
+def _name(alone: Request) -> str:
+    return f"{alone.seed}-{_words(alone.prompts[0])}"
 
 
 def _words(prompt: str) -> str:

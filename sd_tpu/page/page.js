@@ -4,7 +4,8 @@
 (() => {
 "use strict";
 
-let arrived = false;
+let browser = null;  // this browser's name, once the page has arrived
+let held = null;  // the history's button that has the focus: each change makes it anew
 
 // A name for this browser that nobody can guess: its runs are found by it.
 function newName() {
@@ -17,18 +18,42 @@ window.sdTpu = {
     arrive(saved) {
         const link = location.hash.slice(1);
         if (link) history.replaceState(null, "", location.pathname + location.search);
-        arrived = true;
-        return { ...saved, browser: saved?.browser ?? newName(), link };
+        browser = saved?.browser ?? newName();
+        return { ...saved, browser, link };
     },
-    // Before it has arrived the form holds only what it begins with.
+    // Before it has arrived the form holds only what it begins with; and what is typed right then
+    // comes with a `saved` that knows no name yet.
     save(saved, ...form) {
-        return arrived ? { ...saved, form } : saved;
+        return browser ? { ...saved, browser, form } : saved;
     },
     download(file) {
         if (!file) return;
         Object.assign(document.createElement("a"), { href: file, download: "" }).click();
     },
+    refreshHistory() {
+        refresh(document.querySelector("#history-panel[data-open]"));
+    },
+    // After the history has changed: the focus is where it was, or at what comes first.
+    keepFocus() {
+        requestAnimationFrame(() => {
+            if (!held || held.isConnected) return;
+            const { do: deed, id } = held.dataset;
+            const same = id ? `[data-do=${deed}][data-id="${id}"]` : `[data-do=${deed}]`;
+            const find = (button) => document.querySelector(`#history ${button}`);
+            (find(same) ?? find("[data-do]:not([hidden])")
+                ?? document.querySelector("[aria-controls=history-panel]")).focus();
+        });
+    },
 };
+
+document.addEventListener("focusin", (event) => {
+    held = event.target.closest("#history [data-do]");
+});
+
+// Asks for the contents of a panel, if it is made by the server.
+function refresh(panel) {
+    panel?.querySelector("[data-do=refresh]")?.click();
+}
 
 // --- keys ---------------------------------------------------------------------------------------
 
@@ -50,6 +75,7 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("click", (event) => {
     const clicked = (selector) => event.target.closest(selector);
     if (clicked(".fold")) toggle(clicked(".fold"));
+    else if (clicked("#history [data-do=again]")) document.querySelector("#generate").focus();
     else if (clicked("[data-link]")) copy(clicked("[data-link]"));
     else if (clicked("button.view")) open(clicked("figure"));
     else if (clicked("#viewer [data-step]")) leaf(Number(clicked("[data-step]").dataset.step));
@@ -61,7 +87,9 @@ document.addEventListener("click", (event) => {
 function toggle(fold) {
     const opened = fold.getAttribute("aria-expanded") !== "true";
     fold.setAttribute("aria-expanded", opened);
-    document.getElementById(fold.getAttribute("aria-controls")).toggleAttribute("data-open", opened);
+    const panel = document.getElementById(fold.getAttribute("aria-controls"));
+    panel.toggleAttribute("data-open", opened);
+    if (opened) refresh(panel);
 }
 
 async function copy(button) {

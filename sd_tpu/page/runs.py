@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from pathlib import Path
 
 from sd_tpu.engine import (
     COMPILING,
@@ -24,6 +25,7 @@ from sd_tpu.engine import (
     Progress,
     Queued,
 )
+from sd_tpu.history import History, HistoryError
 from sd_tpu.page.files import Files, Picture, data_url
 from sd_tpu.page.texts import duration, say
 from sd_tpu.request import MAX_PROMPTS, Request
@@ -74,12 +76,13 @@ class Snapshot:
 class Run:
     """One request on its way; made by `Runs.start`."""
 
-    def __init__(self, job: Job, runs: "Runs", files: Files, grace: float):
+    def __init__(self, job: Job, runs: "Runs", files: Files, grace: float, browser: str = ""):
         """Begins with every asked place waiting."""
         request = job.request
         self.key = secrets.token_urlsafe(16)
         self.request, self.begun = request, time.time()
         self._job, self._runs, self._files, self._grace = job, runs, files, grace
+        self._browser = browser
         self._change = threading.Condition()  # guards the rest
         self._followers: dict[object, str] = {}
         self._version = 1
@@ -202,6 +205,7 @@ class Run:
                         for place, pixels in previews.items()}
             case ImageReady(place, pixels):
                 picture = self._files.add(self.request, place, pixels)
+                self._runs.keep(self._browser, picture, self.request.only(place))
                 return {place: dict(state="done", preview="", picture=picture)}
             case Cancelled() | Failed():
                 return {cell.place: dict(state="stopped")
@@ -240,9 +244,9 @@ class Run:
 class Runs:
     """The runs of everybody who shares an engine; each is private to who has its key."""
 
-    def __init__(self, engine: Engine, files: Files):
-        """Pictures go into `files`."""
-        self._engine, self._files = engine, files
+    def __init__(self, engine: Engine, files: Files, history: History | None = None):
+        """Pictures go into `files`, and into the history if there is one."""
+        self._engine, self._files, self._history = engine, files, history
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the oldest first
         self._latest: dict[str, str] = {}  # the key of each browser's last
@@ -254,7 +258,8 @@ class Runs:
 
         `grace` is how many seconds it may go on while nobody follows it.
         """
-        run = Run(self._engine.submit(request, previews=previews), self, self._files, grace)
+        job = self._engine.submit(request, previews=previews)
+        run = Run(job, self, self._files, grace, browser)
         with self._lock:
             self._runs[run.key] = run
             if browser:
@@ -270,6 +275,15 @@ class Runs:
         """What this browser began last, if its pictures are still there."""
         run = self.find(self._latest.get(browser))
         return run if run and time.time() - run.begun < KEEP_SECONDS else None
+
+    def keep(self, browser: str, picture: Picture, request: Request) -> None:
+        """Adds a browser's finished picture to the history, whose failure costs nobody a run."""
+        if not (browser and self._history):
+            return
+        try:
+            self._history.add(browser, Path(picture.png).read_bytes(), request)
+        except (HistoryError, OSError):
+            log.exception("a picture is missing from the history")
 
     def leave(self, session: str) -> None:
         """Ends what a session follows that is gone."""

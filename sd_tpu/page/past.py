@@ -1,0 +1,162 @@
+"""The history on the page: what this browser has made, and what can be done with it."""
+
+import dataclasses
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+from gradio.events import Dependency
+
+from sd_tpu.engine import Engine
+from sd_tpu.history import Entry, History, HistoryError
+from sd_tpu.images import read_png
+from sd_tpu.page import cells
+from sd_tpu.page.events import QUIET, browser_of, put_request
+from sd_tpu.page.files import SMALL, Files, thumbnail, url
+from sd_tpu.page.layout import Form, Updates, View
+from sd_tpu.page.texts import say
+from sd_tpu.request import RequestError, Settings
+
+MORE = 24  # pictures on a page of it; further ones come below
+REFRESH = '<button type="button" data-do="refresh" hidden></button>'  # which page.js clicks
+AFTER = "(file) => { window.sdTpu.download(file); window.sdTpu.keepFocus(); }"
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What of the history is shown: so many pages of the newest, of all or of the favourites."""
+
+    pages: int = 1
+    favourites_only: bool = False
+
+
+def offer(engine: Engine, history: History, form: Form, view: View, files: Files,
+          ends: list[Dependency]) -> None:
+    """Adds the history to the page that is being built; after each of `ends` it is shown anew."""
+    gr.HTML(cells.fold("history"), apply_default_css=False, js_on_load=None)
+    with gr.Column(elem_id="history-panel"):
+        shown = gr.HTML(REFRESH, elem_id="history", js_on_load=cells.TRIGGER,
+                        apply_default_css=False)
+    past = _Past(history, form, view, files, shown, gr.State(Look()), engine.defaults)
+    outputs = [past.shown, past.look, view.file, view.line, view.news, *form.inputs()]
+    shown.click(past.act, {form.saved, past.look}, outputs, queue=False, trigger_mode="multiple",
+                **QUIET).then(None, view.file, None, js=AFTER, **QUIET)
+    for end in ends:
+        end.then(None, js="() => window.sdTpu.refreshHistory()", **QUIET)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Past:
+    """What happens when something in the history's panel is clicked."""
+
+    history: History
+    form: Form
+    view: View
+    files: Files
+    shown: gr.HTML
+    look: gr.State
+    here: Settings
+
+    def act(self, values: Mapping[Component, Any], event: gr.EventData) -> Updates:
+        owner = browser_of(values[self.form.saved])
+        try:
+            match event.do:
+                case "again" | "save":
+                    updates = self._use(owner, event)
+                case _:
+                    updates = self._change(owner, event, values[self.look])
+        except OSError:
+            updates = self._gone()
+        except (HistoryError, RequestError) as error:
+            updates = self.view.tell(str(error), "wrong")
+        return {self.view.file: "", **updates}
+
+    def _use(self, owner: str, event: gr.EventData) -> Updates:
+        file = self.history.picture(owner, event.id)
+        if not file:
+            raise FileNotFoundError
+        if event.do == "save":
+            return {self.view.file: url(self.files.copy(file))}
+        told = say("history_again_done")
+        return put_request(self.form, self.view, read_png(file), told, self.here)
+
+    def _change(self, owner: str, event: gr.EventData, look: Look) -> Updates:
+        """Does what was asked for and shows what there is then."""
+        news = {}
+        match event.do:
+            case "more":
+                look = dataclasses.replace(look, pages=look.pages + 1)
+            case "only":
+                look = Look(favourites_only=not look.favourites_only)
+            case "favourite":
+                known = self.history.set_favourite(owner, event.id, event.to == "true")
+                news = {} if known else self._gone()
+            case "delete":
+                known = self.history.delete(owner, event.id)
+                news = {self.view.news: say("history_deleted")} if known else self._gone()
+            case "clear":
+                self.history.clear(owner)
+                news = {self.view.news: say("history_cleared")}
+        return {self.look: look, self.shown: _contents(self.history, owner, look), **news}
+
+    def _gone(self) -> Updates:
+        return self.view.tell(say("history_gone"), "wrong")
+
+
+def _contents(history: History, owner: str, look: Look) -> str:
+    limit = look.pages * MORE
+    entries = history.entries(owner, limit=limit + 1, favourites_only=look.favourites_only)
+    if not entries and not look.favourites_only:
+        return f'{REFRESH}<p class="empty">{say("history_empty")}</p>'
+    if not entries:
+        return f'{REFRESH}{_bar(look)}<p class="empty">{say("history_no_favourites")}</p>'
+    items = "".join(_item(history, owner, entry) for entry in entries[:limit])
+    more = _button("more", say("history_more"), "") if len(entries) > limit else ""
+    return f"{REFRESH}{_bar(look)}<ul>{items}</ul>{more}"
+
+
+def _bar(look: Look) -> str:
+    pressed = str(look.favourites_only).lower()
+    clear = f'data-confirm="{escape(say("history_clear_sure"))}"'
+    return (f'<div class="bar">'
+            f'{_button("only", say("history_only"), f"aria-pressed={pressed}")}'
+            f'{_button("clear", say("history_clear"), clear)}</div>')
+
+
+def _item(history: History, owner: str, entry: Entry) -> str:
+    request, prompt = entry.request, escape(entry.request.prompts[0])
+    small = ' class="small"' if max(request.width, request.height) < SMALL else ""
+    return (f'<li><img src="{_source(history, owner, entry)}" alt="{prompt}"{small}>'
+            f'<p dir="auto" title="{prompt}">{prompt}</p>'
+            f'<div class="actions">{_actions(entry)}</div></li>')
+
+
+def _source(history: History, owner: str, entry: Entry) -> str:
+    """The picture inside the page; nothing if its file is gone or broken, so that only its prompt
+    is shown."""
+    file = history.picture(owner, entry.id)
+    try:
+        return thumbnail(file) if file else ""
+    except (OSError, SyntaxError):  # the latter is Pillow's for some broken PNGs
+        return ""
+
+
+def _actions(entry: Entry) -> str:
+    pressed, other = str(entry.favourite).lower(), str(not entry.favourite).lower()
+    sure = f'data-confirm="{escape(say("history_delete_sure"))}"'
+    return (_of(entry, "again", say("history_again")) + _of(entry, "save", say("history_save"))
+            + _of(entry, "favourite", "★", f'data-to="{other}" aria-pressed="{pressed}"')
+            + _of(entry, "delete", "✕", sure))
+
+
+def _of(entry: Entry, do: str, text: str, attributes: str = "") -> str:
+    """A button of one picture."""
+    name = escape(say(f"history_{do}_help", prompt=entry.request.prompts[0]))
+    return _button(do, text, f'data-id="{entry.id}" aria-label="{name}" title="{name}" '
+                             f'{attributes}')
+
+
+def _button(do: str, text: str, attributes: str) -> str:
+    return f'<button type="button" data-do="{do}" {attributes}>{text}</button>'
