@@ -16,8 +16,10 @@ def bundled():
 
 
 @pytest.fixture(scope="module")
-def latents() -> np.ndarray:
-    return np.random.default_rng(3).standard_normal((8, 8, 8, 8)).astype(np.float32)
+def latents(bundled) -> np.ndarray:
+    height, width, channels = bundled[0].models.latent_shape(*bundled[0].default_size)
+    shape = len(bundled[0].card.prompts), channels, height, width
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,13 @@ def test_different_things_are_different_pictures(pictures):
     middles = pictures[:, 8:-8, 8:-8].reshape(8, -1)
     distances = np.linalg.norm(middles[:, None] - middles[None], axis=-1) / middles.shape[1] ** 0.5
     assert np.all(distances + np.eye(8) > 0.1)
+
+
+def test_the_sample_prompts_hold_no_word_that_the_model_was_never_shown(bundled):
+    card = bundled[0].card
+    assert card.words and card.unknown_words("a wizard") == ["wizard"]
+    assert not [word for prompt in (*card.prompts, *card.more_prompts)
+                for word in card.unknown_words(prompt)]
 
 
 def test_the_weights_stay_small_enough_for_a_repository():
