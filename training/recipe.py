@@ -91,7 +91,7 @@ CARD = dict(
 
 AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
 JUDGE_RUN = Schedule(steps=2500, batch=32, learning_rate=1e-3, ema=0.99)
-DIFFUSION_RUN = Schedule(steps=14200, batch=16, learning_rate=5e-4, decay=0.12)
+DIFFUSION_RUN = Schedule(steps=34000, batch=16, learning_rate=5e-4, decay=0.12)
 
 
 def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
