@@ -190,7 +190,7 @@ def test_on_a_terminal_progress_stays_on_one_line(monkeypatch, tmp_path):
 
 REFUSALS = {
     "steps": (["--steps", "2.5"], "Steps should be a whole number, not 2.5."),
-    "guidance": (["--guidance", "nan"], "Guidance should be a number, not nan."),
+    "guidance": (["--guidance", "nan"], "Guidance should be a number, not 'nan'."),
     "seed": (["--seed", "-2"], "Seed should be from 0 to 4294967295, not -2."),
     "sampler": (["--sampler", "x"], f"Sampler 'x' is unknown; there are {', '.join(SAMPLERS)}."),
     "spacing": (["--sampler", "lcm", "--spacing", "karras"], "LCM has no karras spacing; it has"),
