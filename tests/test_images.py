@@ -198,7 +198,7 @@ BAD_TEXTS = {
     "seed": (LINE.replace("42", "-1"), "Seed should be from 0 to 4294967295, not -1."),
     "huge seed": (LINE.replace("42", "9" * 5000), "Seed should be a whole number, not '999"),
     "steps": (LINE.replace("20", "many"), "Steps should be a whole number, not 'many'."),
-    "guidance": (LINE.replace("7,", "nan,"), "Guidance should be a number, not nan."),
+    "guidance": (LINE.replace("7,", "nan,"), "Guidance should be a number, not 'nan'."),
     "size": (LINE.replace("768x512", "big"), "The picture's size should be like 512x512"),
     "no size": (LINE.replace("768x512", "0x0"), "Height should be from 1 to 65536, not 0."),
     "garbled": (LINE + ", Prompts: [", "The picture's prompts are garbled."),
