@@ -87,7 +87,7 @@ def test_words_that_a_small_model_was_never_shown_are_named(page_engine, monkeyp
     card = dataclasses.replace(page_engine.pipeline.card, words=("a", "cat", "s"))
     monkeypatch.setattr(page_engine.pipeline, "card", card)
     assert "unknown" not in count("a cat", page_engine.pipeline)
-    assert "unknown to this model: “wizard, hat”" in count("a WIZARD's <hat>", page_engine.pipeline)
+    assert "unknown: “wizard, hat”" in count("a WIZARD's <hat>", page_engine.pipeline)
 
 
 @pytest.mark.parametrize("keys", ["Control+Enter", "Meta+Enter"])

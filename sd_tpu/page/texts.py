@@ -21,7 +21,7 @@ ENGLISH = {
     "samples": "Sample prompts",
     "tokens": "{count} / {limit} tokens",
     "tokens_lost": "{tokens}, not seen: “{lost}”",
-    "tokens_unknown": "{tokens}, unknown to this model: “{words}”",
+    "tokens_unknown": "{tokens}, unknown: “{words}”",
     "too_many_characters": "{count} of at most {limit} characters",
     "list": "Paste a list",
     "list_label": "One prompt a line",
