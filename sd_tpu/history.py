@@ -84,7 +84,7 @@ class Entry:
 class History:
     """Pictures by owner; every method may be called from any thread.
 
-    An owner is a long random text that only the owner's browser knows (`new_owner`); of it only a
+    An owner is a long random text that only the owner's browser knows; of it only a
     hash is kept. What belongs to another owner is treated exactly as what does not exist.
     """
 
@@ -247,11 +247,6 @@ class History:
                 file.unlink(missing_ok=True)
             except OSError as error:  # it has no row any more, and the next start tries again
                 log.warning("%s cannot be removed (%s).", file, error.strerror)
-
-
-def new_owner() -> str:
-    """A text that nobody can guess, for a browser to keep."""
-    return secrets.token_urlsafe(32)
 
 
 class _BrokenError(Exception):
