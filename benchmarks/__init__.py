@@ -1,0 +1,1 @@
+"""Commands that measure: each prints a table and appends it to RESULTS.md."""

@@ -1,0 +1,85 @@
+"""What all benchmarks do alike: taking turns, medians, and tables with what they were measured on.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+import psutil
+from tabulate import tabulate
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+PACKAGES = ("jax", "flax", "libtpu", "torch", "diffusers")
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """A benchmark's command line, with the flag that all of them have."""
+    flags = argparse.ArgumentParser(description=description)
+    flags.add_argument("--results", type=Path, default=RESULTS, metavar="FILE",
+                       help="Markdown file that the tables are appended to (%(default)s)")
+    return flags
+
+
+def side_by_side(
+    contestants: Mapping[str, Callable[[], Any]], rounds: int
+) -> dict[str, float]:
+    """Median seconds of each contestant's call, after one call that does not count.
+
+    They take turns in every round, so that whatever else the machine does meets them all alike. A
+    contestant returns only when its work is done (`jax.block_until_ready`).
+    """
+    for call in contestants.values():
+        call()
+    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            begun = time.perf_counter()
+            call()
+            taken[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def report(title: str, rows: Sequence[Mapping[str, Any]], results: Path, *,
+           notes: Sequence[str] = ()) -> None:
+    """Prints rows, which share their columns, as a table and appends it to the results.
+
+    Args:
+        title: what was measured, without the date and the machine, which are added.
+        rows: the cells by column; numbers are shown with four digits that count.
+        results: the Markdown file.
+        notes: sentences to stand below the table.
+    """
+    table = tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g")
+    measured_on = f"{datetime.date.today()}, {machine()}; {versions()}"
+    text = "\n\n".join([f"## {title}", f"Measured on: {measured_on}.", table, *notes])
+    print(text, flush=True)
+    with results.open("a", encoding="utf-8") as file:
+        file.write(f"\n{text}\n")
+
+
+def machine() -> str:
+    """The devices and the host, in words."""
+    devices = jax.devices()
+    cores, memory = os.cpu_count(), psutil.virtual_memory().total / 2**30
+    host = f"{cores} CPU cores, {memory:.0f} GiB"
+    kind = devices[0].device_kind
+    return host if devices[0].platform == "cpu" else f"{len(devices)} x {kind}, {host}"
+
+
+def versions() -> str:
+    """Of Python and of those packages that are installed."""
+    found = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
