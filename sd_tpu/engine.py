@@ -25,6 +25,7 @@ from sd_tpu.denoise import Arrival, Programs
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import Request, RequestError, Settings
 from sd_tpu.samplers import default_sampler, make_table
+from sd_tpu.sentence import Sentence
 from sd_tpu.sharding import make_mesh, replicated
 from sd_tpu.weights import Params
 
@@ -85,7 +86,7 @@ class Cancelled:
 class Failed:
     """The job failed for a reason that is not in the request."""
 
-    message: str
+    message: Sentence
 
 
 Event = Queued | Progress | ImageReady | Done | Cancelled | Failed
@@ -173,7 +174,7 @@ class Engine:
         self._row_seconds = CALL_SECONDS  # that one row of one slot took
         self._decode_seconds = 0.0
         self.ready = threading.Event()  # compiled, or failed to
-        self.failure: str | None = None  # why compiling failed
+        self.failure: Sentence | None = None  # why compiling failed
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -232,8 +233,9 @@ class Engine:
             table = make_table(alone.sampler, self.pipeline.schedule, alone.steps,
                                spacing=alone.spacing)
         except ValueError as error:
-            whose = f"Prompt {place + 1}: " if request.own_at(place).given() else ""
-            raise RequestError(f"{whose}{error}") from error
+            own = request.own_at(place).given()
+            whose = Sentence("Prompt {number}: ", number=place + 1) if own else ""
+            raise RequestError("{whose}{reason}", whose=whose, reason=error.args[0]) from error
         return Arrival(
             ids=self.pipeline.prepare_inputs([alone.negative_prompt, *alone.prompts]),
             table=table,
@@ -292,7 +294,7 @@ class Engine:
             self._slots = slots
         except Exception as error:  # such as a device without memory enough
             log.exception("compiling failed")
-            self.failure = f"Compiling failed: {_first_line(error)}"
+            self.failure = Sentence("Compiling failed: {reason}", reason=_first_line(error))
             self._recover(error)
         with self._change:
             self.ready.set()
@@ -378,7 +380,7 @@ class Engine:
 
     def _recover(self, error: Exception) -> None:
         """Ends the jobs that were in the slots; the next turn starts over with empty ones."""
-        message = f"Making the pictures failed: {_first_line(error)}"
+        message = Sentence("Making the pictures failed: {reason}", reason=_first_line(error))
         self._slots = None
         with self._change:
             failed = {o.job.number: o.job for o in self._occupants if o}

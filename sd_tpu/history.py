@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sd_tpu.request import Request
+from sd_tpu.sentence import Sentence, SentenceError
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ DELETE FROM pictures WHERE id IN (
 """
 
 
-class HistoryError(ValueError):
+class HistoryError(SentenceError):
     """The history cannot be kept or read; the message says why."""
 
 
@@ -107,7 +108,7 @@ class History:
         self._pictures = self.folder / "pictures"
         self._lock = threading.Lock()  # around the connection
         self._next_prune = 0.0
-        with _told(f"The history cannot be kept in {self.folder}"):
+        with _told(Sentence("The history cannot be kept in {folder}", folder=self.folder)):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._database = self._open()
             _write(self._pictures, secrets.token_hex(16), b"").unlink()
@@ -135,7 +136,7 @@ class History:
             self.prune()
         made_at = time.time() if made_at is None else made_at
         name = secrets.token_hex(16)
-        with _told("The picture could not be added to the history"):
+        with _told(Sentence("The picture could not be added to the history")):
             file = _write(self._pictures, name, png)
             try:
                 rows = self._run(_ADD, dict(id=name, owner=hashed, made_at=made_at, bytes=len(png),
@@ -215,7 +216,7 @@ class History:
         return aside
 
     def _ask(self, statement: str, values: tuple | dict) -> list[tuple]:
-        with _told("The history cannot be read or changed"):
+        with _told(Sentence("The history cannot be read or changed")):
             return self._run(statement, values)
 
     def _run(self, statement: str, values: tuple | dict) -> list[tuple]:
@@ -318,18 +319,20 @@ def _sync(folder: Path) -> None:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _told(what: Sentence) -> Iterator[None]:
     """Turns what disks and databases raise into one sentence."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        raise HistoryError(f"{what} ({getattr(error, 'strerror', None) or error}).") from error
+        raise HistoryError("{what} ({reason}).", what=what,
+                           reason=getattr(error, "strerror", None) or error) from error
 
 
 def _hashed(owner: str) -> str:
     """What is kept of an owner. Its text is random and long, so that no salt is needed."""
     if not isinstance(owner, str) or len(owner) < MIN_OWNER_LENGTH:
-        raise HistoryError(f"An owner is a text of at least {MIN_OWNER_LENGTH} random characters.")
+        raise HistoryError("An owner is a text of at least {least} random characters.",
+                           least=MIN_OWNER_LENGTH)
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -103,7 +103,7 @@ def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
     """
     data = _read(file)
     if len(data) > MAX_FILE_BYTES:
-        raise RequestError(f"The file is larger than {MAX_FILE_BYTES >> 20} MiB.")
+        raise RequestError("The file is larger than {limit} MiB.", limit=MAX_FILE_BYTES >> 20)
     try:
         with Image.open(BytesIO(data), formats=["PNG"]) as image:
             text = image.info.get(KEY)
@@ -127,7 +127,7 @@ def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
         with Path(file).open("rb") as opened:
             return opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise RequestError(f"The file cannot be read ({error.strerror}).") from error
+        raise RequestError("The file cannot be read ({reason}).", reason=error.strerror) from error
 
 
 def format_parameters(request: Request, model: str) -> str:
@@ -174,7 +174,7 @@ def parse_parameters(text: str) -> Request:
     fields = {name: _unquoted(value) for name, value in _FIELD.findall(lines[last])}
     missing = {"Steps", "Sampler", "CFG scale", "Seed", "Size"} - fields.keys()
     if missing:
-        raise RequestError(f"The picture's settings lack {' and '.join(sorted(missing))}.")
+        raise RequestError("The picture's settings lack {names}.", names=", ".join(sorted(missing)))
     prompt, negative = _split("\n".join(lines[:last]))
     sampler, spacing = _sampler(fields["Sampler"], fields.get("Schedule type", ""))
     width, height = _size(fields["Size"])
@@ -221,7 +221,7 @@ def _json(fields: dict[str, str], name: str, default: Any) -> Any:
     try:
         return json.loads(fields[name])
     except (ValueError, RecursionError):
-        raise RequestError(f"The picture's {name.lower()} are garbled.") from None
+        raise RequestError("The picture's settings are garbled: {name}.", name=name) from None
 
 
 def _sampler(name: str, schedule: str) -> tuple[str, str | None]:
@@ -236,5 +236,6 @@ def _sampler(name: str, schedule: str) -> tuple[str, str | None]:
 def _size(value: str) -> tuple[int, int]:
     match = re.fullmatch("([0-9]{1,5})x([0-9]{1,5})", value)
     if not match:
-        raise RequestError(f"The picture's size should be like 512x512, not {value[:40]!r}.")
+        raise RequestError("The picture's size should be like 512x512, not {value}.",
+                           value=repr(value[:40]))
     return int(match[1]), int(match[2])

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.schedule import SPACINGS
+from sd_tpu.sentence import Sentence, SentenceError
 
 MAX_PROMPTS = 8
 MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
@@ -20,7 +21,7 @@ RANDOM = -1  # where a person gives a seed; a request has the one that was drawn
 MAX_SHOWN = 60  # characters of a bad value in a sentence
 
 
-class RequestError(ValueError):
+class RequestError(SentenceError):
     """A request that cannot be served; the message is for the person who made it."""
 
 
@@ -87,15 +88,16 @@ class Request(Settings):
             merged["spacing"] = given.get("spacing")
         request = cls(
             prompts=_prompts(merged["prompts"]),
-            height=_whole(merged["height"], "Height", 1, 1 << 16),
-            width=_whole(merged["width"], "Width", 1, 1 << 16),
+            height=_whole(merged["height"], Sentence("Height"), 1, 1 << 16),
+            width=_whole(merged["width"], Sentence("Width"), 1, 1 << 16),
             **{name: check(merged[name], "") for name, check in _CHECKS.items()},
         )
         _check_spacing(request, "")
         if (request.width, request.height) != (defaults.width, defaults.height):
             raise RequestError(
-                f"Pictures of {request.width}x{request.height} were asked for; this server makes "
-                f"{defaults.width}x{defaults.height}."
+                "Pictures of {width}x{height} were asked for; this server makes "
+                "{here_width}x{here_height}.", width=request.width, height=request.height,
+                here_width=defaults.width, here_height=defaults.height,
             )
         return dataclasses.replace(request, own=_owns(given.get("own", ()), request, defaults))
 
@@ -141,7 +143,7 @@ def _check_names(values: Mapping[str, Any], kind: type, of: str) -> None:
     unknown = values.keys() - {field.name for field in dataclasses.fields(kind)}
     if unknown:
         names = ", ".join(sorted(repr(str(name)[:40])[1:-1] for name in unknown)[:5])
-        raise RequestError(f"Unknown settings{of}: {names}.")
+        raise RequestError("Unknown settings{of}: {names}.", of=of, names=names)
 
 
 def _owns(values: Any, common: Request, defaults: Settings) -> tuple[Own | None, ...]:
@@ -149,17 +151,19 @@ def _owns(values: Any, common: Request, defaults: Settings) -> tuple[Own | None,
         raise RequestError("The own settings should be a list, one of each prompt.")
     places = len(common.prompts)
     if len(values) > places:
-        raise RequestError(f"There are {len(values)} own settings for {places} prompts.")
+        raise RequestError("There are {count} own settings for {places} prompts.",
+                           count=len(values), places=places)
     owns = [_own(value, place, common, defaults) for place, value in enumerate(values)]
     return (*owns, *[None] * (places - len(owns))) if any(owns) else ()
 
 
 def _own(value: Any, place: int, common: Request, defaults: Settings) -> Own | None:
     """What differs from the common settings; nothing in a place where no picture is made."""
-    of = f" of prompt {place + 1}"
+    of = Sentence(" of prompt {number}", number=place + 1)
     values = vars(value) if isinstance(value, Own) else {} if value is None else value
     if not isinstance(values, Mapping):
-        raise RequestError(f"The own settings{of} should be values by name, not {_shown(value)}.")
+        raise RequestError("The own settings{of} should be values by name, not {value}.", of=of,
+                           value=_shown(value))
     _check_names(values, Own, of)
     given = {name: _CHECKS[name](values[name], of) for name in values if values[name] is not None}
     before = common.only(place)
@@ -179,22 +183,24 @@ def _prompts(values: Any) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError("The prompts should be a list of texts.")
     if len(values) > MAX_PROMPTS:
-        raise RequestError(f"There are {len(values)} prompts; at most {MAX_PROMPTS} fit.")
-    prompts = tuple(_text(value, f"Prompt {i + 1}") for i, value in enumerate(values))
+        raise RequestError("There are {count} prompts; at most {limit} fit.", count=len(values),
+                           limit=MAX_PROMPTS)
+    prompts = tuple(_text(value, Sentence("Prompt {number}", number=number))
+                    for number, value in enumerate(values, start=1))
     if not any(prompts):
         raise RequestError("There is no prompt yet: write what you would like to see in a box.")
     return prompts
 
 
-def _text(value: Any, name: str) -> str:
+def _text(value: Any, name: Sentence) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise RequestError(f"{name} should be text, not {type(value).__name__}.")
+        raise RequestError("{name} should be text, not {kind}.", name=name,
+                           kind=type(value).__name__)
     if len(value) > MAX_PROMPT_LENGTH:
-        raise RequestError(
-            f"{name} has {len(value)} characters; at most {MAX_PROMPT_LENGTH} are accepted."
-        )
+        raise RequestError("{name} has {count} characters; at most {limit} are accepted.",
+                           name=name, count=len(value), limit=MAX_PROMPT_LENGTH)
     # Half of a surrogate pair is no character: it can neither be tokenized nor saved.
     return value.encode("utf-8", "ignore").decode("utf-8").strip()
 
@@ -205,7 +211,7 @@ def _shown(value: Any) -> str:
         text = reprlib.repr(value)
         return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 1]}…"
     except ValueError:  # Python refuses to write out whole numbers of thousands of digits
-        return "a number as long as that"
+        return Sentence("a number as long as that")
 
 
 def _is_number(value: Any) -> bool:
@@ -217,47 +223,55 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _whole(value: Any, name: str, least: int, most: int) -> int:
+def _whole(value: Any, name: Sentence, least: int, most: int) -> int:
     if not _is_number(value) or value != int(value):
-        raise RequestError(f"{name} should be a whole number, not {_shown(value)}.")
+        raise RequestError("{name} should be a whole number, not {value}.", name=name,
+                           value=_shown(value))
     if not least <= value <= most:
-        raise RequestError(f"{name} should be from {least} to {most}, not {_shown(int(value))}.")
+        raise _out_of_range(_shown(int(value)), name, least, most)
     return int(value)
 
 
+def _out_of_range(value: str, name: Sentence, least: int, most: int | str) -> RequestError:
+    return RequestError("{name} should be from {least} to {most}, not {value}.", name=name,
+                        least=least, most=most, value=value)
+
+
 def _guidance(value: Any, of: str) -> float:
+    name = Sentence("Guidance{of}", of=of)
     if not _is_number(value):
-        raise RequestError(f"Guidance{of} should be a number, not {_shown(value)}.")
+        raise RequestError("{name} should be a number, not {value}.", name=name,
+                           value=_shown(value))
     if not 0 <= value <= MAX_GUIDANCE:
-        raise RequestError(f"Guidance{of} should be from 0 to {MAX_GUIDANCE:g}, not {value:g}.")
+        raise _out_of_range(f"{value:g}", name, 0, f"{MAX_GUIDANCE:g}")
     return float(value)
 
 
-def _one_of(value: Any, name: str, of: str, known: Sequence[str]) -> str:
+def _one_of(value: Any, name: Sentence, of: str, known: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in known:
-        raise RequestError(f"{name} {_shown(value)}{of} is unknown; there are {', '.join(known)}.")
+        raise RequestError("{name} {value}{of} is unknown; there are {known}.", name=name,
+                           value=_shown(value), of=of, known=", ".join(known))
     return value
 
 
 def _spacing(value: Any, of: str) -> str | None:
-    return None if value in (None, "") else _one_of(value, "Spacing", of, SPACINGS)
+    return None if value in (None, "") else _one_of(value, Sentence("Spacing"), of, SPACINGS)
 
 
 def _check_spacing(request: Request, of: str) -> None:
     sampler = SAMPLERS[request.sampler]
     if request.spacing and request.spacing not in sampler.spacings:
-        raise RequestError(
-            f"{sampler.label}{of} has no {request.spacing} spacing; it has "
-            f"{', '.join(sampler.spacings)}."
-        )
+        raise RequestError("{sampler}{of} has no {spacing} spacing; it has {known}.",
+                           sampler=sampler.label, of=of, spacing=request.spacing,
+                           known=", ".join(sampler.spacings))
 
 
 # What a picture can have on its own: a check of each, told the value and whose it is.
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "negative_prompt": lambda value, of: _text(value, f"The negative prompt{of}"),
-    "steps": lambda value, of: _whole(value, f"Steps{of}", 1, MAX_STEPS),
+    "negative_prompt": lambda value, of: _text(value, Sentence("The negative prompt{of}", of=of)),
+    "steps": lambda value, of: _whole(value, Sentence("Steps{of}", of=of), 1, MAX_STEPS),
     "guidance": _guidance,
-    "sampler": lambda value, of: _one_of(value, "Sampler", of, SAMPLERS),
+    "sampler": lambda value, of: _one_of(value, Sentence("Sampler"), of, SAMPLERS),
     "spacing": _spacing,
-    "seed": lambda value, of: _whole(value, f"Seed{of}", 0, MAX_SEED),
+    "seed": lambda value, of: _whole(value, Sentence("Seed{of}", of=of), 0, MAX_SEED),
 }

@@ -35,6 +35,7 @@ from sd_tpu.schedule import (
     solving,
     strided,
 )
+from sd_tpu.sentence import SentenceError
 
 HISTORY = 5  # PLMS reaches back five evaluations: its repeated second one is pushed as well
 COLUMNS = ("t", "c_in", "u", "v", "a", *(f"b{k}" for k in range(HISTORY)), "s", "p", "q")
@@ -307,7 +308,8 @@ def make_table(
         raise ValueError(f"Sampler {sampler!r} is unknown; there are {', '.join(SAMPLERS)}.")
     method, total = SAMPLERS[sampler], len(schedule.alphas_cumprod)
     if not 1 <= steps <= total:
-        raise ValueError(f"{method.label} takes 1 to {total} steps, not {steps}.")
+        raise SentenceError("{sampler} takes 1 to {total} steps, not {steps}.",
+                            sampler=method.label, total=total, steps=steps)
     if eta is not None and sampler != "ddim":
         raise ValueError(f"eta is for ddim; {sampler} has none.")
     if eta is not None and not 0 <= eta <= 1:
@@ -315,9 +317,10 @@ def make_table(
     spacing, times = _spacings(method, schedule, spacing)
     moves = method.grid(schedule, steps, spacing, times)
     if min(np.diff([here.alpha / here.sigma for here, _ in moves]), default=1.0) <= 0:
-        raise ValueError(
-            f"{steps} steps are too many for {method.label} with {spacing} spacing: some of the "
-            f"{total} timesteps would repeat. Take fewer steps or another spacing."
+        raise SentenceError(
+            "{steps} steps are too many for {sampler} with {spacing} spacing: some of the "
+            "{total} timesteps would repeat. Take fewer steps or another spacing.",
+            steps=steps, sampler=method.label, spacing=spacing, total=total,
         )
     rows = list(method.rows(moves, schedule, **({} if eta is None else {"eta": eta})))
     first = moves[0][0]

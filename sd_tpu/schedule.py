@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from sd_tpu.config import CheckpointError
+from sd_tpu.sentence import SentenceError
 
 SPACINGS = ("leading", "linspace", "trailing", "karras", "exponential")
 TIME_SPACINGS = SPACINGS[:3]  # of timesteps; the others are of sigmas
@@ -208,7 +209,8 @@ def distilled(schedule, steps, spacing, times) -> Moves:
     """A selection of the timesteps that a latent consistency model was distilled at."""
     total, original = len(schedule.alphas_cumprod), schedule.original_inference_steps
     if not steps <= original <= total:
-        raise ValueError(f"LCM takes at most {min(original, total)} steps here, not {steps}.")
+        raise SentenceError("LCM takes at most {limit} steps here, not {steps}.",
+                            limit=min(original, total), steps=steps)
     chosen = np.floor(np.linspace(0, original, steps, endpoint=False)).astype(int)
     timesteps = (original - chosen) * (total // original) - 1
     return _chain([*map(schedule.level_at, timesteps), schedule.level(0, 1.0, 0.0)])

@@ -26,6 +26,7 @@ from visitor import (
 from sd_tpu.images import MAX_FILE_BYTES, to_png
 from sd_tpu.page.layout import count, sample_sets
 from sd_tpu.page.links import read_link, write_link
+from sd_tpu.page.texts import ENGLISH
 from sd_tpu.request import MAX_SEED, Request, RequestError, Settings
 
 EMPTY = [""] * 7
@@ -86,8 +87,9 @@ def test_each_box_counts_its_tokens_and_shows_what_is_cut_off(tab):
 def test_words_that_a_small_model_was_never_shown_are_named(page_engine, monkeypatch):
     card = dataclasses.replace(page_engine.pipeline.card, words=("a", "cat", "s"))
     monkeypatch.setattr(page_engine.pipeline, "card", card)
-    assert "unknown" not in count("a cat", page_engine.pipeline)
-    assert "unknown: “wizard, hat”" in count("a WIZARD's <hat>", page_engine.pipeline)
+    assert "unknown" not in count("a cat", page_engine.pipeline, ENGLISH)
+    told = count("a WIZARD's <hat>", page_engine.pipeline, ENGLISH)
+    assert "unknown: “wizard, hat”" in told
 
 
 @pytest.mark.parametrize("keys", ["Control+Enter", "Meta+Enter"])

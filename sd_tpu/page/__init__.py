@@ -1,5 +1,7 @@
 """The page: eight prompts and a seed above a 2x4 gallery, and the same for programs."""
 
+from functools import partial
+
 import gradio as gr
 
 from sd_tpu.engine import MAX_WAITING, Engine
@@ -9,7 +11,7 @@ from sd_tpu.page import api, cells, events, past
 from sd_tpu.page.files import Files
 from sd_tpu.page.layout import make_form, make_view
 from sd_tpu.page.runs import KEEP_SECONDS, Runs
-from sd_tpu.page.texts import LANGUAGES
+from sd_tpu.page.texts import Translations, language_of
 from sd_tpu.page.theme import HEAD, STYLE, theme
 
 
@@ -17,25 +19,31 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
     """The page on an engine, which keeps browsers' pictures in the history, if there is one;
     `launch` shows it.
     """
-    card = engine.pipeline.card
+    card, texts = engine.pipeline.card, Translations()
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:
-        gr.HTML(cells.heading(card), apply_default_css=False, js_on_load=None)
-        form = make_form(engine)
-        view = make_view(engine)
+        gr.HTML(texts.render(partial(cells.heading, card)), apply_default_css=False,
+                js_on_load=None)
+        form = make_form(engine, texts)
+        view = make_view(engine, texts)
         files = Files(page, card.name)
         runs = Runs(engine, files, history)
         ends = events.connect(engine, page, form, view, runs, files)
         if history:
             past.offer(engine, history, form, view, files, ends)
-        about = gr.HTML(cells.about(engine), apply_default_css=False, js_on_load=None)
+        about = gr.HTML(texts.render(partial(cells.about, engine)), apply_default_css=False,
+                        js_on_load=None)
         api.offer(engine, runs)
-        page.load(lambda: cells.about(engine), None, about, queue=False, **events.QUIET)
+
+        def tell_about(visitor: gr.Request) -> str:
+            return cells.about(engine, language_of(visitor))
 
         def leave(visitor: gr.Request) -> None:
             runs.leave(visitor.session_hash)
 
+        page.load(tell_about, None, about, queue=False, **events.QUIET)
         page.unload(leave)
+    page.i18n_instance = texts  # Gradio's own name for it: `launch` hands it over
     return page
 
 
@@ -45,7 +53,7 @@ def launch(page: gr.Blocks, **options) -> str:
         theme=theme(),
         css=STYLE,
         head=HEAD,
-        i18n=LANGUAGES,
+        i18n=page.i18n_instance,
         # Each visitor who waits or watches holds a thread; Stop and the files need some as well.
         max_threads=MAX_WAITING + 60,
         max_file_size=MAX_FILE_BYTES,

@@ -9,6 +9,7 @@ import gradio as gr
 from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
 from sd_tpu.page.runs import Run, Runs
+from sd_tpu.page.texts import ENGLISH
 from sd_tpu.request import RANDOM, Request, RequestError, drawn_seed
 from sd_tpu.samplers import SAMPLERS
 
@@ -93,8 +94,9 @@ def _answers(run: Run, visitor: gr.Request) -> Iterator[tuple[list[dict | None],
     """What a program is told: the pictures so far, the seed and a sentence."""
     pictures: list[dict | None] = [None] * len(run.request.prompts)
     for snapshot in run.follow(visitor.session_hash):
+        sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
-            raise RequestError(snapshot.line.text)
+            raise gr.Error(sentence, print_exception=False)
         for place, picture in run.pictures().items():
             pictures[place] = gr.FileData(path=picture.png).model_dump()
-        yield list(pictures), run.request.seed, snapshot.line.text
+        yield list(pictures), run.request.seed, sentence

@@ -18,8 +18,9 @@ from sd_tpu.engine import Engine
 from sd_tpu.images import VERSION
 from sd_tpu.page.files import SMALL, url
 from sd_tpu.page.links import write_link
-from sd_tpu.page.runs import Cell, Line, Run
-from sd_tpu.page.texts import say
+from sd_tpu.page.runs import Cell, Run
+from sd_tpu.page.texts import Language, Phrase, label
+from sd_tpu.request import Settings
 from sd_tpu.tokenizer import LENGTH
 
 # Tells Python which button of a cell was clicked, and what its data-* attributes say; with
@@ -31,14 +32,19 @@ TRIGGER = """element.addEventListener("click", (event) => {
 });"""
 
 
-def heading(card: ModelCard) -> str:
-    """The page's title, what to do, and what the model can draw if that is little."""
-    details = ""
+def heading(card: ModelCard, language: Language) -> str:
+    """The page's title, what to do, and what the model can draw if that is little.
+
+    Its `lang` and `dir` are those of the page: page.js looks there. The card is in English.
+    """
+    say, details = language.say, ""
     if card.details:
         details = (f'<details><summary>{say("details")}</summary>'
-                   f'<p>{escape(card.details)}</p></details>')
-    return (f'<header><h1>{say("heading")}</h1><p>{escape(card.hint or say("hint"))} '
-            f'{say("skipped")} <span class="keys">{say("keys")}</span></p>{details}</header>')
+                   f'<p lang="en" dir="auto">{escape(card.details)}</p></details>')
+    hint = f'<bdi lang="en">{escape(card.hint)}</bdi>' if card.hint else say("hint")
+    return (f'<header lang="{language.tag}" dir="{language.direction}"><h1>{say("heading")}</h1>'
+            f'<p>{hint} {say("skipped")} <span class="keys">{say("keys")}</span></p>{details}'
+            '</header>')
 
 
 def fold(key: str) -> str:
@@ -48,25 +54,31 @@ def fold(key: str) -> str:
     """
     return ('<button type="button" class="fold" aria-expanded="false" '
             f'aria-controls="{key}-panel">'
-            f'{say(key)}</button>')
+            f'{label(key)}</button>')
 
 
-def counter(count: int, lost: str, unknown: Sequence[str]) -> str:
+def counter(count: int, lost: str, unknown: Sequence[str], language: Language) -> str:
     """How many of the model's tokens a prompt takes, its end that the model will not see, and words
     that mean nothing to the model."""
-    text = say("tokens", count=count, limit=LENGTH)
+    tokens = text = Phrase("tokens", count=count, limit=LENGTH)
     if lost:
-        text = say("tokens_lost", tokens=text, lost=lost)
+        text = Phrase("tokens_lost", tokens=tokens, lost=lost)
     elif unknown:
-        text = say("tokens_unknown", tokens=text, words=", ".join(unknown))
-    kind = "tokens over" if lost else "tokens"
-    return f'<p class="{kind}" dir="auto" title="{escape(text)}">{escape(text)}</p>'
+        text = Phrase("tokens_unknown", tokens=tokens, words=list(unknown))
+    text, kind = language.translate(text), "tokens over" if lost else "tokens"
+    return f'<p class="{kind}" title="{escape(text)}">{escape(text)}</p>'
 
 
-def progress(line: Line) -> str:
+def size_note(defaults: Settings, language: Language) -> str:
+    """What can be said of the pictures' size."""
+    text = language.say("size", width=defaults.width, height=defaults.height)
+    return f'<p class="note">{text}</p>'
+
+
+def progress(text: str, kind: str, share: float = 0.0) -> str:
     """The progress line with its bar; read aloud is not this, which changes every step."""
-    return (f'<p class="{line.kind}" dir="auto">{escape(line.text)}</p>'
-            f'<progress value="{line.share:.3f}" max="1" aria-hidden="true"></progress>')
+    return (f'<p class="{kind}">{escape(text)}</p>'
+            f'<progress value="{share:.3f}" max="1" aria-hidden="true"></progress>')
 
 
 def news(text: str) -> str:
@@ -74,15 +86,15 @@ def news(text: str) -> str:
     return escape(text)
 
 
-def figure(cell: Cell, size: tuple[int, int]) -> str:
+def figure(cell: Cell, size: tuple[int, int], language: Language) -> str:
     """The cell; size is width and height, kept free from the start so that nothing shifts."""
     width, height = size
     return (f'<figure class="{cell.state}" data-place="{cell.place}">'
-            f'<div style="aspect-ratio: {width} / {height}">{_content(cell, size)}</div>'
-            f'<figcaption>{_caption(cell)}</figcaption></figure>')
+            f'<div style="aspect-ratio: {width} / {height}">{_content(cell, size, language)}</div>'
+            f'<figcaption>{_caption(cell, language)}</figcaption></figure>')
 
 
-def _content(cell: Cell, size: tuple[int, int]) -> str:
+def _content(cell: Cell, size: tuple[int, int], language: Language) -> str:
     source = url(cell.picture.shown) if cell.picture else cell.preview
     if not source:
         return f'<span class="number">{cell.place + 1}</span>'
@@ -91,38 +103,38 @@ def _content(cell: Cell, size: tuple[int, int]) -> str:
              f'height="{size[1]}">')
     if not cell.picture:
         return image
-    name = escape(say("view", number=cell.place + 1, prompt=cell.prompt))
+    name = escape(language.say("view", number=cell.place + 1, prompt=cell.prompt))
     return f'<button type="button" class="view" aria-label="{name}">{image}</button>'
 
 
-def _caption(cell: Cell) -> str:
+def _caption(cell: Cell, language: Language) -> str:
     if cell.state == "blank":
         return ""
-    prompt, seed = escape(cell.prompt), say("cell_seed", seed=cell.seed)
-    actions = _actions(cell) if cell.picture else say(f"cell_{cell.state}")
+    prompt, seed = escape(cell.prompt), language.say("cell_seed", seed=cell.seed)
+    actions = _actions(cell, language) if cell.picture else language.say(f"cell_{cell.state}")
     return (f'<span class="words" dir="auto" title="{prompt}">{prompt}</span>'
             f'<span class="facts"><span class="seed">{seed}</span>'
             f'<span class="actions">{actions}</span></span>')
 
 
-def _actions(cell: Cell) -> str:
+def _actions(cell: Cell, language: Language) -> str:
     number, file = cell.place + 1, cell.picture.png
-    return (_button("again", number) + _button("vary", number)
+    return (_button("again", number, language) + _button("vary", number, language)
             + f'<a href="{url(file)}" download="{escape(Path(file).name)}" '
-              f'aria-label="{say("png_help", number=number)}">PNG</a>')
+              f'aria-label="{language.say("png_help", number=number)}">PNG</a>')
 
 
-def _button(do: str, number: int) -> str:
-    name = say(f"{do}_help", number=number)
+def _button(do: str, number: int, language: Language) -> str:
+    name = language.say(f"{do}_help", number=number)
     return (f'<button type="button" data-do="{do}" data-place="{number - 1}" aria-label="{name}" '
-            f'title="{name}">{say(do)}</button>')
+            f'title="{name}">{language.say(do)}</button>')
 
 
-def collection(run: Run | None) -> str:
+def collection(run: Run | None, language: Language) -> str:
     """What can be done with all pictures of a run; without pictures nothing can, but the place
     is kept.
     """
-    off = "" if run and run.pictures() else " disabled"
+    say, off = language.say, "" if run and run.pictures() else " disabled"
     link = escape(write_link(run.request)) if run else ""
     return (f'<button type="button" data-do="zip"{off}>{say("zip")}</button>'
             f'<button type="button" data-do="grid"{off}>{say("grid")}</button>'
@@ -130,8 +142,9 @@ def collection(run: Run | None) -> str:
             f'data-prompt="{say("link_prompt")}"{off}>{say("link")}</button>')
 
 
-def viewer() -> str:
+def viewer(language: Language) -> str:
     """The full-screen view, which page.js fills and opens."""
+    say = language.say
     return f"""<dialog id="viewer" aria-label="{say("viewer")}">
 <div class="stage"><img alt=""></div>
 <p class="words" dir="auto" aria-live="polite"></p><p class="facts"></p>
@@ -141,23 +154,30 @@ def viewer() -> str:
 <button type="button" data-close>{say("close")}</button></div></dialog>"""
 
 
-def about(engine: Engine) -> str:
+def about(engine: Engine, language: Language) -> str:
     """What the pictures are made with; it takes no offence at what is not a TPU."""
+    say = language.say
     devices = list(engine.mesh.devices.flat)
-    kind = f"{len(devices)} × {devices[0].device_kind.replace('cpu', 'CPU')}"
-    slow = "" if devices[0].platform == "tpu" else f", {say('no_tpu')}"
-    health = engine.failure or say("healthy" if engine.ready.is_set() else "compiles")
+    kind = _bdi(f"{len(devices)} × {devices[0].device_kind.replace('cpu', 'CPU')}")
+    slow = "" if devices[0].platform == "tpu" else f"{say('comma')}{say('no_tpu')}"
+    state = "healthy" if engine.ready.is_set() else "compiles"
+    health = language.translate(engine.failure or Phrase(state))
     defaults = engine.defaults
     rows = {
-        "about_model": engine.pipeline.card.name,
+        "about_model": _bdi(engine.pipeline.card.name),
         "about_devices": kind + slow,
-        "about_precision": str(engine.pipeline.models.dtype),
+        "about_precision": _bdi(str(engine.pipeline.models.dtype)),
         "about_sizes": say("sizes", width=defaults.width, height=defaults.height),
-        "about_versions": _versions(),
-        "about_health": health,
+        "about_versions": _bdi(_versions()),
+        "about_health": escape(health),
     }
-    terms = "".join(f"<dt>{say(key)}</dt><dd>{escape(value)}</dd>" for key, value in rows.items())
+    terms = "".join(f"<dt>{say(key)}</dt><dd>{value}</dd>" for key, value in rows.items())
     return f'<details class="about"><summary>{say("about")}</summary><dl>{terms}</dl></details>'
+
+
+def _bdi(text: str) -> str:
+    """A text in its own direction, whatever the page's is."""
+    return f"<bdi>{escape(text)}</bdi>"
 
 
 def _versions() -> str:

@@ -18,7 +18,7 @@ from sd_tpu.page.files import Files, url
 from sd_tpu.page.layout import OWN_SPACING, Form, Updates, View, count, spacings
 from sd_tpu.page.links import read_link
 from sd_tpu.page.runs import Cell, Run, Runs, Snapshot
-from sd_tpu.page.texts import say
+from sd_tpu.page.texts import ENGLISH, Language, language_of
 from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, RequestError, Settings, drawn_seed
 from sd_tpu.samplers import SAMPLERS
 
@@ -41,12 +41,14 @@ def browser_of(saved: dict) -> str:
     return name if re.fullmatch("[0-9a-f]{32}", name) else secrets.token_hex(16)
 
 
-def put_request(form: Form, view: View, request: Request, told: str, here: Settings) -> Updates:
+def put_request(form: Form, view: View, request: Request, told: str, here: Settings,
+                language: Language) -> Updates:
     """Fills the form in with what a picture from elsewhere was made from, and says so."""
     if (request.width, request.height) != (here.width, here.height):
-        told = " ".join([told, say("read_size", width=request.width, height=request.height,
-                                   here_width=here.width, here_height=here.height)])
-    return {**form.show_request(request), **view.tell(told)}
+        size = language.say("read_size", width=request.width, height=request.height,
+                            here_width=here.width, here_height=here.height)
+        told = f"{told} {size}"
+    return {**form.show_request(request, language), **view.tell(told)}
 
 
 # --- the boxes ----------------------------------------------------------------------------------
@@ -55,7 +57,8 @@ def put_request(form: Form, view: View, request: Request, told: str, here: Setti
 def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
     tools, boxes = form.tools, form.prompts
 
-    def fill(text: str) -> Updates:
+    def fill(text: str, visitor: gr.Request) -> Updates:
+        say = language_of(visitor).say
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines:
             return view.tell(say("list_empty"), "wrong")
@@ -63,6 +66,10 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
             "list_too_long", count=len(lines), limit=MAX_PROMPTS)
         prompts = [*lines, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
         return {**dict(zip(boxes, prompts, strict=True)), **view.tell(said)}
+
+    def recount(visitor: gr.Request, *prompts: str) -> list[str]:
+        language = language_of(visitor)
+        return [count(prompt, engine.pipeline, language) for prompt in prompts]
 
     def sample(turn: int) -> list:
         return [turn + 1, *tools.sample_sets[turn % len(tools.sample_sets)]]
@@ -74,9 +81,8 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
     tools.samples.click(sample, turn, [turn, *boxes], queue=False, **QUIET)
     tools.list_fill.click(fill, tools.list_text, [*boxes, view.line, view.news], queue=False,
                           **QUIET)
-    gr.on([box.change for box in boxes],
-          lambda *prompts: [count(prompt, engine.pipeline) for prompt in prompts],
-          boxes, form.counters, queue=False, trigger_mode="always_last", **QUIET)
+    gr.on([box.change for box in boxes], recount, boxes, form.counters, queue=False,
+          trigger_mode="always_last", **QUIET)
 
 
 def _connect_settings(form: Form, view: View, runs: Runs) -> None:
@@ -84,11 +90,13 @@ def _connect_settings(form: Form, view: View, runs: Runs) -> None:
         run = runs.find(key)
         return run.request.seed if run else RANDOM
 
+    def offer_spacings(sampler: str, visitor: gr.Request) -> dict:
+        return gr.update(choices=spacings(sampler, language_of(visitor)), value=OWN_SPACING)
+
     form.roll.click(lambda: RANDOM, None, form.seed, queue=False, **QUIET)
     form.reuse.click(last_seed, view.run, form.seed, queue=False, **QUIET)
     sampler, spacing = form.settings["sampler"], form.settings["spacing"]
-    sampler.input(lambda key: gr.update(choices=spacings(key), value=OWN_SPACING), sampler,
-                  spacing, queue=False, **QUIET)
+    sampler.input(offer_spacings, sampler, spacing, queue=False, **QUIET)
     gr.on([component.change for component in form.inputs()], None, [form.saved, *form.inputs()],
           form.saved, js="(...values) => window.sdTpu.save(...values)", **QUIET)
 
@@ -104,16 +112,19 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View,
             request = Request.check({**asked, "seed": drawn_seed(asked["seed"])}, engine.defaults)
             run = runs.start(request, browser=browser_of(values[form.saved]))
         except RequestError as error:
-            yield {**view.tell(str(error), "wrong"),
+            told = language_of(visitor).translate(error.sentence)
+            yield {**view.tell(told, "wrong"),
                    **_without_stopped(view, runs.find(values[view.run]))}
             return
         yield from follow(run, visitor)
 
     def follow(run: Run, visitor: gr.Request) -> Iterator[Updates]:
-        first = {view.run: run.key, view.collection: cells.collection(run),
+        language = language_of(visitor)
+        first = {view.run: run.key, view.collection: cells.collection(run, language),
                  **form.buttons(running=True)}
         for snapshot in run.follow(visitor.session_hash):
-            yield {**first, **_shown(view, run, snapshot), **view.say(snapshot)}
+            yield {**first, **_shown(view, run, snapshot, language),
+                   **view.say(snapshot, language)}
             first = {}
         yield form.buttons(running=False)
 
@@ -122,7 +133,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View,
         yield {view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
         if run and run.over:  # what it said is old news
             for snapshot in run.follow(visitor.session_hash):
-                yield {view.run: run.key, **_shown(view, run, snapshot)}
+                yield {view.run: run.key, **_shown(view, run, snapshot, language_of(visitor))}
         elif run:
             yield from follow(run, visitor)
 
@@ -141,58 +152,65 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View,
     return [begun, arrived.then(come_back, form.saved, outputs, **endless)]
 
 
-def _restore(engine: Engine, form: Form, view: View) -> Callable[[dict], Updates]:
+def _restore(engine: Engine, form: Form, view: View) -> Callable[[dict, gr.Request], Updates]:
     """What fills the boxes when the page opens: the link's request, or what was in them last."""
 
-    def restore(saved: dict) -> Updates:
-        link = saved.pop("link", "")
-        updates = {form.saved: saved, **_filled(form, saved.get("form"))}
+    def restore(saved: dict, visitor: gr.Request) -> Updates:
+        link, language = saved.pop("link", ""), language_of(visitor)
+        updates = {form.saved: saved,
+                   **_filled(form, saved.get("form"), engine.defaults, language)}
         if not link:
             return updates
         try:
             request = Request.check(read_link(link), engine.defaults)
         except RequestError as error:
-            return {**updates, **view.tell(str(error), "wrong")}
-        return {**updates, **form.show_request(request), **view.tell(say("link_opened"))}
+            return {**updates, **view.tell(language.translate(error.sentence), "wrong")}
+        return {**updates, **form.show_request(request, language),
+                **view.tell(language.say("link_opened"))}
 
     return restore
 
 
-def _filled(form: Form, values: list | None) -> Updates:
-    """The form as the browser has kept it, if that is a form of this page."""
-    if not values or len(values) != len(form.inputs()):
-        return {}
-    asked = form.read(dict(zip(form.inputs(), values, strict=True)))
-    return form.show(asked) if asked["sampler"] in SAMPLERS else {}
+def _filled(form: Form, values: list | None, here: Settings, language: Language) -> Updates:
+    """The form as the browser has kept it, if that is a form of this page; else what it begins
+    with stays, but for the words in the list of spacings, which the browser cannot translate.
+    """
+    if values and len(values) == len(form.inputs()):
+        asked = form.read(dict(zip(form.inputs(), values, strict=True)))
+        if asked["sampler"] in SAMPLERS:
+            return form.show(asked, language)
+    return {form.settings["spacing"]: gr.update(choices=spacings(here.sampler, language))}
 
 
-def _shown(view: View, run: Run, snapshot: Snapshot) -> Updates:
-    updates = {view.cells[cell.place]: cells.figure(cell, view.size) for cell in snapshot.cells}
+def _shown(view: View, run: Run, snapshot: Snapshot, language: Language) -> Updates:
+    updates = {view.cells[cell.place]: cells.figure(cell, view.size, language)
+               for cell in snapshot.cells}
     if any(cell.picture for cell in snapshot.cells):
-        updates[view.collection] = cells.collection(run)
+        updates[view.collection] = cells.collection(run, language)
     return updates
 
 
 def _without_stopped(view: View, run: Run | None) -> Updates:
     """Takes unfinished pictures away, which would look like an answer to what was refused."""
     stopped = run.cells("stopped") if run else []
-    return {view.cells[cell.place]: cells.figure(Cell(cell.place), view.size) for cell in stopped}
+    return {view.cells[cell.place]: cells.figure(Cell(cell.place), view.size, ENGLISH)
+            for cell in stopped}
 
 
 # --- pictures -----------------------------------------------------------------------------------
 
 
 def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files: Files) -> None:
-    def put_back(key: str | None, event: gr.EventData) -> Updates:
-        run, place = runs.find(key), int(event.place)
+    def put_back(key: str | None, event: gr.EventData, visitor: gr.Request) -> Updates:
+        run, place, language = runs.find(key), int(event.place), language_of(visitor)
         if not run or place not in run.pictures():
-            return view.tell(say("gone"), "wrong")
-        alone, told = run.request.only(place), say(f"{event.do}_done", number=place + 1)
+            return view.tell(language.say("gone"), "wrong")
+        alone, told = run.request.only(place), language.say(f"{event.do}_done", number=place + 1)
         prompts = alone.prompts * (MAX_PROMPTS if event.do == "vary" else 1)
         request = dataclasses.replace(alone, prompts=prompts)
-        return {**form.show_request(request), **view.tell(told)}
+        return {**form.show_request(request, language), **view.tell(told)}
 
-    def pack(key: str | None, event: gr.EventData) -> Updates:
+    def pack(key: str | None, event: gr.EventData, visitor: gr.Request) -> Updates:
         run = runs.find(key)
         try:
             pictures = run.pictures() if run else {}
@@ -201,17 +219,19 @@ def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files:
             path = (files.archive(pictures) if event.do == "zip"
                     else files.grid(run.request, pictures))
         except OSError:
-            return {view.file: "", **view.tell(say("gone"), "wrong")}
+            return {view.file: "", **view.tell(language_of(visitor).say("gone"), "wrong")}
         return {view.file: url(path)}
 
-    def read(file: str) -> Updates:
+    def read(file: str, visitor: gr.Request) -> Updates:
+        language = language_of(visitor)
         try:
             request = read_png(file)
         except RequestError as error:
-            return {form.tools.picture: None, **view.tell(str(error), "wrong")}
-        told = say("read_done", file=Path(file).name)
+            return {form.tools.picture: None,
+                    **view.tell(language.translate(error.sentence), "wrong")}
+        told = language.say("read_done", file=Path(file).name)
         return {form.tools.picture: None,
-                **put_request(form, view, request, told, engine.defaults)}
+                **put_request(form, view, request, told, engine.defaults, language)}
 
     told = [view.line, view.news]
     gr.on([cell.click for cell in view.cells], put_back, view.run, [*form.inputs(), *told],

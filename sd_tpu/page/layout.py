@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -9,8 +10,8 @@ from gradio.components import Component
 
 from sd_tpu.engine import Engine
 from sd_tpu.page import cells
-from sd_tpu.page.runs import Cell, Line, Snapshot
-from sd_tpu.page.texts import label, say
+from sd_tpu.page.runs import Cell, Snapshot
+from sd_tpu.page.texts import ENGLISH, Language, Translations, label
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import MAX_PROMPT_LENGTH, MAX_PROMPTS, RANDOM, Request, Settings
 from sd_tpu.samplers import SAMPLERS
@@ -47,18 +48,18 @@ class Form:
         return {"prompts": [values[box] for box in self.prompts],
                 "seed": RANDOM if seed is None else seed, **settings}
 
-    def show(self, values: Mapping[str, Any]) -> Updates:
+    def show(self, values: Mapping[str, Any], language: Language) -> Updates:
         """Fills it in with values such as `read` returns."""
         prompts = [*values["prompts"], *[""] * MAX_PROMPTS][:MAX_PROMPTS]
         settings = {self.settings[name]: values[name] for name in self.settings}
-        spacing = gr.update(choices=spacings(values["sampler"]),
+        spacing = gr.update(choices=spacings(values["sampler"], language),
                             value=values["spacing"] or OWN_SPACING)
         return {**dict(zip(self.prompts, prompts, strict=True)), self.seed: values["seed"],
                 **settings, self.settings["spacing"]: spacing}
 
-    def show_request(self, request: Request) -> Updates:
+    def show_request(self, request: Request, language: Language) -> Updates:
         """Fills it in with what was asked for."""
-        return self.show(dataclasses.asdict(request))
+        return self.show(dataclasses.asdict(request), language)
 
     def buttons(self, *, running: bool) -> Updates:
         """Generate or Stop, whichever makes sense."""
@@ -93,22 +94,24 @@ class View:
 
     def tell(self, text: str, kind: str = "idle") -> Updates:
         """Says something that is not about a run, aloud as well."""
-        return {self.line: cells.progress(Line(text, kind)), self.news: cells.news(text)}
+        return {self.line: cells.progress(text, kind), self.news: cells.news(text)}
 
-    def say(self, snapshot: Snapshot) -> Updates:
+    def say(self, snapshot: Snapshot, language: Language) -> Updates:
         """Says how a run goes: each step in sight, and what matters aloud."""
-        aloud = {self.news: cells.news(snapshot.news)} if snapshot.news else {}
-        return {self.line: cells.progress(snapshot.line), **aloud}
+        line, news = snapshot.line, " ".join(map(language.translate, snapshot.news))
+        aloud = {self.news: cells.news(news)} if news else {}
+        said = cells.progress(language.translate(line.text), line.kind, line.share)
+        return {self.line: said, **aloud}
 
 
-def make_form(engine: Engine) -> Form:
+def make_form(engine: Engine, texts: Translations) -> Form:
     """The upper half of the page."""
     card = engine.pipeline.card
     sets = sample_sets((*card.prompts, *card.more_prompts))
     tools = _tools(sets)
-    prompts, counters = _boxes(sets[0], engine.pipeline)
+    prompts, counters = _boxes(sets[0], engine.pipeline, texts)
     gr.HTML(cells.fold("settings"), apply_default_css=False, js_on_load=None)
-    settings = _settings(engine.defaults)
+    settings = _settings(engine.defaults, texts)
     with gr.Row(elem_id="actions"):
         with gr.Row(elem_id="seeds"):
             seed = gr.Number(RANDOM, label=label("seed"), placeholder=label("seed_placeholder"),
@@ -125,28 +128,28 @@ def make_form(engine: Engine) -> Form:
     return Form(tools, prompts, counters, seed, roll, reuse, settings, generate, stop, saved)
 
 
-def make_view(engine: Engine) -> View:
+def make_view(engine: Engine, texts: Translations) -> View:
     """The lower half of the page."""
     size = engine.defaults.width, engine.defaults.height
-    line = gr.HTML(cells.progress(Line(say("ready"), "idle")), elem_id="line", js_on_load=None,
-                   apply_default_css=False)
+    line = gr.HTML(texts.render(lambda language: cells.progress(language.say("ready"), "idle")),
+                   elem_id="line", js_on_load=None, apply_default_css=False)
     # The region stays while its text changes: only then do screen readers read the text out.
     news = gr.HTML("", elem_id="news", apply_default_css=False, js_on_load=None,
                    html_template='<div role="status" aria-live="polite">${value}</div>')
     with gr.Row(elem_id="gallery"):
-        figures = [gr.HTML(cells.figure(Cell(i), size), elem_classes="cell",
+        figures = [gr.HTML(cells.figure(Cell(i), size, ENGLISH), elem_classes="cell",
                            js_on_load=cells.TRIGGER, apply_default_css=False)
                    for i in range(MAX_PROMPTS)]
-    collection = gr.HTML(cells.collection(None), elem_id="collection", js_on_load=cells.TRIGGER,
-                         apply_default_css=False)
-    gr.HTML(cells.viewer(), apply_default_css=False, js_on_load=None)
+    collection = gr.HTML(texts.render(partial(cells.collection, None)), elem_id="collection",
+                         js_on_load=cells.TRIGGER, apply_default_css=False)
+    gr.HTML(texts.render(cells.viewer), apply_default_css=False, js_on_load=None)
     file = gr.Textbox(visible=False)
     return View(line, news, figures, collection, gr.State(), file, size)
 
 
-def spacings(sampler: str) -> list[tuple[str, str]]:
+def spacings(sampler: str, language: Language) -> list[tuple[str, str]]:
     """What the list of spacings offers for a sampler: what is shown and its value."""
-    return [(say("own"), OWN_SPACING),
+    return [(language.say("own"), OWN_SPACING),
             *((name, name) for name in SPACINGS if name in SAMPLERS[sampler].spacings)]
 
 
@@ -156,16 +159,16 @@ def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
     return [padded[i:i + MAX_PROMPTS] for i in range(0, len(padded), MAX_PROMPTS)]
 
 
-def count(prompt: str, pipeline: FlaxStableDiffusionPipeline) -> str:
+def count(prompt: str, pipeline: FlaxStableDiffusionPipeline, language: Language) -> str:
     """What stands below a prompt's box."""
     if len(prompt) > MAX_PROMPT_LENGTH:
-        text = say("too_many_characters", count=len(prompt), limit=MAX_PROMPT_LENGTH)
+        text = language.say("too_many_characters", count=len(prompt), limit=MAX_PROMPT_LENGTH)
         return f'<p class="tokens over">{text}</p>'
     if not prompt.strip():
         return '<p class="tokens"></p>'
     tokenizer = pipeline.tokenizer
     return cells.counter(tokenizer.count(prompt), tokenizer.lost(prompt),
-                         pipeline.card.unknown_words(prompt))
+                         pipeline.card.unknown_words(prompt), language)
 
 
 def _tools(sets: list[list[str]]) -> Tools:
@@ -184,7 +187,7 @@ def _tools(sets: list[list[str]]) -> Tools:
 
 
 def _boxes(
-    prompts: list[str], pipeline: FlaxStableDiffusionPipeline
+    prompts: list[str], pipeline: FlaxStableDiffusionPipeline, texts: Translations
 ) -> tuple[list[gr.Textbox], list[gr.HTML]]:
     boxes, counters = [], []
     with gr.Row(elem_id="prompts"):
@@ -193,30 +196,32 @@ def _boxes(
                 boxes.append(gr.Textbox(
                     prompt, label=f"{label('prompt')} {number}", lines=2, max_lines=5,
                     placeholder=label("prompt_placeholder"), elem_classes="prompt"))
-                counters.append(gr.HTML(count(prompt, pipeline), apply_default_css=False,
-                                        js_on_load=None))
+                counters.append(gr.HTML(texts.render(partial(count, prompt, pipeline)),
+                                        apply_default_css=False, js_on_load=None))
     return boxes, counters
 
 
-def _settings(defaults: Settings) -> dict[str, Component]:
+def _settings(defaults: Settings, texts: Translations) -> dict[str, Component]:
+    def own(value: str) -> str:
+        return texts.render(lambda language: language.say("own_value", value=value))
+
     samplers = [(sampler.label, key) for key, sampler in SAMPLERS.items()]
     with gr.Column(elem_id="settings-panel"):
         negative = gr.Textbox(defaults.negative_prompt, label=label("negative"),
                               info=label("negative_help"), lines=1)
         with gr.Row():
             steps = gr.Number(defaults.steps, label=label("steps"), min_width=200,
-                              placeholder=say("own_value", value=defaults.steps),
+                              placeholder=own(str(defaults.steps)),
                               info=label("steps_help"))
             guidance = gr.Number(defaults.guidance, label=label("guidance"), min_width=200,
-                                 placeholder=say("own_value", value=f"{defaults.guidance:g}"),
+                                 placeholder=own(f"{defaults.guidance:g}"),
                                  step=0.5, info=label("guidance_help"))
             sampler = gr.Dropdown(samplers, value=defaults.sampler, label=label("sampler"),
                                   min_width=200, info=label("sampler_help"))
-            spacing = gr.Dropdown(spacings(defaults.sampler), value=OWN_SPACING,
+            spacing = gr.Dropdown(spacings(defaults.sampler, ENGLISH), value=OWN_SPACING,
                                   label=label("spacing"), min_width=200,
                                   info=label("spacing_help"))
-        gr.HTML(f'<p class="note">'
-                f'{say("size", width=defaults.width, height=defaults.height)}</p>',
-                apply_default_css=False, js_on_load=None)
+        gr.HTML(texts.render(partial(cells.size_note, defaults)), apply_default_css=False,
+                js_on_load=None)
     return {"negative_prompt": negative, "steps": steps, "guidance": guidance,
             "sampler": sampler, "spacing": spacing}

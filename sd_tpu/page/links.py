@@ -7,7 +7,6 @@ the way, and may be as long as eight long prompts are.
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from sd_tpu.page.texts import say
 from sd_tpu.request import Request, RequestError, parse_number
 
 MAX_LENGTH = 1 << 19
@@ -36,7 +35,7 @@ def read_link(text: str) -> dict[str, Any]:
         fields = parse_qsl(text, keep_blank_values=True, strict_parsing=True,
                            max_num_fields=MAX_FIELDS)
     except ValueError:
-        raise RequestError(say("link_bad")) from None
+        raise RequestError("The link cannot be read.") from None
     values: dict[str, Any] = {name: parse_number(value) if name in NUMBERS else value
                               for name, value in fields if name != "prompt"}
     return {**values, "prompts": [value for name, value in fields if name == "prompt"]}

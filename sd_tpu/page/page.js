@@ -46,6 +46,13 @@ window.sdTpu = {
     },
 };
 
+// Gradio tells the document's language by the browser's; the heading says which the page speaks.
+new MutationObserver(() => {
+    const heading = document.querySelector("header[lang]"), root = document.documentElement;
+    if (!heading || heading.lang === root.lang && heading.dir === root.dir) return;
+    Object.assign(root, { lang: heading.lang, dir: heading.dir });
+}).observe(document, { subtree: true, childList: true, attributeFilter: ["lang"] });
+
 document.addEventListener("focusin", (event) => {
     held = event.target.closest("#history [data-do]");
 });
@@ -60,7 +67,8 @@ function refresh(panel) {
 document.addEventListener("keydown", (event) => {
     const viewer = document.querySelector("#viewer");
     if (viewer?.open) {
-        const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 };
+        const forth = document.documentElement.dir === "rtl" ? -1 : 1;
+        const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
         if (event.key in steps) leaf(steps[event.key]);
     } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         document.querySelector("#generate").click();

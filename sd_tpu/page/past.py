@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -16,7 +17,7 @@ from sd_tpu.page import cells
 from sd_tpu.page.events import QUIET, browser_of, put_request
 from sd_tpu.page.files import SMALL, Files, thumbnail, url
 from sd_tpu.page.layout import Form, Updates, View
-from sd_tpu.page.texts import say
+from sd_tpu.page.texts import Language, language_of
 from sd_tpu.request import RequestError, Settings
 
 MORE = 24  # pictures on a page of it; further ones come below
@@ -59,32 +60,33 @@ class _Past:
     look: gr.State
     here: Settings
 
-    def act(self, values: Mapping[Component, Any], event: gr.EventData) -> Updates:
-        owner = browser_of(values[self.form.saved])
+    def act(self, values: Mapping[Component, Any], event: gr.EventData,
+            visitor: gr.Request) -> Updates:
+        owner, language = browser_of(values[self.form.saved]), language_of(visitor)
         try:
             match event.do:
                 case "again" | "save":
-                    updates = self._use(owner, event)
+                    updates = self._use(owner, event, language)
                 case _:
-                    updates = self._change(owner, event, values[self.look])
+                    updates = self._change(owner, event, values[self.look], language)
         except OSError:
-            updates = self._gone()
+            updates = self._gone(language)
         except (HistoryError, RequestError) as error:
-            updates = self.view.tell(str(error), "wrong")
+            updates = self.view.tell(language.translate(error.sentence), "wrong")
         return {self.view.file: "", **updates}
 
-    def _use(self, owner: str, event: gr.EventData) -> Updates:
+    def _use(self, owner: str, event: gr.EventData, language: Language) -> Updates:
         file = self.history.picture(owner, event.id)
         if not file:
             raise FileNotFoundError
         if event.do == "save":
             return {self.view.file: url(self.files.copy(file))}
-        told = say("history_again_done")
-        return put_request(self.form, self.view, read_png(file), told, self.here)
+        told = language.say("history_again_done")
+        return put_request(self.form, self.view, read_png(file), told, self.here, language)
 
-    def _change(self, owner: str, event: gr.EventData, look: Look) -> Updates:
+    def _change(self, owner: str, event: gr.EventData, look: Look, language: Language) -> Updates:
         """Does what was asked for and shows what there is then."""
-        news = {}
+        say, news = language.say, {}
         match event.do:
             case "more":
                 look = dataclasses.replace(look, pages=look.pages + 1)
@@ -92,32 +94,34 @@ class _Past:
                 look = Look(favourites_only=not look.favourites_only)
             case "favourite":
                 known = self.history.set_favourite(owner, event.id, event.to == "true")
-                news = {} if known else self._gone()
+                news = {} if known else self._gone(language)
             case "delete":
                 known = self.history.delete(owner, event.id)
-                news = {self.view.news: say("history_deleted")} if known else self._gone()
+                deleted = {self.view.news: say("history_deleted")}
+                news = deleted if known else self._gone(language)
             case "clear":
                 self.history.clear(owner)
                 news = {self.view.news: say("history_cleared")}
-        return {self.look: look, self.shown: _contents(self.history, owner, look), **news}
+        return {self.look: look, self.shown: _contents(self.history, owner, look, language), **news}
 
-    def _gone(self) -> Updates:
-        return self.view.tell(say("history_gone"), "wrong")
+    def _gone(self, language: Language) -> Updates:
+        return self.view.tell(language.say("history_gone"), "wrong")
 
 
-def _contents(history: History, owner: str, look: Look) -> str:
-    limit = look.pages * MORE
+def _contents(history: History, owner: str, look: Look, language: Language) -> str:
+    say, limit = language.say, look.pages * MORE
     entries = history.entries(owner, limit=limit + 1, favourites_only=look.favourites_only)
     if not entries and not look.favourites_only:
         return f'{REFRESH}<p class="empty">{say("history_empty")}</p>'
     if not entries:
-        return f'{REFRESH}{_bar(look)}<p class="empty">{say("history_no_favourites")}</p>'
-    items = "".join(_item(history, owner, entry) for entry in entries[:limit])
+        return f'{REFRESH}{_bar(look, language)}<p class="empty">{say("history_no_favourites")}</p>'
+    items = "".join(_item(history, owner, entry, language) for entry in entries[:limit])
     more = _button("more", say("history_more"), "") if len(entries) > limit else ""
-    return f"{REFRESH}{_bar(look)}<ul>{items}</ul>{more}"
+    return f"{REFRESH}{_bar(look, language)}<ul>{items}</ul>{more}"
 
 
-def _bar(look: Look) -> str:
+def _bar(look: Look, language: Language) -> str:
+    say = language.say
     pressed = str(look.favourites_only).lower()
     clear = f'data-confirm="{escape(say("history_clear_sure"))}"'
     return (f'<div class="bar">'
@@ -125,12 +129,12 @@ def _bar(look: Look) -> str:
             f'{_button("clear", say("history_clear"), clear)}</div>')
 
 
-def _item(history: History, owner: str, entry: Entry) -> str:
+def _item(history: History, owner: str, entry: Entry, language: Language) -> str:
     request, prompt = entry.request, escape(entry.request.prompts[0])
     small = ' class="small"' if max(request.width, request.height) < SMALL else ""
     return (f'<li><img src="{_source(history, owner, entry)}" alt="{prompt}"{small}>'
             f'<p dir="auto" title="{prompt}">{prompt}</p>'
-            f'<div class="actions">{_actions(entry)}</div></li>')
+            f'<div class="actions">{_actions(entry, language)}</div></li>')
 
 
 def _source(history: History, owner: str, entry: Entry) -> str:
@@ -143,17 +147,18 @@ def _source(history: History, owner: str, entry: Entry) -> str:
         return ""
 
 
-def _actions(entry: Entry) -> str:
+def _actions(entry: Entry, language: Language) -> str:
+    of, say = partial(_of, entry, language), language.say
     pressed, other = str(entry.favourite).lower(), str(not entry.favourite).lower()
     sure = f'data-confirm="{escape(say("history_delete_sure"))}"'
-    return (_of(entry, "again", say("history_again")) + _of(entry, "save", say("history_save"))
-            + _of(entry, "favourite", "★", f'data-to="{other}" aria-pressed="{pressed}"')
-            + _of(entry, "delete", "✕", sure))
+    return (of("again", say("history_again")) + of("save", say("history_save"))
+            + of("favourite", "★", f'data-to="{other}" aria-pressed="{pressed}"')
+            + of("delete", "✕", sure))
 
 
-def _of(entry: Entry, do: str, text: str, attributes: str = "") -> str:
+def _of(entry: Entry, language: Language, do: str, text: str, attributes: str = "") -> str:
     """A button of one picture."""
-    name = escape(say(f"history_{do}_help", prompt=entry.request.prompts[0]))
+    name = escape(language.say(f"history_{do}_help", prompt=entry.request.prompts[0]))
     return _button(do, text, f'data-id="{entry.id}" aria-label="{name}" title="{name}" '
                              f'{attributes}')
 

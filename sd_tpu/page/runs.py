@@ -27,8 +27,9 @@ from sd_tpu.engine import (
 )
 from sd_tpu.history import History, HistoryError
 from sd_tpu.page.files import Files, Picture, data_url
-from sd_tpu.page.texts import duration, say
+from sd_tpu.page.texts import Phrase, duration
 from sd_tpu.request import MAX_PROMPTS, Request
+from sd_tpu.sentence import Sentence
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +56,11 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A sentence about what happens; `share` of the work is done, `kind` is idle, busy, over or
-    wrong.
+    """What happens, to be said to each follower in his language; `share` of the work is done,
+    `kind` is busy, over or wrong.
     """
 
-    text: str
+    text: Phrase | Sentence
     kind: str = "busy"
     share: float = 0.0
 
@@ -70,7 +71,7 @@ class Snapshot:
 
     cells: tuple[Cell, ...]
     line: Line
-    news: str
+    news: tuple[Phrase | Sentence, ...]
 
 
 class Run:
@@ -88,7 +89,7 @@ class Run:
         self._version = 1
         self._changed = [1] * MAX_PROMPTS  # the version in which each cell has
         self._cells = [self._first_cell(place) for place in range(MAX_PROMPTS)]
-        self._line = Line(say("starting"))
+        self._line = Line(Phrase("starting"))
         self._step, self._steps = 0, max(request.only(place).steps for place in request.places())
         self._first_progress: tuple[float, int] | None = None
         self._farewell: threading.Timer | None = None
@@ -166,10 +167,10 @@ class Run:
         cells = tuple(cell for cell, changed in zip(self._cells, self._changed, strict=True)
                       if changed > seen)
         if not seen and not self.over:
-            news = say("making", count=_count(self.request))
+            news = [Phrase("making", count=_count(self.request))]
         else:
             news = _ready([cell.place + 1 for cell in cells if cell.state == "done"])
-        return Snapshot(cells, self._line, f"{news} {self._line.text if self.over else ''}".strip())
+        return Snapshot(cells, self._line, (*news, *([self._line.text] if self.over else [])))
 
     # --- the run's thread -----------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class Run:
         except Exception:  # a disk that is full, say: nobody should be left with a dead page
             log.exception("a run failed")
             self._job.cancel()
-            self._take(Failed(say("server_failed")))
+            self._take(Failed(Sentence("The server failed; please try again.")))
 
     def _take(self, event: Event) -> None:
         changes = self._changes(event)
@@ -220,9 +221,9 @@ class Run:
             case Progress(step, steps):
                 return Line(_step(step, steps, self._seconds_left()), share=share)
             case Done(seconds):
-                return Line(say("done", seconds=seconds, seed=self.request.seed), "over", 1.0)
+                return Line(Phrase("done", seconds=seconds, seed=self.request.seed), "over", 1.0)
             case Cancelled():
-                return Line(say("stopped"), "over", share)
+                return Line(Phrase("stopped"), "over", share)
             case Failed(message):
                 return Line(message, "wrong", share)
         return self._line
@@ -310,28 +311,26 @@ class Runs:
         self._latest = {browser: key for browser, key in self._latest.items() if key in self._runs}
 
 
-def _count(request: Request) -> str:
+def _count(request: Request) -> Phrase:
     count = len(request.places())
-    return say("one_picture") if count == 1 else say("pictures", count=count)
+    return Phrase("one_picture") if count == 1 else Phrase("pictures", count=count)
 
 
-def _ready(numbers: list[int]) -> str:
+def _ready(numbers: list[int]) -> list[Phrase]:
     if not numbers:
-        return ""
-    key = "picture_ready" if len(numbers) == 1 else "pictures_ready"
-    return say(key, places=", ".join(map(str, numbers)))
+        return []
+    return [Phrase("picture_ready" if len(numbers) == 1 else "pictures_ready", places=numbers)]
 
 
-def _queued(position: int, reason: str, wait: float | None) -> str:
+def _queued(position: int, reason: str, wait: float | None) -> Phrase:
     if reason == COMPILING:
-        turn = f" {say('queued', position=position)}." if position > 1 else ""
-        return say("compiling") + turn
+        return Phrase("compiling_queued" if position > 1 else "compiling", position=position)
     if not wait:
-        return say("queued", position=position)
-    return say("queued_wait", position=position, time=duration(wait))
+        return Phrase("queued", position=position)
+    return Phrase("queued_wait", position=position, time=duration(wait))
 
 
-def _step(step: int, steps: int, left: float | None) -> str:
+def _step(step: int, steps: int, left: float | None) -> Phrase:
     if left is None or step >= steps:
-        return say("step", step=step, steps=steps)
-    return say("step_left", step=step, steps=steps, time=duration(left))
+        return Phrase("step", step=step, steps=steps)
+    return Phrase("step_left", step=step, steps=steps, time=duration(left))

@@ -1,152 +1,125 @@
-"""Every string of the page, by key: other languages are further dictionaries with these keys.
+"""What the page says, in the language of whoever reads it; the strings are in `languages`.
 
-Labels of Gradio's components are looked up by the browser, in its own language (`label`).
-Sentences with facts in them are made here (`say`).
+Labels of Gradio's components (`label`) and what is rendered once (`Translations`) are looked up by
+the browser. Everything else is said here (`Language.say`), in the language that the visitor's
+browser asks for.
 """
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import gradio as gr
 from gradio.i18n import I18nData
 
-ENGLISH = {
-    # the prompts
-    "heading": "Eight prompts, eight pictures",
-    "hint": "Write what you would like to see.",
-    "details": "What can it draw?",
-    "skipped": "Empty boxes are skipped.",
-    "keys": "Ctrl+Enter generates, Esc stops.",
-    "prompt": "Prompt",
-    "prompt_placeholder": "Left empty: skipped",
-    "copy_first": "Copy the first to all",
-    "clear": "Clear",
-    "samples": "Sample prompts",
-    "tokens": "{count} / {limit} tokens",
-    "tokens_lost": "{tokens}, not seen: “{lost}”",
-    "tokens_unknown": "{tokens}, unknown: “{words}”",
-    "too_many_characters": "{count} of at most {limit} characters",
-    "list": "Paste a list",
-    "list_label": "One prompt a line",
-    "list_fill": "Fill the boxes",
-    "list_empty": "The list is empty: write one prompt a line.",
-    "list_filled": "The list is in the boxes.",
-    "list_too_long": "The list has {count} prompts; the first {limit} are in the boxes.",
-    # a picture that is read
-    "read": "Read a picture",
-    "read_label": "A PNG made here or by A1111",
-    "read_done": "The prompts, the seed and the settings of {file} are in the boxes.",
-    "read_size": "It was made at {width}×{height}; here pictures are {here_width}×{here_height}.",
-    # the settings
-    "settings": "Settings",
-    "negative": "Negative prompt",
-    "negative_help": "What the pictures should not show.",
-    "steps": "Steps",
-    "steps_help": "More of them take longer and refine more.",
-    "guidance": "Guidance",
-    "guidance_help": "More follows the prompt more strictly.",
-    "sampler": "Sampler",
-    "sampler_help": "The method that turns noise into a picture.",
-    "spacing": "Spacing",
-    "spacing_help": "How the steps are spread over the noise.",
-    "own": "the model's own",
-    "own_value": "{value} (the model's own)",
-    "size": "Size: {width}×{height} pixels, the one size that this server has compiled.",
-    "seed": "Seed (-1 draws a new one)",
-    "seed_placeholder": "a new one",
-    "random": "Random",
-    "reuse": "Reuse last",
-    "generate": "Generate",
-    "stop": "Stop",
-    # while it works
-    "ready": "Ready",
-    "starting": "Starting…",
-    "making": "Making {count}.",
-    "one_picture": "1 picture",
-    "pictures": "{count} pictures",
-    "compiling": "Compiling for the first time…",
-    "queued": "Queued as number {position}",
-    "queued_wait": "Queued as number {position}, about {time} until it starts",
-    "step": "Step {step} of {steps}",
-    "step_left": "Step {step} of {steps}, about {time} left",
-    "seconds": "{count} s",
-    "minutes": "{count} min",
-    "done": "Done in {seconds:.1f} s, seed {seed}",
-    "stopped": "Stopped",
-    "picture_ready": "Picture {places} is ready.",
-    "pictures_ready": "Pictures {places} are ready.",
-    "server_failed": "The server failed; please try again.",
-    # the pictures
-    "cell_waiting": "Waiting",
-    "cell_forming": "Forming",
-    "cell_stopped": "Stopped",
-    "cell_seed": "Seed {seed}",
-    "view": "View picture {number}: {prompt}",
-    "again": "Again",
-    "again_help": "Again: put prompt, seed and settings of picture {number} back",
-    "vary": "Vary",
-    "vary_help": "Vary picture {number}: its prompt in all boxes, seeds running on",
-    "png_help": "Download picture {number} as PNG",
-    "again_done": "Prompt, seed and settings of picture {number} are in the boxes.",
-    "vary_done": "The prompt of picture {number} is in all boxes, the seeds run on from its own.",
-    "zip": "Download all (ZIP)",
-    "grid": "Download as one picture",
-    "link": "Copy link",
-    "link_copied": "Link copied",
-    "link_prompt": "Copy this link:",
-    "link_opened": "The link's prompts, seed and settings are in the boxes.",
-    "link_bad": "The link cannot be read.",
-    "gone": "The pictures are no longer on the server.",
-    "viewer": "Picture, full screen",
-    "previous": "Previous picture",
-    "next": "Next picture",
-    "close": "Close",
-    "download_png": "Download PNG",
-    # the history
-    "history": "History",
-    "history_empty": "There is nothing yet: every picture that you make is kept here.",
-    "history_no_favourites": "There are no favourites yet: the star of a picture makes it one.",
-    "history_only": "Favourites only",
-    "history_clear": "Delete all",
-    "history_clear_sure": "Delete all pictures of your history for good, favourites too?",
-    "history_more": "Show more",
-    "history_gone": "This picture is no longer in your history.",
-    "history_again": "Use",
-    "history_again_help": "Use: put prompt, seed and settings of “{prompt}” into the boxes",
-    "history_again_done": "Prompt, seed and settings of the picture are in the boxes.",
-    "history_save": "PNG",
-    "history_save_help": "Download “{prompt}” as PNG",
-    "history_favourite_help": "Favourite: “{prompt}”",
-    "history_delete_help": "Delete “{prompt}”",
-    "history_delete_sure": "Delete this picture for good?",
-    "history_deleted": "The picture is deleted.",
-    "history_cleared": "All pictures are deleted.",
-    # the server
-    "about": "About this server",
-    "about_model": "Model",
-    "about_devices": "Devices",
-    "about_precision": "Precision",
-    "about_sizes": "Sizes",
-    "about_versions": "Versions",
-    "about_health": "Health",
-    "sizes": "{width}×{height}, compiled",
-    "no_tpu": "no TPU here, so it takes a little longer",
-    "healthy": "ready",
-    "compiles": "compiling",
+from sd_tpu.page.languages import ar, en, ko, zh
+from sd_tpu.sentence import Sentence
+
+
+class Phrase:
+    """Something to be said as soon as it is known in which language."""
+
+    def __init__(self, key: str, /, **facts: Any):
+        """A string of the page, and the facts it speaks of, which may be phrases too."""
+        self.key, self.facts = key, facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """A language of the page: `tag` and `direction` are what HTML calls `lang` and `dir`."""
+
+    tag: str
+    direction: str
+    texts: dict[str, str]
+    sentences: dict[str, str]
+
+    def say(self, key: str, **facts: Any) -> str:
+        """The string, with the facts it speaks of."""
+        return self._filled(self.texts[key], facts)
+
+    def translate(self, text: Phrase | str) -> str:
+        """What was to be said, or a sentence; other texts, such as a disk's, stay as they are."""
+        if isinstance(text, Phrase):
+            return self.say(text.key, **text.facts)
+        if isinstance(text, Sentence):
+            return self._filled(self.sentences.get(text.template, text.template), text.facts)
+        return text
+
+    def _filled(self, template: str, facts: dict[str, Any]) -> str:
+        return template.format(**{name: self._fact(value) for name, value in facts.items()})
+
+    def _fact(self, value: Any) -> Any:
+        match value:
+            case Phrase() | Sentence():
+                return self.translate(value)
+            case list():
+                return self.texts["comma"].join(str(self._fact(each)) for each in value)
+            case str() if value and self.direction == "rtl":
+                return f"\u2068{value}\u2069"  # in its own direction, whatever stands around it
+        return value
+
+
+ENGLISH = Language("en", "ltr", en.TEXTS, {})
+LANGUAGES = {  # by what Gradio's frontend calls them; "zh" is where its zh-CN and zh-TW look too
+    "en": ENGLISH,
+    "ko": Language("ko", "ltr", ko.TEXTS, ko.SENTENCES),
+    "zh": Language("zh-Hans", "ltr", zh.TEXTS, zh.SENTENCES),
+    "ar": Language("ar", "rtl", ar.TEXTS, ar.SENTENCES),
 }
 
-LANGUAGES = gr.I18n(en=ENGLISH)
+
+def language_of(visitor: gr.Request) -> Language:
+    """The language that the visitor's browser asks for."""
+    return match_language(visitor.headers.get("accept-language", ""))
+
+
+def match_language(header: str) -> Language:
+    """The best of the languages that an Accept-Language header names; else English."""
+    ranges = [_range(part) for part in header.split(",")]
+    for tag, quality in sorted(ranges, key=lambda each: -each[1]):
+        if quality > 0 and tag in LANGUAGES:
+            return LANGUAGES[tag]
+    return ENGLISH
+
+
+def _range(part: str) -> tuple[str, float]:
+    """The language that a part of the header names, without its region, and how much it is liked;
+    not at all if that cannot be told.
+    """
+    tag, _, quality = part.lower().replace(" ", "").partition(";q=")
+    try:
+        return tag.split("-")[0], float(quality or 1)
+    except ValueError:
+        return "", 0.0
+
+
+class Translations(gr.I18n):
+    """What the browser shows in its own language, from the first moment on."""
+
+    def __init__(self):
+        """Holds the strings without facts, which are labels."""
+        super().__init__(**{name: {key: text for key, text in language.texts.items()
+                                   if "{" not in text} for name, language in LANGUAGES.items()})
+        self._rendered = 0
+
+    def render(self, make: Callable[[Language], str]) -> str:
+        """Something of the page in all languages, of which the browser takes its own."""
+        self._rendered += 1
+        key = f"rendered {self._rendered}"
+        for name, language in LANGUAGES.items():
+            # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
+            self.translations[name][key] = (
+                make(language).replace("{", "&#123;").replace("}", "&#125;"))
+        return str(self(key))
 
 
 def label(key: str) -> I18nData:
     """The string for a component of Gradio's, which the browser shows in its language."""
-    return LANGUAGES(key)
+    return I18nData(key)
 
 
-def say(key: str, **facts) -> str:
-    """The string, with the facts it speaks of."""
-    return ENGLISH[key].format(**facts)
-
-
-def duration(seconds: float) -> str:
+def duration(seconds: float) -> Phrase:
     """A time that is only an estimate."""
     if seconds < 90:
-        return say("seconds", count=max(1, round(seconds)))
-    return say("minutes", count=round(seconds / 60))
+        return Phrase("seconds", count=max(1, round(seconds)))
+    return Phrase("minutes", count=round(seconds / 60))

@@ -1,0 +1,36 @@
+"""Sentences for people: English by themselves, and still to be said in another language.
+
+What is told is found by its template, as gettext does it: here nobody knows any other language,
+and whoever shows a sentence has the translations (for the page, `sd_tpu/page/languages`).
+"""
+
+from typing import Any, Self
+
+
+class Sentence(str):
+    """A text in English that knows its template and the facts it speaks of.
+
+    A fact may be a Sentence too, such as the name of what a sentence is about.
+    """
+
+    template: str
+    facts: dict[str, Any]
+
+    def __new__(cls, template: str, /, **facts: Any) -> Self:
+        """The template, with the facts in its places as `str.format` puts them there."""
+        sentence = super().__new__(cls, template.format(**facts))
+        sentence.template, sentence.facts = template, facts
+        return sentence
+
+
+class SentenceError(ValueError):
+    """Something that cannot be done; the message is a Sentence for the person who wanted it."""
+
+    def __init__(self, template: str, /, **facts: Any):
+        """The message, as a Sentence takes it."""
+        super().__init__(Sentence(template, **facts))
+
+    @property
+    def sentence(self) -> Sentence:
+        """The message."""
+        return self.args[0]
