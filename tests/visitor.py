@@ -19,11 +19,11 @@ def visit(tab: Page, address: str) -> Page:
 
 
 def generate(tab: Page) -> Locator:
-    return tab.get_by_role("button", name="Generate")
+    return tab.locator("#generate")
 
 
 def stop(tab: Page) -> Locator:
-    return tab.get_by_role("button", name="Stop")
+    return tab.locator("#stop")
 
 
 def box(tab: Page, number: int) -> Locator:

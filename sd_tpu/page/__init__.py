@@ -28,9 +28,8 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
         view = make_view(engine, texts)
         files = Files(page, card.name)
         runs = Runs(engine, files, history)
-        ends = events.connect(engine, page, form, view, runs, files)
         if history:
-            past.offer(engine, history, form, view, files, ends)
+            past.offer(engine, history, form, view, files)
         about = gr.HTML(texts.render(partial(cells.about, engine)), apply_default_css=False,
                         js_on_load=None)
         api.offer(engine, runs)
@@ -42,6 +41,7 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
             runs.leave(visitor.session_hash)
 
         page.load(tell_about, None, about, queue=False, **events.QUIET)
+        events.connect(engine, page, texts, form, view, runs, files)
         page.unload(leave)
     page.i18n_instance = texts  # Gradio's own name for it: `launch` hands it over
     return page

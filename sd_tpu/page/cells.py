@@ -158,14 +158,14 @@ def about(engine: Engine, language: Language) -> str:
     """What the pictures are made with; it takes no offence at what is not a TPU."""
     say = language.say
     devices = list(engine.mesh.devices.flat)
-    kind = _bdi(f"{len(devices)} × {devices[0].device_kind.replace('cpu', 'CPU')}")
-    slow = "" if devices[0].platform == "tpu" else f"{say('comma')}{say('no_tpu')}"
+    kind = f"{len(devices)} × {devices[0].device_kind.replace('cpu', 'CPU')}"
+    made_on = kind if devices[0].platform == "tpu" else say("no_tpu", devices=kind)
     state = "healthy" if engine.ready.is_set() else "compiles"
     health = language.translate(engine.failure or Phrase(state))
     defaults = engine.defaults
     rows = {
         "about_model": _bdi(engine.pipeline.card.name),
-        "about_devices": kind + slow,
+        "about_devices": escape(made_on),
         "about_precision": _bdi(str(engine.pipeline.models.dtype)),
         "about_sizes": say("sizes", width=defaults.width, height=defaults.height),
         "about_versions": _bdi(_versions()),

@@ -9,7 +9,6 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
-from gradio.events import Dependency
 
 from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
@@ -18,7 +17,7 @@ from sd_tpu.page.files import Files, url
 from sd_tpu.page.layout import OWN_SPACING, Form, Updates, View, count, spacings
 from sd_tpu.page.links import read_link
 from sd_tpu.page.runs import Cell, Run, Runs, Snapshot
-from sd_tpu.page.texts import ENGLISH, Language, language_of
+from sd_tpu.page.texts import ENGLISH, Language, Translations, language_of
 from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, RequestError, Settings, drawn_seed
 from sd_tpu.samplers import SAMPLERS
 
@@ -26,13 +25,13 @@ QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 FOCUS = "() => document.querySelector('#generate').focus()"
 
 
-def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs,
-            files: Files) -> list[Dependency]:
-    """Makes the page do things; returns what is over when a run is."""
+def connect(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, view: View,
+            runs: Runs, files: Files) -> None:
+    """Makes the page, which is complete by now, do things."""
     _connect_boxes(engine, form, view)
     _connect_settings(form, view, runs)
     _connect_pictures(engine, form, view, runs, files)
-    return _connect_runs(engine, page, form, view, runs)
+    _connect_runs(engine, page, texts, form, view, runs)
 
 
 def browser_of(saved: dict) -> str:
@@ -104,8 +103,8 @@ def _connect_settings(form: Form, view: View, runs: Runs) -> None:
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View,
-                  runs: Runs) -> list[Dependency]:
+def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, view: View,
+                  runs: Runs) -> None:
     def begin(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
         asked = form.read(values)
         try:
@@ -146,17 +145,29 @@ def _connect_runs(engine: Engine, page: gr.Blocks, form: Form, view: View,
     endless = {"concurrency_limit": None, **QUIET}
     begun = form.generate.click(begin, {*form.inputs(), form.saved, view.run}, outputs, **endless)
     form.stop.click(stop, view.run, queue=False, **QUIET)
-    arrived = page.load(_restore(engine, form, view), form.saved,
-                        [form.saved, *form.inputs(), view.line, view.news], queue=False,
+    arrived = page.load(_restore(engine, page, texts, form, view), form.saved,
+                        {form.saved, *form.inputs(), view.line, view.news,
+                         *texts.updates(page, ENGLISH)}, queue=False,
                         js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
-    return [begun, arrived.then(come_back, form.saved, outputs, **endless)]
+    for end in (begun, arrived.then(come_back, form.saved, outputs, **endless)):
+        end.then(None, js="() => window.sdTpu.refreshHistory()", **QUIET)
 
 
-def _restore(engine: Engine, form: Form, view: View) -> Callable[[dict, gr.Request], Updates]:
+def _restore(engine: Engine, page: gr.Blocks, texts: Translations, form: Form,
+             view: View) -> Callable[[dict, gr.Request], Updates]:
     """What fills the boxes when the page opens: the link's request, or what was in them last."""
 
     def restore(saved: dict, visitor: gr.Request) -> Updates:
-        link, language = saved.pop("link", ""), language_of(visitor)
+        link, shown = saved.pop("link", ""), saved.pop("shown", "")
+        language = language_of(visitor)
+        filled = fill(saved, link, language)
+        if shown == language.tag:
+            return filled
+        labels = texts.updates(page, language)
+        return {**labels, **{component: _both(labels.get(component), update)
+                             for component, update in filled.items()}}
+
+    def fill(saved: dict, link: str, language: Language) -> Updates:
         updates = {form.saved: saved,
                    **_filled(form, saved.get("form"), engine.defaults, language)}
         if not link:
@@ -169,6 +180,13 @@ def _restore(engine: Engine, form: Form, view: View) -> Callable[[dict, gr.Reque
                 **view.tell(language.say("link_opened"))}
 
     return restore
+
+
+def _both(label: dict | None, update: Any) -> Any:
+    """An update of a component, whose texts may change as well."""
+    if not label:
+        return update
+    return {**label, **(update if isinstance(update, dict) else gr.update(value=update))}
 
 
 def _filled(form: Form, values: list | None, here: Settings, language: Language) -> Updates:

@@ -14,12 +14,14 @@ function newName() {
 }
 
 window.sdTpu = {
-    // Before the server fills the boxes: what was saved, and what stands behind the address's #.
+    // Before the server fills the boxes: what was saved, what stands behind the address's #, and
+    // the language that Gradio has taken for this browser's.
     arrive(saved) {
         const link = location.hash.slice(1);
         if (link) history.replaceState(null, "", location.pathname + location.search);
         browser = saved?.browser ?? newName();
-        return { ...saved, browser, link };
+        const shown = document.querySelector("header[lang]")?.lang;
+        return { ...saved, browser, link, shown };
     },
     // Before it has arrived the form holds only what it begins with; and what is typed right then
     // comes with a `saved` that knows no name yet.

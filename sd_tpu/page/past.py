@@ -8,7 +8,6 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
-from gradio.events import Dependency
 
 from sd_tpu.engine import Engine
 from sd_tpu.history import Entry, History, HistoryError
@@ -33,9 +32,8 @@ class Look:
     favourites_only: bool = False
 
 
-def offer(engine: Engine, history: History, form: Form, view: View, files: Files,
-          ends: list[Dependency]) -> None:
-    """Adds the history to the page that is being built; after each of `ends` it is shown anew."""
+def offer(engine: Engine, history: History, form: Form, view: View, files: Files) -> None:
+    """Adds the history to the page that is being built."""
     gr.HTML(cells.fold("history"), apply_default_css=False, js_on_load=None)
     with gr.Column(elem_id="history-panel"):
         shown = gr.HTML(REFRESH, elem_id="history", js_on_load=cells.TRIGGER,
@@ -44,8 +42,6 @@ def offer(engine: Engine, history: History, form: Form, view: View, files: Files
     outputs = [past.shown, past.look, view.file, view.line, view.news, *form.inputs()]
     shown.click(past.act, {form.saved, past.look}, outputs, queue=False, trigger_mode="multiple",
                 **QUIET).then(None, view.file, None, js=AFTER, **QUIET)
-    for end in ends:
-        end.then(None, js="() => window.sdTpu.refreshHistory()", **QUIET)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,12 @@ browser asks for.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
+from gradio.components import Component
 from gradio.i18n import I18nData
 
 from sd_tpu.page.languages import ar, en, ko, zh
@@ -93,6 +95,10 @@ def _range(part: str) -> tuple[str, float]:
         return "", 0.0
 
 
+SHOWN = ("label", "info", "placeholder", "value")  # of a component, where its texts stand
+MARKER = re.compile('__i18n__{[^}]*"key": "([^"]*)"}')  # as I18nData writes itself
+
+
 class Translations(gr.I18n):
     """What the browser shows in its own language, from the first moment on."""
 
@@ -111,6 +117,21 @@ class Translations(gr.I18n):
             self.translations[name][key] = (
                 make(language).replace("{", "&#123;").replace("}", "&#125;"))
         return str(self(key))
+
+    def updates(self, page: gr.Blocks, language: Language) -> dict[Component, dict[str, Any]]:
+        """What the page's components show of the strings, in a language that the server chose.
+
+        Gradio's frontend knows only the first language of a browser, and not each one's regions:
+        where it takes another one, this puts it right.
+        """
+        name = next(name for name, known in LANGUAGES.items() if known is language)
+        shown = {component: {key: self._said(text, name) for key, text in vars(component).items()
+                             if key in SHOWN and MARKER.search(str(text))}
+                 for component in page.blocks.values() if isinstance(component, Component)}
+        return {component: gr.update(**texts) for component, texts in shown.items() if texts}
+
+    def _said(self, text: I18nData | str, name: str) -> str:
+        return MARKER.sub(lambda found: self.translations[name][found[1]], str(text))
 
 
 def label(key: str) -> I18nData:

@@ -120,7 +120,7 @@ TEXTS = {
     "about_versions": "Versions",
     "about_health": "Health",
     "sizes": "{width}×{height}, compiled",
-    "no_tpu": "no TPU here, so it takes a little longer",
+    "no_tpu": "{devices}, no TPU here, so it takes a little longer",
     "healthy": "ready",
     "compiles": "compiling",
 }

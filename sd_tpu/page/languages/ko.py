@@ -120,7 +120,7 @@ TEXTS = {
     "about_versions": "버전",
     "about_health": "상태",
     "sizes": "{width}×{height}, 컴파일됨",
-    "no_tpu": "TPU가 없어 조금 더 걸립니다",
+    "no_tpu": "{devices}, TPU가 없어 조금 더 걸립니다",
     "healthy": "준비됨",
     "compiles": "컴파일하는 중",
 }

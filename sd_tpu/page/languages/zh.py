@@ -120,7 +120,7 @@ TEXTS = {
     "about_versions": "版本",
     "about_health": "状态",
     "sizes": "{width}×{height}，已编译",
-    "no_tpu": "这里没有 TPU，所以会稍慢一些",
+    "no_tpu": "{devices}，这里没有 TPU，所以会稍慢一些",
     "healthy": "就绪",
     "compiles": "正在编译",
 }
