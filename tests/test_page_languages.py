@@ -12,14 +12,13 @@ from sd_tpu.page.texts import LANGUAGES
 
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
 
-# What is the same in every language: names, formats, keys, what the model's card says.
-NAMES = set("""
-    A1111 API CPU Ctrl DDIM Enter Esc JAX PNG Python TPU ZIP flax float gradio sd_tpu
-""".split())
+NAMES = set("API CPU Ctrl Enter Esc PNG TPU ZIP".split())  # which are the same in all languages
 
-# Words in Latin letters that are to be seen, read out or shown as hints, other than prompts.
+# Words in Latin letters that are to be seen, read out or shown as hints, but for prompts and what
+# is marked as foreign: what the model says of itself, and names of programs. Two elements have names
+# that Gradio says in English in every language.
 WORDS = """() => {
-    const foreign = "[lang=en], .words, [class*=prompt] textarea, #history p, script, style";
+    const foreign = "[lang=en], bdi, .words, #history p, script, style, footer, .upload-container";
     const seen = [...document.body.querySelectorAll("*")].filter(
         (each) => each.checkVisibility() && !each.closest(foreign));
     const texts = seen.flatMap((each) => [
