@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from sd_tpu.request import Request, RequestError, Settings, parse_number
@@ -29,6 +29,7 @@ KEY = "parameters"
 MAX_FILE_BYTES = 1 << 26
 MAX_TEXT_LENGTH = 1 << 20  # eight prompts and negatives of the longest kind, escaped, fit
 BLANK = 255
+INK = 32  # of labels, on the blank
 
 # Where A1111 has a sampler under another name than diffusers, or a spacing under another.
 _A1111_SAMPLERS = {"pndm": "PLMS", "euler_ancestral": "Euler a", "kdpm2": "DPM2"}
@@ -66,6 +67,29 @@ def make_grid(pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 
         if picture is not None:
             grid[place // cols, :, place % cols] = picture
     return grid.reshape(rows * height, cols * width, channels)
+
+
+def with_label(pixels: np.ndarray, text: str) -> np.ndarray:
+    """The picture with a line of text in a band below it, for the pictures of a comparison.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        text: in Latin letters, which are all that Pillow's own font has; made smaller to fit in
+            the width, and cut off where the smallest letters that can be read do not.
+
+    Returns:
+        uint8 [H + B, W, 3], where B depends on H alone.
+    """
+    height, width, _ = pixels.shape
+    largest = max(12, height // 16)
+    band = Image.new("L", (width, round(1.6 * largest)), BLANK)
+    draw = ImageDraw.Draw(band)
+    sizes = range(largest, 7, -1)
+    fonts = (ImageFont.load_default(size) for size in sizes)
+    font = next((font for font in fonts if font.getlength(text) <= width), None)
+    anchor, middle = ("mm", width / 2) if font else ("lm", 0)
+    draw.text((middle, band.height / 2), text, INK, font or ImageFont.load_default(8), anchor)
+    return np.vstack([pixels, np.repeat(np.asarray(band)[..., None], 3, axis=2)])
 
 
 def to_png(pixels: np.ndarray, request: Request, model: str) -> bytes:

@@ -27,6 +27,7 @@ from sd_tpu.images import (
     to_png,
     to_webp,
     to_zip,
+    with_label,
 )
 from sd_tpu.request import MAX_PROMPT_LENGTH, Own, Request, RequestError, Settings
 from sd_tpu.samplers import SAMPLERS
@@ -367,6 +368,23 @@ def test_a_zip_brings_every_file_back_byte_for_byte():
     with zipfile.ZipFile(BytesIO(to_zip(files))) as archive:
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == files
+
+
+@pytest.mark.parametrize("width, height, band", [(64, 64, 19), (96, 64, 19), (512, 512, 51)])
+def test_a_label_stands_below_its_picture_which_stays_as_it_is(width, height, band):
+    pixels = np.zeros((height, width, 3), np.uint8)
+    for text in ("20", "DPM++ 2M SDE", "seed " * 99):
+        labelled = with_label(pixels, text)
+        assert labelled.shape == (height + band, width, 3)
+        assert np.array_equal(labelled[:height], pixels)
+        assert (labelled[height:] < 128).any() and (labelled[height] == BLANK).all()
+
+
+def test_labelled_pictures_make_a_grid_and_a_short_label_stands_in_the_middle():
+    labelled = with_label(np.zeros((64, 64, 3), np.uint8), "I")
+    ink = np.nonzero((labelled[64:] < 255).any(axis=(0, 2)))[0]
+    assert abs(ink.mean() - 31.5) <= 1
+    assert make_grid([labelled, None, labelled]).shape == (83, 192, 3)
 
 
 # --- grids --------------------------------------------------------------------------------------

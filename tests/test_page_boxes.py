@@ -19,6 +19,7 @@ from visitor import (
     prompts,
     says,
     seed_box,
+    setting,
     unfold,
     visit,
 )
@@ -101,22 +102,22 @@ def test_control_enter_generates(tab, keys):
 
 def test_what_was_filled_in_survives_a_reload(tab):
     fill(tab, PROMPTS, seed=77, steps=9)
-    tab.get_by_label("Negative prompt").fill("blur")
-    tab.get_by_label("Sampler").click()
+    setting(tab, "Negative prompt").fill("blur")
+    setting(tab, "Sampler").click()
     tab.get_by_role("option", name="DPM++ 2S").click()
-    tab.get_by_label("Spacing").click()
+    setting(tab, "Spacing").click()
     tab.get_by_role("option", name="karras").click()
-    expect(tab.get_by_label("Spacing")).to_have_value("karras")
+    expect(setting(tab, "Spacing")).to_have_value("karras")
     tab.wait_for_timeout(300)  # what is not yet written down is lost like any last word
     tab.reload()
     expect(box(tab, 1)).to_have_value(PROMPTS[0])
     assert prompts(tab) == PROMPTS
     unfold(tab, "Settings")
     expect(seed_box(tab)).to_have_value("77")
-    expect(tab.get_by_label("Steps")).to_have_value("9")
-    expect(tab.get_by_label("Negative prompt")).to_have_value("blur")
-    expect(tab.get_by_label("Sampler")).to_have_value("DPM++ 2S")
-    expect(tab.get_by_label("Spacing")).to_have_value("karras")
+    expect(setting(tab, "Steps")).to_have_value("9")
+    expect(setting(tab, "Negative prompt")).to_have_value("blur")
+    expect(setting(tab, "Sampler")).to_have_value("DPM++ 2S")
+    expect(setting(tab, "Spacing")).to_have_value("karras")
 
 
 @pytest.mark.parametrize(("label", "value", "sentence"), [
@@ -126,7 +127,7 @@ def test_what_was_filled_in_survives_a_reload(tab):
 ])
 def test_a_bad_value_is_answered_in_a_sentence_and_costs_no_prompt(tab, label, value, sentence):
     fill(tab, PROMPTS)
-    tab.get_by_label(label).fill(value)
+    setting(tab, label).fill(value)
     generate(tab).click()
     says(tab, sentence)
     expect(tab.locator("#news")).to_contain_text(sentence)
@@ -142,8 +143,8 @@ def test_no_prompt_at_all_is_answered_in_a_sentence(tab):
 
 def test_an_emptied_setting_shows_what_is_taken_instead(tab):
     fill(tab, ["first", *EMPTY])
-    tab.get_by_label("Steps").fill("")
-    expect(tab.get_by_label("Steps")).to_have_attribute("placeholder", "20 (the model's own)")
+    setting(tab, "Steps").fill("")
+    expect(setting(tab, "Steps")).to_have_attribute("placeholder", "20 (the model's own)")
     generate(tab).click()
     says(tab, "Done in")
     expect(tab.get_by_role("button", name="Copy link")).to_have_attribute(
@@ -152,9 +153,9 @@ def test_an_emptied_setting_shows_what_is_taken_instead(tab):
 
 def test_every_sampler_offers_its_own_spacings(tab):
     fill(tab, ["first", *EMPTY])
-    tab.get_by_label("Sampler").click()
+    setting(tab, "Sampler").click()
     tab.get_by_role("option", name="DPM++ 2S").click()
-    tab.get_by_label("Spacing").click()
+    setting(tab, "Spacing").click()
     expect(tab.get_by_role("option")).to_have_text(
         [re.compile(name) for name in ["the model's own", "linspace", "karras", "exponential"]]
     )
@@ -174,7 +175,7 @@ def test_a_link_opens_the_page_with_the_same_prompts_seed_and_settings(tab, visi
         says(other, "The link's prompts, seed and settings are in the boxes.")
         assert prompts(other) == ["a fox", "", "größer & schöner = 100 %", *[""] * 5]
         expect(seed_box(other)).to_have_value("12")
-        expect(other.get_by_label("Steps")).to_have_value("3")
+        expect(setting(other, "Steps")).to_have_value("3")
         assert "#" not in other.url, "a reload should keep what has been changed since"
 
 
@@ -238,15 +239,15 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
     assert prompts(tab) == ["a fox", "a hen", *[""] * 6]
     unfold(tab, "Settings")
     expect(seed_box(tab)).to_have_value("31")
-    expect(tab.get_by_label("Steps")).to_have_value("7")
-    expect(tab.get_by_label("Sampler")).to_have_value("Heun")
-    expect(tab.get_by_label("Spacing")).to_have_value("karras")
-    expect(tab.get_by_label("Negative prompt")).to_have_value("blur")
+    expect(setting(tab, "Steps")).to_have_value("7")
+    expect(setting(tab, "Sampler")).to_have_value("Heun")
+    expect(setting(tab, "Spacing")).to_have_value("karras")
+    expect(setting(tab, "Negative prompt")).to_have_value("blur")
     drop(tab, png("a hen\nNegative prompt: dark\nSteps: 5, Sampler: Euler a, CFG scale: 4, "
                   "Seed: 6, Size: 32x32"), "a1111.png")
     says(tab, "of a1111.png are in the boxes.")
     assert prompts(tab) == ["a hen", *EMPTY]
-    expect(tab.get_by_label("Sampler")).to_have_value("Euler ancestral")
+    expect(setting(tab, "Sampler")).to_have_value("Euler ancestral")
 
 
 @pytest.mark.parametrize(("data", "sentence"), [

@@ -6,7 +6,19 @@ from contextlib import contextmanager
 import gradio_client
 import pytest
 from playwright.sync_api import expect
-from visitor import PATIENCE, box, figures, fill, make, prompts, says, seed_box, unfold, visit
+from visitor import (
+    PATIENCE,
+    box,
+    figures,
+    fill,
+    make,
+    prompts,
+    says,
+    seed_box,
+    setting,
+    unfold,
+    visit,
+)
 
 from sd_tpu.history import History, HistoryError
 from sd_tpu.page import build, launch, past
@@ -110,7 +122,7 @@ def test_a_pictures_prompt_seed_and_settings_are_used_again(somebody):
     says(somebody, "are in the boxes")
     assert prompts(somebody) == ["fourth"] + [""] * 7
     expect(seed_box(somebody)).to_have_value("23")
-    expect(somebody.get_by_label("Steps")).to_have_value("3")
+    expect(setting(somebody, "Steps")).to_have_value("3")
     expect(somebody.get_by_role("button", name="Generate")).to_be_focused()
 
 

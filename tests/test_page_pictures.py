@@ -20,6 +20,7 @@ from visitor import (
     prompts,
     says,
     seed_box,
+    setting,
     unfold,
     visit,
 )
@@ -101,12 +102,12 @@ def test_the_full_screen_view_is_left_and_leafed_through_with_keys(made):
 
 
 def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
-    made.get_by_label("Steps").fill("40")
+    setting(made, "Steps").fill("40")
     made.get_by_role("button", name="Again: put prompt, seed and settings of picture 4").click()
     says(made, "Prompt, seed and settings of picture 4 are in the boxes.")
     assert prompts(made) == ["fourth", *[""] * 7]
     expect(seed_box(made)).to_have_value("11")
-    expect(made.get_by_label("Steps")).to_have_value("3")
+    expect(setting(made, "Steps")).to_have_value("3")
 
 
 def test_variations_fill_all_boxes_with_one_picture(made):
@@ -193,7 +194,7 @@ def test_axe_finds_nothing_that_keeps_people_out(chromium, address, scheme):
             unfold(tab, name)
         tab.get_by_text("About this server").click()
         assert Axe().run(tab)["violations"] == []
-        tab.get_by_label("Steps").fill("0")
+        setting(tab, "Steps").fill("0")
         tab.get_by_role("button", name="Generate").click()
         says(tab, "Steps should be")
         assert Axe().run(tab)["violations"] == []

@@ -19,6 +19,7 @@ from visitor import (
     make,
     says,
     seed_box,
+    setting,
     stop,
     visit,
 )
@@ -57,7 +58,7 @@ def test_an_empty_box_is_skipped_and_keeps_its_place(tab):
 
 def test_previews_form_and_stop_ends_the_run(tab, page_engine):
     fill(tab, PROMPTS, steps=LONG)
-    tab.get_by_label("Sampler").click()
+    setting(tab, "Sampler").click()
     tab.get_by_role("option", name="Heun").click()
     generate(tab).click()
     says(tab, re.compile(rf"Step \d+ of {LONG}, about \d+ (s|min) left"))

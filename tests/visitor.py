@@ -30,6 +30,11 @@ def box(tab: Page, number: int) -> Locator:
     return tab.get_by_label(f"Prompt {number}", exact=True)
 
 
+def setting(tab: Page, name: str) -> Locator:
+    """A field of the settings for all, or the seed."""
+    return tab.locator("#settings-panel, #seed").get_by_label(name)
+
+
 def seed_box(tab: Page) -> Locator:
     return tab.locator("#seed input")
 
@@ -59,8 +64,8 @@ def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2)
         box(tab, number).fill(prompt)
     if seed is not None:
         seed_box(tab).fill(str(seed))
-    tab.get_by_label("Steps").fill(str(steps))
-    tab.get_by_label("Steps").blur()
+    setting(tab, "Steps").fill(str(steps))
+    setting(tab, "Steps").blur()
 
 
 def make(tab: Page) -> None:

@@ -17,6 +17,7 @@ from sd_tpu.config import ModelCard
 from sd_tpu.engine import Engine
 from sd_tpu.images import VERSION
 from sd_tpu.page.files import SMALL, url
+from sd_tpu.page.labels import words
 from sd_tpu.page.links import write_link
 from sd_tpu.page.runs import Cell, Run
 from sd_tpu.page.texts import Language, Phrase, label
@@ -57,6 +58,21 @@ def fold(key: str) -> str:
             f'{label(key)}</button>')
 
 
+def own_fold(number: int, language: Language) -> str:
+    """The small button below a box that shows and hides the panel of its own settings."""
+    name = language.say("own_fold", number=number)
+    return (f'<button type="button" class="fold own" aria-expanded="false" '
+            f'aria-controls="own-{number}-panel" aria-label="{name}" title="{name}"></button>')
+
+
+def own_summary(number: int, text: str, language: Language) -> str:
+    """What a box shows of its own settings, also while they are folded away."""
+    name = language.say("own_clear", number=number)
+    return (f'<p class="own-summary"><span dir="auto" title="{escape(text)}">{escape(text)}</span>'
+            f'<button type="button" data-do="clear" data-then="own-{number}-panel" '
+            f'aria-label="{name}" title="{name}">✕</button></p>')
+
+
 def counter(count: int, lost: str, unknown: Sequence[str], language: Language) -> str:
     """How many of the model's tokens a prompt takes, its end that the model will not see, and words
     that mean nothing to the model."""
@@ -70,9 +86,9 @@ def counter(count: int, lost: str, unknown: Sequence[str], language: Language) -
 
 
 def size_note(defaults: Settings, language: Language) -> str:
-    """What can be said of the pictures' size."""
+    """What can be said of the pictures' size, and of settings elsewhere."""
     text = language.say("size", width=defaults.width, height=defaults.height)
-    return f'<p class="note">{text}</p>'
+    return f'<p class="note">{language.say("own_hint")} {text}</p>'
 
 
 def progress(text: str, kind: str, share: float = 0.0) -> str:
@@ -99,20 +115,30 @@ def _content(cell: Cell, size: tuple[int, int], language: Language) -> str:
     if not source:
         return f'<span class="number">{cell.place + 1}</span>'
     small = ' class="small"' if max(size) < SMALL else ""
-    image = (f'<img src="{source}" alt="{escape(cell.prompt)}"{small} width="{size[0]}" '
+    described = _described(cell, language)
+    image = (f'<img src="{source}" alt="{escape(described)}"{small} width="{size[0]}" '
              f'height="{size[1]}">')
     if not cell.picture:
         return image
-    name = escape(language.say("view", number=cell.place + 1, prompt=cell.prompt))
+    name = escape(language.say("view", number=cell.place + 1, prompt=described))
     return f'<button type="button" class="view" aria-label="{name}">{image}</button>'
+
+
+def _described(cell: Cell, language: Language) -> str:
+    """The prompt, and what sets the picture apart."""
+    if not cell.named:
+        return cell.prompt
+    return language.say("labelled", label=words(cell.named, language), prompt=cell.prompt)
 
 
 def _caption(cell: Cell, language: Language) -> str:
     if cell.state == "blank":
         return ""
-    prompt, seed = escape(cell.prompt), language.say("cell_seed", seed=cell.seed)
+    seed = "" if "seed" in cell.named else language.say("cell_seed", seed=cell.seed)
+    label = f"<b>{escape(words(cell.named, language))}</b> " if cell.named else ""
     actions = _actions(cell, language) if cell.picture else language.say(f"cell_{cell.state}")
-    return (f'<span class="words" dir="auto" title="{prompt}">{prompt}</span>'
+    return (f'<span class="words" dir="auto" title="{escape(_described(cell, language))}">'
+            f'{label}{escape(cell.prompt)}</span>'
             f'<span class="facts"><span class="seed">{seed}</span>'
             f'<span class="actions">{actions}</span></span>')
 

@@ -13,9 +13,11 @@ from gradio.components import Component
 from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
 from sd_tpu.page import cells
+from sd_tpu.page.compare import comparison, suggested
 from sd_tpu.page.files import Files, url
 from sd_tpu.page.layout import OWN_SPACING, Form, Updates, View, count, spacings
 from sd_tpu.page.links import read_link
+from sd_tpu.page.own import COMMON, Panel, fields_of, own_choices, show_owns, summary
 from sd_tpu.page.runs import Cell, Run, Runs, Snapshot
 from sd_tpu.page.texts import ENGLISH, Language, Translations, language_of
 from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, RequestError, Settings, drawn_seed
@@ -30,6 +32,9 @@ def connect(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, vi
     """Makes the page, which is complete by now, do things."""
     _connect_boxes(engine, form, view)
     _connect_settings(form, view, runs)
+    for number, panel in enumerate(form.own, start=1):
+        _connect_panel(number, panel)
+    _connect_compare(engine, form, view)
     _connect_pictures(engine, form, view, runs, files)
     _connect_runs(engine, page, texts, form, view, runs)
 
@@ -64,21 +69,25 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
         said = say("list_filled") if len(lines) <= MAX_PROMPTS else say(
             "list_too_long", count=len(lines), limit=MAX_PROMPTS)
         prompts = [*lines, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
-        return {**dict(zip(boxes, prompts, strict=True)), **view.tell(said)}
+        return {**dict(zip(boxes, prompts, strict=True)), **show_owns(form.own, []),
+                **view.tell(said)}
 
     def recount(visitor: gr.Request, *prompts: str) -> list[str]:
         language = language_of(visitor)
         return [count(prompt, engine.pipeline, language) for prompt in prompts]
 
-    def sample(turn: int) -> list:
-        return [turn + 1, *tools.sample_sets[turn % len(tools.sample_sets)]]
+    def sample(shown: int) -> Updates:
+        prompts = tools.sample_sets[shown % len(tools.sample_sets)]
+        return {turn: shown + 1, **dict(zip(boxes, prompts, strict=True)),
+                **show_owns(form.own, [])}
 
     tools.copy_first.click(None, boxes[0], boxes, **QUIET,
                            js=f"(first) => Array({MAX_PROMPTS}).fill(first)")
-    tools.clear.click(None, None, boxes, **QUIET, js=f"() => Array({MAX_PROMPTS}).fill('')")
+    filled = [*boxes, *fields_of(form.own)]
+    tools.clear.click(None, None, filled, **QUIET, js=_emptying(filled))
     turn = gr.State(1)  # the first set is in the boxes from the start
-    tools.samples.click(sample, turn, [turn, *boxes], queue=False, **QUIET)
-    tools.list_fill.click(fill, tools.list_text, [*boxes, view.line, view.news], queue=False,
+    tools.samples.click(sample, turn, [turn, *filled], queue=False, **QUIET)
+    tools.list_fill.click(fill, tools.list_text, [*filled, view.line, view.news], queue=False,
                           **QUIET)
     gr.on([box.change for box in boxes], recount, boxes, form.counters, queue=False,
           trigger_mode="always_last", **QUIET)
@@ -100,22 +109,79 @@ def _connect_settings(form: Form, view: View, runs: Runs) -> None:
           form.saved, js="(...values) => window.sdTpu.save(...values)", **QUIET)
 
 
+def _connect_panel(number: int, panel: Panel) -> None:
+    inputs = [*panel.fields.values()]
+    panel.summary.click(None, None, inputs, **QUIET, js=_emptying(inputs))
+
+    def summarise(values: dict[Component, Any], visitor: gr.Request) -> str:
+        return summary(number, panel.read(values), language_of(visitor))
+
+    gr.on([field.change for field in inputs], summarise, {*inputs}, panel.summary, queue=False,
+          trigger_mode="always_last", **QUIET)
+
+
+def _emptying(fields: list[Component]) -> str:
+    """What empties prompts and own settings, in the browser."""
+    return f"() => Array({len(fields)}).fill('{COMMON}')"
+
+
+def _connect_compare(engine: Engine, form: Form, view: View) -> None:
+    compare = form.compare
+
+    def suggest(what: str, seed: Any) -> Updates:
+        by_name = what == "sampler"
+        values = suggested(what, engine.defaults, seed)
+        return {compare.samplers: gr.update(visible=by_name),
+                compare.values: gr.update(visible=not by_name,
+                                          value=", ".join(map(str, values)))}
+
+    def put_back(before: dict[str, Any], visitor: gr.Request) -> Updates:
+        language = language_of(visitor)
+        return {compare.back: gr.update(interactive=False), **form.show(before, language),
+                **view.tell(language.say("compare_back_done"))}
+
+    compare.what.input(suggest, [compare.what, form.seed], [compare.samplers, compare.values],
+                       queue=False, **QUIET)
+    compare.back.click(put_back, compare.before,
+                       [compare.back, *form.inputs(), view.line, view.news], queue=False, **QUIET)
+
+
 # --- runs ---------------------------------------------------------------------------------------
 
 
 def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, view: View,
                   runs: Runs) -> None:
     def begin(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
-        asked = form.read(values)
         try:
-            request = Request.check({**asked, "seed": drawn_seed(asked["seed"])}, engine.defaults)
-            run = runs.start(request, browser=browser_of(values[form.saved]))
+            run = start(asked(values), values)
         except RequestError as error:
-            told = language_of(visitor).translate(error.sentence)
-            yield {**view.tell(told, "wrong"),
-                   **_without_stopped(view, runs.find(values[view.run]))}
+            yield refused(error, values, language_of(visitor))
             return
         yield from follow(run, visitor)
+
+    def begin_comparison(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
+        language = language_of(visitor)
+        try:
+            what, compared = compare.read(values)
+            request = comparison(asked(values), what, compared, engine.defaults)
+            run = start(request, values)
+        except RequestError as error:
+            yield refused(error, values, language)
+            return
+        yield {compare.before: form.read(values), compare.back: gr.update(interactive=True),
+               **form.show_request(request, language)}
+        yield from follow(run, visitor)
+
+    def asked(values: dict[Component, Any]) -> Request:
+        filled = form.read(values)
+        return Request.check({**filled, "seed": drawn_seed(filled["seed"])}, engine.defaults)
+
+    def start(request: Request, values: dict[Component, Any]) -> Run:
+        return runs.start(request, browser=browser_of(values[form.saved]))
+
+    def refused(error: RequestError, values: dict[Component, Any], language: Language) -> Updates:
+        return {**view.tell(language.translate(error.sentence), "wrong"),
+                **_without_stopped(view, runs.find(values[view.run]))}
 
     def follow(run: Run, visitor: gr.Request) -> Iterator[Updates]:
         language = language_of(visitor)
@@ -140,16 +206,22 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         if run := runs.find(key):
             run.stop()
 
+    compare = form.compare
     outputs = [view.line, view.news, *view.cells, view.collection, view.run, form.generate,
                form.stop]
     endless = {"concurrency_limit": None, **QUIET}
-    begun = form.generate.click(begin, {*form.inputs(), form.saved, view.run}, outputs, **endless)
+    inputs = {*form.inputs(), form.saved, view.run}
+    begun = form.generate.click(begin, inputs, outputs, **endless)
+    compared = compare.go.click(
+        begin_comparison, {*inputs, *compare.inputs()},
+        [*outputs, compare.before, compare.back, *form.inputs()], **endless,
+        js="(...values) => window.sdTpu.lookAtPictures(...values)")
     form.stop.click(stop, view.run, queue=False, **QUIET)
     arrived = page.load(_restore(engine, page, texts, form, view), form.saved,
                         {form.saved, *form.inputs(), view.line, view.news,
                          *texts.updates(page, ENGLISH)}, queue=False,
                         js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
-    for end in (begun, arrived.then(come_back, form.saved, outputs, **endless)):
+    for end in (begun, compared, arrived.then(come_back, form.saved, outputs, **endless)):
         end.then(None, js="() => window.sdTpu.refreshHistory()", **QUIET)
 
 
@@ -161,9 +233,12 @@ def _restore(engine: Engine, page: gr.Blocks, texts: Translations, form: Form,
         link, shown = saved.pop("link", ""), saved.pop("shown", "")
         language = language_of(visitor)
         filled = fill(saved, link, language)
-        if shown == language.tag:
-            return filled
-        labels = texts.updates(page, language)
+        labels = {}
+        if language is not ENGLISH:
+            labels = own_choices(form.own, language) | form.compare.choices(language)
+        if shown != language.tag:
+            for component, update in texts.updates(page, language).items():
+                labels[component] = {**labels.get(component, {}), **update}
         return {**labels, **{component: _both(labels.get(component), update)
                              for component, update in filled.items()}}
 
@@ -192,9 +267,13 @@ def _both(label: dict | None, update: Any) -> Any:
 def _filled(form: Form, values: list | None, here: Settings, language: Language) -> Updates:
     """The form as the browser has kept it, if that is a form of this page; else what it begins
     with stays, but for the words in the list of spacings, which the browser cannot translate.
+
+    What was kept before boxes had settings of their own is shorter.
     """
-    if values and len(values) == len(form.inputs()):
-        asked = form.read(dict(zip(form.inputs(), values, strict=True)))
+    inputs, own = form.inputs(), fields_of(form.own)
+    if values and len(values) in (len(inputs) - len(own), len(inputs)):
+        kept = dict(zip(inputs, values, strict=False))
+        asked = form.read({**dict.fromkeys(inputs, COMMON), **kept})
         if asked["sampler"] in SAMPLERS:
             return form.show(asked, language)
     return {form.settings["spacing"]: gr.update(choices=spacings(here.sampler, language))}

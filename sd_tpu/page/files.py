@@ -16,7 +16,9 @@ import numpy as np
 from gradio.processing_utils import save_bytes_to_cache
 from PIL import Image
 
-from sd_tpu.images import make_grid, read_png, to_png, to_webp, to_zip
+from sd_tpu.images import make_grid, read_png, to_png, to_webp, to_zip, with_label
+from sd_tpu.page.labels import named, words
+from sd_tpu.page.texts import ENGLISH
 from sd_tpu.request import Request
 
 SMALL = 256  # pixels: smaller pictures are enlarged as they are, so each pixel must be right
@@ -60,13 +62,18 @@ class Files:
     def grid(self, request: Request, pictures: Mapping[int, Picture]) -> str:
         """Writes the pictures side by side, with all their prompts; returns the PNG's path.
 
+        Where settings set them apart, each stands above its label, which is English: it is drawn
+        in Latin letters.
+
         Raises:
             OSError: the pictures have been pruned.
         """
         cells: list[np.ndarray | None] = [None] * len(request.prompts)
+        labels = {place: words(named(request, place), ENGLISH) for place in pictures}
         for place, picture in pictures.items():
             with Image.open(picture.png) as image:
-                cells[place] = np.asarray(image)
+                pixels = np.asarray(image)
+            cells[place] = with_label(pixels, labels[place]) if any(labels.values()) else pixels
         return self._save(to_png(make_grid(cells), request, self._model),
                           f"{request.seed}-grid.png")
 

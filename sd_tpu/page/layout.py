@@ -10,6 +10,8 @@ from gradio.components import Component
 
 from sd_tpu.engine import Engine
 from sd_tpu.page import cells
+from sd_tpu.page.compare import Compare, make_compare
+from sd_tpu.page.own import Panel, fields_of, make_panel, show_owns
 from sd_tpu.page.runs import Cell, Snapshot
 from sd_tpu.page.texts import ENGLISH, Language, Translations, label
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
@@ -33,20 +35,23 @@ class Form:
     roll: gr.Button
     reuse: gr.Button
     settings: dict[str, Component]
+    own: list[Panel]
+    compare: Compare
     generate: gr.Button
     stop: gr.Button
     saved: gr.BrowserState
 
     def inputs(self) -> list[Component]:
         """All components that say what is asked for."""
-        return [*self.prompts, self.seed, *self.settings.values()]
+        return [*self.prompts, self.seed, *self.settings.values(), *fields_of(self.own)]
 
     def read(self, values: Mapping[Component, Any]) -> dict[str, Any]:
         """What was filled in, as `Request.check` takes it, but with the seed that may be -1."""
         settings = {name: values[component] for name, component in self.settings.items()}
         seed = values[self.seed]
         return {"prompts": [values[box] for box in self.prompts],
-                "seed": RANDOM if seed is None else seed, **settings}
+                "seed": RANDOM if seed is None else seed, **settings,
+                "own": [panel.read(values) for panel in self.own]}
 
     def show(self, values: Mapping[str, Any], language: Language) -> Updates:
         """Fills it in with values such as `read` returns."""
@@ -55,7 +60,7 @@ class Form:
         spacing = gr.update(choices=spacings(values["sampler"], language),
                             value=values["spacing"] or OWN_SPACING)
         return {**dict(zip(self.prompts, prompts, strict=True)), self.seed: values["seed"],
-                **settings, self.settings["spacing"]: spacing}
+                **settings, self.settings["spacing"]: spacing, **show_owns(self.own, values["own"])}
 
     def show_request(self, request: Request, language: Language) -> Updates:
         """Fills it in with what was asked for."""
@@ -108,8 +113,8 @@ def make_form(engine: Engine, texts: Translations) -> Form:
     """The upper half of the page."""
     card = engine.pipeline.card
     sets = sample_sets((*card.prompts, *card.more_prompts))
-    tools = _tools(sets)
-    prompts, counters = _boxes(sets[0], engine.pipeline, texts)
+    tools, compare = _tools(sets, engine.defaults)
+    prompts, counters, panels = _boxes(sets[0], engine, texts)
     gr.HTML(cells.fold("settings"), apply_default_css=False, js_on_load=None)
     settings = _settings(engine.defaults, texts)
     with gr.Row(elem_id="actions"):
@@ -125,7 +130,8 @@ def make_form(engine: Engine, texts: Translations) -> Form:
                              min_width=0)
     # Not secret from whoever sits at the browser, but the same after the server's next start.
     saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
-    return Form(tools, prompts, counters, seed, roll, reuse, settings, generate, stop, saved)
+    return Form(tools, prompts, counters, seed, roll, reuse, settings, panels, compare, generate,
+                stop, saved)
 
 
 def make_view(engine: Engine, texts: Translations) -> View:
@@ -171,34 +177,41 @@ def count(prompt: str, pipeline: FlaxStableDiffusionPipeline, language: Language
                          pipeline.card.unknown_words(prompt), language)
 
 
-def _tools(sets: list[list[str]]) -> Tools:
+def _tools(sets: list[list[str]], defaults: Settings) -> tuple[Tools, Compare]:
     with gr.Row(elem_id="tools"):
         copy_first = gr.Button(label("copy_first"), min_width=0)
         clear = gr.Button(label("clear"), min_width=0)
         samples = gr.Button(label("samples"), min_width=0)
         gr.HTML(cells.fold("list"), apply_default_css=False, js_on_load=None)
         gr.HTML(cells.fold("read"), apply_default_css=False, js_on_load=None)
+        gr.HTML(cells.fold("compare"), apply_default_css=False, js_on_load=None)
     with gr.Column(elem_id="list-panel"):
         text = gr.Textbox(label=label("list_label"), lines=8, max_lines=16)
         fill = gr.Button(label("list_fill"), min_width=0)
     with gr.Column(elem_id="read-panel"):
         picture = gr.File(label=label("read_label"), height=140)
-    return Tools(copy_first, clear, samples, sets, text, fill, picture)
+    tools = Tools(copy_first, clear, samples, sets, text, fill, picture)
+    return tools, make_compare(defaults)
 
 
 def _boxes(
-    prompts: list[str], pipeline: FlaxStableDiffusionPipeline, texts: Translations
-) -> tuple[list[gr.Textbox], list[gr.HTML]]:
-    boxes, counters = [], []
+    prompts: list[str], engine: Engine, texts: Translations
+) -> tuple[list[gr.Textbox], list[gr.HTML], list[Panel]]:
+    boxes, counters, panels = [], [], []
     with gr.Row(elem_id="prompts"):
         for number, prompt in enumerate(prompts, start=1):
             with gr.Column(min_width=0):
                 boxes.append(gr.Textbox(
                     prompt, label=f"{label('prompt')} {number}", lines=2, max_lines=5,
                     placeholder=label("prompt_placeholder"), elem_classes="prompt"))
-                counters.append(gr.HTML(texts.render(partial(count, prompt, pipeline)),
-                                        apply_default_css=False, js_on_load=None))
-    return boxes, counters
+                with gr.Row():
+                    counters.append(gr.HTML(texts.render(partial(count, prompt, engine.pipeline)),
+                                            min_width=0, apply_default_css=False,
+                                            js_on_load=None))
+                    gr.HTML(texts.render(partial(cells.own_fold, number)),
+                            apply_default_css=False, js_on_load=None)
+                panels.append(make_panel(number, engine.defaults))
+    return boxes, counters, panels
 
 
 def _settings(defaults: Settings, texts: Translations) -> dict[str, Component]:
@@ -208,14 +221,15 @@ def _settings(defaults: Settings, texts: Translations) -> dict[str, Component]:
     samplers = [(sampler.label, key) for key, sampler in SAMPLERS.items()]
     with gr.Column(elem_id="settings-panel"):
         negative = gr.Textbox(defaults.negative_prompt, label=label("negative"),
-                              info=label("negative_help"), lines=1)
+                              info=label("negative_help"), lines=1,
+                              elem_classes="field-negative")
         with gr.Row():
             steps = gr.Number(defaults.steps, label=label("steps"), min_width=200,
                               placeholder=own(str(defaults.steps)),
-                              info=label("steps_help"))
+                              info=label("steps_help"), elem_classes="field-steps")
             guidance = gr.Number(defaults.guidance, label=label("guidance"), min_width=200,
-                                 placeholder=own(f"{defaults.guidance:g}"),
-                                 step=0.5, info=label("guidance_help"))
+                                 placeholder=own(f"{defaults.guidance:g}"), step=0.5,
+                                 info=label("guidance_help"), elem_classes="field-guidance")
             sampler = gr.Dropdown(samplers, value=defaults.sampler, label=label("sampler"),
                                   min_width=200, info=label("sampler_help"))
             spacing = gr.Dropdown(spacings(defaults.sampler, ENGLISH), value=OWN_SPACING,

@@ -1,25 +1,33 @@
 """Links that open the page with somebody's prompts, seed and settings.
 
 What is asked for stands behind the `#`, which browsers keep to themselves: it gets into no log on
-the way, and may be as long as eight long prompts are.
+the way, and may be as long as eight long prompts and negative prompts are.
 """
 
+import dataclasses
+import re
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from sd_tpu.request import Request, RequestError, parse_number
+from sd_tpu.request import MAX_PROMPTS, Own, Request, RequestError, parse_number
 
-MAX_LENGTH = 1 << 19
-MAX_FIELDS = 32
+MAX_LENGTH = 1 << 20
+MAX_FIELDS = 64
 NUMBERS = ("seed", "steps", "guidance")
+_OWN = re.compile(f"({'|'.join(field.name for field in dataclasses.fields(Own))})"
+                  f"([1-{MAX_PROMPTS}])")
 
 
 def write_link(request: Request) -> str:
-    """What stands behind the `#`: `prompt=a+cat&prompt=&prompt=a+dog&seed=7&...`."""
+    """What stands behind the `#`: `prompt=a+cat&prompt=&prompt=a+dog&seed=7&...`, and `steps3=10`
+    where the third prompt has steps of its own.
+    """
     last = max(request.places())
     fields = [("prompt", prompt) for prompt in request.prompts[:last + 1]]
     fields += [(name, getattr(request, name)) for name in (*NUMBERS, "sampler")]
     fields += [("spacing", request.spacing or ""), ("negative_prompt", request.negative_prompt)]
+    fields += [(f"{name}{place + 1}", value) for place in request.places()
+               for name, value in request.own_at(place).given().items()]
     return urlencode(fields)
 
 
@@ -36,6 +44,18 @@ def read_link(text: str) -> dict[str, Any]:
                            max_num_fields=MAX_FIELDS)
     except ValueError:
         raise RequestError("The link cannot be read.") from None
-    values: dict[str, Any] = {name: parse_number(value) if name in NUMBERS else value
-                              for name, value in fields if name != "prompt"}
-    return {**values, "prompts": [value for name, value in fields if name == "prompt"]}
+    values: dict[str, Any] = {}
+    own: list[dict[str, Any]] = []
+    for name, value in fields:
+        if match := _OWN.fullmatch(name):
+            place = int(match[2])
+            own += [{} for _ in range(place - len(own))]
+            own[place - 1][match[1]] = _value(match[1], value)
+        elif name != "prompt":
+            values[name] = _value(name, value)
+    prompts = [value for name, value in fields if name == "prompt"]
+    return {"prompts": prompts, "own": own, **values}
+
+
+def _value(name: str, value: str) -> Any:
+    return parse_number(value) if name in NUMBERS else value

@@ -26,7 +26,13 @@ window.sdTpu = {
     // Before it has arrived the form holds only what it begins with; and what is typed right then
     // comes with a `saved` that knows no name yet.
     save(saved, ...form) {
+        requestAnimationFrame(showCommon);
         return browser ? { ...saved, browser, form } : saved;
+    },
+    // A comparison is begun at the top of the page, far from where its pictures come.
+    lookAtPictures(...values) {
+        document.querySelector("#line").scrollIntoView({ block: "center" });
+        return values;
     },
     download(file) {
         if (!file) return;
@@ -86,7 +92,9 @@ document.addEventListener("click", (event) => {
     const clicked = (selector) => event.target.closest(selector);
     if (clicked(".fold")) toggle(clicked(".fold"));
     else if (clicked("#history [data-do=again]")) document.querySelector("#generate").focus();
-    else if (clicked("[data-link]")) copy(clicked("[data-link]"));
+    else if (clicked("[data-then]")) {  // which goes away, with the focus
+        document.querySelector(`[aria-controls=${clicked("[data-then]").dataset.then}]`).focus();
+    } else if (clicked("[data-link]")) copy(clicked("[data-link]"));
     else if (clicked("button.view")) open(clicked("figure"));
     else if (clicked("#viewer [data-step]")) leaf(Number(clicked("[data-step]").dataset.step));
     else if (clicked("#viewer [data-close]") || event.target.id === "viewer") {
@@ -99,7 +107,27 @@ function toggle(fold) {
     fold.setAttribute("aria-expanded", opened);
     const panel = document.getElementById(fold.getAttribute("aria-controls"));
     panel.toggleAttribute("data-open", opened);
+    Object.assign(panel, { role: "group", ariaLabel: fold.ariaLabel ?? fold.textContent });
+    showCommon();
     if (opened) refresh(panel);
+}
+
+// In the empty fields of the boxes' own settings stands what is taken instead.
+function showCommon() {
+    const find = (parent, field) => document.querySelectorAll(
+        `${parent} .${field} :is(input, textarea)`);
+    const show = (field, shown) => find("#prompts", `field-${field}`).forEach(
+        (own, place) => {
+            own.placeholder = shown(place);
+            if (field !== "negative") own.inputMode = "decimal";  // which keys a phone offers
+        });
+    for (const field of ["steps", "guidance", "negative"]) {
+        const [common] = find("#settings-panel", `field-${field}`);
+        show(field, () => common.value || common.placeholder);
+    }
+    const seed = document.querySelector("#seed input");
+    show("own_seed", (place) => seed.value >= 0 && seed.value !== ""
+        ? String(Number(seed.value) + place) : seed.placeholder);
 }
 
 async function copy(button) {

@@ -10,8 +10,9 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from sd_tpu.engine import (
     COMPILING,
@@ -27,6 +28,7 @@ from sd_tpu.engine import (
 )
 from sd_tpu.history import History, HistoryError
 from sd_tpu.page.files import Files, Picture, data_url
+from sd_tpu.page.labels import named
 from sd_tpu.page.texts import Phrase, duration
 from sd_tpu.request import MAX_PROMPTS, Request
 from sd_tpu.sentence import Sentence
@@ -43,13 +45,15 @@ class Cell:
     """One place of the gallery.
 
     `state` is blank (nothing asked for), waiting, forming, done or stopped; `preview` is the
-    address of how it looks while it forms, `picture` is there when it is done.
+    address of how it looks while it forms, `picture` is there when it is done. `named` are the
+    settings that its label names.
     """
 
     place: int
     state: str = "blank"
     prompt: str = ""
     seed: int = 0
+    named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preview: str = ""
     picture: Picture | None = None
 
@@ -239,7 +243,8 @@ class Run:
     def _first_cell(self, place: int) -> Cell:
         if place not in self.request.places():
             return Cell(place)
-        return Cell(place, "waiting", self.request.prompts[place], self.request.image_seed(place))
+        return Cell(place, "waiting", self.request.prompts[place], self.request.image_seed(place),
+                    named(self.request, place))
 
 
 class Runs:

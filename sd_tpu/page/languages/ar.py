@@ -25,6 +25,27 @@ TEXTS = {
     "list_empty": "القائمة فارغة: اكتب وصفًا واحدًا في كل سطر.",
     "list_filled": "القائمة الآن في الخانات.",
     "list_too_long": "عدد الأوصاف في القائمة {count}، ووُضع أول {limit} منها في الخانات.",
+    # a box's own settings
+    "own_fold": "الإعدادات الخاصة بالوصف {number}",
+    "own_seed": "البذرة",
+    "own_clear": "مسح الإعدادات الخاصة بالوصف {number}",
+    "as_common": "كما للجميع",
+    "label_steps": "الخطوات {value}",
+    "label_guidance": "قوة التوجيه {value}",
+    "label_seed": "البذرة {value}",
+    "label_spacing_own": "التباعد: قيمة النموذج",
+    "label_negative": "من دون “{value}”",
+    "label_negative_none": "بلا وصف سلبي",
+    # a comparison
+    "compare": "مقارنة",
+    "compare_hint": "ترسم الوصف الأول حتى ثماني مرات بالبذرة نفسها مع تغيير شيء واحد كل مرة. "
+                    "ويحل ذلك محل ما في الخانات.",
+    "compare_what": "ما الذي يتغير",
+    "compare_samplers": "طرق أخذ العينات، ثمان على الأكثر",
+    "compare_values": "القيم، ثمان على الأكثر",
+    "compare_go": "رسم المقارنة",
+    "compare_back": "إعادة أوصافي",
+    "compare_back_done": "عاد إلى الخانات ما كان فيها قبل المقارنة.",
     # a picture that is read
     "read": "قراءة صورة",
     "read_label": "صورة PNG أُنشئت هنا أو في A1111",
@@ -44,6 +65,7 @@ TEXTS = {
     "spacing": "التباعد",
     "spacing_help": "كيف تتوزع الخطوات على التشويش.",
     "own": "قيمة النموذج",
+    "own_hint": "يمكن أن تكون لوصف واحد إعداداته الخاصة: أشرطة التمرير أسفل خانته.",
     "own_value": "{value} (قيمة النموذج)",
     "size": "المقاس: \u2066{width}×{height}\u2069 بكسل، وهو الوحيد المُجهَّز في هذا الخادم.",
     "seed": "البذرة (\u2066-1\u2069 لبذرة جديدة)",
@@ -76,6 +98,7 @@ TEXTS = {
     "cell_stopped": "أُوقفت",
     "cell_seed": "البذرة {seed}",
     "view": "عرض الصورة {number}: {prompt}",
+    "labelled": "{label}: {prompt}",
     "again": "إعادة",
     "again_help": "إعادة: وضع وصف الصورة {number} وبذرتها وإعداداتها في الخانات",
     "vary": "تنويع",
@@ -170,6 +193,11 @@ SENTENCES = {
     "The own settings{of} should be values by name, not {value}.":
         "الإعدادات الخاصة{of}: يجب إدخال قيم بأسمائها، لا {value}.",
     "The link cannot be read.": "تعذّرت قراءة الرابط.",
+    # a comparison
+    "There is nothing to compare yet: give up to {limit} values.":
+        "لا شيء للمقارنة بعد: يمكن إدخال {limit} قيم على الأكثر.",
+    "There are {count} values to compare; at most {limit} fit.":
+        "عدد القيم المراد مقارنتها {count}، والحد الأقصى {limit}.",
     # what a sampler cannot do
     "{whose}{reason}": "{whose}{reason}",
     "{sampler} takes 1 to {total} steps, not {steps}.":

@@ -23,6 +23,27 @@ TEXTS = {
     "list_empty": "목록이 비어 있습니다. 한 줄에 프롬프트를 하나씩 적어 주세요.",
     "list_filled": "목록을 칸에 채웠습니다.",
     "list_too_long": "목록의 프롬프트 {count}개 중 처음 {limit}개를 칸에 채웠습니다.",
+    # a box's own settings
+    "own_fold": "프롬프트 {number}의 개별 설정",
+    "own_seed": "시드",
+    "own_clear": "프롬프트 {number}의 개별 설정 지우기",
+    "as_common": "공통 설정대로",
+    "label_steps": "스텝 {value}",
+    "label_guidance": "가이던스 {value}",
+    "label_seed": "시드 {value}",
+    "label_spacing_own": "간격: 모델 기본값",
+    "label_negative": "제외: “{value}”",
+    "label_negative_none": "네거티브 프롬프트 없음",
+    # a comparison
+    "compare": "비교",
+    "compare_hint": "첫 프롬프트를 같은 시드로 최대 여덟 번 그리면서 매번 한 가지만 바꿉니다. "
+                    "칸의 내용이 바뀝니다.",
+    "compare_what": "바꿀 것",
+    "compare_samplers": "샘플러 (최대 여덟 개)",
+    "compare_values": "값 (최대 여덟 개)",
+    "compare_go": "비교 그리기",
+    "compare_back": "내 프롬프트 되돌리기",
+    "compare_back_done": "비교하기 전의 내용을 칸에 되돌렸습니다.",
     # a picture that is read
     "read": "그림에서 불러오기",
     "read_label": "여기서 또는 A1111에서 만든 PNG",
@@ -41,6 +62,7 @@ TEXTS = {
     "spacing": "간격",
     "spacing_help": "노이즈에 스텝을 나누는 방식입니다.",
     "own": "모델 기본값",
+    "own_hint": "프롬프트 하나만 따로 설정할 수도 있습니다. 칸 아래의 슬라이더를 누르세요.",
     "own_value": "{value} (모델 기본값)",
     "size": "크기: {width}×{height}픽셀. 이 서버에 컴파일된 유일한 크기입니다.",
     "seed": "시드 (-1이면 새로 뽑기)",
@@ -73,6 +95,7 @@ TEXTS = {
     "cell_stopped": "중지됨",
     "cell_seed": "시드 {seed}",
     "view": "그림 {number} 크게 보기: {prompt}",
+    "labelled": "{label}: {prompt}",
     "again": "다시",
     "again_help": "다시: 그림 {number}의 프롬프트, 시드, 설정을 칸에 되돌립니다",
     "vary": "변형",
@@ -166,6 +189,11 @@ SENTENCES = {
     "The own settings{of} should be values by name, not {value}.":
         "{of}개별 설정은 이름별 값이어야 합니다(입력: {value}).",
     "The link cannot be read.": "링크를 읽을 수 없습니다.",
+    # a comparison
+    "There is nothing to compare yet: give up to {limit} values.":
+        "비교할 값이 없습니다. 최대 {limit}개까지 적어 주세요.",
+    "There are {count} values to compare; at most {limit} fit.":
+        "비교할 값이 {count}개입니다. 최대 {limit}개까지 가능합니다.",
     # what a sampler cannot do
     "{whose}{reason}": "{whose}{reason}",
     "{sampler} takes 1 to {total} steps, not {steps}.":

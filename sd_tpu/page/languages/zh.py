@@ -23,6 +23,27 @@ TEXTS = {
     "list_empty": "列表是空的：请每行写一个提示词。",
     "list_filled": "列表已填入各框。",
     "list_too_long": "列表有 {count} 个提示词，前 {limit} 个已填入各框。",
+    # a box's own settings
+    "own_fold": "提示词 {number} 的单独设置",
+    "own_seed": "种子",
+    "own_clear": "清除提示词 {number} 的单独设置",
+    "as_common": "与全部相同",
+    "label_steps": "{value} 步",
+    "label_guidance": "引导强度 {value}",
+    "label_seed": "种子 {value}",
+    "label_spacing_own": "间隔：模型默认",
+    "label_negative": "不含“{value}”",
+    "label_negative_none": "无反向提示词",
+    # a comparison
+    "compare": "比较",
+    "compare_hint": "用同一个种子把第一个提示词最多画八次，每次只改变一项。"
+                    "各框中的内容会被替换。",
+    "compare_what": "改变什么",
+    "compare_samplers": "采样器（最多八个）",
+    "compare_values": "数值（最多八个）",
+    "compare_go": "绘制比较图",
+    "compare_back": "恢复我的提示词",
+    "compare_back_done": "比较之前的内容已放回各框。",
     # a picture that is read
     "read": "读取图片",
     "read_label": "本页或 A1111 生成的 PNG",
@@ -41,6 +62,7 @@ TEXTS = {
     "spacing": "间隔",
     "spacing_help": "各步在噪声上的分布方式。",
     "own": "模型默认",
+    "own_hint": "单个提示词可以有自己的设置：点按输入框下方的滑块图标。",
     "own_value": "{value}（模型默认）",
     "size": "尺寸：{width}×{height} 像素，这是本服务器唯一已编译的尺寸。",
     "seed": "种子（-1 表示随机）",
@@ -73,6 +95,7 @@ TEXTS = {
     "cell_stopped": "已停止",
     "cell_seed": "种子 {seed}",
     "view": "查看第 {number} 张图片：{prompt}",
+    "labelled": "{label}：{prompt}",
     "again": "重来",
     "again_help": "重来：填回第 {number} 张图片的提示词、种子和设置",
     "vary": "变体",
@@ -164,6 +187,11 @@ SENTENCES = {
     "The own settings{of} should be values by name, not {value}.":
         "{of}单独设置应为按名称给出的值，而不是 {value}。",
     "The link cannot be read.": "无法读取该链接。",
+    # a comparison
+    "There is nothing to compare yet: give up to {limit} values.":
+        "还没有可比较的值：最多可填 {limit} 个。",
+    "There are {count} values to compare; at most {limit} fit.":
+        "要比较的值有 {count} 个，最多 {limit} 个。",
     # what a sampler cannot do
     "{whose}{reason}": "{whose}{reason}",
     "{sampler} takes 1 to {total} steps, not {steps}.":

@@ -1,0 +1,225 @@
+"""What a single box asks for on its own: its panel, its link, its label."""
+
+import re
+
+import gradio as gr
+import numpy as np
+import pytest
+from axe_core_python.sync_playwright import Axe
+from playwright.sync_api import expect
+from visitor import PATIENCE, box, figures, fill, generate, make, says, setting, unfold, visit
+
+from sd_tpu.images import read_png, to_png
+from sd_tpu.page.labels import named, words
+from sd_tpu.page.links import read_link, write_link
+from sd_tpu.page.own import make_panel
+from sd_tpu.page.texts import ENGLISH
+from sd_tpu.request import MAX_PROMPT_LENGTH, Own, Request, RequestError, Settings
+
+SIX = ["first", "second", "third", *[""] * 5]
+
+
+def panel(tab, number):
+    """The panel of a box, unfolded."""
+    unfold(tab, f"Own settings of prompt {number}")
+    return tab.get_by_role("group", name=f"Own settings of prompt {number}")
+
+
+def choose(tab, field, name):
+    field.click()
+    tab.get_by_role("option", name=name, exact=True).click()
+
+
+def summaries(tab):
+    return tab.locator(".own-summary span")
+
+
+# --- links and labels ---------------------------------------------------------------------------
+
+
+REQUESTS = [
+    Request(prompts=("a", "", "c"), own=(Own(steps=3), None, Own(seed=0, guidance=0.5))),
+    Request(prompts=("a", "b"), negative_prompt="blur", own=(None, Own(negative_prompt=""))),
+    Request(prompts=("a", "b"), sampler="heun", spacing="karras",
+            own=(Own(sampler="euler", spacing=""), Own(spacing="linspace"))),
+    Request(prompts=("é" * MAX_PROMPT_LENGTH,) * 8, own=tuple(
+        Own(negative_prompt=f"{i}" + "é" * (MAX_PROMPT_LENGTH - 1), steps=i, guidance=1.5, seed=i,
+            sampler="lms", spacing="karras") for i in range(1, 9))),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_link_carries_what_single_boxes_have_on_their_own(request_):
+    assert Request.check(read_link(write_link(request_)), Settings()) == request_
+
+
+def test_a_link_names_the_box_behind_the_setting():
+    assert write_link(REQUESTS[0]).endswith("&steps1=3&guidance3=0.5&seed3=0")
+
+
+@pytest.mark.parametrize(("link", "sentence"), [
+    ("prompt=a&steps1=900", "Steps of prompt 1 should be from 1 to 200, not 900."),
+    ("prompt=a&seed1=x", "Seed of prompt 1 should be a whole number, not 'x'."),
+    ("prompt=a&sampler1=magic", "Sampler 'magic' of prompt 1 is unknown; there are"),
+    ("prompt=a&steps9=3", "Unknown settings: steps9."),
+    ("prompt=a&steps3=3", "There are 3 own settings for 1 prompts."),
+    ("prompt=a&own=x", "The own settings should be a list, one of each prompt."),
+])
+def test_own_settings_in_a_link_that_are_none_are_refused_with_their_names(link, sentence):
+    with pytest.raises(RequestError) as refused:
+        Request.check(read_link(link), Settings())
+    assert str(refused.value).startswith(sentence)
+
+
+def labels(request):
+    return [words(named(request, place), ENGLISH) for place in request.places()]
+
+
+def test_a_label_names_what_a_picture_has_on_its_own_and_no_seed():
+    own = (None, Own(sampler="euler", spacing="", steps=5, guidance=2.0, seed=3),
+           Own(spacing="karras", negative_prompt="v 2.0"), Own(negative_prompt=""))
+    assert labels(Request(prompts=tuple("abcd"), negative_prompt="no", own=own)) == [
+        "", "Euler · 5 steps · guidance 2", "karras · without “v 2.0”", "no negative prompt"]
+
+
+def test_in_a_comparison_every_picture_is_labelled_by_what_differs():
+    own = (None, Own(steps=5, seed=0), Own(guidance=1.5, seed=0))
+    assert labels(Request(prompts=("a",) * 3, own=own)) == [
+        "20 steps · guidance 7.5", "5 steps · guidance 7.5", "20 steps · guidance 1.5"]
+    assert labels(Request(prompts=("a", "", "a"), seed=7)) == ["seed 7", "seed 9"]
+    assert labels(Request(prompts=("a", "b"), seed=7)) == ["", ""]
+    assert labels(Request(prompts=("a",), seed=7)) == [""]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_what_is_shown_in_a_panel_is_what_is_read_from_it(request_):
+    with gr.Blocks():
+        filled = make_panel(1, Settings())
+    owns = [filled.read(filled.show(own and own.given())) for own in request_.own]
+    values = {**vars(request_), "spacing": request_.spacing or "", "own": owns}
+    assert Request.check(values, Settings()) == request_
+
+
+# --- on the page --------------------------------------------------------------------------------
+
+
+def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
+    fill(tab, SIX, seed=5, steps=3)
+    second = panel(tab, 2)
+    expect(second.get_by_label("Steps")).to_have_attribute("placeholder", "3")
+    expect(second.get_by_label("Seed")).to_have_attribute("placeholder", "6")
+    second.get_by_label("Steps").fill("2")
+    choose(tab, second.get_by_label("Sampler"), "Euler")
+    tab.get_by_role("button", name="Own settings of prompt 2", exact=True).click()
+    expect(second).to_be_hidden()
+    expect(summaries(tab)).to_have_text(["Euler · 2 steps"])
+    make(tab)
+    expect(figures(tab).nth(1).locator("b")).to_have_text("Euler · 2 steps")
+    expect(figures(tab).nth(1).get_by_role("img")).to_have_attribute(
+        "alt", "Euler · 2 steps: second")
+    expect(figures(tab).nth(0).get_by_role("img")).to_have_attribute("alt", "first")
+    made = []
+    for number in (1, 2):
+        with tab.expect_download() as download:
+            tab.get_by_role("link", name=f"Download picture {number}").click()
+        download.value.save_as(tmp_path / "picture.png")
+        made.append(read_png(tmp_path / "picture.png"))
+    assert [request.steps for request in made] == [3, 2]
+    assert made[1].sampler == "euler" != made[0].sampler
+
+    tab.wait_for_timeout(300)
+    tab.reload()
+    expect(summaries(tab)).to_have_text(["Euler · 2 steps"], timeout=PATIENCE)
+    expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("Euler")
+
+    tab.get_by_role("button", name="Copy link").click()
+    expect(tab.get_by_role("button", name="Link copied")).to_be_visible()
+    with visitor.new_page() as other:
+        visit(other, tab.evaluate("navigator.clipboard.readText()"))
+        says(other, "The link's prompts")
+        expect(summaries(other)).to_have_text(["Euler · 2 steps"])
+        expect(panel(other, 2).get_by_label("Steps")).to_have_value("2")
+
+    tab.get_by_role("button", name="Clear the own settings of prompt 2").click()
+    expect(summaries(tab)).to_have_count(0)
+    expect(tab.get_by_role("button", name="Own settings of prompt 2", exact=True)).to_be_focused()
+    expect(panel(tab, 2).get_by_label("Steps")).to_have_value("")
+    expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("as for all")
+
+
+def test_a_bad_own_setting_is_answered_with_the_number_of_its_box(tab):
+    fill(tab, SIX)
+    panel(tab, 3).get_by_label("Guidance").fill("lots")
+    generate(tab).click()
+    says(tab, "Guidance of prompt 3 should be a number, not 'lots'.")
+    panel(tab, 3).get_by_label("Guidance").fill("51")
+    generate(tab).click()
+    says(tab, "Guidance of prompt 3 should be from 0 to 50, not 51.")
+
+
+def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
+    asked = Request(prompts=("a", "b"), negative_prompt="blur", height=32, width=32,
+                    own=(Own(negative_prompt=""), Own(sampler="heun", spacing="karras")))
+    unfold(tab, "Read a picture")
+    tab.locator("#read-panel input[type=file]").set_input_files({
+        "name": "grid.png", "mimeType": "image/png",
+        "buffer": to_png(np.zeros((32, 64, 3), np.uint8), asked, "m")})
+    expect(summaries(tab)).to_have_text(["no negative prompt", "Heun · karras"])
+    make(tab)
+    link = tab.get_by_role("button", name="Copy link")
+    expect(link).to_have_attribute("data-link", re.compile("&negative_prompt1=&"))
+    tab.get_by_role("button", name="Again: put prompt, seed and settings of picture 2").click()
+    expect(summaries(tab)).to_have_count(0)
+    expect(setting(tab, "Sampler")).to_have_value("Heun")
+    for name in ("Clear", "Sample prompts"):
+        panel(tab, 4).get_by_label("Steps").fill("4")
+        expect(summaries(tab)).to_have_text(["4 steps"])
+        tab.get_by_role("button", name=name, exact=True).click()
+        expect(summaries(tab)).to_have_count(0)
+
+
+def test_a_form_kept_before_boxes_had_own_settings_is_filled_in(tab, address):
+    fill(tab, SIX, seed=9, steps=4)
+    panel(tab, 1).get_by_label("Steps").fill("2")
+    tab.evaluate("""() => {
+        const save = window.sdTpu.save;
+        window.sdTpu.save = (saved, ...form) => save(saved, ...form.slice(0, 14));
+    }""")
+    box(tab, 2).fill("changed")
+    tab.wait_for_timeout(300)
+    visit(tab, address)
+    expect(box(tab, 2)).to_have_value("changed")
+    expect(setting(tab, "Steps")).to_have_value("4")
+    expect(summaries(tab)).to_have_count(0)
+
+
+def test_own_settings_are_reached_and_made_by_keyboard_alone(tab):
+    fill(tab, SIX)
+    box(tab, 1).focus()
+    tab.keyboard.press("Tab")
+    expect(tab.get_by_role("button", name="Own settings of prompt 1", exact=True)).to_be_focused()
+    tab.keyboard.press("Enter")
+    tab.keyboard.press("Tab")
+    tab.keyboard.type("7")
+    expect(summaries(tab)).to_have_text(["7 steps"])
+    tab.keyboard.press("Control+Enter")
+    says(tab, "Done in")
+    expect(figures(tab).first.locator("b")).to_have_text("7 steps")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_and_a_phone_scrolls_nowhere_with_panels_open(chromium, address, scheme):
+    with chromium.new_context(viewport={"width": 390, "height": 844},
+                              color_scheme=scheme) as context:
+        tab = visit(context.new_page(), address)
+        fill(tab, SIX)
+        panel(tab, 1).get_by_label("Negative prompt").fill("w" * 300)
+        panel(tab, 2).get_by_label("Steps").fill("3")
+        unfold(tab, "Compare")
+        expect(summaries(tab)).to_have_count(2)
+        make(tab)
+        assert Axe().run(tab)["violations"] == []
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        ends = tab.locator("textarea, input, button, figure, a").evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect().right)")
+        assert max(ends) <= 390
