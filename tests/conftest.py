@@ -124,7 +124,7 @@ def page_engine(checkpoints) -> Iterator[Engine]:
 def address(page_engine) -> Iterator[str]:
     """Where the page is served."""
     page = build(page_engine)
-    assert page_engine.ready.wait(60)
+    assert page_engine.ready.wait(300)
     yield launch(page, server_name="127.0.0.1")
     page.close(verbose=False)
 

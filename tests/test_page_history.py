@@ -29,7 +29,7 @@ def served(engine, folder, port=None):
     """The address of a page with the history in this folder, until the server ends."""
     history = History(folder)
     page = build(engine, history)
-    assert engine.ready.wait(60)
+    assert engine.ready.wait(300)
     try:
         yield launch(page, server_name="127.0.0.1", server_port=port)
     finally:
