@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from sd_tpu.cli import INTERRUPTED, add_model_flags, leave, open_engine
+from sd_tpu.folders import data_folder
 from sd_tpu.history import History, HistoryError
 from sd_tpu.page import build, launch
 
@@ -55,13 +56,6 @@ def _open_history(folder: Path | None) -> History | None:
                          "--no-history.") from error
 
 
-def _history_folder() -> Path:
-    """The user's own, where the system keeps such things."""
-    data = os.environ.get("XDG_DATA_HOME", "")
-    base = Path(data) if os.path.isabs(data) else Path("~/.local/share").expanduser()
-    return base / "sd_tpu" / "history"
-
-
 def _check_address(host: str | None, port: int | None) -> None:
     """Refuses an address where nothing can listen, before minutes go into loading."""
     host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
@@ -83,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--share", action="store_true", default=None,
                         help="make a public link through Gradio's servers")
     kept = parser.add_mutually_exclusive_group()
-    kept.add_argument("--history", type=Path, default=_history_folder(), metavar="DIR",
+    kept.add_argument("--history", type=Path, default=data_folder() / "history", metavar="DIR",
                       help="where finished pictures are kept, for the browser that made them "
                            "(default: %(default)s)")
     kept.add_argument("--no-history", dest="history", action="store_const", const=None,

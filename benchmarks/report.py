@@ -8,9 +8,11 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import psutil
@@ -28,23 +30,53 @@ def parser(description: str) -> argparse.ArgumentParser:
     return flags
 
 
-def side_by_side(
-    contestants: Mapping[str, Callable[[], Any]], rounds: int
-) -> dict[str, float]:
-    """Median seconds of each contestant's call, after one call that does not count.
+class Timing(NamedTuple):
+    """Seconds of a contestant's first call, in which it compiles, and the median of the others."""
+
+    first: float
+    median: float
+
+
+def side_by_side(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
+    """Times each contestant's first call, and then those of several rounds.
 
     They take turns in every round, so that whatever else the machine does meets them all alike. A
     contestant returns only when its work is done (`jax.block_until_ready`).
     """
-    for call in contestants.values():
-        call()
+    first = {name: seconds_of(call) for name, call in contestants.items()}
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():
-            begun = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+            taken[name].append(seconds_of(call))
+    return {name: Timing(first[name], statistics.median(taken[name])) for name in contestants}
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Seconds that one call takes."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns in a process of its own, whose memory holds nothing else yet."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
+
+
+def memory(what: str) -> int:
+    """Bytes of this process that Linux counts: "VmRSS" resident now, "VmHWM" at the most so far.
+
+    The peak that `getrusage` tells begins with that of the process that started this one.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith(f"{what}:"))
+    return int(kilobytes) * 1024
+
+
+def forget_peak() -> None:
+    """Lets this process's peak begin anew at what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def report(title: str, rows: Sequence[Mapping[str, Any]], results: Path, *,

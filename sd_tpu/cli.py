@@ -78,16 +78,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
         ValueError: the model cannot be loaded, or the devices or the size are not possible.
     """
     find_devices(args.devices)
-    _keep_compiled()
     return Engine.open(args.model, revision=args.revision, variant=args.variant, dtype=args.dtype,
                        devices=args.devices, size=args.size)
-
-
-def _keep_compiled() -> None:
-    """Keeps compiled programs for the next start, unless the environment says where or not to."""
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir",
-                          str(Path("~/.cache/sd_tpu/compiled").expanduser()))
 
 
 def find_devices(count: int | None) -> list[jax.Device]:

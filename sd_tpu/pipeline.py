@@ -24,6 +24,7 @@ from sd_tpu.denoise import (
     encode_slots,
     padded_rows,
 )
+from sd_tpu.folders import cache_folder
 from sd_tpu.samplers import Table, default_sampler, make_table
 from sd_tpu.schedule import NoiseSchedule
 from sd_tpu.sharding import make_mesh, replicated
@@ -65,6 +66,9 @@ class FlaxStableDiffusionPipeline:
     ) -> tuple["FlaxStableDiffusionPipeline", Params]:
         """Reads a checkpoint in the diffusers layout from a folder or the hub.
 
+        What JAX compiles from then on is kept in the user's cache folder for the next start, unless
+        the program or the environment has said where, or not to.
+
         Args:
             name: the folder or the hub id.
             revision: branch, tag or commit on the hub.
@@ -79,6 +83,7 @@ class FlaxStableDiffusionPipeline:
             CheckpointError: what is wrong with the checkpoint, in one message.
         """
         folder = checkpoint.find(name, revision, variant)
+        _keep_compiled()
         sharding = sharding or replicated(make_mesh())
         configs = {part: read_json(folder / part / "config.json")
                    for part in checkpoint.COMPONENTS}
@@ -271,6 +276,11 @@ class FlaxStableDiffusionPipeline:
             for *ids, g, key, start in zip(negative, positive, guidance, np.asarray(keys), latents,
                                            strict=True)
         ]
+
+
+def _keep_compiled() -> None:
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
 
 
 def _flat(values, trailing: int, name: str) -> np.ndarray:

@@ -133,7 +133,9 @@ def _is_parameter(name: str) -> bool:
 
 def _open(file: Path):
     try:
-        return safe_open(file, framework="np")
+        # The default maps the file, and all that was read of it then stays in memory beside the
+        # parameters until it is closed.
+        return safe_open(file, framework="np", backend="pread")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{file} is damaged or incomplete ({error}). Fetch or copy it again."
