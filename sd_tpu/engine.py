@@ -181,7 +181,7 @@ class Engine:
     @classmethod
     def open(cls, model: str | Path = BUNDLED_MODEL, *, revision: str | None = None,
              variant: str | None = None, dtype: str | None = None, devices: int | None = None,
-             size: tuple[int, int] | None = None) -> Self:
+             size: tuple[int, int] | None = None, group: int | None = None) -> Self:
         """Loads a checkpoint and starts an engine for it.
 
         Args:
@@ -191,6 +191,7 @@ class Engine:
             dtype: "float32" or "bfloat16"; by default float32 on CPU and bfloat16 elsewhere.
             devices: how many of this process's devices to use; all by default.
             size: height and width of the pictures; by default what the model was trained on.
+            group: slots that a device steps together; by default what its platform is good at.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -206,7 +207,8 @@ class Engine:
         defaults = dataclasses.replace(
             card_defaults(card, pipeline.configs["scheduler"]), height=height, width=width
         )
-        group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
+        if group is None:
+            group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
         return cls(pipeline, params, mesh, defaults, group=group)
 
     def submit(self, request: Request, *, previews: bool = True) -> Job:

@@ -1,0 +1,229 @@
+"""What the engine adds to its programs, what sharing gains: `python -m benchmarks.overhead`.
+
+One gallery of eight pictures, by where its time goes and with and without previews; then several
+users at once, each asking for a few pictures after the other, against the same requests served one
+at a time by the same programs.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import jax
+
+from benchmarks.report import parser, report, seconds_of, side_by_side
+from sd_tpu import BUNDLED_MODEL
+from sd_tpu.engine import SLOTS, Done, Engine
+from sd_tpu.request import Request
+from sd_tpu.sharding import set_host_devices
+
+# Devices, and slots that each steps together.
+LAYOUTS = {
+    "1 device, slots one by one": (1, 1),
+    "1 device, slots in eights": (1, SLOTS),
+    "8 devices, a slot each": (SLOTS, 1),
+}
+BOXES = (1, 5, 2, 4, 8, 1, 2, 1)  # that users fill: 3 on average, as are each four
+NOTES = (
+    "Users fill three boxes on average. Occupancy is the share of the slots' rows (evaluations of "
+    "the model) that make a picture, from the first request to the last picture. Gain is against "
+    "the same requests one at a time: in pictures a second, and in rows that the batch takes.",
+    "Slots one by one cost nothing while they are idle, so sharing them can gain nothing there but "
+    "the time between requests. Slots in eights cost the same whether one is live or all: so "
+    "behaves a chip that a larger batch fills. Eight devices would as well, but here they share "
+    "the cores of one CPU; of those only the gain in rows says what eight chips would see.",
+)
+
+
+class Meter:
+    """Seconds in each of an engine's programs, and rows that its slots took, while it is put on."""
+
+    def __init__(self):
+        self.seconds: Counter[str] = Counter()
+        self.rows = self.live_rows = 0
+
+    def occupancy(self, slots: int) -> float:
+        """Share of the rows taken that made pictures."""
+        return self.live_rows / (self.rows * slots)
+
+
+@contextmanager
+def metered(engine: Engine) -> Iterator[Meter]:
+    """Puts a meter on the engine's programs; each call then lasts until its result is there."""
+    meter, programs = Meter(), engine.programs
+
+    def timed(name: str) -> Callable[..., Any]:
+        program = getattr(programs, name)
+
+        def call(*arguments):
+            begun = time.perf_counter()
+            result = jax.block_until_ready(program(*arguments))
+            meter.seconds[name] += time.perf_counter() - begun
+            if name == "advance":
+                rows = arguments[-1]
+                meter.rows += rows
+                meter.live_rows += rows * sum(map(bool, engine._occupants))
+            return result
+
+        return call
+
+    names = ("encode", "advance", "decode")
+    for name in names:
+        setattr(programs, name, timed(name))
+    try:
+        yield meter
+    finally:
+        for name in names:
+            delattr(programs, name)
+
+
+# --- one gallery --------------------------------------------------------------------------------
+
+
+def serve(engine: Engine, boxes: int, *, previews: bool = False, **settings) -> None:
+    """Asks for so many pictures and waits until they are there."""
+    request = Request.check({"prompts": ["a cat"] * boxes, **settings}, engine.defaults)
+    *_, end = engine.submit(request, previews=previews).events()
+    if not isinstance(end, Done):
+        raise RuntimeError(f"the engine did not finish: {end}")
+
+
+def gallery(engine: Engine, rounds: int, **settings) -> list[dict[str, Any]]:
+    """Rows of the table: where the time of eight pictures goes, without previews and with them."""
+    shares: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+
+    def make(previews: bool) -> None:
+        with metered(engine) as meter:
+            seconds = seconds_of(partial(serve, engine, SLOTS, previews=previews, **settings))
+        program = {name: spent / seconds for name, spent in meter.seconds.items()}
+        rest = 1 - sum(program.values())
+        outside = rest + program["encode"]
+        shares[previews].append({**program, "host": rest, "outside advance and decode": outside})
+
+    times = side_by_side({previews: partial(make, previews) for previews in shares}, rounds)
+    return [{
+        "eight pictures": "with previews" if previews else "without previews",
+        "seconds": times[previews].median,
+        **{f"{name}, %": 100 * statistics.median(share[name] for share in taken)
+           for name in ("advance", "decode", "encode", "host", "outside advance and decode")},
+        "goal": "at most 3%",
+    } for previews, taken in shares.items()]
+
+
+# --- users --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Service:
+    """How an engine served some requests."""
+
+    seconds: float
+    pictures: int
+    rows: int  # that the batch took
+    occupancy: float
+
+
+def together(engine: Engine, users: int, requests: int, **settings) -> Service:
+    """Each user asks for so many requests one after the other; the users do so at once."""
+    def use(user: int) -> None:
+        for boxes in _boxes(user, requests):
+            serve(engine, boxes, **settings)
+
+    def crowd() -> None:
+        with ThreadPoolExecutor(users) as threads:
+            list(threads.map(use, range(users)))
+
+    return _served(engine, crowd, users, requests)
+
+
+def one_at_a_time(engine: Engine, users: int, requests: int, **settings) -> Service:
+    """The same requests, each of which has the engine to itself."""
+    def queue() -> None:
+        for user in range(users):
+            for boxes in _boxes(user, requests):
+                serve(engine, boxes, **settings)
+
+    return _served(engine, queue, users, requests)
+
+
+def _boxes(user: int, requests: int) -> list[int]:
+    return [BOXES[(user + 4 * request) % len(BOXES)] for request in range(requests)]
+
+
+def _served(engine: Engine, work: Callable[[], None], users: int, requests: int) -> Service:
+    with metered(engine) as meter:
+        seconds = seconds_of(work)
+    pictures = sum(sum(_boxes(user, requests)) for user in range(users))
+    return Service(seconds, pictures, meter.rows, meter.occupancy(engine.programs.slots))
+
+
+def load(engine: Engine, users: int, requests: int, rounds: int, **settings) -> dict[str, Any]:
+    """A row of the table: so many users at once, against one request at a time."""
+    served: dict[Callable[..., Service], list[Service]] = {together: [], one_at_a_time: []}
+    for _ in range(rounds):
+        for way, services in served.items():
+            services.append(way(engine, users, requests, **settings))
+
+    def median(way: Callable[..., Service], what: Callable[[Service], float]) -> float:
+        return statistics.median(map(what, served[way]))
+
+    def speed(service: Service) -> float:
+        return service.pictures / service.seconds
+
+    def work(service: Service) -> float:
+        return service.rows / service.pictures
+
+    return {
+        "users": users,
+        "pictures": served[together][0].pictures,
+        "occupancy, %": 100 * median(together, lambda service: service.occupancy),
+        "one at a time, %": 100 * median(one_at_a_time, lambda service: service.occupancy),
+        "pictures/s": median(together, speed),
+        "one at a time": median(one_at_a_time, speed),
+        "gain": median(together, speed) / median(one_at_a_time, speed),
+        "gain in rows": median(one_at_a_time, work) / median(together, work),
+        "goal": "90% under load, gain 1.8",
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures a gallery and users on each layout that the devices allow."""
+    flags = parser(__doc__.splitlines()[0])
+    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
+                       help="(default: the bundled model)")
+    flags.add_argument("--steps", type=int, metavar="N", help="(default: the model's)")
+    flags.add_argument("--users", type=int, nargs="+", default=(1, 4, 16), metavar="N",
+                       help="(default: 1 4 16)")
+    flags.add_argument("--requests", type=int, default=2, metavar="N",
+                       help="of each user, one after the other (%(default)s)")
+    flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    args = flags.parse_args(arguments)
+    with suppress(RuntimeError):  # JAX has begun with the devices that it has
+        set_host_devices(SLOTS)
+    present = len(jax.local_devices())
+
+    parts, rows = [], []
+    for layout, (devices, group) in LAYOUTS.items():
+        if devices > present:
+            continue
+        engine = Engine.open(args.model, devices=devices, group=group)
+        engine.ready.wait()
+        name, settings = engine.pipeline.card.name, dict(steps=args.steps)
+        parts += [{"": layout, **row} for row in gallery(engine, args.rounds, **settings)]
+        rows += [{"": layout, **load(engine, users, args.requests, args.rounds, **settings)}
+                 for users in args.users]
+        engine.close()
+    report(f"The engine's share of a gallery: {name}", parts, args.results,
+           notes=[f"Medians of {args.rounds} rounds side by side, from asking to the last picture. "
+                  "Each call of a program is waited for; host is all the rest."])
+    report(f"Users at once: {name}", rows, args.results, notes=NOTES)
+
+
+if __name__ == "__main__":
+    main()

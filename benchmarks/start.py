@@ -1,0 +1,197 @@
+"""From nothing to pictures, and what never happens again: `python -m benchmarks.start`.
+
+How long `python app.py` takes to be ready and to make its first pictures, without any compiled
+programs kept and with those of the start before; how much memory loading takes at the most; and
+whether anything is compiled again while somebody changes all that can be changed.
+"""
+
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from gradio_client import Client
+
+from benchmarks.make_checkpoint import MODELS, checkpoint_folder
+from benchmarks.report import in_fresh_process, memory, parser, report, seconds_of
+from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+from sd_tpu.engine import Engine, Job, Progress
+from sd_tpu.request import MAX_GUIDANCE, MAX_PROMPTS, MAX_SEED, MAX_STEPS, Request, RequestError
+from sd_tpu.samplers import SAMPLERS
+
+APP = Path(__file__).resolve().parent.parent / "app.py"
+FIRST, SECOND = STARTS = ("first start", "second start")
+READY, EARLIEST, EIGHT = "ready", "first picture there", "eight pictures"
+GOALS = {READY: "20 s, second start of the bundled model", EIGHT: "10 s, bundled model",
+         EARLIEST: "second at most 25% of the first"}
+COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX reports each compilation under it
+
+
+# --- starting -----------------------------------------------------------------------------------
+
+
+def start(model: str | Path, kept: Path) -> dict[str, float]:
+    """Seconds of each part of a start of the page that keeps compiled programs in a folder.
+
+    The last three are what somebody waits for: `ready` and `first picture there` count from the
+    start of the process, without the time in which the program that asks connects.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    begun = time.perf_counter()
+    command = [sys.executable, APP, "--model", model, "--port", str(port), "--no-history"]
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(kept)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        told = {line.split()[0]: time.perf_counter() - begun for line in _until_ready(process)}
+        client = Client(f"http://127.0.0.1:{port}", verbose=False)
+        first = seconds_of(lambda: client.predict(["a cat"], api_name="/generate"))
+        eight = seconds_of(lambda: client.predict(["a cat"] * MAX_PROMPTS, api_name="/generate"))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    return {
+        "importing": told["Loading"],
+        "loading": told["Compiling"] - told["Loading"],
+        "compiling, and serving the page": told["Ready"] - told["Compiling"],
+        READY: told["Ready"],
+        EARLIEST: told["Ready"] + first,
+        EIGHT: eight,
+    }
+
+
+def _until_ready(process: subprocess.Popen) -> Iterator[str]:
+    for line in process.stdout:
+        yield line
+        if line.startswith("Ready"):
+            return
+    raise RuntimeError("The page ended before it was ready; its own words are above.")
+
+
+def starts(model: str | Path, rounds: int) -> list[dict[str, Any]]:
+    """Rows of the table: medians over rounds of a first start and a second one."""
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in STARTS}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as kept:
+            for name in STARTS:
+                taken[name].append(start(model, Path(kept)))
+    rows = []
+    for part in taken[FIRST][0]:
+        medians = {name: statistics.median(times[part] for times in taken[name])
+                   for name in STARTS}
+        rows.append({"seconds": part, **medians, "second / first": medians[SECOND] / medians[FIRST],
+                     "goal": GOALS.get(part, "")})
+    return rows
+
+
+# --- loading ------------------------------------------------------------------------------------
+
+
+def loading_peak(folder: Path, dtype: str) -> dict[str, Any]:
+    """How much this process grows at the most while it loads; it must do nothing else before."""
+    jax.block_until_ready(jax.device_put(0))  # JAX's own beginnings are not the loader's
+    before = memory("VmRSS")
+    _, params = FlaxStableDiffusionPipeline.from_pretrained(folder, dtype=dtype)
+    jax.block_until_ready(params)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    peak = memory("VmHWM") - before
+    return {"parameters": dtype, "GB": size / 1e9, "peak while loading, GB": peak / 1e9,
+            "peak / parameters": peak / size}
+
+
+# --- a session ----------------------------------------------------------------------------------
+
+
+def session(engine: Engine) -> dict[str, Any]:
+    """Asks an engine for everything that can differ; tells what was compiled after it was ready."""
+    engine.ready.wait()
+    traces = engine.programs.traces.total()
+    compiled = 0
+
+    def count(event: str, *_, **__) -> None:
+        nonlocal compiled
+        compiled += event == COMPILED
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    requests = pictures = 0
+    for values in _wishes():
+        try:
+            request = Request.check(values, engine.defaults)
+            list(engine.submit(request, previews=requests % 2 == 0).events())
+        except RequestError:  # a spacing that this model's noise schedule does not allow
+            continue
+        requests, pictures = requests + 1, pictures + len(request.places())
+    together = [_submit(engine, prompts=["a cat"] * count, steps=20) for count in range(1, 9)]
+    together[-1].cancel()  # while it waits
+    next(event for event in together[0].events() if isinstance(event, Progress))
+    together[1].cancel()  # while it runs
+    for job in together:
+        list(job.events())
+    return {"requests": requests + len(together), "traced again": engine.programs.traces.total() -
+            traces, "compiled again": compiled, "goal": 0}
+
+
+def _submit(engine: Engine, **values) -> Job:
+    return engine.submit(Request.check(values, engine.defaults))
+
+
+def _wishes() -> Iterator[dict[str, Any]]:
+    """What somebody asks for who tries everything out, a request after the other."""
+    for count in range(1, MAX_PROMPTS + 1):
+        yield dict(prompts=["a cat"] * count, seed=count)
+    yield dict(prompts=["", "a dog", "", "", "a house"], seed=MAX_SEED)
+    yield dict(prompts=["very " * 100 + "long"], negative_prompt="fog " * 100)
+    for steps in (1, 2, MAX_STEPS):
+        yield dict(prompts=["a cat"], steps=steps)
+    for guidance in (0, 1, 7.5, MAX_GUIDANCE):
+        yield dict(prompts=["a cat"], guidance=guidance)
+    for key, sampler in SAMPLERS.items():
+        for spacing in sampler.spacings:
+            yield dict(prompts=["a cat", "a dog"], steps=5, sampler=key, spacing=spacing)
+    yield dict(prompts=["a cat"] * 4, own=[
+        dict(steps=3, seed=9), dict(sampler="heun", guidance=2), dict(negative_prompt="blue"), None,
+    ])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures starts, loading and a session."""
+    flags = parser(__doc__.splitlines()[0])
+    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
+                       help="that is started and used (default: the bundled model)")
+    flags.add_argument("--load", choices=MODELS, default="sd14",
+                       help="made by make_checkpoint, that is loaded for its peak (%(default)s)")
+    flags.add_argument("--rounds", type=int, default=3, help="of two starts each (%(default)s)")
+    args = flags.parse_args(arguments)
+
+    folder = checkpoint_folder(args.load)
+    peaks = [{**in_fresh_process(loading_peak, folder, dtype), "goal": "at most 1.3"}
+             for dtype in ("float32", "bfloat16")]
+    report(f"Memory while loading: {args.load} from float16 files", peaks, args.results,
+           notes=["How much the process grows by, on the host: where parameters live on a TPU or "
+                  "GPU, they pass through it one tensor at a time."])
+
+    engine = Engine.open(args.model)
+    name = engine.pipeline.card.name
+    report(f"Compilations in a session: {name}", [session(engine)], args.results,
+           notes=["Every number of prompts, sampler, spacing, the least and the most steps and "
+                  "guidance, own settings, texts too long, previews or none, eight users at once, "
+                  "cancelled while running and while waiting."])
+    engine.close()
+
+    report(f"Starting: python app.py, {name}", starts(args.model, args.rounds), args.results,
+           notes=[f"Medians of {args.rounds} rounds; the first start finds no compiled programs, "
+                  "the second those of the first. Pictures are fetched over HTTP by a program that "
+                  "is connected already; the model's own number of steps."])
+
+
+if __name__ == "__main__":
+    main()
