@@ -22,8 +22,6 @@ from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.tokenizer import Tokenizer
 from sd_tpu.weights import Params
 
-FOLDER = cache_folder() / "checkpoints"
-
 
 def _text_encoder(hidden: int, layers: int, heads: int, activation: str) -> dict[str, Any]:
     return dict(
@@ -86,15 +84,19 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def checkpoint_folder(name: str, parent: Path = FOLDER) -> Path:
-    """The folder of one of MODELS, which is made if it is not there."""
-    folder = parent / name
+def checkpoint_folder(name: str, parent: Path | None = None) -> Path:
+    """The folder of one of MODELS, which is made if it is not there; by default in the user's cache."""
+    folder = (parent or _parent()) / name
     if not folder.is_dir():
         unfinished = folder.with_name(f"{name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         _write(name, unfinished)
         unfinished.rename(folder)
     return folder
+
+
+def _parent() -> Path:
+    return cache_folder() / "checkpoints"
 
 
 def _write(name: str, folder: Path) -> None:
@@ -140,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument("models", nargs="*", default=["sd14", "sd21"], metavar="MODEL",
                        help=f"some of {', '.join(MODELS)} (default: sd14 sd21)")
-    flags.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR",
+    flags.add_argument("--folder", type=Path, default=_parent(), metavar="DIR",
                        help="where they are made (%(default)s)")
     args = flags.parse_args(arguments)
     if unknown := set(args.models) - MODELS.keys():
