@@ -85,7 +85,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def checkpoint_folder(name: str, parent: Path | None = None) -> Path:
-    """The folder of one of MODELS, which is made if it is not there; by default in the user's cache."""
+    """The folder of one of MODELS, by default in the user's cache; made if it is not there."""
     folder = (parent or _parent()) / name
     if not folder.is_dir():
         unfinished = folder.with_name(f"{name}.unfinished")

@@ -99,3 +99,16 @@ def test_pictures_become_pil_images_of_the_same_levels(eight):
     pictures = FlaxStableDiffusionPipeline.numpy_to_pil(eight)
     assert len(pictures) == 8
     assert np.array_equal(np.asarray(pictures[3]), levels(eight[3]))
+
+
+def test_compiled_programs_are_kept_in_the_users_cache_unless_told_where(checkpoints, tmp_path,
+                                                                         monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        for told, expected in ((None, str(tmp_path / "sd_tpu" / "compiled")), ("here", "here")):
+            jax.config.update("jax_compilation_cache_dir", told)
+            FlaxStableDiffusionPipeline.from_pretrained(checkpoints["sd1"])
+            assert jax.config.jax_compilation_cache_dir == expected
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

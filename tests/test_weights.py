@@ -319,3 +319,11 @@ def test_a_saved_checkpoint_is_read_back_bit_for_bit(checkpoints, tmp_path):
     }
     index = json.loads((tmp_path / "model_index.json").read_text())
     assert index["_class_name"] == "StableDiffusionPipeline"
+
+
+def test_a_file_that_is_read_is_not_mapped_so_it_takes_no_memory_beside_the_parameters(tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file({"a": np.ones(5, np.float32)}, file)
+    with weights._open(file) as tensors:
+        assert tensors.get_tensor("a").sum() == 5
+        assert str(file) not in Path("/proc/self/maps").read_text()

@@ -1,0 +1,148 @@
+"""Each benchmark at tiny size: that it runs, and that its tables say what they are to say.
+
+No figure is held to a time here: the machine that tests is busy.
+"""
+
+import sys
+
+import jax
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+
+from benchmarks import cpu, gpu, make_checkpoint, overhead, start
+from benchmarks.report import memory, report, side_by_side
+from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """A cache folder for all of these tests, so that the tiny checkpoint is made once."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+def tables(benchmark, tmp_path, *arguments: str) -> dict[str, list[dict[str, str]]]:
+    """Runs a benchmark; its tables' rows by column, by the tables' titles."""
+    file = tmp_path / "results.md"
+    benchmark.main([*arguments, "--results", str(file)])
+    found = {}
+    for text in file.read_text(encoding="utf-8").split("\n## ")[1:]:
+        title, *lines = text.splitlines()
+        assert any(line.startswith("Measured on: ") and f"jax {jax.__version__}" in line
+                   for line in lines)
+        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")]
+                          for line in lines if line.startswith("|"))
+        found[title] = [dict(zip(head, row, strict=True)) for row in rows]
+    return found
+
+
+def test_contestants_take_turns_and_the_first_call_is_kept_apart():
+    calls = []
+    times = side_by_side({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=2)
+    assert "".join(calls) == "ababab"
+    assert all(timing.first > 0 and timing.median > 0 for timing in times.values())
+
+
+def test_tables_are_appended(tmp_path, capsys):
+    for title in ("one", "two"):
+        report(title, [{"a": 1.23456, "b": "x"}], tmp_path / "file.md", notes=["A note."])
+    text = (tmp_path / "file.md").read_text(encoding="utf-8")
+    assert text.count("|     a | b   |") == 2 == text.count("| 1.235 | x   |")
+    assert text.index("## one") < text.index("A note.") < text.index("## two")
+    assert "## two" in capsys.readouterr().out
+
+
+def test_memory_is_that_of_this_process_at_present_and_at_the_most():
+    assert 50e6 < memory("VmRSS") <= memory("VmHWM") < 50e9
+
+
+def test_a_made_checkpoint_is_read_alike_by_pytorch_and_is_made_once(cache, capsys):
+    make_checkpoint.main(["tiny"])
+    folder = cache / "sd_tpu" / "checkpoints" / "tiny"
+    assert capsys.readouterr().out.startswith(f"{folder}: ")
+    written = (folder / "model_index.json").stat().st_mtime_ns
+    assert make_checkpoint.checkpoint_folder("tiny") == folder
+    assert (folder / "model_index.json").stat().st_mtime_ns == written
+
+    pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(folder)
+    reference = StableDiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+    reference.set_progress_bar_config(disable=True)
+    latents = np.random.default_rng(0).standard_normal((1, 4, 16, 16)).astype(np.float32)
+    ours = pipeline(pipeline.prepare_inputs("a cat"), params, jax.random.key(0), 3,
+                    latents=latents).images
+    theirs = reference("a cat", num_inference_steps=3, latents=torch.tensor(latents),
+                       output_type="np").images
+    assert 0.05 < np.std(theirs) < 0.45, "neither flat nor all black and white"
+    assert np.mean(np.abs(np.asarray(ours) - theirs) > 1.5 / 255) <= 0.001
+
+
+def test_a_model_that_cannot_be_made_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        make_checkpoint.main(["sdxl"])
+    assert "there is no model sdxl" in capsys.readouterr().err
+
+
+def test_cpu(tmp_path):
+    peaks, times = tables(cpu, tmp_path, "--model=tiny", "--size=32", "--rounds=1").values()
+    assert [row[""] for row in peaks] == list(cpu.CONTESTANTS)
+    for row in peaks:
+        assert 0.1 < float(row["loading, GB"]) < 5 and 0.1 < float(row["a picture, GB"]) < 5
+    assert [row["seconds"] for row in times] == list(cpu.PARTS)
+    for row in times:
+        seconds = [float(row[name]) for name in cpu.CONTESTANTS]
+        assert min(seconds) > 0
+        assert float(row["ours / the better PyTorch"]) == pytest.approx(
+            seconds[0] / min(seconds[1:]), rel=0.01)
+    assert "more than 1 of 255 in 0.00%" in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
+def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
+    (rows,) = tables(gpu, tmp_path).values()
+    assert {row[""] for row in rows} == {"sd_tpu, slots by 1", "sd_tpu, slots by 2", gpu.PYTORCH}
+    assert {row["pictures/s"] for row in rows} == {"not measured yet"}
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    (*_, rows) = tables(gpu, tmp_path).values()
+    assert gpu.PYTORCH not in {row[""] for row in rows}
+    assert "To have it: pip install" in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name, expected", [
+    ("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L40S", 362e12),
+    ("NVIDIA A10G", 70e12), ("something new", None),
+])
+def test_the_peak_of_a_gpu_is_found_by_its_name(name, expected):
+    class Device:
+        device_kind = name
+
+    assert gpu.peak(Device()) == expected
+
+
+def test_start(tmp_path):
+    loading, compiled, started = tables(start, tmp_path, "--load=tiny", "--rounds=1",
+                                        f"--model={make_checkpoint.checkpoint_folder('tiny')}",
+                                        ).values()
+    assert [row["parameters"] for row in loading] == ["float32", "bfloat16"]
+    assert float(loading[0]["GB"]) == pytest.approx(2 * float(loading[1]["GB"]), rel=0.01)
+    assert all(float(row["peak / parameters"]) > 0.5 for row in loading)
+    assert int(compiled[0]["requests"]) > 50
+    assert compiled[0]["traced again"] == compiled[0]["compiled again"] == "0"
+    seconds = {row["seconds"]: float(row[start.SECOND]) for row in started}
+    assert 0 < seconds[start.READY] < seconds[start.EARLIEST]
+
+
+def test_overhead(tmp_path):
+    galleries, users = tables(overhead, tmp_path, f"--model={BUNDLED_MODEL}", "--steps=2",
+                              "--users", "1", "4", "--requests=1", "--rounds=1").values()
+    assert len(galleries) == 2 * len(overhead.LAYOUTS)
+    for row in galleries:
+        shares = [float(row[f"{name}, %"]) for name in ("advance", "decode", "encode", "host")]
+        assert min(shares) >= 0 and sum(shares) == pytest.approx(100, abs=0.1)
+    assert len(users) == 2 * len(overhead.LAYOUTS)
+    for row in users:
+        assert 0 < float(row["occupancy, %"]) <= 100
+        assert float(row["pictures/s"]) > 0
+        if row["users"] == "4":
+            assert float(row["gain in rows"]) > 1
