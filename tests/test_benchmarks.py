@@ -13,7 +13,7 @@ from diffusers import StableDiffusionPipeline
 
 from benchmarks import cpu, gpu, make_checkpoint, overhead, start
 from benchmarks.report import memory, report, side_by_side
-from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+from sd_tpu import FlaxStableDiffusionPipeline
 
 
 @pytest.fixture(autouse=True)
@@ -121,9 +121,9 @@ def test_the_peak_of_a_gpu_is_found_by_its_name(name, expected):
 
 
 def test_start(tmp_path):
-    loading, compiled, started = tables(start, tmp_path, "--load=tiny", "--rounds=1",
-                                        f"--model={make_checkpoint.checkpoint_folder('tiny')}",
-                                        ).values()
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    loading, compiled, started = tables(start, tmp_path, "--load=tiny", f"--model={tiny}",
+                                        "--rounds=1").values()
     assert [row["parameters"] for row in loading] == ["float32", "bfloat16"]
     assert float(loading[0]["GB"]) == pytest.approx(2 * float(loading[1]["GB"]), rel=0.01)
     assert all(float(row["peak / parameters"]) > 0.5 for row in loading)
@@ -134,7 +134,8 @@ def test_start(tmp_path):
 
 
 def test_overhead(tmp_path):
-    galleries, users = tables(overhead, tmp_path, f"--model={BUNDLED_MODEL}", "--steps=2",
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    galleries, users = tables(overhead, tmp_path, f"--model={tiny}", "--steps=2",
                               "--users", "1", "4", "--requests=1", "--rounds=1").values()
     assert len(galleries) == 2 * len(overhead.LAYOUTS)
     for row in galleries:
