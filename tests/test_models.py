@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from transformers import CLIPTextConfig
 from transformers import CLIPTextModel as TorchTextModel
 
+from benchmarks.make_checkpoint import MODELS
 from sd_tpu import weights
 from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig
 from sd_tpu.models import AutoencoderKL, CLIPTextModel, UNet2DConditionModel, layers, unet
@@ -350,42 +351,23 @@ def test_bfloat16_parameters_give_nearly_the_same(ported, case):
 
 # --- full size ----------------------------------------------------------------------------------
 
-SD14 = dict(
-    text_encoder=dict(hidden_size=768, intermediate_size=3072, num_hidden_layers=12,
-                      num_attention_heads=12, hidden_act="quick_gelu", vocab_size=49408,
-                      max_position_embeddings=77, projection_dim=512),
-    unet=dict(attention_head_dim=8, block_out_channels=[320, 640, 1280, 1280], sample_size=64,
-              cross_attention_dim=768, layers_per_block=2),
-    vae=dict(block_out_channels=[128, 256, 512, 512], latent_channels=4, layers_per_block=2,
-             sample_size=512, down_block_types=["DownEncoderBlock2D"] * 4,
-             up_block_types=["UpDecoderBlock2D"] * 4),
-)
-SD21 = dict(
-    text_encoder=dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=23,
-                      num_attention_heads=16, hidden_act="gelu", vocab_size=49408,
-                      max_position_embeddings=77, projection_dim=512),
-    unet=dict(attention_head_dim=[5, 10, 20, 20], block_out_channels=[320, 640, 1280, 1280],
-              sample_size=96, cross_attention_dim=1024, layers_per_block=2,
-              use_linear_projection=True, upcast_attention=True),
-    vae=SD14["vae"],
-)
 BUILDERS = dict(
     text_encoder=(CLIPTextModel, TextEncoderConfig,
                   lambda config: TorchTextModel(CLIPTextConfig(**config))),
-    unet=(UNet2DConditionModel, UNetConfig, lambda c: diffusers.UNet2DConditionModel(**c)),
-    vae=(AutoencoderKL, VAEConfig, lambda c: diffusers.AutoencoderKL(**c)),
+    unet=(UNet2DConditionModel, UNetConfig, diffusers.UNet2DConditionModel.from_config),
+    vae=(AutoencoderKL, VAEConfig, diffusers.AutoencoderKL.from_config),
 )
 
 
 @pytest.mark.parametrize("model, part, count", [
-    ("SD 1.4", "text_encoder", 123_060_480),
-    ("SD 1.4", "unet", 859_520_964),
-    ("SD 1.4", "vae", 83_653_863),
-    ("SD 2.1", "text_encoder", 340_387_840),
-    ("SD 2.1", "unet", 865_910_724),
+    ("sd14", "text_encoder", 123_060_480),
+    ("sd14", "unet", 859_520_964),
+    ("sd14", "vae", 83_653_863),
+    ("sd21", "text_encoder", 340_387_840),
+    ("sd21", "unet", 865_910_724),
 ])
 def test_full_size_models_have_the_published_parameters(model, part, count):
-    config = (SD14 if model == "SD 1.4" else SD21)[part]
+    config = MODELS[model][part]
     module, read, torch_module = BUILDERS[part]
     with torch.device("meta"):
         theirs = {name.removeprefix("text_model."): tuple(tensor.shape)
