@@ -101,7 +101,6 @@ class UNetConfig(_Config):
     flip_sin_to_cos: bool = True
     freq_shift: int = 0
     use_linear_projection: bool = False
-    upcast_attention: bool = False
 
     _supported: ClassVar = {
         "act_fn": ("silu", "swish"),

@@ -27,6 +27,10 @@ from sd_tpu.weights import Params, abstract
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
+# For small batches XLA cuts the rows of a picture into a larger batch, which makes convolutions no
+# faster here and everything between them move float32 copies (benchmarks/RESULTS.md).
+TPU_OPTIONS = {"xla_tpu_run_space_to_batch": False,
+               "xla_tpu_run_space_to_batch_on_new_platforms": False}
 
 
 @flax.struct.dataclass
@@ -292,6 +296,8 @@ class Programs:
         share = mesh.size * group
         self.slots = -(-slots // share) * share
         self.traces: Counter[str] = Counter()
+        on_tpu = mesh.devices.flat[0].platform == "tpu"
+        self._options = TPU_OPTIONS if on_tpu else None
         params = SPLIT if stacked else REPLICATED
         self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
         self._advance = self._compile("advance", partial(advance_slots, group=group),
@@ -311,7 +317,7 @@ class Programs:
         # Varying-axes checking has no rule for loops whose trip count differs between devices.
         mapped = jax.shard_map(traced, mesh=self.mesh, in_specs=specs, out_specs=SPLIT,
                                check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate)
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=self._options)
 
     def empty(self) -> Slots:
         """Idle slots, divided over the devices."""

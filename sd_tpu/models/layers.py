@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sd_tpu.models.attention import attention
+
 
 class GroupNorm(nnx.Module):
     """Group normalization (Wu and He 2018, arXiv:1803.08494) with float32 statistics.
@@ -125,10 +127,9 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, channels: int, context_channels: int, heads: int, *, bias: bool = False,
-                 groups: int | None = None, eps: float = 1e-6, upcast: bool = False, dtype,
-                 rngs: nnx.Rngs):
+                 groups: int | None = None, eps: float = 1e-6, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
-        self.heads, self.upcast = heads, upcast
+        self.heads = heads
         if groups is not None:
             self.group_norm = GroupNorm(channels, groups, eps, **layer)
         self.to_q = linear(channels, channels, bias=bias, **layer)
@@ -141,21 +142,8 @@ class Attention(nnx.Module):
         normed = self.group_norm(x) if hasattr(self, "group_norm") else x
         context = normed if context is None else context
         q, k, v = self.to_q(normed), self.to_k(context), self.to_v(context)
-        if self.upcast:
-            q, k = q.astype(jnp.float32), k.astype(jnp.float32)
         out = self.to_out[0](attention(q, k, v, self.heads))
         return x + out if hasattr(self, "group_norm") else out
-
-
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
-              causal: bool = False) -> jax.Array:
-    """softmax(q k^T / sqrt(head size)) v with a float32 softmax.
-
-    q [B, N, C], k and v [B, M, C], C = heads * head size -> [B, N, C] in v's dtype.
-    """
-    split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v.astype(q.dtype))]
-    out = jax.nn.dot_product_attention(*split, is_causal=causal)
-    return out.reshape(q.shape).astype(v.dtype)
 
 
 ACTIVATIONS = {

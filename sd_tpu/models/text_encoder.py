@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sd_tpu.config import TextEncoderConfig
-from sd_tpu.models.layers import ACTIVATIONS, LayerNorm, attention, linear
+from sd_tpu.models.attention import attention
+from sd_tpu.models.layers import ACTIVATIONS, LayerNorm, linear
 
 
 class CLIPTextModel(nnx.Module):

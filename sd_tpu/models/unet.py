@@ -209,11 +209,10 @@ class TransformerBlock(nnx.Module):
 
     def __init__(self, config: UNetConfig, channels: int, heads: int, *, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
-        upcast = config.upcast_attention
         self.norm1 = LayerNorm(channels, **layer)
-        self.attn1 = Attention(channels, channels, heads, upcast=upcast, **layer)
+        self.attn1 = Attention(channels, channels, heads, **layer)
         self.norm2 = LayerNorm(channels, **layer)
-        self.attn2 = Attention(channels, config.cross_attention_dim, heads, upcast=upcast, **layer)
+        self.attn2 = Attention(channels, config.cross_attention_dim, heads, **layer)
         self.norm3 = LayerNorm(channels, **layer)
         self.ff = FeedForward(channels, **layer)
 

@@ -1,0 +1,239 @@
+"""The three programs through the TPU compiler, for five kinds of TPU, without having one.
+
+libtpu holds the compiler and runs it on any x86 Linux machine (`pip install libtpu`). Weights are
+shapes only. What comes out is a bound and the compiler's own figures, not a measured time:
+
+- "HBM" is what the program moves to and from main memory, counted by benchmarks.hlo; XLA's own
+  "bytes accessed" also counts what stays on the core.
+- "roofline" is max(flops / peak, HBM / bandwidth): no run can be faster.
+- "cycles" adds up what the compiler expects of each operation, without Pallas kernels, for which it
+  expects nothing.
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from benchmarks import hlo
+from benchmarks.report import parser, report
+from sd_tpu import BUNDLED_MODEL
+from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig, read_json
+from sd_tpu.denoise import Arrivals, Models, Programs, empty_slots
+from sd_tpu.sharding import AXIS, replicated, split
+from sd_tpu.tokenizer import LENGTH
+
+PUBLISHED = 7.07  # seconds for eight pictures on v2-8, 50 steps: the guide's old Flax pipeline
+PICTURES = 8  # of the guide
+STEPS = (50, 20)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a JAX device of this TPU is and can do."""
+
+    topology: str
+    accelerator: str
+    flops: float  # a second, bf16
+    bandwidth: float  # bytes a second
+    memory: float  # bytes
+    config: str = "default"  # how its cores make devices
+
+
+# Google Cloud's page of each version (cloud.google.com/tpu/docs/v2 and so on). Those of v2 and v3
+# are for a chip, here halved: there a device is one of its two cores; on v4 both make one device.
+CHIPS = {
+    "v2-8": Chip("v2:2x2", "v2-8", 46e12 / 2, 700e9 / 2, 16 * 2**30 / 2),
+    "v3-8": Chip("v3:2x2", "v3-8", 123e12 / 2, 900e9 / 2, 32 * 2**30 / 2),
+    "v4-8": Chip("v4:2x2x1", "v4-8", 275e12, 1228e9, 32 * 2**30, "megacore"),
+    "v5e-8": Chip("v5e:2x4", "v5litepod-8", 197e12, 819e9, 16 * 2**30),
+    "v6e-8": Chip("v6e:2x4", "v6e-8", 918e12, 1640e9, 32 * 2**30),
+}
+
+
+def _bundled() -> tuple[TextEncoderConfig, UNetConfig, VAEConfig]:
+    return tuple(kind.from_dict(read_json(BUNDLED_MODEL / part / "config.json"))
+                 for part, kind in (("text_encoder", TextEncoderConfig), ("unet", UNetConfig),
+                                    ("vae", VAEConfig)))
+
+
+# The networks and the side of their pictures; both sizes of SD 2.1 have the same networks.
+MODELS: dict[str, tuple[Callable[[], tuple], int]] = {
+    "sd14": (lambda: (TextEncoderConfig(), UNetConfig(), VAEConfig()), 512),
+    "sd21": (lambda: (
+        TextEncoderConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=23,
+                          num_attention_heads=16, hidden_act="gelu"),
+        UNetConfig(attention_head_dim=(5, 10, 20, 20), cross_attention_dim=1024,
+                   use_linear_projection=True),
+        VAEConfig(),
+    ), 512),
+    "bundled": (_bundled, 64),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One program on one device."""
+
+    program: str
+    fits: str  # "yes", or what the compiler says
+    flops: float = 0
+    accessed: float = 0  # bytes, XLA's count
+    hbm: float = 0  # bytes
+    temporary: float = 0  # bytes
+    resident: float = 0  # bytes of arguments, among them the weights
+    cycles: float = 0
+    estimate: float | None = None  # seconds, where XLA makes one
+    devices: int = 0
+    operations: tuple[dict, ...] = ()
+
+
+def main() -> None:
+    """Compiles the cases asked for, prints and appends their tables."""
+    flags = parser(__doc__.splitlines()[0])
+    flags.add_argument("--models", nargs="+", choices=MODELS, default=["sd14", "sd21"])
+    flags.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
+    flags.add_argument("--images", nargs="+", type=int, default=[1, 4], metavar="N",
+                       help="pictures a device makes at a time (%(default)s)")
+    flags.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    flags.add_argument("--by-operation", type=int, default=0, metavar="N",
+                       help="also the N operations of each program that take the most cycles")
+    options = flags.parse_args()
+    if find_spec("libtpu") is None:
+        sys.exit("The TPU compiler is missing: pip install libtpu")
+    jax.config.update("jax_platforms", "cpu")  # there is no TPU to look for
+    run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """The tables of the cases in `options`."""
+    cases = [(model, chip, images) for model in options.models for chip in options.chips
+             for images in options.images]
+    programs, predictions = [], []
+    for model, chip, images in cases:
+        compiled = compile_apart(model, chip, images, options.programs)
+        case = {"model": model, "chip": chip, "images a device": images}
+        programs += [{**case, **_row(CHIPS[chip], one)} for one in compiled]
+        if {one.program for one in compiled if one.fits == "yes"} == set(PROGRAMS):
+            predictions.append({**case, **_prediction(CHIPS[chip], images, compiled)})
+        for one in compiled:
+            if options.by_operation and one.operations:
+                report(f"{one.program} of {model} on {chip}, {images} a device, by operation",
+                       one.operations[: options.by_operation], options.results)
+    report("Compiled for TPUs: one device, a step of advance, one picture of encode and decode",
+           programs, options.results, notes=[__doc__.split("\n\n", 2)[2].strip()])
+    if predictions:
+        report("Bounds from the rooflines for the guide's eight pictures", predictions,
+               options.results,
+               notes=[f"Published for v2-8 and 50 steps (the old Flax pipeline): {PUBLISHED} s."])
+
+
+def compile_apart(model: str, chip: str, images: int, programs: list[str]) -> list[Compiled]:
+    """`compile_case` in a process of its own: libtpu takes one kind of TPU from the environment."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        return pool.submit(compile_case, model, chip, images, programs).result()
+
+
+def compile_case(model: str, chip: str, images: int, programs: list[str]) -> list[Compiled]:
+    """Compiles programs of a model with `images` slots on each device of a chip's topology."""
+    os.environ.update(TPU_ACCELERATOR_TYPE=CHIPS[chip].accelerator, TPU_SKIP_MDS_QUERY="1",
+                      TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu",
+                                            chip_config_name=CHIPS[chip].config)
+    mesh = Mesh(np.asarray(topology.devices), (AXIS,))
+    lowered = _lowered(model, mesh, images)
+    return [_compile(program, lowered[program], mesh.size) for program in programs]
+
+
+def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
+    configs, side = MODELS[model]
+    models, params = Models.build(*configs(), jnp.bfloat16)
+    count = images * mesh.size
+    programs = Programs(models, mesh, slots=count, height=side, width=side, group=images)
+    slots = jax.eval_shape(partial(empty_slots, models, count, programs.latent_shape))
+
+    def placed(tree, sharding):
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+    def shaped(dtype, *shape):
+        return jax.ShapeDtypeStruct((count, *shape), dtype)
+
+    arrivals = Arrivals(fresh=shaped(bool), ids=shaped(jnp.int32, 2, LENGTH), end=slots.end,
+                        guidance=slots.guidance, rows=slots.rows, key=slots.key,
+                        start=slots.latents, spread=slots.guidance)
+    params = placed(jax.tree.map(lambda x: x.update(dtype=models.dtype), params), replicated(mesh))
+    slots, arrivals = placed((slots, arrivals), split(mesh))
+    steps = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))
+    wanted = placed(shaped(bool), split(mesh))
+    return {name: partial(getattr(programs, f"_{name}").lower, params, *arguments)
+            for name, arguments in (("encode", (slots, arrivals)), ("advance", (slots, steps)),
+                                    ("decode", (slots.latents, wanted)))}
+
+
+PROGRAMS = ("encode", "advance", "decode")
+
+
+def _compile(program: str, lower: Callable[[], jax.stages.Lowered], devices: int) -> Compiled:
+    try:
+        compiled = lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        return Compiled(program, f"no: {str(error).splitlines()[0][:120]}")
+    memory, cost, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
+    found = list(hlo.operations(text))
+    estimate = cost.get("optimal_seconds", -1)
+    return Compiled(
+        program, "yes", flops=cost["flops"], accessed=cost["bytes accessed"],
+        hbm=sum(one.hbm_bytes for one in found), temporary=memory.temp_size_in_bytes,
+        resident=memory.argument_size_in_bytes, cycles=sum(one.cycles for one in found),
+        estimate=estimate if estimate > 0 else None, devices=devices,
+        operations=tuple(hlo.by_source(found)),
+    )
+
+
+def _row(chip: Chip, one: Compiled) -> dict[str, Any]:
+    full = one.resident + one.temporary > chip.memory
+    return {
+        "program": one.program,
+        "fits": "no: memory" if one.fits == "yes" and full else one.fits,
+        "GFLOP": one.flops / 1e9,
+        "accessed GB": one.accessed / 1e9,
+        "HBM GB": one.hbm / 1e9,
+        "temporary MB": one.temporary / 1e6,
+        "arguments MB": one.resident / 1e6,
+        "cycles M": one.cycles / 1e6,
+        "estimate s": one.estimate,
+        "roofline s": _roofline(chip, one),
+    }
+
+
+def _roofline(chip: Chip, one: Compiled) -> float:
+    return max(one.flops / chip.flops, one.hbm / chip.bandwidth)
+
+
+def _prediction(chip: Chip, images: int, compiled: list[Compiled]) -> dict[str, Any]:
+    seconds = {one.program: _roofline(chip, one) for one in compiled}
+    rounds = -(-PICTURES // (images * compiled[0].devices))
+    once = images * (seconds["encode"] + seconds["decode"])  # both take pictures one by one
+    return {"devices": compiled[0].devices, "rounds": rounds,
+            **{f"s, {steps} steps": rounds * (once + steps * seconds["advance"])
+               for steps in STEPS}}
+
+
+if __name__ == "__main__":
+    main()

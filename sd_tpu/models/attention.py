@@ -1,0 +1,130 @@
+"""Attention: one function that picks the way by the platform and the shape.
+
+Every way computes softmax(q k^T / sqrt(head size)) v with float32 scores and softmax, so what a
+checkpoint's `upcast_attention` asks for is always so.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+QUERIES, KEYS = 256, 512  # rows and columns of the piece of the score matrix that exists at a time
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
+              causal: bool = False) -> jax.Array:
+    """Picks the way. q [B, N, C], k and v [B, M, C], C = heads * head size -> like q."""
+    platform = _platform()
+    if platform == "tpu" and not causal and _fits(q, k, heads):
+        # The oldest chips' matrix units take nothing but float32, which they round themselves.
+        native = pltpu.get_tpu_info().is_matmul_supported(q.dtype, q.dtype)
+        return fused(q, k, v, heads, product_dtype=q.dtype if native else jnp.float32)
+    on_cudnn = platform == "gpu" and _cudnn_takes(q, heads)
+    return plain(q, k, v, heads, causal=causal, implementation="cudnn" if on_cudnn else None)
+
+
+def _platform() -> str:
+    """That of the mesh the program is for: compiling for a TPU needs no TPU on the host."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def _cudnn_takes(q: jax.Array, heads: int) -> bool:
+    """cuDNN's fused attention: 16-bit numbers, sizes up to 256 since Hopper, 128 since Ampere."""
+    size, capability = q.shape[-1] // heads, float(jax.devices()[0].compute_capability)
+    largest = 256 if capability >= 9 else 128 if capability >= 8 else 0
+    return q.dtype.itemsize == 2 and size % 8 == 0 and size <= largest
+
+
+def plain(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
+          causal: bool = False, implementation: str | None = None) -> jax.Array:
+    """JAX's own, left to XLA or to cuDNN. q [B, N, C], k and v [B, M, C] -> like q."""
+    split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
+    out = jax.nn.dot_product_attention(*split, is_causal=causal, implementation=implementation)
+    return out.reshape(q.shape)
+
+
+def _fits(q: jax.Array, k: jax.Array, heads: int) -> bool:
+    """Whether the fused kernel takes these shapes: keys and values must fit in half the VMEM."""
+    keys = k.shape[1] * _lanes(k, heads) * k.dtype.itemsize
+    return q.shape[1] % QUERIES == 0 and 2 * keys <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
+
+
+def _lanes(x: jax.Array, heads: int) -> int:
+    """Channels of the fewest heads that fill whole vectors of 128 lanes, or of all heads."""
+    size = x.shape[-1] // heads
+    return next((g * size for g in range(1, heads) if heads % g == 0 and g * size % 128 == 0),
+                x.shape[-1])
+
+
+def fused(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *, product_dtype,
+          interpret: bool = False) -> jax.Array:
+    """A Pallas kernel for TPUs that never writes the score matrix to memory.
+
+    It goes through the keys in blocks and corrects the sums whenever the maximum grows (Milakov and
+    Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135). Heads are cut from the
+    channels inside, where they cost nothing: JAX's flash and splash kernels take an axis of heads
+    in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes.
+
+    q [B, N, C], k and v [B, M, C], all of one dtype; N a multiple of QUERIES -> like q.
+    """
+    batch, queries, channels = q.shape
+    keys, lanes = k.shape[1], _lanes(q, heads)
+    size = channels // heads
+    rows = pl.BlockSpec((1, QUERIES, lanes), lambda b, g, i: (b, i, g))
+    # They change so rarely that a second buffer to load ahead would be wasted.
+    everything = pl.BlockSpec((1, keys, lanes), lambda b, g, i: (b, 0, g),
+                              pipeline_mode=pl.Buffered(1))
+    scores = batch * heads * queries * keys
+    return pl.pallas_call(
+        partial(_kernel, size=size, dtype=product_dtype),
+        grid=(batch, channels // lanes, queries // QUERIES),
+        in_specs=[rows, everything, everything],
+        out_specs=rows,
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=4 * scores * size,
+            transcendentals=scores,
+            bytes_accessed=2 * (q.size + k.size) * q.dtype.itemsize,
+        ),
+        interpret=interpret,
+    )(q, k, v)
+
+
+def _kernel(q_ref, k_ref, v_ref, out_ref, *, size: int, dtype):
+    """q and out [1, QUERIES, lanes], k and v [1, M, lanes]."""
+    keys, lanes = k_ref.shape[1:]
+    step = KEYS if keys % KEYS == 0 else keys
+    for start in range(0, lanes, size):
+        head = slice(start, start + size)
+        out = _one_head(q_ref, k_ref, v_ref, head, step, dtype)
+        out_ref[0, :, head] = out.astype(out_ref.dtype)
+
+
+def _one_head(q_ref, k_ref, v_ref, head: slice, step: int, dtype) -> jax.Array:
+    scale = (head.stop - head.start) ** -0.5  # of float32 scores: a scaled q would be rounded
+    q = q_ref[0, :, head].astype(dtype)
+
+    def block(i, carry):
+        out, total, peak = carry
+        at = pl.ds(pl.multiple_of(i * step, step), step)
+        s = lax.dot_general(q, k_ref[0, at, head].astype(dtype), (((1,), (1,)), ((), ())),
+                            preferred_element_type=jnp.float32)
+        higher = jnp.maximum(peak, s.max(-1, keepdims=True))
+        p, shrink = jnp.exp(scale * (s - higher)), jnp.exp(scale * (peak - higher))
+        out = shrink * out + lax.dot_general(
+            p.astype(dtype), v_ref[0, at, head].astype(dtype), (((1,), (0,)), ((), ())),
+            preferred_element_type=jnp.float32)
+        return out, shrink * total + p.sum(-1, keepdims=True), higher
+
+    column = jnp.zeros((q.shape[0], 1), jnp.float32)
+    start = (jnp.zeros(q.shape, jnp.float32), column, column - jnp.inf)
+    out, total, _ = lax.fori_loop(0, k_ref.shape[1] // step, block, start)
+    return out / total

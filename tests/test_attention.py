@@ -1,0 +1,87 @@
+"""Every way of attention gives what the plain one gives; the platform and the shape pick."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sd_tpu.models import attention
+
+HEADS = 4
+
+
+def qkv(queries: int, keys: int, size: int, dtype) -> list[jax.Array]:
+    """Random q [1, queries, C], k and v [1, keys, C], C = HEADS * size."""
+    random = np.random.default_rng(0)
+    return [jnp.asarray(random.normal(size=(1, tokens, HEADS * size)), dtype)
+            for tokens in (queries, keys, keys)]
+
+
+def relative(ours, theirs) -> float:
+    ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+@pytest.mark.parametrize("size, keys", [(40, 1024), (64, 1024), (80, 77), (160, 256)],
+                         ids=["two blocks", "heads apart", "text", "one block"])
+def test_the_fused_kernel_is_plain_attention(size, keys):
+    q, k, v = qkv(attention.QUERIES, keys, size, jnp.float32)
+    plain = attention.plain(q, k, v, HEADS)
+    ours = attention.fused(q, k, v, HEADS, product_dtype=jnp.float32, interpret=True)
+    assert relative(ours, plain) <= 1e-5
+    half = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    ours = attention.fused(*half, HEADS, product_dtype=jnp.bfloat16, interpret=True)
+    exact = attention.plain(*[x.astype(jnp.float32) for x in half], HEADS)
+    assert ours.dtype == jnp.bfloat16
+    # bfloat16 keeps 8 bits: the plain form is as far from the exact one.
+    assert relative(ours, exact) <= 1.5 * relative(attention.plain(*half, HEADS), exact)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_attention_in_bfloat16_tells_close_logits_apart(fused):
+    """Logits of 100 and 100.25 are the same number in bfloat16."""
+    q = jnp.tile(jnp.asarray([[[16.0, 1.0]]], jnp.bfloat16) * 2, (1, attention.QUERIES, 1))
+    k = jnp.asarray([[[4.5, 0.25 * i] for i in range(4)]], jnp.bfloat16)
+    v = jnp.asarray([[[i, 1.0] for i in range(4)]], jnp.bfloat16)
+    logits = np.asarray(q, float)[0] @ np.asarray(k, float)[0].T / np.sqrt(2)
+    share = np.exp(logits - logits.max())
+    expected = share @ np.asarray(v, float)[0] / share.sum(-1, keepdims=True)
+    if fused:
+        ours = attention.fused(q, k, v, 1, product_dtype=jnp.bfloat16, interpret=True)
+    else:
+        ours = attention.plain(q, k, v, 1)
+    np.testing.assert_allclose(np.asarray(ours, float)[0], expected, rtol=2**-7)
+
+
+# What the meshes of TPUs and GPUs say of their devices.
+CHIPS = {"v2": "TPU v2", "v5e": "TPU v5 lite"}
+SELF, TEXT, AUTOENCODER = (4096, 4096, 320, 8), (4096, 77, 320, 8), (4096, 4096, 512, 1)
+WIDE = (9216, 9216, 320, 8)  # a picture of 768x768
+
+
+@pytest.mark.parametrize("shape, chip, fused", [
+    (SELF, "v2", True), (TEXT, "v2", True), (AUTOENCODER, "v2", True),
+    (WIDE, "v2", False),  # keys and values are 12 MB, its vector memory 16
+    (WIDE, "v5e", True),
+    ((64, 64, 1280, 8), "v5e", False),  # the lowest level: too few queries for a block
+])
+def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
+    queries, keys, channels, heads = shape
+    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=jax.sharding.AbstractDevice(
+        device_kind=CHIPS[chip], num_cores=1, platform="tpu"))
+    q, k = (jax.ShapeDtypeStruct((2, n, channels), jnp.bfloat16) for n in (queries, keys))
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.make_jaxpr(lambda q, k, v: attention.attention(q, k, v, heads))(q, k, k)
+    assert ("pallas_call" in str(traced)) == fused
+
+
+@pytest.mark.parametrize("size, dtype, capability, taken", [
+    (40, "bfloat16", "9.0", True), (160, "bfloat16", "9.0", True),
+    (160, "bfloat16", "8.0", False), (40, "float32", "9.0", False), (40, "float16", "7.5", False),
+])
+def test_cudnn_gets_what_it_can_take(monkeypatch, size, dtype, capability, taken):
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    q = jax.ShapeDtypeStruct((2, 256, HEADS * size), dtype)
+    assert attention._cudnn_takes(q, HEADS) == taken
