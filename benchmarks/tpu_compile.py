@@ -37,6 +37,7 @@ from sd_tpu.tokenizer import LENGTH
 
 PUBLISHED = 7.07  # seconds for eight pictures on v2-8, 50 steps: the guide's old Flax pipeline
 PICTURES = 8  # of the guide
+PROGRAMS = ("encode", "advance", "decode")
 STEPS = (50, 20)
 
 
@@ -100,7 +101,7 @@ class Compiled:
     operations: tuple[dict, ...] = ()
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Compiles the cases asked for, prints and appends their tables."""
     flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--models", nargs="+", choices=MODELS, default=["sd14", "sd21"])
@@ -110,7 +111,7 @@ def main() -> None:
     flags.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     flags.add_argument("--by-operation", type=int, default=0, metavar="N",
                        help="also the N operations of each program that take the most cycles")
-    options = flags.parse_args()
+    options = flags.parse_args(arguments)
     if find_spec("libtpu") is None:
         sys.exit("The TPU compiler is missing: pip install libtpu")
     jax.config.update("jax_platforms", "cpu")  # there is no TPU to look for
@@ -184,9 +185,6 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
     return {name: partial(getattr(programs, f"_{name}").lower, params, *arguments)
             for name, arguments in (("encode", (slots, arrivals)), ("advance", (slots, steps)),
                                     ("decode", (slots.latents, wanted)))}
-
-
-PROGRAMS = ("encode", "advance", "decode")
 
 
 def _compile(program: str, lower: Callable[[], jax.stages.Lowered], devices: int) -> Compiled:

@@ -1,0 +1,56 @@
+"""What a TPU program moves is read from its text; the compiler itself is asked where it is."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from benchmarks import hlo, tpu_compile
+
+PROGRAM = """\
+%fused (p: f32[2,320]) -> f32[2,320] {
+  ROOT %inside = f32[2,320]{1,0:T(8,128)} add(%p, %p)
+}
+
+%body (arg: (f32[2,320])) -> (f32[2,320]) {
+  %arg = (f32[2,320]{1,0:T(8,128)}) parameter(0)
+  %far = f32[2,320]{1,0:T(8,128)} get-tuple-element(%arg), index=0
+  %near = f32[2,320]{1,0:T(8,128)S(1)} fusion(%far, %far), kind=kLoop, calls=%fused, \
+metadata={op_name="jit(f)/while/body/silu/mul"}, backend_config={"estimated_cycles":"70"}
+  %start.1 = ((bf16[256,128]{1,0:T(8,128)(2,1)}), bf16[64,128]{1,0:T(8,128)(2,1)S(1)}, \
+s32[]{:S(2)}) slice-start(%weights)
+  %done = bf16[64,128]{1,0:T(8,128)(2,1)S(1)} slice-done(%start.1)
+}
+"""
+
+
+def test_only_what_main_memory_sees_is_counted_and_padding_with_it():
+    fusion, fetched = hlo.operations(PROGRAM)
+    row = 8 * 384 * 4  # two rows are padded to eight, 320 lanes to 384
+    assert (fusion.name, fusion.source) == ("near", "silu/mul")
+    assert (fusion.hbm_bytes, fusion.cycles) == (2 * row, 70)
+    assert fetched.hbm_bytes == 64 * 128 * 2
+
+
+def test_operations_from_one_place_are_added_up():
+    first, second = hlo.by_source(hlo.operations(PROGRAM + PROGRAM.replace("%near", "%near.2")))
+    assert (first["operation"], first["count"], first["million cycles"]) == ("near", 2, 140e-6)
+    assert (second["operation"], second["HBM MB"]) == ("start", 2 * 64 * 128 * 2 / 1e6)
+
+
+def test_a_roofline_is_bound_by_what_takes_longer():
+    chip = tpu_compile.Chip("", "", flops=1e12, bandwidth=1e9, memory=1e9)
+    arithmetic = tpu_compile.Compiled("advance", "yes", flops=2e12, hbm=1e9, resident=5e8)
+    memory = tpu_compile.Compiled("advance", "yes", flops=1e12, hbm=3e9, resident=5e8,
+                                  temporary=6e8)
+    assert tpu_compile._row(chip, arithmetic)["roofline s"] == 2
+    assert tpu_compile._row(chip, memory)["roofline s"] == 3
+    assert tpu_compile._row(chip, arithmetic)["fits"] == "yes"
+    assert tpu_compile._row(chip, memory)["fits"] == "no: memory"
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is missing")
+def test_the_bundled_model_compiles_for_a_tpu(tmp_path, capsys):
+    tpu_compile.main(["--models", "bundled", "--chips", "v5e-8", "--images", "1",
+                      "--programs", "encode", "--by-operation", "3",
+                      "--results", str(tmp_path / "results.md")])
+    assert "| bundled | v5e-8  |                 1 | encode    | yes " in capsys.readouterr().out
