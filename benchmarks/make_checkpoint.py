@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sd_tpu.config import BUNDLED_MODEL, ModelCard, TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.config import BUNDLED_MODEL, ModelCard
 from sd_tpu.denoise import Models
 from sd_tpu.folders import cache_folder
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
@@ -101,12 +101,7 @@ def _parent() -> Path:
 
 def _write(name: str, folder: Path) -> None:
     configs = MODELS[name]
-    models, shapes = Models.build(
-        TextEncoderConfig.from_dict(configs["text_encoder"]),
-        UNetConfig.from_dict(configs["unet"]),
-        VAEConfig.from_dict(configs["vae"]),
-        np.float16,
-    )
+    models, shapes = Models.build(configs, np.float16)
     tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
     card = ModelCard(name=f"{name}, random weights")
     pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, card)

@@ -11,11 +11,9 @@ shapes only. What comes out is a bound and the compiler's own figures, not a mea
 """
 
 import argparse
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -28,9 +26,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from benchmarks import hlo
-from benchmarks.report import parser, report
-from sd_tpu import BUNDLED_MODEL
-from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig, read_json
+from benchmarks.make_checkpoint import MODELS
+from benchmarks.report import in_fresh_process, parser, report
 from sd_tpu.denoise import Arrivals, Models, Programs, empty_slots
 from sd_tpu.sharding import AXIS, replicated, split
 from sd_tpu.tokenizer import LENGTH
@@ -64,24 +61,8 @@ CHIPS = {
 }
 
 
-def _bundled() -> tuple[TextEncoderConfig, UNetConfig, VAEConfig]:
-    return tuple(kind.from_dict(read_json(BUNDLED_MODEL / part / "config.json"))
-                 for part, kind in (("text_encoder", TextEncoderConfig), ("unet", UNetConfig),
-                                    ("vae", VAEConfig)))
-
-
-# The networks and the side of their pictures; both sizes of SD 2.1 have the same networks.
-MODELS: dict[str, tuple[Callable[[], tuple], int]] = {
-    "sd14": (lambda: (TextEncoderConfig(), UNetConfig(), VAEConfig()), 512),
-    "sd21": (lambda: (
-        TextEncoderConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=23,
-                          num_attention_heads=16, hidden_act="gelu"),
-        UNetConfig(attention_head_dim=(5, 10, 20, 20), cross_attention_dim=1024,
-                   use_linear_projection=True),
-        VAEConfig(),
-    ), 512),
-    "bundled": (_bundled, 64),
-}
+# The side of each model's pictures in pixels; both sizes of SD 2.1 have the same networks.
+SIDES = {"sd14": 512, "sd21": 512, "tiny": 32}
 
 
 @dataclass(frozen=True)
@@ -104,7 +85,7 @@ class Compiled:
 def main(arguments: list[str] | None = None) -> None:
     """Compiles the cases asked for, prints and appends their tables."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--models", nargs="+", choices=MODELS, default=["sd14", "sd21"])
+    flags.add_argument("--models", nargs="+", choices=SIDES, default=["sd14", "sd21"])
     flags.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
     flags.add_argument("--images", nargs="+", type=int, default=[1, 4], metavar="N",
                        help="pictures a device makes at a time (%(default)s)")
@@ -143,9 +124,7 @@ def run(options: argparse.Namespace) -> None:
 
 def compile_apart(model: str, chip: str, images: int, programs: list[str]) -> list[Compiled]:
     """`compile_case` in a process of its own: libtpu takes one kind of TPU from the environment."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(compile_case, model, chip, images, programs).result()
+    return in_fresh_process(compile_case, model, chip, images, programs)
 
 
 def compile_case(model: str, chip: str, images: int, programs: list[str]) -> list[Compiled]:
@@ -162,8 +141,8 @@ def compile_case(model: str, chip: str, images: int, programs: list[str]) -> lis
 
 
 def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
-    configs, side = MODELS[model]
-    models, params = Models.build(*configs(), jnp.bfloat16)
+    side = SIDES[model]
+    models, params = Models.build(MODELS[model], jnp.bfloat16)
     count = images * mesh.size
     programs = Programs(models, mesh, slots=count, height=side, width=side, group=images)
     slots = jax.eval_shape(partial(empty_slots, models, count, programs.latent_shape))

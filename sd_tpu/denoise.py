@@ -8,7 +8,9 @@ level see one device's share; `Programs` maps them over the mesh and compiles th
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import flax.struct
 import jax
@@ -79,13 +81,20 @@ class Models:
     dtype: jnp.dtype
 
     @classmethod
-    def build(cls, text: TextEncoderConfig, unet: UNetConfig, vae: VAEConfig,
-              dtype) -> tuple["Models", Params]:
+    def build(cls, configs: Mapping[str, Any], dtype) -> tuple["Models", Params]:
         """The networks and the shapes of their parameters; nothing is allocated.
 
+        Args:
+            configs: the contents of a checkpoint's config.json files, by folder.
+            dtype: of the parameters.
+
         Raises:
-            CheckpointError: the parts do not fit one another, as in an inpainting checkpoint.
+            CheckpointError: a part is not supported, or the parts do not fit one another, as in
+                an inpainting checkpoint.
         """
+        text = TextEncoderConfig.from_dict(configs["text_encoder"])
+        unet = UNetConfig.from_dict(configs["unet"])
+        vae = VAEConfig.from_dict(configs["vae"])
         if not unet.in_channels == unet.out_channels == vae.latent_channels:
             raise CheckpointError(
                 f"The UNet takes {unet.in_channels} channels and gives {unet.out_channels}, the "

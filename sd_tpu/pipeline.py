@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from sd_tpu import checkpoint, weights
-from sd_tpu.config import ModelCard, TextEncoderConfig, UNetConfig, VAEConfig, read_json
+from sd_tpu.config import ModelCard, read_json
 from sd_tpu.denoise import (
     Arrival,
     Arrivals,
@@ -88,12 +88,7 @@ class FlaxStableDiffusionPipeline:
         configs = {part: read_json(folder / part / "config.json")
                    for part in checkpoint.COMPONENTS}
         configs["scheduler"] = read_json(folder / "scheduler" / "scheduler_config.json")
-        models, expected = Models.build(
-            TextEncoderConfig.from_dict(configs["text_encoder"]),
-            UNetConfig.from_dict(configs["unet"]),
-            VAEConfig.from_dict(configs["vae"]),
-            dtype,
-        )
+        models, expected = Models.build(configs, dtype)
         # A folder's whole path would travel in every picture.
         local = Path(name).expanduser().is_dir()
         card = ModelCard.read(folder, folder.resolve().name if local else str(name))

@@ -39,6 +39,18 @@ def test_the_fused_kernel_is_plain_attention(size, keys):
     assert relative(ours, exact) <= 1.5 * relative(attention.plain(*half, HEADS), exact)
 
 
+def test_the_fused_kernel_can_be_trained_through():
+    operands = qkv(attention.QUERIES, 77, 40, jnp.float32)
+
+    def gradients(way):
+        return jax.grad(lambda *qkv: jnp.sum(jnp.sin(way(*qkv))), argnums=(0, 1, 2))(*operands)
+
+    theirs = gradients(lambda *qkv: attention.plain(*qkv, HEADS))
+    ours = gradients(lambda *qkv: attention.fused(*qkv, HEADS, jnp.float32, True))
+    for our, their in zip(ours, theirs, strict=True):
+        assert relative(our, their) <= 1e-5
+
+
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_attention_in_bfloat16_tells_close_logits_apart(fused):
     """Logits of 100 and 100.25 are the same number in bfloat16."""

@@ -49,8 +49,8 @@ def test_a_roofline_is_bound_by_what_takes_longer():
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is missing")
-def test_the_bundled_model_compiles_for_a_tpu(tmp_path, capsys):
-    tpu_compile.main(["--models", "bundled", "--chips", "v5e-8", "--images", "1",
+def test_a_tiny_model_compiles_for_a_tpu(tmp_path, capsys):
+    tpu_compile.main(["--models", "tiny", "--chips", "v5e-8", "--images", "1",
                       "--programs", "encode", "--by-operation", "3",
                       "--results", str(tmp_path / "results.md")])
-    assert "| bundled | v5e-8  |                 1 | encode    | yes " in capsys.readouterr().out
+    assert "| tiny    | v5e-8  |                 1 | encode    | yes " in capsys.readouterr().out

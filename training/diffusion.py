@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from sd_tpu.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig
 from sd_tpu.denoise import Arrival, Models, Programs
 from sd_tpu.models import CLIPTextModel, UNet2DConditionModel
 from sd_tpu.samplers import make_table
@@ -119,11 +119,8 @@ def spread_timesteps(key: jax.Array, count: int, end: int) -> jax.Array:
 
 def make_drawer(tokenizer: Tokenizer, schedule: NoiseSchedule, scale: float):
     """A function that draws SHOWN with given parameters into a file, as the page would."""
-    vae_config = {**recipe.VAE, "scaling_factor": float(scale)}
-    models, _ = Models.build(
-        TextEncoderConfig.from_dict(recipe.TEXT_ENCODER), UNetConfig.from_dict(recipe.UNET),
-        VAEConfig.from_dict(vae_config), jnp.float32,
-    )
+    models, _ = Models.build({"text_encoder": recipe.TEXT_ENCODER, "unet": recipe.UNET,
+                              "vae": {**recipe.VAE, "scaling_factor": float(scale)}}, jnp.float32)
     programs = Programs(models, make_mesh(1), slots=len(SHOWN), height=recipe.IMAGE_SIZE,
                         width=recipe.IMAGE_SIZE)
     vae = autoencoder.trained()[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.config import BUNDLED_MODEL, ModelCard, TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.config import BUNDLED_MODEL, ModelCard
 from sd_tpu.denoise import Models
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.tokenizer import Tokenizer
@@ -28,10 +28,7 @@ def main() -> None:
         "vae": {"_class_name": "AutoencoderKL", **recipe.VAE, "scaling_factor": scale},
         "scheduler": recipe.SCHEDULER,
     }
-    models, _ = Models.build(
-        TextEncoderConfig.from_dict(configs["text_encoder"]),
-        UNetConfig.from_dict(configs["unet"]), VAEConfig.from_dict(configs["vae"]), jnp.float32,
-    )
+    models, _ = Models.build(configs, jnp.float32)
     params = {**diffusion.trained(), "vae": autoencoder.trained()[1]}
     card = ModelCard(**recipe.CARD, details=recipe.details(), words=recipe.vocabulary())
     pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, card)

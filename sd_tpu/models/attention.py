@@ -22,7 +22,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
     if platform == "tpu" and not causal and _fits(q, k, heads):
         # The oldest chips' matrix units take nothing but float32, which they round themselves.
         native = pltpu.get_tpu_info().is_matmul_supported(q.dtype, q.dtype)
-        return fused(q, k, v, heads, product_dtype=q.dtype if native else jnp.float32)
+        return fused(q, k, v, heads, q.dtype if native else jnp.float32)
     on_cudnn = platform == "gpu" and _cudnn_takes(q, heads)
     return plain(q, k, v, heads, causal=causal, implementation="cudnn" if on_cudnn else None)
 
@@ -61,7 +61,8 @@ def _lanes(x: jax.Array, heads: int) -> int:
                 x.shape[-1])
 
 
-def fused(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *, product_dtype,
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def fused(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, product_dtype,
           interpret: bool = False) -> jax.Array:
     """A Pallas kernel for TPUs that never writes the score matrix to memory.
 
@@ -69,6 +70,7 @@ def fused(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *, product_dtype
     Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135). Heads are cut from the
     channels inside, where they cost nothing: JAX's flash and splash kernels take an axis of heads
     in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes.
+    The gradient is the plain form's, score matrix and all: only drawing is tuned.
 
     q [B, N, C], k and v [B, M, C], all of one dtype; N a multiple of QUERIES -> like q.
     """
@@ -96,6 +98,17 @@ def fused(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *, product_dtype
         ),
         interpret=interpret,
     )(q, k, v)
+
+
+def _fused_forward(q, k, v, heads, product_dtype, interpret):
+    return fused(q, k, v, heads, product_dtype, interpret), (q, k, v)
+
+
+def _fused_backward(heads, product_dtype, interpret, operands, gradient):
+    return jax.vjp(partial(plain, heads=heads), *operands)[1](gradient)
+
+
+fused.defvjp(_fused_forward, _fused_backward)
 
 
 def _kernel(q_ref, k_ref, v_ref, out_ref, *, size: int, dtype):
