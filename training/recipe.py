@@ -85,13 +85,31 @@ CARD = dict(
         "a castle on a pink background",
         "an owl to the left of a tree",
     ),
+    more_prompts=(
+        "a fox on a green background",
+        "a big strawberry on a pink background",
+        "an octopus on a light blue background",
+        "a cup of coffee",
+        "two bees on a yellow background",
+        "a dog next to a ball",
+        "a moon above a castle on a black background",
+        "a flat guitar on an orange background",
+        "an ice cream on a light blue background",
+        "a blue umbrella on a white background",
+        "three donuts on a purple background",
+        "a 3d robot",
+        "a whale below a sailboat on a light blue background",
+        "a sunflower to the right of a bee",
+        "a ghost on a black background",
+        "a cupcake on a pink to yellow background",
+    ),
     steps=20,
     guidance=3.0,
 )
 
 AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
 JUDGE_RUN = Schedule(steps=2500, batch=32, learning_rate=1e-3, ema=0.99)
-DIFFUSION_RUN = Schedule(steps=34000, batch=16, learning_rate=5e-4, decay=0.12)
+DIFFUSION_RUN = Schedule(steps=25600, batch=16, learning_rate=5e-4, decay=0.12)
 
 
 def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
