@@ -11,8 +11,8 @@ import math
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sd_tpu.config import BUNDLED_MODEL, ModelCard
-from sd_tpu.denoise import Arrival, Programs
+from sd_tpu.denoise import Arrival, Programs, Slots
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import Request, RequestError, Settings
 from sd_tpu.samplers import default_sampler, make_table
@@ -171,7 +171,8 @@ class Engine:
         self._numbers = itertools.count(1)
         self._change = threading.Condition()
         self._closed = False
-        self._row_seconds = CALL_SECONDS  # that one row of one slot took
+        self._group = group
+        self._row_seconds = CALL_SECONDS  # that one row of the slots stepped together takes
         self._decode_seconds = 0.0
         self.ready = threading.Event()  # compiled, or failed to
         self.failure: Sentence | None = None  # why compiling failed
@@ -246,6 +247,18 @@ class Engine:
             key=np.array([0, alone.seed], np.uint32),
         )
 
+    def seconds(self, settings: Settings) -> float | None:
+        """What one picture with these settings takes while no other is made, as far as is known;
+        None before anything is, or if the sampler cannot take its steps.
+        """
+        try:
+            table = make_table(settings.sampler, self.pipeline.schedule, settings.steps,
+                               spacing=settings.spacing)
+        except ValueError:
+            return None
+        known = self.ready.is_set() and not self.failure
+        return len(table.rows) * self._row_seconds + self._decode_seconds if known else None
+
     def notes(self, request: Request) -> list[str]:
         """Sentences about words past the 77 tokens that the model sees, or unknown to it."""
         texts = {f"Prompt {place + 1}": request.prompts[place] for place in request.places()}
@@ -288,12 +301,16 @@ class Engine:
                 self._recover(error)
 
     def _warm_up(self) -> None:
-        """Compiles the three programs on idle slots, which takes no other time."""
+        """Compiles the three programs on idle slots, and times one step of a picture."""
         try:
             slots = self.programs.encode(self._params, self.programs.empty(), {})
             slots = self.programs.advance(self._params, slots, 0)
             self._decode(slots.latents, [])
-            self._slots = slots
+            sample = Request(**vars(self.defaults), prompts=("a sample",))
+            slots = self.programs.encode(self._params, slots, {0: self._arrival(sample, 0)})
+            slots, self._row_seconds = self._advance(jax.block_until_ready(slots), 1)
+            self._decode(slots.latents, [0])
+            self._slots = self.programs.encode(self._params, slots, {0: None})
         except Exception as error:  # such as a device without memory enough
             log.exception("compiling failed")
             self.failure = Sentence("Compiling failed: {reason}", reason=_first_line(error))
@@ -311,15 +328,28 @@ class Engine:
         live = {i: occupant for i, occupant in enumerate(self._occupants) if occupant}
         if not live:
             return
+        rounds = self._rounds(live)
         rows = min(occupant.rows_left for occupant in live.values())
-        rows = max(1, min(rows, round(CALL_SECONDS / (self._row_seconds * len(live)))))
-        begun = time.monotonic()
-        self._slots = jax.block_until_ready(self.programs.advance(self._params, self._slots, rows))
-        self._row_seconds = max(time.monotonic() - begun, 1e-6) / (rows * len(live))
+        rows = max(1, min(rows, round(CALL_SECONDS / (self._row_seconds * rounds))))
+        self._slots, seconds = self._advance(self._slots, rows)
+        # The mean with what was known: a single call may have been held up by something else.
+        self._row_seconds = (self._row_seconds + seconds / (rows * rounds)) / 2
         for occupant in live.values():
             occupant.job._rows_left[occupant.place] -= rows
         self._deliver({i: o for i, o in live.items() if not o.rows_left})
         self._report({i: o for i, o in live.items() if o.rows_left})
+
+    def _advance(self, slots: Slots, rows: int) -> tuple[Slots, float]:
+        """The slots some rows on, and how many seconds that took. Donates `slots`."""
+        begun = time.monotonic()
+        slots = jax.block_until_ready(self.programs.advance(self._params, slots, rows))
+        return slots, max(time.monotonic() - begun, 1e-6)
+
+    def _rounds(self, live: Iterable[int]) -> int:
+        """How often the device with most of the live slots runs the model for a row of each."""
+        share = self.programs.slots // self.mesh.size
+        most = max(Counter(i // share for i in live).values())
+        return -(-most // self._group)
 
     def _admit(self) -> dict[int, Arrival | None]:
         """Frees the slots of cancelled jobs and fills free slots; what `encode` must be told."""

@@ -172,10 +172,11 @@ class History:
             "UPDATE pictures SET favourite = ? WHERE id = ? AND owner = ? RETURNING id",
             (int(favourite), id, _hashed(owner))))
 
-    def delete(self, owner: str, id: str) -> bool:
+    def delete(self, owner: str, id: str, *, spare_favourite: bool = False) -> bool:
         """Deletes a picture for good; whether the owner had such a picture."""
-        return bool(self._delete("DELETE FROM pictures WHERE id = ? AND owner = ? RETURNING id",
-                                 (id, _hashed(owner))))
+        return bool(self._delete("DELETE FROM pictures WHERE id = ? AND owner = ? "
+                                 "AND favourite <= ? RETURNING id",
+                                 (id, _hashed(owner), int(not spare_favourite))))
 
     def clear(self, owner: str) -> int:
         """Deletes all pictures of the owner, favourites too; returns how many there were."""

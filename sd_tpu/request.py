@@ -113,9 +113,29 @@ class Request(Settings):
         common = {"prompts": (self.prompts[place],), "own": (), "seed": self.image_seed(place)}
         return dataclasses.replace(self, **{**common, **own})
 
+    def redrawn(self, place: int, alone: Self, defaults: Settings) -> Self:
+        """The request with the picture of `alone`, which makes one only, at `place` instead.
+
+        Raises:
+            RequestError: as `check`.
+        """
+        room = [None] * max(0, place + 1 - len(self.prompts))
+        prompts, own = [*self.prompts, *room], [*(self.own or [None] * len(self.prompts)), *room]
+        prompts[place] = alone.prompts[0]
+        own[place] = {**{name: getattr(alone, name) for name in _CHECKS},
+                      "spacing": alone.spacing or ""}
+        values = {**vars(self), "spacing": self.spacing or "", "prompts": prompts, "own": own}
+        return self.check(values, defaults)
+
+    def without(self, place: int) -> Self:
+        """The request without the picture at `place`; it may be one for no picture at all."""
+        prompts = tuple("" if i == place else text for i, text in enumerate(self.prompts))
+        own = tuple(None if i == place else own for i, own in enumerate(self.own))
+        return dataclasses.replace(self, prompts=prompts, own=own if any(own) else ())
+
     def own_at(self, place: int) -> Own:
         """What the picture at `place` has in place of the common settings."""
-        return (self.own[place] if self.own else None) or Own()
+        return (self.own[place] if place < len(self.own) else None) or Own()
 
     def image_seed(self, place: int) -> int:
         """The seed of the picture at `place`."""

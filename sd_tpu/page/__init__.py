@@ -7,7 +7,7 @@ import gradio as gr
 from sd_tpu.engine import MAX_WAITING, Engine
 from sd_tpu.history import History
 from sd_tpu.images import MAX_FILE_BYTES
-from sd_tpu.page import api, cells, events, past
+from sd_tpu.page import api, cells, events, live, past
 from sd_tpu.page.files import Files
 from sd_tpu.page.layout import make_form, make_view
 from sd_tpu.page.runs import KEEP_SECONDS, Runs
@@ -25,6 +25,7 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
         gr.HTML(texts.render(partial(cells.heading, card)), apply_default_css=False,
                 js_on_load=None)
         form = make_form(engine, texts)
+        switch = live.make_switch()
         view = make_view(engine, texts)
         files = Files(page, card.name)
         runs = Runs(engine, files, history)
@@ -41,7 +42,8 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
             runs.leave(visitor.session_hash)
 
         page.load(tell_about, None, about, queue=False, **events.QUIET)
-        events.connect(engine, page, texts, form, view, runs, files)
+        ends = events.connect(engine, page, texts, form, view, runs, files)
+        live.connect(engine, page, form, view, runs, switch, ends)
         page.unload(leave)
     page.i18n_instance = texts  # Gradio's own name for it: `launch` hands it over
     return page

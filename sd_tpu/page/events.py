@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
+from gradio.events import Dependency
 
 from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
@@ -24,19 +25,20 @@ from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, RequestError, Settings,
 from sd_tpu.samplers import SAMPLERS
 
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
+REFRESH_HISTORY = "() => window.sdTpu.refreshHistory()"
 FOCUS = "() => document.querySelector('#generate').focus()"
 
 
 def connect(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, view: View,
-            runs: Runs, files: Files) -> None:
-    """Makes the page, which is complete by now, do things."""
+            runs: Runs, files: Files) -> list[Dependency]:
+    """Makes the page, which is complete by now, do things; returns what ends with a run."""
     _connect_boxes(engine, form, view)
     _connect_settings(form, view, runs)
     for number, panel in enumerate(form.own, start=1):
         _connect_panel(number, panel)
     _connect_compare(engine, form, view)
     _connect_pictures(engine, form, view, runs, files)
-    _connect_runs(engine, page, texts, form, view, runs)
+    return _connect_runs(engine, page, texts, form, view, runs)
 
 
 def browser_of(saved: dict) -> str:
@@ -149,49 +151,65 @@ def _connect_compare(engine: Engine, form: Form, view: View) -> None:
 # --- runs ---------------------------------------------------------------------------------------
 
 
+def outputs_of_run(form: Form, view: View) -> list[Component]:
+    """What `follow` updates."""
+    return [view.line, view.news, *view.cells, view.collection, view.run, form.generate, form.stop]
+
+
+def follow(form: Form, view: View, run: Run, visitor: gr.Request, seen: int = 0
+           ) -> Iterator[Updates]:
+    """Shows a run, or what has changed in it since `seen`, until it is over.
+
+    Meanwhile it can be stopped; what goes on in a run that has been over does not keep anybody
+    from beginning another.
+    """
+    language = language_of(visitor)
+    buttons = {form.stop: gr.update(interactive=True)} if seen else form.buttons(running=True)
+    first = {view.run: run.key, view.collection: cells.collection(run, language), **buttons}
+    for snapshot in run.follow(visitor.session_hash, seen):
+        over = {} if snapshot.line.kind == "busy" else form.buttons(running=False)
+        yield {**first, **_shown(view, run, snapshot, language), **view.say(snapshot, language),
+               **over}
+        first = {}
+
+
 def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, view: View,
-                  runs: Runs) -> None:
+                  runs: Runs) -> list[Dependency]:
     def begin(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
         try:
-            run = start(asked(values), values)
+            run = start(asked(values), values, visitor)
         except RequestError as error:
             yield refused(error, values, language_of(visitor))
             return
-        yield from follow(run, visitor)
+        yield from follow(form, view, run, visitor)
 
     def begin_comparison(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
         language = language_of(visitor)
         try:
             what, compared = compare.read(values)
             request = comparison(asked(values), what, compared, engine.defaults)
-            run = start(request, values)
+            run = start(request, values, visitor)
         except RequestError as error:
             yield refused(error, values, language)
             return
         yield {compare.before: form.read(values), compare.back: gr.update(interactive=True),
                **form.show_request(request, language)}
-        yield from follow(run, visitor)
+        yield from follow(form, view, run, visitor)
 
     def asked(values: dict[Component, Any]) -> Request:
         filled = form.read(values)
         return Request.check({**filled, "seed": drawn_seed(filled["seed"])}, engine.defaults)
 
-    def start(request: Request, values: dict[Component, Any]) -> Run:
-        return runs.start(request, browser=browser_of(values[form.saved]))
+    def start(request: Request, values: dict[Component, Any], visitor: gr.Request) -> Run:
+        run = runs.start(request, browser=browser_of(values[form.saved]))
+        if before := runs.find(values[view.run]):  # of which single pictures may be on their way
+            before.leave(visitor.session_hash)
+            before.stop()
+        return run
 
     def refused(error: RequestError, values: dict[Component, Any], language: Language) -> Updates:
         return {**view.tell(language.translate(error.sentence), "wrong"),
                 **_without_stopped(view, runs.find(values[view.run]))}
-
-    def follow(run: Run, visitor: gr.Request) -> Iterator[Updates]:
-        language = language_of(visitor)
-        first = {view.run: run.key, view.collection: cells.collection(run, language),
-                 **form.buttons(running=True)}
-        for snapshot in run.follow(visitor.session_hash):
-            yield {**first, **_shown(view, run, snapshot, language),
-                   **view.say(snapshot, language)}
-            first = {}
-        yield form.buttons(running=False)
 
     def come_back(saved: dict, visitor: gr.Request) -> Iterator[Updates]:
         run = runs.latest(browser_of(saved))
@@ -200,16 +218,14 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
             for snapshot in run.follow(visitor.session_hash):
                 yield {view.run: run.key, **_shown(view, run, snapshot, language_of(visitor))}
         elif run:
-            yield from follow(run, visitor)
+            yield from follow(form, view, run, visitor)
 
     def stop(key: str | None) -> None:
         if run := runs.find(key):
             run.stop()
 
     compare = form.compare
-    outputs = [view.line, view.news, *view.cells, view.collection, view.run, form.generate,
-               form.stop]
-    endless = {"concurrency_limit": None, **QUIET}
+    outputs, endless = outputs_of_run(form, view), {"concurrency_limit": None, **QUIET}
     inputs = {*form.inputs(), form.saved, view.run}
     begun = form.generate.click(begin, inputs, outputs, **endless)
     compared = compare.go.click(
@@ -221,8 +237,10 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
                         {form.saved, *form.inputs(), view.line, view.news,
                          *texts.updates(page, ENGLISH)}, queue=False,
                         js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
-    for end in (begun, compared, arrived.then(come_back, form.saved, outputs, **endless)):
-        end.then(None, js="() => window.sdTpu.refreshHistory()", **QUIET)
+    ends = [begun, compared, arrived.then(come_back, form.saved, outputs, **endless)]
+    for end in ends:
+        end.then(None, js=REFRESH_HISTORY, **QUIET)
+    return ends
 
 
 def _restore(engine: Engine, page: gr.Blocks, texts: Translations, form: Form,
@@ -282,7 +300,7 @@ def _filled(form: Form, values: list | None, here: Settings, language: Language)
 def _shown(view: View, run: Run, snapshot: Snapshot, language: Language) -> Updates:
     updates = {view.cells[cell.place]: cells.figure(cell, view.size, language)
                for cell in snapshot.cells}
-    if any(cell.picture for cell in snapshot.cells):
+    if any(cell.picture or cell.state == "blank" for cell in snapshot.cells):
         updates[view.collection] = cells.collection(run, language)
     return updates
 

@@ -5,6 +5,8 @@
 "use strict";
 
 let browser = null;  // this browser's name, once the page has arrived
+const PAUSE = 500;  // ms without a key after which somebody has stopped typing
+const pauses = [];  // which have begun, by the box's place
 let held = null;  // the history's button that has the focus: each change makes it anew
 
 // A name for this browser that nobody can guess: its runs are found by it.
@@ -28,6 +30,12 @@ window.sdTpu = {
     save(saved, ...form) {
         requestAnimationFrame(showCommon);
         return browser ? { ...saved, browser, form } : saved;
+    },
+    // Somebody has typed in a box, or changed its own settings.
+    typed(place) {
+        const live = document.querySelector("#live input");
+        clearTimeout(pauses[place]);
+        if (live.checked && !live.disabled) pauses[place] = setTimeout(redraw, PAUSE, place);
     },
     // A comparison is begun at the top of the page, far from where its pictures come.
     lookAtPictures(...values) {
@@ -68,6 +76,12 @@ document.addEventListener("focusin", (event) => {
 // Asks for the contents of a panel, if it is made by the server.
 function refresh(panel) {
     panel?.querySelector("[data-do=refresh]")?.click();
+}
+
+function redraw(place) {
+    const button = document.querySelector("#live [data-do=redraw]");
+    button.dataset.place = place;
+    button.click();
 }
 
 // --- keys ---------------------------------------------------------------------------------------

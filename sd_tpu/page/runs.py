@@ -27,7 +27,7 @@ from sd_tpu.engine import (
     Queued,
 )
 from sd_tpu.history import History, HistoryError
-from sd_tpu.page.files import Files, Picture, data_url
+from sd_tpu.page.files import Files, Picture, data_url, url
 from sd_tpu.page.labels import named
 from sd_tpu.page.texts import Phrase, duration
 from sd_tpu.request import MAX_PROMPTS, Request
@@ -45,8 +45,8 @@ class Cell:
     """One place of the gallery.
 
     `state` is blank (nothing asked for), waiting, forming, done or stopped; `preview` is the
-    address of how it looks while it forms, `picture` is there when it is done. `named` are the
-    settings that its label names.
+    address of how it looks until it is done: as it forms, or as it was before it is drawn again.
+    `picture` is there when it is done. `named` are the settings that its label names.
     """
 
     place: int
@@ -61,12 +61,13 @@ class Cell:
 @dataclasses.dataclass(frozen=True)
 class Line:
     """What happens, to be said to each follower in his language; `share` of the work is done,
-    `kind` is busy, over or wrong.
+    `kind` is busy, over or wrong; `aloud` is whether its end is read out.
     """
 
     text: Phrase | Sentence
     kind: str = "busy"
     share: float = 0.0
+    aloud: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,37 +79,76 @@ class Snapshot:
     news: tuple[Phrase | Sentence, ...]
 
 
-class Run:
-    """One request on its way; made by `Runs.start`."""
+class _Work:
+    """A job of a run, and how far it is with the places that it still draws for it."""
 
-    def __init__(self, job: Job, runs: "Runs", files: Files, grace: float, browser: str = ""):
+    def __init__(self, job: Job, *, live: bool = False):
+        """Begins with all places that the job was asked for; `live` is one that was begun by
+        typing, of which less is said and kept.
+        """
+        self.job, self.live = job, live
+        self.places = set(job.request.places())
+        self.count = len(self.places)
+        self.step, self.steps = 0, max(job.request.only(place).steps for place in self.places)
+        self.line = Line(Phrase("starting"))
+        self._first: tuple[float, int] | None = None
+
+    @property
+    def share(self) -> float:
+        """What part of it is done."""
+        return self.step / self.steps
+
+    @property
+    def left(self) -> int:
+        """Steps of single pictures that are still to be made."""
+        return (self.steps - self.step) * self.count
+
+    def advance(self, step: int) -> None:
+        """Takes down how far it is."""
+        self.step = step
+        self._first = self._first or (time.monotonic(), step)
+
+    def seconds_left(self) -> float | None:
+        """By the speed so far, once there is one."""
+        begun, first = self._first
+        if self.step <= first:
+            return None
+        each = (time.monotonic() - begun) / (self.step - first)
+        return each * (self.steps - self.step)
+
+
+class Run:
+    """One request on its way; made by `Runs.start`.
+
+    Single pictures may be drawn again, by jobs of their own: then the request is that of what is
+    shown, and each place belongs to the job that was last asked for it.
+    """
+
+    def __init__(self, job: Job, runs: "Runs", files: Files, grace: float, browser: str = "",
+                 *, live: bool = False):
         """Begins with every asked place waiting."""
-        request = job.request
         self.key = secrets.token_urlsafe(16)
-        self.request, self.begun = request, time.time()
-        self._job, self._runs, self._files, self._grace = job, runs, files, grace
-        self._browser = browser
+        self.request, self.begun = job.request, time.time()
+        self._runs, self._files, self._grace, self._browser = runs, files, grace, browser
         self._change = threading.Condition()  # guards the rest
         self._followers: dict[object, str] = {}
         self._version = 1
         self._changed = [1] * MAX_PROMPTS  # the version in which each cell has
         self._cells = [self._first_cell(place) for place in range(MAX_PROMPTS)]
-        self._line = Line(Phrase("starting"))
-        self._step, self._steps = 0, max(request.only(place).steps for place in request.places())
-        self._first_progress: tuple[float, int] | None = None
+        self._works: list[_Work] = []  # which are not over, in the order in which they began
+        self._redrawn: dict[int, str] = {}  # what the history has of each place that was
         self._farewell: threading.Timer | None = None
-        threading.Thread(target=self._serve, name="run", daemon=True).start()
+        self._begin(_Work(job, live=live))
 
     @property
     def over(self) -> bool:
-        """Whether nothing will change any more."""
-        return self._line.kind != "busy"
+        """Whether nothing will change any more, unless a picture is drawn again."""
+        return not self._works
 
     @property
     def work(self) -> int:
         """Steps of single pictures that are still to be made."""
-        left = 0 if self.over else self._steps - self._step
-        return left * len(self.request.places())
+        return sum(work.left for work in self._works)
 
     def cells(self, state: str) -> list[Cell]:
         """The cells in this state."""
@@ -120,14 +160,50 @@ class Run:
 
     def stop(self) -> None:
         """Ends it, also while it waits; followers are told when it has stopped."""
-        self._job.cancel()
+        for work in self._works.copy():
+            work.job.cancel()
 
-    def follow(self, session: str) -> Iterator[Snapshot]:
-        """Yields all there is, then what changes, until it is over or the session leaves.
+    def redraw(self, place: int, alone: Request, session: str) -> int | None:
+        """Draws the picture at `place` as `alone` asks, unless it is drawn so already.
+
+        What was on its way there is cancelled, the other places are left alone. Returns since when
+        the session should follow the run to see the change, or None if it is told anyway.
+
+        Raises:
+            RequestError: as `Runs.start`; then all is as it was.
+        """
+        with self._change:
+            before, seen = self._cells[place], self._version
+            request = self._runs.redrawn(self.request, place, alone)
+            if request == self.request and before.state in ("waiting", "forming", "done"):
+                return None
+            job = self._runs.submit_one(request, place)
+            self.request = request
+            self._take_over(place)
+            shown = url(before.picture.shown) if before.picture else before.preview
+            self._set(place, dataclasses.replace(self._first_cell(place), preview=shown))
+            self._begin(_Work(job, live=True))
+            return self._announce(session, seen)
+
+    def blank(self, place: int, session: str) -> int | None:
+        """Takes the picture at `place` away, and all that is to be made of it; returns what
+        `redraw` does."""
+        with self._change:
+            seen = self._version
+            self.request = self.request.without(place)
+            self._take_over(place)
+            self._set(place, Cell(place))
+            if self.over:
+                self._line = Line(Phrase("ready"), "over", aloud=False)
+            return self._announce(session, seen)
+
+    def follow(self, session: str, seen: int = 0) -> Iterator[Snapshot]:
+        """Yields all there is, or what has changed since `seen`, then what changes, until it is
+        over or the session leaves.
 
         A follower that is slow misses what has been overtaken, and nothing else.
         """
-        me, seen, over = object(), 0, False
+        me, over = object(), False
         with self._change:
             self._followers[me] = session
             self._mind_loneliness()
@@ -139,6 +215,8 @@ class Run:
                     if me not in self._followers:
                         return
                     snapshot, seen, over = self._since(seen), self._version, self.over
+                    if over:  # whoever draws a picture again from now on must follow anew
+                        del self._followers[me]
                 yield snapshot
         finally:
             with self._change:
@@ -150,6 +228,36 @@ class Run:
         with self._change:
             self._followers = {f: s for f, s in self._followers.items() if s != session}
             self._change.notify_all()
+
+    def _begin(self, work: _Work) -> None:
+        self._works.append(work)
+        self._line = work.line
+        threading.Thread(target=self._serve, args=[work], name="run", daemon=True).start()
+
+    def _take_over(self, place: int) -> None:
+        """Takes the place from the job that draws it, if one does; called with the lock held."""
+        for work in self._works.copy():
+            work.places.discard(place)
+            if not work.places:
+                work.job.cancel()
+                self._works.remove(work)
+
+    def _set(self, place: int, cell: Cell) -> None:
+        """Changes a cell, and the labels of others that it no longer or now differs from; called
+        with the lock held."""
+        self._version += 1
+        self._cells[place], self._changed[place] = cell, self._version
+        for other in self.request.places():
+            label = named(self.request, other)
+            if label != self._cells[other].named:
+                self._cells[other] = dataclasses.replace(self._cells[other], named=label)
+                self._changed[other] = self._version
+
+    def _announce(self, session: str, seen: int) -> int | None:
+        """Tells followers; returns what `redraw` does. Called with the lock held."""
+        self._change.notify_all()
+        self._mind_loneliness()
+        return None if session in self._followers.values() else seen
 
     def _mind_loneliness(self) -> None:
         """Stops the run if nobody comes back to it in time; called with the lock held."""
@@ -171,74 +279,82 @@ class Run:
         cells = tuple(cell for cell, changed in zip(self._cells, self._changed, strict=True)
                       if changed > seen)
         if not seen and not self.over:
-            news = [Phrase("making", count=_count(self.request))]
+            aloud = not all(work.live for work in self._works)
+            news = [Phrase("making", count=_count(self.request))] if aloud else []
         else:
             news = _ready([cell.place + 1 for cell in cells if cell.state == "done"])
-        return Snapshot(cells, self._line, (*news, *([self._line.text] if self.over else [])))
+        end = [self._line.text] if self.over and self._line.aloud else []
+        return Snapshot(cells, self._line, (*news, *end))
 
-    # --- the run's thread -----------------------------------------------------------------------
+    # --- a thread of each job -------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _serve(self, work: _Work) -> None:
         try:
-            for event in self._job.events():
-                self._take(event)
+            for event in work.job.events():
+                self._take(work, event)
         except Exception:  # a disk that is full, say: nobody should be left with a dead page
             log.exception("a run failed")
-            self._job.cancel()
-            self._take(Failed(Sentence("The server failed; please try again.")))
+            work.job.cancel()
+            self._take(work, Failed(Sentence("The server failed; please try again.")))
 
-    def _take(self, event: Event) -> None:
-        changes = self._changes(event)
+    def _take(self, work: _Work, event: Event) -> None:
+        changes = self._changes(work, event)
         with self._change:
+            if work not in self._works:  # all that it drew has been asked for anew
+                return
             self._version += 1
             if isinstance(event, Progress):
-                self._step = event.step
-                self._first_progress = self._first_progress or (time.monotonic(), event.step)
-            for place, change in changes.items():
-                self._cells[place] = dataclasses.replace(self._cells[place], **change)
+                work.advance(event.step)
+            for place in changes.keys() & work.places:
+                self._cells[place] = dataclasses.replace(self._cells[place], **changes[place])
                 self._changed[place] = self._version
-            self._line = self._line_after(event)
+            work.line = self._line_after(work, event)
+            if work.line.kind != "busy":
+                self._works.remove(work)
+            self._line = self._works[-1].line if self._works else work.line
             self._change.notify_all()
         if isinstance(event, Done):
-            self._runs.learn(event.seconds / (self._steps * len(self.request.places())))
+            self._runs.learn(event.seconds / (work.steps * work.count))
 
-    def _changes(self, event: Event) -> dict[int, dict]:
+    def _changes(self, work: _Work, event: Event) -> dict[int, dict]:
         """What the event changes in cells, by place."""
         match event:
             case Progress(_, _, previews):
                 return {place: dict(state="forming", preview=data_url(pixels))
                         for place, pixels in previews.items()}
-            case ImageReady(place, pixels):
-                picture = self._files.add(self.request, place, pixels)
-                self._runs.keep(self._browser, picture, self.request.only(place))
+            case ImageReady(place, pixels) if place in work.places:
+                picture = self._files.add(work.job.request, place, pixels)
+                self._keep(work, place, picture)
                 return {place: dict(state="done", preview="", picture=picture)}
             case Cancelled() | Failed():
-                return {cell.place: dict(state="stopped")
-                        for state in ("waiting", "forming") for cell in self.cells(state)}
+                return {place: dict(state="stopped") for place in work.places.copy()
+                        if not self._cells[place].picture}
         return {}
 
-    def _line_after(self, event: Event) -> Line:
-        share = self._step / self._steps
+    def _keep(self, work: _Work, place: int, picture: Picture) -> None:
+        """Adds it to the history; of what is drawn again and again, the last one stays there."""
+        kept = self._runs.keep(self._browser, picture, work.job.request.only(place))
+        if work.live:
+            self._runs.drop(self._browser, self._redrawn.get(place))
+            self._redrawn[place] = kept
+
+    def _line_after(self, work: _Work, event: Event) -> Line:
         match event:
             case Queued(position, reason):
                 return Line(_queued(position, reason, self._runs.wait(self)))
             case Progress(step, steps):
-                return Line(_step(step, steps, self._seconds_left()), share=share)
+                return Line(_step(step, steps, work.seconds_left()), share=work.share)
             case Done(seconds):
-                return Line(Phrase("done", seconds=seconds, seed=self.request.seed), "over", 1.0)
+                seed = self.request.seed
+                if work.live:
+                    seed = self.request.image_seed(*work.places)
+                return Line(Phrase("done", seconds=seconds, seed=seed), "over", 1.0,
+                            aloud=not work.live)
             case Cancelled():
-                return Line(Phrase("stopped"), "over", share)
+                return Line(Phrase("stopped"), "over", work.share)
             case Failed(message):
-                return Line(message, "wrong", share)
-        return self._line
-
-    def _seconds_left(self) -> float | None:
-        """By the speed so far, once there is one."""
-        begun, first = self._first_progress
-        if self._step <= first:
-            return None
-        each = (time.monotonic() - begun) / (self._step - first)
-        return each * (self._steps - self._step)
+                return Line(message, "wrong", work.share)
+        return work.line
 
     def _first_cell(self, place: int) -> Cell:
         if place not in self.request.places():
@@ -259,19 +375,31 @@ class Runs:
         self._pace: float | None = None  # seconds that a step of one picture takes
 
     def start(self, request: Request, *, browser: str = "", grace: float = GRACE_SECONDS,
-              previews: bool = True) -> Run:
+              previews: bool = True, live: bool = False) -> Run:
         """Submits a request of a browser, or of a program, which is called ""; raises RequestError.
 
-        `grace` is how many seconds it may go on while nobody follows it.
+        `grace` is how many seconds it may go on while nobody follows it, `live` whether it was
+        begun by typing.
         """
         job = self._engine.submit(request, previews=previews)
-        run = Run(job, self, self._files, grace, browser)
+        run = Run(job, self, self._files, grace, browser, live=live)
         with self._lock:
             self._runs[run.key] = run
             if browser:
                 self._latest[browser] = run.key
             self._forget()
         return run
+
+    def redrawn(self, request: Request, place: int, alone: Request) -> Request:
+        """A run's request with another picture at `place`; raises RequestError."""
+        return request.redrawn(place, alone, self._engine.defaults)
+
+    def submit_one(self, request: Request, place: int) -> Job:
+        """Submits only the picture at `place`, which keeps its place; raises RequestError."""
+        for other in request.places():
+            if other != place:
+                request = request.without(other)
+        return self._engine.submit(request)
 
     def find(self, key: str | None) -> Run | None:
         """The run with this key, if it is still known."""
@@ -282,14 +410,28 @@ class Runs:
         run = self.find(self._latest.get(browser))
         return run if run and time.time() - run.begun < KEEP_SECONDS else None
 
-    def keep(self, browser: str, picture: Picture, request: Request) -> None:
-        """Adds a browser's finished picture to the history, whose failure costs nobody a run."""
+    def keep(self, browser: str, picture: Picture, request: Request) -> str | None:
+        """Adds a browser's finished picture to the history, whose failure costs nobody a run;
+        returns its name there.
+        """
         if not (browser and self._history):
-            return
+            return None
         try:
-            self._history.add(browser, Path(picture.png).read_bytes(), request)
+            return self._history.add(browser, Path(picture.png).read_bytes(), request).id
         except (HistoryError, OSError):
             log.exception("a picture is missing from the history")
+            return None
+
+    def drop(self, browser: str, name: str | None) -> None:
+        """Takes a picture that another has replaced out of the history, unless it has become a
+        favourite there.
+        """
+        if name is None:
+            return
+        try:
+            self._history.delete(browser, name, spare_favourite=True)
+        except HistoryError:
+            log.exception("a picture is left in the history")
 
     def leave(self, session: str) -> None:
         """Ends what a session follows that is gone."""

@@ -74,6 +74,9 @@ TEXTS = {
     "reuse": "البذرة السابقة",
     "generate": "إنشاء",
     "stop": "إيقاف",
+    # drawing while somebody types
+    "live": "رسم فوري",
+    "live_help": "تُرسم الصورة من جديد بعد لحظة من توقفك عن كتابة وصفها.",
     # while it works
     "ready": "جاهز",
     "starting": "جارٍ البدء…",
@@ -152,6 +155,10 @@ TEXTS = {
 }
 
 SENTENCES = {
+    "With these settings a picture takes about {seconds} s here; Live is for pictures that "
+    "take {limit} s at most.":
+        "الرسم الفوري غير متاح هنا: تستغرق الصورة بهذه الإعدادات نحو {seconds} ث، "
+        "وهو للصور التي لا تستغرق أكثر من {limit} ث.",
     # names of what is wrong, and whose it is
     " of prompt {number}": " (الوصف {number})",
     "Prompt {number}": "الوصف {number}",

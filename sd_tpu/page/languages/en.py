@@ -71,6 +71,9 @@ TEXTS = {
     "reuse": "Reuse last",
     "generate": "Generate",
     "stop": "Stop",
+    # drawing while somebody types
+    "live": "Live",
+    "live_help": "Draws a picture again shortly after you stop typing its prompt.",
     # while it works
     "ready": "Ready",
     "starting": "Starting…",

@@ -71,6 +71,9 @@ TEXTS = {
     "reuse": "이전 시드",
     "generate": "생성",
     "stop": "중지",
+    # drawing while somebody types
+    "live": "라이브",
+    "live_help": "프롬프트 입력을 멈추면 잠시 후 그 그림을 다시 그립니다.",
     # while it works
     "ready": "준비됨",
     "starting": "시작하는 중…",
@@ -149,6 +152,10 @@ TEXTS = {
 }
 
 SENTENCES = {
+    "With these settings a picture takes about {seconds} s here; Live is for pictures that "
+    "take {limit} s at most.":
+        "여기서는 라이브를 사용할 수 없습니다. 이 설정의 예상 시간은 그림 한 장에 약 "
+        "{seconds}초이며, 라이브의 한도는 {limit}초입니다.",
     # names of what is wrong, and whose it is
     " of prompt {number}": "프롬프트 {number}의 ",
     "Prompt {number}": "프롬프트 {number}",

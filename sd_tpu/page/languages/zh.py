@@ -71,6 +71,9 @@ TEXTS = {
     "reuse": "沿用上次",
     "generate": "生成",
     "stop": "停止",
+    # drawing while somebody types
+    "live": "实时",
+    "live_help": "停止输入提示词后，很快重新绘制对应的图片。",
     # while it works
     "ready": "就绪",
     "starting": "正在开始…",
@@ -149,6 +152,10 @@ TEXTS = {
 }
 
 SENTENCES = {
+    "With these settings a picture takes about {seconds} s here; Live is for pictures that "
+    "take {limit} s at most.":
+        "此处无法使用实时绘制：按当前设置，一张图片约需 {seconds} 秒，"
+        "而实时绘制要求不超过 {limit} 秒。",
     # names of what is wrong, and whose it is
     " of prompt {number}": "提示词 {number} 的",
     "Prompt {number}": "提示词 {number}",
