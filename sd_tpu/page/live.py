@@ -39,8 +39,7 @@ class Switch:
 def make_switch() -> Switch:
     """The switch as it looks where Live is possible."""
     with gr.Row(elem_id="live"):
-        on = gr.Checkbox(False, label=label("live"), info=label("live_help"), container=False,
-                         min_width=0)
+        on = gr.Checkbox(False, label=label("live"), info=label("live_help"), min_width=0)
         why = gr.HTML(REDRAW, js_on_load=cells.TRIGGER, apply_default_css=False)
     return Switch(on, why, gr.State())
 

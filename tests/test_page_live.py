@@ -1,0 +1,463 @@
+"""Live: a box's picture is drawn again while its prompt is written, and nothing else is."""
+
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+from axe_core_python.sync_playwright import Axe
+from playwright.sync_api import expect
+from test_page_history import served
+from visitor import (
+    LONG,
+    PATIENCE,
+    alts,
+    box,
+    figures,
+    fill,
+    generate,
+    make,
+    says,
+    seed_box,
+    setting,
+    stop,
+    unfold,
+    visit,
+)
+
+from sd_tpu.engine import Cancelled, Done, ImageReady, Progress
+from sd_tpu.history import History
+from sd_tpu.images import read_png
+from sd_tpu.page.files import Picture
+from sd_tpu.page.runs import Runs
+from sd_tpu.page.texts import ENGLISH
+from sd_tpu.request import Own, Request, RequestError, Settings
+
+PIXELS = np.zeros((8, 8, 3), np.uint8)
+THREE = ["first", "second", "third", *[""] * 5]
+
+
+# --- what a run becomes -------------------------------------------------------------------------
+
+
+def test_a_request_takes_a_picture_up_with_only_what_sets_it_apart():
+    asked = Request(prompts=("a", "b"), seed=5, sampler="heun", spacing="karras")
+    alone = Request(prompts=("c",), seed=6, sampler="heun", spacing="karras", steps=9)
+    changed = asked.redrawn(1, alone, Settings())
+    assert changed.prompts == ("a", "c") and changed.own == (None, Own(steps=9))
+    assert changed.only(0) == asked.only(0) and changed.only(1) == alone
+
+
+def test_a_request_grows_to_take_a_picture_up_and_shrinks_to_none():
+    asked = Request(prompts=("a",), seed=5, own=(Own(steps=3),))
+    alone = Request(prompts=("c",), seed=1, guidance=0.0)
+    changed = asked.redrawn(3, alone, Settings())
+    assert changed.prompts == ("a", "", "", "c")
+    assert changed.only(3) == alone and changed.only(0) == asked.only(0)
+    assert changed.without(0).places() == [3]
+    assert changed.without(0).without(3).own == ()
+    with pytest.raises(RequestError, match="Steps of prompt 2 should be"):
+        asked.redrawn(1, Request(prompts=("c",), steps=0), Settings())
+
+
+class Waiting:
+    """A job that draws what it is told to."""
+
+    def __init__(self, request):
+        self.request, self.cancelled = request, False
+        self._events, self._change = [], threading.Condition()
+
+    def happens(self, *events):
+        with self._change:
+            self._events += events
+            self._change.notify()
+
+    def cancel(self):
+        self.cancelled = True
+        self.happens(Cancelled())
+
+    def events(self):
+        over = False
+        while not over:
+            with self._change:
+                while not self._events:
+                    self._change.wait()
+                event = self._events.pop(0)
+            over = isinstance(event, Cancelled | Done)
+            yield event
+
+
+class Engine:
+    """Jobs that wait."""
+
+    defaults = Settings()
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, request, **_):
+        if len(self.jobs) == 9:
+            raise RequestError("Too many people are waiting; please try again in a minute.")
+        self.jobs.append(Waiting(request))
+        return self.jobs[-1]
+
+
+class Files:
+    """A disk where a picture's name says what it was made from."""
+
+    def add(self, request, place, pixels):
+        alone = request.only(place)
+        name = f"{alone.prompts[0]} {alone.seed}"
+        return Picture(f"{name}.png", f"{name}.webp")
+
+
+ASKED = Request(prompts=("a", "b", "c"), seed=3)
+
+
+def begun():
+    """A run of three pictures, and its engine."""
+    engine = Engine()
+    return Runs(engine, Files()).start(ASKED), engine
+
+
+def alone(run, place, prompt):
+    return Request(prompts=(prompt,), seed=run.request.image_seed(place))
+
+
+def draw(job):
+    job.happens(*(ImageReady(place, PIXELS) for place in job.request.places()), Done(1.0))
+
+
+def until(true):
+    for _ in range(500):
+        if true():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it never came true")
+
+
+def names(run):
+    return {place: picture.png for place, picture in run.pictures().items()}
+
+
+def test_one_picture_is_drawn_again_with_its_seed_and_the_others_stay():
+    run, engine = begun()
+    draw(engine.jobs[0])
+    until(lambda: run.over)
+    before = dict(run.pictures())
+    seen = run.redraw(1, alone(run, 1, "new"), "me")
+    assert seen and not run.over
+    assert run.cells("waiting")[0].preview.endswith("b%204.webp"), "what was there still is"
+    draw(engine.jobs[1])
+    snapshots = list(run.follow("me", seen))
+    assert {cell.place for snapshot in snapshots for cell in snapshot.cells} == {1}
+    heard = [ENGLISH.translate(text) for snapshot in snapshots for text in snapshot.news]
+    assert heard == ["Picture 2 is ready."]
+    assert run.pictures() == {**before, 1: Picture("new 4.png", "new 4.webp")}
+    assert run.request.prompts == ("a", "new", "c") and run.request.own == ()
+
+
+def test_the_next_redraw_cancels_the_one_before_and_who_follows_is_told_of_both():
+    run, engine = begun()
+    draw(engine.jobs[0])
+    until(lambda: run.over)
+    seen = run.redraw(1, alone(run, 1, "n"), "me")
+    following = run.follow("me", seen)
+    next(following)
+    assert run.redraw(1, alone(run, 1, "new"), "me") is None
+    assert run.redraw(1, alone(run, 1, "new"), "me") is None, "that is on its way already"
+    assert [job.cancelled for job in engine.jobs] == [False, True, False]
+    engine.jobs[1].happens(ImageReady(1, PIXELS))
+    draw(engine.jobs[2])
+    assert list(following)[-1].line.kind == "over"
+    assert names(run) == {0: "a 3.png", 1: "new 4.png", 2: "c 5.png"}
+
+
+def test_a_picture_is_taken_from_a_run_that_goes_on_with_the_others():
+    run, engine = begun()
+    run.redraw(1, alone(run, 1, "new"), "me")
+    run.redraw(4, alone(run, 4, "fifth"), "me")
+    main, second, fifth = engine.jobs
+    assert not main.cancelled and second.request.places() == [1]
+    draw(second)
+    draw(fifth)
+    until(lambda: len(run.pictures()) == 2)
+    assert not run.over
+    draw(main)
+    until(lambda: run.over)
+    assert names(run) == {0: "a 3.png", 1: "new 4.png", 2: "c 5.png", 4: "fifth 7.png"}
+
+
+def test_stop_ends_redraws_as_well():
+    run, engine = begun()
+    run.redraw(1, alone(run, 1, "new"), "me")
+    run.stop()
+    until(lambda: run.over)
+    assert [cell.place for cell in run.cells("stopped")] == [0, 1, 2]
+    assert run.redraw(1, alone(run, 1, "new"), "me") is not None, "what was stopped can be redrawn"
+
+
+def test_what_is_refused_leaves_all_as_it_was():
+    run, engine = begun()
+    run.redraw(1, alone(run, 1, "new"), "me")
+    while len(engine.jobs) < 9:
+        engine.submit(ASKED)
+    with pytest.raises(RequestError):
+        run.redraw(1, alone(run, 1, "newer"), "me")
+    assert run.request.prompts[1] == "new" and not engine.jobs[1].cancelled
+
+
+def test_emptied_boxes_take_their_pictures_along_down_to_the_last():
+    run, engine = begun()
+    draw(engine.jobs[0])
+    until(lambda: run.over)
+    run.redraw(0, alone(run, 0, "new"), "me")
+    for place in range(3):
+        assert run.blank(place, "me")
+    assert engine.jobs[1].cancelled and run.over and not run.pictures()
+    run.redraw(2, alone(run, 2, "back"), "me")
+    draw(engine.jobs[2])
+    until(lambda: run.over)
+    assert names(run) == {2: "back 5.png"}
+
+
+def test_nobody_has_more_than_one_job_a_box():
+    run, engine = begun()
+    draw(engine.jobs[0])
+    until(lambda: run.over)
+    for text in ("n", "ne", "new"):
+        for place in (0, 2):
+            run.redraw(place, alone(run, place, text), "me")
+    assert sum(not job.cancelled for job in engine.jobs[1:]) == 2
+
+
+def test_the_engine_knows_what_a_picture_takes_before_any_is_drawn(page_engine):
+    assert page_engine.ready.wait(PATIENCE / 1000)
+    quick, long = (page_engine.seconds(Settings(steps=steps)) for steps in (1, 100))
+    assert 0 < quick < long
+    assert page_engine.seconds(Settings(steps=1, sampler="heun")) > 0
+
+
+# --- in a browser -------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def fast(request, monkeypatch):
+    """However busy the machine is, a picture takes no time."""
+    if "tab" in request.fixturenames or "address" in request.fixturenames:
+        engine = request.getfixturevalue("page_engine")
+        monkeypatch.setattr(engine, "seconds", lambda settings: settings.steps / 100)
+
+
+def switch(tab):
+    return tab.get_by_label("Live", exact=True)
+
+
+def sources(tab):
+    return tab.locator("#gallery img").evaluate_all("all => all.map(image => image.src)")
+
+
+def write(tab, number, text):
+    """Types like a person, who takes less than half a second to a key."""
+    box(tab, number).focus()
+    tab.keyboard.press("ControlOrMeta+a")
+    tab.keyboard.type(text, delay=20)
+
+
+def drawn(tab, number, text):
+    """Waits for the picture of this prompt."""
+    image = figures(tab).nth(number - 1)
+    expect(image).to_have_class("done", timeout=PATIENCE)
+    expect(image.locator("img")).to_have_attribute("alt", text, timeout=PATIENCE)
+
+
+def test_only_the_picture_of_the_box_that_is_typed_in_is_drawn_again(tab, page_engine):
+    fill(tab, THREE, seed=-1)
+    make(tab)
+    before, facts = sources(tab), figures(tab).locator(".seed").all_inner_texts()
+    link = tab.get_by_role("button", name="Copy link").get_attribute("data-link")
+    switch(tab).check()
+    write(tab, 3, "another")
+    drawn(tab, 3, "another")
+    assert sources(tab)[:2] == before[:2] and sources(tab)[2] != before[2]
+    assert figures(tab).locator(".seed").all_inner_texts() == facts, "no other seed"
+    expect(tab.locator("#news")).to_have_text("Picture 3 is ready.")
+    expect(stop(tab)).to_be_disabled()
+    expect(tab.get_by_role("button", name="Copy link")).to_have_attribute(
+        "data-link", link.replace("third", "another"))
+    with tab.expect_download() as download:
+        figures(tab).nth(2).get_by_role("link").click()
+    assert read_png(download.value.path()).prompts == ("another",)
+    tab.reload()
+    expect(tab.locator("figure.done")).to_have_count(3, timeout=PATIENCE)
+    assert alts(tab) == ["first", "second", "another"]
+    expect(switch(tab)).to_be_checked()
+
+
+def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, page_engine):
+    fill(tab, THREE, seed=7, steps=LONG)
+    switch(tab).check()
+    jobs, submit = [], page_engine.submit
+    page_engine.submit = lambda request, **options: jobs.append(submit(request, **options)) or (
+        jobs[-1])
+    try:
+        write(tab, 2, "a")
+        expect(figures(tab).nth(1)).to_have_class("forming", timeout=PATIENCE)
+        write(tab, 2, "a fox")
+        expect(figures(tab).nth(1)).to_contain_text("a fox", timeout=PATIENCE)
+        write(tab, 3, "a hen")
+        expect(figures(tab).nth(2)).to_contain_text("a hen", timeout=PATIENCE)
+        drawn(tab, 2, "a fox")
+        drawn(tab, 3, "a hen")
+    finally:
+        del page_engine.submit
+    assert [job.cancelled for job in jobs] == [True, False, False]
+    expect(figures(tab).nth(1)).to_contain_text("Seed 8")
+    expect(figures(tab).nth(2)).to_contain_text("Seed 9")
+    expect(tab.locator("figure.blank")).to_have_count(6)
+
+
+def test_without_the_switch_nothing_is_drawn(tab):
+    fill(tab, THREE)
+    make(tab)
+    before = sources(tab)
+    switch(tab).check()
+    switch(tab).uncheck()
+    write(tab, 1, "something else")
+    tab.wait_for_timeout(1500)
+    assert sources(tab) == before
+    assert alts(tab) == THREE[:3]
+
+
+def test_an_emptied_box_leaves_its_place_blank(tab):
+    fill(tab, THREE)
+    make(tab)
+    switch(tab).check()
+    box(tab, 2).fill("")
+    expect(figures(tab).nth(1)).to_have_class("blank", timeout=PATIENCE)
+    assert alts(tab) == ["first", "third"]
+    box(tab, 1).fill("")
+    box(tab, 3).fill(" ")
+    expect(tab.locator("figure.blank")).to_have_count(8, timeout=PATIENCE)
+    expect(tab.get_by_role("button", name="Download all")).to_be_disabled()
+    write(tab, 1, "again")
+    drawn(tab, 1, "again")
+
+
+def test_a_boxs_own_settings_count_as_typing(tab):
+    fill(tab, THREE, seed=1)
+    make(tab)
+    switch(tab).check()
+    unfold(tab, "Own settings of prompt 1")
+    own = tab.get_by_role("group", name="Own settings of prompt 1")
+    own.get_by_label("Steps").fill("5")
+    expect(figures(tab).first.locator("b")).to_have_text("5 steps", timeout=PATIENCE)
+    own.get_by_label("Sampler").click()
+    tab.get_by_role("option", name="Heun", exact=True).click()
+    expect(figures(tab).first.locator("b")).to_have_text("Heun · 5 steps", timeout=PATIENCE)
+    drawn(tab, 1, "Heun · 5 steps: first")
+
+
+def test_what_is_refused_is_said_and_loses_nothing(tab):
+    fill(tab, THREE)
+    make(tab)
+    before = sources(tab)
+    switch(tab).check()
+    box(tab, 1).fill("w " * 2001)
+    says(tab, "Prompt 1 has 4001 characters; at most 4000 are accepted.")
+    assert sources(tab) == before
+    expect(generate(tab)).to_be_enabled()
+
+
+def test_generate_goes_on_from_a_redraw(tab, page_engine):
+    fill(tab, THREE)
+    make(tab)
+    switch(tab).check()
+    setting(tab, "Steps").fill(str(LONG))
+    setting(tab, "Steps").blur()
+    write(tab, 1, "slow")
+    expect(stop(tab)).to_be_enabled(timeout=PATIENCE)
+    setting(tab, "Steps").fill("2")
+    setting(tab, "Steps").blur()
+    box(tab, 1).press("Control+Enter")
+    says(tab, "Done in")
+    drawn(tab, 1, "slow")
+    assert alts(tab) == ["slow", "second", "third"]
+    expect(stop(tab)).to_be_disabled()
+
+
+def test_where_a_picture_takes_long_the_switch_says_why_it_cannot_be_used(tab, address):
+    fill(tab, THREE)
+    switch(tab).check()
+    setting(tab, "Steps").fill("200")
+    setting(tab, "Steps").blur()
+    expect(switch(tab)).to_be_enabled()
+    tab.get_by_label("Steps").first.fill("50")
+    expect(switch(tab)).to_be_checked()
+
+
+def test_a_slow_server_offers_no_live(tab, page_engine, monkeypatch):
+    why = ("With these settings a picture takes about 12 s here; Live is for pictures that take "
+           "3 s at most.")
+    fill(tab, THREE)
+    switch(tab).check()
+    monkeypatch.setattr(page_engine, "seconds", lambda settings: 11.5)
+    write(tab, 1, "too slow")
+    says(tab, why)
+    expect(tab.locator("#live .note")).to_have_text(why, timeout=PATIENCE)
+    expect(switch(tab)).to_be_disabled()
+    expect(switch(tab)).not_to_be_checked()
+    tab.reload()
+    expect(switch(tab)).to_be_disabled(timeout=PATIENCE)
+    monkeypatch.setattr(page_engine, "seconds", lambda settings: 1.0)
+    unfold(tab, "Settings")
+    setting(tab, "Steps").fill("3")
+    expect(switch(tab)).to_be_checked(timeout=PATIENCE)
+    expect(tab.locator("#live .note")).to_have_text("")
+
+
+def test_the_switch_is_reached_and_used_by_keyboard_alone(tab):
+    fill(tab, THREE)
+    generate(tab).focus()
+    tab.keyboard.press("Tab")
+    expect(switch(tab)).to_be_focused()
+    tab.keyboard.press("Space")
+    expect(switch(tab)).to_be_checked()
+
+
+def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(chromium, page_engine, tmp_path,
+                                                               fast, address):
+    with served(page_engine, tmp_path) as place, chromium.new_context() as context:
+        tab = visit(context.new_page(), place)
+        fill(tab, THREE)
+        make(tab)
+        switch(tab).check()
+        for text in ("one", "two", "three"):
+            write(tab, 1, text)
+            drawn(tab, 1, text)
+        owner = tab.evaluate("""() => {
+            const [key] = Object.keys(localStorage).filter((key) => key.startsWith("sd_tpu"));
+            return document.cookie + key;
+        }""")
+        assert owner
+        unfold(tab, "History")
+        expect(tab.locator("#history p[title]")).to_have_text(
+            ["three", "third", "second", "first"], timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("seconds", [1.0, 12.0])
+def test_axe_finds_nothing_and_a_phone_scrolls_nowhere(chromium, address, page_engine, monkeypatch,
+                                                       scheme, seconds):
+    monkeypatch.setattr(page_engine, "seconds", lambda settings: seconds)
+    with chromium.new_context(viewport={"width": 390, "height": 844},
+                              color_scheme=scheme) as context:
+        tab = visit(context.new_page(), address)
+        expect(switch(tab)).to_be_enabled(enabled=seconds < 3, timeout=PATIENCE)
+        if seconds < 3:
+            switch(tab).check()
+        assert Axe().run(tab)["violations"] == []
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        area = tab.locator("#live label").bounding_box()
+        assert area["height"] >= 24
