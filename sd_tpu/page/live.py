@@ -48,9 +48,10 @@ def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs,
             ends: list[Dependency]) -> None:
     """Makes the switch do things; at the end of a run it may have become possible or not."""
     live = _Live(engine, form, view, runs, switch)
-    for place, (box, panel) in enumerate(zip(form.prompts, form.own, strict=True)):
-        typed = [box.input, panel.summary.click, *(field.input for field in panel.fields.values())]
-        gr.on(typed, None, js=f"() => window.sdTpu.typed({place})", **QUIET)
+    for place, panel in enumerate(form.own):  # of what is typed page.js knows by itself
+        chosen = [panel.fields[name].input for name in ("sampler", "spacing")]
+        gr.on([panel.summary.click, *chosen], None, js=f"() => window.sdTpu.changed({place})",
+              **QUIET)
     redrawn = switch.why.click(live.redraw, {*form.inputs(), form.saved, view.run},
                                outputs_of_run(form, view), trigger_mode="multiple",
                                concurrency_limit=None, **QUIET)

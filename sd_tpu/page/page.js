@@ -31,12 +31,7 @@ window.sdTpu = {
         requestAnimationFrame(showCommon);
         return browser ? { ...saved, browser, form } : saved;
     },
-    // Somebody has typed in a box, or changed its own settings.
-    typed(place) {
-        const live = document.querySelector("#live input");
-        clearTimeout(pauses[place]);
-        if (live.checked && !live.disabled) pauses[place] = setTimeout(redraw, PAUSE, place);
-    },
+    changed,
     // A comparison is begun at the top of the page, far from where its pictures come.
     lookAtPictures(...values) {
         document.querySelector("#line").scrollIntoView({ block: "center" });
@@ -76,6 +71,22 @@ document.addEventListener("focusin", (event) => {
 // Asks for the contents of a panel, if it is made by the server.
 function refresh(panel) {
     panel?.querySelector("[data-do=refresh]")?.click();
+}
+
+// --- drawing while somebody types ---------------------------------------------------------------
+
+// Not by Gradio's own events: of what is pasted, dictated or put together they know nothing.
+document.addEventListener("input", (event) => {
+    const columns = [...document.querySelectorAll("#prompts > .column")];
+    const place = columns.findIndex((column) => column.contains(event.target));
+    if (place >= 0) changed(place);
+});
+
+// Somebody has changed a box or its own settings.
+function changed(place) {
+    const live = document.querySelector("#live input");
+    clearTimeout(pauses[place]);
+    if (live.checked && !live.disabled) pauses[place] = setTimeout(redraw, PAUSE, place);
 }
 
 function redraw(place) {
