@@ -9,10 +9,14 @@ from test_page_history import served
 from visitor import LONG, PATIENCE, PROMPTS, figures, says, visit
 
 from sd_tpu.page.texts import LANGUAGES
+from sd_tpu.samplers import SAMPLERS
 
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
 
-NAMES = set("API CPU Ctrl Enter Esc PNG TPU ZIP".split())  # which are the same in all languages
+NAMES = {  # which are the same in all languages
+    *"API CPU Ctrl Enter Esc PNG TPU ZIP".split(),
+    *(word for sampler in SAMPLERS.values() for word in re.findall("[A-Za-z]+", sampler.label)),
+}
 
 # Words in Latin letters that are to be seen, read out or shown as hints, but for prompts and what
 # is marked as foreign: what the model says of itself, and names of programs. Two elements have
@@ -51,7 +55,7 @@ def fill(tab, prompts: list[str], steps: int = 2) -> None:
     if fold.get_attribute("aria-expanded") == "false":
         fold.click()
     for number, prompt in enumerate([*prompts, *[""] * 8][:8]):
-        tab.locator("#prompts textarea").nth(number).fill(prompt)
+        tab.locator(".prompt textarea").nth(number).fill(prompt)
     number = tab.locator("#settings-panel input[type=number]").first
     number.fill(str(steps))
     number.blur()
@@ -89,7 +93,7 @@ def test_the_whole_page_is_in_the_visitors_language(abroad):
     expect(tab.locator("#history img")).to_have_count(2, timeout=PATIENCE)
     tab.get_by_role("button", name=say("again_help", number=1)).click()
     says(tab, say("again_done", number=1))
-    tab.get_by_label(say("spacing")).click()
+    tab.locator("#settings-panel").get_by_label(say("spacing")).click()
     expect(tab.get_by_role("option", name=say("own"))).to_be_visible()
     tab.keyboard.press("Escape")
     expect(tab.get_by_role("option")).to_have_count(0)

@@ -362,7 +362,7 @@ def test_what_is_refused_is_said_and_loses_nothing(tab):
     before = sources(tab)
     switch(tab).check()
     box(tab, 1).fill("w " * 2001)
-    says(tab, "Prompt 1 has 4001 characters; at most 4000 are accepted.")
+    says(tab, "Prompt 1 has 4002 characters; at most 4000 are accepted.")
     assert sources(tab) == before
     expect(generate(tab)).to_be_enabled()
 

@@ -161,7 +161,8 @@ def collection(run: Run | None, language: Language) -> str:
     is kept.
     """
     say, off = language.say, "" if run and run.pictures() else " disabled"
-    link = escape(write_link(run.request)) if run else ""
+    # Live may have taken the last prompt away.
+    link = escape(write_link(run.request)) if run and run.request.places() else ""
     return (f'<button type="button" data-do="zip"{off}>{say("zip")}</button>'
             f'<button type="button" data-do="grid"{off}>{say("grid")}</button>'
             f'<button type="button" data-link="{link}" data-copied="{say("link_copied")}" '

@@ -81,9 +81,14 @@ class _Live:
         why = language_of(visitor).translate(slow.sentence) if slow else ""
         if why == values[self.switch.told]:
             return {self.switch.told: why}
-        on = not why and values[self.form.saved].get("live") is True
+        if why:
+            switch = gr.update(value=False, interactive=False)
+        elif values[self.form.saved].get("live") is True:
+            switch = gr.update(value=True, interactive=True)
+        else:  # it may just have been switched on: this must not put it back
+            switch = gr.update(interactive=True)
         return {self.switch.told: why,
-                self.switch.on: gr.update(value=on, interactive=not why),
+                self.switch.on: switch,
                 self.switch.why: f'{REDRAW}<p class="note">{escape(why)}</p>'}
 
     def redraw(self, values: Mapping[Component, Any], event: gr.EventData,
