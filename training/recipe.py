@@ -8,10 +8,10 @@ from sd_tpu.config import split_words
 from training.captions import BACKGROUNDS, PAINTS, caption
 from training.compose import Composer, Mix
 from training.concepts import COMMON
-from training.sprites import Sprites, cache_folder, render
+from training.sprites import Sprites, render, training_folder
 from training.trainer import Schedule
 
-CACHE = cache_folder()
+CACHE = training_folder()
 IMAGE_SIZE = 64
 STYLES = ("flat", "3d")  # the same drawings, with and without shading
 MIX = Mix(

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from sd_tpu.folders import cache_folder
+
 # style -> (npm package, version) of the drawings in that style
 SETS = {
     "noto": ("@iconify-json/noto", "1.2.9"),
@@ -50,10 +52,9 @@ class Sprites:
     styles: list[str]
 
 
-def cache_folder() -> Path:
-    """$SD_TPU_CACHE, or ~/.cache/sd_tpu/training."""
-    default = Path.home() / ".cache" / "sd_tpu" / "training"
-    return Path(os.environ.get("SD_TPU_CACHE", default))
+def training_folder() -> Path:
+    """$SD_TPU_CACHE, or a folder in the user's cache."""
+    return Path(os.environ.get("SD_TPU_CACHE", cache_folder() / "training"))
 
 
 def download(cache: Path) -> None:

@@ -87,4 +87,4 @@ def _write_json(path: Path, value) -> None:
 
 
 if __name__ == "__main__":
-    build_tokenizer(sprites.cache_folder(), Path(sys.argv[1]))
+    build_tokenizer(sprites.training_folder(), Path(sys.argv[1]))
