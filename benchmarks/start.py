@@ -6,7 +6,6 @@ whether anything is compiled again while somebody changes all that can be change
 """
 
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -57,7 +56,7 @@ def start(model: str | Path, kept: Path) -> dict[str, float]:
         first = seconds_of(lambda: client.predict(["a cat"], api_name="/generate"))
         eight = seconds_of(lambda: client.predict(["a cat"] * MAX_PROMPTS, api_name="/generate"))
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # Ctrl-C is ignored by what a shell has put into the background
         process.wait()
     return {
         "importing": told["Loading"],
