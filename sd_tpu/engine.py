@@ -173,7 +173,7 @@ class Engine:
         self._closed = False
         self._group = group
         self._row_seconds = CALL_SECONDS  # that one row of the slots stepped together takes
-        self._decode_seconds = 0.0
+        self._decode_seconds = 0.0  # of one picture
         self.ready = threading.Event()  # compiled, or failed to
         self.failure: Sentence | None = None  # why compiling failed
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -308,7 +308,8 @@ class Engine:
             slots = self.programs.encode(self._params, self.programs.empty(), {})
             slots = self.programs.advance(self._params, slots, 0)
             self._decode(slots.latents, [])
-            sample = Request(**vars(self.defaults), prompts=("a sample",))
+            steps = max(2, self.defaults.steps)
+            sample = Request(**{**vars(self.defaults), "steps": steps}, prompts=("a sample",))
             slots = self.programs.encode(self._params, slots, {0: self._arrival(sample, 0)})
             for _ in range(2):
                 slots, self._row_seconds = self._advance(slots, 1)
@@ -350,9 +351,12 @@ class Engine:
 
     def _rounds(self, live: Iterable[int]) -> int:
         """How often the device with most of the live slots runs the model for a row of each."""
+        return -(-self._most(live) // self._group)
+
+    def _most(self, slots: Iterable[int]) -> int:
+        """How many of the slots are on the device that has most of them; 1 if there are none."""
         share = self.programs.slots // self.mesh.size
-        most = max(Counter(i // share for i in live).values())
-        return -(-most // self._group)
+        return max(Counter(i // share for i in slots).values(), default=1)
 
     def _admit(self) -> dict[int, Arrival | None]:
         """Frees the slots of cancelled jobs and fills free slots; what `encode` must be told."""
@@ -397,7 +401,7 @@ class Engine:
         for job in {occupant.job.number: occupant.job for occupant in live.values()}.values():
             previews = {o.place: images[i] for i, o in due.items() if o.job is job}
             if previews:
-                pause = max(PREVIEW_SECONDS, self._decode_seconds / PREVIEW_SHARE)
+                pause = max(PREVIEW_SECONDS, self._decode_seconds * self._most(due) / PREVIEW_SHARE)
                 job._next_preview = time.monotonic() + pause
             job._emit(Progress(job._step(), job._steps, previews))
 
@@ -405,7 +409,7 @@ class Engine:
         begun = time.monotonic()
         mask = np.isin(np.arange(self.programs.slots), list(wanted))
         images = np.asarray(self.programs.decode(self._params, latents, mask))
-        self._decode_seconds = time.monotonic() - begun
+        self._decode_seconds = (time.monotonic() - begun) / self._most(wanted)
         return images
 
     def _finish(self, job: Job, event: Event) -> None:

@@ -89,11 +89,20 @@ def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
     assert ("pallas_call" in str(traced)) == fused
 
 
+@pytest.mark.parametrize("keys, block", [(77, 77), (4096, 512), (2304, 384), (6400, 256),
+                                         (1000, None)])
+def test_keys_are_taken_in_blocks_that_divide_them(keys, block):
+    assert attention._block(keys) == block
+
+
 @pytest.mark.parametrize("size, dtype, capability, taken", [
     (40, "bfloat16", "9.0", True), (160, "bfloat16", "9.0", True),
     (160, "bfloat16", "8.0", False), (40, "float32", "9.0", False), (40, "float16", "7.5", False),
+    (40, "bfloat16", "gfx942", False),
 ])
 def test_cudnn_gets_what_it_can_take(monkeypatch, size, dtype, capability, taken):
-    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    version = "rocm 60000" if capability.startswith("gfx") else "cuda 12090"
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(
+        compute_capability=capability, client=SimpleNamespace(platform_version=version))])
     q = jax.ShapeDtypeStruct((2, 256, HEADS * size), dtype)
     assert attention._cudnn_takes(q, HEADS) == taken

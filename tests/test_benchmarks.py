@@ -111,7 +111,7 @@ def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name, expected", [
     ("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L40S", 362e12),
-    ("NVIDIA A10G", 70e12), ("something new", None),
+    ("NVIDIA A10G", 70e12), ("NVIDIA RTX A1000", None), ("something new", None),
 ])
 def test_the_peak_of_a_gpu_is_found_by_its_name(name, expected):
     class Device:

@@ -35,9 +35,11 @@ def _platform() -> str:
 
 def _cudnn_takes(q: jax.Array, heads: int) -> bool:
     """cuDNN's fused attention: 16-bit numbers, sizes up to 256 since Hopper, 128 since Ampere."""
-    size, capability = q.shape[-1] // heads, float(jax.devices()[0].compute_capability)
-    largest = 256 if capability >= 9 else 128 if capability >= 8 else 0
-    return q.dtype.itemsize == 2 and size % 8 == 0 and size <= largest
+    device, size = jax.devices()[0], q.shape[-1] // heads
+    if q.dtype.itemsize != 2 or size % 8 or "cuda" not in device.client.platform_version:
+        return False  # the last is so on AMD's GPUs, whose capability is no number
+    capability = float(device.compute_capability)
+    return size <= (256 if capability >= 9 else 128 if capability >= 8 else 0)
 
 
 def plain(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
@@ -51,7 +53,15 @@ def plain(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
 def _fits(q: jax.Array, k: jax.Array, heads: int) -> bool:
     """Whether the fused kernel takes these shapes: keys and values must fit in half the VMEM."""
     keys = k.shape[1] * _lanes(k, heads) * k.dtype.itemsize
-    return q.shape[1] % QUERIES == 0 and 2 * keys <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
+    divides = q.shape[1] % QUERIES == 0 and _block(k.shape[1]) is not None
+    return divides and 2 * keys <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
+
+
+def _block(keys: int) -> int | None:
+    """How many keys are taken at a time: a divisor of their number, in whole vectors."""
+    if keys <= KEYS:
+        return keys
+    return next((block for block in range(KEYS, 0, -128) if keys % block == 0), None)
 
 
 def _lanes(x: jax.Array, heads: int) -> int:
@@ -114,7 +124,7 @@ fused.defvjp(_fused_forward, _fused_backward)
 def _kernel(q_ref, k_ref, v_ref, out_ref, *, size: int, dtype):
     """q and out [1, QUERIES, lanes], k and v [1, M, lanes]."""
     keys, lanes = k_ref.shape[1:]
-    step = KEYS if keys % KEYS == 0 else keys
+    step = _block(keys)
     for start in range(0, lanes, size):
         head = slice(start, start + size)
         out = _one_head(q_ref, k_ref, v_ref, head, step, dtype)

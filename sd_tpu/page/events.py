@@ -192,7 +192,13 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         except RequestError as error:
             yield refused(error, values, language)
             return
-        yield {compare.before: form.read(values), compare.back: gr.update(interactive=True),
+        filled = form.read(values)
+        before = values[compare.before]
+        # Boxes that all say the same are the last comparison: worth keeping is what was before it.
+        prompts = [prompt for prompt in filled["prompts"] if prompt.strip()]
+        if not before or len(prompts) == 1 or len(set(prompts)) > 1:
+            before = filled
+        yield {compare.before: before, compare.back: gr.update(interactive=True),
                **form.show_request(request, language)}
         yield from follow(form, view, run, visitor)
 
@@ -229,7 +235,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
     inputs = {*form.inputs(), form.saved, view.run}
     begun = form.generate.click(begin, inputs, outputs, **endless)
     compared = compare.go.click(
-        begin_comparison, {*inputs, *compare.inputs()},
+        begin_comparison, {*inputs, *compare.inputs(), compare.before},
         [*outputs, compare.before, compare.back, *form.inputs()], **endless,
         js="(...values) => window.sdTpu.lookAtPictures(...values)")
     form.stop.click(stop, view.run, queue=False, **QUIET)

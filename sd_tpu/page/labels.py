@@ -46,6 +46,6 @@ def _word(name: str, value: Any, language: Language) -> str:
     if name == "spacing":
         return value or language.say("label_spacing_own")
     if name == "negative_prompt":
-        text = value.strip()
+        text = " ".join(value.split())  # in a label there is one line
         return language.say("label_negative" if text else "label_negative_none", value=text)
     return language.say(f"label_{name}", value=plain(value))
