@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -95,15 +95,15 @@ Event = Queued | Progress | ImageReady | Done | Cancelled | Failed
 class Job:
     """A submitted request: iterate over `events()`, or `cancel()` it."""
 
-    def __init__(self, request: Request, number: int, arrivals: dict[int, Arrival], wake,
-                 previews: bool):
+    def __init__(self, request: Request, number: int, arrivals: dict[int, Arrival],
+                 withdraw: Callable[[], None], previews: bool):
         """Made by `Engine.submit`; arrivals by place in the request."""
         self.request, self.number = request, number
-        self.cancelled = False
-        self._arrivals, self._wake = arrivals, wake
+        self._arrivals, self._withdraw = arrivals, withdraw
+        self._unwanted: set[int] = set()  # places whose pictures were cancelled
         self._steps = max(request.only(place).steps for place in arrivals)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        # The rest belongs to the engine's thread.
+        # The rest belongs to the engine.
         self._waiting = deque(arrivals)
         self._rows_left = {place: len(arrival.table.rows) for place, arrival in arrivals.items()}
         self._rows = sum(self._rows_left.values())
@@ -120,16 +120,25 @@ class Job:
             self._told = isinstance(event, Done | Cancelled | Failed)
             yield event
 
-    def cancel(self) -> None:
-        """Stops the job, also while it waits. Its slots are free after one call of `advance`."""
-        self.cancelled = True
-        self._wake()
+    @property
+    def cancelled(self) -> bool:
+        """Whether none of its pictures is wanted any more."""
+        return self._unwanted >= self._arrivals.keys()
+
+    def cancel(self, place: int | None = None) -> None:
+        """Stops the job, or only its picture at `place`.
+
+        What still waits is gone at once; a slot is free after one call of `advance`.
+        """
+        self._unwanted.update(self._arrivals if place is None else [place])
+        self._withdraw()
 
     def _emit(self, event: Event) -> None:
         self._events.put(event)
 
     def _step(self) -> int:
-        return self._steps * (self._rows - sum(self._rows_left.values())) // self._rows
+        left = sum(rows for place, rows in self._rows_left.items() if place not in self._unwanted)
+        return self._steps * (self._rows - left) // self._rows
 
 
 @dataclasses.dataclass
@@ -224,7 +233,7 @@ class Engine:
                 raise RequestError("The server is shutting down.")
             if len(self._jobs) >= MAX_WAITING:
                 raise RequestError("Too many people are waiting; please try again in a minute.")
-            job = Job(request, next(self._numbers), arrivals, self._notify, previews)
+            job = Job(request, next(self._numbers), arrivals, self._withdraw, previews)
             self._jobs.append(job)
             self._tell_positions()
             self._change.notify()
@@ -359,16 +368,14 @@ class Engine:
         return max(Counter(i // share for i in slots).values(), default=1)
 
     def _admit(self) -> dict[int, Arrival | None]:
-        """Frees the slots of cancelled jobs and fills free slots; what `encode` must be told."""
+        """Frees the slots of cancelled pictures and fills free slots; what `encode` must be told.
+        """
         entering: dict[int, Arrival | None] = {}
         for i, occupant in enumerate(self._occupants):
-            if occupant and occupant.job.cancelled:
-                self._finish(occupant.job, Cancelled())
+            if occupant and occupant.place in occupant.job._unwanted:
                 self._occupants[i] = None
                 entering[i] = None
-        for job in [job for job in self._jobs if job.cancelled]:
-            self._finish(job, Cancelled())
-            self._jobs.remove(job)
+                self._end_if_idle(occupant.job)
         for i, occupant in enumerate(self._occupants):
             if occupant is None and self._jobs:
                 job = self._jobs[0]
@@ -385,13 +392,11 @@ class Engine:
         if not finished:
             return
         images = self._decode(self._slots.latents, finished)
-        for i, occupant in finished.items():
-            self._occupants[i] = None
-            occupant.job._emit(ImageReady(occupant.place, images[i]))
-        for job in {occupant.job.number: occupant.job for occupant in finished.values()}.values():
-            running = any(o and o.job is job for o in self._occupants)
-            if not running and not job._waiting:
-                self._finish(job, Done(time.monotonic() - job._begun))
+        with self._change:
+            for i, occupant in finished.items():
+                self._occupants[i] = None
+                occupant.job._emit(ImageReady(occupant.place, images[i]))
+                self._end_if_idle(occupant.job)
 
     def _report(self, live: dict[int, _Occupant]) -> None:
         """Progress for each job that runs, with previews where they are due."""
@@ -411,6 +416,22 @@ class Engine:
         images = np.asarray(self.programs.decode(self._params, latents, mask))
         self._decode_seconds = (time.monotonic() - begun) / self._most(wanted)
         return images
+
+    def _withdraw(self) -> None:
+        """Takes out of the queue what is no longer wanted, in the thread of who cancelled it."""
+        with self._change:
+            for job in [job for job in self._jobs if job._unwanted.intersection(job._waiting)]:
+                job._waiting = deque(p for p in job._waiting if p not in job._unwanted)
+                if not job._waiting:
+                    self._jobs.remove(job)
+                    self._end_if_idle(job)
+            self._tell_positions()
+            self._change.notify()
+
+    def _end_if_idle(self, job: Job) -> None:
+        """Ends a job of which nothing is left to be made. Needs the lock."""
+        if not job._waiting and not any(o and o.job is job for o in self._occupants):
+            self._finish(job, Cancelled() if job.cancelled else Done(time.monotonic() - job._begun))
 
     def _finish(self, job: Job, event: Event) -> None:
         if not job._over:
@@ -441,10 +462,6 @@ class Engine:
             if job._position != (position, reason):
                 job._position = (position, reason)
                 job._emit(Queued(position, reason))
-
-    def _notify(self) -> None:
-        with self._change:
-            self._change.notify()
 
 
 def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Settings:

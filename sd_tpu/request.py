@@ -75,7 +75,8 @@ class Request(Settings):
             values: by field name; absent ones and None take the default. The default spacing is
                 the default sampler's: another one takes the checkpoint's own, as does "". `own`
                 is a list by place of None, Own, or values by the names of Own's fields; there an
-                absent one or None is the common one, but the spacing goes with the sampler.
+                absent one or None is the common one, except for a spacing that the own sampler
+                does not have: then it takes the checkpoint's own.
             defaults: of the model, whose picture size is the only one that can be asked for.
 
         Raises:
@@ -99,7 +100,7 @@ class Request(Settings):
                 "{here_width}x{here_height}.", width=request.width, height=request.height,
                 here_width=defaults.width, here_height=defaults.height,
             )
-        return dataclasses.replace(request, own=_owns(given.get("own", ()), request, defaults))
+        return dataclasses.replace(request, own=_owns(given.get("own", ()), request))
 
     def places(self) -> list[int]:
         """The numbers of the prompts that are not blank."""
@@ -166,18 +167,18 @@ def _check_names(values: Mapping[str, Any], kind: type, of: str) -> None:
         raise RequestError("Unknown settings{of}: {names}.", of=of, names=names)
 
 
-def _owns(values: Any, common: Request, defaults: Settings) -> tuple[Own | None, ...]:
+def _owns(values: Any, common: Request) -> tuple[Own | None, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError("The own settings should be a list, one of each prompt.")
     places = len(common.prompts)
     if len(values) > places:
         raise RequestError("There are {count} own settings for {places} prompts.",
                            count=len(values), places=places)
-    owns = [_own(value, place, common, defaults) for place, value in enumerate(values)]
+    owns = [_own(value, place, common) for place, value in enumerate(values)]
     return (*owns, *[None] * (places - len(owns))) if any(owns) else ()
 
 
-def _own(value: Any, place: int, common: Request, defaults: Settings) -> Own | None:
+def _own(value: Any, place: int, common: Request) -> Own | None:
     """What differs from the common settings; nothing in a place where no picture is made."""
     of = Sentence(" of prompt {number}", number=place + 1)
     values = vars(value) if isinstance(value, Own) else {} if value is None else value
@@ -187,9 +188,8 @@ def _own(value: Any, place: int, common: Request, defaults: Settings) -> Own | N
     _check_names(values, Own, of)
     given = {name: _CHECKS[name](values[name], of) for name in values if values[name] is not None}
     before = common.only(place)
-    if given.get("sampler", before.sampler) != before.sampler:
-        given.setdefault("spacing",
-                         defaults.spacing if given["sampler"] == defaults.sampler else None)
+    if before.spacing not in SAMPLERS[given.get("sampler", before.sampler)].spacings:
+        given.setdefault("spacing", None)
     after = dataclasses.replace(before, **given)
     _check_spacing(after, of)
     differing = {name: getattr(after, name) for name in _CHECKS

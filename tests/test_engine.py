@@ -109,6 +109,28 @@ def test_cancelling_frees_the_slots_for_the_next(engine):
     assert len(pictures(engine.submit(ask(engine, EIGHT)))) == 8
 
 
+def test_one_picture_of_a_job_is_cancelled_and_makes_room_for_the_next(engine):
+    job = engine.submit(ask(engine, EIGHT, steps=LONG))
+    first(job, Progress)
+    waiting = engine.submit(ask(engine, ["a dog"]))
+    assert isinstance(first(waiting, Queued), Queued)
+    job.cancel(3)
+    assert len(pictures(waiting)) == 1 and not job._over
+    events = list(job.events())
+    assert isinstance(events[-1], Done) and not job.cancelled
+    assert [e.place for e in events if isinstance(e, ImageReady)] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_job_all_of_whose_pictures_are_cancelled_is_cancelled(engine):
+    running, waiting = (engine.submit(ask(engine, EIGHT, steps=LONG)) for _ in range(2))
+    first(running, Progress)
+    for job in (waiting, running):
+        for place in range(8):
+            assert not job.cancelled
+            job.cancel(place)
+        assert isinstance(list(job.events())[-1], Cancelled)
+
+
 def test_cancelling_what_is_over_does_nothing(engine):
     job = engine.submit(ask(engine, ["a cat"]))
     assert isinstance(list(job.events())[-1], Done)
@@ -218,10 +240,16 @@ def test_nothing_was_compiled_again_by_all_this(engine):
     assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
-def test_an_engine_that_closes_ends_its_jobs_and_takes_no_more(checkpoints):
+def test_what_waits_is_cancelled_at_once_and_an_engine_that_closes_ends_the_rest(
+    checkpoints, monkeypatch
+):
     engine = Engine.open(checkpoints["sd1"], devices=1)
-    job = engine.submit(ask(engine, ["a cat"]))
-    assert "compiling" in first(job, Queued).reason
+    monkeypatch.setattr(engine_module, "MAX_WAITING", 1)
+    unwanted = engine.submit(ask(engine, ["a cat"]))
+    unwanted.cancel()
+    assert isinstance(list(unwanted.events())[-1], Cancelled)
+    job = engine.submit(ask(engine, ["a cat"]))  # for which there is room
+    assert "compiling" in first(job, Queued).reason and not engine.ready.is_set()
     engine.close()
     assert isinstance(list(job.events())[-1], Cancelled | Done)
     with pytest.raises(RequestError, match="shutting down"):

@@ -61,8 +61,8 @@ def test_a_request_grows_to_take_a_picture_up_and_shrinks_to_none():
 class Waiting:
     """A job that draws what it is told to."""
 
-    def __init__(self, request):
-        self.request, self.cancelled = request, False
+    def __init__(self, request, number):
+        self.request, self.number, self.unwanted = request, number, set()
         self._events, self._change = [], threading.Condition()
 
     def happens(self, *events):
@@ -70,9 +70,14 @@ class Waiting:
             self._events += events
             self._change.notify()
 
-    def cancel(self):
-        self.cancelled = True
-        self.happens(Cancelled())
+    @property
+    def cancelled(self):
+        return self.unwanted >= set(self.request.places())
+
+    def cancel(self, place=None):
+        self.unwanted.update(self.request.places() if place is None else [place])
+        if self.cancelled:
+            self.happens(Cancelled())
 
     def events(self):
         over = False
@@ -96,7 +101,7 @@ class Engine:
     def submit(self, request, **_):
         if len(self.jobs) == 9:
             raise RequestError("Too many people are waiting; please try again in a minute.")
-        self.jobs.append(Waiting(request))
+        self.jobs.append(Waiting(request, len(self.jobs) + 1))
         return self.jobs[-1]
 
 
@@ -176,7 +181,7 @@ def test_a_picture_is_taken_from_a_run_that_goes_on_with_the_others():
     run.redraw(1, alone(run, 1, "new"), "me")
     run.redraw(4, alone(run, 4, "fifth"), "me")
     main, second, fifth = engine.jobs
-    assert not main.cancelled and second.request.places() == [1]
+    assert main.unwanted == {1} and second.request.places() == [1]
     draw(second)
     draw(fifth)
     until(lambda: len(run.pictures()) == 2)
@@ -227,6 +232,28 @@ def test_nobody_has_more_than_one_job_a_box():
         for place in (0, 2):
             run.redraw(place, alone(run, place, text), "me")
     assert sum(not job.cancelled for job in engine.jobs[1:]) == 2
+
+
+def test_a_redraw_waits_for_what_was_asked_for_before_it():
+    engine = Engine()
+    together = Runs(engine, Files())
+    run, _ = together.start(ASKED), together.start(ASKED)
+    draw(engine.jobs[0])  # 3 pictures of 20 steps in 1 second
+    until(lambda: run.over and together.wait(engine.jobs[1]) is not None)
+    run.redraw(1, alone(run, 1, "new"), "me")
+    assert [together.wait(job) for job in engine.jobs[1:]] == [0, pytest.approx(1.0)]
+
+
+def test_a_run_is_given_up_for_the_next_unless_another_tab_looks_at_it():
+    run, engine = begun()
+    following = run.follow("another tab")
+    next(following)
+    run.leave("me")
+    run.stop_if_lonely()
+    assert not engine.jobs[0].cancelled
+    following.close()
+    run.stop_if_lonely()
+    assert engine.jobs[0].cancelled
 
 
 def test_the_engine_knows_what_a_picture_takes_before_any_is_drawn(page_engine):

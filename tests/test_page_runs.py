@@ -204,6 +204,8 @@ def test_screen_readers_hear_of_beginning_pictures_and_end_but_of_no_step(tab):
 class FakeJob:
     """A job whose events have already happened."""
 
+    number = 1
+
     def __init__(self, *events):
         self.request = Request(prompts=("a", "b"), steps=20, seed=3)
         self._events = events
@@ -211,7 +213,7 @@ class FakeJob:
     def events(self):
         return iter(self._events)
 
-    def cancel(self):
+    def cancel(self, place=None):
         pass
 
 
@@ -228,7 +230,7 @@ class Alone:
     def __init__(self, wait=None):
         self._wait = wait
 
-    def wait(self, run):
+    def wait(self, job):
         return self._wait
 
     def learn(self, pace):

@@ -196,13 +196,13 @@ def test_own_settings_are_as_many_as_the_prompts_and_none_where_no_picture_is_ma
     assert request.own == (None, Own(steps=4), None)
 
 
-def test_an_own_sampler_takes_its_own_spacing():
+def test_an_own_sampler_takes_the_common_spacing_if_it_has_that():
     common = dict(sampler="euler", spacing="karras")
-    own = [{"sampler": "lcm"}, {"sampler": "heun", "spacing": "karras"}, {"sampler": "euler"},
-           {"spacing": ""}, {"sampler": "ddim"}]
-    request = check(prompts=["a"] * 5, own=own, **common)
-    spacings = [request.only(place).spacing for place in range(5)]
-    assert spacings == [None, "karras", "karras", None, "trailing"]  # the last is the default's
+    own = [{"sampler": "lcm"}, {"sampler": "heun"}, {"sampler": "euler"}, {"spacing": ""},
+           {"sampler": "ddim"}, {"sampler": "heun", "spacing": "trailing"}]
+    request = check(prompts=["a"] * 6, own=own, **common)
+    spacings = [request.only(place).spacing for place in range(6)]
+    assert spacings == [None, "karras", "karras", None, None, "trailing"]
     assert request.own[0] == Own(sampler="lcm", spacing="") and request.own[2] is None
 
 

@@ -167,7 +167,7 @@ def follow(form: Form, view: View, run: Run, visitor: gr.Request, seen: int = 0
     buttons = {form.stop: gr.update(interactive=True)} if seen else form.buttons(running=True)
     first = {view.run: run.key, view.collection: cells.collection(run, language), **buttons}
     for snapshot in run.follow(visitor.session_hash, seen):
-        over = {} if snapshot.line.kind == "busy" else form.buttons(running=False)
+        over = form.buttons(running=False) if run.over else {}
         yield {**first, **_shown(view, run, snapshot, language), **view.say(snapshot, language),
                **over}
         first = {}
@@ -210,7 +210,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         run = runs.start(request, browser=browser_of(values[form.saved]))
         if before := runs.find(values[view.run]):  # of which single pictures may be on their way
             before.leave(visitor.session_hash)
-            before.stop()
+            before.stop_if_lonely()  # another tab may look at it
         return run
 
     def refused(error: RequestError, values: dict[Component, Any], language: Language) -> Updates:

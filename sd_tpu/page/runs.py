@@ -101,7 +101,7 @@ class _Work:
     @property
     def left(self) -> int:
         """Steps of single pictures that are still to be made."""
-        return (self.steps - self.step) * self.count
+        return (self.steps - self.step) * len(self.places)
 
     def advance(self, step: int) -> None:
         """Takes down how far it is."""
@@ -145,10 +145,9 @@ class Run:
         """Whether nothing will change any more, unless a picture is drawn again."""
         return not self._works
 
-    @property
-    def work(self) -> int:
-        """Steps of single pictures that are still to be made."""
-        return sum(work.left for work in self._works)
+    def before(self, job: Job) -> int:
+        """Steps of single pictures that are to be made before those of a job, of whoever."""
+        return sum(work.left for work in self._works.copy() if work.job.number < job.number)
 
     def cells(self, state: str) -> list[Cell]:
         """The cells in this state."""
@@ -229,6 +228,13 @@ class Run:
             self._followers = {f: s for f, s in self._followers.items() if s != session}
             self._change.notify_all()
 
+    def stop_if_lonely(self) -> None:
+        """Ends it unless somebody follows it."""
+        with self._change:
+            lonely = not self._followers
+        if lonely:
+            self.stop()
+
     def _begin(self, work: _Work) -> None:
         self._works.append(work)
         self._line = work.line
@@ -236,10 +242,10 @@ class Run:
 
     def _take_over(self, place: int) -> None:
         """Takes the place from the job that draws it, if one does; called with the lock held."""
-        for work in self._works.copy():
-            work.places.discard(place)
+        for work in [work for work in self._works if place in work.places]:
+            work.places.remove(place)
+            work.job.cancel(place)
             if not work.places:
-                work.job.cancel()
                 self._works.remove(work)
 
     def _set(self, place: int, cell: Cell) -> None:
@@ -265,15 +271,9 @@ class Run:
             self._farewell.cancel()
         if self._followers or self.over:
             return
-        self._farewell = threading.Timer(self._grace, self._give_up)
+        self._farewell = threading.Timer(self._grace, self.stop_if_lonely)
         self._farewell.daemon = True
         self._farewell.start()
-
-    def _give_up(self) -> None:
-        with self._change:
-            lonely = not self._followers
-        if lonely:
-            self.stop()
 
     def _since(self, seen: int) -> Snapshot:
         cells = tuple(cell for cell, changed in zip(self._cells, self._changed, strict=True)
@@ -313,7 +313,7 @@ class Run:
                 self._works.remove(work)
             self._line = self._works[-1].line if self._works else work.line
             self._change.notify_all()
-        if isinstance(event, Done):
+        if isinstance(event, Done) and len(work.places) == work.count:
             self._runs.learn(event.seconds / (work.steps * work.count))
 
     def _changes(self, work: _Work, event: Event) -> dict[int, dict]:
@@ -341,7 +341,7 @@ class Run:
     def _line_after(self, work: _Work, event: Event) -> Line:
         match event:
             case Queued(position, reason):
-                return Line(_queued(position, reason, self._runs.wait(self)))
+                return Line(_queued(position, reason, self._runs.wait(work.job)))
             case Progress(step, steps):
                 return Line(_step(step, steps, work.seconds_left()), share=work.share)
             case Done(seconds):
@@ -440,11 +440,11 @@ class Runs:
         for run in runs:
             run.leave(session)
 
-    def wait(self, run: Run) -> float | None:
-        """Seconds until what was asked for before this run is made, if that can be told."""
+    def wait(self, job: Job) -> float | None:
+        """Seconds until what was asked for before this job is made, if that can be told."""
         with self._lock:
-            earlier = [other.work for other in self._runs.values() if other.begun < run.begun]
-        return sum(earlier) * self._pace if self._pace else None
+            earlier = sum(run.before(job) for run in self._runs.values())
+        return earlier * self._pace if self._pace else None
 
     def learn(self, pace: float) -> None:
         """Remembers how fast it goes: the mean of what was known and what is new."""
