@@ -174,35 +174,59 @@ def encode_slots(models: Models, params: Params, slots: Slots, arrivals: Arrival
 
 
 def advance_slots(models: Models, params: Params, slots: Slots, n, group: int) -> Slots:
-    """Takes up to n rows in every live slot, `group` slots at a time.
+    """Takes up to n rows in every live slot, in groups of 2 * group evaluations of the model.
 
-    Live slots are packed to the front, so the number of groups that run is the least possible and
-    idle slots cost nothing. A slot's result does not depend on which others it is grouped with.
+    A guided slot takes two of them, one of each text; one without guidance takes only the
+    prompt's, so twice as many of those share a group. Live slots are packed to the front, so the
+    number of groups that run is the least possible and idle slots cost nothing. A slot's result
+    does not depend on which others it is grouped with.
     """
     unet = nnx.merge(models.unet, params["unet"])
     live = slots.row < slots.end
-    order = jnp.argsort(~live, stable=True)
+    guided = live & is_guided(slots.guidance)
+    order = jnp.argsort(jnp.where(guided, 0, jnp.where(live, 1, 2)), stable=True)
+    guided_groups = -(-guided.sum() // group)
+    groups = guided_groups + -(-(live & ~guided).sum() // (2 * group))
+    lanes = jnp.arange(2 * group)  # of a guided group: the negative texts, then the prompts
 
     def run(g, slots):
-        index = lax.dynamic_slice(order, (g * group,), (group,))
-        part = jax.tree.map(lambda x: x[index], slots)
+        pairs = g < guided_groups
+        at = jnp.where(pairs, g * group + lanes % group,
+                       guided.sum() + (g - guided_groups) * 2 * group + lanes)
+        filled = at < jnp.where(pairs, guided.sum(), live.sum())
+        index = jnp.where(filled, order[at], slots.row.size)
+        part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
+        part = part.replace(end=jnp.where(filled, part.end, part.row))
+        texts = jnp.where(pairs & (lanes < group), NEGATIVE, POSITIVE)
+        text = part.text[lanes, texts]
         left = jnp.max(part.end - part.row)
-        part = lax.fori_loop(0, jnp.minimum(n, left), lambda _, part: _take_row(unet, part), part)
+        part = lax.fori_loop(0, jnp.minimum(n, left),
+                             lambda _, part: _take_row(unet, part, text, pairs), part)
         changed = ("latents", "history", "clean", "row")
-        return slots.replace(
-            **{name: getattr(slots, name).at[index].set(getattr(part, name)) for name in changed}
-        )
+        return slots.replace(**{
+            name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
+            for name in changed
+        })
 
-    return lax.fori_loop(0, (live.sum() + group - 1) // group, run, slots)
+    return lax.fori_loop(0, groups, run, slots)
 
 
-def _take_row(unet: UNet2DConditionModel, slots: Slots) -> Slots:
-    """One row of each slot's table: an evaluation of the model and the affine update after it."""
+def is_guided(guidance):
+    """Whether guidance of this scale is any: up to 1 the prompt alone counts, as in diffusers."""
+    return guidance > 1
+
+
+def _take_row(unet: UNet2DConditionModel, slots: Slots, text: jax.Array, pairs: jax.Array) -> Slots:
+    """One row of each slot's table: an evaluation of the model and the affine update after it.
+
+    text [S, L, D]; where `pairs`, the slots are there twice, first for their negative prompts.
+    """
     live = slots.row < slots.end
     rows = jnp.take_along_axis(slots.rows, slots.row[:, None, None], axis=1, mode="clip")[:, 0]
     row = {name: _column(rows[:, i], slots.latents) for i, name in enumerate(COLUMNS)}
     x = slots.latents
-    out = _guided(unet, row["c_in"] * x, rows[:, COLUMNS.index("t")], slots)
+    out = unet(row["c_in"] * x, rows[:, COLUMNS.index("t")], text)
+    out = jnp.where(pairs, _guided(out, slots.guidance), out)
     newest = row["u"] * x + row["v"] * out
     history = jnp.concatenate([newest[:, None], slots.history[:, :-1]], axis=1)
     keys = jax.vmap(jax.random.fold_in)(slots.key, slots.row)
@@ -215,12 +239,11 @@ def _take_row(unet: UNet2DConditionModel, slots: Slots) -> Slots:
     return _where(live, stepped, slots)
 
 
-def _guided(unet: UNet2DConditionModel, x: jax.Array, t: jax.Array, slots: Slots) -> jax.Array:
-    """Classifier-free guidance (Ho and Salimans 2022, arXiv:2207.12598) in one doubled batch."""
-    text = jnp.concatenate([slots.text[:, NEGATIVE], slots.text[:, POSITIVE]])
-    out = unet(jnp.concatenate([x, x]), jnp.concatenate([t, t]), text)
+def _guided(out: jax.Array, guidance: jax.Array) -> jax.Array:
+    """Classifier-free guidance (Ho and Salimans 2022, arXiv:2207.12598) of pairs, for both."""
     negative, positive = jnp.split(out, 2)
-    return negative + _column(slots.guidance, x) * (positive - negative)
+    scale = _column(guidance[: len(negative)], negative)
+    return jnp.tile(negative + scale * (positive - negative), (2, 1, 1, 1))
 
 
 def decode_slots(models: Models, params: Params, latents: jax.Array,
@@ -294,7 +317,7 @@ class Programs:
             slots: how many, rounded up to a multiple of the devices times `group`.
             height: of the pictures, in pixels.
             width: of the pictures, in pixels.
-            group: slots that a device steps together, in one doubled batch.
+            group: guided slots that a device steps together, in one doubled batch.
             stacked: parameters lead with a device axis, as flax's `replicate` leaves them.
 
         Raises:

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sd_tpu.config import BUNDLED_MODEL, ModelCard
-from sd_tpu.denoise import Arrival, Programs, Slots
+from sd_tpu.denoise import Arrival, Programs, Slots, is_guided
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import Request, RequestError, Settings
 from sd_tpu.samplers import default_sampler, make_table
@@ -152,6 +152,10 @@ class _Occupant:
     def rows_left(self) -> int:
         return self.job._rows_left[self.place]
 
+    @property
+    def guided(self) -> bool:
+        return is_guided(self.job._arrivals[self.place].guidance)
+
 
 class Engine:
     """Makes pictures for whoever asks, on all devices of its mesh."""
@@ -165,7 +169,7 @@ class Engine:
             params: on every device of the mesh.
             mesh: the devices.
             defaults: settings of requests that leave them open; their size is the only size.
-            group: slots that a device steps together.
+            group: guided slots that a device steps together.
 
         Raises:
             ValueError: the model cannot make pictures of the defaults' size.
@@ -201,7 +205,8 @@ class Engine:
             dtype: "float32" or "bfloat16"; by default float32 on CPU and bfloat16 elsewhere.
             devices: how many of this process's devices to use; all by default.
             size: height and width of the pictures; by default what the model was trained on.
-            group: slots that a device steps together; by default what its platform is good at.
+            group: guided slots that a device steps together; by default what its platform is good
+                at.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -358,14 +363,21 @@ class Engine:
         slots = jax.block_until_ready(self.programs.advance(self._params, slots, rows))
         return slots, max(time.monotonic() - begun, 1e-6)
 
-    def _rounds(self, live: Iterable[int]) -> int:
-        """How often the device with most of the live slots runs the model for a row of each."""
-        return -(-self._most(live) // self._group)
+    def _rounds(self, live: Mapping[int, _Occupant]) -> int:
+        """How often the device with most to do runs the model for a row of each live slot."""
+        guided = self._on_devices(i for i, occupant in live.items() if occupant.guided)
+        others = self._on_devices(i for i, occupant in live.items() if not occupant.guided)
+        return max(-(-guided[device] // self._group) - (-others[device] // (2 * self._group))
+                   for device in guided | others)
 
     def _most(self, slots: Iterable[int]) -> int:
         """How many of the slots are on the device that has most of them; 1 if there are none."""
+        return max(self._on_devices(slots).values(), default=1)
+
+    def _on_devices(self, slots: Iterable[int]) -> Counter[int]:
+        """How many of the slots are on each device, by its number."""
         share = self.programs.slots // self.mesh.size
-        return max(Counter(i // share for i in slots).values(), default=1)
+        return Counter(i // share for i in slots)
 
     def _admit(self) -> dict[int, Arrival | None]:
         """Frees the slots of cancelled pictures and fills free slots; what `encode` must be told.

@@ -163,7 +163,7 @@ class FlaxStableDiffusionPipeline:
             num_inference_steps: of the checkpoint's scheduler.
             height: of the pictures in pixels; by default what the model was trained on.
             width: likewise.
-            guidance_scale: a number, or one for each picture.
+            guidance_scale: a number, or one for each picture; up to 1 the prompt alone counts.
             latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of the noise that
                 prng_seed gives.
             neg_prompt_ids: like prompt_ids; by default those of the empty prompt.

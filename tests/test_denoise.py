@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from sd_tpu.denoise import Arrival, Programs
+from sd_tpu.models import UNet2DConditionModel
 from sd_tpu.samplers import make_table
 from sd_tpu.sharding import make_mesh, replicated
 
@@ -118,6 +119,26 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
     # The last step of DDIM goes to alphas_cumprod[0] here (set_alpha_to_one is off), not to 1.
     np.testing.assert_allclose(slots.latents[2], slots.clean[2], atol=0.2)
     assert float(abs(slots.latents[2]).max()) > 0.5
+
+
+def test_what_is_not_guided_shares_evaluations_two_by_two(sd1, monkeypatch):
+    pipeline, params = sd1
+    evaluations = []
+
+    def counted(self, *inputs, evaluate=UNet2DConditionModel.__call__):
+        jax.debug.callback(lambda: evaluations.append(len(inputs[0])))
+        return evaluate(self, *inputs)
+
+    monkeypatch.setattr(UNet2DConditionModel, "__call__", counted)
+    programs = make_programs(pipeline, 1)
+    params = jax.device_put(params, replicated(programs.mesh))
+    for guidances, rounds in [([7.5], 1), ([1.0], 1), ([1.0, 0.0], 1), ([1.0] * 8, 4),
+                              ([1.5, 1.0, 7.5, 1.0, 0.5], 4)]:
+        evaluations.clear()
+        draw(programs, params, {i: arrival(pipeline, "a cat", "a dog", "ddim", None, 3, guidance, i)
+                                for i, guidance in enumerate(guidances)})
+        jax.effects_barrier()
+        assert evaluations == [2] * (3 * rounds), guidances
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):

@@ -199,7 +199,8 @@ def test_axe_finds_nothing_that_keeps_people_out(chromium, address, scheme):
         says(tab, "Steps should be")
         assert Axe().run(tab)["violations"] == []
         figures(tab).first.get_by_role("button", name="View picture").click()
-        assert Axe().run(tab)["violations"] == []
+        # Not what is behind it, which nobody can reach: Axe would see it against the wrong ground.
+        assert Axe().run(tab, "#viewer")["violations"] == []
 
 
 def test_everything_is_reached_by_keyboard_alone(tab):

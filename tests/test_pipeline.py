@@ -17,14 +17,16 @@ def levels(images) -> np.ndarray:
     return (np.asarray(images) * 255).round().astype(int)
 
 
-def test_given_the_same_latents_the_pictures_are_those_of_pytorch(layout, torch_pipelines, loaded):
+@pytest.mark.parametrize("guidance", [5.0, 1.0, 0.5])
+def test_given_the_same_latents_the_pictures_are_those_of_pytorch(layout, torch_pipelines, loaded,
+                                                                  guidance):
     reference, (pipeline, params) = torch_pipelines[layout], loaded
     latents = np.random.default_rng(0).standard_normal((4, 4, 16, 16)).astype(np.float32)
     reference.set_progress_bar_config(disable=True)
-    theirs = reference(PROMPTS, num_inference_steps=12, guidance_scale=5.0, output_type="np",
+    theirs = reference(PROMPTS, num_inference_steps=12, guidance_scale=guidance, output_type="np",
                        negative_prompt=["ugly"] * 4, latents=torch.tensor(latents)).images
     ours = pipeline(pipeline.prepare_inputs(PROMPTS), params, jax.random.PRNGKey(0), 12,
-                    guidance_scale=5.0, latents=latents,
+                    guidance_scale=guidance, latents=latents,
                     neg_prompt_ids=pipeline.prepare_inputs(["ugly"] * 4)).images
     assert ours.shape == (4, 32, 32, 3)
     assert np.std(theirs) > 0.01

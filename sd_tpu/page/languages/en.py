@@ -56,7 +56,7 @@ TEXTS = {
     "steps": "Steps",
     "steps_help": "More of them take longer and refine more.",
     "guidance": "Guidance",
-    "guidance_help": "More follows the prompt more strictly.",
+    "guidance_help": "More follows the prompt more strictly; up to 1 turns it off.",
     "sampler": "Sampler",
     "sampler_help": "The method that turns noise into a picture.",
     "spacing": "Spacing",

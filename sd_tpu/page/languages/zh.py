@@ -56,7 +56,7 @@ TEXTS = {
     "steps": "步数",
     "steps_help": "步数越多，用时越长，画面越精细。",
     "guidance": "引导强度",
-    "guidance_help": "数值越大，越严格遵循提示词。",
+    "guidance_help": "数值越大，越严格遵循提示词；不超过 1 即关闭引导。",
     "sampler": "采样器",
     "sampler_help": "把噪声变成图片的方法。",
     "spacing": "间隔",
