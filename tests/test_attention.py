@@ -39,6 +39,24 @@ def test_the_fused_kernel_is_plain_attention(size, keys):
     assert relative(ours, exact) <= 1.5 * relative(attention.plain(*half, HEADS), exact)
 
 
+@pytest.mark.parametrize("queries, keys", [(1024, 1024), (4096, 77), (1200, 300)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_attention_in_chunks_is_plain_attention(queries, keys, dtype):
+    operands = qkv(queries, keys, 40, dtype)
+    exact = attention.plain(*[x.astype(jnp.float32) for x in operands], HEADS)
+    ours = attention.chunked(*operands, HEADS)
+    assert ours.dtype == dtype
+    assert relative(ours, exact) <= (1e-6 if dtype == jnp.float32 else 0.01)
+
+
+@pytest.mark.parametrize("queries, keys, chunks", [(1024, 1024, True), (4096, 77, True),
+                                                   (256, 256, False)])
+def test_a_cpu_takes_chunks_where_scores_are_many(queries, keys, chunks):
+    traced = jax.make_jaxpr(lambda *qkv: attention.attention(*qkv, HEADS))(
+        *qkv(queries, keys, 40, jnp.float32))
+    assert ("scan" in str(traced)) == chunks
+
+
 def test_the_fused_kernel_can_be_trained_through():
     operands = qkv(attention.QUERIES, 77, 40, jnp.float32)
 

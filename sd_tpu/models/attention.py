@@ -12,25 +12,25 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-QUERIES, KEYS = 256, 512  # rows and columns of the piece of the score matrix that exists at a time
+from sd_tpu.models.platform import platform
+
+# Rows and columns of the piece of the score matrix that exists at a time: on TPUs, on CPUs rows.
+QUERIES, KEYS = 256, 512
+CHUNK = 512
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
               causal: bool = False) -> jax.Array:
     """Picks the way. q [B, N, C], k and v [B, M, C], C = heads * head size -> like q."""
-    platform = _platform()
-    if platform == "tpu" and not causal and _fits(q, k, heads):
+    target = platform()
+    if target == "tpu" and not causal and _fits(q, k, heads):
         # The oldest chips' matrix units take nothing but float32, which they round themselves.
         native = pltpu.get_tpu_info().is_matmul_supported(q.dtype, q.dtype)
         return fused(q, k, v, heads, q.dtype if native else jnp.float32)
-    on_cudnn = platform == "gpu" and _cudnn_takes(q, heads)
+    if target == "cpu" and not causal and q.shape[1] * k.shape[1] > CHUNK**2:
+        return chunked(q, k, v, heads)
+    on_cudnn = target == "gpu" and _cudnn_takes(q, heads)
     return plain(q, k, v, heads, causal=causal, implementation="cudnn" if on_cudnn else None)
-
-
-def _platform() -> str:
-    """That of the mesh the program is for: compiling for a TPU needs no TPU on the host."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
 
 
 def _cudnn_takes(q: jax.Array, heads: int) -> bool:
@@ -48,6 +48,33 @@ def plain(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
     split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
     out = jax.nn.dot_product_attention(*split, is_causal=causal, implementation=implementation)
     return out.reshape(q.shape)
+
+
+def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
+    """For CPUs: one head and at most CHUNK queries at a time, so that scores stay in the cache.
+
+    q [B, N, C], k and v [B, M, C] -> like q.
+    """
+    batch, queries, channels = q.shape
+    size = channels // heads
+    step = next(n for n in range(min(queries, CHUNK), 0, -1) if queries % n == 0)
+
+    def apart(x: jax.Array) -> jax.Array:
+        return x.reshape(batch, -1, heads, size).swapaxes(1, 2).reshape(batch * heads, -1, size)
+
+    def head(qkv):
+        q, k, v = qkv
+        product = partial(jnp.matmul, preferred_element_type=jnp.float32)
+
+        def chunk(q):
+            scores = product(q, k.T)
+            p = jnp.exp(size**-0.5 * (scores - scores.max(-1, keepdims=True)))
+            return (product(p.astype(v.dtype), v) / p.sum(-1, keepdims=True)).astype(q.dtype)
+
+        return lax.map(chunk, q.reshape(-1, step, size)).reshape(q.shape)
+
+    out = lax.map(head, (apart(q), apart(k), apart(v)))
+    return out.reshape(batch, heads, queries, size).swapaxes(1, 2).reshape(q.shape)
 
 
 def _fits(q: jax.Array, k: jax.Array, heads: int) -> bool:

@@ -4,13 +4,16 @@
 softmax of attention are always float32.
 """
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from sd_tpu.models.attention import attention
+from sd_tpu.models.platform import platform
 
 
 class GroupNorm(nnx.Module):
@@ -70,7 +73,31 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
     if isinstance(padding, int):
         padding = ((padding, padding), (padding, padding))
     return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
-                    dtype=dtype, param_dtype=dtype, rngs=rngs)
+                    dtype=dtype, param_dtype=dtype, conv_general_dilated=convolve, rngs=rngs)
+
+
+def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
+    """`lax.conv_general_dilated` for NHWC, or what is faster on the platform and for the shape.
+
+    x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K].
+    """
+    pixels, outputs = math.prod(x.shape[:-1]), kernel.shape[-1]
+    if platform() == "cpu" and max(strides) == 1 and pixels <= outputs:
+        return by_patches(x, kernel, padding)
+    return lax.conv_general_dilated(x, kernel, strides, padding, **options)
+
+
+def by_patches(x: jax.Array, kernel: jax.Array, padding) -> jax.Array:
+    """A convolution of stride 1 as one product of matrices.
+
+    For pictures that weigh less than the kernel, which XLA's own loops over on CPUs: 8x8x1280 takes
+    a quarter of the time so (benchmarks/RESULTS.md).
+    """
+    height, width = kernel.shape[:2]
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
+    patches = [x[:, i:i + rows, j:j + columns] for i in range(height) for j in range(width)]
+    return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 class Downsample(nnx.Module):
