@@ -154,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                        help="sides of the picture (%(default)s)")
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
+    if not 0 < args.rounds < LONG - 1:
+        flags.error(f"--rounds should be from 1 to {LONG - 2}, not {args.rounds}")
     _on_cpu()
     folder = checkpoint_folder(args.model)
     picture = f"{args.model}, {args.size}x{args.size}, float32"

@@ -67,9 +67,8 @@ class Ours:
         height, width = pipeline.default_size
         programs = Programs(pipeline.models, self._mesh, slots=batch, height=height, width=width,
                             group=group)
-        ids = pipeline.prepare_inputs(["", PROMPT])
-
         def draw(steps: int) -> np.ndarray:
+            ids = pipeline.prepare_inputs(["", PROMPT])
             table = make_table("ddim", pipeline.schedule, steps)
             arrivals = {i: Arrival(ids=ids, table=table, guidance=GUIDANCE,
                                    key=np.array([0, i], np.uint32)) for i in range(batch)}

@@ -81,11 +81,12 @@ def forget_peak() -> None:
 
 def report(title: str, rows: Sequence[Mapping[str, Any]], results: Path, *,
            notes: Sequence[str] = ()) -> None:
-    """Prints rows, which share their columns, as a table and appends it to the results.
+    """Prints rows as a table and appends it to the results.
 
     Args:
         title: what was measured, without the date and the machine, which are added.
-        rows: the cells by column; numbers are shown with four digits that count.
+        rows: the cells by column, empty where a row has none; numbers are shown with four digits
+            that count.
         results: the Markdown file.
         notes: sentences to stand below the table.
     """

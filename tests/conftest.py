@@ -1,12 +1,14 @@
 """Eight host devices, tiny checkpoints made by PyTorch's own pipeline, and a browser."""
 
 import os
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # no test may depend on an earlier run
+# Compiled once for all tests; the folder is new, since no test may depend on an earlier run.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="sd_tpu-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
@@ -71,6 +73,13 @@ def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusion
         scheduler=parts["scheduler"], safety_checker=None, feature_extractor=None,
         requires_safety_checker=False,
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled() -> Iterator[None]:
+    """Removes what was compiled."""
+    yield
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session", params=LAYOUTS)

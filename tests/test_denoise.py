@@ -1,5 +1,7 @@
 """Slots and the three programs: compiled once, and an image depends on its own request alone."""
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -43,27 +45,44 @@ def draw(programs, params, arrivals: dict[int, Arrival], rows_a_call: int = ALL)
                                                                      list(arrivals))))
 
 
-def make_programs(pipeline, devices: int, **options) -> Programs:
-    return Programs(pipeline.models, make_mesh(devices), slots=8, height=32, width=32, **options)
+def make_programs(pipeline, devices: int, group: int = 1) -> Programs:
+    return Programs(pipeline.models, make_mesh(devices), slots=8, height=32, width=32, group=group)
 
 
 LAYOUTS = {"a slot a device": (8, 1), "one device": (1, 1), "one device in fours": (1, 4)}
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def on(sd1, request):
-    """(pipeline, params, programs) on eight devices, and on one that its slots share."""
+@pytest.fixture(scope="module")
+def drawn(sd1):
+    """By a layout's name: (pipeline, params, programs), and the DIFFERENT pictures in one batch."""
     pipeline, params = sd1
-    devices, group = LAYOUTS[request.param]
-    programs = make_programs(pipeline, devices, group=group)
-    return pipeline, jax.device_put(params, replicated(programs.mesh)), programs
+
+    @cache
+    def draw_on(name: str):
+        programs = make_programs(pipeline, *LAYOUTS[name])
+        everywhere = jax.device_put(params, replicated(programs.mesh))
+        arrivals = {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+        return (pipeline, everywhere, programs), draw(programs, everywhere, arrivals)
+
+    return draw_on
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout_name(request) -> str:
+    """Eight devices, and one that its slots share."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def together(on) -> np.ndarray:
+def on(drawn, layout_name):
+    """(pipeline, params, programs) of each layout in turn."""
+    return drawn(layout_name)[0]
+
+
+@pytest.fixture(scope="module")
+def together(drawn, layout_name) -> np.ndarray:
     """The eight DIFFERENT pictures, made in one batch."""
-    pipeline, params, programs = on
-    return draw(programs, params, {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)})
+    return drawn(layout_name)[1]
 
 
 def test_eight_different_samplers_in_one_batch_give_the_bytes_each_gives_alone(on, together):
@@ -149,15 +168,10 @@ def test_every_program_is_traced_once_whatever_changes(on, together):
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
-def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(sd1):
-    pipeline, params = sd1
-    arrivals = {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)}
-    made = []
-    for devices, group in [(8, 1), (4, 1), (2, 1), (1, 1), (1, 4)]:
-        programs = make_programs(pipeline, devices, group=group)
-        made.append(draw(programs, jax.device_put(params, replicated(programs.mesh)), arrivals))
-    for images in made[1:]:
-        assert np.mean(np.abs(images.astype(int) - made[0]) > 1) <= 0.001
+def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(drawn):
+    images = [drawn(name)[1].astype(int) for name in LAYOUTS]
+    for other in images[1:]:
+        assert np.mean(np.abs(other - images[0]) > 1) <= 0.001
 
 
 def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs(sd1):

@@ -110,7 +110,7 @@ def test_cancelling_frees_the_slots_for_the_next(engine):
 
 
 def test_one_picture_of_a_job_is_cancelled_and_makes_room_for_the_next(engine):
-    job = engine.submit(ask(engine, EIGHT, steps=LONG))
+    job = engine.submit(ask(engine, EIGHT, steps=60))
     first(job, Progress)
     waiting = engine.submit(ask(engine, ["a dog"]))
     assert isinstance(first(waiting, Queued), Queued)
