@@ -67,6 +67,7 @@ class Ours:
         height, width = pipeline.default_size
         programs = Programs(pipeline.models, self._mesh, slots=batch, height=height, width=width,
                             group=group)
+
         def draw(steps: int) -> np.ndarray:
             ids = pipeline.prepare_inputs(["", PROMPT])
             table = make_table("ddim", pipeline.schedule, steps)

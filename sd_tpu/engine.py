@@ -53,8 +53,8 @@ class Progress:
     """Step `step` of `steps`; previews uint8 [H, W, 3] by place.
 
     `steps` are those of the image that takes most, and `step` is as far along them as the job is
-    with all its work: the evaluations of the model for all its images, of which Heun's steps take
-    two. For images that are alike it is the mean of their steps.
+    with all its work: the evaluations of the model for all its images that are still wanted, of
+    which Heun's steps take two. For images that are alike it is the mean of their steps.
     """
 
     step: int
@@ -72,7 +72,7 @@ class ImageReady:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """All pictures are there; `seconds` since the first entered a slot."""
+    """All pictures that are still wanted are there; `seconds` since the first entered a slot."""
 
     seconds: float
 
@@ -96,17 +96,17 @@ class Job:
     """A submitted request: iterate over `events()`, or `cancel()` it."""
 
     def __init__(self, request: Request, number: int, arrivals: dict[int, Arrival],
-                 withdraw: Callable[[], None], previews: bool):
+                 withdraw: Callable[["Job", Iterable[int]], None], previews: bool):
         """Made by `Engine.submit`; arrivals by place in the request."""
         self.request, self.number = request, number
         self._arrivals, self._withdraw = arrivals, withdraw
-        self._unwanted: set[int] = set()  # places whose pictures were cancelled
         self._steps = max(request.only(place).steps for place in arrivals)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         # The rest belongs to the engine.
         self._waiting = deque(arrivals)
-        self._rows_left = {place: len(arrival.table.rows) for place, arrival in arrivals.items()}
-        self._rows = sum(self._rows_left.values())
+        self._unwanted: set[int] = set()  # places whose pictures were cancelled
+        self._rows = {place: len(arrival.table.rows) for place, arrival in arrivals.items()}
+        self._rows_left = dict(self._rows)
         self._position: tuple[int, str] | None = None
         self._begun: float | None = None
         self._next_preview = 0.0 if previews else math.inf
@@ -128,17 +128,18 @@ class Job:
     def cancel(self, place: int | None = None) -> None:
         """Stops the job, or only its picture at `place`.
 
-        What still waits is gone at once; a slot is free after one call of `advance`.
+        What still waits is gone at once; a slot is free after one call of `advance`, and what is
+        finished by that call is delivered.
         """
-        self._unwanted.update(self._arrivals if place is None else [place])
-        self._withdraw()
+        self._withdraw(self, self._arrivals if place is None else [place])
 
     def _emit(self, event: Event) -> None:
         self._events.put(event)
 
     def _step(self) -> int:
-        left = sum(rows for place, rows in self._rows_left.items() if place not in self._unwanted)
-        return self._steps * (self._rows - left) // self._rows
+        wanted = self._rows.keys() - self._unwanted or self._rows
+        rows, left = (sum(of[place] for place in wanted) for of in (self._rows, self._rows_left))
+        return self._steps * (rows - left) // rows
 
 
 @dataclasses.dataclass
@@ -147,6 +148,10 @@ class _Occupant:
 
     job: Job
     place: int
+
+    @property
+    def wanted(self) -> bool:
+        return self.place not in self.job._unwanted
 
     @property
     def rows_left(self) -> int:
@@ -355,7 +360,7 @@ class Engine:
         for occupant in live.values():
             occupant.job._rows_left[occupant.place] -= rows
         self._deliver({i: o for i, o in live.items() if not o.rows_left})
-        self._report({i: o for i, o in live.items() if o.rows_left})
+        self._report({i: o for i, o in live.items() if o.rows_left and o.wanted})
 
     def _advance(self, slots: Slots, rows: int) -> tuple[Slots, float]:
         """The slots some rows on, and how many seconds that took. Donates `slots`."""
@@ -380,11 +385,10 @@ class Engine:
         return Counter(i // share for i in slots)
 
     def _admit(self) -> dict[int, Arrival | None]:
-        """Frees the slots of cancelled pictures and fills free slots; what `encode` must be told.
-        """
+        """Frees slots of cancelled pictures and fills free ones; what `encode` must be told."""
         entering: dict[int, Arrival | None] = {}
         for i, occupant in enumerate(self._occupants):
-            if occupant and occupant.place in occupant.job._unwanted:
+            if occupant and not occupant.wanted:
                 self._occupants[i] = None
                 entering[i] = None
                 self._end_if_idle(occupant.job)
@@ -429,14 +433,14 @@ class Engine:
         self._decode_seconds = (time.monotonic() - begun) / self._most(wanted)
         return images
 
-    def _withdraw(self) -> None:
-        """Takes out of the queue what is no longer wanted, in the thread of who cancelled it."""
+    def _withdraw(self, job: Job, places: Iterable[int]) -> None:
+        """Marks pictures as unwanted and takes them out of the queue, for `Job.cancel`."""
         with self._change:
-            for job in [job for job in self._jobs if job._unwanted.intersection(job._waiting)]:
-                job._waiting = deque(p for p in job._waiting if p not in job._unwanted)
-                if not job._waiting:
-                    self._jobs.remove(job)
-                    self._end_if_idle(job)
+            job._unwanted.update(places)
+            job._waiting = deque(p for p in job._waiting if p not in job._unwanted)
+            if job in self._jobs and not job._waiting:
+                self._jobs.remove(job)
+                self._end_if_idle(job)
             self._tell_positions()
             self._change.notify()
 

@@ -140,7 +140,11 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
     assert float(abs(slots.latents[2]).max()) > 0.5
 
 
-def test_what_is_not_guided_shares_evaluations_two_by_two(sd1, monkeypatch):
+@pytest.mark.parametrize("group, cases", [
+    (1, [([7.5], 1), ([1.0], 1), ([1.0, 0.0], 1), ([1.0] * 8, 4), ([1.5, 1.0, 7.5, 1.0, 0.5], 4)]),
+    (4, [([1.0] * 8, 1), ([1.5, 1.0, 7.5, 1.0, 0.5], 2)]),
+])
+def test_what_is_not_guided_shares_evaluations_two_by_two(sd1, monkeypatch, group, cases):
     pipeline, params = sd1
     evaluations = []
 
@@ -149,15 +153,14 @@ def test_what_is_not_guided_shares_evaluations_two_by_two(sd1, monkeypatch):
         return evaluate(self, *inputs)
 
     monkeypatch.setattr(UNet2DConditionModel, "__call__", counted)
-    programs = make_programs(pipeline, 1)
+    programs = make_programs(pipeline, 1, group)
     params = jax.device_put(params, replicated(programs.mesh))
-    for guidances, rounds in [([7.5], 1), ([1.0], 1), ([1.0, 0.0], 1), ([1.0] * 8, 4),
-                              ([1.5, 1.0, 7.5, 1.0, 0.5], 4)]:
+    for guidances, rounds in cases:
         evaluations.clear()
         draw(programs, params, {i: arrival(pipeline, "a cat", "a dog", "ddim", None, 3, guidance, i)
                                 for i, guidance in enumerate(guidances)})
         jax.effects_barrier()
-        assert evaluations == [2] * (3 * rounds), guidances
+        assert evaluations == [2 * group] * (3 * rounds), guidances
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):

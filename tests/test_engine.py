@@ -1,6 +1,7 @@
 """Jobs of many people on one batch of slots: events, sharing, cancelling, failing."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -110,15 +111,25 @@ def test_cancelling_frees_the_slots_for_the_next(engine):
 
 
 def test_one_picture_of_a_job_is_cancelled_and_makes_room_for_the_next(engine):
-    job = engine.submit(ask(engine, EIGHT, steps=60))
+    job = engine.submit(ask(engine, EIGHT, steps=LONG))
     first(job, Progress)
     waiting = engine.submit(ask(engine, ["a dog"]))
     assert isinstance(first(waiting, Queued), Queued)
-    job.cancel(3)
+    for place in range(1, 8):
+        job.cancel(place)
     assert len(pictures(waiting)) == 1 and not job._over
     events = list(job.events())
     assert isinstance(events[-1], Done) and not job.cancelled
-    assert [e.place for e in events if isinstance(e, ImageReady)] == [0, 1, 2, 4, 5, 6, 7]
+    assert [e.place for e in events if isinstance(e, ImageReady)] == [0]
+    steps = [event.step for event in events if isinstance(event, Progress)]
+    assert steps == sorted(steps) and steps[0] < LONG / 2, "what is cancelled is not done"
+
+
+def test_a_job_that_is_cancelled_is_not_said_to_be_done(engine):
+    job = engine.submit(ask(engine, EIGHT, steps=LONG))
+    first(job, Progress)
+    job.cancel()
+    assert all(e.step < LONG / 2 for e in job.events() if isinstance(e, Progress))
 
 
 def test_a_job_all_of_whose_pictures_are_cancelled_is_cancelled(engine):
@@ -225,7 +236,8 @@ def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
     assert {event.steps for event in events} == {40}
     steps = [event.step for event in events]
     assert steps == sorted(steps) and steps[0] >= 0 and steps[-1] < 40
-    assert job._rows == 4 + 39 + 41  # PNDM evaluates once more, Heun twice but in its last step
+    # PNDM evaluates once more, Heun twice in all steps but the last.
+    assert job._rows == {0: 4, 1: 39, 2: 41}
 
 
 def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
@@ -233,6 +245,20 @@ def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
         engine.submit(ask(engine, ["a", "b"], own=[None, {"sampler": "lcm", "steps": 150}]))
     with pytest.raises(RequestError, match=r"^LCM takes at most 50 steps here"):
         engine.submit(ask(engine, ["a", "b"], sampler="lcm", steps=150))
+
+
+@pytest.mark.parametrize("devices, group, guidances, rounds", [
+    (1, 1, {0: 7.5, 1: 1.0}, 2), (1, 1, {0: 1.0, 5: 0.0, 7: 1.0}, 2), (1, 1, {3: 1.5}, 1),
+    (1, 4, dict.fromkeys(range(8), 7.5), 2), (1, 4, dict.fromkeys(range(8), 1.0), 1),
+    (1, 4, {**dict.fromkeys(range(5), 7.5), 6: 1.0}, 3),
+    (8, 1, dict.fromkeys(range(8), 7.5), 1), (4, 1, {0: 7.5, 1: 7.5, 7: 1.0}, 2),
+])
+def test_rounds_are_those_of_the_device_with_most_to_do(devices, group, guidances, rounds):
+    engine = object.__new__(Engine)
+    engine.mesh, engine.programs = SimpleNamespace(size=devices), SimpleNamespace(slots=8)
+    engine._group = group
+    live = {i: SimpleNamespace(guided=guidance > 1) for i, guidance in guidances.items()}
+    assert engine._rounds(live) == rounds
 
 
 def test_nothing_was_compiled_again_by_all_this(engine):

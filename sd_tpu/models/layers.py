@@ -77,7 +77,7 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
-    """`lax.conv_general_dilated` for NHWC, or what is faster on the platform and for the shape.
+    """`lax.conv_general_dilated` as `conv` calls it, or what is faster on the platform for a shape.
 
     x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K].
     """

@@ -167,7 +167,7 @@ def follow(form: Form, view: View, run: Run, visitor: gr.Request, seen: int = 0
     buttons = {form.stop: gr.update(interactive=True)} if seen else form.buttons(running=True)
     first = {view.run: run.key, view.collection: cells.collection(run, language), **buttons}
     for snapshot in run.follow(visitor.session_hash, seen):
-        over = form.buttons(running=False) if run.over else {}
+        over = form.buttons(running=False) if snapshot.over else {}
         yield {**first, **_shown(view, run, snapshot, language), **view.say(snapshot, language),
                **over}
         first = {}

@@ -72,11 +72,15 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a follower is told: the cells that have changed, the line, and what to read aloud."""
+    """What a follower is told: the cells that have changed, the line, and what to read aloud.
+
+    The run is `over` if nothing will change any more, unless a picture is drawn again.
+    """
 
     cells: tuple[Cell, ...]
     line: Line
     news: tuple[Phrase | Sentence, ...]
+    over: bool
 
 
 class _Work:
@@ -146,7 +150,7 @@ class Run:
         return not self._works
 
     def before(self, job: Job) -> int:
-        """Steps of single pictures that are to be made before those of a job, of whoever."""
+        """Steps of single pictures that are still to be made of what was asked before a job."""
         return sum(work.left for work in self._works.copy() if work.job.number < job.number)
 
     def cells(self, state: str) -> list[Cell]:
@@ -202,19 +206,19 @@ class Run:
 
         A follower that is slow misses what has been overtaken, and nothing else.
         """
-        me, over = object(), False
+        me, snapshot = object(), None
         with self._change:
             self._followers[me] = session
             self._mind_loneliness()
         try:
-            while not over:
+            while not (snapshot and snapshot.over):
                 with self._change:
                     while self._version == seen and me in self._followers:
                         self._change.wait()
                     if me not in self._followers:
                         return
-                    snapshot, seen, over = self._since(seen), self._version, self.over
-                    if over:  # whoever draws a picture again from now on must follow anew
+                    snapshot, seen = self._since(seen), self._version
+                    if snapshot.over:  # whoever draws a picture again from now on must follow anew
                         del self._followers[me]
                 yield snapshot
         finally:
@@ -284,7 +288,7 @@ class Run:
         else:
             news = _ready([cell.place + 1 for cell in cells if cell.state == "done"])
         end = [self._line.text] if self.over and self._line.aloud else []
-        return Snapshot(cells, self._line, (*news, *end))
+        return Snapshot(cells, self._line, (*news, *end), self.over)
 
     # --- a thread of each job -------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ TEXTS = {
     "steps": "스텝",
     "steps_help": "많을수록 오래 걸리고 더 다듬어집니다.",
     "guidance": "가이던스",
-    "guidance_help": "높을수록 프롬프트를 더 엄격히 따릅니다. 1 이하는 끔입니다.",
+    "guidance_help": "높을수록 프롬프트를 더 엄격히 따릅니다. 1 이하이면 꺼집니다.",
     "sampler": "샘플러",
     "sampler_help": "노이즈를 그림으로 바꾸는 방법입니다.",
     "spacing": "간격",
