@@ -215,7 +215,7 @@ DYING = textwrap.dedent("""
         if not child:
             live(os.path.join(sys.argv[1], name), name)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        print(f"-- {name}", flush=True)
+        print(f"\\n-- {name}", flush=True)  # who died may not have ended his line
 """)
 
 
