@@ -40,7 +40,8 @@ def _serve(args: argparse.Namespace) -> int:
     page = build(engine, history)
     try:
         address = launch(page, server_name=args.host, server_port=args.port, share=args.share)
-        print(f"Ready on {address} after {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
+              "browser; Ctrl+C ends it.", flush=True)
         page.block_thread()
     finally:
         engine.close()

@@ -7,7 +7,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 
 from sd_tpu.config import BUNDLED_MODEL, ModelCard, read_json
 from sd_tpu.engine import (
+    COMPILING,
     Done,
     Engine,
     Event,
@@ -25,7 +26,7 @@ from sd_tpu.engine import (
     Queued,
     card_defaults,
 )
-from sd_tpu.images import make_grid, to_png
+from sd_tpu.images import make_grid
 from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, Settings, drawn_seed, parse_number
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.sharding import make_mesh, set_host_devices
@@ -123,7 +124,7 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
         help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
     add("--negative", dest="negative_prompt", metavar="PROMPT", help="what not to draw")
     add("--seed", type=parse_number, metavar="N",
-        help=f"of the first picture; {RANDOM} draws one and says which (default: 0)")
+        help=f"of the first picture; {RANDOM} draws one (default: 0)")
     add("--steps", type=parse_number, metavar="N", help="(default: the model's)")
     add("--sampler", metavar="KEY", help="see `samplers` (default: the model's)")
     add("--spacing", metavar="KEY", help="of the steps, see `samplers` (default: the model's)")
@@ -159,12 +160,11 @@ def _generate(args: argparse.Namespace) -> int:
     names = ("prompts", "negative_prompt", "seed", "steps", "sampler", "spacing", "guidance")
     values = {name: getattr(args, name) for name in names}
     values["seed"] = drawn_seed(args.seed)
-    Request.check(values, _early_defaults(args.model))
+    seed = Request.check(values, _early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
     line = _Line()
-    if args.seed == RANDOM:
-        line.show(f"Seed {values['seed']}")
-        line.keep()
+    line.show(f"Seed {seed}")
+    line.keep()
     line.show(f"Loading {args.model} ...")
     engine = open_engine(args)
     try:
@@ -173,7 +173,7 @@ def _generate(args: argparse.Namespace) -> int:
             line.show(note)
             line.keep()
         job = engine.submit(request, previews=False)
-        return _save(job, args.out, engine.pipeline.card.name, line)
+        return _save(job, args.out, engine.to_png, line)
     finally:
         line.keep()
         if engine.ready.is_set():  # else it compiles, which cannot be stopped and may take minutes
@@ -190,7 +190,8 @@ def _early_defaults(model: str | Path) -> Settings:
     return card_defaults(ModelCard.read(folder, folder.name), read_json(scheduler))
 
 
-def _save(job: Job, folder: Path, model: str, line: "_Line") -> int:
+def _save(job: Job, folder: Path, to_png: Callable[[np.ndarray, Request], bytes],
+          line: "_Line") -> int:
     """Writes the pictures as they come and the grid at the end; returns the exit code."""
     request = job.request
     pictures: list[np.ndarray | None] = [None] * len(request.prompts)
@@ -200,26 +201,26 @@ def _save(job: Job, folder: Path, model: str, line: "_Line") -> int:
             if isinstance(event, ImageReady):
                 pictures[event.place] = event.pixels
                 line.clear()
-                _write(folder / f"{event.place:02}.png", event.pixels,
-                       request.only(event.place), model)
+                _write(folder / f"{event.place:02}.png",
+                       to_png(event.pixels, request.only(event.place)))
     finally:
         job.cancel()  # changes nothing once it is over
     if not isinstance(event, Done):
         return 1
     line.keep()
-    _write(folder / "grid.png", make_grid(pictures), request, model)
+    _write(folder / "grid.png", to_png(make_grid(pictures), request))
     return 0
 
 
-def _write(file: Path, pixels: np.ndarray, request: Request, model: str) -> None:
-    file.write_bytes(to_png(pixels, request, model))
+def _write(file: Path, png: bytes) -> None:
+    file.write_bytes(png)
     print(file, flush=True)
 
 
 def _sentence(event: Event) -> str:
     match event:
         case Queued(reason=reason):  # nobody else is in this queue
-            return f"{reason.capitalize()} ..."
+            return "Compiling, or loading what was compiled before ..." * (reason == COMPILING)
         case Progress(step, steps):
             return f"Step {step} of {steps}"
         case Done(seconds):

@@ -58,7 +58,7 @@ class _Config:
             raise CheckpointError(f"{cls.__name__}: {error}.") from None
 
 
-_KINDS = {int: int, float: (int, float), str: str, bool: bool}
+_KINDS = {int: int, float: (int, float), str: str, bool: bool, dict[str, dict[str, str]]: dict}
 
 
 def _frozen(value: Any) -> Any:
@@ -189,7 +189,8 @@ def split_words(text: str) -> list[str]:
 class ModelCard(_Config):
     """What a page says of a model and begins with: `sd_tpu.json` in the checkpoint, if there.
 
-    `hint` says in a line what to write, `details` what the model can draw, where that is little.
+    `hint` says in a line what to write, `details` what the model can draw, where that is little;
+    `translations` has the two for people who read other languages, by their tags in HTML.
     `more_prompts` are what the page's sample prompts go on with, by the eight. No sampler means the
     one that the checkpoint's `scheduler_config.json` asks for. `words` are those that the captions
     of its training were made of, for a model that was trained on few.
@@ -204,7 +205,13 @@ class ModelCard(_Config):
     sampler: str | None = None
     spacing: str | None = None
     details: str = ""
+    translations: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     words: tuple[str, ...] = ()
+
+    def told(self, name: str, tag: str) -> tuple[str, str]:
+        """`hint` or `details` for readers of a language, and the tag of the language it is in."""
+        text = self.translations.get(tag, {}).get(name)
+        return (text, tag) if text else (getattr(self, name), "en")
 
     def unknown_words(self, prompt: str) -> list[str]:
         """Words of the prompt that are not among `words`, each once; none if those are not told."""

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from sd_tpu.config import BUNDLED_MODEL, ModelCard
 from sd_tpu.denoise import Arrival, Programs, Slots, is_guided
+from sd_tpu.images import to_png
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import Request, RequestError, Settings
 from sd_tpu.samplers import default_sampler, make_table
@@ -293,6 +294,11 @@ class Engine:
             notes.append("The model was never shown these words, and draws something else there: "
                          f"“{_short(', '.join(unknown))}”")
         return notes
+
+    def to_png(self, pixels: np.ndarray, request: Request) -> bytes:
+        """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
+        names the spacing of the steps also where that was left to the model."""
+        return to_png(pixels, request.explicit(self.pipeline.schedule), self.pipeline.card.name)
 
     def close(self) -> None:
         """Cancels everything and ends the thread."""

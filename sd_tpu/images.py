@@ -26,10 +26,12 @@ from sd_tpu.samplers import SAMPLERS
 
 VERSION = "0.1.0"
 KEY = "parameters"
+SIGNATURE = b"\x89PNG\r\n\x1a\n"  # of every PNG file
 MAX_FILE_BYTES = 1 << 26
 MAX_TEXT_LENGTH = 1 << 20  # eight prompts and negatives of the longest kind, escaped, fit
 BLANK = 255
 INK = 32  # of labels, on the blank
+MIN_LABELLED = 256  # pixels: a picture with a label is at least so wide
 
 # Where A1111 has a sampler under another name than diffusers, or a spacing under another.
 _A1111_SAMPLERS = {"pndm": "PLMS", "euler_ancestral": "Euler a", "kdpm2": "DPM2"}
@@ -69,27 +71,45 @@ def make_grid(pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 
     return grid.reshape(rows * height, cols * width, channels)
 
 
-def with_label(pixels: np.ndarray, text: str) -> np.ndarray:
-    """The picture with a line of text in a band below it, for the pictures of a comparison.
+def with_labels(pictures: Sequence[np.ndarray | None],
+                texts: Sequence[str]) -> list[np.ndarray | None]:
+    """The pictures, each with a line of text in a band below it, for the grid of a comparison.
+
+    Pictures too narrow for words are enlarged, every pixel to as many.
 
     Args:
-        pixels: uint8 [H, W, 3].
-        text: in Latin letters, which are all that Pillow's own font has; made smaller to fit in
-            the width, and cut off where the smallest letters that can be read do not.
+        pictures: uint8 [H, W, 3] of one size; a None stays what it is.
+        texts: of each, in Latin letters, which are all that Pillow's own font has. All are as small
+            as the longest needs to fit in the width; what does not fit in the smallest letters that
+            can be read is cut off, with an ellipsis.
 
     Returns:
-        uint8 [H + B, W, 3], where B depends on H alone.
+        uint8 [N*H + B, N*W, 3], where N and B depend on H and W alone.
     """
-    height, width, _ = pixels.shape
+    height, width, _ = next(picture.shape for picture in pictures if picture is not None)
+    times = -(-MIN_LABELLED // width)
+    height, width = height * times, width * times
     largest = max(12, height // 16)
-    band = Image.new("L", (width, round(1.6 * largest)), BLANK)
-    draw = ImageDraw.Draw(band)
-    sizes = range(largest, 7, -1)
-    fonts = (ImageFont.load_default(size) for size in sizes)
-    font = next((font for font in fonts if font.getlength(text) <= width), None)
-    anchor, middle = ("mm", width / 2) if font else ("lm", 0)
-    draw.text((middle, band.height / 2), text, INK, font or ImageFont.load_default(8), anchor)
-    return np.vstack([pixels, np.repeat(np.asarray(band)[..., None], 3, axis=2)])
+    fonts = [ImageFont.load_default(size) for size in range(largest, 7, -1)]
+    fitting = (font for font in fonts if all(font.getlength(text) <= width for text in texts))
+    font = next(fitting, fonts[-1])
+
+    def labelled(picture: np.ndarray, text: str) -> np.ndarray:
+        band = Image.new("L", (width, round(1.6 * largest)), BLANK)
+        ImageDraw.Draw(band).text((width / 2, band.height / 2), _cut(text, font, width), INK, font,
+                                  "mm")
+        larger = picture.repeat(times, axis=0).repeat(times, axis=1)
+        return np.vstack([larger, np.repeat(np.asarray(band)[..., None], 3, axis=2)])
+
+    return [None if picture is None else labelled(picture, text)
+            for picture, text in zip(pictures, texts, strict=True)]
+
+
+def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """As much of the text as fits in the width, in pixels, with an ellipsis if that is not all."""
+    lengths = range(len(text), 0, -1)
+    cuts = (text[:length].rstrip() + "…" * (length < len(text)) for length in lengths)
+    return next((cut for cut in cuts if font.getlength(cut) <= width), "")
 
 
 def to_png(pixels: np.ndarray, request: Request, model: str) -> bytes:
@@ -128,6 +148,8 @@ def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
     data = _read(file)
     if len(data) > MAX_FILE_BYTES:
         raise RequestError("The file is larger than {limit} MiB.", limit=MAX_FILE_BYTES >> 20)
+    if not data.startswith(SIGNATURE):
+        raise RequestError("The file is not a PNG picture; no other kind carries settings here.")
     try:
         with Image.open(BytesIO(data), formats=["PNG"]) as image:
             text = image.info.get(KEY)

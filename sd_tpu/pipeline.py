@@ -310,4 +310,5 @@ def _is_stacked(params: Params) -> bool:
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(f"{text}\n", encoding="utf-8")

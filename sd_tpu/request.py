@@ -8,8 +8,8 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from sd_tpu.samplers import SAMPLERS
-from sd_tpu.schedule import SPACINGS
+from sd_tpu.samplers import SAMPLERS, spacing_taken
+from sd_tpu.schedule import SPACINGS, NoiseSchedule
 from sd_tpu.sentence import Sentence, SentenceError
 
 MAX_PROMPTS = 8
@@ -113,6 +113,11 @@ class Request(Settings):
             own["spacing"] = own["spacing"] or None
         common = {"prompts": (self.prompts[place],), "own": (), "seed": self.image_seed(place)}
         return dataclasses.replace(self, **{**common, **own})
+
+    def explicit(self, schedule: NoiseSchedule) -> Self:
+        """The same with the spacing named that a model of this schedule takes for it."""
+        spacing = spacing_taken(self.sampler, schedule, self.spacing)
+        return dataclasses.replace(self, spacing=spacing)
 
     def redrawn(self, place: int, alone: Self, defaults: Settings) -> Self:
         """The request with the picture of `alone`, which makes one only, at `place` instead.

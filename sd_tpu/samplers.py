@@ -346,6 +346,11 @@ def _columns(row: Row, history: str) -> list[float]:
     return [t, c_in, u, v, row.a, *b, row.s, p, q]
 
 
+def spacing_taken(sampler: str, schedule: NoiseSchedule, spacing: str | None) -> str:
+    """The spacing of the steps where a sampler of SAMPLERS is asked for this one, or for none."""
+    return _spacings(SAMPLERS[sampler], schedule, spacing)[0]
+
+
 def _spacings(method: Sampler, schedule: NoiseSchedule, spacing: str | None) -> tuple[str, str]:
     """The spacing to take, and the spacing of timesteps that it is or rests on."""
     times = schedule.timestep_spacing

@@ -1,5 +1,7 @@
 """The model in assets/: PyTorch reads it too, and it draws what the page's sample prompts say."""
 
+from html import escape
+
 import diffusers
 import jax
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 import torch
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+from sd_tpu.page.cells import heading
+from sd_tpu.page.texts import LANGUAGES
 from training.captions import BACKGROUNDS
 
 
@@ -62,6 +66,15 @@ def test_the_sample_prompts_hold_no_word_that_the_model_was_never_shown(bundled)
     assert card.words and card.unknown_words("a wizard") == ["wizard"]
     assert not [word for prompt in (*card.prompts, *card.more_prompts)
                 for word in card.unknown_words(prompt)]
+
+
+def test_the_model_tells_what_it_draws_in_every_language_of_the_page(bundled):
+    card = bundled[0].card
+    for language in LANGUAGES.values():
+        for name in ("hint", "details"):
+            text, spoken = card.told(name, language.tag)
+            assert spoken == language.tag and escape(text) in heading(card, language)
+        assert "french fries, basketball" in text, "what is to be written is English"
 
 
 def test_the_weights_stay_small_enough_for_a_repository():

@@ -13,8 +13,8 @@ from PIL import Image
 
 from sd_tpu import cli
 from sd_tpu.config import BUNDLED_MODEL
-from sd_tpu.engine import Done, Failed, ImageReady, Progress, Queued
-from sd_tpu.images import BLANK, read_png
+from sd_tpu.engine import COMPILING, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.images import BLANK, read_png, to_png
 from sd_tpu.request import Request
 from sd_tpu.samplers import SAMPLERS
 
@@ -86,9 +86,10 @@ def test_each_file_carries_the_request_that_makes_it_again(generated):
 
 def test_progress_and_lost_words_are_told_in_plain_lines(generated):
     lines = generated.err.splitlines()
-    assert lines[0].startswith("Loading ")
-    assert lines[1].startswith("Prompt 3 is too long for the model")
-    assert "“dog a dog" in lines[1]
+    assert lines[0] == "Seed 7"
+    assert lines[1].startswith("Loading ")
+    assert lines[2].startswith("Prompt 3 is too long for the model")
+    assert "“dog a dog" in lines[2]
     assert lines[-1].startswith("Done in ") and lines[-1].endswith(" s.")
     assert "\r" not in generated.err and "\x1b" not in generated.err
 
@@ -98,12 +99,14 @@ class FakeEngine:
 
     def __init__(self, *events):
         self.defaults = cli.Settings(height=8, width=8)
-        self.pipeline = SimpleNamespace(card=SimpleNamespace(name="fake"))
         self.ready, self._events = threading.Event(), events
         self.closed = self.cancelled = False
 
     def notes(self, request):
         return []
+
+    def to_png(self, pixels, request):
+        return to_png(pixels, request, "fake")
 
     def submit(self, request, *, previews):
         self.request = request
@@ -178,12 +181,13 @@ def test_on_a_terminal_progress_stays_on_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr("test_cli.StringIO", Terminal)
     pixels = np.zeros((8, 8, 3), np.uint8)
     _, code, _, err = run_fake(
-        monkeypatch, tmp_path, Queued(1, "compiling for the first time"), Progress(1, 2, {}),
-        Progress(1, 2, {}), ImageReady(0, pixels), Done(1.0),
+        monkeypatch, tmp_path, Queued(1, COMPILING), Queued(1, "waiting for a free place"),
+        Progress(1, 2, {}), Progress(1, 2, {}), ImageReady(0, pixels), Done(1.0),
     )
     assert code == 0
     assert err.split("\r", 1)[1] == (
-        f"Loading {BUNDLED_MODEL} ...\x1b[K\rCompiling for the first time ...\x1b[K"
+        f"Seed 0\x1b[K\n\rLoading {BUNDLED_MODEL} ...\x1b[K"
+        "\rCompiling, or loading what was compiled before ...\x1b[K"
         "\rStep 1 of 2\x1b[K\r\x1b[K\rDone in 1.0 s.\x1b[K\n"
     )
 
@@ -215,7 +219,7 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
     code, out, err = run("generate", "--model", tmp_path / "model", "--prompt", "a cat",
                          "--out", tmp_path)
     assert (code, out) == (2, "")
-    _, sentence = err.splitlines()
+    *_, sentence = err.splitlines()
     assert str(tmp_path / "model") in sentence and "Traceback" not in err
 
 

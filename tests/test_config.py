@@ -101,6 +101,16 @@ def test_a_card_knows_its_own_name_and_values(tmp_path):
 def test_a_card_of_the_wrong_shape_is_refused():
     with pytest.raises(CheckpointError, match="ModelCard"):
         ModelCard.from_dict({"hint": "no name"})
+    with pytest.raises(CheckpointError, match="translations"):
+        ModelCard.from_dict({"name": "m", "translations": ["ko"]})
+
+
+def test_a_card_speaks_the_readers_language_where_it_can():
+    korean = {"hint": "써요."}
+    card = ModelCard(name="m", hint="Write.", details="All.", translations={"ko": korean})
+    assert card.told("hint", "ko") == ("써요.", "ko")
+    assert card.told("details", "ko") == ("All.", "en")
+    assert card.told("hint", "ar") == ("Write.", "en")
 
 
 def test_a_card_that_lists_its_words_finds_the_others_each_once():

@@ -9,8 +9,9 @@ import pytest
 
 from sd_tpu import engine as engine_module
 from sd_tpu.engine import Cancelled, Done, Engine, Failed, ImageReady, Progress, Queued
+from sd_tpu.images import read_png
 from sd_tpu.request import Request, RequestError
-from sd_tpu.samplers import SAMPLERS
+from sd_tpu.samplers import SAMPLERS, make_table
 
 EIGHT = [f"{n} cats" for n in range(8)]
 LONG = 200  # steps: long enough to be interrupted
@@ -171,6 +172,17 @@ def test_a_queue_that_is_full_refuses_politely(engine, monkeypatch):
     monkeypatch.setattr(engine_module, "MAX_WAITING", 0)
     with pytest.raises(RequestError, match="Too many people are waiting"):
         engine.submit(ask(engine, ["a cat"]))
+
+
+def test_a_file_names_the_spacing_that_was_left_to_the_model(engine):
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    for sampler in SAMPLERS:
+        request = ask(engine, ["a cat"], sampler=sampler, spacing="")
+        asked = read_png(engine.to_png(pixels, request))
+        tables = [make_table(sampler, engine.pipeline.schedule, 9, spacing=spacing).rows
+                  for spacing in (request.spacing, asked.spacing)]
+        assert request.spacing is None and asked.spacing in SAMPLERS[sampler].spacings
+        assert np.array_equal(*tables)
 
 
 def test_words_beyond_the_77_tokens_are_named(engine):

@@ -19,6 +19,7 @@ from sd_tpu.images import (
     BLANK,
     KEY,
     MAX_FILE_BYTES,
+    SIGNATURE,
     VERSION,
     format_parameters,
     make_grid,
@@ -27,7 +28,7 @@ from sd_tpu.images import (
     to_png,
     to_webp,
     to_zip,
-    with_label,
+    with_labels,
 )
 from sd_tpu.request import MAX_PROMPT_LENGTH, Own, Request, RequestError, Settings
 from sd_tpu.samplers import SAMPLERS
@@ -302,12 +303,13 @@ def jpeg() -> bytes:
     return file.getvalue()
 
 
+NO_PNG = "The file is not a PNG picture; no other kind carries settings here."
 BOMB = chunk(b"zTXt", b"parameters\0\0" + zlib.compress(b"a" * (1 << 22)))
 BAD_FILES = {
-    "empty": (b"", "The file is not a whole PNG picture."),
-    "text": (b"a cat\nSteps: 20", "The file is not a whole PNG picture."),
-    "JPEG": (jpeg(), "The file is not a whole PNG picture."),
-    "header only": (b"\x89PNG\r\n\x1a\n", "The file is not a whole PNG picture."),
+    "empty": (b"", NO_PNG),
+    "text": (b"a cat\nSteps: 20", NO_PNG),
+    "JPEG": (jpeg(), NO_PNG),
+    "header only": (SIGNATURE, "The file is not a whole PNG picture."),
     "damaged": (to_png(PIXELS, REQUEST, "m").replace(b"IDAT", b"IDAT\0", 1),
                 "The file is not a whole PNG picture."),
     "compressed bomb": (png_with(BOMB), "The file is not a whole PNG picture."),
@@ -333,7 +335,7 @@ def test_a_missing_file_is_refused_in_one_sentence(tmp_path):
 
 def test_a_truncated_png_is_refused_wherever_it_ends():
     data = to_png(PIXELS, REQUEST, "m")
-    for end in range(0, len(data) - 8, 7):
+    for end in range(len(SIGNATURE), len(data) - 8, 7):
         with pytest.raises(RequestError, match=r"^The file is not a whole PNG picture\.$"):
             read_png(data[:end])
 
@@ -370,21 +372,45 @@ def test_a_zip_brings_every_file_back_byte_for_byte():
         assert {name: archive.read(name) for name in archive.namelist()} == files
 
 
-@pytest.mark.parametrize("width, height, band", [(64, 64, 19), (96, 64, 19), (512, 512, 51)])
-def test_a_label_stands_below_its_picture_which_stays_as_it_is(width, height, band):
-    pixels = np.zeros((height, width, 3), np.uint8)
+@pytest.mark.parametrize("width, height, times, band", [
+    (64, 64, 4, 26), (512, 512, 1, 51), (256, 512, 1, 51), (100, 40, 3, 19)])
+def test_a_label_stands_below_its_picture_which_is_enlarged_if_it_is_narrow(
+        width, height, times, band):
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
     for text in ("20", "DPM++ 2M SDE", "seed " * 99):
-        labelled = with_label(pixels, text)
-        assert labelled.shape == (height + band, width, 3)
-        assert np.array_equal(labelled[:height], pixels)
-        assert (labelled[height:] < 128).any() and (labelled[height] == BLANK).all()
+        [labelled] = with_labels([pixels], [text])
+        assert labelled.shape == (height * times + band, width * times, 3)
+        assert np.array_equal(labelled[:height * times:times, ::times], pixels)
+        assert np.array_equal(labelled[times - 1:height * times:times, times - 1::times], pixels)
+        below = labelled[height * times:]
+        assert (below < 128).any() and (below[0] == BLANK).all()
 
 
-def test_labelled_pictures_make_a_grid_and_a_short_label_stands_in_the_middle():
-    labelled = with_label(np.zeros((64, 64, 3), np.uint8), "I")
-    ink = np.nonzero((labelled[64:] < 255).any(axis=(0, 2)))[0]
-    assert abs(ink.mean() - 31.5) <= 1
-    assert make_grid([labelled, None, labelled]).shape == (83, 192, 3)
+def letters(labelled: np.ndarray, width: int) -> tuple[int, int, int]:
+    """Where the label of a picture begins and ends, and how high it is, in pixels."""
+    ink = labelled[width:, :, 0] < 200
+    rows, columns = np.nonzero(ink.any(axis=1))[0], np.nonzero(ink.any(axis=0))[0]
+    return columns[0], columns[-1], rows[-1] - rows[0] + 1
+
+
+def test_labels_stand_in_the_middle_and_are_as_small_as_the_longest_needs():
+    pixels = np.zeros((256, 256, 3), np.uint8)
+    alone, = with_labels([pixels], ["H"])
+    short, nothing, long = with_labels([pixels, None, pixels], ["H", "", "H" * 30])
+    assert nothing is None
+    assert abs(sum(letters(short, 256)[:2]) / 2 - 127.5) <= 1
+    assert letters(short, 256)[2] == letters(long, 256)[2] < letters(alone, 256)[2]
+    assert make_grid([short, None, long]).shape == (256 + 26, 3 * 256, 3)
+
+
+def test_a_label_that_no_letters_are_small_enough_for_ends_in_an_ellipsis():
+    pixels = np.zeros((256, 256, 3), np.uint8)
+    cut, whole = (with_labels([pixels], [text])[0] for text in ("H" * 99, "H" * 40))
+    begin, end, _ = letters(cut, 256)
+    assert begin >= 0 and end <= 255
+    last = cut[256:, end - 5:end + 1, 0] < 200  # dots on the line, and nothing above
+    assert last[-14:].any() and not last[:13].any()
+    assert (whole[256:269] < 200).any()
 
 
 # --- grids --------------------------------------------------------------------------------------

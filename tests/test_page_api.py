@@ -76,7 +76,7 @@ def test_programs_can_read_what_a_picture_was_made_from(client, tmp_path):
                           api_name="/read_metadata")
     assert (read["prompts"], read["seed"], read["steps"]) == (["a fox", ""], 9, 12)
     (tmp_path / "text.png").write_text("no picture")
-    with pytest.raises(gradio_client.exceptions.AppError, match="not a whole PNG picture"):
+    with pytest.raises(gradio_client.exceptions.AppError, match="not a PNG picture"):
         client.predict(gradio_client.handle_file(tmp_path / "text.png"), api_name="/read_metadata")
 
 
@@ -98,6 +98,14 @@ def test_the_endpoints_are_documented(client):
                      "spacing", "own"]
     names = [each["parameter_name"] for each in endpoints["/read_metadata"]["parameters"]]
     assert names == ["picture"]
+
+
+def test_the_documentation_explains_every_parameter(address):
+    endpoints = httpx.get(f"{address}gradio_api/info").json()["named_endpoints"]
+    for endpoint in endpoints.values():
+        for parameter in endpoint["parameters"]:
+            assert f"    {parameter['parameter_name']}: " in endpoint["description"]
+    assert "Returns:" in endpoints["/generate"]["description"]
 
 
 @pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--size", "63x64"],

@@ -251,7 +251,7 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
 
 
 @pytest.mark.parametrize(("data", "sentence"), [
-    (b"no picture", "The file is not a whole PNG picture."),
+    (b"no picture", "The file is not a PNG picture; no other kind carries settings here."),
     (png()[:-20], "The file is not a whole PNG picture."),
     (png(""), "The picture carries no settings"),
     (png("a cat\nSteps: 500, Sampler: Euler, CFG scale: 4, Seed: 6, Size: 32x32"),

@@ -135,10 +135,10 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
     download.value.save_as(tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
         grid = np.asarray(image)
-    assert grid.shape == (2 * (32 + 19), 4 * 32, 3)
-    for row in (32, 32 + 51):
-        for column in range(0, 128, 32):
-            band = grid[row:row + 19, column:column + 32]
+    assert grid.shape == (2 * (256 + 26), 4 * 256, 3), "narrow pictures are enlarged"
+    for row in (256, 2 * 256 + 26):
+        for column in range(0, 1024, 256):
+            band = grid[row:row + 26, column:column + 256]
             assert (band == BLANK).any() and (band < 128).any(), "a label is missing"
     asked = read_png(tmp_path / "grid.png")
     assert [SAMPLERS[asked.only(place).sampler].label for place in range(8)] == EIGHT

@@ -115,6 +115,33 @@ def test_the_downloaded_file_is_the_one_that_was_kept(somebody, folder):
     assert original.value.path().read_bytes() == data
 
 
+def test_a_picture_is_seen_full_screen_with_its_settings_and_leafed_from(somebody, folder):
+    unfold(somebody, "History")
+    somebody.get_by_role("button", name="View “<b>third</b>” full screen").click()
+    dialog = somebody.get_by_role("dialog")
+    picture = dialog.get_by_role("img")
+    expect(picture).to_have_attribute("alt", "<b>third</b>")
+    expect(dialog).to_contain_text("PNDM · 3 steps · guidance 7.5 · seed 22")
+    year = somebody.evaluate("new Date().getFullYear()")
+    expect(dialog.locator(".facts")).to_contain_text(f"{year}, ")  # as people write it
+    kept = [file.read_bytes() for file in (folder / "pictures").iterdir()]
+    files = {"<b>third</b>": "22-b-third-b.png", "first": "20-first.png", "fourth": "23-fourth.png"}
+    seen = set()
+    while len(seen) < 3:
+        prompt = picture.get_attribute("alt")
+        expect(picture).to_have_attribute("src", re.compile(f"/{files[prompt]}$"), timeout=PATIENCE)
+        with somebody.expect_download() as download:
+            dialog.get_by_role("link", name="Download PNG").click()
+        assert download.value.suggested_filename == files[prompt]
+        assert download.value.path().read_bytes() in kept and prompt not in seen
+        seen.add(prompt)
+        somebody.keyboard.press("ArrowRight")
+    expect(picture).to_have_attribute("alt", "<b>third</b>")
+    somebody.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    assert prompts(somebody)[0] == "first", "looking changes nothing"
+
+
 def test_a_pictures_prompt_seed_and_settings_are_used_again(somebody):
     fill(somebody, ["x"] * 8, seed=1, steps=9)
     unfold(somebody, "History")
@@ -188,7 +215,7 @@ def test_nobody_else_sees_a_picture_or_gets_it_by_its_id(somebody, chromium, kee
         tab.on("dialog", lambda dialog: dialog.accept())
         unfold(tab, "History")
         expect(tab.locator("#history")).to_contain_text("There is nothing yet", timeout=PATIENCE)
-        for deed in ("save", "again", "favourite", "delete"):
+        for deed in ("save", "view", "again", "favourite", "delete"):
             with tab.expect_response(lambda answer: answer.request.method == "POST"):
                 tab.evaluate("""([deed, id]) => {
                     const button = document.querySelector("#history button");

@@ -274,6 +274,14 @@ def fast(request, monkeypatch):
         monkeypatch.setattr(engine, "seconds", lambda settings: settings.steps / 100)
 
 
+# Each box with all that belongs to it, and its picture, on the page.
+PLACES = """() => [...document.querySelectorAll("#prompts > .column")].map((column, place) =>
+    [column, document.querySelector(`#gallery [data-place="${place}"]`)].map((each) => {
+        const { x, width, bottom, y } = each.getBoundingClientRect();
+        return { x, width, bottom: bottom + scrollY, y: y + scrollY };
+    }))"""
+
+
 def switch(tab):
     return tab.get_by_label("Live", exact=True)
 
@@ -340,6 +348,28 @@ def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, p
     expect(figures(tab).nth(1)).to_contain_text("Seed 8")
     expect(figures(tab).nth(2)).to_contain_text("Seed 9")
     expect(tab.locator("figure.blank")).to_have_count(6)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_each_picture_stands_below_its_box_and_comes_into_view(chromium, address, width):
+    with chromium.new_context(viewport={"width": width, "height": 844}) as context:
+        tab = visit(context.new_page(), address)
+        apart = tab.evaluate(PLACES)
+        switch(tab).check()
+        places = tab.evaluate(PLACES)
+        for above, below in places:
+            assert abs(below["x"] - above["x"]) <= 1 and abs(below["width"] - above["width"]) <= 1
+            assert 0 <= below["y"] - above["bottom"] < 40
+        rows = [round(above["y"]) for above, _ in places]
+        assert len(set(rows)) == (2 if width > 700 else 8) and rows == sorted(rows)
+        expect(tab.locator("#line")).to_be_in_viewport()
+        box(tab, 8).focus()
+        write(tab, 8, "far below")
+        drawn(tab, 8, "far below")
+        expect(figures(tab).nth(7)).to_be_in_viewport(ratio=0.99)
+        expect(box(tab, 8)).to_be_in_viewport()
+        switch(tab).uncheck()
+        assert tab.evaluate(PLACES) == apart
 
 
 def test_without_the_switch_nothing_is_drawn(tab):

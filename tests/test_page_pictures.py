@@ -10,17 +10,20 @@ from axe_core_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import expect
 from visitor import (
+    LONG,
     PATIENCE,
     PROMPTS,
     alts,
     corners,
     figures,
     fill,
+    generate,
     make,
     prompts,
     says,
     seed_box,
     setting,
+    stop,
     unfold,
     visit,
 )
@@ -47,6 +50,7 @@ def test_the_downloaded_file_carries_the_settings_of_its_picture(made, tmp_path)
     download.value.save_as(tmp_path / "picture.png")
     asked = read_png(tmp_path / "picture.png")
     assert (asked.prompts, asked.seed, asked.steps) == (("ein Café, größer",), 9, 3)
+    assert asked.spacing == "leading", "the model's own is named"
 
 
 def test_the_page_itself_shows_webp(made):
@@ -57,7 +61,7 @@ def test_the_page_itself_shows_webp(made):
 def test_a_small_picture_is_shown_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     page = SimpleNamespace(GRADIO_CACHE=str(tmp_path), temp_file_sets=[])
-    shown = Files(page, "m").add(Request(prompts=("a",)), 0, pixels).shown
+    shown = Files(page, lambda pixels, request: b"").add(Request(prompts=("a",)), 0, pixels).shown
     with Image.open(shown) as image:
         assert np.array_equal(np.asarray(image.convert("RGB")), pixels)
 
@@ -129,9 +133,33 @@ def test_minus_one_draws_a_seed_that_can_be_used_again(tab):
     expect(seed_box(tab)).to_have_value(drawn)
 
 
-def test_before_there_are_pictures_nothing_can_be_done_with_them(tab):
+def test_before_there_are_pictures_nothing_can_be_done_with_them_and_it_says_why(tab):
     for name in ("Download all (ZIP)", "Download as one picture", "Copy link"):
-        expect(tab.get_by_role("button", name=name)).to_be_disabled()
+        button = tab.get_by_role("button", name=name)
+        expect(button).to_be_disabled()
+        expect(button).to_have_attribute("title", "There are no pictures yet.")
+    tab.get_by_role("button", name="Reuse last").click()
+    says(tab, "There is no seed to reuse yet")
+    expect(seed_box(tab)).to_have_value("-1")
+
+
+def test_of_a_run_that_was_stopped_the_link_can_still_be_copied(tab):
+    fill(tab, ["a", *[""] * 7], seed=3, steps=LONG)
+    generate(tab).click()
+    says(tab, "Step")
+    stop(tab).click()
+    says(tab, "Stopped")
+    expect(tab.get_by_role("button", name="Copy link")).to_be_enabled()
+    expect(tab.get_by_role("button", name="Download all (ZIP)")).to_be_disabled()
+
+
+def test_a_single_picture_is_not_leafed_through(tab):
+    fill(tab, ["only", *[""] * 7])
+    make(tab)
+    tab.get_by_role("button", name="View picture 1: only").click()
+    dialog = tab.get_by_role("dialog")
+    expect(dialog.get_by_role("link", name="Download PNG")).to_be_visible()
+    expect(dialog.get_by_role("button")).to_have_text(["Close"])
 
 
 def test_the_server_says_what_it_is(tab):

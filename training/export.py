@@ -7,11 +7,12 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.config import BUNDLED_MODEL, ModelCard
+from sd_tpu.config import BUNDLED_MODEL
 from sd_tpu.denoise import Models
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.tokenizer import Tokenizer
 from training import autoencoder, diffusion, recipe
+from training.card import card
 
 
 def main() -> None:
@@ -30,8 +31,7 @@ def main() -> None:
     }
     models, _ = Models.build(configs, jnp.float32)
     params = {**diffusion.trained(), "vae": autoencoder.trained()[1]}
-    card = ModelCard(**recipe.CARD, details=recipe.details(), words=recipe.vocabulary())
-    pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, card)
+    pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, card())
     pipeline.save_pretrained(folder, params, np.float16)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
     print(f"{folder}: {size:.1f} MB of weights")

@@ -1,11 +1,9 @@
 """What is trained: the three networks' configurations, the noise schedule and the runs."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from sd_tpu.config import split_words
-from training.captions import BACKGROUNDS, PAINTS, caption
+from training.captions import caption
 from training.compose import Composer, Mix
 from training.concepts import COMMON
 from training.sprites import Sprites, render, training_folder
@@ -72,41 +70,6 @@ SCHEDULER = dict(
     steps_offset=1,  # without effect on trailing spacing; diffusers warns of anything else
 )
 
-CARD = dict(
-    name="sd_tpu emoji 64",
-    hint="This small model draws emoji-like pictures: name a thing, a colour, a style.",
-    prompts=(
-        "a cat on a blue background",
-        "a 3d rocket on a black background",
-        "a green car on a yellow background",
-        "a penguin and a snowman on a light blue background",
-        "a star above a house on a purple background",
-        "three strawberries",
-        "a castle on a pink background",
-        "an owl to the left of a tree",
-    ),
-    more_prompts=(
-        "a fox on a green background",
-        "a big strawberry on a pink background",
-        "an octopus on a light blue background",
-        "a cup of coffee",
-        "two bees on a yellow background",
-        "a dog next to a ball",
-        "a moon above a castle on a black background",
-        "a flat guitar on an orange background",
-        "an ice cream on a light blue background",
-        "a blue umbrella on a white background",
-        "three donuts on a purple background",
-        "a 3d robot",
-        "a whale below a sailboat on a light blue background",
-        "a sunflower to the right of a bee",
-        "a ghost on a black background",
-        "a cupcake on a pink to yellow background",
-    ),
-    steps=20,
-    guidance=3.0,
-)
-
 AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
 JUDGE_RUN = Schedule(steps=2500, batch=32, learning_rate=1e-3, ema=0.99)
 DIFFUSION_RUN = Schedule(steps=25600, batch=16, learning_rate=5e-4, decay=0.12)
@@ -129,19 +92,3 @@ def vocabulary(captions: int = 20_000) -> tuple[str, ...]:
     teller, rng = composer(), np.random.default_rng(5)
     texts = (caption(teller.scene(rng), rng) for _ in range(captions))
     return tuple(sorted({word for text in texts for word in split_words(text)}))
-
-
-def details() -> str:
-    """What the trained model can draw, in words."""
-    return (
-        f"It knows {len(COMMON)} things: {', '.join(COMMON)}. "
-        f"On a background of {_or(BACKGROUNDS)}, or a gradient from one to another. "
-        f"A single thing may be small, big or upside down, and be painted {_or(PAINTS)}. "
-        f"There may be two things, side by side or one above the other, or two or three of a kind. "
-        f"The style is {_or(STYLES)}."
-    )
-
-
-def _or(options: Iterable[str]) -> str:
-    *most, last = options
-    return f"{', '.join(most)} or {last}"

@@ -9,7 +9,7 @@ from sd_tpu.history import History
 from sd_tpu.images import MAX_FILE_BYTES
 from sd_tpu.page import api, cells, events, live, past
 from sd_tpu.page.files import Files
-from sd_tpu.page.layout import make_form, make_view
+from sd_tpu.page.layout import make_form, make_tools, make_view
 from sd_tpu.page.runs import KEEP_SECONDS, Runs
 from sd_tpu.page.texts import Translations, language_of
 from sd_tpu.page.theme import HEAD, STYLE, theme
@@ -24,10 +24,11 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
                    delete_cache=(3600, KEEP_SECONDS)) as page:
         gr.HTML(texts.render(partial(cells.heading, card)), apply_default_css=False,
                 js_on_load=None)
-        form = make_form(engine, texts)
+        tools, compare = make_tools(engine)
         switch = live.make_switch()
+        form = make_form(engine, texts, tools, compare)
         view = make_view(engine, texts)
-        files = Files(page, card.name)
+        files = Files(page, engine.to_png)
         runs = Runs(engine, files, history)
         if history:
             past.offer(engine, history, form, view, files)

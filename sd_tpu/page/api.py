@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from inspect import getdoc
 from typing import Any
 
 import gradio as gr
@@ -62,7 +63,7 @@ def offer(engine: Engine, runs: Runs) -> None:
         return [{"key": key, "label": sampler.label, "spacings": list(sampler.spacings)}
                 for key, sampler in SAMPLERS.items()]
 
-    gr.api(generate, api_name="generate", concurrency_limit=None)
+    gr.api(generate, api_name="generate", concurrency_limit=None, api_description=getdoc(generate))
     gr.api(samplers, api_name="samplers", queue=False)
     _offer_read_metadata()
 
@@ -87,7 +88,8 @@ def _offer_read_metadata() -> None:
 
     # Not gr.api: a component of Gradio's takes nothing but what has been uploaded to it.
     file, request = gr.File(visible=False, label="picture"), gr.JSON(visible=False, label="request")
-    file.change(read_metadata, file, request, api_name="read_metadata")
+    file.change(read_metadata, file, request, api_name="read_metadata",
+                api_description=getdoc(read_metadata))
 
 
 def _answers(run: Run, visitor: gr.Request) -> Iterator[tuple[list[dict | None], int, str]]:

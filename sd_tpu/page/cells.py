@@ -36,14 +36,17 @@ TRIGGER = """element.addEventListener("click", (event) => {
 def heading(card: ModelCard, language: Language) -> str:
     """The page's title, what to do, and what the model can draw if that is little.
 
-    Its `lang` and `dir` are those of the page: page.js looks there. The card is in English.
+    Its `lang` and `dir` are those of the page: page.js looks there. The card may be in English
+    alone.
     """
-    say, details = language.say, ""
+    say, tag, details = language.say, language.tag, ""
     if card.details:
+        text, spoken = card.told("details", tag)
         details = (f'<details><summary>{say("details")}</summary>'
-                   f'<p lang="en" dir="auto">{escape(card.details)}</p></details>')
-    hint = f'<bdi lang="en">{escape(card.hint)}</bdi>' if card.hint else say("hint")
-    return (f'<header lang="{language.tag}" dir="{language.direction}"><h1>{say("heading")}</h1>'
+                   f'<p lang="{spoken}" dir="auto">{escape(text)}</p></details>')
+    text, spoken = card.told("hint", tag)
+    hint = f'<bdi lang="{spoken}">{escape(text)}</bdi>' if text else say("hint")
+    return (f'<header lang="{tag}" dir="{language.direction}"><h1>{say("heading")}</h1>'
             f'<p>{hint} {say("skipped")} <span class="keys">{say("keys")}</span></p>{details}'
             '</header>')
 
@@ -157,16 +160,18 @@ def _button(do: str, number: int, language: Language) -> str:
 
 
 def collection(run: Run | None, language: Language) -> str:
-    """What can be done with all pictures of a run; without pictures nothing can, but the place
-    is kept.
+    """What can be done with all pictures of a run, and with its request; what cannot be done says
+    why and keeps its place.
     """
-    say, off = language.say, "" if run and run.pictures() else " disabled"
+    say = language.say
+    none = f' disabled title="{say("no_pictures")}"'
+    off = "" if run and run.pictures() else none
     # Live may have taken the last prompt away.
     link = escape(write_link(run.request)) if run and run.request.places() else ""
     return (f'<button type="button" data-do="zip"{off}>{say("zip")}</button>'
             f'<button type="button" data-do="grid"{off}>{say("grid")}</button>'
             f'<button type="button" data-link="{link}" data-copied="{say("link_copied")}" '
-            f'data-prompt="{say("link_prompt")}"{off}>{say("link")}</button>')
+            f'data-prompt="{say("link_prompt")}"{"" if link else none}>{say("link")}</button>')
 
 
 def viewer(language: Language) -> str:

@@ -96,15 +96,17 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
 
 
 def _connect_settings(form: Form, view: View, runs: Runs) -> None:
-    def last_seed(key: str | None) -> int:
+    def reuse(key: str | None, visitor: gr.Request) -> Updates:
         run = runs.find(key)
-        return run.request.seed if run else RANDOM
+        if not run:
+            return view.tell(language_of(visitor).say("reuse_none"), "wrong")
+        return {form.seed: run.request.seed}
 
     def offer_spacings(sampler: str, visitor: gr.Request) -> dict:
         return gr.update(choices=spacings(sampler, language_of(visitor)), value=OWN_SPACING)
 
     form.roll.click(lambda: RANDOM, None, form.seed, queue=False, **QUIET)
-    form.reuse.click(last_seed, view.run, form.seed, queue=False, **QUIET)
+    form.reuse.click(reuse, view.run, [form.seed, view.line, view.news], queue=False, **QUIET)
     sampler, spacing = form.settings["sampler"], form.settings["spacing"]
     sampler.input(offer_spacings, sampler, spacing, queue=False, **QUIET)
     gr.on([component.change for component in form.inputs()], None, [form.saved, *form.inputs()],

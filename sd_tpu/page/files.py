@@ -6,7 +6,7 @@ The page shows WebP, which is small; what is downloaded is PNG and carries its s
 import base64
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +16,7 @@ import numpy as np
 from gradio.processing_utils import save_bytes_to_cache
 from PIL import Image
 
-from sd_tpu.images import make_grid, read_png, to_png, to_webp, to_zip, with_label
+from sd_tpu.images import make_grid, read_png, to_webp, to_zip, with_labels
 from sd_tpu.page.labels import named, words
 from sd_tpu.page.texts import ENGLISH
 from sd_tpu.request import Request
@@ -37,9 +37,9 @@ class Picture:
 class Files:
     """Writes pictures under names that nobody can guess, their folders being salted hashes."""
 
-    def __init__(self, page: gr.Blocks, model: str):
-        """Gradio prunes them in the name of the page; `model` made them."""
-        self._folder, self._model = page.GRADIO_CACHE, model
+    def __init__(self, page: gr.Blocks, to_png: Callable[[np.ndarray, Request], bytes]):
+        """Gradio prunes them in the name of the page; `to_png` is the engine's."""
+        self._folder, self._to_png = page.GRADIO_CACHE, to_png
         self._names = _Names()
         page.temp_file_sets.append(self._names)
 
@@ -49,7 +49,7 @@ class Files:
         name = _name(alone)
         quality = None if max(pixels.shape) < SMALL else QUALITY
         return Picture(
-            png=self._save(to_png(pixels, alone, self._model), f"{name}.png"),
+            png=self._save(self._to_png(pixels, alone), f"{name}.png"),
             shown=self._save(to_webp(pixels, quality), f"{name}.webp"),
         )
 
@@ -69,13 +69,13 @@ class Files:
             OSError: the pictures have been pruned.
         """
         cells: list[np.ndarray | None] = [None] * len(request.prompts)
-        labels = {place: words(named(request, place), ENGLISH) for place in pictures}
+        labels = [""] * len(cells)
         for place, picture in pictures.items():
             with Image.open(picture.png) as image:
-                pixels = np.asarray(image)
-            cells[place] = with_label(pixels, labels[place]) if any(labels.values()) else pixels
-        return self._save(to_png(make_grid(cells), request, self._model),
-                          f"{request.seed}-grid.png")
+                cells[place] = np.asarray(image)
+            labels[place] = words(named(request, place), ENGLISH)
+        grid = make_grid(with_labels(cells, labels) if any(labels) else cells)
+        return self._save(self._to_png(grid, request), f"{request.seed}-grid.png")
 
     def copy(self, png: Path) -> str:
         """Writes a picture of ours once more, byte for byte, to be served; returns its path.

@@ -35,6 +35,14 @@ def words(values: Mapping[str, Any], language: Language) -> str:
     return " · ".join(named)
 
 
+def all_words(alone: Request, language: Language) -> str:
+    """All settings of the request for a single picture, as a label."""
+    values = {name: getattr(alone, name) for name in _ORDER}
+    if not alone.negative_prompt:
+        del values["negative_prompt"]
+    return words(values, language)
+
+
 def plain(value: Any) -> str:
     """A number without a fraction that says nothing."""
     return str(value).removesuffix(".0")

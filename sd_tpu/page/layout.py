@@ -25,10 +25,23 @@ Updates = dict[Component, Any]
 
 
 @dataclasses.dataclass(frozen=True)
+class Tools:
+    """What fills the boxes without typing into each."""
+
+    copy_first: gr.Button
+    clear: gr.Button
+    samples: gr.Button
+    sample_sets: list[list[str]]
+    list_text: gr.Textbox
+    list_fill: gr.Button
+    picture: gr.File
+
+
+@dataclasses.dataclass(frozen=True)
 class Form:
     """What a person fills in; `settings` by their names in a Request."""
 
-    tools: "Tools"
+    tools: Tools
     prompts: list[gr.Textbox]
     counters: list[gr.HTML]
     seed: gr.Number
@@ -73,19 +86,6 @@ class Form:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tools:
-    """What fills the boxes without typing into each."""
-
-    copy_first: gr.Button
-    clear: gr.Button
-    samples: gr.Button
-    sample_sets: list[list[str]]
-    list_text: gr.Textbox
-    list_fill: gr.Button
-    picture: gr.File
-
-
-@dataclasses.dataclass(frozen=True)
 class View:
     """What a person looks at. `run` is the key of what is shown, `file` is what to download."""
 
@@ -109,12 +109,30 @@ class View:
         return {self.line: said, **aloud}
 
 
-def make_form(engine: Engine, texts: Translations) -> Form:
-    """The upper half of the page."""
+def make_tools(engine: Engine) -> tuple[Tools, Compare]:
+    """The row above the boxes, and the panels that it folds out."""
     card = engine.pipeline.card
     sets = sample_sets((*card.prompts, *card.more_prompts))
-    tools, compare = _tools(sets, engine.defaults)
-    prompts, counters, panels = _boxes(sets[0], engine, texts)
+    with gr.Row(elem_id="tools"):
+        copy_first = gr.Button(label("copy_first"), min_width=0)
+        clear = gr.Button(label("clear"), min_width=0)
+        samples = gr.Button(label("samples"), min_width=0)
+        gr.HTML(cells.fold("list"), apply_default_css=False, js_on_load=None)
+        gr.HTML(cells.fold("read"), apply_default_css=False, js_on_load=None)
+        gr.HTML(cells.fold("compare"), apply_default_css=False, js_on_load=None)
+    with gr.Column(elem_id="list-panel"):
+        text = gr.Textbox(label=label("list_label"), lines=8, max_lines=16)
+        fill = gr.Button(label("list_fill"), min_width=0)
+    with gr.Column(elem_id="read-panel"):
+        picture = gr.File(label=label("read_label"), height=140)
+    tools = Tools(copy_first, clear, samples, sets, text, fill, picture)
+    return tools, make_compare(engine.defaults)
+
+
+def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compare) -> Form:
+    """The upper half of the page, below the tools."""
+    card = engine.pipeline.card
+    prompts, counters, panels = _boxes(tools.sample_sets[0], engine, texts)
     gr.HTML(cells.fold("settings"), apply_default_css=False, js_on_load=None)
     settings = _settings(engine.defaults, texts)
     with gr.Row(elem_id="actions"):
@@ -175,23 +193,6 @@ def count(prompt: str, pipeline: FlaxStableDiffusionPipeline, language: Language
     tokenizer = pipeline.tokenizer
     return cells.counter(tokenizer.count(prompt), tokenizer.lost(prompt),
                          pipeline.card.unknown_words(prompt), language)
-
-
-def _tools(sets: list[list[str]], defaults: Settings) -> tuple[Tools, Compare]:
-    with gr.Row(elem_id="tools"):
-        copy_first = gr.Button(label("copy_first"), min_width=0)
-        clear = gr.Button(label("clear"), min_width=0)
-        samples = gr.Button(label("samples"), min_width=0)
-        gr.HTML(cells.fold("list"), apply_default_css=False, js_on_load=None)
-        gr.HTML(cells.fold("read"), apply_default_css=False, js_on_load=None)
-        gr.HTML(cells.fold("compare"), apply_default_css=False, js_on_load=None)
-    with gr.Column(elem_id="list-panel"):
-        text = gr.Textbox(label=label("list_label"), lines=8, max_lines=16)
-        fill = gr.Button(label("list_fill"), min_width=0)
-    with gr.Column(elem_id="read-panel"):
-        picture = gr.File(label=label("read_label"), height=140)
-    tools = Tools(copy_first, clear, samples, sets, text, fill, picture)
-    return tools, make_compare(defaults)
 
 
 def _boxes(

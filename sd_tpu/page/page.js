@@ -38,15 +38,21 @@ window.sdTpu = {
         return values;
     },
     download(file) {
-        if (!file) return;
-        Object.assign(document.createElement("a"), { href: file, download: "" }).click();
+        if (file) link(file).click();
     },
     refreshHistory() {
         refresh(document.querySelector("#history-panel[data-open]"));
     },
-    // After the history has changed: the focus is where it was, or at what comes first.
-    keepFocus() {
+    // After something was done in the history: with a file it was asked for, by the picture's name
+    // behind its # if it is to be looked at.
+    didInHistory(file) {
+        const [address, id] = file.split("#");
+        const looks = document.querySelector("#viewer").open && name(shown) === id;
+        if (looks) fill(address, link(address));
+        else if (!id) this.download(address);
         requestAnimationFrame(() => {
+            document.querySelectorAll("#history time").forEach(tellTime);
+            // The focus is where it was, or at what comes first.
             if (!held || held.isConnected) return;
             const { do: deed, id } = held.dataset;
             const same = id ? `[data-do=${deed}][data-id="${id}"]` : `[data-do=${deed}]`;
@@ -56,6 +62,17 @@ window.sdTpu = {
         });
     },
 };
+
+function link(file) {
+    return Object.assign(document.createElement("a"), { href: file, download: "" });
+}
+
+// The server knows neither where somebody is nor how the time is written there.
+function tellTime(time) {
+    const options = { dateStyle: "medium", timeStyle: "short" };
+    const { lang } = document.documentElement;
+    time.textContent = new Date(time.dateTime).toLocaleString(lang, options);
+}
 
 // Gradio tells the document's language by the browser's; the heading says which the page speaks.
 new MutationObserver(() => {
@@ -93,6 +110,8 @@ function redraw(place) {
     const button = document.querySelector("#live [data-do=redraw]");
     button.dataset.place = place;
     button.click();
+    // Below its box, which may be at the window's end.
+    document.querySelector(`#gallery [data-place="${place}"]`).scrollIntoView({ block: "nearest" });
 }
 
 // --- keys ---------------------------------------------------------------------------------------
@@ -186,27 +205,43 @@ document.addEventListener("visibilitychange", () => {
 
 // --- the full-screen view -----------------------------------------------------------------------
 
-let shown = null;  // the figure in it
+let shown = null;  // the figure in it, perhaps as it was
 
-function open(figure) {
-    show(figure);
-    document.querySelector("#viewer").showModal();
+// The pictures that are leafed through together with a figure's.
+function among(figure) {
+    const all = figure.closest("#history") ? "#history figure" : "#gallery figure.done";
+    return [...document.querySelectorAll(all)];
+}
+
+// What a figure is found by again after it has been made anew.
+function name(figure) {
+    return figure.dataset.id ?? figure.dataset.place;
 }
 
 function leaf(step) {
-    const figures = [...document.querySelectorAll("#gallery figure.done")];
-    const next = figures.findIndex((figure) => figure.dataset.place === shown) + step;
-    show(figures.at(next % figures.length));
+    const figures = among(shown);
+    const next = figures.findIndex((figure) => name(figure) === name(shown)) + step;
+    figures.at(next % figures.length).querySelector(".view").click();
 }
 
-function show(figure) {
-    shown = figure.dataset.place;
+function open(figure) {
+    shown = figure;
     const [viewer, image] = [document.querySelector("#viewer"), figure.querySelector("img")];
-    const file = figure.querySelector("a[download]");
-    Object.assign(viewer.querySelector("img"), { src: image.src, alt: image.alt });
     viewer.querySelector("img").className = image.className;
+    viewer.querySelector("img").alt = image.alt;
     viewer.querySelector(".words").textContent = image.alt;
-    viewer.querySelector(".facts").textContent = figure.querySelector(".seed").textContent;
-    Object.assign(viewer.querySelector("a"), { href: file.href, download: file.download });
+    viewer.querySelector(".facts").textContent = figure.querySelector(".seed, .told").textContent;
+    // The history's own files are asked for when they are looked at.
+    fill(image.src, figure.querySelector("a[download]"));
+    const alone = among(figure).length < 2;
+    viewer.querySelectorAll("[data-step]").forEach((button) => { button.hidden = alone; });
+    if (!viewer.open) viewer.showModal();
+}
+
+function fill(address, file) {
+    const link = document.querySelector("#viewer a");
+    document.querySelector("#viewer img").src = address;
+    link.hidden = !file;
+    if (file) Object.assign(link, { href: file.href, download: file.download });
 }
 })();

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from typing import Any
@@ -15,13 +16,14 @@ from sd_tpu.images import read_png
 from sd_tpu.page import cells
 from sd_tpu.page.events import QUIET, browser_of, put_request
 from sd_tpu.page.files import SMALL, Files, thumbnail, url
+from sd_tpu.page.labels import all_words
 from sd_tpu.page.layout import Form, Updates, View
 from sd_tpu.page.texts import Language, language_of
 from sd_tpu.request import RequestError, Settings
 
 MORE = 24  # pictures on a page of it; further ones come below
 REFRESH = '<button type="button" data-do="refresh" hidden></button>'  # which page.js clicks
-AFTER = "(file) => { window.sdTpu.download(file); window.sdTpu.keepFocus(); }"
+AFTER = "(file) => window.sdTpu.didInHistory(file)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class _Past:
         owner, language = browser_of(values[self.form.saved]), language_of(visitor)
         try:
             match event.do:
-                case "again" | "save":
+                case "again" | "save" | "view":
                     updates = self._use(owner, event, language)
                 case _:
                     updates = self._change(owner, event, values[self.look], language)
@@ -75,8 +77,9 @@ class _Past:
         file = self.history.picture(owner, event.id)
         if not file:
             raise FileNotFoundError
-        if event.do == "save":
-            return {self.view.file: url(self.files.copy(file))}
+        if event.do != "again":
+            address = url(self.files.copy(file))
+            return {self.view.file: f"{address}#{event.id}" if event.do == "view" else address}
         told = language.say("history_again_done")
         return put_request(self.form, self.view, read_png(file), told, self.here, language)
 
@@ -128,9 +131,20 @@ def _bar(look: Look, language: Language) -> str:
 def _item(history: History, owner: str, entry: Entry, language: Language) -> str:
     request, prompt = entry.request, escape(entry.request.prompts[0])
     small = ' class="small"' if max(request.width, request.height) < SMALL else ""
-    return (f'<li><img src="{_source(history, owner, entry)}" alt="{prompt}"{small}>'
-            f'<p dir="auto" title="{prompt}">{prompt}</p>'
+    name = escape(language.say("history_view_help", prompt=entry.request.prompts[0]))
+    return (f'<li><figure data-id="{entry.id}"><button type="button" class="view" data-do="view" '
+            f'data-id="{entry.id}" aria-label="{name}">'
+            f'<img src="{_source(history, owner, entry)}" alt="{prompt}"{small}></button>'
+            f'<p class="words" dir="auto" title="{prompt}">{prompt}</p>'
+            f'<p class="told">{_told(entry, language)}</p></figure>'
             f'<div class="actions">{_actions(entry, language)}</div></li>')
+
+
+def _told(entry: Entry, language: Language) -> str:
+    """When it was made, which page.js says as people there write it, and with which settings."""
+    made = datetime.fromtimestamp(entry.made_at, UTC)
+    return (f'<time datetime="{made.isoformat(timespec="seconds")}">{made:%Y-%m-%d %H:%M}</time>'
+            f' · {escape(all_words(entry.request, language))}')
 
 
 def _source(history: History, owner: str, entry: Entry) -> str:
@@ -146,9 +160,10 @@ def _source(history: History, owner: str, entry: Entry) -> str:
 def _actions(entry: Entry, language: Language) -> str:
     of, say = partial(_of, entry, language), language.say
     pressed, other = str(entry.favourite).lower(), str(not entry.favourite).lower()
+    star = "★" if entry.favourite else "☆"
     sure = f'data-confirm="{escape(say("history_delete_sure"))}"'
     return (of("again", say("history_again")) + of("save", say("history_save"))
-            + of("favourite", "★", f'data-to="{other}" aria-pressed="{pressed}"')
+            + of("favourite", star, f'data-to="{other}" aria-pressed="{pressed}"')
             + of("delete", "✕", sure))
 
 

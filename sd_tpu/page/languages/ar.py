@@ -6,7 +6,7 @@ TEXTS = {
     "comma": "، ",
     # the prompts
     "heading": "ثمانية أوصاف، ثماني صور",
-    "hint": "اكتب ما تودّ أن تراه.",
+    "hint": "اكتب بالإنجليزية ما تودّ أن تراه.",
     "details": "ماذا يستطيع أن يرسم؟",
     "skipped": "الخانات الفارغة تُتجاوز.",
     "keys": "يبدأ الإنشاء بالمفتاحين \u2066Ctrl+Enter\u2069 ويتوقف بالمفتاح Esc.",
@@ -72,6 +72,7 @@ TEXTS = {
     "seed_placeholder": "بذرة جديدة",
     "random": "عشوائية",
     "reuse": "البذرة السابقة",
+    "reuse_none": "لا توجد بذرة لإعادة استخدامها بعد: لم يُولَّد شيء.",
     "generate": "إنشاء",
     "stop": "إيقاف",
     # drawing while somebody types
@@ -115,6 +116,7 @@ TEXTS = {
     "link_copied": "نُسخ الرابط",
     "link_prompt": "انسخ هذا الرابط:",
     "link_opened": "وُضعت في الخانات أوصاف الرابط وبذرته وإعداداته.",
+    "no_pictures": "لا توجد صور بعد.",
     "gone": "لم تعد الصور موجودة على الخادم.",
     "viewer": "صورة بملء الشاشة",
     "previous": "الصورة السابقة",
@@ -133,6 +135,7 @@ TEXTS = {
     "history_again": "تطبيق",
     "history_again_help": "تطبيق: وضع وصف «{prompt}» وبذرتها وإعداداتها في الخانات",
     "history_again_done": "وُضع في الخانات وصف الصورة وبذرتها وإعداداتها.",
+    "history_view_help": "عرض «{prompt}» بملء الشاشة",
     "history_save": "PNG",
     "history_save_help": "تنزيل «{prompt}» بصيغة PNG",
     "history_favourite_help": "تفضيل: «{prompt}»",
@@ -218,6 +221,8 @@ SENTENCES = {
     # a picture that is read
     "The file is larger than {limit} MiB.": "حجم الملف أكبر من {limit} ميبي بايت.",
     "The picture has far too many pixels.": "عدد بكسلات الصورة كبير جدًا.",
+    "The file is not a PNG picture; no other kind carries settings here.":
+        "الملف ليس صورة PNG، ولا إعدادات تُقرأ هنا من غيرها.",
     "The file is not a whole PNG picture.": "الملف ليس صورة PNG سليمة.",
     "The picture carries no settings: its PNG has no 'parameters' text.":
         "لا تحمل الصورة أي إعدادات: ليس في ملفها نص باسم parameters.",

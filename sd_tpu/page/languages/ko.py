@@ -4,7 +4,7 @@ TEXTS = {
     "comma": ", ",
     # the prompts
     "heading": "프롬프트 여덟 개, 그림 여덟 장",
-    "hint": "보고 싶은 것을 적어 보세요.",
+    "hint": "보고 싶은 것을 영어로 적어 보세요.",
     "details": "무엇을 그릴 수 있나요?",
     "skipped": "빈칸은 건너뜁니다.",
     "keys": "Ctrl+Enter로 생성하고 Esc로 중지합니다.",
@@ -69,6 +69,7 @@ TEXTS = {
     "seed_placeholder": "새 시드",
     "random": "무작위",
     "reuse": "이전 시드",
+    "reuse_none": "다시 쓸 시드가 아직 없습니다. 먼저 그림을 생성하세요.",
     "generate": "생성",
     "stop": "중지",
     # drawing while somebody types
@@ -112,6 +113,7 @@ TEXTS = {
     "link_copied": "링크가 복사됨",
     "link_prompt": "이 링크를 복사하세요:",
     "link_opened": "링크의 프롬프트, 시드, 설정을 칸에 채웠습니다.",
+    "no_pictures": "아직 그림이 없습니다.",
     "gone": "그림이 더 이상 서버에 없습니다.",
     "viewer": "그림, 전체 화면",
     "previous": "이전 그림",
@@ -130,6 +132,7 @@ TEXTS = {
     "history_again": "사용",
     "history_again_help": "사용: “{prompt}”의 프롬프트, 시드, 설정을 칸에 채웁니다",
     "history_again_done": "그림의 프롬프트, 시드, 설정을 칸에 채웠습니다.",
+    "history_view_help": "전체 화면으로 보기: “{prompt}”",
     "history_save": "PNG",
     "history_save_help": "“{prompt}” PNG로 내려받기",
     "history_favourite_help": "즐겨찾기: “{prompt}”",
@@ -214,6 +217,8 @@ SENTENCES = {
     # a picture that is read
     "The file is larger than {limit} MiB.": "파일이 {limit} MiB보다 큽니다.",
     "The picture has far too many pixels.": "그림의 픽셀이 너무 많습니다.",
+    "The file is not a PNG picture; no other kind carries settings here.":
+        "PNG 그림이 아닙니다. 다른 형식에는 읽을 수 있는 설정이 없습니다.",
     "The file is not a whole PNG picture.": "온전한 PNG 그림 파일이 아닙니다.",
     "The picture carries no settings: its PNG has no 'parameters' text.":
         "그림에 설정이 들어 있지 않습니다. PNG에 ‘parameters’ 텍스트가 없습니다.",

@@ -4,7 +4,7 @@ TEXTS = {
     "comma": "、",
     # the prompts
     "heading": "八个提示词，八张图片",
-    "hint": "写下你想看到的画面。",
+    "hint": "用英语写下你想看到的画面。",
     "details": "它能画什么？",
     "skipped": "留空的框会跳过。",
     "keys": "按 Ctrl+Enter 生成，按 Esc 停止。",
@@ -69,6 +69,7 @@ TEXTS = {
     "seed_placeholder": "随机",
     "random": "随机",
     "reuse": "沿用上次",
+    "reuse_none": "还没有可以重用的种子：先生成一次图片吧。",
     "generate": "生成",
     "stop": "停止",
     # drawing while somebody types
@@ -112,6 +113,7 @@ TEXTS = {
     "link_copied": "链接已复制",
     "link_prompt": "请复制此链接：",
     "link_opened": "链接中的提示词、种子和设置已填入。",
+    "no_pictures": "还没有图片。",
     "gone": "图片已不在服务器上。",
     "viewer": "图片，全屏",
     "previous": "上一张",
@@ -130,6 +132,7 @@ TEXTS = {
     "history_again": "使用",
     "history_again_help": "使用：填入“{prompt}”的提示词、种子和设置",
     "history_again_done": "这张图片的提示词、种子和设置已填入。",
+    "history_view_help": "全屏查看“{prompt}”",
     "history_save": "PNG",
     "history_save_help": "下载“{prompt}”（PNG）",
     "history_favourite_help": "收藏：“{prompt}”",
@@ -212,6 +215,8 @@ SENTENCES = {
     # a picture that is read
     "The file is larger than {limit} MiB.": "文件大于 {limit} MiB。",
     "The picture has far too many pixels.": "图片的像素太多。",
+    "The file is not a PNG picture; no other kind carries settings here.":
+        "这个文件不是 PNG 图片；其他格式的图片没有可以读取的设置。",
     "The file is not a whole PNG picture.": "该文件不是完整的 PNG 图片。",
     "The picture carries no settings: its PNG has no 'parameters' text.":
         "图片中没有设置：其 PNG 不含 parameters 文本。",
