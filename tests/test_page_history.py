@@ -121,7 +121,7 @@ def test_a_picture_is_seen_full_screen_with_its_settings_and_leafed_from(somebod
     dialog = somebody.get_by_role("dialog")
     picture = dialog.get_by_role("img")
     expect(picture).to_have_attribute("alt", "<b>third</b>")
-    expect(dialog).to_contain_text("PNDM · 3 steps · guidance 7.5 · seed 22")
+    expect(dialog).to_contain_text("PNDM (PLMS) · 3 steps · guidance 7.5 · seed 22")
     year = somebody.evaluate("new Date().getFullYear()")
     expect(dialog.locator(".facts")).to_contain_text(f"{year}, ")  # as people write it
     kept = [file.read_bytes() for file in (folder / "pictures").iterdir()]

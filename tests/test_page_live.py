@@ -463,7 +463,7 @@ def test_a_slow_server_offers_no_live(tab, page_engine, monkeypatch):
 
 def test_the_switch_is_reached_and_used_by_keyboard_alone(tab):
     fill(tab, THREE)
-    generate(tab).focus()
+    tab.get_by_role("button", name="Compare", exact=True).focus()
     tab.keyboard.press("Tab")
     expect(switch(tab)).to_be_focused()
     tab.keyboard.press("Space")
