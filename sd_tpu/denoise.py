@@ -50,7 +50,7 @@ class Slots:
     row: jax.Array  # [S] i32: the next row
     end: jax.Array  # [S] i32: rows of this image; row == end is an idle slot
     key: jax.Array  # [S, 2] u32
-    deep: jax.Array  # [S, 2, h, w, D]: what the last whole evaluation of each text left to reuse
+    deep: jax.Array  # [S, 2, h, w, F]: features of each text's last whole evaluation, to reuse
 
 
 @flax.struct.dataclass
@@ -177,7 +177,7 @@ def encode_slots(models: Models, params: Params, slots: Slots, arrivals: Arrival
         row=jnp.zeros_like(slots.row),
         end=arrivals.end,
         key=arrivals.key,
-        deep=slots.deep,  # nothing of it is used: the first row is evaluated as a whole
+        deep=slots.deep,  # of another image, but the first row of each text is a whole evaluation
     )
     return _where(arrivals.fresh, entering, slots)
 
@@ -277,8 +277,8 @@ def row_kinds(table: Table, guidance, *, start: float = 0.0, stop: float = 1.0, 
 def _take_row(unet: UNet2DConditionModel, shallow: bool, lanes: Slots, pairs: jax.Array) -> Slots:
     """One row of each lane's table: an evaluation of the model and the affine update after it.
 
-    A lane is a slot with one of its texts [L, D], and with what that one has left to reuse [h, w,
-    D]. Where `pairs`, the slots are there twice, first for their negative prompts.
+    A lane is a slot with one of its texts [L, D] only, and with that one's features [h, w, F].
+    Where `pairs`, the slots are there twice, first for their negative prompts.
     """
     rows = jnp.take_along_axis(lanes.rows, lanes.row[:, None, None], axis=1, mode="clip")[:, 0]
     row = {name: _column(rows[:, i], lanes.latents) for i, name in enumerate(COLUMNS)}

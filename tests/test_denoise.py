@@ -283,13 +283,20 @@ def plain_unet(unet, x, t, text, deep=None):
     return unet.conv_out(nnx.silu(unet.conv_norm_out(x))), deep
 
 
-def drawn_plainly(pipeline, params, arrival: Arrival, guided: set[int], whole: set[int]):
-    """Latents [h, w, C] made row by row, with one text at a time: guidance in the rows `guided`,
-    and features reused in those that are not `whole`."""
+@pytest.fixture(scope="module")
+def compiled_plainly(drawn):
+    """The text encoder and the plain UNet."""
+    (pipeline, params, _), _ = drawn("one device")
     encoder = nnx.merge(pipeline.models.text_encoder, params["text_encoder"])
     unet = nnx.merge(pipeline.models.unet, params["unet"])
-    evaluate, texts = jax.jit(partial(plain_unet, unet)), jax.jit(encoder)(arrival.ids)
-    shape = pipeline.models.latent_shape(32, 32)
+    return jax.jit(encoder), jax.jit(partial(plain_unet, unet))
+
+
+def drawn_plainly(compiled, shape, arrival: Arrival, guided: set[int], whole: set[int]):
+    """Latents [h, w, C] made row by row, with one text at a time: guidance in the rows `guided`,
+    and features reused in those that are not `whole`."""
+    encode, evaluate = compiled
+    texts = encode(arrival.ids)
     x = arrival.table.init_noise_sigma * gaussian(arrival.key, shape)
     history, deep = jnp.zeros((5, *shape)), [None, None]
     for i, row in enumerate(arrival.table.rows.astype(np.float32)):
@@ -321,17 +328,17 @@ ROWS = set(range(8))
     ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 4}),
     ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 2, 4, 6}),
 ])
-def test_a_picture_is_what_a_plain_loop_makes_of_it(sd1, sampler, steps, inexact, guided, whole):
-    pipeline, params = sd1
-    programs = make_programs(pipeline, 1)
-    params = jax.device_put(params, replicated(programs.mesh))
+def test_a_picture_is_what_a_plain_loop_makes_of_it(drawn, compiled_plainly, sampler, steps,
+                                                    inexact, guided, whole):
+    (pipeline, params, programs), _ = drawn("one device")
+    plainly = partial(drawn_plainly, compiled_plainly, programs.latent_shape)
     ours = arrival(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
     slots = programs.encode(params, programs.empty(), {3: ours})
     slots = programs.advance(params, slots, ALL)
-    plain = drawn_plainly(pipeline, params, ours, guided, whole)
+    plain = plainly(ours, guided, whole)
     np.testing.assert_allclose(slots.latents[3], plain, atol=2e-4)
     if inexact:
-        exact = drawn_plainly(pipeline, params, ours, ROWS, ROWS)
+        exact = plainly(ours, ROWS, ROWS)
         assert float(abs(exact - plain).max()) > 0.01, "nothing was at stake"
 
 
