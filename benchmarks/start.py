@@ -160,6 +160,10 @@ def _wishes() -> Iterator[dict[str, Any]]:
     yield dict(prompts=["a cat"] * 4, own=[
         dict(steps=3, seed=9), dict(sampler="heun", guidance=2), dict(negative_prompt="blue"), None,
     ])
+    yield dict(prompts=["a cat"] * 4, steps=9, own=[
+        dict(cache_interval=3), dict(guidance_start=0.2, guidance_stop=0.6),
+        dict(guidance_stop=0.5, cache_interval=5), None,
+    ])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -183,8 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = engine.pipeline.card.name
     report(f"Compilations in a session: {name}", [session(engine)], args.results,
            notes=["Every number of prompts, sampler, spacing, the least and the most steps and "
-                  "guidance, own settings, texts too long, previews or none, eight users at once, "
-                  "cancelled while running and while waiting."])
+                  "guidance, own settings, accelerations, texts too long, previews or none, eight "
+                  "users at once, cancelled while running and while waiting."])
     engine.close()
 
     report(f"Starting: python app.py, {name}", starts(args.model, args.rounds), args.results,

@@ -155,8 +155,8 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
         return jax.ShapeDtypeStruct((count, *shape), dtype)
 
     arrivals = Arrivals(fresh=shaped(bool), ids=shaped(jnp.int32, 2, LENGTH), end=slots.end,
-                        guidance=slots.guidance, rows=slots.rows, key=slots.key,
-                        start=slots.latents, spread=slots.guidance)
+                        guidance=slots.guidance, rows=slots.rows, kinds=slots.kinds,
+                        key=slots.key, start=slots.latents, spread=slots.guidance)
     params = placed(jax.tree.map(lambda x: x.update(dtype=models.dtype), params), replicated(mesh))
     slots, arrivals = placed((slots, arrivals), split(mesh))
     steps = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))

@@ -130,6 +130,13 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     add("--spacing", metavar="KEY", help="of the steps, see `samplers` (default: the model's)")
     add("--guidance", type=parse_number, metavar="X",
         help="how closely to follow the prompt; 1 is none (default: the model's)")
+    add("--guidance-start", type=parse_number, metavar="X",
+        help="share of the steps before guidance begins, 0 to 1 (default: 0)")
+    add("--guidance-stop", type=parse_number, metavar="X",
+        help="share of the steps after which it ends; steps without it cost less (default: 1)")
+    add("--cache-interval", type=parse_number, metavar="N",
+        help="evaluate the whole model every N times only and reuse its deep features in between: "
+             "faster, and not quite the same pictures (default: 1)")
     add("--out", type=Path, required=True, metavar="DIR",
         help="gets 00.png, 01.png, ... and grid.png")
 
@@ -157,7 +164,8 @@ def _count(text: str) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    names = ("prompts", "negative_prompt", "seed", "steps", "sampler", "spacing", "guidance")
+    names = ("prompts", "negative_prompt", "seed", "steps", "sampler", "spacing", "guidance",
+             "guidance_start", "guidance_stop", "cache_interval")
     values = {name: getattr(args, name) for name in names}
     values["seed"] = drawn_seed(args.seed)
     seed = Request.check(values, _early_defaults(args.model)).seed

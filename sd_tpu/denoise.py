@@ -9,7 +9,7 @@ level see one device's share; `Programs` maps them over the mesh and compiles th
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import flax.struct
@@ -29,6 +29,7 @@ from sd_tpu.weights import Params, abstract
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
+IDLE, ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW = range(5)  # what a row evaluates: `row_kinds`
 # For small batches XLA cuts the rows of a picture into a larger batch, which makes convolutions no
 # faster here and everything between them move float32 copies (benchmarks/RESULTS.md).
 TPU_OPTIONS = {"xla_tpu_run_space_to_batch": False,
@@ -45,9 +46,11 @@ class Slots:
     text: jax.Array  # [S, 2, L, D]: embeddings of the negative prompt and of the prompt
     guidance: jax.Array  # [S] f32
     rows: jax.Array  # [S, MAX_ROWS, len(COLUMNS)] f32
+    kinds: jax.Array  # [S, MAX_ROWS] i32: of each row, IDLE from `end` on
     row: jax.Array  # [S] i32: the next row
     end: jax.Array  # [S] i32: rows of this image; row == end is an idle slot
     key: jax.Array  # [S, 2] u32
+    deep: jax.Array  # [S, 2, h, w, F]: features of each text's last whole evaluation, to reuse
 
 
 @flax.struct.dataclass
@@ -62,6 +65,7 @@ class Arrivals:
     ids: jax.Array  # [S, 2, L] i32: the negative prompt and the prompt
     guidance: jax.Array  # [S] f32
     rows: jax.Array  # [S, MAX_ROWS, len(COLUMNS)] f32
+    kinds: jax.Array  # [S, MAX_ROWS] i32
     end: jax.Array  # [S] i32
     key: jax.Array  # [S, 2] u32
     start: jax.Array  # [S, h, w, C] f32
@@ -141,9 +145,12 @@ def empty_slots(models: Models, count: int, latent_shape: tuple[int, int, int]) 
         text=jnp.zeros((count, 2, LENGTH, models.text_config.hidden_size), models.dtype),
         guidance=jnp.zeros(count, jnp.float32),
         rows=jnp.zeros((count, MAX_ROWS, len(COLUMNS)), jnp.float32),
+        kinds=jnp.full((count, MAX_ROWS), IDLE, jnp.int32),
         row=jnp.zeros(count, jnp.int32),
         end=jnp.zeros(count, jnp.int32),
         key=jnp.zeros((count, 2), jnp.uint32),
+        deep=jnp.zeros((count, 2, *latent_shape[:2], models.unet_config.block_out_channels[0]),
+                       models.dtype),
     )
 
 
@@ -166,9 +173,11 @@ def encode_slots(models: Models, params: Params, slots: Slots, arrivals: Arrival
         text=text,
         guidance=arrivals.guidance,
         rows=arrivals.rows,
+        kinds=arrivals.kinds,
         row=jnp.zeros_like(slots.row),
         end=arrivals.end,
         key=arrivals.key,
+        deep=slots.deep,  # of another image, but the first row of each text is a whole evaluation
     )
     return _where(arrivals.fresh, entering, slots)
 
@@ -176,37 +185,62 @@ def encode_slots(models: Models, params: Params, slots: Slots, arrivals: Arrival
 def advance_slots(models: Models, params: Params, slots: Slots, n, group: int) -> Slots:
     """Takes up to n rows in every live slot, in groups of 2 * group evaluations of the model.
 
-    A guided slot takes two of them, one of each text; one without guidance takes only the
-    prompt's, so twice as many of those share a group. Live slots are packed to the front, so the
-    number of groups that run is the least possible and idle slots cost nothing. A slot's result
+    A guided row takes two of them, one of each text; one without guidance takes only the prompt's,
+    so twice as many of those share a group. Whole evaluations and shallow ones are in groups of
+    their own. Slots are packed anew wherever one of them ends or its rows change their kind, so
+    the number of groups that run is the least possible and idle slots cost nothing. A slot's result
     does not depend on which others it is grouped with.
     """
     unet = nnx.merge(models.unet, params["unet"])
-    live = slots.row < slots.end
-    guided = live & is_guided(slots.guidance)
-    order = jnp.argsort(jnp.where(guided, 0, jnp.where(live, 1, 2)), stable=True)
+
+    def go_on(state):
+        slots, n = state
+        return (n > 0) & jnp.any(slots.row < slots.end)
+
+    def take_stretch(state):
+        slots, n = state
+        kinds = jnp.take_along_axis(slots.kinds, slots.row[:, None], axis=1, mode="fill",
+                                    fill_value=IDLE)[:, 0]
+        length = jnp.minimum(n, _rows_alike(slots, kinds))
+        for alone, guided, shallow in ((ALONE, GUIDED, False),
+                                       (ALONE_SHALLOW, GUIDED_SHALLOW, True)):
+            take = partial(_take_row, unet, shallow)
+            slots = _in_groups(take, slots, kinds == alone, kinds == guided, length, group)
+        return slots, n - length
+
+    return lax.while_loop(go_on, take_stretch, (slots, jnp.asarray(n, jnp.int32)))[0]
+
+
+def _rows_alike(slots: Slots, kinds: jax.Array) -> jax.Array:
+    """How many rows on the first live slot ends, or has a row of another kind than in `kinds` [S],
+    those of the next rows."""
+    ahead = jnp.arange(MAX_ROWS) - slots.row[:, None]
+    left = (slots.end - slots.row)[:, None]
+    changes = (ahead > 0) & (slots.kinds != kinds[:, None])
+    return jnp.min(jnp.where(changes, ahead, left), where=left > 0, initial=MAX_ROWS)
+
+
+def _in_groups(take_row, slots: Slots, alone: jax.Array, guided: jax.Array, n, group: int) -> Slots:
+    """Takes n rows in the slots that are `alone` or `guided` [S] bool, and in no others."""
+    order = jnp.argsort(jnp.where(guided, 0, jnp.where(alone, 1, 2)), stable=True)
     guided_groups = -(-guided.sum() // group)
-    groups = guided_groups + -(-(live & ~guided).sum() // (2 * group))
+    groups = guided_groups + -(-alone.sum() // (2 * group))
     lanes = jnp.arange(2 * group)  # of a guided group: the negative texts, then the prompts
 
     def run(g, slots):
         pairs = g < guided_groups
         at = jnp.where(pairs, g * group + lanes % group,
                        guided.sum() + (g - guided_groups) * 2 * group + lanes)
-        filled = at < jnp.where(pairs, guided.sum(), live.sum())
+        filled = at < jnp.where(pairs, guided.sum(), guided.sum() + alone.sum())
         index = jnp.where(filled, order[at], slots.row.size)
-        part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
-        part = part.replace(end=jnp.where(filled, part.end, part.row))
         texts = jnp.where(pairs & (lanes < group), NEGATIVE, POSITIVE)
-        text = part.text[lanes, texts]
-        left = jnp.max(part.end - part.row)
-        part = lax.fori_loop(0, jnp.minimum(n, left),
-                             lambda _, part: _take_row(unet, part, text, pairs), part)
-        changed = ("latents", "history", "clean", "row")
-        return slots.replace(**{
-            name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
-            for name in changed
-        })
+        part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
+        part = part.replace(text=part.text[lanes, texts], deep=part.deep[lanes, texts])
+        part = lax.fori_loop(0, n, lambda _, part: take_row(part, pairs), part)
+        changed = {name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
+                   for name in ("latents", "history", "clean", "row")}
+        deep = slots.deep.at[index, texts].set(part.deep, mode="drop")
+        return slots.replace(**changed, deep=deep)
 
     return lax.fori_loop(0, groups, run, slots)
 
@@ -216,27 +250,54 @@ def is_guided(guidance):
     return guidance > 1
 
 
-def _take_row(unet: UNet2DConditionModel, slots: Slots, text: jax.Array, pairs: jax.Array) -> Slots:
-    """One row of each slot's table: an evaluation of the model and the affine update after it.
+def row_kinds(table: Table, guidance, *, start: float = 0.0, stop: float = 1.0, interval: int = 1):
+    """What each row of a table evaluates, [R] i32: both texts (GUIDED) or the prompt ALONE, with
+    the whole UNet or only the SHALLOW part of it.
 
-    text [S, L, D]; where `pairs`, the slots are there twice, first for their negative prompts.
+    Guidance in an interval: Kynkaanniemi et al. 2024, https://arxiv.org/abs/2404.07724. Reuse of
+    the UNet's deep features: DeepCache, Ma et al. 2023, https://arxiv.org/abs/2312.00858.
+
+    Args:
+        table: of R rows.
+        guidance: the scale; may be traced.
+        start: the share of the table's steps before guidance begins.
+        stop: the share of its steps after which guidance ends. As in diffusers' guiders both are
+            rounded down to whole steps; all rows of a step are alike.
+        interval: every so many rows the UNet is evaluated as a whole. So it is in the row in which
+            guidance begins, as the negative prompt has left nothing to reuse before.
     """
-    live = slots.row < slots.end
-    rows = jnp.take_along_axis(slots.rows, slots.row[:, None, None], axis=1, mode="clip")[:, 0]
-    row = {name: _column(rows[:, i], slots.latents) for i, name in enumerate(COLUMNS)}
-    x = slots.latents
-    out = unet(row["c_in"] * x, rows[:, COLUMNS.index("t")], text)
-    out = jnp.where(pairs, _guided(out, slots.guidance), out)
+    steps, rows = table.step[-1] + 1, np.arange(len(table.step))
+    inside = (table.step >= int(start * steps)) & (table.step < int(stop * steps))
+    guided = is_guided(guidance) & inside
+    begins = guided & (rows == np.argmax(inside))
+    shallow = (rows % interval > 0) & ~begins
+    return (ALONE + (GUIDED - ALONE) * guided + (ALONE_SHALLOW - ALONE) * shallow).astype(np.int32)
+
+
+def _take_row(unet: UNet2DConditionModel, shallow: bool, lanes: Slots, pairs: jax.Array) -> Slots:
+    """One row of each lane's table: an evaluation of the model and the affine update after it.
+
+    A lane is a slot with one of its texts [L, D] only, and with that one's features [h, w, F].
+    Where `pairs`, the slots are there twice, first for their negative prompts.
+    """
+    rows = jnp.take_along_axis(lanes.rows, lanes.row[:, None, None], axis=1, mode="clip")[:, 0]
+    row = {name: _column(rows[:, i], lanes.latents) for i, name in enumerate(COLUMNS)}
+    x, deep = lanes.latents, lanes.deep
+    inputs = row["c_in"] * x, rows[:, COLUMNS.index("t")], lanes.text
+    if shallow:
+        out = unet.shallow(*inputs, deep)
+    else:
+        out, deep = unet.whole(*inputs)
+    out = jnp.where(pairs, _guided(out, lanes.guidance), out)
     newest = row["u"] * x + row["v"] * out
-    history = jnp.concatenate([newest[:, None], slots.history[:, :-1]], axis=1)
-    keys = jax.vmap(jax.random.fold_in)(slots.key, slots.row)
+    history = jnp.concatenate([newest[:, None], lanes.history[:, :-1]], axis=1)
+    keys = jax.vmap(jax.random.fold_in)(lanes.key, lanes.row)
     noise = jax.vmap(partial(gaussian, shape=x.shape[1:]))(keys)
     latents = row["a"] * x + row["s"] * noise
     for k in range(HISTORY):
         latents += row[f"b{k}"] * history[:, k]
-    stepped = slots.replace(latents=latents, history=history, row=slots.row + 1,
-                            clean=row["p"] * x + row["q"] * out)
-    return _where(live, stepped, slots)
+    return lanes.replace(latents=latents, history=history, row=lanes.row + 1, deep=deep,
+                         clean=row["p"] * x + row["q"] * out)
 
 
 def _guided(out: jax.Array, guidance: jax.Array) -> jax.Array:
@@ -299,6 +360,16 @@ class Arrival:
     guidance: float
     key: np.ndarray  # [2] uint32
     latents: np.ndarray | None = None  # [h, w, C]: first latents of unit variance instead of noise
+    guidance_start: float = 0.0  # these three as `row_kinds` takes them
+    guidance_stop: float = 1.0
+    cache_interval: int = 1
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """What each row of the table evaluates, [R] int32."""
+        guidance = np.float32(self.guidance)  # as the slots hold it
+        return row_kinds(self.table, guidance, start=self.guidance_start,
+                         stop=self.guidance_stop, interval=self.cache_interval)
 
 
 class Programs:
@@ -374,6 +445,7 @@ class Programs:
             ids=np.zeros((count, 2, LENGTH), np.int32),
             guidance=np.zeros(count, np.float32),
             rows=np.zeros((count, MAX_ROWS, len(COLUMNS)), np.float32),
+            kinds=np.full((count, MAX_ROWS), IDLE, np.int32),
             end=np.zeros(count, np.int32),
             key=np.zeros((count, 2), np.uint32),
             start=np.zeros((count, *self.latent_shape), np.float32),
@@ -387,6 +459,7 @@ class Programs:
             host.ids[i] = arrival.ids
             host.guidance[i] = arrival.guidance
             host.rows[i] = padded_rows(table)
+            host.kinds[i, : len(table.rows)] = arrival.kinds
             host.end[i] = len(table.rows)
             host.key[i] = arrival.key
             if arrival.latents is None:

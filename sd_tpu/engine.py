@@ -21,7 +21,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sd_tpu.config import BUNDLED_MODEL, ModelCard
-from sd_tpu.denoise import Arrival, Programs, Slots, is_guided
+from sd_tpu.denoise import (
+    ALONE,
+    ALONE_SHALLOW,
+    GUIDED,
+    GUIDED_SHALLOW,
+    Arrival,
+    Programs,
+    Slots,
+    row_kinds,
+)
 from sd_tpu.images import to_png
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import Request, RequestError, Settings
@@ -159,8 +168,10 @@ class _Occupant:
         return self.job._rows_left[self.place]
 
     @property
-    def guided(self) -> bool:
-        return is_guided(self.job._arrivals[self.place].guidance)
+    def kinds_left(self) -> np.ndarray:
+        """What the rows evaluate that are still to be taken, as `Arrival.kinds`."""
+        kinds = self.job._arrivals[self.place].kinds
+        return kinds[len(kinds) - self.rows_left:]
 
 
 class Engine:
@@ -191,7 +202,8 @@ class Engine:
         self._change = threading.Condition()
         self._closed = False
         self._group = group
-        self._row_seconds = CALL_SECONDS  # that one row of the slots stepped together takes
+        # That one row of the slots stepped together takes: a whole evaluation, and a shallow one.
+        self._row_seconds = np.full(2, CALL_SECONDS)
         self._decode_seconds = 0.0  # of one picture
         self.ready = threading.Event()  # compiled, or failed to
         self.failure: Sentence | None = None  # why compiling failed
@@ -263,6 +275,9 @@ class Engine:
             ids=self.pipeline.prepare_inputs([alone.negative_prompt, *alone.prompts]),
             table=table,
             guidance=alone.guidance,
+            guidance_start=alone.guidance_start,
+            guidance_stop=alone.guidance_stop,
+            cache_interval=alone.cache_interval,
             # What jax.random.PRNGKey makes of the seed, without asking a device.
             key=np.array([0, alone.seed], np.uint32),
         )
@@ -276,8 +291,12 @@ class Engine:
                                spacing=settings.spacing)
         except ValueError:
             return None
-        known = self.ready.is_set() and not self.failure
-        return len(table.rows) * self._row_seconds + self._decode_seconds if known else None
+        if self.failure or not self.ready.is_set():
+            return None
+        kinds = row_kinds(table, settings.guidance, start=settings.guidance_start,
+                          stop=settings.guidance_stop, interval=settings.cache_interval)
+        counts = _evaluations(kinds[None], 1).sum(axis=1)
+        return float(counts @ self._row_seconds) + self._decode_seconds
 
     def notes(self, request: Request) -> list[str]:
         """Sentences about words past the 77 tokens that the model sees, or unknown to it."""
@@ -326,18 +345,18 @@ class Engine:
                 self._recover(error)
 
     def _warm_up(self) -> None:
-        """Compiles the three programs on idle slots, and times the second step of a picture: the
-        first one takes much longer than any other.
+        """Compiles the three programs on idle slots, and times the second whole and the second
+        shallow evaluation for a picture: the first ones take much longer than any other.
         """
         try:
             slots = self.programs.encode(self._params, self.programs.empty(), {})
             slots = self.programs.advance(self._params, slots, 0)
             self._decode(slots.latents, [])
-            steps = max(2, self.defaults.steps)
-            sample = Request(**{**vars(self.defaults), "steps": steps}, prompts=("a sample",))
+            settings = {"steps": max(4, self.defaults.steps), "cache_interval": 2}
+            sample = Request(**{**vars(self.defaults), **settings}, prompts=("a sample",))
             slots = self.programs.encode(self._params, slots, {0: self._arrival(sample, 0)})
-            for _ in range(2):
-                slots, self._row_seconds = self._advance(slots, 1)
+            for row in range(4):
+                slots, self._row_seconds[row % 2] = self._advance(slots, 1)
                 self._decode(slots.latents, [0])
             self._slots = self.programs.encode(self._params, slots, {0: None})
         except Exception as error:  # such as a device without memory enough
@@ -357,12 +376,11 @@ class Engine:
         live = {i: occupant for i, occupant in enumerate(self._occupants) if occupant}
         if not live:
             return
-        rounds = self._rounds(live)
-        rows = min(occupant.rows_left for occupant in live.values())
-        rows = max(1, min(rows, round(CALL_SECONDS / (self._row_seconds * rounds))))
+        rows, rounds = self._next_rows(live)
         self._slots, seconds = self._advance(self._slots, rows)
         # The mean with what was known: a single call may have been held up by something else.
-        self._row_seconds = (self._row_seconds + seconds / (rows * rounds)) / 2
+        pace = seconds / (rounds @ self._row_seconds)
+        self._row_seconds[rounds > 0] *= (1 + pace) / 2
         for occupant in live.values():
             occupant.job._rows_left[occupant.place] -= rows
         self._deliver({i: o for i, o in live.items() if not o.rows_left})
@@ -374,21 +392,29 @@ class Engine:
         slots = jax.block_until_ready(self.programs.advance(self._params, slots, rows))
         return slots, max(time.monotonic() - begun, 1e-6)
 
-    def _rounds(self, live: Mapping[int, _Occupant]) -> int:
-        """How often the device with most to do runs the model for a row of each live slot."""
-        guided = self._on_devices(i for i, occupant in live.items() if occupant.guided)
-        others = self._on_devices(i for i, occupant in live.items() if not occupant.guided)
-        return max(-(-guided[device] // self._group) - (-others[device] // (2 * self._group))
-                   for device in guided | others)
+    def _next_rows(self, live: Mapping[int, _Occupant]) -> tuple[int, np.ndarray]:
+        """How many rows to take in each live slot, so that the call lasts about CALL_SECONDS and
+        none goes beyond its picture; and how often the device with most to do then evaluates the
+        whole model, and the shallow part of it [2].
+        """
+        most = min(occupant.rows_left for occupant in live.values())
+        on_devices: dict[int, list[np.ndarray]] = {}
+        for i, occupant in live.items():
+            on_devices.setdefault(self._device(i), []).append(occupant.kinds_left[:most])
+        rounds = [np.cumsum(_evaluations(np.stack(kinds), self._group), axis=1)
+                  for kinds in on_devices.values()]
+        rounds = max(rounds, key=lambda of_device: self._row_seconds @ of_device[:, -1])
+        seconds = self._row_seconds @ rounds
+        rows = max(1, int(np.sum(seconds <= CALL_SECONDS)))
+        return rows, rounds[:, rows - 1]
 
     def _most(self, slots: Iterable[int]) -> int:
         """How many of the slots are on the device that has most of them; 1 if there are none."""
-        return max(self._on_devices(slots).values(), default=1)
+        return max(Counter(map(self._device, slots)).values(), default=1)
 
-    def _on_devices(self, slots: Iterable[int]) -> Counter[int]:
-        """How many of the slots are on each device, by its number."""
-        share = self.programs.slots // self.mesh.size
-        return Counter(i // share for i in slots)
+    def _device(self, slot: int) -> int:
+        """The number of the device that the slot is on."""
+        return slot // (self.programs.slots // self.mesh.size)
 
     def _admit(self) -> dict[int, Arrival | None]:
         """Frees slots of cancelled pictures and fills free ones; what `encode` must be told."""
@@ -492,6 +518,16 @@ def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Settings
     if card.sampler:
         sampler, spacing = card.sampler, card.spacing
     return Settings(steps=card.steps, guidance=card.guidance, sampler=sampler, spacing=spacing)
+
+
+def _evaluations(kinds: np.ndarray, group: int) -> np.ndarray:
+    """How often a device evaluates the whole model, and the shallow part of it, in each row of its
+    slots: [2, R] of kinds [S, R], by the packing of `advance_slots`.
+    """
+    count = {kind: np.sum(kinds == kind, axis=0)
+             for kind in (ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW)}
+    return np.stack([-(-count[guided] // group) - (-count[alone] // (2 * group))
+                     for alone, guided in ((ALONE, GUIDED), (ALONE_SHALLOW, GUIDED_SHALLOW))])
 
 
 def _short(text: str) -> str:

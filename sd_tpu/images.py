@@ -4,7 +4,8 @@ The text chunk `parameters` is that of the stable-diffusion-webui by AUTOMATIC11
 most galleries and tools read: the prompt, `Negative prompt: ...`, and one line of settings. What
 that text cannot say without doubt (several prompts, a prompt that looks like settings, control
 characters) is said once more, exactly, as JSON in a field of the settings line, as are the
-settings that some of several pictures have on their own.
+settings that some of several pictures have on their own. What A1111 has no setting for is a field
+where it is not the default: "Guidance start", "Guidance stop" and "Cache interval".
 """
 
 import json
@@ -21,7 +22,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from sd_tpu.request import Request, RequestError, Settings, parse_number
+from sd_tpu.request import ACCELERATIONS, Request, RequestError, Settings, parse_number
 from sd_tpu.samplers import SAMPLERS
 
 VERSION = "0.1.0"
@@ -41,6 +42,8 @@ _NAMES = {
     **{name.lower(): key for key, name in _A1111_SAMPLERS.items()},
     **{key: key for key in SAMPLERS},
 }
+
+_ACCELERATIONS = {name: name.replace("_", " ").capitalize() for name in ACCELERATIONS}
 
 _NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
 _FIELD = re.compile(r'(?:^|,)\s*(\w[\w /-]*):\s*("(?:[^\\"]++|\\.)*+"|[^,]*+)\s*(?=,|$)')
@@ -185,9 +188,10 @@ def format_parameters(request: Request, model: str) -> str:
         "Steps": str(request.steps),
         "Sampler": _A1111_SAMPLERS.get(request.sampler, SAMPLERS[request.sampler].label),
         "Schedule type": (request.spacing or "").capitalize(),
-        "CFG scale": repr(request.guidance).removesuffix(".0"),
+        "CFG scale": _number(request.guidance),
         "Seed": str(request.seed),
         "Size": f"{request.width}x{request.height}",
+        **{_ACCELERATIONS[name]: _number(value) for name, value in request.accelerated().items()},
         "Model": model,
         "Version": f"sd_tpu {VERSION}",
     }
@@ -233,8 +237,14 @@ def parse_parameters(text: str) -> Request:
         "guidance": parse_number(fields["CFG scale"]),
         "sampler": sampler,
         "spacing": spacing,
+        **{name: parse_number(fields[label]) for name, label in _ACCELERATIONS.items()
+           if label in fields},
     }
     return Request.check(values, Settings(height=height, width=width))
+
+
+def _number(value: float) -> str:
+    return repr(value).removesuffix(".0")
 
 
 def _plain(text: str) -> str:

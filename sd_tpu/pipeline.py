@@ -23,6 +23,7 @@ from sd_tpu.denoise import (
     empty_slots,
     encode_slots,
     padded_rows,
+    row_kinds,
 )
 from sd_tpu.folders import cache_folder
 from sd_tpu.samplers import Table, default_sampler, make_table
@@ -218,13 +219,14 @@ class FlaxStableDiffusionPipeline:
         default_height, default_width = self.default_size
         shape = models.latent_shape(height or default_height, width or default_width)
         table = make_table(self.sampler, self.schedule, num_inference_steps, spacing=self.spacing)
-        rows = padded_rows(table)
+        rows, kinds = padded_rows(table), row_kinds(table, guidance_scale)
         negative = jnp.broadcast_to(self.prepare_inputs("")[0], prompt_ids.shape)
         arrivals = Arrivals(
             fresh=jnp.ones(count, bool),
             ids=jnp.stack([negative, prompt_ids], axis=1),
             guidance=jnp.full(count, guidance_scale, jnp.float32),
             rows=jnp.broadcast_to(rows, (count, *rows.shape)),
+            kinds=jnp.zeros((count, len(rows)), jnp.int32).at[:, : len(kinds)].set(kinds),
             end=jnp.full(count, len(table.rows), jnp.int32),
             key=_image_keys(prng_seed, count),
             start=jnp.zeros((count, *shape), jnp.float32),

@@ -16,8 +16,10 @@ MAX_PROMPTS = 8
 MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
 MAX_STEPS = 200
 MAX_GUIDANCE = 50.0
+MAX_CACHE_INTERVAL = 10  # evaluations; far fewer still look like the exact picture
 MAX_SEED = 2**32 - 1
 RANDOM = -1  # where a person gives a seed; a request has the one that was drawn
+ACCELERATIONS = ("guidance_start", "guidance_stop", "cache_interval")  # exact by default
 MAX_SHOWN = 60  # characters of a bad value in a sentence
 
 
@@ -34,8 +36,17 @@ class Settings:
     guidance: float = 7.5
     sampler: str = "dpmpp_2m"
     spacing: str | None = None  # None is the checkpoint's own
+    guidance_start: float = 0.0  # shares of the steps: guidance is applied between them only
+    guidance_stop: float = 1.0
+    cache_interval: int = 1  # every so many evaluations all of the UNet; reuse in between
     height: int = 512
     width: int = 512
+
+    def accelerated(self) -> dict[str, Any]:
+        """The settings that make it faster and not quite the same picture, by name; none are by
+        default."""
+        return {name: getattr(self, name) for name in ACCELERATIONS
+                if getattr(self, name) != getattr(Settings, name)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +58,9 @@ class Own:
     guidance: float | None = None
     sampler: str | None = None
     spacing: str | None = None  # "" is the checkpoint's own
+    guidance_start: float | None = None
+    guidance_stop: float | None = None
+    cache_interval: int | None = None
     seed: int | None = None
 
     def given(self) -> dict[str, Any]:
@@ -93,7 +107,7 @@ class Request(Settings):
             width=_whole(merged["width"], Sentence("Width"), 1, 1 << 16),
             **{name: check(merged[name], "") for name, check in _CHECKS.items()},
         )
-        _check_spacing(request, "")
+        _check_together(request, "")
         if (request.width, request.height) != (defaults.width, defaults.height):
             raise RequestError(
                 "Pictures of {width}x{height} were asked for; this server makes "
@@ -196,7 +210,7 @@ def _own(value: Any, place: int, common: Request) -> Own | None:
     if before.spacing not in SAMPLERS[given.get("sampler", before.sampler)].spacings:
         given.setdefault("spacing", None)
     after = dataclasses.replace(before, **given)
-    _check_spacing(after, of)
+    _check_together(after, of)
     differing = {name: getattr(after, name) for name in _CHECKS
                  if getattr(after, name) != getattr(before, name)}
     if differing.keys() & {"sampler", "spacing"}:
@@ -262,13 +276,12 @@ def _out_of_range(value: str, name: Sentence, least: int, most: int | str) -> Re
                         least=least, most=most, value=value)
 
 
-def _guidance(value: Any, of: str) -> float:
-    name = Sentence("Guidance{of}", of=of)
+def _number(value: Any, name: Sentence, most: float) -> float:
     if not _is_number(value):
         raise RequestError("{name} should be a number, not {value}.", name=name,
                            value=_shown(value))
-    if not 0 <= value <= MAX_GUIDANCE:
-        raise _out_of_range(f"{value:g}", name, 0, f"{MAX_GUIDANCE:g}")
+    if not 0 <= value <= most:
+        raise _out_of_range(f"{value:g}", name, 0, f"{most:g}")
     return float(value)
 
 
@@ -283,20 +296,29 @@ def _spacing(value: Any, of: str) -> str | None:
     return None if value in (None, "") else _one_of(value, Sentence("Spacing"), of, SPACINGS)
 
 
-def _check_spacing(request: Request, of: str) -> None:
+def _check_together(request: Request, of: str) -> None:
+    """Checks what only several settings together can say."""
     sampler = SAMPLERS[request.sampler]
     if request.spacing and request.spacing not in sampler.spacings:
         raise RequestError("{sampler}{of} has no {spacing} spacing; it has {known}.",
                            sampler=sampler.label, of=of, spacing=request.spacing,
                            known=", ".join(sampler.spacings))
+    start, stop = request.guidance_start, request.guidance_stop
+    if start >= stop:
+        raise RequestError("Guidance{of} should start before it stops, not start at {start} and "
+                           "stop at {stop}.", of=of, start=f"{start:g}", stop=f"{stop:g}")
 
 
 # What a picture can have on its own: a check of each, told the value and whose it is.
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "negative_prompt": lambda value, of: _text(value, Sentence("The negative prompt{of}", of=of)),
     "steps": lambda value, of: _whole(value, Sentence("Steps{of}", of=of), 1, MAX_STEPS),
-    "guidance": _guidance,
+    "guidance": lambda value, of: _number(value, Sentence("Guidance{of}", of=of), MAX_GUIDANCE),
     "sampler": lambda value, of: _one_of(value, Sentence("Sampler"), of, SAMPLERS),
     "spacing": _spacing,
+    "guidance_start": lambda value, of: _number(value, Sentence("Guidance start{of}", of=of), 1),
+    "guidance_stop": lambda value, of: _number(value, Sentence("Guidance stop{of}", of=of), 1),
+    "cache_interval": lambda value, of: _whole(value, Sentence("Cache interval{of}", of=of), 1,
+                                               MAX_CACHE_INTERVAL),
     "seed": lambda value, of: _whole(value, Sentence("Seed{of}", of=of), 0, MAX_SEED),
 }

@@ -11,9 +11,10 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
-from benchmarks import cpu, gpu, make_checkpoint, overhead, start
+from benchmarks import accelerations, cpu, gpu, make_checkpoint, overhead, start
 from benchmarks.report import memory, report, side_by_side
 from sd_tpu import FlaxStableDiffusionPipeline
+from training import evaluate
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +158,33 @@ def test_overhead(tmp_path):
         assert 0 < float(row["occupancy, %"]) <= 100
         if row["users"] == "4":
             assert float(row["gain in rows"]) > 1
+
+
+def test_accelerations(tmp_path):
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    single, ways = tables(accelerations, tmp_path, f"--model={tiny}", "--steps=6", "--pictures=2",
+                          "--groups=1", "--rounds=1").values()
+    assert float(single[0]["whole, s"]) > 0 < float(single[0]["shallow, s"])
+    assert [row[""] for row in ways] == list(accelerations.WAYS)
+    exact, *others = ways
+    assert float(exact["speed-up one by one"]) == 1 and float(exact["mean difference"]) == 0
+    assert all(float(row["one by one, s"]) > 0 < float(row["mean difference"]) for row in others)
+
+
+def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    (single,) = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups", "8",
+                       "--rounds=1").values()
+    assert [row[""] for row in single] == ["in eights"]
+
+
+def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
+    trial = evaluate.Trial([], ["a", "b", "c"], np.zeros((3, 8, 8, 3), np.uint8))
+    monkeypatch.setattr(accelerations.judge, "trained", lambda: None)
+    monkeypatch.setattr(evaluate.Trial, "of", lambda mix, count, seed: trial)
+    monkeypatch.setattr(accelerations, "draw", lambda engine, texts, **settings: settings)
+    monkeypatch.setattr(evaluate, "shares", lambda ask, trial, kind, settings: {
+        accelerations.JUDGED[kind]: 0.5 if settings else 1.0})
+    found = accelerations.judged(None, 3)
+    assert found["exact"] == {"one thing, %": 100, "two side by side, %": 100}
+    assert found["cache interval 2"] == {"one thing, %": 50, "two side by side, %": 50}

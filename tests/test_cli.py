@@ -49,8 +49,8 @@ def generated(checkpoints, tmp_path_factory):
     code, out, err = run(
         "generate", "--model", checkpoints["sd1"], "--prompt", "a cat, café 猫", "--prompt", "",
         "--prompt", LONG_PROMPT, "--negative", "blur", "--seed", 7, "--steps", 2,
-        "--sampler", "heun", "--spacing", "karras", "--guidance", 3.25, "--devices", 1,
-        "--out", folder,
+        "--sampler", "heun", "--spacing", "karras", "--guidance", 3.25, "--guidance-start", 0.25,
+        "--guidance-stop", 0.75, "--cache-interval", 2, "--devices", 1, "--out", folder,
     )
     left = [thread for thread in engine_threads() if thread not in before]
     return SimpleNamespace(folder=folder, code=code, out=out, err=err, left=left)
@@ -76,7 +76,8 @@ def test_the_grid_holds_the_pictures_in_their_places(generated):
 def test_each_file_carries_the_request_that_makes_it_again(generated):
     whole = Request(
         prompts=("a cat, café 猫", "", LONG_PROMPT.strip()), negative_prompt="blur", seed=7,
-        steps=2, sampler="heun", spacing="karras", guidance=3.25, width=32, height=32,
+        steps=2, sampler="heun", spacing="karras", guidance=3.25, guidance_start=0.25,
+        guidance_stop=0.75, cache_interval=2, width=32, height=32,
     )
     assert read_png(generated.folder / "grid.png") == whole
     assert read_png(generated.folder / "00.png") == whole.only(0)
@@ -196,6 +197,9 @@ REFUSALS = {
     "steps": (["--steps", "2.5"], "Steps should be a whole number, not 2.5."),
     "guidance": (["--guidance", "nan"], "Guidance should be a number, not 'nan'."),
     "seed": (["--seed", "-2"], "Seed should be from 0 to 4294967295, not -2."),
+    "guidance start": (["--guidance-start", "2"], "Guidance start should be from 0 to 1, not 2."),
+    "guidance stop": (["--guidance-stop", "x"], "Guidance stop should be a number, not 'x'."),
+    "cache interval": (["--cache-interval", "0"], "Cache interval should be from 1 to 10, not 0."),
     "sampler": (["--sampler", "x"], f"Sampler 'x' is unknown; there are {', '.join(SAMPLERS)}."),
     "spacing": (["--sampler", "lcm", "--spacing", "karras"], "LCM has no karras spacing; it has"),
     "spacing alone": (["--spacing", "karras"], "DDIM has no karras spacing; it has leading,"),

@@ -1,37 +1,59 @@
 """Slots and the three programs: compiled once, and an image depends on its own request alone."""
 
-from functools import cache
+import dataclasses
+from functools import cache, partial
+from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from diffusers.guiders import ClassifierFreeGuidance
+from flax import nnx
 
-from sd_tpu.denoise import Arrival, Programs
+from sd_tpu.denoise import (
+    ALONE,
+    ALONE_SHALLOW,
+    GUIDED,
+    GUIDED_SHALLOW,
+    MAX_ROWS,
+    Arrival,
+    Programs,
+    gaussian,
+    row_kinds,
+)
 from sd_tpu.models import UNet2DConditionModel
-from sd_tpu.samplers import make_table
+from sd_tpu.models.unet import timestep_encoding
+from sd_tpu.samplers import COLUMNS, SAMPLERS, make_table
+from sd_tpu.schedule import NoiseSchedule
 from sd_tpu.sharding import make_mesh, replicated
 
 ALL = 10**6  # rows: more than any table has
 
-# (prompt, negative prompt, sampler, spacing, steps, guidance, seed): nothing in common
+PART = dict(guidance_start=0.3, guidance_stop=0.8)
+
+# (prompt, negative prompt, sampler, spacing, steps, guidance, seed, what is not exact): nothing in
+# common
 DIFFERENT = [
-    ("a cat", "", "ddim", None, 7, 7.5, 1),
-    ("a dog", "ugly", "euler_ancestral", "trailing", 4, 3.0, 2),
-    ("", "", "heun", "karras", 5, 1.0, 3),
-    ("a castle in the clouds", "fog", "pndm", None, 9, 12.0, 4),
-    ("a red house", "", "dpmpp_2m_sde", "karras", 6, 5.0, 5),
-    ("two birds", "blurry", "unipc", None, 8, 0.0, 6),
-    ("one bird", "", "lcm", None, 3, 2.0, 2**32 - 1),
-    ("a very small ship", "large", "dpmpp_2s", None, 10, 7.5, 8),
+    ("a cat", "", "ddim", None, 7, 7.5, 1, {}),
+    ("a dog", "ugly", "euler_ancestral", "trailing", 4, 3.0, 2, dict(cache_interval=2)),
+    ("", "", "heun", "karras", 5, 1.0, 3, dict(cache_interval=3)),
+    ("a castle in the clouds", "fog", "pndm", None, 9, 12.0, 4, dict(guidance_stop=0.5)),
+    ("a red house", "", "dpmpp_2m_sde", "karras", 6, 5.0, 5, dict(cache_interval=4, **PART)),
+    ("two birds", "blurry", "unipc", None, 8, 0.0, 6, {}),
+    ("one bird", "", "lcm", None, 3, 2.0, 2**32 - 1, dict(guidance_start=0.4)),
+    ("a very small ship", "large", "dpmpp_2s", None, 10, 7.5, 8, {}),
 ]
 
 
-def arrival(pipeline, prompt, negative, sampler, spacing, steps, guidance, seed) -> Arrival:
+def arrival(pipeline, prompt, negative, sampler, spacing, steps, guidance, seed,
+            inexact=MappingProxyType({})) -> Arrival:
     return Arrival(
         ids=pipeline.prepare_inputs([negative, prompt]),
         table=make_table(sampler, pipeline.schedule, steps, spacing=spacing),
         guidance=guidance,
         key=np.asarray(jax.random.PRNGKey(seed)),
+        **inexact,
     )
 
 
@@ -146,13 +168,7 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
 ])
 def test_what_is_not_guided_shares_evaluations_two_by_two(sd1, monkeypatch, group, cases):
     pipeline, params = sd1
-    evaluations = []
-
-    def counted(self, *inputs, evaluate=UNet2DConditionModel.__call__):
-        jax.debug.callback(lambda: evaluations.append(len(inputs[0])))
-        return evaluate(self, *inputs)
-
-    monkeypatch.setattr(UNet2DConditionModel, "__call__", counted)
+    evaluations = counted(monkeypatch)
     programs = make_programs(pipeline, 1, group)
     params = jax.device_put(params, replicated(programs.mesh))
     for guidances, rounds in cases:
@@ -160,7 +176,65 @@ def test_what_is_not_guided_shares_evaluations_two_by_two(sd1, monkeypatch, grou
         draw(programs, params, {i: arrival(pipeline, "a cat", "a dog", "ddim", None, 3, guidance, i)
                                 for i, guidance in enumerate(guidances)})
         jax.effects_barrier()
-        assert evaluations == [2 * group] * (3 * rounds), guidances
+        assert evaluations == [("whole", 2 * group)] * (3 * rounds), guidances
+
+
+def counted(monkeypatch) -> list[tuple[str, int]]:
+    """A list that each evaluation from now on is added to: its kind and the size of its batch."""
+    evaluations = []
+
+    def count(kind: str):
+        evaluate = getattr(UNet2DConditionModel, kind)
+
+        def counting(self, *inputs):
+            jax.debug.callback(lambda: evaluations.append((kind, len(inputs[0]))))
+            return evaluate(self, *inputs)
+
+        monkeypatch.setattr(UNet2DConditionModel, kind, counting)
+
+    count("whole")
+    count("shallow")
+    return evaluations
+
+
+STOPS, REUSES = dict(guidance_stop=0.5), dict(cache_interval=2)
+
+
+@pytest.mark.parametrize("group, inexact, whole, shallow", [
+    (1, [STOPS], 4, 0),
+    (1, [STOPS] * 2, 2 * 2 + 2 * 1, 0),
+    (1, [STOPS, dict(guidance_start=0.5)], 4 * 2, 0),
+    (1, [REUSES], 2, 2),
+    (1, [REUSES] * 4, 2 * 4, 2 * 4),
+    (1, [REUSES, {}], 4 + 2, 2),
+    (1, [dict(cache_interval=4, guidance_stop=0.5)] * 2, 2, 2 + 1 + 1),
+    (4, [REUSES, {}, STOPS], 2 * 1 + 2 * 2, 2),
+    (4, [STOPS] * 8, 2 * 2 + 2 * 1, 0),
+])
+def test_only_what_is_asked_for_is_evaluated_and_packed_anew_when_that_changes(
+    sd1, monkeypatch, group, inexact, whole, shallow
+):
+    pipeline, params = sd1
+    evaluations = counted(monkeypatch)
+    programs = make_programs(pipeline, 1, group)
+    params = jax.device_put(params, replicated(programs.mesh))
+    draw(programs, params, {i: arrival(pipeline, "a cat", "a dog", "ddim", None, 4, 3.0, i, each)
+                            for i, each in enumerate(inexact)})
+    jax.effects_barrier()
+    assert {size for _, size in evaluations} == {2 * group}
+    kinds = [kind for kind, _ in evaluations]
+    assert (kinds.count("whole"), kinds.count("shallow")) == (whole, shallow)
+
+
+def test_what_has_ended_leaves_its_evaluations_to_the_others(sd1, monkeypatch):
+    pipeline, params = sd1
+    evaluations = counted(monkeypatch)
+    programs = make_programs(pipeline, 1)
+    params = jax.device_put(params, replicated(programs.mesh))
+    draw(programs, params, {i: arrival(pipeline, "a cat", "", "ddim", None, steps, 1.0, i)
+                            for i, steps in enumerate((2, 5, 2, 5))})
+    jax.effects_barrier()
+    assert len(evaluations) == 2 * 2 + 3 * 1
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):
@@ -181,3 +255,147 @@ def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs
     pipeline, _ = sd1
     with pytest.raises(ValueError, match=r"30x32 is not possible.*multiples of 4"):
         Programs(pipeline.models, make_mesh(), slots=8, height=32, width=30)
+
+
+# --- guidance in an interval, and features that are reused --------------------------------------
+
+
+def plain_unet(unet, x, t, text, deep=None):
+    """The whole UNet, layer by layer, where `deep` replaces what enters its last layer; also that
+    what entered it."""
+    config = unet.config
+    time = unet.time_embedding(timestep_encoding(
+        t, config.block_out_channels[0], config.flip_sin_to_cos, config.freq_shift))
+    x = unet.conv_in(x)
+    skips = [x]
+    for block in unet.down_blocks:
+        x, outputs = block.down(x, time, text)
+        skips += outputs
+    x = unet.mid_block(x, time, text)
+    for block in unet.up_blocks:
+        for i, resnet in enumerate(block.resnets):
+            if resnet is unet.up_blocks[-1].resnets[-1]:
+                x = deep = x if deep is None else deep
+            x = resnet(jnp.concatenate([x, skips.pop()], axis=-1), time)
+            x = block.attentions[i](x, text) if hasattr(block, "attentions") else x
+        if hasattr(block, "upsamplers"):
+            x = block.upsamplers[0](x)
+    return unet.conv_out(nnx.silu(unet.conv_norm_out(x))), deep
+
+
+@pytest.fixture(scope="module")
+def compiled_plainly(drawn):
+    """The text encoder and the plain UNet."""
+    (pipeline, params, _), _ = drawn("one device")
+    encoder = nnx.merge(pipeline.models.text_encoder, params["text_encoder"])
+    unet = nnx.merge(pipeline.models.unet, params["unet"])
+    return jax.jit(encoder), jax.jit(partial(plain_unet, unet))
+
+
+def drawn_plainly(compiled, shape, arrival: Arrival, guided: set[int], whole: set[int]):
+    """Latents [h, w, C] made row by row, with one text at a time: guidance in the rows `guided`,
+    and features reused in those that are not `whole`."""
+    encode, evaluate = compiled
+    texts = encode(arrival.ids)
+    x = arrival.table.init_noise_sigma * gaussian(arrival.key, shape)
+    history, deep = jnp.zeros((5, *shape)), [None, None]
+    for i, row in enumerate(arrival.table.rows.astype(np.float32)):
+        c = dict(zip(COLUMNS, row, strict=True))
+        out = [None, None]
+        for text in (0, 1) if i in guided else (1,):
+            reused = None if i in whole else deep[text]
+            out[text], deep[text] = evaluate(
+                c["c_in"] * x[None], jnp.full(1, c["t"]), texts[text : text + 1], reused)
+        negative, positive = out
+        out = positive[0]
+        if i in guided:
+            out = (negative + arrival.guidance * (positive - negative))[0]
+        history = jnp.concatenate([(c["u"] * x + c["v"] * out)[None], history[:-1]])
+        noise = gaussian(jax.random.fold_in(arrival.key, i), shape)
+        x = c["a"] * x + sum(c[f"b{k}"] * history[k] for k in range(5)) + c["s"] * noise
+    return x
+
+
+ROWS = set(range(8))
+
+
+@pytest.mark.parametrize("sampler, steps, inexact, guided, whole", [
+    ("dpmpp_2m", 8, {}, ROWS, ROWS),
+    ("dpmpp_2m", 8, PART, {2, 3, 4, 5}, ROWS),
+    ("euler_ancestral", 8, dict(guidance_stop=0.5), {0, 1, 2, 3}, ROWS),
+    ("ddim", 8, dict(cache_interval=3), ROWS, {0, 3, 6}),
+    ("dpmpp_2m", 8, dict(cache_interval=4, **PART), {2, 3, 4, 5}, {0, 2, 4}),
+    ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 4}),
+    ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 2, 4, 6}),
+])
+def test_a_picture_is_what_a_plain_loop_makes_of_it(drawn, compiled_plainly, sampler, steps,
+                                                    inexact, guided, whole):
+    (pipeline, params, programs), _ = drawn("one device")
+    plainly = partial(drawn_plainly, compiled_plainly, programs.latent_shape)
+    ours = arrival(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
+    slots = programs.encode(params, programs.empty(), {3: ours})
+    slots = programs.advance(params, slots, ALL)
+    plain = plainly(ours, guided, whole)
+    np.testing.assert_allclose(slots.latents[3], plain, atol=2e-4)
+    if inexact:
+        exact = plainly(ours, ROWS, ROWS)
+        assert float(abs(exact - plain).max()) > 0.01, "nothing was at stake"
+
+
+def test_an_interval_of_all_and_a_cache_of_none_give_the_exact_bytes(on, together):
+    pipeline, params, programs = on
+    exact = dict(guidance_start=0.0, guidance_stop=1.0, cache_interval=1)
+    image = draw(programs, params, {5: arrival(pipeline, *DIFFERENT[0][:-1], exact)})[5]
+    assert np.array_equal(image, together[0])
+    # Here 0.1 of seven steps is none, and of pictures without guidance none is left out.
+    image = draw(programs, params, {2: arrival(pipeline, *DIFFERENT[0][:-1],
+                                               dict(guidance_start=0.1))})[2]
+    assert np.array_equal(image, together[0])
+    image = draw(programs, params, {2: arrival(pipeline, *DIFFERENT[5][:-1], PART)})[2]
+    assert np.array_equal(image, together[5])
+
+
+@pytest.mark.parametrize("start, stop", [(0.0, 1.0), (0.0, 0.5), (0.2, 0.8), (0.29, 0.57),
+                                         (0.33, 1.0), (0.5, 0.51), (0.99, 1.0)])
+@pytest.mark.parametrize("steps", [1, 7, 20, 100])
+def test_guidance_is_in_the_steps_in_which_diffusers_guides(start, stop, steps):
+    guider = ClassifierFreeGuidance(guidance_scale=7.5, start=start, stop=stop)
+    theirs = []
+    for step in range(steps):
+        guider.set_state(step=step, num_inference_steps=steps, timestep=None)
+        theirs.append(guider.num_conditions == 2)
+    table = make_table("ddim", NoiseSchedule.from_config(SCHEDULE), steps)
+    kinds = row_kinds(table, 7.5, start=start, stop=stop)
+    assert np.array_equal(kinds == GUIDED, theirs) and set(kinds) <= {ALONE, GUIDED}
+
+
+SCHEDULE = {"_class_name": "DDIMScheduler", "beta_start": 0.00085, "beta_end": 0.012,
+            "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_all_rows_of_a_step_are_alike_and_the_last_is_guided_unless_it_is_left_out(sampler):
+    table = make_table(sampler, NoiseSchedule.from_config(SCHEDULE), 10)
+    guided = row_kinds(table, 3.0, start=0.3, stop=0.7) == GUIDED
+    assert set(table.step[guided]) == {3, 4, 5, 6}
+    assert set(table.step[~guided]) == {0, 1, 2, 7, 8, 9}
+    assert (row_kinds(table, 3.0, start=0.5)[-1], row_kinds(table, 3.0)[-1]) == (GUIDED, GUIDED)
+
+
+def test_the_row_in_which_guidance_begins_is_evaluated_as_a_whole():
+    table = make_table("ddim", NoiseSchedule.from_config(SCHEDULE), 8)
+    kinds = row_kinds(table, 3.0, start=0.25, stop=0.75, interval=4)
+    assert kinds.tolist() == [ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW, GUIDED, GUIDED_SHALLOW,
+                              ALONE_SHALLOW, ALONE_SHALLOW]
+    alone = row_kinds(table, 1.0, start=0.25, interval=4)
+    assert alone.tolist() == [ALONE, *[ALONE_SHALLOW] * 3] * 2
+
+
+def test_the_longest_table_of_all_ends_with_its_last_row(on):
+    pipeline, params, programs = on
+    long = arrival(pipeline, "a cat", "", "ddim", None, 10, 1.0, 0)
+    rows = np.resize(long.table.rows, (MAX_ROWS, len(COLUMNS)))
+    table = dataclasses.replace(long.table, rows=rows, step=np.arange(MAX_ROWS))
+    slots = programs.encode(params, programs.empty(), {0: dataclasses.replace(long, table=table)})
+    slots = programs.advance(params, slots.replace(row=slots.row.at[0].set(MAX_ROWS - 3)), ALL)
+    assert int(slots.row[0]) == MAX_ROWS

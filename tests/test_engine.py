@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from sd_tpu import engine as engine_module
+from sd_tpu.denoise import ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW
 from sd_tpu.engine import Cancelled, Done, Engine, Failed, ImageReady, Progress, Queued
 from sd_tpu.images import read_png
-from sd_tpu.request import Request, RequestError
+from sd_tpu.request import Request, RequestError, Settings
 from sd_tpu.samplers import SAMPLERS, make_table
 
 EIGHT = [f"{n} cats" for n in range(8)]
@@ -211,10 +212,12 @@ def test_a_long_negative_prompt_is_told_by_whose_it_is_and_only_if_it_is_used(en
 
 
 def differing(engine, seed: int, count: int) -> Request:
-    """A request whose pictures have different samplers, steps, guidances, negatives and seeds."""
+    """A request whose pictures have different settings, exact ones and others."""
     samplers = [*SAMPLERS, *SAMPLERS][seed : seed + count]
     own = [dict(sampler=sampler, steps=2 + place, guidance=0.5 * place, seed=100 * place + seed,
-                negative_prompt="fog " * place) for place, sampler in enumerate(samplers)]
+                negative_prompt="fog " * place, guidance_start=0.1 * (place % 3),
+                guidance_stop=1 - 0.2 * (place % 4), cache_interval=1 + place % 3)
+           for place, sampler in enumerate(samplers)]
     return ask(engine, EIGHT[:count], seed=seed, own=own)
 
 
@@ -231,7 +234,8 @@ def test_each_picture_of_a_request_with_own_settings_is_that_of_the_same_request
 
 @pytest.mark.parametrize("name, value", [
     ("steps", 9), ("guidance", 2.0), ("sampler", "heun"), ("spacing", "trailing"), ("seed", 9),
-    ("negative_prompt", "fog"),
+    ("negative_prompt", "fog"), ("guidance_start", 0.3), ("guidance_stop", 0.7),
+    ("cache_interval", 2),
 ])
 def test_each_own_setting_changes_its_picture_and_no_other(engine, name, value):
     common = pictures(engine.submit(ask(engine, ["a cat"] * 2)))
@@ -259,6 +263,19 @@ def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
         engine.submit(ask(engine, ["a", "b"], sampler="lcm", steps=150))
 
 
+def counting(devices: int = 1, group: int = 1, seconds=(1e-6, 1e-6)) -> Engine:
+    """An engine without a thread, to count evaluations with; `seconds` of each kind."""
+    engine = object.__new__(Engine)
+    engine.mesh, engine.programs = SimpleNamespace(size=devices), SimpleNamespace(slots=8)
+    engine._group, engine._row_seconds = group, np.array(seconds)
+    return engine
+
+
+def living(*kinds: int) -> SimpleNamespace:
+    """What occupies a slot, with those rows still to be taken."""
+    return SimpleNamespace(kinds_left=np.array(kinds), rows_left=len(kinds))
+
+
 @pytest.mark.parametrize("devices, group, guidances, rounds", [
     (1, 1, {0: 7.5, 1: 1.0}, 2), (1, 1, {0: 1.0, 5: 0.0, 7: 1.0}, 2), (1, 1, {3: 1.5}, 1),
     (1, 4, dict.fromkeys(range(8), 7.5), 2), (1, 4, dict.fromkeys(range(8), 1.0), 1),
@@ -266,11 +283,37 @@ def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
     (8, 1, dict.fromkeys(range(8), 7.5), 1), (4, 1, {0: 7.5, 1: 7.5, 7: 1.0}, 2),
 ])
 def test_rounds_are_those_of_the_device_with_most_to_do(devices, group, guidances, rounds):
-    engine = object.__new__(Engine)
-    engine.mesh, engine.programs = SimpleNamespace(size=devices), SimpleNamespace(slots=8)
-    engine._group = group
-    live = {i: SimpleNamespace(guided=guidance > 1) for i, guidance in guidances.items()}
-    assert engine._rounds(live) == rounds
+    live = {i: living(GUIDED if guidance > 1 else ALONE) for i, guidance in guidances.items()}
+    rows, taken = counting(devices, group)._next_rows(live)
+    assert (rows, taken.tolist()) == (1, [rounds, 0])
+
+
+def test_rounds_are_whole_and_shallow_ones_row_by_row():
+    live = {0: living(GUIDED, GUIDED_SHALLOW, ALONE, ALONE_SHALLOW),
+            1: living(GUIDED, GUIDED, ALONE, ALONE, ALONE),
+            5: living(ALONE, ALONE_SHALLOW, ALONE, ALONE_SHALLOW, GUIDED)}
+    rows, taken = counting()._next_rows(live)
+    assert (rows, taken.tolist()) == (4, [3 + 1 + 2 + 1, 0 + 2 + 0 + 1])
+    rows, taken = counting(devices=8, seconds=(1e-3, 1e-4))._next_rows(live)
+    assert (rows, taken.tolist()) == (4, [4, 0]), "each has a device, and one reuses nothing"
+
+
+@pytest.mark.parametrize("seconds, rows", [
+    ((0.1, 0.001), 2), ((0.3, 0.3), 1), ((0.06, 0.006), 6), ((0.001, 0.0), 18),
+])
+def test_a_call_takes_as_many_rows_as_its_time_has_room_for(seconds, rows):
+    live = {0: living(*[GUIDED, GUIDED_SHALLOW] * 9)}
+    assert counting(seconds=seconds)._next_rows(live)[0] == rows
+
+
+def test_what_a_picture_takes_counts_whole_and_shallow_evaluations(engine):
+    engine.ready.wait()
+    exact, reusing = (engine.seconds(Settings(steps=100, sampler="ddim", cache_interval=interval))
+                      for interval in (1, 4))
+    whole, shallow = engine._row_seconds
+    assert whole > 0 < shallow
+    assert exact == pytest.approx(100 * whole + engine._decode_seconds)
+    assert reusing == pytest.approx(25 * whole + 75 * shallow + engine._decode_seconds)
 
 
 def test_nothing_was_compiled_again_by_all_this(engine):

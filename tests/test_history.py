@@ -1,5 +1,7 @@
 """What a browser made: kept over restarts and kills, for its eyes only, within limits."""
 
+import dataclasses
+import json
 import logging
 import os
 import sqlite3
@@ -16,7 +18,7 @@ import pytest
 from sd_tpu import history as history_module
 from sd_tpu.history import ORPHAN_SECONDS, Entry, History, HistoryError
 from sd_tpu.images import read_png, to_png
-from sd_tpu.request import Own, Request
+from sd_tpu.request import ACCELERATIONS, Own, Request
 
 ANNA, BEN = "anna" * 8, "ben " * 8
 REQUEST = Request(prompts=("a cat, café 猫",), seed=2**32 - 1, negative_prompt="fog", spacing=None)
@@ -66,6 +68,14 @@ def test_a_request_of_one_prompt_with_own_settings_is_kept_as_what_made_the_pict
     assert history.entries(ANNA)[0].request == mixed.only(0)
     with pytest.raises(ValueError, match="one prompt"):
         history.add(ANNA, PNG, Request(prompts=("a", "b")))
+
+
+def test_what_was_kept_before_a_setting_was_invented_has_its_default(history):
+    entry = history.add(ANNA, PNG, dataclasses.replace(REQUEST, cache_interval=3))
+    assert history.entries(ANNA)[0].request.cache_interval == 3
+    older = {name: value for name, value in vars(REQUEST).items() if name not in ACCELERATIONS}
+    history._ask("UPDATE pictures SET request = ? WHERE id = ?", (json.dumps(older), entry.id))
+    assert history.entries(ANNA)[0].request == REQUEST
 
 
 def test_pictures_are_listed_newest_first_and_page_by_page(history):

@@ -51,6 +51,8 @@ def owns(draw, common: str) -> dict | None:
     values = draw(st.fixed_dictionaries({}, optional={
         "negative_prompt": texts, "steps": st.integers(1, 200), "guidance": st.floats(0, 50),
         "sampler": st.sampled_from(list(SAMPLERS)), "seed": st.integers(0, 2**32 - 1),
+        "guidance_start": st.floats(0, 0.5, exclude_max=True), "guidance_stop": st.floats(0.5, 1),
+        "cache_interval": st.integers(1, 10),
     }))
     spacings = SAMPLERS[values.get("sampler", common)].spacings
     if draw(st.booleans()):
@@ -73,6 +75,9 @@ def requests(draw) -> Request:
         "guidance": draw(st.floats(0, 50)),
         "sampler": sampler,
         "spacing": draw(st.sampled_from(["", *SAMPLERS[sampler].spacings])),
+        "guidance_start": draw(st.just(0.0) | st.floats(0, 0.5, exclude_max=True)),
+        "guidance_stop": draw(st.just(1.0) | st.floats(0.5, 1)),
+        "cache_interval": draw(st.integers(1, 10)),
         "own": draw(st.lists(owns(sampler), max_size=len(prompts))),
     }
     sides = st.integers(1, 1 << 16)
@@ -120,6 +125,18 @@ def test_exact_fields_are_there_only_where_the_plain_text_is_not_enough(prompts,
     line = format_parameters(request, "m").splitlines()[-1]
     assert [name for name in ("Prompts", "Negative") if f", {name}: \"" in line] == names
     assert parse_parameters(format_parameters(request, "m")) == request
+
+
+def test_what_a1111_has_no_setting_for_is_written_only_where_it_is_not_the_default():
+    exact = format_parameters(REQUEST, "model")
+    assert "Guidance" not in exact and "Cache" not in exact
+    request = dataclasses.replace(REQUEST, guidance_start=0.25, guidance_stop=0.75,
+                                  cache_interval=3)
+    text = format_parameters(request, "model")
+    assert "Guidance start: 0.25, Guidance stop: 0.75, Cache interval: 3, Model: model" in text
+    assert parse_parameters(text) == request and parse_parameters(exact) == REQUEST
+    with pytest.raises(RequestError, match="Cache interval should be from 1 to 10, not 0"):
+        parse_parameters(text.replace("Cache interval: 3", "Cache interval: 0"))
 
 
 def test_the_text_of_several_prompts_shows_them_to_people_too():

@@ -17,12 +17,13 @@ from sd_tpu.request import MAX_SEED, Request
 def test_programs_get_pictures_in_their_places_and_the_seed(client):
     pictures, seed, sentence = client.predict(
         ["first", "", "third"], seed=5, steps=2, guidance=2.5, sampler="euler", spacing="karras",
-        negative_prompt="blur", api_name="/generate",
+        negative_prompt="blur", guidance_stop=0.5, cache_interval=2, api_name="/generate",
     )
     assert (pictures[1], seed) == (None, 5) and sentence.startswith("Done in")
     asked = read_png(Path(pictures[2]).read_bytes())
     assert asked == Request(prompts=("third",), seed=7, steps=2, guidance=2.5, sampler="euler",
-                            spacing="karras", negative_prompt="blur", height=32, width=32)
+                            spacing="karras", negative_prompt="blur", guidance_stop=0.5,
+                            cache_interval=2, height=32, width=32)
 
 
 def test_programs_give_single_pictures_settings_of_their_own(client):
@@ -54,6 +55,8 @@ def test_programs_follow_a_run_and_can_end_it(client, page_engine):
     ({"prompts": "a"}, "The prompts should be a list of texts."),
     ({"prompts": ["a"], "seed": -2}, f"Seed should be from 0 to {MAX_SEED}, not -2."),
     ({"prompts": ["a"], "steps": "many"}, "Steps should be a whole number, not 'many'."),
+    ({"prompts": ["a"], "guidance_start": 0.5, "guidance_stop": 0.5},
+     "Guidance should start before it stops, not start at 0.5 and stop at 0.5."),
     ({"prompts": ["a"], "sampler": "magic"}, "Sampler 'magic' is unknown; there are ddim, "),
     ({"prompts": ["a", "b"], "own": [None, {"steps": 0}]},
      "Steps of prompt 2 should be from 1 to 200, not 0."),
@@ -95,7 +98,7 @@ def test_the_endpoints_are_documented(client):
     assert set(endpoints) == {"/generate", "/samplers", "/read_metadata"}
     names = [each["parameter_name"] for each in endpoints["/generate"]["parameters"]]
     assert names == ["prompts", "seed", "negative_prompt", "steps", "guidance", "sampler",
-                     "spacing", "own"]
+                     "spacing", "own", "guidance_start", "guidance_stop", "cache_interval"]
     names = [each["parameter_name"] for each in endpoints["/read_metadata"]["parameters"]]
     assert names == ["picture"]
 

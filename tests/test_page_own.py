@@ -44,7 +44,10 @@ REQUESTS = [
             own=(Own(sampler="euler", spacing=""), Own(spacing="linspace"))),
     Request(prompts=("é" * MAX_PROMPT_LENGTH,) * 8, own=tuple(
         Own(negative_prompt=f"{i}" + "é" * (MAX_PROMPT_LENGTH - 1), steps=i, guidance=1.5, seed=i,
-            sampler="lms", spacing="karras") for i in range(1, 9))),
+            sampler="lms", spacing="karras", guidance_start=0.01 * i, guidance_stop=0.9,
+            cache_interval=i + 1) for i in range(1, 9))),
+    Request(prompts=("a", "b"), guidance_stop=0.5, cache_interval=3, own=(None, Own(
+        guidance_start=0.25, guidance_stop=1.0, cache_interval=1))),
 ]
 
 

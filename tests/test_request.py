@@ -57,6 +57,20 @@ REFUSALS = {
     "size": (dict(width=512, height=512),
              "Pictures of 512x512 were asked for; this server makes 96x64."),
     "width -1": (dict(width=-1), "Width should be from 1 to 65536, not -1."),
+    "guidance start over": (dict(guidance_start=1.5),
+                            "Guidance start should be from 0 to 1, not 1.5."),
+    "guidance stop negative": (dict(guidance_stop=-0.5),
+                               "Guidance stop should be from 0 to 1, not -0.5."),
+    "guidance stop text": (dict(guidance_stop="x"), "Guidance stop should be a number, not 'x'."),
+    "guidance stops first": (dict(guidance_start=0.75, guidance_stop=0.5),
+                             "Guidance should start before it stops, not start at 0.75 and stop "
+                             "at 0.5."),
+    "guidance of no steps": (dict(guidance_start=1), "Guidance should start before it stops, not "
+                             "start at 1 and stop at 1."),
+    "cache interval 0": (dict(cache_interval=0), "Cache interval should be from 1 to 10, not 0."),
+    "cache interval over": (dict(cache_interval=11), "Cache interval should be from 1 to 10, not"),
+    "cache interval 1.5": (dict(cache_interval=1.5),
+                           "Cache interval should be a whole number, not 1.5."),
     "unknown keys": (dict(cfg=1, beta=2), "Unknown settings: beta, cfg."),
     "own text": (dict(own="steps"), "The own settings should be a list, one of each prompt."),
     "own by name": (dict(own={"steps": 3}), "The own settings should be a list, one of each"),
@@ -81,6 +95,11 @@ OWN_REFUSALS = {
     "no such spacing here": (dict(spacing="karras"), "DDIM of prompt 3 has no karras spacing; it"),
     "negative": (dict(negative_prompt=3), "The negative prompt of prompt 3 should be text, not "),
     "long negative": (dict(negative_prompt="a" * 5000), "The negative prompt of prompt 3 has 5000"),
+    "guidance start": (dict(guidance_start=-1), "Guidance start of prompt 3 should be from 0 to 1"),
+    "guidance stop": (dict(guidance_stop="x"), "Guidance stop of prompt 3 should be a number, not"),
+    "guidance stops first": (dict(guidance_stop=0), "Guidance of prompt 3 should start before it "
+                             "stops, not start at 0 and stop at 0."),
+    "cache interval": (dict(cache_interval=0), "Cache interval of prompt 3 should be from 1 to 10"),
 }
 
 
@@ -123,6 +142,8 @@ def test_the_limits_themselves_are_accepted():
     request = check(prompts=["a" * 4000] * 8, seed=MAX_SEED, steps=200, guidance=50)
     assert (request.seed, request.steps, request.guidance) == (MAX_SEED, 200, 50.0)
     assert check(seed=0, steps=1, guidance=0).guidance == 0.0
+    request = check(guidance_start=0, guidance_stop=1, cache_interval=10)
+    assert (request.guidance_start, request.guidance_stop, request.cache_interval) == (0, 1, 10)
 
 
 def test_the_default_spacing_is_not_forced_on_another_sampler():
@@ -169,7 +190,7 @@ def test_only_is_the_request_that_makes_one_picture_again():
 
 def test_a_picture_takes_its_own_settings_and_the_common_ones_where_it_has_none():
     own = dict(negative_prompt=" fog ", steps=9, guidance=2, sampler="heun", spacing="karras",
-               seed=77)
+               guidance_start=0.1, guidance_stop=0.9, cache_interval=3, seed=77)
     request = check(prompts=["a", "b", "c"], seed=3, steps=5, own=[None, own, {"steps": 7}])
     assert request.only(0) == check(prompts=["a"], seed=3, steps=5)
     assert request.only(1) == check(prompts=["b"], **own)
@@ -217,3 +238,16 @@ def test_checking_a_request_with_own_settings_again_changes_nothing():
 def test_a_request_of_one_picture_has_no_own_settings_left():
     request = check(own=[{"steps": 3, "seed": 8}])
     assert request.only(0).own == () and request.only(0).only(0) == request.only(0)
+
+
+def test_settings_that_are_not_exact_are_told_by_name_and_none_are_by_default():
+    assert check().accelerated() == {}
+    assert check(guidance_stop=0.5, cache_interval=1).accelerated() == {"guidance_stop": 0.5}
+    request = check(prompts=["a", "b"], cache_interval=3, own=[None, {"cache_interval": 1}])
+    assert request.own == (None, Own(cache_interval=1))
+    assert [request.only(place).accelerated() for place in range(2)] == [{"cache_interval": 3}, {}]
+
+
+def test_an_own_start_of_guidance_is_held_against_the_common_stop():
+    with pytest.raises(RequestError, match=r"^Guidance of prompt 2 should start before it stops"):
+        check(prompts=["a", "b"], guidance_stop=0.5, own=[None, {"guidance_start": 0.5}])

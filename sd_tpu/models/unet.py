@@ -72,19 +72,42 @@ class UNet2DConditionModel(nnx.Module):
         Returns:
             [B, h, w, out_channels] float32.
         """
-        config = self.config
-        time = timestep_encoding(timesteps, config.block_out_channels[0],
-                                 config.flip_sin_to_cos, config.freq_shift)
-        time = self.time_embedding(time.astype(self.dtype))
-        text = text.astype(self.dtype)
+        return self.whole(latents, timesteps, text)[0]
+
+    def whole(self, latents: jax.Array, timesteps: jax.Array,
+              text: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The prediction, and the features [B, h, w, block_out_channels[0]] of this model's dtype
+        that enter the last of all layers, which `shallow` takes at a timestep close by."""
+        time, text = self._conditions(timesteps, text)
         x = self.conv_in(latents.astype(self.dtype))
         skips = [x]
         for block in self.down_blocks:
             x, outputs = block.down(x, time, text)
             skips += outputs
         x = self.mid_block(x, time, text)
-        for block in self.up_blocks:
+        *blocks, last = self.up_blocks
+        for block in blocks:
             x = block.up(x, time, text, skips)
+        deep = last.up_to_last(x, time, text, skips)
+        return self._end(last.up_last(deep, time, text, skips)), deep
+
+    def shallow(self, latents: jax.Array, timesteps: jax.Array, text: jax.Array,
+                deep: jax.Array) -> jax.Array:
+        """The prediction with the features `deep` of an earlier one of the same picture and text:
+        only the first and the last layer are evaluated, as in DeepCache (Ma et al. 2023,
+        arXiv:2312.00858)."""
+        time, text = self._conditions(timesteps, text)
+        skips = [self.conv_in(latents.astype(self.dtype))]
+        return self._end(self.up_blocks[-1].up_last(deep, time, text, skips))
+
+    def _conditions(self, timesteps: jax.Array, text: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The embedding [B, 4 * block_out_channels[0]] of the timesteps, and the text."""
+        config = self.config
+        time = timestep_encoding(timesteps, config.block_out_channels[0],
+                                 config.flip_sin_to_cos, config.freq_shift)
+        return self.time_embedding(time.astype(self.dtype)), text.astype(self.dtype)
+
+    def _end(self, x: jax.Array) -> jax.Array:
         return self.conv_out(nnx.silu(self.conv_norm_out(x))).astype(jnp.float32)
 
 
@@ -155,9 +178,21 @@ class Block(nnx.Module):
     def up(self, x: jax.Array, time: jax.Array, text: jax.Array,
            skips: list[jax.Array]) -> jax.Array:
         """x [B, h, w, C] -> x at the next resolution; takes its skips from the end of the list."""
-        for i in range(len(self.resnets)):
-            x = self._layer(i, jnp.concatenate([x, skips.pop()], axis=-1), time, text)
+        x = self.up_last(self.up_to_last(x, time, text, skips), time, text, skips)
         return self.upsamplers[0](x) if hasattr(self, "upsamplers") else x
+
+    def up_to_last(self, x: jax.Array, time: jax.Array, text: jax.Array,
+                   skips: list[jax.Array]) -> jax.Array:
+        """All layers of the way up but the last: x [B, h, w, C] -> x [B, h, w, channels]."""
+        for i in range(len(self.resnets) - 1):
+            x = self._layer(i, jnp.concatenate([x, skips.pop()], axis=-1), time, text)
+        return x
+
+    def up_last(self, x: jax.Array, time: jax.Array, text: jax.Array,
+                skips: list[jax.Array]) -> jax.Array:
+        """The last layer of the way up: [B, h, w, channels] -> like x."""
+        last = len(self.resnets) - 1
+        return self._layer(last, jnp.concatenate([x, skips.pop()], axis=-1), time, text)
 
 
 class MidBlock(nnx.Module):

@@ -28,6 +28,9 @@ def offer(engine: Engine, runs: Runs) -> None:
         sampler: str | None = None,
         spacing: str | None = None,
         own: list[dict | None] | None = None,
+        guidance_start: float | None = None,
+        guidance_stop: float | None = None,
+        cache_interval: int | None = None,
     ) -> tuple[list[dict], int, str]:
         """Draws a picture of each prompt; yields what is finished and what is happening.
 
@@ -41,7 +44,13 @@ def offer(engine: Engine, runs: Runs) -> None:
             spacing: One of the sampler's spacings that /samplers lists; by default the model's own.
             own: What single pictures have in place of these settings, in the places of their
                 prompts: null, or an object with any of seed, negative_prompt, steps, guidance,
-                sampler and spacing.
+                sampler, spacing, guidance_start, guidance_stop and cache_interval.
+            guidance_start: The share of the steps before guidance begins, 0 (the default) to 1.
+            guidance_stop: The share of the steps after which it ends, 0 to 1 (the default). A step
+                without guidance takes about half the time where several pictures are drawn.
+            cache_interval: 1 (the default) evaluates the whole model each time; N up to 10 only
+                every N times, and reuses its deep features in between: faster, and not quite the
+                same picture.
 
         Returns:
             PNG files in the places of their prompts, null where there is none (yet); the seed of
@@ -50,7 +59,8 @@ def offer(engine: Engine, runs: Runs) -> None:
         seed = drawn_seed(RANDOM if seed is None else seed)
         asked = {"prompts": prompts, "seed": seed, "negative_prompt": negative_prompt,
                  "steps": steps, "guidance": guidance, "sampler": sampler, "spacing": spacing,
-                 "own": own}
+                 "own": own, "guidance_start": guidance_start, "guidance_stop": guidance_stop,
+                 "cache_interval": cache_interval}
         try:
             request = Request.check(asked, engine.defaults)
             run = runs.start(request, grace=0, previews=False)
@@ -76,8 +86,9 @@ def _offer_read_metadata() -> None:
             picture: A PNG file.
 
         Returns:
-            prompts (a list), seed, negative_prompt, steps, guidance, sampler, spacing, own, height
-            and width; all but the last two are named as in /generate.
+            prompts (a list), seed, negative_prompt, steps, guidance, sampler, spacing,
+            guidance_start, guidance_stop, cache_interval, own, height and width; all but the last
+            two are named as in /generate.
         """
         if picture is None:
             raise gr.Error("There is no picture.", print_exception=False)

@@ -9,11 +9,18 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from sd_tpu.request import MAX_PROMPTS, Own, Request, RequestError, parse_number
+from sd_tpu.request import (
+    ACCELERATIONS,
+    MAX_PROMPTS,
+    Own,
+    Request,
+    RequestError,
+    parse_number,
+)
 
 MAX_LENGTH = 1 << 20
-MAX_FIELDS = 64
-NUMBERS = ("seed", "steps", "guidance")
+MAX_FIELDS = 96  # eight prompts with nine settings each and those in common
+NUMBERS = ("seed", "steps", "guidance", *ACCELERATIONS)
 _OWN = re.compile(f"({'|'.join(field.name for field in dataclasses.fields(Own))})"
                   f"([1-{MAX_PROMPTS}])")
 
@@ -24,8 +31,9 @@ def write_link(request: Request) -> str:
     """
     last = max(request.places())
     fields = [("prompt", prompt) for prompt in request.prompts[:last + 1]]
-    fields += [(name, getattr(request, name)) for name in (*NUMBERS, "sampler")]
+    fields += [(name, getattr(request, name)) for name in ("seed", "steps", "guidance", "sampler")]
     fields += [("spacing", request.spacing or ""), ("negative_prompt", request.negative_prompt)]
+    fields += request.accelerated().items()
     fields += [(f"{name}{place + 1}", value) for place in request.places()
                for name, value in request.own_at(place).given().items()]
     return urlencode(fields)

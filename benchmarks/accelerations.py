@@ -1,0 +1,152 @@
+"""What guidance intervals and reused features gain and cost: `python -m benchmarks.accelerations`.
+
+Eight pictures of the same prompts and seeds, exact and accelerated in several ways: how long they
+take, and how far they are from the exact ones. Then what one evaluation takes, of the whole UNet
+and of the shallow part of it. For the bundled model, whose judge `python -m training.judge` makes,
+`--judged N` also asks it about N pictures of each of two kinds.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.report import parser, report, seconds_of, side_by_side
+from sd_tpu import BUNDLED_MODEL
+from sd_tpu.engine import SLOTS, Engine, ImageReady
+from sd_tpu.request import Request
+from training import evaluate, judge
+
+EXACT = "exact"
+WAYS: dict[str, dict[str, Any]] = {
+    EXACT: {},
+    "guidance 0 to 0.5": dict(guidance_stop=0.5),
+    "guidance 0 to 0.8": dict(guidance_stop=0.8),
+    "guidance 0.2 to 0.8": dict(guidance_start=0.2, guidance_stop=0.8),
+    "cache interval 2": dict(cache_interval=2),
+    "cache interval 3": dict(cache_interval=3),
+    "cache interval 5": dict(cache_interval=5),
+    "cache interval 3, guidance 0 to 0.8": dict(cache_interval=3, guidance_stop=0.8),
+}
+GROUPS = {1: "one by one", SLOTS: "in eights"}  # slots that the device steps together
+FAR = 16  # of 255: what can be seen
+JUDGED = {"one thing": "the thing, top-1", "two side by side": "both things, each in its place"}
+
+
+def draw(engine: Engine, prompts: Sequence[str], **settings) -> np.ndarray:
+    """Pictures [N, H, W, 3] u8 of the prompts; picture i has the seed i."""
+    pictures = {}
+    for first in range(0, len(prompts), SLOTS):
+        request = Request.check({"prompts": prompts[first : first + SLOTS], "seed": first,
+                                 **settings}, engine.defaults)
+        events = engine.submit(request, previews=False).events()
+        pictures |= {first + event.place: event.pixels for event in events
+                     if isinstance(event, ImageReady)}
+    return np.stack([pictures[place] for place in range(len(prompts))])
+
+
+def speeds(engine: Engine, prompts: Sequence[str], rounds: int, **settings) -> dict[str, float]:
+    """Median seconds of the prompts' pictures, by way; the ways take turns."""
+    calls = {way: partial(draw, engine, prompts, **settings, **differing)
+             for way, differing in WAYS.items()}
+    return {way: times.median for way, times in side_by_side(calls, rounds).items()}
+
+
+def differences(engine: Engine, prompts: Sequence[str], **settings) -> dict[str, dict[str, float]]:
+    """How far the pictures of each way are from the exact ones."""
+    drawn = {way: draw(engine, prompts, **settings, **differing).astype(int)
+             for way, differing in WAYS.items()}
+    off = {way: abs(pictures - drawn[EXACT]) for way, pictures in drawn.items()}
+    return {way: {"mean difference": off[way].mean(),
+                  f"off by more than {FAR}, %": 100 * np.mean(off[way] > FAR)} for way in WAYS}
+
+
+def judged(engine: Engine, count: int) -> dict[str, dict[str, float]]:
+    """The share of `count` pictures of each kind that the judge finds right, by way.
+
+    The prompts are those of `python -m training.evaluate`, the steps and the guidance the model's.
+    """
+    ask, found = judge.trained(), {way: {} for way in WAYS}
+    for seed, (kind, mix) in enumerate(evaluate.KINDS.items(), start=1):
+        if kind in JUDGED:
+            trial = evaluate.Trial.of(mix, count, seed)
+            for way, differing in WAYS.items():
+                pictures = draw(engine, trial.texts, **differing)
+                right = evaluate.shares(ask, trial, kind, pictures)[JUDGED[kind]]
+                found[way][f"{kind}, %"] = 100 * right
+    return found
+
+
+def evaluations(engine: Engine, rounds: int) -> dict[str, float]:
+    """Median seconds of a row of one guided picture, whole and shallow; the first are not counted.
+    """
+    request = Request.check({"prompts": ["a cat"], "steps": 2 * (rounds + 1), "sampler": "ddim",
+                             "cache_interval": 2}, engine.defaults)
+    programs, params = engine.programs, engine._params
+    slots = [programs.encode(params, programs.empty(), {0: engine._arrival(request, 0)})]
+
+    def row() -> None:
+        slots.append(jax.block_until_ready(programs.advance(params, slots.pop(), 1)))
+
+    seconds = [seconds_of(row) for _ in range(2 * (rounds + 1))]
+    whole, shallow = (median(seconds[first::2]) for first in (2, 3))
+    return {"whole, s": whole, "shallow, s": shallow, "shallow / whole": shallow / whole}
+
+
+def _rows(times: Mapping[str, Mapping[str, float]],
+          found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Rows of the table, from seconds by layout and way, and whatever else is known of each way."""
+    return [{"": way,
+             **{key: value for layout, taken in times.items()
+                for key, value in ((f"{layout}, s", taken[way]),
+                                   ("speed-up " + layout, taken[EXACT] / taken[way]))},
+             **found[way]} for way in WAYS]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures evaluations, and pictures unless there are to be none."""
+    flags = parser(__doc__.splitlines()[0])
+    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
+                       help="(default: the bundled model)")
+    flags.add_argument("--steps", type=int, metavar="N", help="(default: the model's)")
+    flags.add_argument("--pictures", type=int, choices=range(SLOTS + 1), default=SLOTS,
+                       metavar="N", help="0 measures evaluations only (%(default)s)")
+    flags.add_argument("--groups", type=int, nargs="+", choices=GROUPS, default=list(GROUPS),
+                       help="slots stepped together (default: %(default)s)")
+    flags.add_argument("--judged", type=int, default=0, metavar="N",
+                       help="pictures of each kind that the bundled model's judge is asked about "
+                            "(%(default)s)")
+    flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    args = flags.parse_args(arguments)
+
+    single, times = [], {}
+    for group in args.groups:
+        engine = Engine.open(args.model, devices=1, group=group)
+        engine.ready.wait()
+        card = engine.pipeline.card
+        single.append({"": GROUPS[group], **evaluations(engine, args.rounds)})
+        if args.pictures:
+            prompts, steps = list(card.prompts[:args.pictures]), dict(steps=args.steps)
+            times[GROUPS[group]] = speeds(engine, prompts, args.rounds, **steps)
+            found = differences(engine, prompts, **steps)
+            if args.judged and group == args.groups[-1]:
+                shares = judged(engine, args.judged)
+                found = {way: {**found[way], **shares[way]} for way in WAYS}
+        engine.close()
+    report(f"An evaluation, whole and shallow: {card.name}", single, args.results,
+           notes=[f"Medians of {args.rounds} rows each of one guided picture; in eights, one takes "
+                  "as long as eight."])
+    if args.pictures:
+        asked = f" The judge saw {args.judged} pictures of each kind." if args.judged else ""
+        report(f"Accelerations: {card.name}, {args.pictures} pictures", _rows(times, found),
+               args.results,
+               notes=[f"Medians of {args.rounds} rounds side by side, from asking to the last "
+                      "picture. Differences are of values from 0 to 255, from the exact pictures "
+                      f"of the same prompts and seeds.{asked}"])
+
+
+if __name__ == "__main__":
+    main()
