@@ -60,7 +60,8 @@ def test_no_value_and_too_many_are_answered_in_a_sentence(values, sentence):
 @pytest.mark.parametrize("defaults", [
     Settings(), Settings(steps=4, guidance=1.0, sampler="lcm"), Settings(steps=200, guidance=50.0),
 ])
-@pytest.mark.parametrize("what", ["sampler", "steps", "guidance", "seed"])
+@pytest.mark.parametrize("what", ["sampler", "steps", "guidance", "guidance_stop",
+                                  "cache_interval", "seed"])
 def test_what_is_suggested_can_be_made_and_has_the_models_own_among_it(what, defaults):
     values = suggested(what, defaults, MAX_SEED - 3)
     made = comparison(Request.check({"prompts": ["a"], "seed": 5}, defaults), what, values,
@@ -107,7 +108,7 @@ def test_a_value_that_cannot_be_served_is_named_with_its_box():
 def compare(tab, what=None, values=None):
     unfold(tab, "Compare")
     if what:
-        tab.get_by_role("radio", name=what).check()
+        tab.get_by_role("radio", name=what, exact=True).check()
         expect(tab.get_by_label("Values, up to eight")).to_be_visible(timeout=PATIENCE)
     if values is not None:
         tab.get_by_label("Values, up to eight").fill(values)
@@ -145,6 +146,22 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
     assert {asked.image_seed(place) for place in range(8)} == {6}
 
 
+def test_accelerations_are_compared_with_the_exact_picture_first(tab, page_engine):
+    fill(tab, PROMPTS, seed=5, steps=9)
+    unfold(tab, "Compare")
+    tab.get_by_role("radio", name="Cache interval").check()
+    expect(tab.get_by_label("Values, up to eight")).to_have_value("1, 2, 3, 4, 5, 6, 8, 10")
+    tab.get_by_label("Values, up to eight").fill("1, 3")
+    tab.get_by_role("button", name="Draw the comparison").click()
+    says(tab, "Done in")
+    expect(labels(tab)).to_have_text(["cache interval 1", "cache interval 3"])
+    exact, faster = tab.locator("#gallery img").evaluate_all("all => all.map(image => image.src)")
+    assert exact != faster
+    assert page_engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+    expect(tab.locator(".own-summary")).to_have_count(1)
+    expect(tab.locator(".own-summary")).to_contain_text("cache interval 3")
+
+
 def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     fill(tab, PROMPTS, seed=5, steps=3)
     back = tab.get_by_role("button", name="Put my prompts back")
@@ -156,7 +173,7 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     values = tab.get_by_label("Values, up to eight")
     expect(values).to_have_value("4, 6, 8, 10, 15, 20, 30, 50", timeout=PATIENCE)
     expect(back).to_be_disabled()
-    for key in ("Tab", "Tab", "Tab", "Control+A"):
+    for key in (*["Tab"] * 5, "Control+A"):
         tab.keyboard.press(key)
     tab.keyboard.type("2 4, 3")
     tab.keyboard.press("Tab")

@@ -93,7 +93,7 @@ def test_the_whole_page_is_in_the_visitors_language(abroad):
     expect(tab.locator("#history img")).to_have_count(2, timeout=PATIENCE)
     tab.get_by_role("button", name=say("again_help", number=1)).click()
     says(tab, say("again_done", number=1))
-    tab.locator("#settings-panel").get_by_label(say("spacing")).click()
+    tab.locator("#settings-panel").get_by_label(say("spacing"), exact=True).click()
     expect(tab.get_by_role("option", name=say("own"))).to_be_visible()
     tab.keyboard.press("Escape")
     expect(tab.get_by_role("option")).to_have_count(0)

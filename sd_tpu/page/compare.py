@@ -29,6 +29,8 @@ _SAMPLERS = ("dpmpp_2m", "dpmpp_2m_sde", "euler", "euler_ancestral", "heun", "dd
              "unipc")
 _STEPS = (0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5)  # of the model's own
 _GUIDANCE = (1, 2, 3, 4, 5, 7.5, 10, 15)
+_GUIDANCE_STOP = (1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+_CACHE_INTERVAL = (1, 2, 3, 4, 5, 6, 8, 10)
 _BETWEEN = re.compile(r"[\s,;،、，；]+")  # also as Arabic and Chinese write them
 
 
@@ -64,8 +66,8 @@ class Compare:
 
 def _kinds(language: Language) -> list[tuple[str, str]]:
     """What can change, and its name in Own."""
-    texts = {"sampler": "sampler", "steps": "steps", "guidance": "guidance", "seed": "own_seed"}
-    return [(language.say(key), name) for name, key in texts.items()]
+    names = ("sampler", "steps", "guidance", "guidance_stop", "cache_interval", "seed")
+    return [(language.say("own_seed" if name == "seed" else name), name) for name in names]
 
 
 def make_compare(defaults: Settings) -> Compare:
@@ -98,6 +100,10 @@ def suggested(what: str, defaults: Settings, seed: Any) -> list[Any]:
         case "guidance":
             nearest = min(_GUIDANCE, key=lambda value: abs(value - defaults.guidance))
             return [defaults.guidance if value == nearest else value for value in _GUIDANCE]
+        case "guidance_stop":
+            return list(_GUIDANCE_STOP)
+        case "cache_interval":
+            return list(_CACHE_INTERVAL)
     first = drawn_seed(-1 if seed is None else seed)
     return [(int(first) + place) % (MAX_SEED + 1) for place in range(MAX_PROMPTS)]
 

@@ -293,13 +293,10 @@ def _both(label: dict | None, update: Any) -> Any:
 def _filled(form: Form, values: list | None, here: Settings, language: Language) -> Updates:
     """The form as the browser has kept it, if that is a form of this page; else what it begins
     with stays, but for the words in the list of spacings, which the browser cannot translate.
-
-    What was kept before boxes had settings of their own is shorter.
     """
-    inputs, own = form.inputs(), fields_of(form.own)
-    if values and len(values) in (len(inputs) - len(own), len(inputs)):
-        kept = dict(zip(inputs, values, strict=False))
-        asked = form.read({**dict.fromkeys(inputs, COMMON), **kept})
+    inputs = form.inputs()
+    if values and len(values) == len(inputs):
+        asked = form.read(dict(zip(inputs, values, strict=True)))
         if asked["sampler"] in SAMPLERS:
             return form.show(asked, language)
     return {form.settings["spacing"]: gr.update(choices=spacings(here.sampler, language))}

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sd_tpu.page.texts import Language
-from sd_tpu.request import Request
+from sd_tpu.request import ACCELERATIONS, Request
 from sd_tpu.samplers import SAMPLERS
 
-_ORDER = ("sampler", "spacing", "steps", "guidance", "seed", "negative_prompt")
+_ORDER = ("sampler", "spacing", "steps", "guidance", *ACCELERATIONS, "seed", "negative_prompt")
 
 
 def named(request: Request, place: int) -> dict[str, Any]:
@@ -36,11 +36,12 @@ def words(values: Mapping[str, Any], language: Language) -> str:
 
 
 def all_words(alone: Request, language: Language) -> str:
-    """All settings of the request for a single picture, as a label."""
-    values = {name: getattr(alone, name) for name in _ORDER}
-    if not alone.negative_prompt:
-        del values["negative_prompt"]
-    return words(values, language)
+    """All settings of the request for a single picture, as a label; of no accelerations and no
+    negative prompt nothing is said."""
+    unsaid = {*ACCELERATIONS, "negative_prompt"} - {*alone.accelerated()}
+    if alone.negative_prompt:
+        unsaid.remove("negative_prompt")
+    return words({name: getattr(alone, name) for name in _ORDER if name not in unsaid}, language)
 
 
 def plain(value: Any) -> str:

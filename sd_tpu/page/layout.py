@@ -11,11 +11,19 @@ from gradio.components import Component
 from sd_tpu.engine import Engine
 from sd_tpu.page import cells
 from sd_tpu.page.compare import Compare, make_compare
+from sd_tpu.page.labels import plain
 from sd_tpu.page.own import Panel, fields_of, make_panel, show_owns
 from sd_tpu.page.runs import Cell, Snapshot
 from sd_tpu.page.texts import ENGLISH, Language, Translations, label
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
-from sd_tpu.request import MAX_PROMPT_LENGTH, MAX_PROMPTS, RANDOM, Request, Settings
+from sd_tpu.request import (
+    ACCELERATIONS,
+    MAX_PROMPT_LENGTH,
+    MAX_PROMPTS,
+    RANDOM,
+    Request,
+    Settings,
+)
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.schedule import SPACINGS
 
@@ -236,7 +244,15 @@ def _settings(defaults: Settings, texts: Translations) -> dict[str, Component]:
             spacing = gr.Dropdown(spacings(defaults.sampler, ENGLISH), value=OWN_SPACING,
                                   label=label("spacing"), min_width=200,
                                   info=label("spacing_help"))
+        gr.HTML(f'<p class="note">{label("faster_hint")}</p>', apply_default_css=False,
+                js_on_load=None)
+        with gr.Row():
+            faster = {name: gr.Number(
+                value, label=label(name), info=label(f"{name}_help"), min_width=200,
+                placeholder=plain(value), elem_classes=f"field-{name}",
+                step=1 if name == "cache_interval" else 0.1)
+                for name in ACCELERATIONS for value in [getattr(defaults, name)]}
         gr.HTML(texts.render(partial(cells.size_note, defaults)), apply_default_css=False,
                 js_on_load=None)
     return {"negative_prompt": negative, "steps": steps, "guidance": guidance,
-            "sampler": sampler, "spacing": spacing}
+            "sampler": sampler, "spacing": spacing, **faster}

@@ -16,7 +16,7 @@ from sd_tpu.page import cells
 from sd_tpu.page.labels import plain, words
 from sd_tpu.page.links import NUMBERS
 from sd_tpu.page.texts import ENGLISH, Language, label
-from sd_tpu.request import MAX_PROMPTS, Settings, parse_number
+from sd_tpu.request import ACCELERATIONS, MAX_PROMPTS, Settings, parse_number
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.schedule import SPACINGS
 
@@ -83,6 +83,8 @@ def make_panel(number: int, defaults: Settings) -> Panel:
             "spacing": gr.Dropdown(_choices("spacing", ENGLISH), value=COMMON,
                                    **_about("spacing")),
             "seed": gr.Textbox(placeholder=label("seed_placeholder"), **_about("own_seed")),
+            **{name: gr.Textbox(placeholder=plain(getattr(defaults, name)), **_about(name))
+               for name in ACCELERATIONS},
             "negative_prompt": gr.Textbox(placeholder=defaults.negative_prompt,
                                           **_about("negative")),
         }

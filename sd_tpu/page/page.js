@@ -165,7 +165,8 @@ function showCommon() {
             own.placeholder = shown(place);
             if (field !== "negative") own.inputMode = "decimal";  // which keys a phone offers
         });
-    for (const field of ["steps", "guidance", "negative"]) {
+    for (const field of ["steps", "guidance", "guidance_start", "guidance_stop", "cache_interval",
+        "negative"]) {
         const [common] = find("#settings-panel", `field-${field}`);
         show(field, () => common.value || common.placeholder);
     }
