@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.report import parser, report, seconds_of, side_by_side
 from sd_tpu import BUNDLED_MODEL
-from sd_tpu.engine import SLOTS, Engine, ImageReady
+from sd_tpu.engine import SLOTS, Engine
+from sd_tpu.job_events import ImageReady
 from sd_tpu.request import Request
 from training import evaluate, judge
 

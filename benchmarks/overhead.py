@@ -19,7 +19,8 @@ import jax
 
 from benchmarks.report import parser, report, seconds_of, side_by_side
 from sd_tpu import BUNDLED_MODEL
-from sd_tpu.engine import SLOTS, Done, Engine
+from sd_tpu.engine import SLOTS, Engine
+from sd_tpu.job_events import Done
 from sd_tpu.request import Request
 from sd_tpu.sharding import set_host_devices
 

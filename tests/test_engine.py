@@ -9,8 +9,9 @@ import pytest
 
 from sd_tpu import engine as engine_module
 from sd_tpu.denoise import ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW
-from sd_tpu.engine import Cancelled, Done, Engine, Failed, ImageReady, Progress, Queued
+from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
+from sd_tpu.job_events import Cancelled, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.request import Request, RequestError, Settings
 from sd_tpu.samplers import SAMPLERS, make_table
 

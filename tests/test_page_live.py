@@ -24,8 +24,8 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.engine import Cancelled, Done, ImageReady
 from sd_tpu.images import read_png
+from sd_tpu.job_events import Cancelled, Done, ImageReady
 from sd_tpu.page.files import Picture
 from sd_tpu.page.runs import Runs
 from sd_tpu.page.texts import ENGLISH

@@ -14,19 +14,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sd_tpu.engine import (
+from sd_tpu.engine import Engine, Job
+from sd_tpu.history import History, HistoryError
+from sd_tpu.job_events import (
     COMPILING,
     Cancelled,
     Done,
-    Engine,
     Event,
     Failed,
     ImageReady,
-    Job,
     Progress,
     Queued,
 )
-from sd_tpu.history import History, HistoryError
 from sd_tpu.page.files import Files, Picture, data_url, url
 from sd_tpu.page.labels import named
 from sd_tpu.page.texts import Phrase, duration
