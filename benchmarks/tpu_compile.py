@@ -7,7 +7,7 @@ shapes only. What comes out is a bound and the compiler's own figures, not a mea
   "bytes accessed" also counts what stays on the core.
 - "roofline" is max(flops / peak, HBM / bandwidth): no run can be faster.
 - A step of advance is counted with one whole evaluation of the UNet and one shallow one, of which
-  an exact step takes the former alone: 6% fewer flops with SD 1.4.
+  an exact step takes the former alone: 7% fewer flops with SD 1.4.
 - "cycles" adds up what the compiler expects of each operation, without Pallas kernels, for which it
   expects nothing.
 """

@@ -208,6 +208,12 @@ class ModelCard(_Config):
     translations: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     words: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        texts = [text for told in self.translations.values() if isinstance(told, dict)
+                 for text in (told.get("hint", ""), told.get("details", ""))]
+        if len(texts) < 2 * len(self.translations) or not all(isinstance(t, str) for t in texts):
+            raise CheckpointError("ModelCard: translations should be texts by name, by language.")
+
     def told(self, name: str, tag: str) -> tuple[str, str]:
         """`hint` or `details` for readers of a language, and the tag of the language it is in."""
         text = self.translations.get(tag, {}).get(name)

@@ -273,7 +273,7 @@ class Engine:
 
     def to_png(self, pixels: np.ndarray, request: Request) -> bytes:
         """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
-        names the spacing of the steps also where that was left to the model."""
+        names the common spacing of the steps also where that was left to the model."""
         return to_png(pixels, request.explicit(self.pipeline.schedule), self.pipeline.card.name)
 
     def close(self) -> None:
@@ -314,6 +314,7 @@ class Engine:
             slots = self.programs.encode(self._params, slots, {0: self._arrival(sample, 0)})
             for row in range(4):
                 slots, self._row_seconds[row % 2] = self._advance(slots, 1)
+            for _ in range(2):
                 self._decode(slots.latents, [0])
             self._slots = self.programs.encode(self._params, slots, {0: None})
         except Exception as error:  # such as a device without memory enough
@@ -360,10 +361,9 @@ class Engine:
             on_devices.setdefault(self._device(i), []).append(occupant.kinds_left[:most])
         rounds = [np.cumsum(_evaluations(np.stack(kinds), self._group), axis=1)
                   for kinds in on_devices.values()]
-        rounds = max(rounds, key=lambda of_device: self._row_seconds @ of_device[:, -1])
-        seconds = self._row_seconds @ rounds
-        rows = max(1, int(np.sum(seconds <= CALL_SECONDS)))
-        return rows, rounds[:, rows - 1]
+        seconds = np.stack([self._row_seconds @ of_device for of_device in rounds])
+        rows = max(1, int(np.sum(seconds.max(axis=0) <= CALL_SECONDS)))
+        return rows, rounds[seconds[:, rows - 1].argmax()][:, rows - 1]
 
     def _most(self, slots: Iterable[int]) -> int:
         """How many of the slots are on the device that has most of them; 1 if there are none."""

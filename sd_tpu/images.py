@@ -92,6 +92,7 @@ def with_labels(pictures: Sequence[np.ndarray | None],
     height, width, _ = next(picture.shape for picture in pictures if picture is not None)
     times = -(-MIN_LABELLED // width)
     height, width = height * times, width * times
+    texts = [text[:width] for text in texts]  # no letter is narrower than a pixel
     largest = max(12, height // 16)
     fonts = [ImageFont.load_default(size) for size in range(largest, 7, -1)]
     fitting = (font for font in fonts if all(font.getlength(text) <= width for text in texts))

@@ -129,7 +129,7 @@ class Request(Settings):
         return dataclasses.replace(self, **{**common, **own})
 
     def explicit(self, schedule: NoiseSchedule) -> Self:
-        """The same with the spacing named that a model of this schedule takes for it."""
+        """The same with the common spacing named that a model of this schedule takes for none."""
         spacing = spacing_taken(self.sampler, schedule, self.spacing)
         return dataclasses.replace(self, spacing=spacing)
 

@@ -101,8 +101,9 @@ def test_a_card_knows_its_own_name_and_values(tmp_path):
 def test_a_card_of_the_wrong_shape_is_refused():
     with pytest.raises(CheckpointError, match="ModelCard"):
         ModelCard.from_dict({"hint": "no name"})
-    with pytest.raises(CheckpointError, match="translations"):
-        ModelCard.from_dict({"name": "m", "translations": ["ko"]})
+    for translations in (["ko"], {"ko": "Write."}, {"ko": {"hint": 3}}):
+        with pytest.raises(CheckpointError, match="translations"):
+            ModelCard.from_dict({"name": "m", "translations": translations})
 
 
 def test_a_card_speaks_the_readers_language_where_it_can():

@@ -165,6 +165,16 @@ def test_a_failure_is_told_and_the_next_job_is_served(engine, monkeypatch):
     assert len(pictures(engine.submit(ask(engine, ["a dog"])))) == 1
 
 
+def test_a_call_is_as_long_as_its_slowest_device_allows(engine, monkeypatch):
+    monkeypatch.setattr(engine, "_device", lambda slot: slot // 4)
+    monkeypatch.setattr(engine, "_row_seconds", np.array([0.1, 0.0085]))
+    shallow = np.array([ALONE_SHALLOW] * 4)
+    occupants = {slot: SimpleNamespace(rows_left=4, kinds_left=shallow) for slot in range(4)}
+    occupants[4] = SimpleNamespace(rows_left=4, kinds_left=np.array([GUIDED] * 4))
+    rows, evaluations = engine._next_rows(occupants)
+    assert rows == 2 and evaluations.tolist() == [2, 0]
+
+
 def test_settings_that_only_the_sampler_can_judge_are_refused_when_submitted(engine):
     with pytest.raises(RequestError, match=r"LCM takes|too many|steps"):
         engine.submit(ask(engine, ["a cat"], sampler="lcm", steps=150))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, PngImagePlugin
+from PIL import Image, ImageFont, PngImagePlugin
 
 from sd_tpu.images import (
     BLANK,
@@ -418,6 +418,14 @@ def test_labels_stand_in_the_middle_and_are_as_small_as_the_longest_needs():
     assert abs(sum(letters(short, 256)[:2]) / 2 - 127.5) <= 1
     assert letters(short, 256)[2] == letters(long, 256)[2] < letters(alone, 256)[2]
     assert make_grid([short, None, long]).shape == (256 + 26, 3 * 256, 3)
+
+
+def test_a_label_takes_no_longer_however_long_it_is(monkeypatch):
+    measured, getlength = [], ImageFont.FreeTypeFont.getlength
+    monkeypatch.setattr(ImageFont.FreeTypeFont, "getlength", lambda font, text: (
+        measured.append(len(text)), getlength(font, text))[1])
+    with_labels([np.zeros((64, 64, 3), np.uint8)] * 8, ["negative " * 444] * 8)
+    assert len(measured) < 4000 and max(measured) <= 256 + 1
 
 
 def test_a_label_that_no_letters_are_small_enough_for_ends_in_an_ellipsis():

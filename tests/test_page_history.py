@@ -11,6 +11,7 @@ from visitor import (
     box,
     figures,
     fill,
+    generate,
     make,
     prompts,
     says,
@@ -140,6 +141,37 @@ def test_a_picture_is_seen_full_screen_with_its_settings_and_leafed_from(somebod
     somebody.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     assert prompts(somebody)[0] == "first", "looking changes nothing"
+
+
+def test_the_full_screen_view_keeps_its_place_and_its_keys_while_the_history_grows(somebody):
+    unfold(somebody, "History")
+    expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
+    before = names(somebody)
+    fill(somebody, ["later", *[""] * 7], steps=60)
+    generate(somebody).click()
+    says(somebody, "Step")
+    somebody.get_by_role("button", name=f"View “{before[0]}” full screen").click()
+    dialog = somebody.get_by_role("dialog")
+    link = dialog.get_by_role("link", name="Download PNG")
+    link.focus(timeout=PATIENCE)
+    expect(kept(somebody)).to_have_count(4, timeout=PATIENCE)
+    somebody.keyboard.press("ArrowRight")
+    expect(dialog.get_by_role("img")).to_have_attribute("alt", before[1])
+    expect(link).to_be_visible(timeout=PATIENCE)
+    assert somebody.evaluate("document.querySelector('#viewer').contains(document.activeElement)")
+
+
+def test_a_picture_that_another_tab_has_deleted_is_not_left_on_the_screen(somebody):
+    unfold(somebody, "History")
+    with somebody.context.new_page() as other:
+        visit(other, somebody.url)
+        other.on("dialog", lambda dialog: dialog.accept())
+        unfold(other, "History")
+        act(other, "Delete “fourth”")
+        expect(kept(other)).to_have_count(2, timeout=PATIENCE)
+    somebody.get_by_role("button", name="View “fourth” full screen").click()
+    says(somebody, "This picture is no longer in your history.")
+    expect(somebody.get_by_role("dialog")).to_be_hidden()
 
 
 def test_a_pictures_prompt_seed_and_settings_are_used_again(somebody):

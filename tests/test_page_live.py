@@ -1,5 +1,6 @@
 """Live: a box's picture is drawn again while its prompt is written, and nothing else is."""
 
+import dataclasses
 import threading
 import time
 
@@ -97,6 +98,9 @@ class Engine:
 
     def __init__(self):
         self.jobs = []
+
+    def seconds(self, settings):
+        return settings.steps / settings.cache_interval
 
     def submit(self, request, **_):
         if len(self.jobs) == 9:
@@ -237,11 +241,12 @@ def test_nobody_has_more_than_one_job_a_box():
 def test_a_redraw_waits_for_what_was_asked_for_before_it():
     engine = Engine()
     together = Runs(engine, Files())
-    run, _ = together.start(ASKED), together.start(ASKED)
+    fast = dataclasses.replace(ASKED, cache_interval=2)
+    run, _ = together.start(ASKED), together.start(fast)
     draw(engine.jobs[0])  # 3 pictures of 20 steps in 1 second
     until(lambda: run.over and together.wait(engine.jobs[1]) is not None)
     run.redraw(1, alone(run, 1, "new"), "me")
-    assert [together.wait(job) for job in engine.jobs[1:]] == [0, pytest.approx(1.0)]
+    assert [together.wait(job) for job in engine.jobs[1:]] == [0, pytest.approx(0.5)]
 
 
 def test_a_run_is_given_up_for_the_next_unless_another_tab_looks_at_it():
@@ -370,6 +375,17 @@ def test_each_picture_stands_below_its_box_and_comes_into_view(chromium, address
         expect(box(tab, 8)).to_be_in_viewport()
         switch(tab).uncheck()
         assert tab.evaluate(PLACES) == apart
+
+
+def test_what_is_typed_in_stays_in_view(tab):
+    tab.set_viewport_size({"width": 820, "height": 700})
+    fill(tab, THREE)
+    switch(tab).check()
+    unfold(tab, "Own settings of prompt 2")
+    steps = tab.get_by_role("group", name="Own settings of prompt 2").get_by_label("Steps")
+    steps.fill("3")
+    drawn(tab, 2, "3 steps: second")
+    expect(steps).to_be_in_viewport(ratio=0.99)
 
 
 def test_without_the_switch_nothing_is_drawn(tab):

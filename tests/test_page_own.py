@@ -215,6 +215,23 @@ def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
         expect(summaries(tab)).to_have_count(0)
 
 
+def test_of_a_form_that_an_older_page_kept_the_prompts_and_the_seed_are_filled_in(tab, address):
+    fill(tab, SIX, seed=9, steps=4)
+    panel(tab, 1).get_by_label("Steps").fill("2")
+    tab.evaluate("""() => {
+        const save = window.sdTpu.save;
+        window.sdTpu.save = (saved, ...form) => save(saved, ...form.slice(0, 62));
+    }""")
+    box(tab, 2).fill("changed")
+    tab.wait_for_timeout(300)
+    visit(tab, address)
+    expect(box(tab, 2)).to_have_value("changed")
+    expect(box(tab, 1)).to_have_value(SIX[0])
+    expect(tab.locator("#seed input")).to_have_value("9")
+    expect(setting(tab, "Steps")).to_have_value("20")
+    expect(summaries(tab)).to_have_count(0)
+
+
 def test_own_settings_are_reached_and_made_by_keyboard_alone(tab):
     fill(tab, SIX)
     box(tab, 1).focus()

@@ -233,6 +233,9 @@ class Alone:
     def wait(self, job):
         return self._wait
 
+    def seconds(self, alone):
+        return 1.0
+
     def learn(self, pace):
         pass
 

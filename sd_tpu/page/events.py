@@ -291,12 +291,16 @@ def _both(label: dict | None, update: Any) -> Any:
 
 
 def _filled(form: Form, values: list | None, here: Settings, language: Language) -> Updates:
-    """The form as the browser has kept it, if that is a form of this page; else what it begins
-    with stays, but for the words in the list of spacings, which the browser cannot translate.
+    """The form as the browser has kept it; else what it begins with stays, but for the words in the
+    list of spacings, which the browser cannot translate.
+
+    Of a page that had other fields only the prompts and the seed are taken, which come first.
     """
-    inputs = form.inputs()
-    if values and len(values) == len(inputs):
-        asked = form.read(dict(zip(inputs, values, strict=True)))
+    inputs, first = form.inputs(), MAX_PROMPTS + 1
+    if values and len(values) >= first:
+        kept = values if len(values) == len(inputs) else values[:first]
+        begun = {component: component.value for component in inputs}
+        asked = form.read({**begun, **dict(zip(inputs, kept, strict=False))})
         if asked["sampler"] in SAMPLERS:
             return form.show(asked, language)
     return {form.settings["spacing"]: gr.update(choices=spacings(here.sampler, language))}

@@ -43,13 +43,15 @@ window.sdTpu = {
     refreshHistory() {
         refresh(document.querySelector("#history-panel[data-open]"));
     },
-    // After something was done in the history: with a file it was asked for, by the picture's name
-    // behind its # if it is to be looked at.
+    // After something was done in the history: with a file if one was asked for. If that is to be
+    // looked at, the picture's name stands behind a #, also where the picture is gone.
     didInHistory(file) {
-        const [address, id] = file.split("#");
-        const looks = document.querySelector("#viewer").open && name(shown) === id;
-        if (looks) fill(address, link(address));
-        else if (!id) this.download(address);
+        const [address, id] = file.split("#"), viewer = document.querySelector("#viewer");
+        if (!id) this.download(address);
+        else if (viewer.open && shown.name === id) {
+            if (address) fill(address, link(address));
+            else viewer.close();
+        }
         requestAnimationFrame(() => {
             document.querySelectorAll("#history time").forEach(tellTime);
             // The focus is where it was, or at what comes first.
@@ -110,8 +112,10 @@ function redraw(place) {
     const button = document.querySelector("#live [data-do=redraw]");
     button.dataset.place = place;
     button.click();
-    // Below its box, which may be at the window's end.
-    document.querySelector(`#gallery [data-place="${place}"]`).scrollIntoView({ block: "nearest" });
+    // It stands below its box, which may be at the window's end; but what is typed in comes first.
+    for (const seen of [`#gallery [data-place="${place}"]`, ":focus"]) {
+        document.querySelector(seen)?.scrollIntoView({ block: "nearest" });
+    }
 }
 
 // --- keys ---------------------------------------------------------------------------------------
@@ -206,27 +210,22 @@ document.addEventListener("visibilitychange", () => {
 
 // --- the full-screen view -----------------------------------------------------------------------
 
-let shown = null;  // the figure in it, perhaps as it was
+let shown = null;  // what is in it: the name of a figure, and where the others are
 
-// The pictures that are leafed through together with a figure's.
-function among(figure) {
-    const all = figure.closest("#history") ? "#history figure" : "#gallery figure.done";
-    return [...document.querySelectorAll(all)];
-}
-
-// What a figure is found by again after it has been made anew.
+// A figure is found again by its name: Gradio makes it anew, or another picture of it.
 function name(figure) {
     return figure.dataset.id ?? figure.dataset.place;
 }
 
 function leaf(step) {
-    const figures = among(shown);
-    const next = figures.findIndex((figure) => name(figure) === name(shown)) + step;
-    figures.at(next % figures.length).querySelector(".view").click();
+    const figures = [...document.querySelectorAll(shown.all)];
+    const next = figures.findIndex((figure) => name(figure) === shown.name) + step;
+    figures.at(next % figures.length)?.querySelector(".view").click();
 }
 
 function open(figure) {
-    shown = figure;
+    const all = figure.closest("#history") ? "#history figure" : "#gallery figure.done";
+    shown = { name: name(figure), all };
     const [viewer, image] = [document.querySelector("#viewer"), figure.querySelector("img")];
     viewer.querySelector("img").className = image.className;
     viewer.querySelector("img").alt = image.alt;
@@ -234,7 +233,7 @@ function open(figure) {
     viewer.querySelector(".facts").textContent = figure.querySelector(".seed, .told").textContent;
     // The history's own files are asked for when they are looked at.
     fill(image.src, figure.querySelector("a[download]"));
-    const alone = among(figure).length < 2;
+    const alone = document.querySelectorAll(all).length < 2;
     viewer.querySelectorAll("[data-step]").forEach((button) => { button.hidden = alone; });
     if (!viewer.open) viewer.showModal();
 }
@@ -242,6 +241,7 @@ function open(figure) {
 function fill(address, file) {
     const link = document.querySelector("#viewer a");
     document.querySelector("#viewer img").src = address;
+    if (document.activeElement === link && !file) document.querySelector("[data-close]").focus();
     link.hidden = !file;
     if (file) Object.assign(link, { href: file.href, download: file.download });
 }

@@ -71,7 +71,8 @@ class _Past:
             updates = self._gone(language)
         except (HistoryError, RequestError) as error:
             updates = self.view.tell(language.translate(error.sentence), "wrong")
-        return {self.view.file: "", **updates}
+        # What is asked for by name is answered by name, also where it is gone.
+        return {self.view.file: f"#{event.id}" if event.do == "view" else "", **updates}
 
     def _use(self, owner: str, event: gr.EventData, language: Language) -> Updates:
         file = self.history.picture(owner, event.id)

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,14 @@ class Snapshot:
 class _Work:
     """A job of a run, and how far it is with the places that it still draws for it."""
 
-    def __init__(self, job: Job, *, live: bool = False):
-        """Begins with all places that the job was asked for; `live` is one that was begun by
-        typing, of which less is said and kept.
+    def __init__(self, job: Job, seconds: Callable[[Request], float], *, live: bool = False):
+        """Begins with all places that the job was asked for. `seconds` tells what a picture takes
+        alone; `live` is a job that was begun by typing, of which less is said and kept.
         """
         self.job, self.live = job, live
         self.places = set(job.request.places())
         self.count = len(self.places)
+        self._seconds = {place: seconds(job.request.only(place)) for place in self.places}
         self.step, self.steps = 0, max(job.request.only(place).steps for place in self.places)
         self.line = Line(Phrase("starting"))
         self._first: tuple[float, int] | None = None
@@ -102,9 +103,14 @@ class _Work:
         return self.step / self.steps
 
     @property
-    def left(self) -> int:
-        """Steps of single pictures that are still to be made."""
-        return (self.steps - self.step) * len(self.places)
+    def seconds(self) -> float:
+        """What its pictures would take one after the other."""
+        return sum(self._seconds.values())
+
+    @property
+    def left(self) -> float:
+        """What of that is still to be made."""
+        return (1 - self.share) * sum(self._seconds[place] for place in self.places.copy())
 
     def advance(self, step: int) -> None:
         """Takes down how far it is."""
@@ -141,15 +147,15 @@ class Run:
         self._works: list[_Work] = []  # which are not over, in the order in which they began
         self._redrawn: dict[int, str] = {}  # what the history has of each place that was
         self._farewell: threading.Timer | None = None
-        self._begin(_Work(job, live=live))
+        self._begin(_Work(job, runs.seconds, live=live))
 
     @property
     def over(self) -> bool:
         """Whether nothing will change any more, unless a picture is drawn again."""
         return not self._works
 
-    def before(self, job: Job) -> int:
-        """Steps of single pictures that are still to be made of what was asked before a job."""
+    def before(self, job: Job) -> float:
+        """What is still to be made of what was asked before a job, as `_Work.left`."""
         return sum(work.left for work in self._works.copy() if work.job.number < job.number)
 
     def cells(self, state: str) -> list[Cell]:
@@ -184,7 +190,7 @@ class Run:
             self._take_over(place)
             shown = url(before.picture.shown) if before.picture else before.preview
             self._set(place, dataclasses.replace(self._first_cell(place), preview=shown))
-            self._begin(_Work(job, live=True))
+            self._begin(_Work(job, self._runs.seconds, live=True))
             return self._announce(session, seen)
 
     def blank(self, place: int, session: str) -> int | None:
@@ -317,7 +323,7 @@ class Run:
             self._line = self._works[-1].line if self._works else work.line
             self._change.notify_all()
         if isinstance(event, Done) and len(work.places) == work.count:
-            self._runs.learn(event.seconds / (work.steps * work.count))
+            self._runs.learn(event.seconds / work.seconds)
 
     def _changes(self, work: _Work, event: Event) -> dict[int, dict]:
         """What the event changes in cells, by place."""
@@ -375,7 +381,7 @@ class Runs:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the oldest first
         self._latest: dict[str, str] = {}  # the key of each browser's last
-        self._pace: float | None = None  # seconds that a step of one picture takes
+        self._pace: float | None = None  # what pictures take, for what they would take alone
 
     def start(self, request: Request, *, browser: str = "", grace: float = GRACE_SECONDS,
               previews: bool = True, live: bool = False) -> Run:
@@ -448,6 +454,10 @@ class Runs:
         with self._lock:
             earlier = sum(run.before(job) for run in self._runs.values())
         return earlier * self._pace if self._pace else None
+
+    def seconds(self, alone: Request) -> float:
+        """What a picture takes alone; while that is not known, all take the same."""
+        return self._engine.seconds(alone) or 1.0
 
     def learn(self, pace: float) -> None:
         """Remembers how fast it goes: the mean of what was known and what is new."""
