@@ -7,6 +7,7 @@ import gradio_client
 import pytest
 from playwright.sync_api import expect
 from visitor import (
+    LONG,
     PATIENCE,
     box,
     figures,
@@ -147,9 +148,8 @@ def test_the_full_screen_view_keeps_its_place_and_its_keys_while_the_history_gro
     unfold(somebody, "History")
     expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
     before = names(somebody)
-    fill(somebody, ["later", *[""] * 7], steps=60)
+    fill(somebody, ["later", *[""] * 7], steps=LONG)
     generate(somebody).click()
-    says(somebody, "Step")
     somebody.get_by_role("button", name=f"View “{before[0]}” full screen").click()
     dialog = somebody.get_by_role("dialog")
     link = dialog.get_by_role("link", name="Download PNG")
