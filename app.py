@@ -10,6 +10,7 @@ from pathlib import Path
 from sd_tpu.cli import INTERRUPTED, add_model_flags, leave, open_engine
 from sd_tpu.folders import data_folder
 from sd_tpu.history import History, HistoryError
+from sd_tpu.page import build, launch
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,9 +33,6 @@ def _serve(args: argparse.Namespace) -> int:
     print(f"Loading {args.model} ...", flush=True)
     engine = open_engine(args)
     print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
-    # Not at the top: importing Gradio takes seconds, which the engine's thread compiles in.
-    from sd_tpu.page import build, launch
-
     engine.ready.wait()
     if engine.failure:
         print(f"sd_tpu: {engine.failure}", file=sys.stderr)

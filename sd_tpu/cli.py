@@ -126,7 +126,7 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
         help="share of the steps after which it ends; steps without it cost less (default: 1)")
     add("--cache-interval", type=parse_number, metavar="N",
         help="evaluate the whole model every N times only and reuse its deep features in between: "
-             "faster, and not quite the same pictures (default: 1)")
+             "faster, and not quite the same pictures; 1 to 10 (default: 1)")
     add("--out", type=Path, required=True, metavar="DIR",
         help="gets 00.png, 01.png, ... and grid.png")
 

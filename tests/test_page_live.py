@@ -377,6 +377,26 @@ def test_each_picture_stands_below_its_box_and_comes_into_view(chromium, address
         assert tab.evaluate(PLACES) == apart
 
 
+def test_what_was_wrong_is_said_in_sight_and_no_longer_once_it_is_right(tab):
+    fill(tab, THREE)
+    switch(tab).check()
+    write(tab, 8, "eight")
+    drawn(tab, 8, "eight")
+    unfold(tab, "Own settings of prompt 8")
+    interval = tab.get_by_role("group", name="Own settings of prompt 8").get_by_label("Cache int")
+    interval.fill("3")
+    drawn(tab, 8, "cache interval 3: eight")
+    interval.fill("30")
+    says(tab, "Cache interval of prompt 8 should be from 1 to 10, not 30.")
+    expect(tab.locator("#line")).to_be_in_viewport(ratio=0.99)
+    interval.fill("3")
+    says(tab, "Done in")
+    interval.fill("x")
+    says(tab, "should be a whole number, not 'x'.")
+    switch(tab).uncheck()
+    says(tab, "Done in")
+
+
 def test_what_is_typed_in_stays_in_view(tab):
     tab.set_viewport_size({"width": 820, "height": 700})
     fill(tab, THREE)

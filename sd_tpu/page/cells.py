@@ -68,12 +68,11 @@ def own_fold(number: int, language: Language) -> str:
             f'aria-controls="own-{number}-panel" aria-label="{name}" title="{name}"></button>')
 
 
-def own_summary(number: int, text: str, language: Language) -> str:
-    """What a box shows of its own settings, also while they are folded away."""
-    name = language.say("own_clear", number=number)
+def summary(text: str, clear: str, panel: str) -> str:
+    """What is set in a panel, also while it is folded away, and a button that clears it."""
     return (f'<p class="own-summary"><span dir="auto" title="{escape(text)}">{escape(text)}</span>'
-            f'<button type="button" data-do="clear" data-then="own-{number}-panel" '
-            f'aria-label="{name}" title="{name}">✕</button></p>')
+            f'<button type="button" data-do="clear" data-then="{panel}" aria-label="{clear}" '
+            f'title="{clear}">✕</button></p>')
 
 
 def counter(count: int, lost: str, unknown: Sequence[str], language: Language) -> str:
@@ -138,10 +137,10 @@ def _caption(cell: Cell, language: Language) -> str:
     if cell.state == "blank":
         return ""
     seed = "" if "seed" in cell.named else language.say("cell_seed", seed=cell.seed)
-    label = f"<b>{escape(words(cell.named, language))}</b> " if cell.named else ""
+    label = f"<b>{escape(words(cell.named, language))}</b>" if cell.named else ""
     actions = _actions(cell, language) if cell.picture else language.say(f"cell_{cell.state}")
-    return (f'<span class="words" dir="auto" title="{escape(_described(cell, language))}">'
-            f'{label}{escape(cell.prompt)}</span>'
+    return (f'<span class="words" title="{escape(_described(cell, language))}">'
+            f'{label}<span dir="auto">{escape(cell.prompt)}</span></span>'
             f'<span class="facts"><span class="seed">{seed}</span>'
             f'<span class="actions">{actions}</span></span>')
 

@@ -16,12 +16,21 @@ from sd_tpu.images import read_png
 from sd_tpu.page import cells
 from sd_tpu.page.compare import comparison, suggested
 from sd_tpu.page.files import Files, url
+from sd_tpu.page.labels import words
 from sd_tpu.page.layout import OWN_SPACING, Form, Updates, View, count, spacings
 from sd_tpu.page.links import read_link
 from sd_tpu.page.own import COMMON, Panel, fields_of, own_choices, show_owns, summary
 from sd_tpu.page.runs import Cell, Run, Runs, Snapshot
 from sd_tpu.page.texts import ENGLISH, Language, Translations, language_of
-from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, RequestError, Settings, drawn_seed
+from sd_tpu.request import (
+    ACCELERATIONS,
+    MAX_PROMPTS,
+    RANDOM,
+    Request,
+    RequestError,
+    Settings,
+    drawn_seed,
+)
 from sd_tpu.samplers import SAMPLERS
 
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
@@ -105,6 +114,19 @@ def _connect_settings(form: Form, view: View, runs: Runs) -> None:
     def offer_spacings(sampler: str, visitor: gr.Request) -> dict:
         return gr.update(choices=spacings(sampler, language_of(visitor)), value=OWN_SPACING)
 
+    def summarise(values: dict[Component, Any], visitor: gr.Request) -> str:
+        language = language_of(visitor)
+        chosen = {name: values[field] for name, field in accelerations.items()
+                  if values[field] not in (None, getattr(Settings, name))}
+        clear = language.say("exact_again")
+        return cells.summary(words(chosen, language), clear, "settings-panel") if chosen else ""
+
+    accelerations = {name: form.settings[name] for name in ACCELERATIONS}
+    fields = [*accelerations.values()]
+    gr.on([field.change for field in fields], summarise, {*fields}, form.faster, queue=False,
+          trigger_mode="always_last", **QUIET)
+    exact = [getattr(Settings, name) for name in ACCELERATIONS]
+    form.faster.click(None, None, fields, js=f"() => {exact}", **QUIET)
     form.roll.click(lambda: RANDOM, None, form.seed, queue=False, **QUIET)
     form.reuse.click(reuse, view.run, [form.seed, view.line, view.news], queue=False, **QUIET)
     sampler, spacing = form.settings["sampler"], form.settings["spacing"]

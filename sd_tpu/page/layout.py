@@ -13,7 +13,7 @@ from sd_tpu.page import cells
 from sd_tpu.page.compare import Compare, make_compare
 from sd_tpu.page.labels import plain
 from sd_tpu.page.own import Panel, fields_of, make_panel, show_owns
-from sd_tpu.page.runs import Cell, Snapshot
+from sd_tpu.page.runs import Cell, Line, Snapshot
 from sd_tpu.page.texts import ENGLISH, Language, Translations, label
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import (
@@ -47,7 +47,8 @@ class Tools:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a person fills in; `settings` by their names in a Request."""
+    """What a person fills in; `settings` by their names in a Request. `faster` shows which of them
+    make the pictures other than exact."""
 
     tools: Tools
     prompts: list[gr.Textbox]
@@ -56,6 +57,7 @@ class Form:
     roll: gr.Button
     reuse: gr.Button
     settings: dict[str, Component]
+    faster: gr.HTML
     own: list[Panel]
     compare: Compare
     generate: gr.Button
@@ -111,10 +113,13 @@ class View:
 
     def say(self, snapshot: Snapshot, language: Language) -> Updates:
         """Says how a run goes: each step in sight, and what matters aloud."""
-        line, news = snapshot.line, " ".join(map(language.translate, snapshot.news))
+        news = " ".join(map(language.translate, snapshot.news))
         aloud = {self.news: cells.news(news)} if news else {}
-        said = cells.progress(language.translate(line.text), line.kind, line.share)
-        return {self.line: said, **aloud}
+        return {**self.show_line(snapshot.line, language), **aloud}
+
+    def show_line(self, line: Line, language: Language) -> Updates:
+        """Says how a run is, in sight only."""
+        return {self.line: cells.progress(language.translate(line.text), line.kind, line.share)}
 
 
 def make_tools(engine: Engine) -> tuple[Tools, Compare]:
@@ -141,7 +146,9 @@ def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compar
     """The upper half of the page, below the tools."""
     card = engine.pipeline.card
     prompts, counters, panels = _boxes(tools.sample_sets[0], engine, texts)
-    gr.HTML(cells.fold("settings"), apply_default_css=False, js_on_load=None)
+    with gr.Row(elem_id="settings-fold"):
+        gr.HTML(cells.fold("settings"), apply_default_css=False, js_on_load=None)
+        faster = gr.HTML("", js_on_load=cells.TRIGGER, apply_default_css=False)
     settings = _settings(engine.defaults, texts)
     with gr.Row(elem_id="actions"):
         with gr.Row(elem_id="seeds"):
@@ -156,8 +163,8 @@ def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compar
                              min_width=0)
     # Not secret from whoever sits at the browser, but the same after the server's next start.
     saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
-    return Form(tools, prompts, counters, seed, roll, reuse, settings, panels, compare, generate,
-                stop, saved)
+    return Form(tools, prompts, counters, seed, roll, reuse, settings, faster, panels, compare,
+                generate, stop, saved)
 
 
 def make_view(engine: Engine, texts: Translations) -> View:

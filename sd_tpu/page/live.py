@@ -19,8 +19,8 @@ from sd_tpu.engine import Engine
 from sd_tpu.page import cells
 from sd_tpu.page.events import QUIET, REFRESH_HISTORY, browser_of, follow, outputs_of_run
 from sd_tpu.page.layout import Form, Updates, View
-from sd_tpu.page.runs import Run, Runs
-from sd_tpu.page.texts import label, language_of
+from sd_tpu.page.runs import Line, Run, Runs
+from sd_tpu.page.texts import Phrase, label, language_of
 from sd_tpu.request import RANDOM, Request, RequestError, Settings, drawn_seed
 
 MAX_SECONDS = 3.0  # that a picture may take: who waits longer has lost the thread
@@ -58,6 +58,7 @@ def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs,
     redrawn.then(None, js=REFRESH_HISTORY, **QUIET)
     switch.on.input(None, [form.saved, switch.on], form.saved, **QUIET,
                     js="(saved, live) => ({ ...saved, live })")
+    switch.on.input(live.settle, view.run, view.line, queue=False, **QUIET)
     offered = {"fn": live.offer, "inputs": {*form.inputs(), form.saved, switch.told},
                "outputs": [switch.on, switch.why, switch.told], "queue": False, **QUIET}
     gr.on([page.load, *(field.change for field in form.settings.values())], **offered)
@@ -110,6 +111,14 @@ class _Live:
             return
         if seen is not None:
             yield from follow(self.form, self.view, run, visitor, seen)
+        else:  # what was wrong before is right again
+            yield self.settle(values[self.view.run], visitor)
+
+    def settle(self, key: str | None, visitor: gr.Request) -> Updates:
+        """Says how it stands, in place of what was wrong elsewhere."""
+        run, language = self.runs.find(key), language_of(visitor)
+        line = run.line if run else Line(Phrase("ready"), "idle")
+        return self.view.show_line(line, language)
 
     def _begin(self, values: Mapping[Component, Any], place: int) -> Run:
         """A run that is a first picture, where none is shown yet."""

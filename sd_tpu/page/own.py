@@ -99,7 +99,10 @@ def own_choices(panels: Sequence[Panel], language: Language) -> dict[Component, 
 
 def summary(number: int, given: Mapping[str, Any], language: Language) -> str:
     """What a box shows of its own settings, and how to be rid of them; nothing if it has none."""
-    return cells.own_summary(number, words(given, language), language) if given else ""
+    if not given:
+        return ""
+    clear = language.say("own_clear", number=number)
+    return cells.summary(words(given, language), clear, f"own-{number}-panel")
 
 
 def _choices(name: str, language: Language) -> list[tuple[str, str]]:

@@ -154,6 +154,11 @@ class Run:
         """Whether nothing will change any more, unless a picture is drawn again."""
         return not self._works
 
+    @property
+    def line(self) -> Line:
+        """What happens, or how it ended."""
+        return self._line
+
     def before(self, job: Job) -> float:
         """What is still to be made of what was asked before a job, as `_Work.left`."""
         return sum(work.left for work in self._works.copy() if work.job.number < job.number)
