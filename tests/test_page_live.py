@@ -9,6 +9,7 @@ import pytest
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
 from test_page_history import served
+from test_page_own import choose
 from visitor import (
     LONG,
     PATIENCE,
@@ -334,6 +335,7 @@ def test_only_the_picture_of_the_box_that_is_typed_in_is_drawn_again(tab):
 
 def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, page_engine):
     fill(tab, THREE, seed=7, steps=LONG)
+    choose(tab, setting(tab, "Sampler"), "Heun")  # twice as long: time enough to type on
     switch(tab).check()
     jobs, submit = [], page_engine.submit
     page_engine.submit = lambda request, **options: jobs.append(submit(request, **options)) or (

@@ -31,8 +31,8 @@ def box(tab: Page, number: int) -> Locator:
 
 
 def setting(tab: Page, name: str) -> Locator:
-    """A field of the settings for all, or the seed."""
-    return tab.locator("#settings-panel, #seed").get_by_label(name)
+    """A field of the settings for all, or the seed; the first whose name begins so."""
+    return tab.locator("#settings-panel, #seed").get_by_label(name).first
 
 
 def seed_box(tab: Page) -> Locator:
