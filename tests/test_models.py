@@ -83,18 +83,19 @@ def nhwc(x: torch.Tensor) -> np.ndarray:
 # --- layers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel, padding, strides, patches", [
-    (3, 1, 1, True), (1, 0, 1, True), (3, 0, 1, True), (3, 1, 2, False),
+@pytest.mark.parametrize("kernel, padding, strides, products", [
+    (3, 1, 1, [True, False]), (3, 0, 1, [True, False]), (3, 1, 2, [False, False]),
+    (1, 0, 1, [True, True]), (1, 0, 2, [False, False]),
 ])
-def test_a_convolution_of_few_pixels_is_one_product_and_that_of_pytorch(ported, kernel, padding,
-                                                                        strides, patches):
+def test_a_convolution_of_few_pixels_or_one_is_a_product_and_that_of_pytorch(
+        ported, kernel, padding, strides, products):
     reference = randomized(torch.nn.Conv2d(8, 96, kernel, strides, padding))
     ours = ported(reference, partial(layers.conv, 8, 96, kernel, strides=strides, padding=padding))
-    for width, few in ((6, True), (7, False)):  # 96 pixels, and more than the 96 channels given out
+    for width, product in zip((6, 7), products, strict=True):  # 96 pixels for 96 channels, and more
         x = torch.randn(2, 8, 8, width)
         assert_agrees("Conv", ours(nhwc(x)), nhwc(reference(x)))
         traced = str(jax.make_jaxpr(ours)(nhwc(x)))
-        assert ("conv_general_dilated" in traced) != (patches and few)
+        assert ("conv_general_dilated" in traced) != product
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 5, 7), (2, 24, 9)], ids=["pixels", "tokens"])
@@ -207,17 +208,35 @@ def test_the_timestep_embedding_is_that_of_diffusers(ported):
 @pytest.mark.parametrize("norm", ["group", "layer"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_norms_bear_a_mean_far_from_zero(norm, dtype):
-    """Neither a fast variance (cancellation) nor bfloat16 sums would."""
+    """In float32 no variance in one pass would (cancellation), in bfloat16 no bfloat16 sums."""
     mean, step = (4096.0, 1.0) if dtype == "float32" else (256.0, 2.0)
     x = mean + step * np.random.default_rng(0).integers(-4, 5, (2, 64, 16))
     make = dict(group=partial(layers.GroupNorm, 16, 1, 1e-5), layer=partial(layers.LayerNorm, 16))
-    module = make[norm](dtype=jnp.float32, rngs=nnx.Rngs(0))
+    module = make[norm](dtype=dtype, rngs=nnx.Rngs(0))
     axes = (1, 2) if norm == "group" else (2,)
     expected = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
     ours = module(jnp.asarray(x, dtype))
     assert ours.dtype == dtype
     np.testing.assert_allclose(np.asarray(ours, np.float64), expected,
                                atol=1e-4 if dtype == "float32" else 2**-7)
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norms_of_all_the_same_are_their_bias(norm, dtype):
+    make = dict(group=partial(layers.GroupNorm, 30, 1, 1e-5), layer=partial(layers.LayerNorm, 30))
+    module = make[norm](dtype=dtype, rngs=nnx.Rngs(0))
+    values = jnp.arange(256, 512, 2, dtype)  # E[x^2] - E[x]^2 comes out below 0 for some
+    ours = module(jnp.broadcast_to(values[:, None, None], (values.size, 7, 30)))
+    np.testing.assert_allclose(np.asarray(ours, np.float64), 0, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gelu_is_exact_in_every_precision(dtype):
+    x = jnp.linspace(-9, 9, 4001, dtype=dtype)
+    exact = torch.nn.functional.gelu(torch.from_numpy(np.asarray(x, np.float64)))
+    error = np.abs(np.asarray(layers.gelu(x), np.float64) - exact.numpy())
+    assert (error <= 1e-6 + (0 if dtype == "float32" else 2**-8) * np.abs(exact.numpy())).all()
 
 
 # --- text encoder -------------------------------------------------------------------------------

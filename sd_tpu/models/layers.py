@@ -5,7 +5,6 @@ softmax of attention are always float32.
 """
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,15 @@ from jax import lax
 
 from sd_tpu.models.attention import attention
 from sd_tpu.models.platform import platform
+
+
+def _in_one_pass(dtype) -> bool:
+    """Whether a norm may take the variance as E[x^2] - E[x]^2, which reads x once less.
+
+    In float32 that is off by about 2^-24 (mean / deviation)^2. A bfloat16 has been rounded by
+    2^-9 of itself, which is more whatever the mean; a float32 has not.
+    """
+    return dtype == jnp.bfloat16
 
 
 class GroupNorm(nnx.Module):
@@ -36,10 +44,14 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalizes x [B, ..., C] over its pixels and groups of channels; keeps its dtype."""
-        centered = x.astype(jnp.float32)
-        centered -= self._group_mean(centered)
-        gain = jax.lax.rsqrt(self._group_mean(jnp.square(centered)) + self.eps)
-        return (centered * (gain * self.scale) + self.bias).astype(x.dtype)
+        wide = x.astype(jnp.float32)
+        mean = self._group_mean(wide)
+        if _in_one_pass(x.dtype):
+            variance = jnp.maximum(self._group_mean(jnp.square(wide)) - jnp.square(mean), 0)
+        else:
+            variance = self._group_mean(jnp.square(wide - mean))
+        gain = jax.lax.rsqrt(variance + self.eps)
+        return ((wide - mean) * (gain * self.scale) + self.bias).astype(x.dtype)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -49,7 +61,7 @@ class LayerNorm(nnx.LayerNorm):
         super().__init__(
             features,
             epsilon=eps,
-            use_fast_variance=False,
+            use_fast_variance=_in_one_pass(dtype),
             dtype=jnp.float32,
             param_dtype=dtype,
             rngs=rngs,
@@ -79,20 +91,21 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
     """`lax.conv_general_dilated` as `conv` calls it, or what is faster on the platform for a shape.
 
+    A kernel of one pixel is a product of matrices, and so written: as a convolution it makes the
+    TPU compiler turn its input and output into another layout. So are, on CPUs, pictures that weigh
+    less than the kernel, which XLA's own loops over there.
+
     x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K].
     """
-    pixels, outputs = math.prod(x.shape[:-1]), kernel.shape[-1]
-    if platform() == "cpu" and max(strides) == 1 and pixels <= outputs:
+    pixels, (*window, _, outputs) = math.prod(x.shape[:-1]), kernel.shape
+    product = max(window) == 1 or (platform() == "cpu" and pixels <= outputs)
+    if product and max(strides) == 1:
         return by_patches(x, kernel, padding)
     return lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
 
 def by_patches(x: jax.Array, kernel: jax.Array, padding) -> jax.Array:
-    """A convolution of stride 1 as one product of matrices.
-
-    For pictures that weigh less than the kernel, which XLA's own loops over on CPUs: 8x8x1280 takes
-    a quarter of the time so (benchmarks/RESULTS.md).
-    """
+    """A convolution of stride 1 as one product of matrices."""
     height, width = kernel.shape[:2]
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
@@ -173,7 +186,17 @@ class Attention(nnx.Module):
         return x + out if hasattr(self, "group_norm") else out
 
 
+def gelu(x: jax.Array) -> jax.Array:
+    """Exact (Hendrycks and Gimpel 2016, arXiv:1606.08415), as PyTorch writes it.
+
+    `jax.nn.gelu` takes erfc, which keeps more digits where the result is all but 0; on TPUs it
+    costs as much as the product of matrices that follows (benchmarks/RESULTS.md).
+    """
+    wide = x.astype(jnp.float32)
+    return (0.5 * wide * (1 + lax.erf(wide * 0.5**0.5))).astype(x.dtype)
+
+
 ACTIVATIONS = {
-    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu": gelu,
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
 }
