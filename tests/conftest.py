@@ -7,8 +7,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
-# Compiled once for all tests; the folder is new, since no test may depend on an earlier run.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="sd_tpu-tests-")
+# Compiled once for all tests, whichever process runs them; the folder is new, since no test may
+# depend on an earlier run.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="sd_tpu-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
@@ -75,11 +77,10 @@ def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusion
     )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled() -> Iterator[None]:
-    """Removes what was compiled."""
-    yield
-    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+def pytest_unconfigure() -> None:
+    """Removes what was compiled, once all are done with it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session", params=LAYOUTS)

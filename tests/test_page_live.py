@@ -343,12 +343,13 @@ def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, p
     try:
         write(tab, 2, "a")
         expect(figures(tab).nth(1)).to_have_class("forming", timeout=PATIENCE)
+        setting(tab, "Steps").fill("50")  # counts from the next typing on
         write(tab, 2, "a fox")
         expect(figures(tab).nth(1)).to_contain_text("a fox", timeout=PATIENCE)
         write(tab, 3, "a hen")
         expect(figures(tab).nth(2)).to_contain_text("a hen", timeout=PATIENCE)
-        drawn(tab, 2, "a fox")
-        drawn(tab, 3, "a hen")
+        drawn(tab, 2, "50 steps: a fox")
+        drawn(tab, 3, "50 steps: a hen")
     finally:
         del page_engine.submit
     assert [job.cancelled for job in jobs] == [True, False, False]

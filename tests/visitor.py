@@ -68,9 +68,15 @@ def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2)
     setting(tab, "Steps").blur()
 
 
-def make(tab: Page) -> None:
-    generate(tab).click()
+def draw(tab: Page, button: Locator) -> None:
+    """Presses a button that begins a run, and waits until that one, none before it, is done."""
+    tab.locator("#line p").evaluate("line => { line.textContent = '' }")
+    button.click()
     says(tab, "Done in")
+
+
+def make(tab: Page) -> None:
+    draw(tab, generate(tab))
 
 
 def alts(tab: Page) -> list[str]:
