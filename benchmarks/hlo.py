@@ -28,9 +28,15 @@ class Operation:
     """An instruction of the compiled program; a fusion is one."""
 
     name: str
-    source: str  # the end of the path of JAX functions it comes from
+    computation: str  # the body of a loop, for one, or the main program
+    path: str  # of the JAX functions it comes from, or its kind
     hbm_bytes: int  # to and from the chip's main memory
     cycles: int  # the compiler's estimate; it makes none for Pallas kernels
+
+    @property
+    def source(self) -> str:
+        """The end of its path."""
+        return "/".join(self.path.split("/")[-2:])
 
 
 def operations(text: str) -> Iterator[Operation]:
@@ -46,7 +52,14 @@ def operations(text: str) -> Iterator[Operation]:
             shapes[name] = shape
             if kind not in MOVES_NOTHING:
                 operands = [shapes.get(operand, "") for operand in arguments]
-                yield _operation(name, kind, shape, operands, attributes)
+                yield _operation(name, computation, kind, shape, operands, attributes)
+
+
+def around(found: list[Operation], scope: str) -> list[Operation]:
+    """Those in the computations that hold anything of a `jax.named_scope`, with the copies among
+    them that have no path."""
+    within = {operation.computation for operation in found if scope in operation.path.split("/")}
+    return [operation for operation in found if operation.computation in within]
 
 
 def by_source(found: Iterator[Operation]) -> list[dict[str, str | int | float]]:
@@ -63,7 +76,7 @@ def by_source(found: Iterator[Operation]) -> list[dict[str, str | int | float]]:
             for name, source in ranked]
 
 
-def _operation(name: str, kind: str, shape: str, operands: list[str],
+def _operation(name: str, computation: str, kind: str, shape: str, operands: list[str],
                attributes: str) -> Operation:
     cycles = re.search(r'"estimated_cycles":"(\d+)"', attributes)
     source = re.search(r'op_name="([^"]*)"', attributes)
@@ -75,7 +88,7 @@ def _operation(name: str, kind: str, shape: str, operands: list[str],
     else:
         moved = sum(_bytes(part) for text in (shape, *operands) for part in SHAPE.finditer(text)
                     if "S(" not in (part[3] or ""))
-    return Operation(name, "/".join(source[1].split("/")[-2:]) if source else kind, moved,
+    return Operation(name, computation, source[1] if source else kind, moved,
                      int(cycles[1]) if cycles else 0)
 
 

@@ -284,10 +284,11 @@ def _take_row(unet: UNet2DConditionModel, shallow: bool, lanes: Slots, pairs: ja
     row = {name: _column(rows[:, i], lanes.latents) for i, name in enumerate(COLUMNS)}
     x, deep = lanes.latents, lanes.deep
     inputs = row["c_in"] * x, rows[:, COLUMNS.index("t")], lanes.text
-    if shallow:
-        out = unet.shallow(*inputs, deep)
-    else:
-        out, deep = unet.whole(*inputs)
+    with jax.named_scope("shallow" if shallow else "whole"):  # told apart so in a profile
+        if shallow:
+            out = unet.shallow(*inputs, deep)
+        else:
+            out, deep = unet.whole(*inputs)
     out = jnp.where(pairs, _guided(out, lanes.guidance), out)
     newest = row["u"] * x + row["v"] * out
     history = jnp.concatenate([newest[:, None], lanes.history[:, :-1]], axis=1)

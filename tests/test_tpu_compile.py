@@ -37,6 +37,14 @@ def test_operations_from_one_place_are_added_up():
     assert (second["operation"], second["HBM MB"]) == ("start", 2 * 64 * 128 * 2 / 1e6)
 
 
+def test_a_loop_is_told_from_others_by_the_name_of_what_is_in_it():
+    other = PROGRAM.replace("%body", "%other").replace("silu", "shallow").replace("%near", "%away")
+    found = list(hlo.operations(PROGRAM + other))
+    assert [one.name for one in hlo.around(found, "silu")] == ["near", "start.1"]
+    assert [one.name for one in hlo.around(found, "shallow")] == ["away", "start.1"]
+    assert hlo.around(found, "sil") == []
+
+
 def test_a_roofline_is_bound_by_what_takes_longer():
     chip = tpu_compile.Chip("", "", flops=1e12, bandwidth=1e9, memory=1e9)
     arithmetic = tpu_compile.Compiled("advance", "yes", flops=2e12, hbm=1e9, resident=5e8)

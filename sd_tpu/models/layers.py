@@ -77,40 +77,52 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
     return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
 
 
-def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None, dtype,
-         rngs: nnx.Rngs) -> nnx.Conv:
-    """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side."""
+def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None, how=None,
+         dtype, rngs: nnx.Rngs) -> nnx.Conv:
+    """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
+
+    `how` it is computed is a function like `convolve`, which it is by default.
+    """
     if padding is None:
         padding = kernel // 2
     if isinstance(padding, int):
         padding = ((padding, padding), (padding, padding))
     return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
-                    dtype=dtype, param_dtype=dtype, conv_general_dilated=convolve, rngs=rngs)
+                    dtype=dtype, param_dtype=dtype, conv_general_dilated=how or convolve,
+                    rngs=rngs)
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
     """`lax.conv_general_dilated` as `conv` calls it, or what is faster on the platform for a shape.
 
-    A kernel of one pixel is a product of matrices, and so written: as a convolution it makes the
-    TPU compiler turn its input and output into another layout. So are, on CPUs, pictures that weigh
-    less than the kernel, which XLA's own loops over there.
-
     x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K].
     """
-    pixels, (*window, _, outputs) = math.prod(x.shape[:-1]), kernel.shape
-    product = max(window) == 1 or (platform() == "cpu" and pixels <= outputs)
-    if product and max(strides) == 1:
+    pixels, outputs = math.prod(x.shape[:-1]), kernel.shape[-1]
+    if platform() == "cpu" and max(strides) == 1 and pixels <= outputs:
         return by_patches(x, kernel, padding)
     return lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
 
 def by_patches(x: jax.Array, kernel: jax.Array, padding) -> jax.Array:
-    """A convolution of stride 1 as one product of matrices."""
+    """A convolution of stride 1 as one product of matrices.
+
+    For pictures that weigh less than the kernel, which XLA's own loops over on CPUs: 8x8x1280 takes
+    a quarter of the time so (benchmarks/RESULTS.md).
+    """
     height, width = kernel.shape[:2]
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
     patches = [x[:, i:i + rows, j:j + columns] for i in range(height) for j in range(width)]
     return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def pointwise(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
+    """A convolution with a kernel of one pixel [1, 1, C, K] as a product of matrices.
+
+    As a convolution the TPU compiler changes the layout before and after it. Where x has been
+    joined from two parts a convolution is the faster one, as it reads them as they are.
+    """
+    return x @ kernel[0, 0]
 
 
 class Downsample(nnx.Module):

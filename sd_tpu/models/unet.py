@@ -15,6 +15,7 @@ from sd_tpu.models.layers import (
     Upsample,
     conv,
     linear,
+    pointwise,
 )
 
 
@@ -236,7 +237,7 @@ class Transformer2DModel(nnx.Module):
 
 
 def _conv1x1(inputs: int, outputs: int, **layer) -> nnx.Conv:
-    return conv(inputs, outputs, 1, **layer)
+    return conv(inputs, outputs, 1, how=pointwise, **layer)
 
 
 class TransformerBlock(nnx.Module):
