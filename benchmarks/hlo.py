@@ -56,10 +56,13 @@ def operations(text: str) -> Iterator[Operation]:
 
 
 def around(found: list[Operation], scope: str) -> list[Operation]:
-    """Those in the computations that hold anything of a `jax.named_scope`, with the copies among
-    them that have no path."""
-    within = {operation.computation for operation in found if scope in operation.path.split("/")}
-    return [operation for operation in found if operation.computation in within]
+    """Those in the computation that holds most of a `jax.named_scope`, such as the body of a loop.
+
+    Among them are copies that have no path, but not what was moved out of the loop and still bears
+    the name.
+    """
+    held = Counter(one.computation for one in found if scope in one.path.split("/"))
+    return [one for one in found if held and one.computation == held.most_common(1)[0][0]]
 
 
 def by_source(found: Iterator[Operation]) -> list[dict[str, str | int | float]]:

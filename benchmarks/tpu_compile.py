@@ -7,8 +7,8 @@ shapes only. What comes out is a bound and the compiler's own figures, not a mea
   "bytes accessed" also counts what stays on the core.
 - "roofline" is max(flops / peak, HBM / bandwidth): no run can be faster.
 - HBM and cycles of advance are those of an exact step, in which the UNet is evaluated as a whole.
-  XLA's own counts (GFLOP, accessed, estimate) have a shallow evaluation beside it, 7% of the GFLOP
-  with SD 1.4, and what is done once for many steps.
+  XLA's own counts (GFLOP, accessed, estimate) have a shallow evaluation beside it and what is done
+  once for many steps. So its roofline is too high, with SD 1.4 by 7%, where flops are the bound.
 - "cycles" adds up what the compiler expects of each operation, without Pallas kernels, for which it
   expects nothing.
 """

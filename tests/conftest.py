@@ -4,12 +4,12 @@ import os
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-)
 # Compiled once for all tests, whichever process runs them; the folder is new, since no test may
 # depend on an earlier run.
-if "PYTEST_XDIST_WORKER" not in os.environ:
+if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker inherits both
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    )
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="sd_tpu-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"

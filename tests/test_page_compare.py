@@ -13,10 +13,10 @@ from visitor import (
     PROMPTS,
     alts,
     box,
-    draw,
     figures,
     fill,
     make,
+    press,
     prompts,
     says,
     seed_box,
@@ -113,7 +113,7 @@ def compare(tab, what=None, values=None):
         expect(tab.get_by_label("Values, up to eight")).to_be_visible(timeout=PATIENCE)
     if values is not None:
         tab.get_by_label("Values, up to eight").fill(values)
-    tab.get_by_role("button", name="Draw the comparison").click()
+    press(tab, tab.get_by_role("button", name="Draw the comparison"))
 
 
 def labels(tab):
@@ -183,7 +183,8 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     expect(labels(tab)).to_have_text(["2 steps", "4 steps", "3 steps"])
     assert prompts(tab) == [PROMPTS[0]] * 3 + [""] * 5
     expect(tab.locator("#line")).to_be_in_viewport()
-    draw(tab, tab.get_by_role("button", name="Draw the comparison"))
+    press(tab, tab.get_by_role("button", name="Draw the comparison"))
+    says(tab, "Done in")
     expect(labels(tab)).to_have_text(["2 steps", "4 steps", "3 steps"])
     back.click()
     says(tab, "What was in the boxes before the comparison is in them again.")

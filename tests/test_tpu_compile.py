@@ -38,10 +38,15 @@ def test_operations_from_one_place_are_added_up():
 
 
 def test_a_loop_is_told_from_others_by_the_name_of_what_is_in_it():
-    other = PROGRAM.replace("%body", "%other").replace("silu", "shallow").replace("%near", "%away")
-    found = list(hlo.operations(PROGRAM + other))
-    assert [one.name for one in hlo.around(found, "silu")] == ["near", "start.1"]
-    assert [one.name for one in hlo.around(found, "shallow")] == ["away", "start.1"]
+    other = PROGRAM.replace("%body", "%other").replace("silu/mul", "deep/mul").replace(
+        "%near", "%away")
+    hoisted = PROGRAM.replace("%body", "%main").replace("silu/mul", "silu/dot")
+    line = next(line for line in PROGRAM.splitlines() if "silu" in line)
+    body = PROGRAM.replace(line, f"{line}\n{line}")  # twice in the loop, once moved out of it
+    found = list(hlo.operations(hoisted + body + other))
+    assert {one.computation for one in hlo.around(found, "silu")} == {"body"}
+    assert [one.name for one in hlo.around(found, "silu")] == ["near", "near", "start.1"]
+    assert [one.name for one in hlo.around(found, "deep")] == ["away", "start.1"]
     assert hlo.around(found, "sil") == []
 
 

@@ -32,7 +32,8 @@ def box(tab: Page, number: int) -> Locator:
 
 def setting(tab: Page, name: str) -> Locator:
     """A field of the settings for all, or the seed; the first whose name begins so."""
-    return tab.locator("#settings-panel, #seed").get_by_label(name).first
+    fields = tab.locator("#settings-panel, #seed")
+    return fields.get_by_label(re.compile(rf"^\s*{re.escape(name)}")).first
 
 
 def seed_box(tab: Page) -> Locator:
@@ -68,15 +69,15 @@ def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2)
     setting(tab, "Steps").blur()
 
 
-def draw(tab: Page, button: Locator) -> None:
-    """Presses a button that begins a run, and waits until that one, none before it, is done."""
+def press(tab: Page, button: Locator) -> None:
+    """Presses a button; what the progress line says from then on is not of before."""
     tab.locator("#line p").evaluate("line => { line.textContent = '' }")
     button.click()
-    says(tab, "Done in")
 
 
 def make(tab: Page) -> None:
-    draw(tab, generate(tab))
+    press(tab, generate(tab))
+    says(tab, "Done in")
 
 
 def alts(tab: Page) -> list[str]:

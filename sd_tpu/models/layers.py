@@ -5,6 +5,7 @@ softmax of attention are always float32.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,21 @@ from sd_tpu.models.attention import attention
 from sd_tpu.models.platform import platform
 
 
-def _in_one_pass(dtype) -> bool:
-    """Whether a norm may take the variance as E[x^2] - E[x]^2, which reads x once less.
+def _normalized(x: jax.Array, mean_of, eps: float, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    """x to mean 0 and variance 1 by float32 statistics, scaled and shifted, in the dtype of x.
 
-    In float32 that is off by about 2^-24 (mean / deviation)^2. A bfloat16 has been rounded by
-    2^-9 of itself, which is more whatever the mean; a float32 has not.
+    A bfloat16 x is read once less, by E[x^2] - E[x]^2. That is off by about 2^-24 of E[x]^2, less
+    than the rounding of x to 2^-9 has done to it unless nearly all of x is the same. For that the
+    variance is taken for no less than can be told from 0.
     """
-    return dtype == jnp.bfloat16
+    wide = x.astype(jnp.float32)
+    mean = mean_of(wide)
+    if x.dtype == jnp.bfloat16:
+        square = jnp.square(mean)
+        variance = jnp.maximum(mean_of(jnp.square(wide)) - square, 2**-22 * square)
+    else:
+        variance = mean_of(jnp.square(wide - mean))
+    return ((wide - mean) * (lax.rsqrt(variance + eps) * scale) + bias).astype(x.dtype)
 
 
 class GroupNorm(nnx.Module):
@@ -44,32 +53,21 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalizes x [B, ..., C] over its pixels and groups of channels; keeps its dtype."""
-        wide = x.astype(jnp.float32)
-        mean = self._group_mean(wide)
-        if _in_one_pass(x.dtype):
-            variance = jnp.maximum(self._group_mean(jnp.square(wide)) - jnp.square(mean), 0)
-        else:
-            variance = self._group_mean(jnp.square(wide - mean))
-        gain = jax.lax.rsqrt(variance + self.eps)
-        return ((wide - mean) * (gain * self.scale) + self.bias).astype(x.dtype)
+        return _normalized(x, self._group_mean, self.eps, self.scale, self.bias)
 
 
-class LayerNorm(nnx.LayerNorm):
-    """Layer normalization with float32 statistics, returned in the dtype of its input."""
+class LayerNorm(nnx.Module):
+    """Layer normalization (Ba et al. 2016, arXiv:1607.06450) with float32 statistics."""
 
     def __init__(self, features: int, eps: float = 1e-5, *, dtype, rngs: nnx.Rngs):
-        super().__init__(
-            features,
-            epsilon=eps,
-            use_fast_variance=_in_one_pass(dtype),
-            dtype=jnp.float32,
-            param_dtype=dtype,
-            rngs=rngs,
-        )
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones(features, dtype))
+        self.bias = nnx.Param(jnp.zeros(features, dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalizes x [..., C] over its last axis."""
-        return super().__call__(x).astype(x.dtype)
+        """Normalizes x [..., C] over its last axis; keeps its dtype."""
+        mean = partial(jnp.mean, axis=-1, keepdims=True)
+        return _normalized(x, mean, self.eps, self.scale, self.bias)
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> nnx.Linear:
@@ -77,19 +75,15 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
     return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
 
 
-def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None, how=None,
-         dtype, rngs: nnx.Rngs) -> nnx.Conv:
-    """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
-
-    `how` it is computed is a function like `convolve`, which it is by default.
-    """
+def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None, dtype,
+         rngs: nnx.Rngs) -> nnx.Conv:
+    """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side."""
     if padding is None:
         padding = kernel // 2
     if isinstance(padding, int):
         padding = ((padding, padding), (padding, padding))
     return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
-                    dtype=dtype, param_dtype=dtype, conv_general_dilated=how or convolve,
-                    rngs=rngs)
+                    dtype=dtype, param_dtype=dtype, conv_general_dilated=convolve, rngs=rngs)
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
@@ -116,12 +110,17 @@ def by_patches(x: jax.Array, kernel: jax.Array, padding) -> jax.Array:
     return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
-def pointwise(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
-    """A convolution with a kernel of one pixel [1, 1, C, K] as a product of matrices.
+def pointwise(inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs) -> nnx.Conv:
+    """A convolution of single pixels [B, H, W, inputs] -> [B, H, W, outputs], as a product.
 
-    As a convolution the TPU compiler changes the layout before and after it. Where x has been
-    joined from two parts a convolution is the faster one, as it reads them as they are.
+    Given a convolution, the TPU compiler changes the layout before and after it. It is `conv` that
+    is faster where the input was joined from two parts, which a convolution reads as they are.
     """
+    return nnx.Conv(inputs, outputs, (1, 1), dtype=dtype, param_dtype=dtype,
+                    conv_general_dilated=_product, rngs=rngs)
+
+
+def _product(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
     return x @ kernel[0, 0]
 
 
@@ -201,8 +200,8 @@ class Attention(nnx.Module):
 def gelu(x: jax.Array) -> jax.Array:
     """Exact (Hendrycks and Gimpel 2016, arXiv:1606.08415), as PyTorch writes it.
 
-    `jax.nn.gelu` takes erfc, which keeps more digits where the result is all but 0; on TPUs it
-    costs as much as the product of matrices that follows (benchmarks/RESULTS.md).
+    `jax.nn.gelu` takes erfc, which keeps more digits where the result is all but 0. With it a
+    transformer takes 11% more cycles on a v5e (benchmarks/RESULTS.md).
     """
     wide = x.astype(jnp.float32)
     return (0.5 * wide * (1 + lax.erf(wide * 0.5**0.5))).astype(x.dtype)

@@ -224,7 +224,7 @@ class Transformer2DModel(nnx.Module):
         layer = dict(dtype=dtype, rngs=rngs)
         self.norm = GroupNorm(channels, config.norm_num_groups, 1e-6, **layer)
         # The two projections do the same; checkpoints differ in how they store the weight.
-        project = linear if config.use_linear_projection else _conv1x1
+        project = linear if config.use_linear_projection else pointwise
         self.proj_in = project(channels, channels, **layer)
         self.transformer_blocks = nnx.List([TransformerBlock(config, channels, heads, **layer)])
         self.proj_out = project(channels, channels, **layer)
@@ -234,10 +234,6 @@ class Transformer2DModel(nnx.Module):
         h = self.proj_in(self.norm(x))
         h = self.transformer_blocks[0](h.reshape(h.shape[0], -1, h.shape[-1]), text)
         return x + self.proj_out(h.reshape(x.shape))
-
-
-def _conv1x1(inputs: int, outputs: int, **layer) -> nnx.Conv:
-    return conv(inputs, outputs, 1, how=pointwise, **layer)
 
 
 class TransformerBlock(nnx.Module):
