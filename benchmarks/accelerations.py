@@ -1,9 +1,9 @@
-"""What guidance intervals and reused features gain and cost: `python -m benchmarks.accelerations`.
+"""What the accelerations gain and cost: `python -m benchmarks.accelerations`.
 
 Eight pictures of the same prompts and seeds, exact and accelerated in several ways: how long they
 take, and how far they are from the exact ones. Then what one evaluation takes, of the whole UNet
-and of the shallow part of it. For the bundled model, whose judge `python -m training.judge` makes,
-`--judged N` also asks it about N pictures of each of two kinds.
+and of the shallow part of it, with all tokens and with fewer. For the bundled model, whose judge
+`python -m training.judge` makes, `--judged N` also asks it about N pictures of each of two kinds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from sd_tpu.request import Request
 from training import evaluate, judge
 
 EXACT = "exact"
+DOWNSAMPLING = 2  # of tokens, in an engine of its own
 WAYS: dict[str, dict[str, Any]] = {
     EXACT: {},
     "guidance 0 to 0.5": dict(guidance_stop=0.5),
@@ -31,15 +32,20 @@ WAYS: dict[str, dict[str, Any]] = {
     "cache interval 3": dict(cache_interval=3),
     "cache interval 5": dict(cache_interval=5),
     "cache interval 3, guidance 0 to 0.8": dict(cache_interval=3, guidance_stop=0.8),
+    "fewer tokens": dict(token_downsampling=DOWNSAMPLING),
+    "fewer tokens, cache interval 3": dict(token_downsampling=DOWNSAMPLING, cache_interval=3),
 }
+TOKENS = {1: "all tokens", DOWNSAMPLING: "fewer tokens"}
+FEWER = f"Fewer tokens is `--token-downsampling {DOWNSAMPLING}`."
 GROUPS = {1: "one by one", SLOTS: "in eights"}  # slots that the device steps together
 FAR = 16  # of 255: what can be seen
 JUDGED = {"one thing": "the thing, top-1", "two side by side": "both things, each in its place"}
 
 
-def draw(engine: Engine, prompts: Sequence[str], **settings) -> np.ndarray:
+def draw(engines: Mapping[int, Engine], prompts: Sequence[str], *, token_downsampling: int = 1,
+         **settings) -> np.ndarray:
     """Pictures [N, H, W, 3] u8 of the prompts; picture i has the seed i."""
-    pictures = {}
+    engine, pictures = engines[token_downsampling], {}
     for first in range(0, len(prompts), SLOTS):
         request = Request.check({"prompts": prompts[first : first + SLOTS], "seed": first,
                                  **settings}, engine.defaults)
@@ -49,23 +55,25 @@ def draw(engine: Engine, prompts: Sequence[str], **settings) -> np.ndarray:
     return np.stack([pictures[place] for place in range(len(prompts))])
 
 
-def speeds(engine: Engine, prompts: Sequence[str], rounds: int, **settings) -> dict[str, float]:
+def speeds(engines: Mapping[int, Engine], prompts: Sequence[str], rounds: int,
+           **settings) -> dict[str, float]:
     """Median seconds of the prompts' pictures, by way; the ways take turns."""
-    calls = {way: partial(draw, engine, prompts, **settings, **differing)
+    calls = {way: partial(draw, engines, prompts, **settings, **differing)
              for way, differing in WAYS.items()}
     return {way: times.median for way, times in side_by_side(calls, rounds).items()}
 
 
-def differences(engine: Engine, prompts: Sequence[str], **settings) -> dict[str, dict[str, float]]:
+def differences(engines: Mapping[int, Engine], prompts: Sequence[str],
+                **settings) -> dict[str, dict[str, float]]:
     """How far the pictures of each way are from the exact ones."""
-    drawn = {way: draw(engine, prompts, **settings, **differing).astype(int)
+    drawn = {way: draw(engines, prompts, **settings, **differing).astype(int)
              for way, differing in WAYS.items()}
     off = {way: abs(pictures - drawn[EXACT]) for way, pictures in drawn.items()}
     return {way: {"mean difference": off[way].mean(),
                   f"off by more than {FAR}, %": 100 * np.mean(off[way] > FAR)} for way in WAYS}
 
 
-def judged(engine: Engine, count: int) -> dict[str, dict[str, float]]:
+def judged(engines: Mapping[int, Engine], count: int) -> dict[str, dict[str, float]]:
     """The share of `count` pictures of each kind that the judge finds right, by way.
 
     The prompts are those of `python -m training.evaluate`, the steps and the guidance the model's.
@@ -75,26 +83,34 @@ def judged(engine: Engine, count: int) -> dict[str, dict[str, float]]:
         if kind in JUDGED:
             trial = evaluate.Trial.of(mix, count, seed)
             for way, differing in WAYS.items():
-                pictures = draw(engine, trial.texts, **differing)
+                pictures = draw(engines, trial.texts, **differing)
                 right = evaluate.shares(ask, trial, kind, pictures)[JUDGED[kind]]
                 found[way][f"{kind}, %"] = 100 * right
     return found
 
 
-def evaluations(engine: Engine, rounds: int) -> dict[str, float]:
-    """Median seconds of a row of one guided picture, whole and shallow; the first are not counted.
-    """
-    request = Request.check({"prompts": ["a cat"], "steps": 2 * (rounds + 1), "sampler": "ddim",
-                             "cache_interval": 2}, engine.defaults)
-    programs, params = engine.programs, engine._params
-    slots = [programs.encode(params, programs.empty(), {0: engine._arrival(request, 0)})]
+def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[str, float]]:
+    """Median seconds of a row of one guided picture, whole and shallow, by engine; the engines take
+    turns, and the first rows of each are not counted."""
+    slots, seconds = {}, {number: [] for number in engines}
+    for number, engine in engines.items():
+        request = Request.check({"prompts": ["a cat"], "steps": 2 * (rounds + 1), "sampler": "ddim",
+                                 "cache_interval": 2}, engine.defaults)
+        slots[number] = engine.programs.encode(engine._params, engine.programs.empty(),
+                                               {0: engine._arrival(request, 0)})
 
-    def row() -> None:
-        slots.append(jax.block_until_ready(programs.advance(params, slots.pop(), 1)))
+    def row(number: int) -> None:
+        engine = engines[number]
+        advanced = engine.programs.advance(engine._params, slots[number], 1)
+        slots[number] = jax.block_until_ready(advanced)
 
-    seconds = [seconds_of(row) for _ in range(2 * (rounds + 1))]
-    whole, shallow = (median(seconds[first::2]) for first in (2, 3))
-    return {"whole, s": whole, "shallow, s": shallow, "shallow / whole": shallow / whole}
+    for _ in range(2 * (rounds + 1)):
+        for number in engines:
+            seconds[number].append(seconds_of(partial(row, number)))
+    medians = {number: [median(taken[first::2]) for first in (2, 3)]
+               for number, taken in seconds.items()}
+    return {number: {"whole, s": whole, "shallow, s": shallow, "shallow / whole": shallow / whole}
+            for number, (whole, shallow) in medians.items()}
 
 
 def _rows(times: Mapping[str, Mapping[str, float]],
@@ -125,21 +141,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     single, times = [], {}
     for group in args.groups:
-        engine = Engine.open(args.model, devices=1, group=group)
-        engine.ready.wait()
+        engines = {number: Engine.open(args.model, devices=1, group=group,
+                                       token_downsampling=number) for number in TOKENS}
+        for engine in engines.values():
+            engine.ready.wait()
         card = engine.pipeline.card
-        single.append({"": GROUPS[group], **evaluations(engine, args.rounds)})
+        single += [{"": f"{GROUPS[group]}, {TOKENS[number]}", **found}
+                   for number, found in evaluations(engines, args.rounds).items()]
         if args.pictures:
             prompts, steps = list(card.prompts[:args.pictures]), dict(steps=args.steps)
-            times[GROUPS[group]] = speeds(engine, prompts, args.rounds, **steps)
-            found = differences(engine, prompts, **steps)
+            times[GROUPS[group]] = speeds(engines, prompts, args.rounds, **steps)
+            found = differences(engines, prompts, **steps)
             if args.judged and group == args.groups[-1]:
-                shares = judged(engine, args.judged)
+                shares = judged(engines, args.judged)
                 found = {way: {**found[way], **shares[way]} for way in WAYS}
-        engine.close()
+        for engine in engines.values():
+            engine.close()
     report(f"An evaluation, whole and shallow: {card.name}", single, args.results,
            notes=[f"Medians of {args.rounds} rows each of one guided picture; in eights, one takes "
-                  "as long as eight."])
+                  f"as long as eight. {FEWER}"])
     if args.pictures:
         asked = f" The judge saw {args.judged} pictures of each kind." if args.judged else ""
         report(f"Accelerations: {card.name}, {args.pictures} pictures", _rows(times, found),

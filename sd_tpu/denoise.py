@@ -83,14 +83,17 @@ class Models:
     unet_config: UNetConfig
     vae_config: VAEConfig
     dtype: jnp.dtype
+    token_downsampling: int
 
     @classmethod
-    def build(cls, configs: Mapping[str, Any], dtype) -> tuple["Models", Params]:
+    def build(cls, configs: Mapping[str, Any], dtype, *,
+              token_downsampling: int = 1) -> tuple["Models", Params]:
         """The networks and the shapes of their parameters; nothing is allocated.
 
         Args:
             configs: the contents of a checkpoint's config.json files, by folder.
             dtype: of the parameters.
+            token_downsampling: of the UNet's self-attention; 1 is exact.
 
         Raises:
             CheckpointError: a part is not supported, or the parts do not fit one another, as in
@@ -110,14 +113,17 @@ class Models:
                 f"The text encoder gives {text.max_position_embeddings} embeddings of "
                 f"{text.hidden_size}, the UNet takes {LENGTH} of {unet.cross_attention_dim}."
             )
-        classes = dict(text_encoder=(CLIPTextModel, text), unet=(UNet2DConditionModel, unet),
-                       vae=(AutoencoderKL, vae))
+        classes = dict(
+            text_encoder=(CLIPTextModel, text),
+            unet=(partial(UNet2DConditionModel, token_downsampling=token_downsampling), unet),
+            vae=(AutoencoderKL, vae),
+        )
         parts = {name: abstract(partial(module, config, dtype=dtype))
                  for name, (module, config) in classes.items()}
         graphs = {name: graph for name, (graph, _) in parts.items()}
         params = {name: shapes for name, (_, shapes) in parts.items()}
         return cls(**graphs, text_config=text, unet_config=unet, vae_config=vae,
-                   dtype=jnp.dtype(dtype)), params
+                   dtype=jnp.dtype(dtype), token_downsampling=token_downsampling), params
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""

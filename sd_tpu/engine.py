@@ -170,7 +170,8 @@ class Engine:
     @classmethod
     def open(cls, model: str | Path = BUNDLED_MODEL, *, revision: str | None = None,
              variant: str | None = None, dtype: str | None = None, devices: int | None = None,
-             size: tuple[int, int] | None = None, group: int | None = None) -> Self:
+             size: tuple[int, int] | None = None, group: int | None = None,
+             token_downsampling: int = 1) -> Self:
         """Loads a checkpoint and starts an engine for it.
 
         Args:
@@ -182,6 +183,7 @@ class Engine:
             size: height and width of the pictures; by default what the model was trained on.
             group: guided slots that a device steps together; by default what its platform is good
                 at.
+            token_downsampling: as `FlaxStableDiffusionPipeline.from_pretrained` takes it.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -191,7 +193,8 @@ class Engine:
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         dtype = dtype or ("float32" if on_cpu else "bfloat16")
         pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(
-            model, revision=revision, variant=variant, dtype=dtype, sharding=replicated(mesh)
+            model, revision=revision, variant=variant, dtype=dtype, sharding=replicated(mesh),
+            token_downsampling=token_downsampling,
         )
         card, (height, width) = pipeline.card, size or pipeline.default_size
         defaults = dataclasses.replace(
@@ -274,7 +277,8 @@ class Engine:
     def to_png(self, pixels: np.ndarray, request: Request) -> bytes:
         """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
         names the common spacing of the steps also where that was left to the model."""
-        return to_png(pixels, request.explicit(self.pipeline.schedule), self.pipeline.card.name)
+        return to_png(pixels, request.explicit(self.pipeline.schedule), self.pipeline.card.name,
+                      token_downsampling=self.pipeline.models.token_downsampling)
 
     def close(self) -> None:
         """Cancels everything and ends the thread."""

@@ -5,7 +5,8 @@ most galleries and tools read: the prompt, `Negative prompt: ...`, and one line 
 that text cannot say without doubt (several prompts, a prompt that looks like settings, control
 characters) is said once more, exactly, as JSON in a field of the settings line, as are the
 settings that some of several pictures have on their own. What A1111 has no setting for is a field
-where it is not the default: "Guidance start", "Guidance stop" and "Cache interval".
+where it is not the default: "Guidance start", "Guidance stop", "Cache interval" and, which no
+request can set, "Token downsampling".
 """
 
 import json
@@ -116,10 +117,11 @@ def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     return next((cut for cut in cuts if font.getlength(cut) <= width), "")
 
 
-def to_png(pixels: np.ndarray, request: Request, model: str) -> bytes:
+def to_png(pixels: np.ndarray, request: Request, model: str, *,
+           token_downsampling: int = 1) -> bytes:
     """A PNG file of pixels uint8 [H, W, 3] that carries the request it was made from."""
     info = PngInfo()
-    info.add_text(KEY, format_parameters(request, model))
+    info.add_text(KEY, format_parameters(request, model, token_downsampling))
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
     return file.getvalue()
@@ -180,8 +182,9 @@ def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
         raise RequestError("The file cannot be read ({reason}).", reason=error.strerror) from error
 
 
-def format_parameters(request: Request, model: str) -> str:
-    """The request as A1111's text, from which `parse_parameters` makes the same request."""
+def format_parameters(request: Request, model: str, token_downsampling: int = 1) -> str:
+    """The request as A1111's text, from which `parse_parameters` makes the same request; what
+    served it is named, but is not part of it."""
     body = _plain("\n".join(filter(None, request.prompts)))
     if request.negative_prompt:
         body += f"\nNegative prompt: {_plain(request.negative_prompt)}"
@@ -193,6 +196,7 @@ def format_parameters(request: Request, model: str) -> str:
         "Seed": str(request.seed),
         "Size": f"{request.width}x{request.height}",
         **{_ACCELERATIONS[name]: _number(value) for name, value in request.accelerated().items()},
+        "Token downsampling": str(token_downsampling) if token_downsampling > 1 else "",
         "Model": model,
         "Version": f"sd_tpu {VERSION}",
     }

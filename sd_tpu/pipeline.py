@@ -64,6 +64,7 @@ class FlaxStableDiffusionPipeline:
         variant: str | None = None,
         dtype=jnp.float32,
         sharding: jax.sharding.Sharding | None = None,
+        token_downsampling: int = 1,
     ) -> tuple["FlaxStableDiffusionPipeline", Params]:
         """Reads a checkpoint in the diffusers layout from a folder or the hub.
 
@@ -76,6 +77,8 @@ class FlaxStableDiffusionPipeline:
             variant: of the weight files, such as "fp16".
             dtype: of the parameters and the arithmetic.
             sharding: where the parameters go; by default on every device of this process.
+            token_downsampling: where the UNet's map of pixels is finest, self-attention looks at
+                those of every so many rows and columns only; 1 is exact.
 
         Returns:
             The pipeline, and its parameters as nested dictionaries of arrays.
@@ -89,7 +92,7 @@ class FlaxStableDiffusionPipeline:
         configs = {part: read_json(folder / part / "config.json")
                    for part in checkpoint.COMPONENTS}
         configs["scheduler"] = read_json(folder / "scheduler" / "scheduler_config.json")
-        models, expected = Models.build(configs, dtype)
+        models, expected = Models.build(configs, dtype, token_downsampling=token_downsampling)
         # A folder's whole path would travel in every picture.
         local = Path(name).expanduser().is_dir()
         card = ModelCard.read(folder, folder.resolve().name if local else str(name))

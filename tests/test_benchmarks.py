@@ -164,7 +164,8 @@ def test_accelerations(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
     single, ways = tables(accelerations, tmp_path, f"--model={tiny}", "--steps=6", "--pictures=2",
                           "--groups=1", "--rounds=1").values()
-    assert float(single[0]["whole, s"]) > 0 < float(single[0]["shallow, s"])
+    assert [row[""] for row in single] == ["one by one, all tokens", "one by one, fewer tokens"]
+    assert all(float(row["whole, s"]) > 0 < float(row["shallow, s"]) for row in single)
     assert [row[""] for row in ways] == list(accelerations.WAYS)
     exact, *others = ways
     assert float(exact["speed-up one by one"]) == 1 and float(exact["mean difference"]) == 0
@@ -175,14 +176,14 @@ def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
     (single,) = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups", "8",
                        "--rounds=1").values()
-    assert [row[""] for row in single] == ["in eights"]
+    assert [row[""] for row in single] == ["in eights, all tokens", "in eights, fewer tokens"]
 
 
 def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
     trial = evaluate.Trial([], ["a", "b", "c"], np.zeros((3, 8, 8, 3), np.uint8))
     monkeypatch.setattr(accelerations.judge, "trained", lambda: None)
     monkeypatch.setattr(evaluate.Trial, "of", lambda mix, count, seed: trial)
-    monkeypatch.setattr(accelerations, "draw", lambda engine, texts, **settings: settings)
+    monkeypatch.setattr(accelerations, "draw", lambda engines, texts, **settings: settings)
     monkeypatch.setattr(evaluate, "shares", lambda ask, trial, kind, settings: {
         accelerations.JUDGED[kind]: 0.5 if settings else 1.0})
     found = accelerations.judged(None, 3)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sd_tpu import cli
 from sd_tpu.config import BUNDLED_MODEL
-from sd_tpu.images import BLANK, read_png, to_png
+from sd_tpu.images import BLANK, KEY, read_png, to_png
 from sd_tpu.job_events import COMPILING, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.request import Request
 from sd_tpu.samplers import SAMPLERS
@@ -50,7 +50,8 @@ def generated(checkpoints, tmp_path_factory):
         "generate", "--model", checkpoints["sd1"], "--prompt", "a cat, café 猫", "--prompt", "",
         "--prompt", LONG_PROMPT, "--negative", "blur", "--seed", 7, "--steps", 2,
         "--sampler", "heun", "--spacing", "karras", "--guidance", 3.25, "--guidance-start", 0.25,
-        "--guidance-stop", 0.75, "--cache-interval", 2, "--devices", 1, "--out", folder,
+        "--guidance-stop", 0.75, "--cache-interval", 2, "--token-downsampling", 2,
+        "--devices", 1, "--out", folder,
     )
     left = [thread for thread in engine_threads() if thread not in before]
     return SimpleNamespace(folder=folder, code=code, out=out, err=err, left=left)
@@ -83,6 +84,7 @@ def test_each_file_carries_the_request_that_makes_it_again(generated):
     assert read_png(generated.folder / "00.png") == whole.only(0)
     assert read_png(generated.folder / "02.png") == whole.only(2)
     assert whole.only(2).seed == 9
+    assert "Token downsampling: 2, " in Image.open(generated.folder / "00.png").text[KEY]
 
 
 def test_progress_and_lost_words_are_told_in_plain_lines(generated):
@@ -261,15 +263,17 @@ def opened(monkeypatch):
 
 def test_open_engine_hands_every_flag_on(opened):
     cli.open_engine(parse("--model", "org/name", "--revision", "r", "--variant", "fp16", "--size",
-                          "768x512", "--dtype", "bfloat16", "--devices", "4"))
+                          "768x512", "--dtype", "bfloat16", "--devices", "4",
+                          "--token-downsampling", "3"))
     assert opened[-1] == ("org/name", dict(revision="r", variant="fp16", dtype="bfloat16",
-                                           devices=4, size=(512, 768)))
+                                           devices=4, size=(512, 768), token_downsampling=3))
 
 
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
     cli.open_engine(parse())
     assert opened == ["mesh", (BUNDLED_MODEL, dict(revision=None, variant=None, dtype=None,
-                                                   devices=None, size=None))]
+                                                   devices=None, size=None,
+                                                   token_downsampling=1))]
 
 
 def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):
@@ -293,6 +297,8 @@ def test_sizes_are_read_width_first(text, size):
     ("--devices", "x", "'x' should be from 1 to 256"),
     ("--devices", "100000000000", "'100000000000' should be from 1 to 256"),
     ("--dtype", "int8", "invalid choice: 'int8'"),
+    ("--token-downsampling", "0", "invalid choice: 0 (choose from 1, 2, 3, 4)"),
+    ("--token-downsampling", "1.5", "invalid int value: '1.5'"),
 ])
 def test_a_bad_flag_is_told_with_what_it_should_be(flag, text, sentence, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -139,6 +139,12 @@ def test_what_a1111_has_no_setting_for_is_written_only_where_it_is_not_the_defau
         parse_parameters(text.replace("Cache interval: 3", "Cache interval: 0"))
 
 
+def test_what_no_request_can_set_is_written_and_is_no_part_of_the_request():
+    text = format_parameters(REQUEST, "model", token_downsampling=2)
+    assert "Size: 768x512, Token downsampling: 2, Model: model, " in text
+    assert parse_parameters(text) == REQUEST
+
+
 def test_the_text_of_several_prompts_shows_them_to_people_too():
     request = dataclasses.replace(REQUEST, prompts=("a cat", "", "a dog"))
     assert format_parameters(request, "m").startswith("a cat\na dog\nNegative prompt: blur, fog\n")

@@ -312,6 +312,46 @@ def test_the_unet_is_that_of_diffusers(ported, kind):
                   nhwc(reference(latents, times, text).sample))
 
 
+def test_a_downsampling_that_leaves_nothing_is_refused():
+    with pytest.raises(ValueError, match="Token downsampling should be 1 or more, not 0"):
+        UNet2DConditionModel(UNetConfig(), token_downsampling=0, rngs=nnx.Rngs(0))
+
+
+class _Downsampled(attention_processor.AttnProcessor):
+    """diffusers' attention, told to look at every `step`-th row and column of a map."""
+
+    def __init__(self, height: int, step: int):
+        super().__init__()
+        self.height, self.step = height, step
+
+    def __call__(self, attention, hidden_states, **_):
+        pixels = hidden_states.unflatten(1, (self.height, -1))[:, ::self.step, ::self.step]
+        return super().__call__(attention, hidden_states, pixels.flatten(1, 2))
+
+
+@pytest.mark.parametrize("step", [2, 3])  # a height of 8 and of 4: with and without a remainder
+@pytest.mark.parametrize("kind", UNETS)
+def test_fewer_tokens_are_looked_at_where_the_map_is_finest_and_nowhere_else(ported, kind, step):
+    config = UNETS[kind]
+    reference = randomized(diffusers.UNet2DConditionModel(**config))
+    ours = ported(reference, partial(UNet2DConditionModel, UNetConfig.from_dict(config),
+                                     token_downsampling=step))
+    latents = torch.randn(2, config.get("in_channels", 4), 8, 16)
+    inputs = latents, torch.tensor([961.0, 3.5]), torch.randn(2, 7, 12)
+    exact = reference(*inputs).sample
+    finest = config["down_block_types"].index("CrossAttnDownBlock2D")
+    for block in (reference.down_blocks[finest], reference.up_blocks[-1 - finest]):
+        for transformer in block.attentions:
+            attention = transformer.transformer_blocks[0].attn1
+            attention.set_processor(_Downsampled(8 >> finest, step))
+    theirs = reference(*inputs).sample
+    assert relative(theirs, exact) > 1e-3
+    assert_agrees(f"UNet2DConditionModel, every {step} tokens, {kind}",
+                  compiled(UNet2DConditionModel.__call__, ours, nhwc(latents),
+                           *(x.numpy() for x in inputs[1:])),
+                  nhwc(theirs))
+
+
 # --- autoencoder --------------------------------------------------------------------------------
 
 

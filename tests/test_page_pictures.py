@@ -1,5 +1,6 @@
 """The pictures: what is downloaded, the full-screen view, what is put back; and looks."""
 
+import dataclasses
 import re
 import zipfile
 from types import SimpleNamespace
@@ -168,6 +169,15 @@ def test_the_server_says_what_it_is(tab):
     about = tab.locator("details")
     for words in ("1 × CPU, no TPU here", "float32", "32×32, compiled", "gradio 6", "ready"):
         expect(about).to_contain_text(words)
+
+
+def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine,
+                                                                    monkeypatch):
+    expect(tab.get_by_text("Token downsampling")).to_have_count(0)
+    fewer = dataclasses.replace(page_engine.pipeline.models, token_downsampling=2)
+    monkeypatch.setattr(page_engine.pipeline, "models", fewer)
+    tab.reload()
+    expect(tab.locator("details")).to_contain_text("Token downsampling2")
 
 
 def test_the_page_asks_no_other_host(visitor, address):

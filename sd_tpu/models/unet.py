@@ -22,15 +22,35 @@ from sd_tpu.models.layers import (
 class UNet2DConditionModel(nnx.Module):
     """Predicts the noise (or velocity, or image) in latents, given a timestep and a text."""
 
-    def __init__(self, config: UNetConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32,
+                 rngs: nnx.Rngs):
+        """Layers with random parameters.
+
+        Args:
+            config: of the checkpoint.
+            token_downsampling: where the map of pixels is finest, self-attention looks at those of
+                every so many rows and columns, from all of them (ToDo, Smith et al. 2024,
+                arXiv:2402.13573); 1 is exact.
+            dtype: of the parameters and the arithmetic.
+            rngs: for the parameters.
+
+        Raises:
+            ValueError: there is no such downsampling.
+        """
+        if token_downsampling < 1:
+            raise ValueError(f"Token downsampling should be 1 or more, not {token_downsampling}.")
         self.config, self.dtype = config, dtype
         layer = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
         time_channels = 4 * channels[0]
+        finest = next((level for level, kind in enumerate(config.down_block_types)
+                       if kind.startswith("CrossAttn")), None)
 
         def block(attends: bool, level: int, widths, **ends):
             return Block(config, widths, channels[level], time_channels,
-                         heads=config.heads[level] if attends else None, **ends, **layer)
+                         heads=config.heads[level] if attends else None,
+                         token_downsampling=token_downsampling if level == finest else 1,
+                         **ends, **layer)
 
         self.conv_in = conv(config.in_channels, channels[0], **layer)
         self.time_embedding = TimestepEmbedding(channels[0], time_channels, **layer)
@@ -142,8 +162,8 @@ class Block(nnx.Module):
     """
 
     def __init__(self, config: UNetConfig, widths: list[int], channels: int, time_channels: int, *,
-                 heads: int | None, downsample: bool = False, upsample: bool = False, dtype,
-                 rngs: nnx.Rngs):
+                 heads: int | None, token_downsampling: int = 1, downsample: bool = False,
+                 upsample: bool = False, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
         norm = dict(groups=config.norm_num_groups, eps=config.norm_eps)
         self.resnets = nnx.List([
@@ -152,7 +172,8 @@ class Block(nnx.Module):
         ])
         if heads is not None:
             self.attentions = nnx.List(
-                [Transformer2DModel(config, channels, heads, **layer) for _ in widths]
+                [Transformer2DModel(config, channels, heads, token_downsampling, **layer)
+                 for _ in widths]
             )
         if downsample:
             self.downsamplers = nnx.List(
@@ -220,27 +241,32 @@ class MidBlock(nnx.Module):
 class Transformer2DModel(nnx.Module):
     """A transformer block over the pixels of a feature map, projected in and out, with residual."""
 
-    def __init__(self, config: UNetConfig, channels: int, heads: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: UNetConfig, channels: int, heads: int, token_downsampling: int = 1,
+                 *, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
         self.norm = GroupNorm(channels, config.norm_num_groups, 1e-6, **layer)
         # The two projections do the same; checkpoints differ in how they store the weight.
         project = linear if config.use_linear_projection else pointwise
         self.proj_in = project(channels, channels, **layer)
-        self.transformer_blocks = nnx.List([TransformerBlock(config, channels, heads, **layer)])
+        self.transformer_blocks = nnx.List(
+            [TransformerBlock(config, channels, heads, token_downsampling, **layer)]
+        )
         self.proj_out = project(channels, channels, **layer)
 
     def __call__(self, x: jax.Array, text: jax.Array) -> jax.Array:
         """x [B, h, w, C], text [B, L, cross_attention_dim] -> like x."""
         h = self.proj_in(self.norm(x))
-        h = self.transformer_blocks[0](h.reshape(h.shape[0], -1, h.shape[-1]), text)
+        h = self.transformer_blocks[0](h.reshape(h.shape[0], -1, h.shape[-1]), text, x.shape[1])
         return x + self.proj_out(h.reshape(x.shape))
 
 
 class TransformerBlock(nnx.Module):
     """Self-attention, attention to the text, feed-forward; each normed first, with residual."""
 
-    def __init__(self, config: UNetConfig, channels: int, heads: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: UNetConfig, channels: int, heads: int, token_downsampling: int = 1,
+                 *, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
+        self.token_downsampling = token_downsampling
         self.norm1 = LayerNorm(channels, **layer)
         self.attn1 = Attention(channels, channels, heads, **layer)
         self.norm2 = LayerNorm(channels, **layer)
@@ -248,11 +274,21 @@ class TransformerBlock(nnx.Module):
         self.norm3 = LayerNorm(channels, **layer)
         self.ff = FeedForward(channels, **layer)
 
-    def __call__(self, x: jax.Array, text: jax.Array) -> jax.Array:
-        """x [B, N, C], text [B, L, cross_attention_dim] -> like x."""
-        x = x + self.attn1(self.norm1(x))
+    def __call__(self, x: jax.Array, text: jax.Array, height: int) -> jax.Array:
+        """x [B, N, C], a map's N / height columns within its rows, text [B, L,
+        cross_attention_dim] -> like x."""
+        normed = self.norm1(x)
+        x = x + self.attn1(normed, self._seen(normed, height))
         x = x + self.attn2(self.norm2(x), text)
         return x + self.ff(self.norm3(x))
+
+    def _seen(self, x: jax.Array, height: int) -> jax.Array:
+        """What self-attention looks at: all tokens, or those of every so many rows and columns."""
+        step, (batch, tokens, channels) = self.token_downsampling, x.shape
+        if step == 1:
+            return x
+        pixels = x.reshape(batch, height, tokens // height, channels)
+        return pixels[:, ::step, ::step].reshape(batch, -1, channels)
 
 
 class FeedForward(nnx.Module):

@@ -193,15 +193,17 @@ def about(engine: Engine, language: Language) -> str:
     made_on = kind if devices[0].platform == "tpu" else say("no_tpu", devices=kind)
     state = "healthy" if engine.ready.is_set() else "compiles"
     health = language.translate(engine.failure or Phrase(state))
-    defaults = engine.defaults
+    defaults, models = engine.defaults, engine.pipeline.models
     rows = {
         "about_model": _bdi(engine.pipeline.card.name),
         "about_devices": escape(made_on),
-        "about_precision": _bdi(str(engine.pipeline.models.dtype)),
+        "about_precision": _bdi(str(models.dtype)),
         "about_sizes": say("sizes", width=defaults.width, height=defaults.height),
         "about_versions": _bdi(_versions()),
         "about_health": escape(health),
     }
+    if models.token_downsampling > 1:
+        rows["about_downsampling"] = _bdi(str(models.token_downsampling))
     terms = "".join(f"<dt>{say(key)}</dt><dd>{value}</dd>" for key, value in rows.items())
     return f'<details class="about"><summary>{say("about")}</summary><dl>{terms}</dl></details>'
 

@@ -159,6 +159,7 @@ TEXTS = {
     "about_model": "النموذج",
     "about_devices": "الأجهزة",
     "about_precision": "الدقة",
+    "about_downsampling": "تقليل عينات الرموز",
     "about_sizes": "المقاسات",
     "about_versions": "الإصدارات",
     "about_health": "الحالة",

@@ -156,6 +156,7 @@ TEXTS = {
     "about_model": "Model",
     "about_devices": "Devices",
     "about_precision": "Precision",
+    "about_downsampling": "Token downsampling",
     "about_sizes": "Sizes",
     "about_versions": "Versions",
     "about_health": "Health",

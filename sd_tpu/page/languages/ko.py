@@ -156,6 +156,7 @@ TEXTS = {
     "about_model": "모델",
     "about_devices": "장치",
     "about_precision": "정밀도",
+    "about_downsampling": "토큰 다운샘플링",
     "about_sizes": "크기",
     "about_versions": "버전",
     "about_health": "상태",

@@ -156,6 +156,7 @@ TEXTS = {
     "about_model": "模型",
     "about_devices": "设备",
     "about_precision": "精度",
+    "about_downsampling": "词元下采样",
     "about_sizes": "尺寸",
     "about_versions": "版本",
     "about_health": "状态",
