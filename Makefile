@@ -12,7 +12,7 @@ test: $(VENV)/.dev
 	@command -v chromium >/dev/null || \
 		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium; }
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -128,6 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
                        help="(default: the bundled model)")
+    flags.add_argument("--size", type=int, metavar="PIXELS",
+                       help="of the square pictures (default: the model's)")
     flags.add_argument("--steps", type=int, metavar="N", help="(default: the model's)")
     flags.add_argument("--pictures", type=int, choices=range(SLOTS + 1), default=SLOTS,
                        metavar="N", help="0 measures evaluations only (%(default)s)")
@@ -139,13 +141,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
 
-    single, times = [], {}
+    single, times, size = [], {}, args.size and (args.size, args.size)
     for group in args.groups:
-        engines = {number: Engine.open(args.model, devices=1, group=group,
+        engines = {number: Engine.open(args.model, devices=1, group=group, size=size,
                                        token_downsampling=number) for number in TOKENS}
         for engine in engines.values():
             engine.ready.wait()
-        card = engine.pipeline.card
+        card, defaults = engine.pipeline.card, engine.defaults
+        model = f"{card.name}, {defaults.width}x{defaults.height}"
         single += [{"": f"{GROUPS[group]}, {TOKENS[number]}", **found}
                    for number, found in evaluations(engines, args.rounds).items()]
         if args.pictures:
@@ -157,12 +160,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found = {way: {**found[way], **shares[way]} for way in WAYS}
         for engine in engines.values():
             engine.close()
-    report(f"An evaluation, whole and shallow: {card.name}", single, args.results,
+    report(f"An evaluation, whole and shallow: {model}", single, args.results,
            notes=[f"Medians of {args.rounds} rows each of one guided picture; in eights, one takes "
                   f"as long as eight. {FEWER}"])
     if args.pictures:
         asked = f" The judge saw {args.judged} pictures of each kind." if args.judged else ""
-        report(f"Accelerations: {card.name}, {args.pictures} pictures", _rows(times, found),
+        report(f"Accelerations: {model}, {args.pictures} pictures", _rows(times, found),
                args.results,
                notes=[f"Medians of {args.rounds} rounds side by side, from asking to the last "
                       "picture. Differences are of values from 0 to 255, from the exact pictures "

@@ -15,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 from visitor import visit
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+from sd_tpu import engine as engine_module
 from sd_tpu.engine import Engine
 from sd_tpu.page import build, launch
 
@@ -118,6 +120,7 @@ def sd1(checkpoints):
 
 # --- the page in a real browser -----------------------------------------------------------------
 
+PAUSE = 0.2  # s
 FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
@@ -128,6 +131,22 @@ def page_engine(checkpoints) -> Iterator[Engine]:
     engine = Engine.open(checkpoints["sd1"], devices=1)
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def slow_engine(page_engine, monkeypatch) -> Engine:
+    """The engine behind the page, taking PAUSE longer for a row and a row at a time: a run of LONG
+    steps lasts until it is stopped, and the processor is the browser's meanwhile."""
+    advance = page_engine._advance
+
+    def slowly(slots, rows):
+        advanced = advance(slots, rows)
+        time.sleep(PAUSE)
+        return advanced
+
+    monkeypatch.setattr(engine_module, "CALL_SECONDS", 0.0)
+    monkeypatch.setattr(page_engine, "_advance", slowly)
+    return page_engine
 
 
 @pytest.fixture(scope="session")

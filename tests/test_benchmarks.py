@@ -174,8 +174,10 @@ def test_accelerations(tmp_path):
 
 def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    (single,) = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups", "8",
-                       "--rounds=1").values()
+    found = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups", "8",
+                   "--rounds=1", "--size=48")
+    (title, single), = found.items()
+    assert title.endswith(", 48x48")
     assert [row[""] for row in single] == ["in eights, all tokens", "in eights, fewer tokens"]
 
 

@@ -8,8 +8,6 @@ https://huggingface.co/docs/diffusers/v0.32.1/en/using-diffusers/stable_diffusio
 import numpy as np
 import pytest
 
-from sd_tpu import BUNDLED_MODEL
-
 SET_UP = '''
 import jax
 
@@ -96,9 +94,9 @@ images = pipeline(shard(pipeline.prepare_inputs(prompts)), p_params, rng, jit=Tr
 
 
 @pytest.fixture(scope="module")
-def guide() -> dict:
+def guide(checkpoints) -> dict:
     """The guide's names after its first blocks."""
-    names = {"MODEL": BUNDLED_MODEL}
+    names = {"MODEL": checkpoints["sd1"]}
     with pytest.warns(UserWarning, match="no 'bf16' files"):
         exec(SET_UP, names)
     exec(SAME_PROMPT, names)

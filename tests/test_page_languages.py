@@ -71,7 +71,7 @@ def make(tab) -> None:
     expect(tab.locator("#line .over")).to_be_visible(timeout=PATIENCE)
 
 
-def test_the_whole_page_is_in_the_visitors_language(abroad):
+def test_the_whole_page_is_in_the_visitors_language(abroad, slow_engine):
     tab, language = abroad
     say = language.say
     root = tab.locator("html")
@@ -131,8 +131,10 @@ def test_a_language_that_gradio_does_not_find_is_put_right(chromium, keeping, lo
         expect(tab.locator("html")).to_have_attribute("lang", language.tag)
         expect(tab.locator("html")).to_have_attribute("dir", language.direction)
         box = tab.get_by_label(f"{language.say('prompt')} 1", exact=True)
+        stored = "JSON.stringify(localStorage)"
+        before = tab.evaluate(stored)
         box.fill("kept")
-        tab.wait_for_timeout(300)  # what is not yet written down is lost like any last word
+        tab.wait_for_function(f"before => {stored} != before", arg=before)
         tab.reload()
         expect(box).to_have_value("kept")
 

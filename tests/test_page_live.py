@@ -9,7 +9,6 @@ import pytest
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
 from test_page_history import served
-from test_page_own import choose
 from visitor import (
     LONG,
     PATIENCE,
@@ -333,25 +332,24 @@ def test_only_the_picture_of_the_box_that_is_typed_in_is_drawn_again(tab):
     expect(switch(tab)).to_be_checked()
 
 
-def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, page_engine):
+def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, slow_engine):
     fill(tab, THREE, seed=7, steps=LONG)
-    choose(tab, setting(tab, "Sampler"), "Heun")  # twice as long: time enough to type on
     switch(tab).check()
-    jobs, submit = [], page_engine.submit
-    page_engine.submit = lambda request, **options: jobs.append(submit(request, **options)) or (
+    jobs, submit = [], slow_engine.submit
+    slow_engine.submit = lambda request, **options: jobs.append(submit(request, **options)) or (
         jobs[-1])
     try:
         write(tab, 2, "a")
         expect(figures(tab).nth(1)).to_have_class("forming", timeout=PATIENCE)
-        setting(tab, "Steps").fill("50")  # counts from the next typing on
+        setting(tab, "Steps").fill("25")  # counts from the next typing on
         write(tab, 2, "a fox")
         expect(figures(tab).nth(1)).to_contain_text("a fox", timeout=PATIENCE)
         write(tab, 3, "a hen")
         expect(figures(tab).nth(2)).to_contain_text("a hen", timeout=PATIENCE)
-        drawn(tab, 2, "50 steps: a fox")
-        drawn(tab, 3, "50 steps: a hen")
+        drawn(tab, 2, "25 steps: a fox")
+        drawn(tab, 3, "25 steps: a hen")
     finally:
-        del page_engine.submit
+        del slow_engine.submit
     assert [job.cancelled for job in jobs] == [True, False, False]
     expect(figures(tab).nth(1)).to_contain_text("Seed 8")
     expect(figures(tab).nth(2)).to_contain_text("Seed 9")
@@ -463,7 +461,7 @@ def test_what_is_refused_is_said_and_loses_nothing(tab):
     expect(generate(tab)).to_be_enabled()
 
 
-def test_generate_goes_on_from_a_redraw(tab):
+def test_generate_goes_on_from_a_redraw(tab, slow_engine):
     fill(tab, THREE)
     make(tab)
     switch(tab).check()

@@ -144,7 +144,7 @@ def test_before_there_are_pictures_nothing_can_be_done_with_them_and_it_says_why
     expect(seed_box(tab)).to_have_value("-1")
 
 
-def test_of_a_run_that_was_stopped_the_link_can_still_be_copied(tab):
+def test_of_a_run_that_was_stopped_the_link_can_still_be_copied(tab, slow_engine):
     fill(tab, ["a", *[""] * 7], seed=3, steps=LONG)
     generate(tab).click()
     says(tab, "Step")
