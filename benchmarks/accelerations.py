@@ -22,7 +22,8 @@ from sd_tpu.request import Request
 from training import evaluate, judge
 
 EXACT = "exact"
-DOWNSAMPLING = 2  # of tokens, in an engine of its own
+DOWNSAMPLING = 2  # in an engine of its own
+FEWER = f"token downsampling {DOWNSAMPLING}"
 WAYS: dict[str, dict[str, Any]] = {
     EXACT: {},
     "guidance 0 to 0.5": dict(guidance_stop=0.5),
@@ -32,11 +33,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "cache interval 3": dict(cache_interval=3),
     "cache interval 5": dict(cache_interval=5),
     "cache interval 3, guidance 0 to 0.8": dict(cache_interval=3, guidance_stop=0.8),
-    "fewer tokens": dict(token_downsampling=DOWNSAMPLING),
-    "fewer tokens, cache interval 3": dict(token_downsampling=DOWNSAMPLING, cache_interval=3),
+    FEWER: dict(token_downsampling=DOWNSAMPLING),
+    f"cache interval 3, {FEWER}": dict(cache_interval=3, token_downsampling=DOWNSAMPLING),
 }
-TOKENS = {1: "all tokens", DOWNSAMPLING: "fewer tokens"}
-FEWER = f"Fewer tokens is `--token-downsampling {DOWNSAMPLING}`."
+TOKENS = {1: "all tokens", DOWNSAMPLING: FEWER}
 GROUPS = {1: "one by one", SLOTS: "in eights"}  # slots that the device steps together
 FAR = 16  # of 255: what can be seen
 JUDGED = {"one thing": "the thing, top-1", "two side by side": "both things, each in its place"}
@@ -141,13 +141,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
 
-    single, times, size = [], {}, args.size and (args.size, args.size)
+    single, times = [], {}
+    size = (args.size, args.size) if args.size else None
     for group in args.groups:
         engines = {number: Engine.open(args.model, devices=1, group=group, size=size,
                                        token_downsampling=number) for number in TOKENS}
         for engine in engines.values():
             engine.ready.wait()
-        card, defaults = engine.pipeline.card, engine.defaults
+        card, defaults = engines[1].pipeline.card, engines[1].defaults
         model = f"{card.name}, {defaults.width}x{defaults.height}"
         single += [{"": f"{GROUPS[group]}, {TOKENS[number]}", **found}
                    for number, found in evaluations(engines, args.rounds).items()]
@@ -162,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             engine.close()
     report(f"An evaluation, whole and shallow: {model}", single, args.results,
            notes=[f"Medians of {args.rounds} rows each of one guided picture; in eights, one takes "
-                  f"as long as eight. {FEWER}"])
+                  "as long as eight."])
     if args.pictures:
         asked = f" The judge saw {args.judged} pictures of each kind." if args.judged else ""
         report(f"Accelerations: {model}, {args.pictures} pictures", _rows(times, found),

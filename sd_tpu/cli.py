@@ -22,7 +22,6 @@ from sd_tpu.samplers import SAMPLERS
 from sd_tpu.sharding import make_mesh, set_host_devices
 
 MAX_DEVICES = 256  # more on one host is a slip of the finger, and each takes memory
-MAX_DOWNSAMPLING = 4  # one token of sixteen is left
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
@@ -60,11 +59,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="of the pictures, such as 512x512 (default: the model's)")
     add("--dtype", choices=("float32", "bfloat16"),
         help="of weights and arithmetic (default: float32 on CPU, bfloat16 elsewhere)")
-    add("--token-downsampling", type=int, choices=range(1, MAX_DOWNSAMPLING + 1), default=1,
-        metavar="N",
-        help="let self-attention look at every Nth row and column only where there are most: "
-             f"faster for large pictures, and not quite the same; 1 to {MAX_DOWNSAMPLING} "
-             "(default: %(default)s)")
+    add("--token-downsampling", type=int, choices=(1, 2), default=1,
+        help="2 lets the finest self-attention take its keys and values from every second row and "
+             "column only: faster for large pictures, and not quite the same (default: 1)")
     _add_devices_flag(parser)
 
 

@@ -93,9 +93,10 @@ class Models:
         Args:
             configs: the contents of a checkpoint's config.json files, by folder.
             dtype: of the parameters.
-            token_downsampling: of the UNet's self-attention; 1 is exact.
+            token_downsampling: as the UNet takes it; 1 is exact.
 
         Raises:
+            ValueError: the downsampling is no whole number from 1.
             CheckpointError: a part is not supported, or the parts do not fit one another, as in
                 an inpainting checkpoint.
         """

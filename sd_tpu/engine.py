@@ -187,7 +187,7 @@ class Engine:
 
         Raises:
             CheckpointError: the model cannot be loaded.
-            ValueError: there are too few devices, or the size is not possible.
+            ValueError: there are too few devices, or the size or the downsampling is not possible.
         """
         mesh = make_mesh(devices)
         on_cpu = mesh.devices.flat[0].platform == "cpu"

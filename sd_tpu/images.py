@@ -6,7 +6,7 @@ that text cannot say without doubt (several prompts, a prompt that looks like se
 characters) is said once more, exactly, as JSON in a field of the settings line, as are the
 settings that some of several pictures have on their own. What A1111 has no setting for is a field
 where it is not the default: "Guidance start", "Guidance stop", "Cache interval" and, which no
-request can set, "Token downsampling".
+request can set and which is not read back, "Token downsampling".
 """
 
 import json
@@ -183,8 +183,8 @@ def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
 
 
 def format_parameters(request: Request, model: str, token_downsampling: int = 1) -> str:
-    """The request as A1111's text, from which `parse_parameters` makes the same request; what
-    served it is named, but is not part of it."""
+    """The request as A1111's text, from which `parse_parameters` makes the same request; the
+    model and its token downsampling are written too, and not read back."""
     body = _plain("\n".join(filter(None, request.prompts)))
     if request.negative_prompt:
         body += f"\nNegative prompt: {_plain(request.negative_prompt)}"

@@ -77,14 +77,15 @@ class FlaxStableDiffusionPipeline:
             variant: of the weight files, such as "fp16".
             dtype: of the parameters and the arithmetic.
             sharding: where the parameters go; by default on every device of this process.
-            token_downsampling: where the UNet's map of pixels is finest, self-attention looks at
-                those of every so many rows and columns only; 1 is exact.
+            token_downsampling: the UNet's finest self-attention takes its keys and values from
+                every so many rows and columns only; 1 is exact.
 
         Returns:
             The pipeline, and its parameters as nested dictionaries of arrays.
 
         Raises:
             CheckpointError: what is wrong with the checkpoint, in one message.
+            ValueError: the downsampling is no whole number from 1.
         """
         folder = checkpoint.find(name, revision, variant)
         _keep_compiled()

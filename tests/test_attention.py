@@ -24,8 +24,8 @@ def relative(ours, theirs) -> float:
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
-@pytest.mark.parametrize("size, keys", [(40, 1024), (64, 1024), (80, 77), (160, 256)],
-                         ids=["two blocks", "heads apart", "text", "one block"])
+@pytest.mark.parametrize("size, keys", [(40, 1024), (64, 1024), (80, 77), (160, 256), (40, 800)],
+                         ids=["two blocks", "heads apart", "text", "one block", "blocks of 400"])
 def test_the_fused_kernel_is_plain_attention(size, keys):
     q, k, v = qkv(attention.QUERIES, keys, size, jnp.float32)
     plain = attention.plain(q, k, v, HEADS)
@@ -95,6 +95,8 @@ WIDE = (9216, 9216, 320, 8)  # a picture of 768x768
     (SELF, "v2", True), (TEXT, "v2", True), (AUTOENCODER, "v2", True),
     (WIDE, "v2", False),  # keys and values are 12 MB, its vector memory 16
     (WIDE, "v5e", True),
+    ((6400, 1600, 320, 8), "v5e", True),  # every second row and column: of 640x640,
+    ((12544, 3136, 320, 8), "v5e", True),  # and of 896x896
     ((64, 64, 1280, 8), "v5e", False),  # the lowest level: too few queries for a block
 ])
 def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
@@ -108,7 +110,7 @@ def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
 
 
 @pytest.mark.parametrize("keys, block", [(77, 77), (4096, 512), (2304, 384), (6400, 256),
-                                         (1000, None)])
+                                         (1600, 400), (3136, 448), (1000, None)])
 def test_keys_are_taken_in_blocks_that_divide_them(keys, block):
     assert attention._block(keys) == block
 

@@ -164,7 +164,8 @@ def test_accelerations(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
     single, ways = tables(accelerations, tmp_path, f"--model={tiny}", "--steps=6", "--pictures=2",
                           "--groups=1", "--rounds=1").values()
-    assert [row[""] for row in single] == ["one by one, all tokens", "one by one, fewer tokens"]
+    assert [row[""] for row in single] == ["one by one, all tokens",
+                                           "one by one, token downsampling 2"]
     assert all(float(row["whole, s"]) > 0 < float(row["shallow, s"]) for row in single)
     assert [row[""] for row in ways] == list(accelerations.WAYS)
     exact, *others = ways
@@ -178,7 +179,8 @@ def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
                    "--rounds=1", "--size=48")
     (title, single), = found.items()
     assert title.endswith(", 48x48")
-    assert [row[""] for row in single] == ["in eights, all tokens", "in eights, fewer tokens"]
+    assert [row[""] for row in single] == ["in eights, all tokens",
+                                           "in eights, token downsampling 2"]
 
 
 def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):

@@ -264,9 +264,9 @@ def opened(monkeypatch):
 def test_open_engine_hands_every_flag_on(opened):
     cli.open_engine(parse("--model", "org/name", "--revision", "r", "--variant", "fp16", "--size",
                           "768x512", "--dtype", "bfloat16", "--devices", "4",
-                          "--token-downsampling", "3"))
+                          "--token-downsampling", "2"))
     assert opened[-1] == ("org/name", dict(revision="r", variant="fp16", dtype="bfloat16",
-                                           devices=4, size=(512, 768), token_downsampling=3))
+                                           devices=4, size=(512, 768), token_downsampling=2))
 
 
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
@@ -297,7 +297,8 @@ def test_sizes_are_read_width_first(text, size):
     ("--devices", "x", "'x' should be from 1 to 256"),
     ("--devices", "100000000000", "'100000000000' should be from 1 to 256"),
     ("--dtype", "int8", "invalid choice: 'int8'"),
-    ("--token-downsampling", "0", "invalid choice: 0 (choose from 1, 2, 3, 4)"),
+    ("--token-downsampling", "0", "invalid choice: 0 (choose from 1, 2)"),
+    ("--token-downsampling", "3", "invalid choice: 3 (choose from 1, 2)"),
     ("--token-downsampling", "1.5", "invalid int value: '1.5'"),
 ])
 def test_a_bad_flag_is_told_with_what_it_should_be(flag, text, sentence, capsys):

@@ -312,9 +312,10 @@ def test_the_unet_is_that_of_diffusers(ported, kind):
                   nhwc(reference(latents, times, text).sample))
 
 
-def test_a_downsampling_that_leaves_nothing_is_refused():
-    with pytest.raises(ValueError, match="Token downsampling should be 1 or more, not 0"):
-        UNet2DConditionModel(UNetConfig(), token_downsampling=0, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
+def test_a_downsampling_that_is_no_whole_number_from_1_is_refused(value):
+    with pytest.raises(ValueError, match=f"Token downsampling should be .* from 1, not {value}"):
+        UNet2DConditionModel(UNetConfig(), token_downsampling=value, rngs=nnx.Rngs(0))
 
 
 class _Downsampled(attention_processor.AttnProcessor):

@@ -7,7 +7,6 @@ import gradio_client
 import pytest
 from playwright.sync_api import expect
 from visitor import (
-    LONG,
     PATIENCE,
     box,
     figures,
@@ -144,16 +143,18 @@ def test_a_picture_is_seen_full_screen_with_its_settings_and_leafed_from(somebod
     assert prompts(somebody)[0] == "first", "looking changes nothing"
 
 
-def test_the_full_screen_view_keeps_its_place_and_its_keys_while_the_history_grows(somebody):
+def test_the_full_screen_view_keeps_its_place_and_its_keys_while_the_history_grows(
+        somebody, slow_engine):
     unfold(somebody, "History")
     expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
     before = names(somebody)
-    fill(somebody, ["later", *[""] * 7], steps=LONG)
+    fill(somebody, ["later", *[""] * 7], steps=40)
     generate(somebody).click()
     somebody.get_by_role("button", name=f"View “{before[0]}” full screen").click()
     dialog = somebody.get_by_role("dialog")
     link = dialog.get_by_role("link", name="Download PNG")
     link.focus(timeout=PATIENCE)
+    expect(kept(somebody)).to_have_count(3)
     expect(kept(somebody)).to_have_count(4, timeout=PATIENCE)
     somebody.keyboard.press("ArrowRight")
     expect(dialog.get_by_role("img")).to_have_attribute("alt", before[1])

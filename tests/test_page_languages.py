@@ -135,6 +135,7 @@ def test_a_language_that_gradio_does_not_find_is_put_right(chromium, keeping, lo
         before = tab.evaluate(stored)
         box.fill("kept")
         tab.wait_for_function(f"before => {stored} != before", arg=before)
+        tab.wait_for_timeout(300)  # should that have been the page's own, of when it opened
         tab.reload()
         expect(box).to_have_value("kept")
 

@@ -173,6 +173,7 @@ def test_the_server_says_what_it_is(tab):
 
 def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine,
                                                                     monkeypatch):
+    expect(tab.locator("details")).to_contain_text("Precision")
     expect(tab.get_by_text("Token downsampling")).to_have_count(0)
     fewer = dataclasses.replace(page_engine.pipeline.models, token_downsampling=2)
     monkeypatch.setattr(page_engine.pipeline, "models", fewer)

@@ -168,7 +168,9 @@ def test_a_run_that_nobody_follows_any_more_is_given_up(visitor, address, slow_e
         generate(tab).click()
         says(tab, "Step")
         job = next(occupant.job for occupant in slow_engine._occupants if occupant)
+    given_up = time.monotonic() + PATIENCE / 1000
     while any(slow_engine._occupants):
+        assert time.monotonic() < given_up
         time.sleep(0.05)
     assert any(job._rows_left.values()), "the job of a closed tab went on to its end"
 

@@ -85,10 +85,12 @@ def _fits(q: jax.Array, k: jax.Array, heads: int) -> bool:
 
 
 def _block(keys: int) -> int | None:
-    """How many keys are taken at a time: a divisor of their number, in whole vectors."""
+    """How many keys are taken at a time: a divisor of their number, in whole vectors of 128 scores,
+    or at least in whole tiles of 16 rows of bfloat16 keys."""
     if keys <= KEYS:
         return keys
-    return next((block for block in range(KEYS, 0, -128) if keys % block == 0), None)
+    blocks = (block for unit in (128, 16) for block in range(KEYS, 0, -unit))
+    return next((block for block in blocks if keys % block == 0), None)
 
 
 def _lanes(x: jax.Array, heads: int) -> int:

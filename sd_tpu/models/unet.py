@@ -28,17 +28,18 @@ class UNet2DConditionModel(nnx.Module):
 
         Args:
             config: of the checkpoint.
-            token_downsampling: where the map of pixels is finest, self-attention looks at those of
-                every so many rows and columns, from all of them (ToDo, Smith et al. 2024,
-                arXiv:2402.13573); 1 is exact.
+            token_downsampling: the self-attention of the finest level that has any takes its keys
+                and values from every so many rows and columns only, its queries from all (ToDo,
+                Smith et al. 2024, arXiv:2402.13573); 1 is exact.
             dtype: of the parameters and the arithmetic.
             rngs: for the parameters.
 
         Raises:
-            ValueError: there is no such downsampling.
+            ValueError: the downsampling is no whole number from 1.
         """
-        if token_downsampling < 1:
-            raise ValueError(f"Token downsampling should be 1 or more, not {token_downsampling}.")
+        if not isinstance(token_downsampling, int) or token_downsampling < 1:
+            raise ValueError("Token downsampling should be a whole number from 1, not "
+                             f"{token_downsampling}.")
         self.config, self.dtype = config, dtype
         layer = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
@@ -275,15 +276,15 @@ class TransformerBlock(nnx.Module):
         self.ff = FeedForward(channels, **layer)
 
     def __call__(self, x: jax.Array, text: jax.Array, height: int) -> jax.Array:
-        """x [B, N, C], a map's N / height columns within its rows, text [B, L,
-        cross_attention_dim] -> like x."""
+        """x [B, N, C], a map of so many rows, row by row, text [B, L, cross_attention_dim] ->
+        like x."""
         normed = self.norm1(x)
         x = x + self.attn1(normed, self._seen(normed, height))
         x = x + self.attn2(self.norm2(x), text)
         return x + self.ff(self.norm3(x))
 
     def _seen(self, x: jax.Array, height: int) -> jax.Array:
-        """What self-attention looks at: all tokens, or those of every so many rows and columns."""
+        """The tokens that self-attention takes keys and values from."""
         step, (batch, tokens, channels) = self.token_downsampling, x.shape
         if step == 1:
             return x

@@ -70,7 +70,7 @@ TEXTS = {
     "guidance_stop": "Guidance stops",
     "guidance_stop_help": "After this share of the steps; 1 is never.",
     "cache_interval": "Cache interval",
-    "cache_interval_help": "1 is exact; 3 runs the whole model every 3rd time; 10 at most.",
+    "cache_interval_help": "1 is off; 3 runs the whole model every 3rd time; 10 at most.",
     "exact_again": "Back to exact pictures",
     "own": "the model's own",
     "own_hint": "A single prompt can have settings of its own: the sliders below its box.",

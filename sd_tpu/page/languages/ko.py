@@ -70,7 +70,7 @@ TEXTS = {
     "guidance_stop": "가이던스 끝",
     "guidance_stop_help": "스텝의 이 비율 뒤에 끝납니다. 1이면 끝까지입니다.",
     "cache_interval": "캐시 간격",
-    "cache_interval_help": "1이면 정확합니다. 3이면 세 번에 한 번만 전체를 계산합니다. 최대 10.",
+    "cache_interval_help": "1이면 꺼집니다. 3이면 세 번에 한 번만 전체를 계산합니다. 최대 10.",
     "exact_again": "정확한 그림으로 되돌리기",
     "own": "모델 기본값",
     "own_hint": "프롬프트 하나만 따로 설정할 수도 있습니다. 칸 아래의 슬라이더를 누르세요.",

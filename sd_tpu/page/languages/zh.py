@@ -70,7 +70,7 @@ TEXTS = {
     "guidance_stop": "引导结束",
     "guidance_stop_help": "在这一比例的步数之后结束；1 表示直到最后。",
     "cache_interval": "缓存间隔",
-    "cache_interval_help": "1 为精确；3 表示每三次才计算一次整个模型；最多 10。",
+    "cache_interval_help": "1 为关闭；3 表示每三次才计算一次整个模型；最多 10。",
     "exact_again": "恢复精确图片",
     "own": "模型默认",
     "own_hint": "单个提示词可以有自己的设置：点按输入框下方的滑块图标。",
