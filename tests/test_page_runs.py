@@ -249,6 +249,9 @@ class Alone:
     def learn(self, pace):
         pass
 
+    def show(self, session, run):
+        pass
+
 
 def test_who_comes_back_in_time_takes_the_run_over_however_often():
     job = FakeJob()

@@ -62,7 +62,8 @@ def unfold(tab: Page, name: str) -> None:
 def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2) -> None:
     unfold(tab, "Settings")
     for number, prompt in enumerate(prompts, start=1):
-        box(tab, number).fill(prompt)
+        if box(tab, number).input_value() != prompt:  # each that is filled asks the server
+            box(tab, number).fill(prompt)
     if seed is not None:
         seed_box(tab).fill(str(seed))
     setting(tab, "Steps").fill(str(steps))

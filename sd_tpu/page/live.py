@@ -7,6 +7,7 @@ so that nothing but the change of words changes the picture. page.js waits for t
 
 import dataclasses
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -75,6 +76,7 @@ class _Live:
     view: View
     runs: Runs
     switch: Switch
+    beginning: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def offer(self, values: Mapping[Component, Any], visitor: gr.Request) -> Updates:
         """Shows whether Live is possible with what is filled in, if that is not shown yet."""
@@ -96,15 +98,21 @@ class _Live:
                visitor: gr.Request) -> Iterator[Updates]:
         """Draws the picture at `event.place` as its box asks now, and shows it on its way."""
         yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
-        place, run = int(event.place), self.runs.find(values[self.view.run])
+        place, session = int(event.place), visitor.session_hash
+        asked = bool(values[self.form.prompts[place]].strip())
         try:
-            if not values[self.form.prompts[place]].strip():
-                seen = run and run.blank(place, visitor.session_hash)
-            elif run:
-                alone = self._checked(values, place, run).only(place)
-                seen = run.redraw(place, alone, visitor.session_hash)
+            with self.beginning:  # of two redraws that a page sends at once only one begins a run
+                run = self.runs.shown(session) or self.runs.find(values[self.view.run])
+                begins = asked and not run
+                if begins:
+                    run = self._begin(values, place)
+                    self.runs.show(session, run)
+            if begins:
+                seen = 0
+            elif asked:
+                seen = run.redraw(place, self._checked(values, place, run).only(place), session)
             else:
-                run, seen = self._begin(values, place), 0
+                seen = run and run.blank(place, session)
         except RequestError as error:
             told = language_of(visitor).translate(error.sentence)
             yield self.view.tell(told, "wrong")
@@ -112,7 +120,7 @@ class _Live:
         if seen is not None:
             yield from follow(self.form, self.view, run, visitor, seen)
         else:  # what was wrong before is right again
-            yield self.settle(values[self.view.run], visitor)
+            yield self.settle(run and run.key, visitor)
 
     def settle(self, key: str | None, visitor: gr.Request) -> Updates:
         """Says how it stands, in place of what was wrong elsewhere."""

@@ -217,6 +217,7 @@ class Run:
         A follower that is slow misses what has been overtaken, and nothing else.
         """
         me, snapshot = object(), None
+        self._runs.show(session, self)
         with self._change:
             self._followers[me] = session
             self._mind_loneliness()
@@ -386,6 +387,7 @@ class Runs:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the oldest first
         self._latest: dict[str, str] = {}  # the key of each browser's last
+        self._shown: dict[str, str] = {}  # the key of what each session sees
         self._pace: float | None = None  # what pictures take, for what they would take alone
 
     def start(self, request: Request, *, browser: str = "", grace: float = GRACE_SECONDS,
@@ -419,6 +421,15 @@ class Runs:
         """The run with this key, if it is still known."""
         return self._runs.get(key)
 
+    def show(self, session: str, run: Run) -> None:
+        """Takes down that a session sees this run from now on, or is about to."""
+        with self._lock:
+            self._shown[session] = run.key
+
+    def shown(self, session: str) -> Run | None:
+        """What a session sees, though its page may not have been told of it yet."""
+        return self.find(self._shown.get(session))
+
     def latest(self, browser: str) -> Run | None:
         """What this browser began last, if its pictures are still there."""
         run = self.find(self._latest.get(browser))
@@ -451,6 +462,7 @@ class Runs:
         """Ends what a session follows that is gone."""
         with self._lock:
             runs = list(self._runs.values())
+            self._shown.pop(session, None)
         for run in runs:
             run.leave(session)
 
@@ -473,7 +485,8 @@ class Runs:
         over = sorted((key for key, run in self._runs.items() if run.over), key=needed.__contains__)
         for key in over[:max(0, len(self._runs) - MAX_KEPT)]:
             del self._runs[key]
-        self._latest = {browser: key for browser, key in self._latest.items() if key in self._runs}
+        self._latest, self._shown = ({who: key for who, key in of.items() if key in self._runs}
+                                     for of in (self._latest, self._shown))
 
 
 def _count(request: Request) -> Phrase:
