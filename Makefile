@@ -8,11 +8,11 @@ BIN := $(VENV)/bin
 app: $(VENV)/.run
 	$(BIN)/python app.py $(ARGS)
 
+# Files in the order of their names: those with few and long tests would come last otherwise.
 test: $(VENV)/.dev
 	@command -v chromium >/dev/null || \
 		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium; }
 	$(BIN)/ruff check .
-	# files in the order of their names: the benchmarks, long and few, would come last otherwise
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.dev

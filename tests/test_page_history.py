@@ -148,7 +148,7 @@ def test_the_full_screen_view_keeps_its_place_and_its_keys_while_the_history_gro
     unfold(somebody, "History")
     expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
     before = names(somebody)
-    fill(somebody, ["later", *[""] * 7], steps=40)
+    fill(somebody, ["later", *[""] * 7], steps=75)  # 15 s: until the picture is seen full screen
     generate(somebody).click()
     somebody.get_by_role("button", name=f"View “{before[0]}” full screen").click()
     dialog = somebody.get_by_role("dialog")
