@@ -75,7 +75,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": dict(
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
         unet=_unet(attention_head_dim=4, cross_attention_dim=32, sample_size=16,
-                   block_out_channels=[32, 64], norm_num_groups=8,
+                   block_out_channels=[32, 64], layers_per_block=1, norm_num_groups=8,
                    down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
                    up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"]),
         vae=_vae(16, 32, layers_per_block=1, norm_num_groups=8, sample_size=32),

@@ -6,9 +6,11 @@ axis, which is divided over the devices; weights are on each device whole. The f
 level see one device's share; `Programs` maps them over the mesh and compiles them, once each.
 """
 
+import ctypes
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -348,6 +350,16 @@ def gaussian(key: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
     return jax.random.normal(key, (channels, h, w), jnp.float32).transpose(1, 2, 0)
 
 
+def return_freed_memory() -> None:
+    """Returns to the system what this process has freed and glibc keeps for its next use.
+
+    A compiler leaves much of that, and on a CPU pictures are drawn in the same memory: without it
+    the peak of SD 1.4 is 0.3 GB higher. Does nothing with another C library.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def _column(values: jax.Array, like: jax.Array) -> jax.Array:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
@@ -418,7 +430,7 @@ class Programs:
         self._empty = jax.jit(partial(empty_slots, models, self.slots, self.latent_shape),
                               out_shardings=split(mesh))
 
-    def _compile(self, name: str, function, specs, donate=()):
+    def _compile(self, name: str, function, specs, donate=()) -> Callable[..., Any]:
         def traced(params, *arguments):
             self.traces[name] += 1
             if self.stacked:
@@ -428,7 +440,16 @@ class Programs:
         # Varying-axes checking has no rule for loops whose trip count differs between devices.
         mapped = jax.shard_map(traced, mesh=self.mesh, in_specs=specs, out_specs=SPLIT,
                                check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate, compiler_options=self._options)
+        program = jax.jit(mapped, donate_argnums=donate, compiler_options=self._options)
+
+        def call(*arguments):
+            before = self.traces[name]
+            result = program(*arguments)
+            if self.traces[name] > before:
+                return_freed_memory()
+            return result
+
+        return call
 
     def empty(self) -> Slots:
         """Idle slots, divided over the devices."""

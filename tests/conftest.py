@@ -62,7 +62,7 @@ def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusion
         max_position_embeddings=77, **parts["text"],
     ))
     unet = diffusers.UNet2DConditionModel(
-        sample_size=16, block_out_channels=(32, 64), layers_per_block=2, norm_num_groups=8,
+        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, norm_num_groups=8,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         cross_attention_dim=32, **parts["unet"],

@@ -1,5 +1,6 @@
 """Slots and the three programs: compiled once, and an image depends on its own request alone."""
 
+import ctypes
 import dataclasses
 from functools import cache, partial
 from types import MappingProxyType
@@ -11,6 +12,8 @@ import pytest
 from diffusers.guiders import ClassifierFreeGuidance
 from flax import nnx
 
+from benchmarks.report import memory
+from sd_tpu import denoise
 from sd_tpu.denoise import (
     ALONE,
     ALONE_SHALLOW,
@@ -20,6 +23,7 @@ from sd_tpu.denoise import (
     Arrival,
     Programs,
     gaussian,
+    return_freed_memory,
     row_kinds,
 )
 from sd_tpu.models import UNet2DConditionModel
@@ -162,39 +166,55 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
     assert float(abs(slots.latents[2]).max()) > 0.5
 
 
-@pytest.mark.parametrize("group, cases", [
-    (1, [([7.5], 1), ([1.0], 1), ([1.0, 0.0], 1), ([1.0] * 8, 4), ([1.5, 1.0, 7.5, 1.0, 0.5], 4)]),
-    (4, [([1.0] * 8, 1), ([1.5, 1.0, 7.5, 1.0, 0.5], 2)]),
-])
-def test_what_is_not_guided_shares_evaluations_two_by_two(sd1, monkeypatch, group, cases):
+@pytest.fixture(scope="module")
+def evaluations(sd1):
+    """Draws arrivals on one device in groups of `group`, and says which evaluations of the model
+    that took: the kind of each and the size of its batch."""
     pipeline, params = sd1
-    evaluations = counted(monkeypatch)
-    programs = make_programs(pipeline, 1, group)
-    params = jax.device_put(params, replicated(programs.mesh))
-    for guidances, rounds in cases:
-        evaluations.clear()
-        draw(programs, params, {i: arrival(pipeline, "a cat", "a dog", "ddim", None, 3, guidance, i)
-                                for i, guidance in enumerate(guidances)})
+
+    @cache
+    def counting(group: int):
+        programs = make_programs(pipeline, 1, group)
+        draw_here = partial(draw, programs, jax.device_put(params, replicated(programs.mesh)))
+        seen = []
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in ("whole", "shallow"):
+                patch.setattr(UNet2DConditionModel, kind, counted(kind, seen))
+            draw_here({0: simple()})  # compiles
+        return draw_here, seen
+
+    def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> Arrival:
+        return arrival(pipeline, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
+
+    def evaluate(group: int, *asked: dict) -> list[tuple[str, int]]:
+        draw_here, seen = counting(group)
         jax.effects_barrier()
-        assert evaluations == [("whole", 2 * group)] * (3 * rounds), guidances
+        seen.clear()
+        draw_here({i: simple(**values) for i, values in enumerate(asked)})
+        jax.effects_barrier()
+        return seen
+
+    return evaluate
 
 
-def counted(monkeypatch) -> list[tuple[str, int]]:
-    """A list that each evaluation from now on is added to: its kind and the size of its batch."""
-    evaluations = []
+def counted(kind: str, seen: list[tuple[str, int]]):
+    """The model's method of that name, which adds to `seen` whenever it runs."""
+    evaluate = getattr(UNet2DConditionModel, kind)
 
-    def count(kind: str):
-        evaluate = getattr(UNet2DConditionModel, kind)
+    def counting(self, *inputs):
+        jax.debug.callback(lambda: seen.append((kind, len(inputs[0]))))
+        return evaluate(self, *inputs)
 
-        def counting(self, *inputs):
-            jax.debug.callback(lambda: evaluations.append((kind, len(inputs[0]))))
-            return evaluate(self, *inputs)
+    return counting
 
-        monkeypatch.setattr(UNet2DConditionModel, kind, counting)
 
-    count("whole")
-    count("shallow")
-    return evaluations
+@pytest.mark.parametrize("group, guidances, rounds", [
+    (1, [7.5], 1), (1, [1.0], 1), (1, [1.0, 0.0], 1), (1, [1.0] * 8, 4),
+    (1, [1.5, 1.0, 7.5, 1.0, 0.5], 4), (4, [1.0] * 8, 1), (4, [1.5, 1.0, 7.5, 1.0, 0.5], 2),
+])
+def test_what_is_not_guided_shares_evaluations_two_by_two(evaluations, group, guidances, rounds):
+    seen = evaluations(group, *(dict(steps=3, guidance=guidance) for guidance in guidances))
+    assert seen == [("whole", 2 * group)] * (3 * rounds)
 
 
 STOPS, REUSES = dict(guidance_stop=0.5), dict(cache_interval=2)
@@ -212,29 +232,16 @@ STOPS, REUSES = dict(guidance_stop=0.5), dict(cache_interval=2)
     (4, [STOPS] * 8, 2 * 2 + 2 * 1, 0),
 ])
 def test_only_what_is_asked_for_is_evaluated_and_packed_anew_when_that_changes(
-    sd1, monkeypatch, group, inexact, whole, shallow
+    evaluations, group, inexact, whole, shallow
 ):
-    pipeline, params = sd1
-    evaluations = counted(monkeypatch)
-    programs = make_programs(pipeline, 1, group)
-    params = jax.device_put(params, replicated(programs.mesh))
-    draw(programs, params, {i: arrival(pipeline, "a cat", "a dog", "ddim", None, 4, 3.0, i, each)
-                            for i, each in enumerate(inexact)})
-    jax.effects_barrier()
-    assert {size for _, size in evaluations} == {2 * group}
-    kinds = [kind for kind, _ in evaluations]
+    seen = evaluations(group, *(dict(steps=4, guidance=3.0, inexact=each) for each in inexact))
+    assert {size for _, size in seen} == {2 * group}
+    kinds = [kind for kind, _ in seen]
     assert (kinds.count("whole"), kinds.count("shallow")) == (whole, shallow)
 
 
-def test_what_has_ended_leaves_its_evaluations_to_the_others(sd1, monkeypatch):
-    pipeline, params = sd1
-    evaluations = counted(monkeypatch)
-    programs = make_programs(pipeline, 1)
-    params = jax.device_put(params, replicated(programs.mesh))
-    draw(programs, params, {i: arrival(pipeline, "a cat", "", "ddim", None, steps, 1.0, i)
-                            for i, steps in enumerate((2, 5, 2, 5))})
-    jax.effects_barrier()
-    assert len(evaluations) == 2 * 2 + 3 * 1
+def test_what_has_ended_leaves_its_evaluations_to_the_others(evaluations):
+    assert len(evaluations(1, *(dict(steps=steps) for steps in (2, 5, 2, 5)))) == 2 * 2 + 3 * 1
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):
@@ -243,6 +250,30 @@ def test_every_program_is_traced_once_whatever_changes(on, together):
         draw(programs, params, {i: arrival(pipeline, *d) for i, d in
                                 enumerate(DIFFERENT[8 - filled:])}, rows_a_call=filled)
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+
+
+def test_memory_that_was_freed_is_returned_to_the_system():
+    libc = ctypes.CDLL("libc.so.6")
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    blocks = [libc.malloc(100_000) for _ in range(3000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    for block in blocks[:-1]:  # the last keeps the heap from shrinking by itself
+        libc.free(block)
+    kept = memory("VmRSS")
+    return_freed_memory()
+    assert memory("VmRSS") < kept - 200e6
+    libc.free(blocks[-1])
+
+
+def test_what_a_compiler_has_freed_is_returned_once_for_each_program(sd1, monkeypatch):
+    returned = []
+    monkeypatch.setattr(denoise, "return_freed_memory", lambda: returned.append("once"))
+    pipeline, params = sd1
+    programs = make_programs(pipeline, 8)
+    for _ in range(2):
+        draw(programs, params, {0: arrival(pipeline, *DIFFERENT[4])})
+    assert len(returned) == len(programs.traces) == 3
 
 
 def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(drawn):
