@@ -182,8 +182,9 @@ def visitor(chromium) -> Iterator[BrowserContext]:
 def tab(visitor, address) -> Iterator[Page]:
     """The page as it looks to somebody who was never there."""
     with visitor.new_page() as tab:
-        yield visit(tab, address)
+        tab.goto(f"{address}robots.txt")  # where nothing is kept anew
         tab.evaluate("localStorage.clear()")
+        yield visit(tab, address)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,9 @@ from sd_tpu.request import (
 )
 from sd_tpu.samplers import SAMPLERS
 
-QUIET = {"show_progress": "hidden", "api_visibility": "private"}
+# Each event makes Gradio's browser part go through all components that show the progress of any
+# event so far, several times.
+QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
 REFRESH_HISTORY = "() => window.sdTpu.refreshHistory()"
 FOCUS = "() => document.querySelector('#generate').focus()"
 
@@ -48,6 +50,18 @@ def connect(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, vi
     _connect_compare(engine, form, view)
     _connect_pictures(engine, form, view, runs, files)
     return _connect_runs(engine, page, texts, form, view, runs)
+
+
+def gather(trigger: Callable[..., Dependency], form: Form, seen: str = "") -> Dependency:
+    """When something is done on the page, takes all that is filled in into `form.asked`, for the
+    server to be asked `then`. First comes what is `seen` of it, in JavaScript.
+
+    Of what a server was once asked with, Gradio's browser part goes through each component
+    whenever anything is asked. That of the whole form, one by one, would make each key that is
+    typed and each step of a run cost twice as much there.
+    """
+    return trigger(None, form.inputs(), form.asked, js=f"(...form) => {{ {seen}; return [form] }}",
+                   **QUIET)
 
 
 def browser_of(saved: dict) -> str:
@@ -131,8 +145,11 @@ def _connect_settings(form: Form, view: View, runs: Runs) -> None:
     form.reuse.click(reuse, view.run, [form.seed, view.line, view.news], queue=False, **QUIET)
     sampler, spacing = form.settings["sampler"], form.settings["spacing"]
     sampler.input(offer_spacings, sampler, spacing, queue=False, **QUIET)
-    gr.on([component.change for component in form.inputs()], None, [form.saved, *form.inputs()],
-          form.saved, js="(...values) => window.sdTpu.save(...values)", **QUIET)
+    first = 0
+    for part in form.parts():  # each change makes Gradio read all that might have been the trigger
+        gr.on([component.change for component in part], None, [form.saved, *part], form.saved,
+              js=f"(...values) => window.sdTpu.save({first}, ...values)", **QUIET)
+        first += len(part)
 
 
 def _connect_panel(number: int, panel: Panel) -> None:
@@ -216,7 +233,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         except RequestError as error:
             yield refused(error, values, language)
             return
-        filled = form.read(values)
+        filled = form.read(values[form.asked])
         before = values[compare.before]
         # Boxes that all say the same are the last comparison: worth keeping is what was before it.
         prompts = [prompt for prompt in filled["prompts"] if prompt.strip()]
@@ -227,7 +244,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         yield from follow(form, view, run, visitor)
 
     def asked(values: dict[Component, Any]) -> Request:
-        filled = form.read(values)
+        filled = form.read(values[form.asked])
         return Request.check({**filled, "seed": drawn_seed(filled["seed"])}, engine.defaults)
 
     def start(request: Request, values: dict[Component, Any], visitor: gr.Request) -> Run:
@@ -256,17 +273,18 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
 
     compare = form.compare
     outputs, endless = outputs_of_run(form, view), {"concurrency_limit": None, **QUIET}
-    inputs = {*form.inputs(), form.saved, view.run}
-    begun = form.generate.click(begin, inputs, outputs, **endless)
-    compared = compare.go.click(
+    inputs = {form.asked, form.saved, view.run}
+    begun = gather(form.generate.click, form).then(begin, inputs, outputs, **endless)
+    compared = gather(compare.go.click, form, "window.sdTpu.lookAtPictures()").then(
         begin_comparison, {*inputs, *compare.inputs(), compare.before},
-        [*outputs, compare.before, compare.back, *form.inputs()], **endless,
-        js="(...values) => window.sdTpu.lookAtPictures(...values)")
+        [*outputs, compare.before, compare.back, *form.inputs()], **endless)
     form.stop.click(stop, view.run, queue=False, **QUIET)
     arrived = page.load(_restore(engine, page, texts, form, view), form.saved,
                         {form.saved, *form.inputs(), view.line, view.news,
                          *texts.updates(page, ENGLISH)}, queue=False,
                         js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
+    arrived.then(None, [form.saved, *form.inputs()], form.saved, **QUIET,
+                 js="(...values) => window.sdTpu.saveAll(...values)")
     ends = [begun, compared, arrived.then(come_back, form.saved, outputs, **endless)]
     for end in ends:
         end.then(None, js=REFRESH_HISTORY, **QUIET)
@@ -321,8 +339,8 @@ def _filled(form: Form, values: list | None, here: Settings, language: Language)
     inputs, first = form.inputs(), MAX_PROMPTS + 1
     if values and len(values) >= first:
         kept = values if len(values) == len(inputs) else values[:first]
-        begun = {component: component.value for component in inputs}
-        asked = form.read({**begun, **dict(zip(inputs, kept, strict=False))})
+        begun = [component.value for component in inputs]
+        asked = form.read([*kept, *begun[len(kept):]])
         if asked["sampler"] in SAMPLERS:
             return form.show(asked, language)
     return {form.settings["spacing"]: gr.update(choices=spacings(here.sampler, language))}

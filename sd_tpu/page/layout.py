@@ -1,7 +1,7 @@
 """What is on the page: the boxes, the settings, the gallery."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ class Tools:
 @dataclasses.dataclass(frozen=True)
 class Form:
     """What a person fills in; `settings` by their names in a Request. `faster` shows which of them
-    make the pictures other than exact."""
+    make the pictures other than exact. `asked` is for the values of all `inputs` in one."""
 
     tools: Tools
     prompts: list[gr.Textbox]
@@ -63,13 +63,20 @@ class Form:
     generate: gr.Button
     stop: gr.Button
     saved: gr.BrowserState
+    asked: gr.JSON
+
+    def parts(self) -> list[list[Component]]:
+        """The `inputs` by where they stand: the prompts, what is common, each box's own."""
+        return [self.prompts, [self.seed, *self.settings.values()],
+                *(fields_of([panel]) for panel in self.own)]
 
     def inputs(self) -> list[Component]:
         """All components that say what is asked for."""
-        return [*self.prompts, self.seed, *self.settings.values(), *fields_of(self.own)]
+        return [component for part in self.parts() for component in part]
 
-    def read(self, values: Mapping[Component, Any]) -> dict[str, Any]:
-        """What was filled in, as `Request.check` takes it, but with the seed that may be -1."""
+    def read(self, asked: Sequence[Any]) -> dict[str, Any]:
+        """What the `inputs` hold, as `Request.check` takes it, but with the seed that may be -1."""
+        values = dict(zip(self.inputs(), asked, strict=True))
         settings = {name: values[component] for name, component in self.settings.items()}
         seed = values[self.seed]
         return {"prompts": [values[box] for box in self.prompts],
@@ -164,7 +171,7 @@ def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compar
     # Not secret from whoever sits at the browser, but the same after the server's next start.
     saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
     return Form(tools, prompts, counters, seed, roll, reuse, settings, faster, panels, compare,
-                generate, stop, saved)
+                generate, stop, saved, gr.JSON(visible=False))
 
 
 def make_view(engine: Engine, texts: Translations) -> View:

@@ -18,7 +18,14 @@ from gradio.events import Dependency
 
 from sd_tpu.engine import Engine
 from sd_tpu.page import cells
-from sd_tpu.page.events import QUIET, REFRESH_HISTORY, browser_of, follow, outputs_of_run
+from sd_tpu.page.events import (
+    QUIET,
+    REFRESH_HISTORY,
+    browser_of,
+    follow,
+    gather,
+    outputs_of_run,
+)
 from sd_tpu.page.layout import Form, Updates, View
 from sd_tpu.page.runs import Line, Run, Runs
 from sd_tpu.page.texts import Phrase, label, language_of
@@ -30,11 +37,13 @@ REDRAW = '<button type="button" data-do="redraw" hidden></button>'  # which page
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-    """The switch, and beside it why it cannot be switched on; `told` is what stands there."""
+    """The switch, and beside it why it cannot be switched on; `told` is what stands there. `place`
+    is the box that is to be drawn again."""
 
     on: gr.Checkbox
     why: gr.HTML
     told: gr.State
+    place: gr.Number
 
 
 def make_switch() -> Switch:
@@ -42,7 +51,7 @@ def make_switch() -> Switch:
     with gr.Row(elem_id="live"):
         on = gr.Checkbox(False, label=label("live"), info=label("live_help"), min_width=0)
         why = gr.HTML(REDRAW, js_on_load=cells.TRIGGER, apply_default_css=False)
-    return Switch(on, why, gr.State())
+    return Switch(on, why, gr.State(), gr.Number(visible=False))
 
 
 def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs, switch: Switch,
@@ -53,14 +62,16 @@ def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs,
         chosen = [panel.fields[name].input for name in ("sampler", "spacing")]
         gr.on([panel.summary.click, *chosen], None, js=f"() => window.sdTpu.changed({place})",
               **QUIET)
-    redrawn = switch.why.click(live.redraw, {*form.inputs(), form.saved, view.run},
-                               outputs_of_run(form, view), trigger_mode="multiple",
-                               concurrency_limit=None, **QUIET)
+    placed = gather(switch.why.click, form).then(None, None, switch.place, **QUIET,
+                                                 js="() => window.sdTpu.changedPlace")
+    redrawn = placed.then(live.redraw, {form.asked, form.saved, view.run, switch.place},
+                          outputs_of_run(form, view), trigger_mode="multiple",
+                          concurrency_limit=None, **QUIET)
     redrawn.then(None, js=REFRESH_HISTORY, **QUIET)
     switch.on.input(None, [form.saved, switch.on], form.saved, **QUIET,
                     js="(saved, live) => ({ ...saved, live })")
     switch.on.input(live.settle, view.run, view.line, queue=False, **QUIET)
-    offered = {"fn": live.offer, "inputs": {*form.inputs(), form.saved, switch.told},
+    offered = {"fn": live.offer, "inputs": {*form.settings.values(), form.saved, switch.told},
                "outputs": [switch.on, switch.why, switch.told], "queue": False, **QUIET}
     gr.on([page.load, *(field.change for field in form.settings.values())], **offered)
     for end in [*ends, redrawn]:
@@ -94,12 +105,11 @@ class _Live:
                 self.switch.on: switch,
                 self.switch.why: f'{REDRAW}<p class="note">{escape(why)}</p>'}
 
-    def redraw(self, values: Mapping[Component, Any], event: gr.EventData,
-               visitor: gr.Request) -> Iterator[Updates]:
-        """Draws the picture at `event.place` as its box asks now, and shows it on its way."""
+    def redraw(self, values: Mapping[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
+        """Draws the picture at `switch.place` as its box asks now, and shows it on its way."""
         yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
-        place, session = int(event.place), visitor.session_hash
-        asked = bool(values[self.form.prompts[place]].strip())
+        place, session = int(values[self.switch.place]), visitor.session_hash
+        asked = bool(self.form.read(values[self.form.asked])["prompts"][place].strip())
         try:
             with self.beginning:  # of two redraws that a page sends at once only one begins a run
                 run = self.runs.shown(session) or self.runs.find(values[self.view.run])
@@ -140,7 +150,7 @@ class _Live:
         Raises:
             RequestError: it cannot be served, or not soon enough.
         """
-        filled = self.form.read(values)
+        filled = self.form.read(values[self.form.asked])
         own = filled["own"][place]
         if filled["seed"] == RANDOM and run:
             own = {"seed": run.request.image_seed(place), **own}
@@ -154,10 +164,9 @@ class _Live:
 
     def _common(self, values: Mapping[Component, Any]) -> Settings:
         """What all boxes share; the model's own while something is filled in that cannot be."""
-        filled = self.form.read(values)
+        filled = {name: values[field] for name, field in self.form.settings.items()}
         try:
-            return Request.check({**filled, "prompts": ["any"], "seed": 0, "own": []},
-                                 self.engine.defaults)
+            return Request.check({**filled, "prompts": ["any"], "seed": 0}, self.engine.defaults)
         except RequestError:
             return self.engine.defaults
 

@@ -5,6 +5,7 @@
 "use strict";
 
 let browser = null;  // this browser's name, once the page has arrived
+let form = null;  // what is filled in, field by field, from then on
 const PAUSE = 500;  // ms without a key after which somebody has stopped typing
 const pauses = [];  // which have begun, by the box's place
 let held = null;  // the history's button that has the focus: each change makes it anew
@@ -25,17 +26,24 @@ window.sdTpu = {
         const shown = document.querySelector("header[lang]")?.lang;
         return { ...saved, browser, link, shown };
     },
-    // Before it has arrived the form holds only what it begins with; and what is typed right then
-    // comes with a `saved` that knows no name yet.
-    save(saved, ...form) {
+    // Before that the form holds only what it begins with; and what is typed meanwhile may come with
+    // a `saved` that knows no name yet.
+    saveAll(saved, ...values) {
+        form = values;
         requestAnimationFrame(showCommon);
-        return browser ? { ...saved, browser, form } : saved;
+        return { ...saved, browser, form: [...form] };
+    },
+    // Some fields, from the one with the number `first` on.
+    save(first, saved, ...values) {
+        if (!form) return saved;
+        form.splice(first, values.length, ...values);
+        return this.saveAll(saved, ...form);
     },
     changed,
+    changedPlace: null,  // the box that is to be drawn again
     // A comparison is begun at the top of the page, far from where its pictures come.
-    lookAtPictures(...values) {
+    lookAtPictures() {
         document.querySelector("#line").scrollIntoView({ block: "center" });
-        return values;
     },
     download(file) {
         if (file) link(file).click();
@@ -110,7 +118,7 @@ function changed(place) {
 
 function redraw(place) {
     const button = document.querySelector("#live [data-do=redraw]");
-    button.dataset.place = place;
+    window.sdTpu.changedPlace = place;
     button.click();
     // It stands below its box, which may be at the window's end; but what is typed in comes first.
     for (const seen of [`#gallery [data-place="${place}"]`, ":focus"]) {
