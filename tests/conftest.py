@@ -121,7 +121,12 @@ def sd1(checkpoints):
 # --- the page in a real browser -----------------------------------------------------------------
 
 PAUSE = 0.2  # s
-FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-quic", "--no-first-run",
+# Chromium draws what folds out of its address bar as pages, which every tab loads. This list takes
+# the place of the one that Playwright gives.
+WITHOUT = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "HttpsUpgrades", "PaintHolding",
+           "OptimizationHints", "MediaRouter", "Translate")
+FLAGS = [f"--disable-features={','.join(WITHOUT)}", "--no-sandbox", "--headless",
+         "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
