@@ -25,7 +25,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
-from visitor import visit
+from visitor import newcomer
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
 from sd_tpu import engine as engine_module
@@ -186,10 +186,8 @@ def visitor(chromium) -> Iterator[BrowserContext]:
 @pytest.fixture
 def tab(visitor, address) -> Iterator[Page]:
     """The page as it looks to somebody who was never there."""
-    with visitor.new_page() as tab:
-        tab.goto(f"{address}robots.txt")  # where nothing is kept anew
-        tab.evaluate("localStorage.clear()")
-        yield visit(tab, address)
+    with newcomer(visitor, address) as tab:
+        yield tab
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
-from benchmarks import accelerations, cpu, gpu, make_checkpoint, overhead, start
+from benchmarks import accelerations, cpu, gpu, make_checkpoint, overhead, page, start
 from benchmarks.report import in_fresh_process, memory, report, side_by_side
 from sd_tpu import FlaxStableDiffusionPipeline
 from training import evaluate
@@ -168,6 +168,14 @@ def test_overhead(tmp_path):
         assert 0 < float(row["occupancy, %"]) <= 100
         if row["users"] == "4":
             assert float(row["gain in rows"]) > 1
+
+
+def test_page(tmp_path):
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    (rows,) = tables(page, tmp_path, f"--model={tiny}", "--slowdowns", "1", "2",
+                     "--rounds=1").values()
+    assert [row["seconds"] for row in rows] == list(page.PARTS)
+    assert all(float(row[page.column(slowdown)]) > 0 for row in rows for slowdown in (1, 2))
 
 
 def test_accelerations(tmp_path):

@@ -16,13 +16,13 @@ from visitor import (
     figures,
     fill,
     make,
+    newcomer,
     press,
     prompts,
     says,
     seed_box,
     setting,
     unfold,
-    visit,
 )
 
 from sd_tpu.images import BLANK, read_png
@@ -221,12 +221,8 @@ def test_a_comparison_that_cannot_be_made_costs_no_prompt(tab, values, sentence)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_a_comparison_and_a_phone_scrolls_nowhere(
-    chromium, address, scheme
-):
-    with chromium.new_context(viewport={"width": 390, "height": 844},
-                              color_scheme=scheme) as context:
-        tab = visit(context.new_page(), address)
+def test_axe_finds_nothing_in_a_comparison_and_a_phone_scrolls_nowhere(visitor, address, scheme):
+    with newcomer(visitor, address, scheme, phone=True) as tab:
         fill(tab, ["first", *[""] * 7], steps=2)
         compare(tab)
         says(tab, "Done in")

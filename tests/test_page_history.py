@@ -13,6 +13,7 @@ from visitor import (
     fill,
     generate,
     make,
+    newcomer,
     prompts,
     says,
     seed_box,
@@ -52,10 +53,9 @@ def keeping(page_engine, folder):
 
 
 @pytest.fixture
-def somebody(chromium, keeping):
+def somebody(visitor, keeping):
     """A browser that was never there, with three pictures."""
-    with chromium.new_context(viewport={"width": 1440, "height": 900}) as context:
-        tab = visit(context.new_page(), keeping)
+    with newcomer(visitor, keeping) as tab:
         tab.on("dialog", lambda dialog: dialog.accept())
         fill(tab, ["first", "", "<b>third</b>", "fourth"] + [""] * 4, seed=20, steps=3)
         make(tab)
@@ -93,9 +93,8 @@ def test_pictures_appear_newest_first_also_while_the_history_is_open(somebody):
     assert names(somebody)[0] == "newest"
 
 
-def test_an_empty_history_says_so(chromium, keeping):
-    with chromium.new_context() as context:
-        tab = visit(context.new_page(), keeping)
+def test_an_empty_history_says_so(visitor, keeping):
+    with newcomer(visitor, keeping) as tab:
         unfold(tab, "History")
         expect(tab.locator("#history")).to_contain_text("There is nothing yet", timeout=PATIENCE)
 
@@ -212,9 +211,8 @@ def test_pictures_are_deleted_once_that_is_confirmed(somebody, folder):
     assert len(list((folder / "pictures").iterdir())) == before - 3
 
 
-def test_nothing_is_deleted_that_is_not_confirmed(chromium, keeping):
-    with chromium.new_context() as context:
-        tab = visit(context.new_page(), keeping)
+def test_nothing_is_deleted_that_is_not_confirmed(visitor, keeping):
+    with newcomer(visitor, keeping) as tab:
         asked = []
         tab.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
         fill(tab, ["dear"] + [""] * 7)
@@ -279,13 +277,12 @@ def test_the_history_outlives_the_server(chromium, page_engine, tmp_path):
             shows(tab, ["kept"])
 
 
-def test_a_history_that_fails_costs_no_run(chromium, keeping, monkeypatch, caplog):
+def test_a_history_that_fails_costs_no_run(visitor, keeping, monkeypatch, caplog):
     def refuse(*_):
         raise HistoryError("The picture could not be added to the history (disk full).")
 
     monkeypatch.setattr(History, "add", refuse)
-    with chromium.new_context() as context:
-        tab = visit(context.new_page(), keeping)
+    with newcomer(visitor, keeping) as tab:
         fill(tab, ["made all the same"] + [""] * 7)
         make(tab)
         expect(tab.locator("figure.done")).to_have_count(1)

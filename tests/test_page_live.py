@@ -18,6 +18,7 @@ from visitor import (
     fill,
     generate,
     make,
+    newcomer,
     says,
     setting,
     stop,
@@ -371,10 +372,9 @@ def test_two_boxes_changed_before_the_page_hears_of_its_first_run_are_in_one(tab
     drawn(tab, 2, "a hen")
 
 
-@pytest.mark.parametrize("width", [1440, 390])
-def test_each_picture_stands_below_its_box_and_comes_into_view(chromium, address, width):
-    with chromium.new_context(viewport={"width": width, "height": 844}) as context:
-        tab = visit(context.new_page(), address)
+@pytest.mark.parametrize("phone", [False, True])
+def test_each_picture_stands_below_its_box_and_comes_into_view(visitor, address, phone):
+    with newcomer(visitor, address, phone=phone) as tab:
         apart = tab.evaluate(PLACES)
         switch(tab).check()
         places = tab.evaluate(PLACES)
@@ -382,7 +382,7 @@ def test_each_picture_stands_below_its_box_and_comes_into_view(chromium, address
             assert abs(below["x"] - above["x"]) <= 1 and abs(below["width"] - above["width"]) <= 1
             assert 0 <= below["y"] - above["bottom"] < 40
         rows = [round(above["y"]) for above, _ in places]
-        assert len(set(rows)) == (2 if width > 700 else 8) and rows == sorted(rows)
+        assert len(set(rows)) == (8 if phone else 2) and rows == sorted(rows)
         expect(tab.locator("#line")).to_be_in_viewport()
         box(tab, 8).focus()
         write(tab, 8, "far below")
@@ -539,12 +539,10 @@ def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(chromium, page_en
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("seconds", [1.0, 12.0])
-def test_axe_finds_nothing_and_a_phone_scrolls_nowhere(chromium, address, page_engine, monkeypatch,
+def test_axe_finds_nothing_and_a_phone_scrolls_nowhere(visitor, address, page_engine, monkeypatch,
                                                        scheme, seconds):
     monkeypatch.setattr(page_engine, "seconds", lambda settings: seconds)
-    with chromium.new_context(viewport={"width": 390, "height": 844},
-                              color_scheme=scheme) as context:
-        tab = visit(context.new_page(), address)
+    with newcomer(visitor, address, scheme, phone=True) as tab:
         expect(switch(tab)).to_be_enabled(enabled=seconds < 3, timeout=PATIENCE)
         if seconds < 3:
             switch(tab).check()

@@ -7,7 +7,19 @@ import numpy as np
 import pytest
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
-from visitor import PATIENCE, box, figures, fill, generate, make, says, setting, unfold, visit
+from visitor import (
+    PATIENCE,
+    box,
+    figures,
+    fill,
+    generate,
+    make,
+    newcomer,
+    says,
+    setting,
+    unfold,
+    visit,
+)
 
 from sd_tpu.images import read_png, to_png
 from sd_tpu.page.labels import named, words
@@ -253,10 +265,8 @@ def test_own_settings_are_reached_and_made_by_keyboard_alone(tab):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_and_a_phone_scrolls_nowhere_with_panels_open(chromium, address, scheme):
-    with chromium.new_context(viewport={"width": 390, "height": 844},
-                              color_scheme=scheme) as context:
-        tab = visit(context.new_page(), address)
+def test_axe_finds_nothing_and_a_phone_scrolls_nowhere_with_panels_open(visitor, address, scheme):
+    with newcomer(visitor, address, scheme, phone=True) as tab:
         fill(tab, SIX)
         panel(tab, 1).get_by_label("Negative prompt").fill("w" * 300)
         panel(tab, 2).get_by_label("Steps").fill("3")

@@ -20,6 +20,7 @@ from visitor import (
     fill,
     generate,
     make,
+    newcomer,
     prompts,
     says,
     seed_box,
@@ -224,9 +225,8 @@ def test_everything_to_be_touched_is_large_enough(phone):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_that_keeps_people_out(chromium, address, scheme):
-    with chromium.new_context(color_scheme=scheme) as context:
-        tab = visit(context.new_page(), address)
+def test_axe_finds_nothing_that_keeps_people_out(visitor, address, scheme):
+    with newcomer(visitor, address, scheme) as tab:
         fill(tab, ["word " * 90, *[""] * 7])
         make(tab)
         for name in ("Paste a list", "Read a picture"):

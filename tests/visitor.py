@@ -1,8 +1,10 @@
 """What somebody does on the page, for the browser tests."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 PATIENCE = 30_000  # ms: what a step of a test may take on a busy machine
 PROMPTS = [f"picture number {i} <b>&" for i in range(1, 9)]
@@ -16,6 +18,19 @@ def visit(tab: Page, address: str) -> Page:
     tab.wait_for_function("Object.keys(localStorage).some(key => key.startsWith('sd_tpu'))")
     expect(generate(tab)).to_be_enabled(timeout=PATIENCE)
     return tab
+
+
+@contextmanager
+def newcomer(visitor: BrowserContext, address: str, scheme: str | None = None, *,
+             phone: bool = False) -> Iterator[Page]:
+    """The page as it looks to somebody who was never there, but whose browser has its files."""
+    with visitor.new_page() as tab:
+        if phone:
+            tab.set_viewport_size({"width": 390, "height": 844})
+        tab.emulate_media(color_scheme=scheme)
+        tab.goto(f"{address}robots.txt")  # where nothing is kept anew
+        tab.evaluate("localStorage.clear()")
+        yield visit(tab, address)
 
 
 def generate(tab: Page) -> Locator:
