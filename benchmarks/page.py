@@ -10,6 +10,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -34,6 +35,7 @@ def visit(browser: Browser, address: str, slowdown: float) -> dict[str, float]:
     with browser.new_context(viewport={"width": 1440, "height": 900}) as context:
         with context.new_page() as first:
             _open(first, address)
+            first.wait_for_timeout(SETTLED)
         with context.new_page() as tab:
             devtools = context.new_cdp_session(tab)
             devtools.send("Performance.enable")
@@ -65,8 +67,6 @@ def visit(browser: Browser, address: str, slowdown: float) -> dict[str, float]:
 def _open(tab: Page, address: str) -> None:
     tab.set_default_timeout(PATIENCE)
     tab.goto(address)
-    # Only then it has come back to what this browser had.
-    tab.wait_for_function("Object.keys(localStorage).some(key => key.startsWith('sd_tpu'))")
     tab.wait_for_selector(GENERATE)
 
 
@@ -86,20 +86,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
 
-    engine = Engine.open(args.model)
-    engine.ready.wait()
-    page = build(engine)
-    address = launch(page, server_name="127.0.0.1")
     taken = defaultdict(list)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"),
-                                             args=["--no-sandbox"])
+    with ExitStack() as ends:
+        engine = Engine.open(args.model)
+        ends.callback(engine.close)
+        engine.ready.wait()
+        page = build(engine)
+        address = launch(page, server_name="127.0.0.1")
+        ends.callback(page.close, verbose=False)
+        playwright = ends.enter_context(sync_playwright())
+        browser = ends.enter_context(playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]))
         for _ in range(args.rounds):
             for slowdown in args.slowdowns:
                 taken[slowdown].append(visit(browser, address, slowdown))
-        browser.close()
-    page.close(verbose=False)
-    engine.close()
     rows = [{"seconds": part, **{column(slowdown): statistics.median(each[part] for each in visits)
                                  for slowdown, visits in taken.items()}} for part in PARTS]
     report(f"The page in a browser: {engine.pipeline.card.name}", rows, args.results, notes=[

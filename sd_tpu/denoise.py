@@ -9,7 +9,7 @@ level see one device's share; `Programs` maps them over the mesh and compiles th
 import ctypes
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
@@ -430,7 +430,7 @@ class Programs:
         self._empty = jax.jit(partial(empty_slots, models, self.slots, self.latent_shape),
                               out_shardings=split(mesh))
 
-    def _compile(self, name: str, function, specs, donate=()) -> Callable[..., Any]:
+    def _compile(self, name: str, function, specs, donate=()):
         def traced(params, *arguments):
             self.traces[name] += 1
             if self.stacked:
@@ -440,16 +440,14 @@ class Programs:
         # Varying-axes checking has no rule for loops whose trip count differs between devices.
         mapped = jax.shard_map(traced, mesh=self.mesh, in_specs=specs, out_specs=SPLIT,
                                check_vma=False)
-        program = jax.jit(mapped, donate_argnums=donate, compiler_options=self._options)
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=self._options)
 
-        def call(*arguments):
-            before = self.traces[name]
-            result = program(*arguments)
-            if self.traces[name] > before:
-                return_freed_memory()
-            return result
-
-        return call
+    def _call(self, name: str, *arguments) -> Any:
+        before = self.traces[name]
+        result = getattr(self, f"_{name}")(*arguments)
+        if self.traces[name] > before:
+            return_freed_memory()
+        return result
 
     def empty(self) -> Slots:
         """Idle slots, divided over the devices."""
@@ -457,15 +455,16 @@ class Programs:
 
     def encode(self, params: Params, slots: Slots, arrivals: dict[int, Arrival | None]) -> Slots:
         """Puts images into the slots with these numbers; None vacates one. Donates `slots`."""
-        return self._encode(params, slots, self._gather(arrivals))
+        return self._call("encode", params, slots, self._gather(arrivals))
 
     def advance(self, params: Params, slots: Slots, n: int) -> Slots:
         """Takes up to n rows in every live slot. Donates `slots`."""
-        return self._advance(params, slots, jax.device_put(np.int32(n), replicated(self.mesh)))
+        rows = jax.device_put(np.int32(n), replicated(self.mesh))
+        return self._call("advance", params, slots, rows)
 
     def decode(self, params: Params, latents: jax.Array, wanted: np.ndarray) -> jax.Array:
         """uint8 pictures [S, H, W, 3] of latents [S, h, w, C], drawn where `wanted` [S] is true."""
-        return self._decode(params, latents, jax.device_put(wanted, split(self.mesh)))
+        return self._call("decode", params, latents, jax.device_put(wanted, split(self.mesh)))
 
     def _gather(self, entering: dict[int, Arrival | None]) -> Arrivals:
         count = self.slots

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from io import BytesIO
 
+import gradio as gr
 import numpy as np
 import pytest
 from PIL import Image
@@ -25,12 +26,44 @@ from visitor import (
 )
 
 from sd_tpu.images import MAX_FILE_BYTES, to_png
-from sd_tpu.page.layout import count, sample_sets
+from sd_tpu.page.layout import count, make_form, make_tools, sample_sets
 from sd_tpu.page.links import read_link, write_link
-from sd_tpu.page.texts import ENGLISH
-from sd_tpu.request import MAX_SEED, Request, RequestError, Settings
+from sd_tpu.page.texts import ENGLISH, Translations
+from sd_tpu.request import MAX_SEED, RANDOM, Request, RequestError, Settings
 
 EMPTY = [""] * 7
+
+
+@pytest.fixture(scope="module")
+def form(page_engine):
+    """What a person fills in."""
+    with gr.Blocks():
+        return make_form(page_engine, Translations(), *make_tools(page_engine))
+
+
+@pytest.mark.parametrize("contents", [None, {}, [], "a cat", [None], 7])
+def test_contents_that_are_not_those_of_a_form_are_refused_in_a_sentence(form, contents):
+    with pytest.raises(RequestError, match="What is filled in cannot be read"):
+        form.filled({form.gathered: contents})
+
+
+@pytest.mark.parametrize("field, content, sentence", [
+    (lambda form: form.prompts[2], [], "Prompt 3 should be text"),
+    (lambda form: form.seed, "x", "Seed should be a whole number"),
+    (lambda form: form.settings["steps"], {}, "Steps should be a whole number"),
+    (lambda form: form.settings["sampler"], ["ddim"], "Sampler .* is unknown"),
+    *((lambda form: form.own[0].fields["steps"], content, "Steps of prompt 1 should be a whole")
+      for content in ([], {}, 5.7, True, "5.7")),
+])
+def test_contents_of_any_kind_are_refused_in_a_sentence(form, field, content, sentence):
+    contents = [component.value for component in form.inputs()]
+    filled = form.read(contents)
+    assert Request.check({**filled, "seed": 1}, Settings()).places() == [*range(8)]
+    contents[form.inputs().index(field(form))] = content
+    filled = {"seed": 1, **{name: value for name, value in form.read(contents).items()
+                            if name != "seed" or value != RANDOM}}
+    with pytest.raises(RequestError, match=sentence):
+        Request.check(filled, Settings())
 
 
 def test_the_first_prompt_is_copied_to_all_boxes_and_all_are_cleared(tab):

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from benchmarks import hlo, tpu_compile
+from sd_tpu.sharding import make_mesh
 
 PROGRAM = """\
 %fused (p: f32[2,320]) -> f32[2,320] {
@@ -59,6 +60,12 @@ def test_a_roofline_is_bound_by_what_takes_longer():
     assert tpu_compile._row(chip, memory)["roofline s"] == 3
     assert tpu_compile._row(chip, arithmetic)["fits"] == "yes"
     assert tpu_compile._row(chip, memory)["fits"] == "no: memory"
+
+
+def test_what_is_compiled_for_a_tpu_is_what_the_engine_runs():
+    lowered = tpu_compile._lowered("tiny", make_mesh(1), 1)
+    assert list(lowered) == ["encode", "advance", "decode"]
+    assert "stablehlo" in lowered["encode"]().as_text()
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is missing")

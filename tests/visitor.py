@@ -15,7 +15,7 @@ def visit(tab: Page, address: str) -> Page:
     """Opens the page and waits until it knows this browser."""
     tab.set_default_timeout(PATIENCE)
     tab.goto(address)
-    tab.wait_for_function("Object.keys(localStorage).some(key => key.startsWith('sd_tpu'))")
+    tab.wait_for_function("window.sdTpu?.arrived")
     expect(generate(tab)).to_be_enabled(timeout=PATIENCE)
     return tab
 

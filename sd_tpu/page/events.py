@@ -3,8 +3,9 @@
 import dataclasses
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gradio as gr
@@ -33,8 +34,8 @@ from sd_tpu.request import (
 )
 from sd_tpu.samplers import SAMPLERS
 
-# Each event makes Gradio's browser part go through all components that show the progress of any
-# event so far, several times.
+# At each event Gradio's browser part visits all components on which any event so far shows its
+# progress, by default its outputs, also where nothing of it is to be seen.
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
 REFRESH_HISTORY = "() => window.sdTpu.refreshHistory()"
 FOCUS = "() => document.querySelector('#generate').focus()"
@@ -52,16 +53,17 @@ def connect(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, vi
     return _connect_runs(engine, page, texts, form, view, runs)
 
 
-def gather(trigger: Callable[..., Dependency], form: Form, seen: str = "") -> Dependency:
-    """When something is done on the page, takes all that is filled in into `form.asked`, for the
-    server to be asked `then`. First comes what is `seen` of it, in JavaScript.
+def gather(trigger: Callable[..., Dependency], form: Form,
+           also: Mapping[Component, str] = MappingProxyType({})) -> Dependency:
+    """When something is done on the page, puts all that is filled in into `form.gathered`, for the
+    server to be asked with it `then`; and into others what JavaScript says.
 
-    Of what a server was once asked with, Gradio's browser part goes through each component
-    whenever anything is asked. That of the whole form, one by one, would make each key that is
-    typed and each step of a run cost twice as much there.
+    At each event Gradio's browser part visits every input of all events that have asked the server
+    so far. With the form's fields as inputs, each letter that is typed and each step of a run would
+    cost twice as much there.
     """
-    return trigger(None, form.inputs(), form.asked, js=f"(...form) => {{ {seen}; return [form] }}",
-                   **QUIET)
+    return trigger(None, form.inputs(), [form.gathered, *also], **QUIET,
+                   js=f"(...form) => [{', '.join(['form', *also.values()])}]")
 
 
 def browser_of(saved: dict) -> str:
@@ -233,7 +235,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         except RequestError as error:
             yield refused(error, values, language)
             return
-        filled = form.read(values[form.asked])
+        filled = form.filled(values)
         before = values[compare.before]
         # Boxes that all say the same are the last comparison: worth keeping is what was before it.
         prompts = [prompt for prompt in filled["prompts"] if prompt.strip()]
@@ -244,7 +246,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         yield from follow(form, view, run, visitor)
 
     def asked(values: dict[Component, Any]) -> Request:
-        filled = form.read(values[form.asked])
+        filled = form.filled(values)
         return Request.check({**filled, "seed": drawn_seed(filled["seed"])}, engine.defaults)
 
     def start(request: Request, values: dict[Component, Any], visitor: gr.Request) -> Run:
@@ -273,9 +275,10 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
 
     compare = form.compare
     outputs, endless = outputs_of_run(form, view), {"concurrency_limit": None, **QUIET}
-    inputs = {form.asked, form.saved, view.run}
+    inputs = {form.gathered, form.saved, view.run}
     begun = gather(form.generate.click, form).then(begin, inputs, outputs, **endless)
-    compared = gather(compare.go.click, form, "window.sdTpu.lookAtPictures()").then(
+    compare.go.click(None, js="() => window.sdTpu.lookAtPictures()", **QUIET)
+    compared = gather(compare.go.click, form).then(
         begin_comparison, {*inputs, *compare.inputs(), compare.before},
         [*outputs, compare.before, compare.back, *form.inputs()], **endless)
     form.stop.click(stop, view.run, queue=False, **QUIET)
@@ -283,8 +286,9 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
                         {form.saved, *form.inputs(), view.line, view.news,
                          *texts.updates(page, ENGLISH)}, queue=False,
                         js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
-    arrived.then(None, [form.saved, *form.inputs()], form.saved, **QUIET,
-                 js="(...values) => window.sdTpu.saveAll(...values)")
+    for after in (arrived.then, arrived.failure):
+        after(None, [form.saved, *form.inputs()], form.saved, **QUIET,
+              js="(...values) => window.sdTpu.saveAll(...values)")
     ends = [begun, compared, arrived.then(come_back, form.saved, outputs, **endless)]
     for end in ends:
         end.then(None, js=REFRESH_HISTORY, **QUIET)

@@ -1,7 +1,7 @@
 """What is on the page: the boxes, the settings, the gallery."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from sd_tpu.request import (
     MAX_PROMPTS,
     RANDOM,
     Request,
+    RequestError,
     Settings,
 )
 from sd_tpu.samplers import SAMPLERS
@@ -48,7 +49,7 @@ class Tools:
 @dataclasses.dataclass(frozen=True)
 class Form:
     """What a person fills in; `settings` by their names in a Request. `faster` shows which of them
-    make the pictures other than exact. `asked` is for the values of all `inputs` in one."""
+    make the pictures other than exact. `gathered` is for the contents of all `inputs` in one."""
 
     tools: Tools
     prompts: list[gr.Textbox]
@@ -63,7 +64,7 @@ class Form:
     generate: gr.Button
     stop: gr.Button
     saved: gr.BrowserState
-    asked: gr.JSON
+    gathered: gr.JSON
 
     def parts(self) -> list[list[Component]]:
         """The `inputs` by where they stand: the prompts, what is common, each box's own."""
@@ -74,9 +75,20 @@ class Form:
         """All components that say what is asked for."""
         return [component for part in self.parts() for component in part]
 
-    def read(self, asked: Sequence[Any]) -> dict[str, Any]:
-        """What the `inputs` hold, as `Request.check` takes it, but with the seed that may be -1."""
-        values = dict(zip(self.inputs(), asked, strict=True))
+    def filled(self, values: Mapping[Component, Any]) -> dict[str, Any]:
+        """What has been `gathered`, as `read` returns it."""
+        return self.read(values[self.gathered])
+
+    def read(self, contents: Any) -> dict[str, Any]:
+        """What the `inputs` hold, as `Request.check` takes it, but with the seed that may be -1.
+
+        Raises:
+            RequestError: these are not the contents of the inputs.
+        """
+        inputs = self.inputs()
+        if not isinstance(contents, list) or len(contents) != len(inputs):
+            raise RequestError("What is filled in cannot be read; please load the page again.")
+        values = dict(zip(inputs, contents, strict=True))
         settings = {name: values[component] for name, component in self.settings.items()}
         seed = values[self.seed]
         return {"prompts": [values[box] for box in self.prompts],

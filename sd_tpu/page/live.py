@@ -62,11 +62,10 @@ def connect(engine: Engine, page: gr.Blocks, form: Form, view: View, runs: Runs,
         chosen = [panel.fields[name].input for name in ("sampler", "spacing")]
         gr.on([panel.summary.click, *chosen], None, js=f"() => window.sdTpu.changed({place})",
               **QUIET)
-    placed = gather(switch.why.click, form).then(None, None, switch.place, **QUIET,
-                                                 js="() => window.sdTpu.changedPlace")
-    redrawn = placed.then(live.redraw, {form.asked, form.saved, view.run, switch.place},
-                          outputs_of_run(form, view), trigger_mode="multiple",
-                          concurrency_limit=None, **QUIET)
+    gathered = gather(switch.why.click, form, {switch.place: "window.sdTpu.changedPlace"})
+    redrawn = gathered.then(live.redraw, {form.gathered, form.saved, view.run, switch.place},
+                            outputs_of_run(form, view), trigger_mode="multiple",
+                            concurrency_limit=None, **QUIET)
     redrawn.then(None, js=REFRESH_HISTORY, **QUIET)
     switch.on.input(None, [form.saved, switch.on], form.saved, **QUIET,
                     js="(saved, live) => ({ ...saved, live })")
@@ -109,8 +108,8 @@ class _Live:
         """Draws the picture at `switch.place` as its box asks now, and shows it on its way."""
         yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
         place, session = int(values[self.switch.place]), visitor.session_hash
-        asked = bool(self.form.read(values[self.form.asked])["prompts"][place].strip())
         try:
+            asked = bool(str(self.form.filled(values)["prompts"][place]).strip())
             with self.beginning:  # of two redraws that a page sends at once only one begins a run
                 run = self.runs.shown(session) or self.runs.find(values[self.view.run])
                 begins = asked and not run
@@ -150,7 +149,7 @@ class _Live:
         Raises:
             RequestError: it cannot be served, or not soon enough.
         """
-        filled = self.form.read(values[self.form.asked])
+        filled = self.form.filled(values)
         own = filled["own"][place]
         if filled["seed"] == RANDOM and run:
             own = {"seed": run.request.image_seed(place), **own}

@@ -35,7 +35,7 @@ class Panel:
     def read(self, values: Mapping[Component, Any]) -> dict[str, Any]:
         """What was filled in, as `Request.check` takes it."""
         filled = {name: values[field] for name, field in self.fields.items()}
-        given = {name: parse_number(value) if name in NUMBERS else value
+        given = {name: parse_number(value) if name in NUMBERS and isinstance(value, str) else value
                  for name, value in filled.items() if value not in (None, COMMON)}
         if given.get("spacing") == _MODELS_OWN:
             given["spacing"] = ""

@@ -5,7 +5,7 @@
 "use strict";
 
 let browser = null;  // this browser's name, once the page has arrived
-let form = null;  // what is filled in, field by field, from then on
+let form = null;  // the contents of all fields, once the server has filled them
 const PAUSE = 500;  // ms without a key after which somebody has stopped typing
 const pauses = [];  // which have begun, by the box's place
 let held = null;  // the history's button that has the focus: each change makes it anew
@@ -26,14 +26,15 @@ window.sdTpu = {
         const shown = document.querySelector("header[lang]")?.lang;
         return { ...saved, browser, link, shown };
     },
-    // Before that the form holds only what it begins with; and what is typed meanwhile may come with
-    // a `saved` that knows no name yet.
+    // Once the server has filled the boxes: all fields.
     saveAll(saved, ...values) {
         form = values;
+        this.arrived = true;  // for tests to wait for
         requestAnimationFrame(showCommon);
         return { ...saved, browser, form: [...form] };
     },
-    // Some fields, from the one with the number `first` on.
+    // Some fields, from the one with the number `first` on. Until all are there the form holds what
+    // it begins with, and `saved` may know no name yet.
     save(first, saved, ...values) {
         if (!form) return saved;
         form.splice(first, values.length, ...values);

@@ -212,6 +212,8 @@ SENTENCES = {
     "Pictures of {width}x{height} were asked for; this server makes {here_width}x{here_height}.":
         "طُلبت صور بمقاس \u2066{width}×{height}\u2069، وهذا الخادم ينشئ "
         "\u2066{here_width}×{here_height}\u2069.",
+    "What is filled in cannot be read; please load the page again.":
+        "تعذّرت قراءة ما كُتب في الحقول؛ يُرجى إعادة تحميل الصفحة.",
     "Unknown settings{of}: {names}.": "إعدادات غير معروفة{of}: {names}.",
     "The own settings should be a list, one of each prompt.":
         "يجب أن تكون الإعدادات الخاصة قائمة، لكل وصف واحد منها.",

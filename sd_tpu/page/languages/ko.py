@@ -208,6 +208,8 @@ SENTENCES = {
         "{of}{sampler}: {spacing} 간격이 없습니다. 가능한 간격: {known}.",
     "Pictures of {width}x{height} were asked for; this server makes {here_width}x{here_height}.":
         "{width}×{height} 그림을 요청했지만 이 서버는 {here_width}×{here_height}만 만듭니다.",
+    "What is filled in cannot be read; please load the page again.":
+        "입력한 내용을 읽을 수 없습니다. 페이지를 다시 불러와 주세요.",
     "Unknown settings{of}: {names}.": "{of}알 수 없는 설정: {names}.",
     "The own settings should be a list, one of each prompt.":
         "개별 설정은 프롬프트마다 하나씩 있는 목록이어야 합니다.",

@@ -207,6 +207,8 @@ SENTENCES = {
         "{of}{sampler} 没有 {spacing} 间隔，可选：{known}。",
     "Pictures of {width}x{height} were asked for; this server makes {here_width}x{here_height}.":
         "请求的图片为 {width}×{height}，而本服务器生成 {here_width}×{here_height}。",
+    "What is filled in cannot be read; please load the page again.":
+        "无法读取填写的内容；请重新加载页面。",
     "Unknown settings{of}: {names}.": "{of}未知设置：{names}。",
     "The own settings should be a list, one of each prompt.": "单独设置应为列表，每个提示词一项。",
     "There are {count} own settings for {places} prompts.":
