@@ -237,7 +237,7 @@ def test_of_a_form_that_an_older_page_kept_the_prompts_and_the_seed_are_filled_i
     fill(tab, SIX, seed=9, steps=4)
     panel(tab, 1).get_by_label("Steps").fill("2")
     tab.evaluate("""() => {
-        const save = window.sdTpu.saveAll;
+        const save = window.sdTpu.saveAll.bind(window.sdTpu);
         window.sdTpu.saveAll = (saved, ...form) => save(saved, ...form.slice(0, 62));
     }""")
     box(tab, 2).fill("changed")
