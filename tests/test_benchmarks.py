@@ -195,10 +195,10 @@ def test_accelerations(tmp_path):
 
 def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    (single,) = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups=1",
+    (single,) = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups=8",
                        "--rounds=1", "--size=48").values()
-    assert [row[""] for row in single] == ["one by one, all tokens",
-                                           "one by one, token downsampling 2"]
+    assert [row[""] for row in single] == ["in eights, all tokens",
+                                           "in eights, token downsampling 2"]
 
 
 def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
