@@ -17,6 +17,7 @@ from visitor import (
     fill,
     generate,
     make,
+    newcomer,
     prompts,
     says,
     seed_box,
@@ -131,6 +132,20 @@ def test_control_enter_generates(tab, keys):
     fill(tab, ["first", *EMPTY])
     box(tab, 1).press(keys)
     says(tab, "Done in")
+
+
+def test_what_is_filled_in_after_a_start_that_failed_is_kept(visitor, address):
+    with newcomer(visitor, address) as tab:
+        answers = "**/run/predict*"
+        tab.route(answers, lambda asked: asked.fulfill(status=500, json={"error": "of the server"}))
+        visit(tab, address)
+        tab.unroute(answers)
+        box(tab, 2).fill("typed all the same")
+        tab.wait_for_function("JSON.stringify(localStorage) !== '{}'")
+        expect(box(tab, 2)).to_have_value("typed all the same")
+        tab.wait_for_timeout(500)
+        visit(tab, address)
+        expect(box(tab, 2)).to_have_value("typed all the same")
 
 
 def test_what_was_filled_in_survives_a_reload(tab):
