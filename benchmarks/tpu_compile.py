@@ -11,15 +11,19 @@ shapes only. What comes out is a bound and the compiler's own figures, not a mea
   once for many steps. So its roofline is too high, with SD 1.4 by 7%, where flops are the bound.
 - "cycles" adds up what the compiler expects of each operation, without Pallas kernels, for which it
   expects nothing.
+- "old Flax" is what the guide ran, of diffusers 0.35.2: one guided evaluation of its UNet, without
+  the scheduler, and its decoder.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,7 +32,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from benchmarks import hlo
+from benchmarks import hlo, old_flax
 from benchmarks.make_checkpoint import MODELS
 from benchmarks.report import in_fresh_process, parser, report
 from sd_tpu.denoise import Arrivals, Models, Programs, empty_slots
@@ -95,7 +99,15 @@ def main(arguments: list[str] | None = None) -> None:
     flags.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     flags.add_argument("--by-operation", type=int, default=0, metavar="N",
                        help="also the N operations of each program that take the most cycles")
+    flags.add_argument("--old-flax", type=Path, metavar="FOLDER",
+                       help=f"also the old Flax networks: pip install --no-deps --target FOLDER "
+                            f"{old_flax.PACKAGE}")
     options = flags.parse_args(arguments)
+    if options.old_flax:
+        try:
+            old_flax.check(options.old_flax)
+        except FileNotFoundError as error:
+            sys.exit(str(error))
     if find_spec("libtpu") is None:
         sys.exit("The TPU compiler is missing: pip install libtpu")
     jax.config.update("jax_platforms", "cpu")  # there is no TPU to look for
@@ -104,34 +116,47 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """The tables of the cases in `options`."""
-    cases = [(model, chip, images) for model in options.models for chip in options.chips
-             for images in options.images]
-    programs, predictions = [], []
-    for model, chip, images in cases:
-        compiled = compile_apart(model, chip, images, options.programs)
+    rows, predictions = [], []
+    for model, chip, images in product(options.models, options.chips, options.images):
         case = {"model": model, "chip": chip, "images a device": images}
-        programs += [{**case, **_row(CHIPS[chip], one)} for one in compiled]
+        compiled = compile_apart(model, chip, images, options.programs)
+        rows += _rows(case, compiled, options)
         if {one.program for one in compiled if one.fits == "yes"} == set(PROGRAMS):
             predictions.append({**case, **_prediction(CHIPS[chip], images, compiled)})
-        for one in compiled:
-            if options.by_operation and one.operations:
-                report(f"{one.program} of {model} on {chip}, {images} a device, by operation",
-                       one.operations[: options.by_operation], options.results)
+        if options.old_flax:
+            old = compile_apart(model, chip, images, old_flax.PROGRAMS, options.old_flax)
+            rows += _rows({**case, "model": f"{model}, old Flax"}, old, options)
     report("Compiled for TPUs: one device, a step of advance, one picture of encode and decode",
-           programs, options.results, notes=[__doc__.split("\n\n", 2)[2].strip()])
+           rows, options.results, notes=[__doc__.split("\n\n", 2)[2].strip()])
     if predictions:
         report("Bounds from the rooflines for the guide's eight pictures", predictions,
                options.results,
                notes=[f"Published for v2-8 and 50 steps (the old Flax pipeline): {PUBLISHED} s."])
 
 
-def compile_apart(model: str, chip: str, images: int, programs: list[str]) -> list[Compiled]:
+def _rows(case: dict[str, Any], compiled: list[Compiled],
+          options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A case's rows; tells its operations as well if they are asked for."""
+    for one in compiled:
+        if options.by_operation and one.operations:
+            report(f"{one.program} of {case['model']} on {case['chip']}, "
+                   f"{case['images a device']} a device, by operation",
+                   one.operations[: options.by_operation], options.results)
+    return [{**case, **_row(CHIPS[case["chip"]], one)} for one in compiled]
+
+
+def compile_apart(model: str, chip: str, images: int, programs: Sequence[str],
+                  old: Path | None = None) -> list[Compiled]:
     """`compile_case` in a process of its own: libtpu takes one kind of TPU from the environment."""
-    return in_fresh_process(compile_case, model, chip, images, programs)
+    return in_fresh_process(compile_case, model, chip, images, programs, old)
 
 
-def compile_case(model: str, chip: str, images: int, programs: list[str]) -> list[Compiled]:
-    """Compiles programs of a model with `images` slots on each device of a chip's topology."""
+def compile_case(model: str, chip: str, images: int, programs: Sequence[str],
+                 old: Path | None = None) -> list[Compiled]:
+    """Compiles programs of a model with `images` slots on each device of a chip's topology.
+
+    With `old`, the folder of a diffusers that has Flax, its programs instead of ours.
+    """
     os.environ.update(TPU_ACCELERATOR_TYPE=CHIPS[chip].accelerator, TPU_SKIP_MDS_QUERY="1",
                       TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
     jax.config.update("jax_platforms", "cpu")
@@ -139,7 +164,10 @@ def compile_case(model: str, chip: str, images: int, programs: list[str]) -> lis
     topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu",
                                             chip_config_name=CHIPS[chip].config)
     mesh = Mesh(np.asarray(topology.devices), (AXIS,))
-    lowered = _lowered(model, mesh, images)
+    if old is None:
+        lowered = _lowered(model, mesh, images)
+    else:
+        lowered = old_flax.lowered(old, model, mesh, images, SIDES[model])
     return [_compile(program, lowered[program], mesh.size) for program in programs]
 
 

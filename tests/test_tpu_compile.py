@@ -1,12 +1,15 @@
 """What a TPU program moves is read from its text; the compiler itself is asked where it is."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from benchmarks import hlo, tpu_compile
+from benchmarks import hlo, old_flax, tpu_compile
+from benchmarks.report import in_fresh_process
 from sd_tpu.sharding import make_mesh
 
+OLD_FLAX = Path(__file__).parents[1] / ".venv" / "old_flax"  # where README has it installed
 PROGRAM = """\
 %fused (p: f32[2,320]) -> f32[2,320] {
   ROOT %inside = f32[2,320]{1,0:T(8,128)} add(%p, %p)
@@ -66,6 +69,22 @@ def test_what_is_compiled_for_a_tpu_is_what_the_engine_runs():
     lowered = tpu_compile._lowered("tiny", make_mesh(1), 1)
     assert list(lowered) == ["encode", "advance", "decode"]
     assert "stablehlo" in lowered["encode"]().as_text()
+
+
+def lowered_old(programs: tuple[str, ...]) -> list[str]:
+    lowered = old_flax.lowered(OLD_FLAX, "tiny", make_mesh(1), 1, 32)
+    return [lowered[program]().as_text() for program in programs]
+
+
+@pytest.mark.skipif(not OLD_FLAX.is_dir(), reason="the old diffusers, that has Flax, is missing")
+def test_the_old_flax_networks_are_lowered():
+    unet, decode = in_fresh_process(lowered_old, old_flax.PROGRAMS)
+    assert "-> (tensor<1x4x16x16x" in unet and "-> (tensor<1x32x32x3x" in decode
+
+
+def test_a_folder_without_the_old_flax_networks_is_refused_with_what_to_do(tmp_path):
+    with pytest.raises(SystemExit, match="no diffusers with Flax .* pip install --no-deps"):
+        tpu_compile.main(["--old-flax", str(tmp_path)])
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is missing")
