@@ -32,10 +32,11 @@ from sd_tpu.weights import Params, abstract
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
 IDLE, ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW = range(5)  # what a row evaluates: `row_kinds`
-# For small batches XLA cuts the rows of a picture into a larger batch, which makes convolutions no
-# faster here and everything between them move float32 copies (benchmarks/RESULTS.md).
-TPU_OPTIONS = {"xla_tpu_run_space_to_batch": False,
-               "xla_tpu_run_space_to_batch_on_new_platforms": False}
+# For small batches XLA cuts the rows of a picture into a larger batch. The decoder's large
+# convolutions are three times as fast so, but the UNet's no faster, and everything between them
+# moves float32 copies (benchmarks/RESULTS.md).
+TPU_ADVANCE_OPTIONS = {"xla_tpu_run_space_to_batch": False,
+                       "xla_tpu_run_space_to_batch_on_new_platforms": False}
 
 
 @flax.struct.dataclass
@@ -420,17 +421,17 @@ class Programs:
         self.slots = -(-slots // share) * share
         self.traces: Counter[str] = Counter()
         on_tpu = mesh.devices.flat[0].platform == "tpu"
-        self._options = TPU_OPTIONS if on_tpu else None
         params = SPLIT if stacked else REPLICATED
         self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
         self._advance = self._compile("advance", partial(advance_slots, group=group),
-                                      (params, SPLIT, REPLICATED), donate=1)
+                                      (params, SPLIT, REPLICATED), donate=1,
+                                      options=TPU_ADVANCE_OPTIONS if on_tpu else None)
         self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
         self.stacked = stacked
         self._empty = jax.jit(partial(empty_slots, models, self.slots, self.latent_shape),
                               out_shardings=split(mesh))
 
-    def _compile(self, name: str, function, specs, donate=()):
+    def _compile(self, name: str, function, specs, donate=(), options=None):
         def traced(params, *arguments):
             self.traces[name] += 1
             if self.stacked:
@@ -440,7 +441,7 @@ class Programs:
         # Varying-axes checking has no rule for loops whose trip count differs between devices.
         mapped = jax.shard_map(traced, mesh=self.mesh, in_specs=specs, out_specs=SPLIT,
                                check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate, compiler_options=self._options)
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=options)
 
     def _call(self, name: str, *arguments) -> Any:
         before = self.traces[name]

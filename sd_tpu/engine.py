@@ -76,7 +76,7 @@ class Job:
         self._rows_left = dict(self._rows)
         self._position: tuple[int, str] | None = None
         self._begun: float | None = None
-        self._next_preview = 0.0 if previews else math.inf
+        self._next_preview = None if previews else math.inf  # when it is due, once that is known
         self._over = False
         self._told = False
 
@@ -385,17 +385,22 @@ class Engine:
                 self._occupants[i] = None
                 entering[i] = None
                 self._end_if_idle(occupant.job)
-        for i, occupant in enumerate(self._occupants):
-            if occupant is None and self._jobs:
-                job = self._jobs[0]
-                job._begun = job._begun or time.monotonic()
-                place = job._waiting.popleft()
-                self._occupants[i] = _Occupant(job, place)
-                entering[i] = job._arrivals[place]
-                if not job._waiting:
-                    self._jobs.popleft()
+        while self._jobs and None in self._occupants:
+            slot, job = self._free_slot(), self._jobs[0]
+            job._begun = job._begun or time.monotonic()
+            place = job._waiting.popleft()
+            self._occupants[slot] = _Occupant(job, place)
+            entering[slot] = job._arrivals[place]
+            if not job._waiting:
+                self._jobs.popleft()
         self._tell_positions()
         return entering
+
+    def _free_slot(self) -> int:
+        """The first free one on a device that has the fewest pictures."""
+        live = Counter(self._device(i) for i, occupant in enumerate(self._occupants) if occupant)
+        free = [i for i, occupant in enumerate(self._occupants) if occupant is None]
+        return min(free, key=lambda slot: live[self._device(slot)])
 
     def _deliver(self, finished: dict[int, _Occupant]) -> None:
         if not finished:
@@ -409,15 +414,23 @@ class Engine:
 
     def _report(self, live: dict[int, _Occupant]) -> None:
         """Progress for each job that runs, with previews where they are due."""
+        jobs = {occupant.job.number: occupant.job for occupant in live.values()}.values()
+        for job in jobs:
+            if job._next_preview is None:
+                job._next_preview = job._begun + self._preview_pause(
+                    i for i, o in live.items() if o.job is job)
         now = time.monotonic()
         due = {i: o for i, o in live.items() if now >= o.job._next_preview}
         images = self._decode(self._slots.clean, due) if due else None
-        for job in {occupant.job.number: occupant.job for occupant in live.values()}.values():
+        for job in jobs:
             previews = {o.place: images[i] for i, o in due.items() if o.job is job}
             if previews:
-                pause = max(PREVIEW_SECONDS, self._decode_seconds * self._most(due) / PREVIEW_SHARE)
-                job._next_preview = time.monotonic() + pause
+                job._next_preview = time.monotonic() + self._preview_pause(due)
             job._emit(Progress(job._step(), job._steps, previews))
+
+    def _preview_pause(self, slots: Iterable[int]) -> float:
+        """Seconds to go without previews of these slots before they are drawn."""
+        return max(PREVIEW_SECONDS, self._decode_seconds * self._most(slots) / PREVIEW_SHARE)
 
     def _decode(self, latents: jax.Array, wanted) -> np.ndarray:
         begun = time.monotonic()

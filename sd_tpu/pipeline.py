@@ -117,7 +117,9 @@ class FlaxStableDiffusionPipeline:
         for part, stem in checkpoint.COMPONENTS.items():
             weights.save(params[part], folder / part / f"{stem}.safetensors", dtype)
             _write_json(folder / part / "config.json", self.configs[part])
-        _write_json(folder / "scheduler" / "scheduler_config.json", self.configs["scheduler"])
+        scheduler = self.schedule.scheduler  # not by its name of Flax, which diffusers had before
+        _write_json(folder / "scheduler" / "scheduler_config.json",
+                    {**self.configs["scheduler"], "_class_name": scheduler})
         self.tokenizer.save(folder / "tokenizer")
         _write_json(folder / "sd_tpu.json", dataclasses.asdict(self.card))
         _write_json(folder / "model_index.json", {
@@ -126,7 +128,7 @@ class FlaxStableDiffusionPipeline:
             "image_encoder": [None, None],
             "requires_safety_checker": False,
             "safety_checker": [None, None],
-            "scheduler": ["diffusers", self.configs["scheduler"]["_class_name"]],
+            "scheduler": ["diffusers", scheduler],
             "text_encoder": ["transformers", "CLIPTextModel"],
             "tokenizer": ["transformers", "CLIPTokenizer"],
             "unet": ["diffusers", "UNet2DConditionModel"],

@@ -203,6 +203,12 @@ def test_seeds_that_are_compared_run_on_from_the_present_one(tab):
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(["seed 41", "seed 9"])
     expect(seed_box(tab)).to_have_value("41")
+    tab.reload()
+    unfold(tab, "Compare")
+    assert prompts(tab) == [PROMPTS[0]] * 2 + [""] * 6
+    press(tab, tab.get_by_role("button", name="Put my prompts back"))
+    says(tab, "What was in the boxes before the comparison is in them again.")
+    assert prompts(tab) == PROMPTS
 
 
 @pytest.mark.parametrize(("values", "sentence"), [

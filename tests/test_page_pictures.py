@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from axe_core_python.sync_playwright import Axe
+from gradio.route_utils import delete_files_created_by_app
 from PIL import Image
 from playwright.sync_api import expect
 from visitor import (
@@ -66,6 +67,15 @@ def test_a_small_picture_is_shown_as_it_is(tmp_path):
     shown = Files(page, lambda pixels, request: b"").add(Request(prompts=("a",)), 0, pixels).shown
     with Image.open(shown) as image:
         assert np.array_equal(np.asarray(image.convert("RGB")), pixels)
+
+
+def test_a_file_that_gradio_prunes_takes_its_folder_with_it(tmp_path):
+    page = SimpleNamespace(GRADIO_CACHE=str(tmp_path), temp_file_sets=[], blocks={})
+    files = Files(page, lambda pixels, request: b"")
+    files.add(Request(prompts=("a",)), 0, np.zeros((32, 32, 3), np.uint8))
+    assert len(list(tmp_path.iterdir())) == 2
+    delete_files_created_by_app(page, None)
+    assert not list(tmp_path.iterdir()) and not page.temp_file_sets[0]
 
 
 def test_all_pictures_come_in_one_archive(made, tmp_path):

@@ -253,6 +253,15 @@ class Alone:
         pass
 
 
+def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):
+    monkeypatch.setattr(runs, "GRACE_SECONDS", 0.1)
+    job, over = FakeJob(), threading.Event()
+    job.cancel = over.set
+    job.events = lambda: iter(over.wait, True)
+    runs.Run(job, Alone(), NoFiles(), grace=0)
+    assert over.wait(5)
+
+
 def test_who_comes_back_in_time_takes_the_run_over_however_often():
     job = FakeJob()
     over = threading.Event()
@@ -316,3 +325,35 @@ def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it():
     assert list(keeping.run.follow("somebody"))[-1].line.kind == "over"
     assert keeping.seen == [("me", "picture.png", 4, {})]
     assert list(keeping.run.pictures()) == [1]
+
+
+class Full(Alone):
+    """A history that has room for so many pictures, by their names, and what was dropped of it."""
+
+    def __init__(self, *names):
+        self.names, self.dropped = iter(names), []
+
+    def keep(self, *_):
+        return next(self.names, None)
+
+    def drop(self, browser, name):
+        if name is not None:
+            self.dropped.append(name)
+
+
+def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history():
+    full = Full("first", "second")
+    job = FakeJob(*[ImageReady(0, None)] * 4, Done(1.0))
+    job.request = job.request.only(0)
+    run = runs.Run(job, full, SomeFiles(), 30, "me", live=True)
+    assert list(run.follow("somebody"))[-1].line.kind == "over"
+    assert full.dropped == ["first"]
+
+
+def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped():
+    full = Full("old")
+    run = runs.Run(FakeJob(), full, SomeFiles(), 30, "me", live=True)
+    overtaken = runs._Work(FakeJob(), full.seconds, live=True)
+    overtaken.places.clear()
+    run._keep(overtaken, 0, Picture("picture.png", "picture.webp"))
+    assert full.dropped == ["old"]

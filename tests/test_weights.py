@@ -2,6 +2,7 @@
 
 import json
 import select
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -300,6 +301,17 @@ def test_pytorch_loads_what_is_saved_and_agrees(layout, checkpoints, tmp_path):
         error = np.linalg.norm(ours - theirs.numpy()) / np.linalg.norm(theirs)
         print(f"parity | saved and read by PyTorch, {layout} | {error:.1e} |")
         assert error <= 1e-4
+
+
+def test_a_flax_schedulers_name_is_saved_as_pytorch_knows_it(checkpoints, tmp_path):
+    folder = tmp_path / "flax"
+    shutil.copytree(checkpoints["sd1"], folder)
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_text(file.read_text().replace("PNDMScheduler", "FlaxPNDMScheduler"))
+    pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(folder)
+    pipeline.save_pretrained(tmp_path / "saved", params)
+    reference = diffusers.StableDiffusionPipeline.from_pretrained(tmp_path / "saved")
+    assert isinstance(reference.scheduler, diffusers.PNDMScheduler)
 
 
 def test_a_saved_checkpoint_is_read_back_bit_for_bit(checkpoints, tmp_path):

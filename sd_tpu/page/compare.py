@@ -36,14 +36,15 @@ _BETWEEN = re.compile(r"[\s,;،、，；]+")  # also as Arabic and Chinese write
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """What is to be compared. `before` is what was in the boxes before a comparison."""
+    """What is to be compared. `before` is what the form held before a comparison; the browser keeps
+    it, for a page that is loaded again meanwhile."""
 
     what: gr.Radio
     samplers: gr.Dropdown
     values: gr.Textbox
     go: gr.Button
     back: gr.Button
-    before: gr.State
+    before: gr.BrowserState
 
     def inputs(self) -> list[Component]:
         """All components that say what is to be compared."""
@@ -70,7 +71,7 @@ def _kinds(language: Language) -> list[tuple[str, str]]:
     return [(language.say("own_seed" if name == "seed" else name), name) for name in names]
 
 
-def make_compare(defaults: Settings) -> Compare:
+def make_compare(defaults: Settings, before: gr.BrowserState) -> Compare:
     """The panel; its fold button stands elsewhere."""
     samplers = [(sampler.label, key) for key, sampler in SAMPLERS.items()]
     with gr.Column(elem_id="compare-panel"):
@@ -83,7 +84,7 @@ def make_compare(defaults: Settings) -> Compare:
         with gr.Row(elem_id="compare-go"):
             go = gr.Button(label("compare_go"), min_width=0)
             back = gr.Button(label("compare_back"), interactive=False, min_width=0)
-    return Compare(what, chosen, values, go, back, gr.State())
+    return Compare(what, chosen, values, go, back, before)
 
 
 def suggested(what: str, defaults: Settings, seed: Any) -> list[Any]:

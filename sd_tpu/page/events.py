@@ -180,15 +180,17 @@ def _connect_compare(engine: Engine, form: Form, view: View) -> None:
                 compare.values: gr.update(visible=not by_name,
                                           value=", ".join(map(str, values)))}
 
-    def put_back(before: dict[str, Any], visitor: gr.Request) -> Updates:
+    def put_back(before: list | None, visitor: gr.Request) -> Updates:
         language = language_of(visitor)
-        return {compare.back: gr.update(interactive=False), **form.show(before, language),
+        return {compare.before: None, compare.back: gr.update(interactive=False),
+                **_filled(form, before, engine.defaults, language),
                 **view.tell(language.say("compare_back_done"))}
 
     compare.what.input(suggest, [compare.what, form.seed], [compare.samplers, compare.values],
                        queue=False, **QUIET)
     compare.back.click(put_back, compare.before,
-                       [compare.back, *form.inputs(), view.line, view.news], queue=False, **QUIET)
+                       [compare.before, compare.back, *form.inputs(), view.line, view.news],
+                       queue=False, **QUIET)
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -235,12 +237,11 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         except RequestError as error:
             yield refused(error, values, language)
             return
-        filled = form.filled(values)
         before = values[compare.before]
         # Boxes that all say the same are the last comparison: worth keeping is what was before it.
-        prompts = [prompt for prompt in filled["prompts"] if prompt.strip()]
+        prompts = [prompt for prompt in form.filled(values)["prompts"] if prompt.strip()]
         if not before or len(prompts) == 1 or len(set(prompts)) > 1:
-            before = filled
+            before = values[form.gathered]
         yield {compare.before: before, compare.back: gr.update(interactive=True),
                **form.show_request(request, language)}
         yield from follow(form, view, run, visitor)
@@ -282,10 +283,10 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         begin_comparison, {*inputs, *compare.inputs(), compare.before},
         [*outputs, compare.before, compare.back, *form.inputs()], **endless)
     form.stop.click(stop, view.run, queue=False, **QUIET)
-    arrived = page.load(_restore(engine, page, texts, form, view), form.saved,
-                        {form.saved, *form.inputs(), view.line, view.news,
+    arrived = page.load(_restore(engine, page, texts, form, view), [form.saved, compare.before],
+                        {form.saved, compare.back, *form.inputs(), view.line, view.news,
                          *texts.updates(page, ENGLISH)}, queue=False,
-                        js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
+                        js="(saved, before) => [window.sdTpu.arrive(saved), before]", **QUIET)
     for after in (arrived.then, arrived.failure):
         after(None, [form.saved, *form.inputs()], form.saved, **QUIET,
               js="(...values) => window.sdTpu.saveAll(...values)")
@@ -296,13 +297,14 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
 
 
 def _restore(engine: Engine, page: gr.Blocks, texts: Translations, form: Form,
-             view: View) -> Callable[[dict, gr.Request], Updates]:
+             view: View) -> Callable[[dict, list | None, gr.Request], Updates]:
     """What fills the boxes when the page opens: the link's request, or what was in them last."""
 
-    def restore(saved: dict, visitor: gr.Request) -> Updates:
+    def restore(saved: dict, before: list | None, visitor: gr.Request) -> Updates:
         link, shown = saved.pop("link", ""), saved.pop("shown", "")
         language = language_of(visitor)
-        filled = fill(saved, link, language)
+        filled = {form.compare.back: gr.update(interactive=bool(before)),
+                  **fill(saved, link, language)}
         labels = {}
         if language is not ENGLISH:
             labels = own_choices(form.own, language) | form.compare.choices(language)

@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -98,6 +99,13 @@ class _Names(set):
 
     def __iter__(self):
         return iter(self.copy())
+
+    def __isub__(self, deleted):
+        """Takes names out, and away the folder that Gradio gave to each file and leaves behind."""
+        for path in deleted:
+            with suppress(OSError):  # something else is in it
+                Path(path).parent.rmdir()
+        return super().__isub__(deleted)
 
 
 def url(path: str) -> str:

@@ -158,7 +158,7 @@ def make_tools(engine: Engine) -> tuple[Tools, Compare]:
     with gr.Column(elem_id="read-panel"):
         picture = gr.File(label=label("read_label"), height=140)
     tools = Tools(copy_first, clear, samples, sets, text, fill, picture)
-    return tools, make_compare(engine.defaults)
+    return tools, make_compare(engine.defaults, _kept(None, f"sd_tpu {card.name} before"))
 
 
 def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compare) -> Form:
@@ -180,10 +180,8 @@ def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compar
                                  min_width=0)
             stop = gr.Button(label("stop"), variant="stop", elem_id="stop", interactive=False,
                              min_width=0)
-    # Not secret from whoever sits at the browser, but the same after the server's next start.
-    saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
     return Form(tools, prompts, counters, seed, roll, reuse, settings, faster, panels, compare,
-                generate, stop, saved, gr.JSON(visible=False))
+                generate, stop, _kept({}, f"sd_tpu {card.name}"), gr.JSON(visible=False))
 
 
 def make_view(engine: Engine, texts: Translations) -> View:
@@ -227,6 +225,12 @@ def count(prompt: str, pipeline: FlaxStableDiffusionPipeline, language: Language
     tokenizer = pipeline.tokenizer
     return cells.counter(tokenizer.count(prompt), tokenizer.lost(prompt),
                          pipeline.card.unknown_words(prompt), language)
+
+
+def _kept(value: Any, key: str) -> gr.BrowserState:
+    """What the browser keeps. It is not secret from whoever sits at the browser, but can be read
+    after the server's next start."""
+    return gr.BrowserState(value, storage_key=key, secret="sd_tpu")
 
 
 def _boxes(

@@ -148,6 +148,8 @@ class Run:
         self._redrawn: dict[int, str] = {}  # what the history has of each place that was
         self._farewell: threading.Timer | None = None
         self._begin(_Work(job, runs.seconds, live=live))
+        with self._change:  # whoever asked may be gone before following it
+            self._mind_loneliness(GRACE_SECONDS)
 
     @property
     def over(self) -> bool:
@@ -280,13 +282,14 @@ class Run:
         self._mind_loneliness()
         return None if session in self._followers.values() else seen
 
-    def _mind_loneliness(self) -> None:
+    def _mind_loneliness(self, grace: float | None = None) -> None:
         """Stops the run if nobody comes back to it in time; called with the lock held."""
         if self._farewell:
             self._farewell.cancel()
         if self._followers or self.over:
             return
-        self._farewell = threading.Timer(self._grace, self.stop_if_lonely)
+        wait = self._grace if grace is None else grace
+        self._farewell = threading.Timer(wait, self.stop_if_lonely)
         self._farewell.daemon = True
         self._farewell.start()
 
@@ -349,9 +352,13 @@ class Run:
     def _keep(self, work: _Work, place: int, picture: Picture) -> None:
         """Adds it to the history; of what is drawn again and again, the last one stays there."""
         kept = self._runs.keep(self._browser, picture, work.job.request.only(place))
-        if work.live:
-            self._runs.drop(self._browser, self._redrawn.get(place))
-            self._redrawn[place] = kept
+        if not (work.live and kept):
+            return
+        with self._change:
+            gone = kept  # if it has been asked for anew meanwhile
+            if place in work.places:
+                gone, self._redrawn[place] = self._redrawn.get(place), kept
+        self._runs.drop(self._browser, gone)
 
     def _line_after(self, work: _Work, event: Event) -> Line:
         match event:
