@@ -12,6 +12,8 @@ from sd_tpu.folders import data_folder
 from sd_tpu.history import History, HistoryError
 from sd_tpu.page import build, launch
 
+MAX_PORT = 65535
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Loads, compiles and serves until interrupted; the exit code."""
@@ -59,6 +61,8 @@ def _open_history(folder: Path | None) -> History | None:
 
 def _check_address(host: str | None, port: int | None) -> None:
     """Refuses an address where nothing can listen, before minutes go into loading."""
+    if port is not None and not 1 <= port <= MAX_PORT:  # the system would take another
+        raise ValueError(f"A port is a number from 1 to {MAX_PORT}, not {port}.")
     host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     port = port or int(os.environ.get("GRADIO_SERVER_PORT", 0))
     try:

@@ -113,6 +113,7 @@ def test_the_documentation_explains_every_parameter(address):
 
 @pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--size", "63x64"],
                                    ["--host", "no.such.host.invalid"], ["--port", "TAKEN"],
+                                   ["--port", "0"], ["--port", "99999"],
                                    ["--history", __file__]])
 def test_a_program_that_cannot_start_says_why_in_a_sentence(flags, address, capsys, tmp_path,
                                                             monkeypatch):

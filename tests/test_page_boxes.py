@@ -68,7 +68,8 @@ def test_contents_of_any_kind_are_refused_in_a_sentence(form, field, content, se
 
 
 def test_the_first_prompt_is_copied_to_all_boxes_and_all_are_cleared(tab):
-    box(tab, 1).fill("a fox")
+    box(tab, 1).fill("")
+    box(tab, 2).fill("a fox")
     tab.get_by_role("button", name="Copy the first to all").click()
     expect(box(tab, 8)).to_have_value("a fox")
     assert prompts(tab) == ["a fox"] * 8
@@ -132,6 +133,29 @@ def test_control_enter_generates(tab, keys):
     fill(tab, ["first", *EMPTY])
     box(tab, 1).press(keys)
     says(tab, "Done in")
+
+
+def test_nothing_can_be_done_before_what_was_saved_is_there(visitor, address):
+    with newcomer(visitor, address) as tab:
+        box(tab, 1).fill("saved")
+        tab.wait_for_timeout(500)
+        held = []
+        tab.route("**/run/predict*", lambda asked: held.append(asked))
+        tab.goto(address)
+        expect(box(tab, 1)).to_be_visible()
+        while not held:
+            tab.wait_for_timeout(100)
+        assert tab.evaluate("window.sdTpu.arrived") is None
+        for place in (box(tab, 1), generate(tab)):
+            assert place.evaluate("place => place.closest('[inert]') !== null")
+        tab.keyboard.press("Control+Enter")
+        for asked in held:
+            asked.continue_()
+        tab.unroute("**/run/predict*")
+        tab.wait_for_function("window.sdTpu.arrived")
+        expect(box(tab, 1)).to_have_value("saved")
+        assert tab.locator("[inert]").count() == 0
+        assert "Ready" in tab.locator("#line").inner_text(), "nothing was begun"
 
 
 def test_what_is_filled_in_after_a_start_that_failed_is_kept(visitor, address):
@@ -239,9 +263,8 @@ def test_a_bad_link_is_answered_in_a_sentence(tab, address, fragment, sentence):
     expect(box(tab, 1)).not_to_have_value("")
 
 
-def test_a_link_cannot_bring_markup_along(tab, address):
+def test_a_link_cannot_bring_markup_along_also_where_the_page_is_open_already(tab, address):
     tab.goto(f"{address}#prompt=a&sampler=%3Cimg%20src%3Dx%20onerror%3D%22window.hit%3D1%22%3E")
-    tab.reload()
     says(tab, "is unknown; there are")
     expect(tab.locator("#news")).to_contain_text("<img")
     assert tab.locator("#news img, #line img").count() == 0

@@ -36,8 +36,9 @@ _BETWEEN = re.compile(r"[\s,;،、，；]+")  # also as Arabic and Chinese write
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """What is to be compared. `before` is what the form held before a comparison; the browser keeps
-    it, for a page that is loaded again meanwhile."""
+    """What is to be compared. `before` has the contents of the `form` before a comparison, and the
+    prompts that were `compared`; the browser keeps it, for a page that is loaded again meanwhile.
+    """
 
     what: gr.Radio
     samplers: gr.Dropdown

@@ -17,7 +17,7 @@ from sd_tpu.images import read_png
 from sd_tpu.page import cells
 from sd_tpu.page.compare import comparison, suggested
 from sd_tpu.page.files import Files, url
-from sd_tpu.page.labels import words
+from sd_tpu.page.labels import plain, words
 from sd_tpu.page.layout import OWN_SPACING, Form, Updates, View, count, spacings
 from sd_tpu.page.links import read_link
 from sd_tpu.page.own import COMMON, Panel, fields_of, own_choices, show_owns, summary
@@ -38,6 +38,7 @@ from sd_tpu.samplers import SAMPLERS
 # progress, by default its outputs, also where nothing of it is to be seen.
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
 REFRESH_HISTORY = "() => window.sdTpu.refreshHistory()"
+LOOK_AT_REFUSAL = "() => window.sdTpu.lookAtRefusal()"
 FOCUS = "() => document.querySelector('#generate').focus()"
 
 
@@ -108,14 +109,14 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
         return {turn: shown + 1, **dict(zip(boxes, prompts, strict=True)),
                 **show_owns(form.own, [])}
 
-    tools.copy_first.click(None, boxes[0], boxes, **QUIET,
-                           js=f"(first) => Array({MAX_PROMPTS}).fill(first)")
+    tools.copy_first.click(None, boxes, boxes, **QUIET, js="(...all) => "
+                           "Array(all.length).fill(all.find((prompt) => prompt.trim()) ?? '')")
     filled = [*boxes, *fields_of(form.own)]
     tools.clear.click(None, None, filled, **QUIET, js=_emptying(filled))
     turn = gr.State(1)  # the first set is in the boxes from the start
     tools.samples.click(sample, turn, [turn, *filled], queue=False, **QUIET)
     tools.list_fill.click(fill, tools.list_text, [*filled, view.line, view.news], queue=False,
-                          **QUIET)
+                          **QUIET).then(None, js=LOOK_AT_REFUSAL, **QUIET)
     gr.on([box.change for box in boxes], recount, boxes, form.counters, queue=False,
           trigger_mode="always_last", **QUIET)
 
@@ -178,12 +179,13 @@ def _connect_compare(engine: Engine, form: Form, view: View) -> None:
         values = suggested(what, engine.defaults, seed)
         return {compare.samplers: gr.update(visible=by_name),
                 compare.values: gr.update(visible=not by_name,
-                                          value=", ".join(map(str, values)))}
+                                          value=", ".join(map(plain, values)))}
 
-    def put_back(before: list | None, visitor: gr.Request) -> Updates:
+    def put_back(before: dict | None, visitor: gr.Request) -> Updates:
         language = language_of(visitor)
+        contents = before and before["form"]
         return {compare.before: None, compare.back: gr.update(interactive=False),
-                **_filled(form, before, engine.defaults, language),
+                **_filled(form, contents, engine.defaults, language),
                 **view.tell(language.say("compare_back_done"))}
 
     compare.what.input(suggest, [compare.what, form.seed], [compare.samplers, compare.values],
@@ -229,22 +231,23 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
         yield from follow(form, view, run, visitor)
 
     def begin_comparison(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
-        language = language_of(visitor)
+        # Told each time: Gradio would put into a BrowserState that nothing is to be put there.
+        before, language = values[compare.before], language_of(visitor)
         try:
             what, compared = compare.read(values)
             request = comparison(asked(values), what, compared, engine.defaults)
             run = start(request, values, visitor)
         except RequestError as error:
-            yield refused(error, values, language)
+            yield {compare.before: before, **refused(error, values, language)}
             return
-        before = values[compare.before]
-        # Boxes that all say the same are the last comparison: worth keeping is what was before it.
-        prompts = [prompt for prompt in form.filled(values)["prompts"] if prompt.strip()]
-        if not before or len(prompts) == 1 or len(set(prompts)) > 1:
-            before = values[form.gathered]
+        # What a comparison has left in the boxes is not worth keeping, but what was before it.
+        if not before or form.filled(values)["prompts"] != before["compared"]:
+            before = {"form": values[form.gathered]}
+        before["compared"] = [*request.prompts, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
         yield {compare.before: before, compare.back: gr.update(interactive=True),
                **form.show_request(request, language)}
-        yield from follow(form, view, run, visitor)
+        for updates in follow(form, view, run, visitor):
+            yield {compare.before: before, **updates}
 
     def asked(values: dict[Component, Any]) -> Request:
         filled = form.filled(values)
@@ -297,10 +300,10 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
 
 
 def _restore(engine: Engine, page: gr.Blocks, texts: Translations, form: Form,
-             view: View) -> Callable[[dict, list | None, gr.Request], Updates]:
+             view: View) -> Callable[[dict, dict | None, gr.Request], Updates]:
     """What fills the boxes when the page opens: the link's request, or what was in them last."""
 
-    def restore(saved: dict, before: list | None, visitor: gr.Request) -> Updates:
+    def restore(saved: dict, before: dict | None, visitor: gr.Request) -> Updates:
         link, shown = saved.pop("link", ""), saved.pop("shown", "")
         language = language_of(visitor)
         filled = {form.compare.back: gr.update(interactive=bool(before)),
@@ -409,4 +412,5 @@ def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files:
     view.collection.click(pack, view.run, [view.file, *told], **QUIET).then(
         None, view.file, None, js="(file) => window.sdTpu.download(file)", **QUIET)
     form.tools.picture.upload(read, form.tools.picture,
-                              [form.tools.picture, *form.inputs(), *told], **QUIET)
+                              [form.tools.picture, *form.inputs(), *told], **QUIET).then(
+        None, js=LOOK_AT_REFUSAL, **QUIET)

@@ -29,7 +29,8 @@ window.sdTpu = {
     // Once the server has filled the boxes: all fields.
     saveAll(saved, ...values) {
         form = values;
-        this.arrived = true;  // for tests to wait for
+        this.arrived = true;  // for tests to wait for, too
+        markInert();
         requestAnimationFrame(showCommon);
         return { ...saved, browser, form: [...form] };
     },
@@ -45,6 +46,12 @@ window.sdTpu = {
     // A comparison is begun at the top of the page, far from where its pictures come.
     lookAtPictures() {
         document.querySelector("#line").scrollIntoView({ block: "center" });
+    },
+    // What could not be done up there is told down here.
+    lookAtRefusal() {
+        requestAnimationFrame(() => {
+            document.querySelector("#line .wrong")?.scrollIntoView({ block: "nearest" });
+        });
     },
     download(file) {
         if (file) link(file).click();
@@ -84,6 +91,19 @@ function tellTime(time) {
     const { lang } = document.documentElement;
     time.textContent = new Date(time.dateTime).toLocaleString(lang, options);
 }
+
+// Until what was saved is there, what is typed would be lost, and what is made would be nobody's.
+function markInert() {
+    for (const part of document.querySelectorAll("#tools, #live, #prompts, #actions, #settings-fold")) {
+        part.inert = !window.sdTpu.arrived;
+    }
+}
+
+const begun = new MutationObserver(() => {
+    if (window.sdTpu.arrived) begun.disconnect();
+    else markInert();
+});
+begun.observe(document, { subtree: true, childList: true });
 
 // Gradio tells the document's language by the browser's; the heading says which the page speaks.
 new MutationObserver(() => {
@@ -136,7 +156,7 @@ document.addEventListener("keydown", (event) => {
         const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
         if (event.key in steps) leaf(steps[event.key]);
     } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-        document.querySelector("#generate").click();
+        if (window.sdTpu.arrived) document.querySelector("#generate").click();
     } else if (event.key === "Escape" && !event.isComposing
             && !event.target.closest("[role=combobox][aria-expanded=true]")) {
         document.querySelector("#stop").click();  // without effect while it is disabled
@@ -199,6 +219,9 @@ async function copy(button) {
         prompt(button.dataset.prompt, link);
     }
 }
+
+// A link that is opened where the page is open already changes nothing but this.
+addEventListener("hashchange", () => { if (location.hash.length > 1) location.reload(); });
 
 // --- a phone that slept ------------------------------------------------------------------------
 
