@@ -9,7 +9,8 @@ from benchmarks import hlo, old_flax, tpu_compile
 from benchmarks.report import in_fresh_process
 from sd_tpu.sharding import make_mesh
 
-OLD_FLAX = Path(__file__).parents[1] / ".venv" / "old_flax"  # where README has it installed
+# Where to install it: pip install --no-deps --target .venv/old_flax diffusers==0.35.2
+OLD_FLAX = Path(__file__).parents[1] / ".venv" / "old_flax"
 PROGRAM = """\
 %fused (p: f32[2,320]) -> f32[2,320] {
   ROOT %inside = f32[2,320]{1,0:T(8,128)} add(%p, %p)
