@@ -183,7 +183,7 @@ def _connect_compare(engine: Engine, form: Form, view: View) -> None:
 
     def put_back(before: dict | None, visitor: gr.Request) -> Updates:
         language = language_of(visitor)
-        contents = before and before["form"]
+        contents = before and before.get("form")
         return {compare.before: None, compare.back: gr.update(interactive=False),
                 **_filled(form, contents, engine.defaults, language),
                 **view.tell(language.say("compare_back_done"))}
@@ -241,7 +241,7 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
             yield {compare.before: before, **refused(error, values, language)}
             return
         # What a comparison has left in the boxes is not worth keeping, but what was before it.
-        if not before or form.filled(values)["prompts"] != before["compared"]:
+        if not before or form.filled(values)["prompts"] != before.get("compared"):
             before = {"form": values[form.gathered]}
         before["compared"] = [*request.prompts, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
         yield {compare.before: before, compare.back: gr.update(interactive=True),
