@@ -61,12 +61,13 @@ def _open_history(folder: Path | None) -> History | None:
 
 def _check_address(host: str | None, port: int | None) -> None:
     """Refuses an address where nothing can listen, before minutes go into loading."""
+    host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    if port is None and "GRADIO_SERVER_PORT" in os.environ:
+        port = int(os.environ["GRADIO_SERVER_PORT"])
     if port is not None and not 1 <= port <= MAX_PORT:  # the system would take another
         raise ValueError(f"A port is a number from 1 to {MAX_PORT}, not {port}.")
-    host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-    port = port or int(os.environ.get("GRADIO_SERVER_PORT", 0))
     try:
-        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, *_, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

@@ -180,12 +180,10 @@ def test_downsampling_is_that_of_diffusers(ported, padding):
     assert_agrees(f"Downsample, padding {padding}", ours(nhwc(x)), nhwc(reference(x)))
 
 
-@pytest.mark.parametrize(("platform", "kernel"), [
-    ("cpu", "f32[2,2,8,32]"), ("tpu", "f32[4,4,8,8]"), ("gpu", "f32[3,3,8,8]"),
-])
+@pytest.mark.parametrize(("platform", "kernel"), [("cpu", "f32[2,2,8,32]"),
+                                                  ("tpu", "f32[3,3,8,8]")])
 def test_upsampling_is_that_of_diffusers_in_whatever_way(ported, monkeypatch, platform, kernel):
     monkeypatch.setattr(layers, "platform", lambda: platform)
-    monkeypatch.setattr(layers, "LARGE", 5 * 7)
     reference = randomized(upsampling.Upsample2D(8, use_conv=True))
     ours = ported(reference, partial(layers.Upsample, 8))
     x = torch.randn(2, 8, 5, 7)

@@ -143,9 +143,11 @@ def test_nothing_can_be_done_before_what_was_saved_is_there(visitor, address):
         tab.route("**/run/predict*", lambda asked: held.append(asked))
         tab.goto(address)
         expect(box(tab, 1)).to_be_visible()
-        while not held:
+        for _ in range(300):
+            if held:
+                break
             tab.wait_for_timeout(100)
-        assert tab.evaluate("window.sdTpu.arrived") is None
+        assert held and tab.evaluate("window.sdTpu.arrived") is None
         for place in (box(tab, 1), generate(tab)):
             assert place.evaluate("place => place.closest('[inert]') !== null")
         tab.keyboard.press("Control+Enter")

@@ -15,8 +15,6 @@ from jax import lax
 from sd_tpu.models.attention import attention
 from sd_tpu.models.platform import platform
 
-LARGE = 128 * 128  # pixels, from which on zeros between them cost a TPU less than their doubles
-
 
 def _normalized(x: jax.Array, mean_of, eps: float, scale: jax.Array, bias: jax.Array) -> jax.Array:
     """x to mean 0 and variance 1 by float32 statistics, scaled and shifted, in the dtype of x.
@@ -157,31 +155,24 @@ def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **optio
 
     x [B, H, W, C], kernel [3, 3, C, K] -> [B, 2H, 2W, K].
     """
-    pixels = x.shape[1] * x.shape[2]
     if platform() == "cpu":
-        return _in_phases(x, _summed(kernel))
-    if platform() == "tpu" and pixels >= LARGE:
-        options["lhs_dilation"] = (2, 2)
-        return lax.conv_general_dilated(x, _summed(kernel), strides, ((2, 2), (2, 2)), **options)
+        return in_phases(x, kernel)
     return convolve(x.repeat(2, axis=1).repeat(2, axis=2), kernel, strides, padding, **options)
 
 
-def _summed(kernel: jax.Array) -> jax.Array:
-    """[3, 3, C, K] -> [4, 4, C, K], which says of pixels with zeros between them what the kernel
-    says of pixels that stand there twice and twice."""
-    wide = kernel.astype(jnp.float32)
-    return sum(jnp.pad(wide, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0)))
-               for i in (0, 1) for j in (0, 1)).astype(kernel.dtype)
+def in_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`convolve_enlarged` as one 2x2 convolution of x itself.
 
-
-def _in_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The same as one 2x2 convolution of x: of a `_summed` kernel [4, 4, C, K] every second weight
-    meets a zero, in turn for the four pixels of the result [B, 2H, 2W, K] that one of x becomes.
+    Under the kernel lie pixels of x that stand there twice and twice. So each of the four that one
+    pixel becomes sees 2x2 of x, by sums of the kernel's weights: 4 products instead of 9.
     """
     batch, height, width, channels = x.shape
     outputs = kernel.shape[-1]
-    taps = kernel.reshape(2, 2, 2, 2, channels, outputs).transpose(0, 2, 4, 1, 3, 5)
-    out = convolve(x, taps.reshape(2, 2, channels, -1), (1, 1), ((1, 1), (1, 1)),
+    wide = kernel.astype(jnp.float32)
+    sums = sum(jnp.pad(wide, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0)))
+               for i in (0, 1) for j in (0, 1)).astype(kernel.dtype)  # [4, 4, C, K]
+    phases = sums.reshape(2, 2, 2, 2, channels, outputs).transpose(0, 2, 4, 1, 3, 5)
+    out = convolve(x, phases.reshape(2, 2, channels, -1), (1, 1), ((1, 1), (1, 1)),
                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
     out = out.reshape(batch, height + 1, width + 1, 2, 2, outputs)
     rows = [jnp.stack([out[:, i:i + height, j:j + width, i, j] for j in (0, 1)], axis=3)

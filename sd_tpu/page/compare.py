@@ -38,6 +38,7 @@ _BETWEEN = re.compile(r"[\s,;،、，；]+")  # also as Arabic and Chinese write
 class Compare:
     """What is to be compared. `before` has the contents of the `form` before a comparison, and the
     prompts that were `compared`; the browser keeps it, for a page that is loaded again meanwhile.
+    `begun` is the key of the run that was begun last, if it was.
     """
 
     what: gr.Radio
@@ -46,6 +47,7 @@ class Compare:
     go: gr.Button
     back: gr.Button
     before: gr.BrowserState
+    begun: gr.State
 
     def inputs(self) -> list[Component]:
         """All components that say what is to be compared."""
@@ -85,7 +87,7 @@ def make_compare(defaults: Settings, before: gr.BrowserState) -> Compare:
         with gr.Row(elem_id="compare-go"):
             go = gr.Button(label("compare_go"), min_width=0)
             back = gr.Button(label("compare_back"), interactive=False, min_width=0)
-    return Compare(what, chosen, values, go, back, before)
+    return Compare(what, chosen, values, go, back, before, gr.State())
 
 
 def suggested(what: str, defaults: Settings, seed: Any) -> list[Any]:

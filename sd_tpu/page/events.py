@@ -183,7 +183,7 @@ def _connect_compare(engine: Engine, form: Form, view: View) -> None:
 
     def put_back(before: dict | None, visitor: gr.Request) -> Updates:
         language = language_of(visitor)
-        contents = before and before.get("form")
+        contents = before.get("form") if isinstance(before, dict) else None
         return {compare.before: None, compare.back: gr.update(interactive=False),
                 **_filled(form, contents, engine.defaults, language),
                 **view.tell(language.say("compare_back_done"))}
@@ -230,24 +230,26 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
             return
         yield from follow(form, view, run, visitor)
 
-    def begin_comparison(values: dict[Component, Any], visitor: gr.Request) -> Iterator[Updates]:
-        # Told each time: Gradio would put into a BrowserState that nothing is to be put there.
+    def begin_comparison(values: dict[Component, Any], visitor: gr.Request) -> Updates:
         before, language = values[compare.before], language_of(visitor)
         try:
             what, compared = compare.read(values)
             request = comparison(asked(values), what, compared, engine.defaults)
             run = start(request, values, visitor)
         except RequestError as error:
-            yield {compare.before: before, **refused(error, values, language)}
-            return
+            return {compare.before: before, compare.begun: None,
+                    **refused(error, values, language)}
         # What a comparison has left in the boxes is not worth keeping, but what was before it.
         if not before or form.filled(values)["prompts"] != before.get("compared"):
             before = {"form": values[form.gathered]}
         before["compared"] = [*request.prompts, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
-        yield {compare.before: before, compare.back: gr.update(interactive=True),
-               **form.show_request(request, language)}
-        for updates in follow(form, view, run, visitor):
-            yield {compare.before: before, **updates}
+        return {compare.before: before, compare.begun: run.key,
+                compare.back: gr.update(interactive=True), **form.show_request(request, language)}
+
+    def follow_comparison(key: str | None, visitor: gr.Request) -> Iterator[Updates]:
+        yield {view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
+        if run := runs.find(key):
+            yield from follow(form, view, run, visitor)
 
     def asked(values: dict[Component, Any]) -> Request:
         filled = form.filled(values)
@@ -282,9 +284,11 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
     inputs = {form.gathered, form.saved, view.run}
     begun = gather(form.generate.click, form).then(begin, inputs, outputs, **endless)
     compare.go.click(None, js="() => window.sdTpu.lookAtPictures()", **QUIET)
+    # Two events, as a BrowserState must be among the outputs of none that leaves it as it is.
     compared = gather(compare.go.click, form).then(
         begin_comparison, {*inputs, *compare.inputs(), compare.before},
-        [*outputs, compare.before, compare.back, *form.inputs()], **endless)
+        [*outputs, compare.before, compare.begun, compare.back, *form.inputs()], **QUIET).then(
+        follow_comparison, compare.begun, outputs, **endless)
     form.stop.click(stop, view.run, queue=False, **QUIET)
     arrived = page.load(_restore(engine, page, texts, form, view), [form.saved, compare.before],
                         {form.saved, compare.back, *form.inputs(), view.line, view.news,
@@ -343,15 +347,17 @@ def _filled(form: Form, values: list | None, here: Settings, language: Language)
     """The form as the browser has kept it; else what it begins with stays, but for the words in the
     list of spacings, which the browser cannot translate.
 
-    Of a page that had other fields only the prompts and the seed are taken, which come first.
+    Of a page that had other fields or samplers only the prompts and the seed are taken, which come
+    first.
     """
     inputs, first = form.inputs(), MAX_PROMPTS + 1
     if values and len(values) >= first:
-        kept = values if len(values) == len(inputs) else values[:first]
         begun = [component.value for component in inputs]
-        asked = form.read([*kept, *begun[len(kept):]])
-        if asked["sampler"] in SAMPLERS:
-            return form.show(asked, language)
+        for kept in (values, values[:first]):
+            asked = form.read([*kept, *begun[len(kept):]]) if len(kept) in (
+                first, len(inputs)) else None
+            if asked and asked["sampler"] in SAMPLERS:
+                return form.show(asked, language)
     return {form.settings["spacing"]: gr.update(choices=spacings(here.sampler, language))}
 
 
