@@ -353,10 +353,10 @@ def _filled(form: Form, values: list | None, here: Settings, language: Language)
     inputs, first = form.inputs(), MAX_PROMPTS + 1
     if values and len(values) >= first:
         begun = [component.value for component in inputs]
-        for kept in (values, values[:first]):
-            asked = form.read([*kept, *begun[len(kept):]]) if len(kept) in (
-                first, len(inputs)) else None
-            if asked and asked["sampler"] in SAMPLERS:
+        complete = [values] if len(values) == len(inputs) else []
+        for kept in (*complete, values[:first]):
+            asked = form.read([*kept, *begun[len(kept):]])
+            if asked["sampler"] in SAMPLERS:
                 return form.show(asked, language)
     return {form.settings["spacing"]: gr.update(choices=spacings(here.sampler, language))}
 
