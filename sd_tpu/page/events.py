@@ -21,8 +21,8 @@ from sd_tpu.page.labels import plain, words
 from sd_tpu.page.layout import OWN_SPACING, Form, Updates, View, count, spacings
 from sd_tpu.page.links import read_link
 from sd_tpu.page.own import COMMON, Panel, fields_of, own_choices, show_owns, summary
-from sd_tpu.page.runs import Cell, Run, Runs, Snapshot
-from sd_tpu.page.texts import ENGLISH, Language, Translations, language_of
+from sd_tpu.page.runs import Cell, Line, Run, Runs, Snapshot
+from sd_tpu.page.texts import ENGLISH, Language, Phrase, Translations, language_of
 from sd_tpu.request import (
     ACCELERATIONS,
     MAX_PROMPTS,
@@ -244,7 +244,8 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
             before = {"form": values[form.gathered]}
         before["compared"] = [*request.prompts, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
         return {compare.before: before, compare.begun: run.key,
-                compare.back: gr.update(interactive=True), **form.show_request(request, language)}
+                compare.back: gr.update(interactive=True), **form.show_request(request, language),
+                **form.buttons(running=True), **view.show_line(Line(Phrase("starting")), language)}
 
     def follow_comparison(key: str | None, visitor: gr.Request) -> Iterator[Updates]:
         yield {view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
