@@ -124,6 +124,12 @@ def test_a_program_that_cannot_start_says_why_in_a_sentence(flags, address, caps
     assert printed.startswith("sd_tpu: ") and printed.count("\n") == 1
 
 
+def test_a_port_from_the_environment_is_checked_as_well(capsys, monkeypatch):
+    monkeypatch.setenv("GRADIO_SERVER_PORT", "70000")
+    assert app.main(["--no-history"]) == 2
+    assert capsys.readouterr().err == "sd_tpu: A port is a number from 1 to 65535, not 70000.\n"
+
+
 def test_pictures_are_kept_among_the_users_data_or_where_told_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert app._parser().parse_args([]).history == tmp_path / "sd_tpu" / "history"

@@ -240,7 +240,8 @@ def _connect_runs(engine: Engine, page: gr.Blocks, texts: Translations, form: Fo
             return {compare.before: before, compare.begun: None,
                     **refused(error, values, language)}
         # What a comparison has left in the boxes is not worth keeping, but what was before it.
-        if not before or form.filled(values)["prompts"] != before.get("compared"):
+        if (not isinstance(before, dict)
+                or form.filled(values)["prompts"] != before.get("compared")):
             before = {"form": values[form.gathered]}
         before["compared"] = [*request.prompts, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
         return {compare.before: before, compare.begun: run.key,

@@ -94,9 +94,8 @@ function tellTime(time) {
 
 // Until what was saved is there, what is typed would be lost, and what is made would be nobody's.
 function markInert() {
-    for (const part of document.querySelectorAll("#tools, #live, #prompts, #actions, #settings-fold")) {
-        part.inert = !window.sdTpu.arrived;
-    }
+    const parts = "#tools, #live, #prompts, #settings-fold, #actions";
+    for (const part of document.querySelectorAll(parts)) part.inert = !window.sdTpu.arrived;
 }
 
 const begun = new MutationObserver(() => {
