@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.report import parser, report, seconds_of, side_by_side
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.engine import SLOTS, Engine
-from sd_tpu.job_events import ImageReady
+from sd_tpu.job import ImageReady
 from sd_tpu.request import Request
 from training import evaluate, judge
 
@@ -96,12 +96,12 @@ def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[st
     for number, engine in engines.items():
         request = Request.check({"prompts": ["a cat"], "steps": 2 * (rounds + 1), "sampler": "ddim",
                                  "cache_interval": 2}, engine.defaults)
-        slots[number] = engine.programs.encode(engine._params, engine.programs.empty(),
-                                               {0: engine._arrival(request, 0)})
+        slots[number] = engine.programs.encode(engine.params, engine.programs.empty(),
+                                               {0: engine.arrival(request, 0)})
 
     def row(number: int) -> None:
         engine = engines[number]
-        advanced = engine.programs.advance(engine._params, slots[number], 1)
+        advanced = engine.programs.advance(engine.params, slots[number], 1)
         slots[number] = jax.block_until_ready(advanced)
 
     for _ in range(2 * (rounds + 1)):

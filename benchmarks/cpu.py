@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks.make_checkpoint import MODELS, checkpoint_folder
 from benchmarks.report import forget_peak, in_fresh_process, memory, parser, report, side_by_side
 from sd_tpu import FlaxStableDiffusionPipeline
-from sd_tpu.denoise import Arrival, Programs, Slots
+from sd_tpu.denoise import Slots
+from sd_tpu.programs import Arrival, Programs
 from sd_tpu.samplers import make_table
 from sd_tpu.sharding import make_mesh, replicated
 from sd_tpu.tokenizer import Tokenizer

@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.make_checkpoint import checkpoint_folder
 from benchmarks.report import parser, report, side_by_side
 from sd_tpu import FlaxStableDiffusionPipeline
-from sd_tpu.denoise import Arrival, Programs
 from sd_tpu.engine import ACCELERATOR_GROUP
+from sd_tpu.programs import Arrival, Programs
 from sd_tpu.samplers import make_table
 from sd_tpu.sharding import make_mesh, replicated
 

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from sd_tpu.config import BUNDLED_MODEL, ModelCard
-from sd_tpu.denoise import Models
 from sd_tpu.folders import cache_folder
+from sd_tpu.networks import Models
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.tokenizer import Tokenizer
 from sd_tpu.weights import Params

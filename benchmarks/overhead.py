@@ -20,7 +20,7 @@ import jax
 from benchmarks.report import parser, report, seconds_of, side_by_side
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.engine import SLOTS, Engine
-from sd_tpu.job_events import Done
+from sd_tpu.job import Done
 from sd_tpu.request import Request
 from sd_tpu.sharding import set_host_devices
 
@@ -70,7 +70,7 @@ def metered(engine: Engine) -> Iterator[Meter]:
             if name == "advance":
                 rows = arguments[-1]
                 meter.rows += rows
-                meter.live_rows += rows * sum(map(bool, engine._occupants))
+                meter.live_rows += rows * engine.occupied
             return result
 
         return call

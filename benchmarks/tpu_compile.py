@@ -35,9 +35,10 @@ from jax.sharding import Mesh
 from benchmarks import hlo, old_flax
 from benchmarks.make_checkpoint import MODELS
 from benchmarks.report import in_fresh_process, parser, report
-from sd_tpu.denoise import Arrivals, Models, Programs, empty_slots
+from sd_tpu.denoise import empty_slots, no_arrivals
+from sd_tpu.networks import Models
+from sd_tpu.programs import Programs
 from sd_tpu.sharding import AXIS, replicated, split
-from sd_tpu.tokenizer import LENGTH
 
 PUBLISHED = 7.07  # seconds for eight pictures on v2-8, 50 steps: the guide's old Flax pipeline
 PICTURES = 8  # of the guide
@@ -182,16 +183,11 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    def shaped(dtype, *shape):
-        return jax.ShapeDtypeStruct((count, *shape), dtype)
-
-    arrivals = Arrivals(fresh=shaped(bool), ids=shaped(jnp.int32, 2, LENGTH), end=slots.end,
-                        guidance=slots.guidance, rows=slots.rows, kinds=slots.kinds,
-                        key=slots.key, start=slots.latents, spread=slots.guidance)
+    arrivals = jax.eval_shape(partial(no_arrivals, count, programs.latent_shape))
     params = placed(jax.tree.map(lambda x: x.update(dtype=models.dtype), params), replicated(mesh))
     slots, arrivals = placed((slots, arrivals), split(mesh))
     steps = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))
-    wanted = placed(shaped(bool), split(mesh))
+    wanted = placed(jax.ShapeDtypeStruct((count,), bool), split(mesh))
     return {name: partial(getattr(programs, f"_{name}").lower, params, *arguments)
             for name, arguments in (("encode", (slots, arrivals)), ("advance", (slots, steps)),
                                     ("decode", (slots.latents, wanted)))}

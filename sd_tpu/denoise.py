@@ -1,18 +1,11 @@
-"""The slots and the three compiled programs: encode, advance, decode.
+"""The slots, and what is done to one device's share of them: encode, advance, decode.
 
 A slot holds one image on its way. Slots agree on nothing but the image size: each has its own
 sampler table, step, guidance and random key, all of them data. Every array leads with the slot
-axis, which is divided over the devices; weights are on each device whole. The functions at module
-level see one device's share; `Programs` maps them over the mesh and compiles them, once each.
+axis.
 """
 
-import ctypes
-import dataclasses
-from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
 
 import flax.struct
 import jax
@@ -20,23 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh
 
-from sd_tpu.config import CheckpointError, TextEncoderConfig, UNetConfig, VAEConfig
-from sd_tpu.models import AutoencoderKL, CLIPTextModel, UNet2DConditionModel
+from sd_tpu.models import UNet2DConditionModel
+from sd_tpu.networks import Models
 from sd_tpu.samplers import COLUMNS, HISTORY, Table
-from sd_tpu.sharding import REPLICATED, SPLIT, replicated, split
 from sd_tpu.tokenizer import LENGTH
-from sd_tpu.weights import Params, abstract
+from sd_tpu.weights import Params
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
 IDLE, ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW = range(5)  # what a row evaluates: `row_kinds`
-# For small batches XLA cuts the rows of a picture into a larger batch. The decoder's large
-# convolutions are three times as fast so, but the UNet's no faster, and everything between them
-# moves float32 copies (benchmarks/RESULTS.md).
-TPU_ADVANCE_OPTIONS = {"xla_tpu_run_space_to_batch": False,
-                       "xla_tpu_run_space_to_batch_on_new_platforms": False}
 
 
 @flax.struct.dataclass
@@ -75,76 +61,6 @@ class Arrivals:
     spread: jax.Array  # [S] f32
 
 
-@dataclasses.dataclass(frozen=True)
-class Models:
-    """The three networks without their parameters, and how large their inputs are."""
-
-    text_encoder: nnx.GraphDef
-    unet: nnx.GraphDef
-    vae: nnx.GraphDef
-    text_config: TextEncoderConfig
-    unet_config: UNetConfig
-    vae_config: VAEConfig
-    dtype: jnp.dtype
-    token_downsampling: int
-
-    @classmethod
-    def build(cls, configs: Mapping[str, Any], dtype, *,
-              token_downsampling: int = 1) -> tuple["Models", Params]:
-        """The networks and the shapes of their parameters; nothing is allocated.
-
-        Args:
-            configs: the contents of a checkpoint's config.json files, by folder.
-            dtype: of the parameters.
-            token_downsampling: as the UNet takes it; 1 is exact.
-
-        Raises:
-            ValueError: the downsampling is no whole number from 1.
-            CheckpointError: a part is not supported, or the parts do not fit one another, as in
-                an inpainting checkpoint.
-        """
-        text = TextEncoderConfig.from_dict(configs["text_encoder"])
-        unet = UNetConfig.from_dict(configs["unet"])
-        vae = VAEConfig.from_dict(configs["vae"])
-        if not unet.in_channels == unet.out_channels == vae.latent_channels:
-            raise CheckpointError(
-                f"The UNet takes {unet.in_channels} channels and gives {unet.out_channels}, the "
-                f"autoencoder's latents have {vae.latent_channels}: only text-to-image models, "
-                "where all three are the same, are supported."
-            )
-        if text.hidden_size != unet.cross_attention_dim or text.max_position_embeddings < LENGTH:
-            raise CheckpointError(
-                f"The text encoder gives {text.max_position_embeddings} embeddings of "
-                f"{text.hidden_size}, the UNet takes {LENGTH} of {unet.cross_attention_dim}."
-            )
-        classes = dict(
-            text_encoder=(CLIPTextModel, text),
-            unet=(partial(UNet2DConditionModel, token_downsampling=token_downsampling), unet),
-            vae=(AutoencoderKL, vae),
-        )
-        parts = {name: abstract(partial(module, config, dtype=dtype))
-                 for name, (module, config) in classes.items()}
-        graphs = {name: graph for name, (graph, _) in parts.items()}
-        params = {name: shapes for name, (_, shapes) in parts.items()}
-        return cls(**graphs, text_config=text, unet_config=unet, vae_config=vae,
-                   dtype=jnp.dtype(dtype), token_downsampling=token_downsampling), params
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
-        # The UNet halves the latents at every level but the last and must return to their size.
-        unit = self.vae_config.downscale * 2 ** (len(self.unet_config.block_out_channels) - 1)
-        if min(height, width) < unit or height % unit or width % unit:
-            raise ValueError(
-                f"A picture of {width}x{height} is not possible: this model makes pictures whose "
-                f"sides are multiples of {unit}."
-            )
-        scale = self.vae_config.downscale
-        return height // scale, width // scale, self.unet_config.in_channels
-
-
-# --- one device's share -------------------------------------------------------------------------
-
-
 def empty_slots(models: Models, count: int, latent_shape: tuple[int, int, int]) -> Slots:
     """Idle slots."""
     latents = jnp.zeros((count, *latent_shape), jnp.float32)
@@ -161,6 +77,21 @@ def empty_slots(models: Models, count: int, latent_shape: tuple[int, int, int]) 
         key=jnp.zeros((count, 2), jnp.uint32),
         deep=jnp.zeros((count, 2, *latent_shape[:2], models.unet_config.block_out_channels[0]),
                        models.dtype),
+    )
+
+
+def no_arrivals(count: int, latent_shape: tuple[int, int, int]) -> Arrivals:
+    """What leaves all slots alone, in NumPy's arrays: fill in what enters."""
+    return Arrivals(
+        fresh=np.zeros(count, bool),
+        ids=np.zeros((count, 2, LENGTH), np.int32),
+        guidance=np.zeros(count, np.float32),
+        rows=np.zeros((count, MAX_ROWS, len(COLUMNS)), np.float32),
+        kinds=np.full((count, MAX_ROWS), IDLE, np.int32),
+        end=np.zeros(count, np.int32),
+        key=np.zeros((count, 2), np.uint32),
+        start=np.zeros((count, *latent_shape), np.float32),
+        spread=np.zeros(count, np.float32),
     )
 
 
@@ -351,148 +282,9 @@ def gaussian(key: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
     return jax.random.normal(key, (channels, h, w), jnp.float32).transpose(1, 2, 0)
 
 
-def return_freed_memory() -> None:
-    """Returns to the system what this process has freed and glibc keeps for its next use.
-
-    A compiler leaves much of that, and on a CPU pictures are drawn in the same memory: without it
-    the peak of SD 1.4 is 0.3 GB higher. Does nothing with another C library.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
 def _column(values: jax.Array, like: jax.Array) -> jax.Array:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _where(condition: jax.Array, new: Slots, old: Slots) -> Slots:
     return jax.tree.map(lambda a, b: jnp.where(_column(condition, b), a, b), new, old)
-
-
-# --- all devices --------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Arrival:
-    """One image on its way into a slot, on the host."""
-
-    ids: np.ndarray  # [2, L] int32: the negative prompt and the prompt
-    table: Table
-    guidance: float
-    key: np.ndarray  # [2] uint32
-    latents: np.ndarray | None = None  # [h, w, C]: first latents of unit variance instead of noise
-    guidance_start: float = 0.0  # these three as `row_kinds` takes them
-    guidance_stop: float = 1.0
-    cache_interval: int = 1
-
-    @cached_property
-    def kinds(self) -> np.ndarray:
-        """What each row of the table evaluates, [R] int32."""
-        guidance = np.float32(self.guidance)  # as the slots hold it
-        return row_kinds(self.table, guidance, start=self.guidance_start,
-                         stop=self.guidance_stop, interval=self.cache_interval)
-
-
-class Programs:
-    """encode, advance and decode for one model and one image size, compiled over a mesh.
-
-    `traces` counts how often each was traced: once, whatever changes between calls.
-    """
-
-    def __init__(self, models: Models, mesh: Mesh, *, slots: int, height: int, width: int,
-                 group: int = 1, stacked: bool = False):
-        """Prepares the programs; the first call of each compiles it.
-
-        Args:
-            models: the networks.
-            mesh: the devices.
-            slots: how many, rounded up to a multiple of the devices times `group`.
-            height: of the pictures, in pixels.
-            width: of the pictures, in pixels.
-            group: guided slots that a device steps together, in one doubled batch.
-            stacked: parameters lead with a device axis, as flax's `replicate` leaves them.
-
-        Raises:
-            ValueError: the model cannot make pictures of this size.
-        """
-        self.models, self.mesh = models, mesh
-        self.latent_shape = models.latent_shape(height, width)
-        share = mesh.size * group
-        self.slots = -(-slots // share) * share
-        self.traces: Counter[str] = Counter()
-        on_tpu = mesh.devices.flat[0].platform == "tpu"
-        params = SPLIT if stacked else REPLICATED
-        self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
-        self._advance = self._compile("advance", partial(advance_slots, group=group),
-                                      (params, SPLIT, REPLICATED), donate=1,
-                                      options=TPU_ADVANCE_OPTIONS if on_tpu else None)
-        self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
-        self.stacked = stacked
-        self._empty = jax.jit(partial(empty_slots, models, self.slots, self.latent_shape),
-                              out_shardings=split(mesh))
-
-    def _compile(self, name: str, function, specs, donate=(), options=None):
-        def traced(params, *arguments):
-            self.traces[name] += 1
-            if self.stacked:
-                params = jax.tree.map(lambda x: x[0], params)
-            return function(self.models, params, *arguments)
-
-        # Varying-axes checking has no rule for loops whose trip count differs between devices.
-        mapped = jax.shard_map(traced, mesh=self.mesh, in_specs=specs, out_specs=SPLIT,
-                               check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate, compiler_options=options)
-
-    def _call(self, name: str, *arguments) -> Any:
-        before = self.traces[name]
-        result = getattr(self, f"_{name}")(*arguments)
-        if self.traces[name] > before:
-            return_freed_memory()
-        return result
-
-    def empty(self) -> Slots:
-        """Idle slots, divided over the devices."""
-        return self._empty()
-
-    def encode(self, params: Params, slots: Slots, arrivals: dict[int, Arrival | None]) -> Slots:
-        """Puts images into the slots with these numbers; None vacates one. Donates `slots`."""
-        return self._call("encode", params, slots, self._gather(arrivals))
-
-    def advance(self, params: Params, slots: Slots, n: int) -> Slots:
-        """Takes up to n rows in every live slot. Donates `slots`."""
-        rows = jax.device_put(np.int32(n), replicated(self.mesh))
-        return self._call("advance", params, slots, rows)
-
-    def decode(self, params: Params, latents: jax.Array, wanted: np.ndarray) -> jax.Array:
-        """uint8 pictures [S, H, W, 3] of latents [S, h, w, C], drawn where `wanted` [S] is true."""
-        return self._call("decode", params, latents, jax.device_put(wanted, split(self.mesh)))
-
-    def _gather(self, entering: dict[int, Arrival | None]) -> Arrivals:
-        count = self.slots
-        host = Arrivals(
-            fresh=np.zeros(count, bool),
-            ids=np.zeros((count, 2, LENGTH), np.int32),
-            guidance=np.zeros(count, np.float32),
-            rows=np.zeros((count, MAX_ROWS, len(COLUMNS)), np.float32),
-            kinds=np.full((count, MAX_ROWS), IDLE, np.int32),
-            end=np.zeros(count, np.int32),
-            key=np.zeros((count, 2), np.uint32),
-            start=np.zeros((count, *self.latent_shape), np.float32),
-            spread=np.zeros(count, np.float32),
-        )
-        for i, arrival in entering.items():
-            host.fresh[i] = True
-            if arrival is None:
-                continue
-            table = arrival.table
-            host.ids[i] = arrival.ids
-            host.guidance[i] = arrival.guidance
-            host.rows[i] = padded_rows(table)
-            host.kinds[i, : len(table.rows)] = arrival.kinds
-            host.end[i] = len(table.rows)
-            host.key[i] = arrival.key
-            if arrival.latents is None:
-                host.spread[i] = table.init_noise_sigma
-            else:
-                host.start[i] = arrival.latents * table.init_noise_sigma
-        return jax.device_put(host, split(self.mesh))

@@ -7,12 +7,10 @@ of several jobs share a batch (continuous batching), and a job that is cancelled
 import dataclasses
 import itertools
 import logging
-import math
-import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,28 +19,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sd_tpu.config import BUNDLED_MODEL, ModelCard
-from sd_tpu.denoise import (
-    ALONE,
-    ALONE_SHALLOW,
-    GUIDED,
-    GUIDED_SHALLOW,
-    Arrival,
-    Programs,
-    Slots,
-    row_kinds,
-)
+from sd_tpu.denoise import Slots, row_kinds
 from sd_tpu.images import to_png
-from sd_tpu.job_events import (
-    COMPILING,
-    Cancelled,
-    Done,
-    Event,
-    Failed,
-    ImageReady,
-    Progress,
-    Queued,
-)
+from sd_tpu.job import COMPILING, Cancelled, Done, Event, Failed, ImageReady, Job
+from sd_tpu.pace import Pace
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
+from sd_tpu.programs import Arrival, Programs
 from sd_tpu.request import Request, RequestError, Settings
 from sd_tpu.samplers import default_sampler, make_table
 from sd_tpu.sentence import Sentence
@@ -53,60 +35,7 @@ log = logging.getLogger(__name__)
 
 SLOTS = 8
 ACCELERATOR_GROUP = 4  # slots stepped together at most; a guess until it has been measured
-CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation may have to wait for
-PREVIEW_SECONDS = 0.4  # least time between two previews of a job
-PREVIEW_SHARE = 0.1  # most of the time that previews may take
 MAX_WAITING = 100  # jobs
-
-
-class Job:
-    """A submitted request: iterate over `events()`, or `cancel()` it."""
-
-    def __init__(self, request: Request, number: int, arrivals: dict[int, Arrival],
-                 withdraw: Callable[["Job", Iterable[int]], None], previews: bool):
-        """Made by `Engine.submit`; arrivals by place in the request."""
-        self.request, self.number = request, number
-        self._arrivals, self._withdraw = arrivals, withdraw
-        self._steps = max(request.only(place).steps for place in arrivals)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        # The rest belongs to the engine.
-        self._waiting = deque(arrivals)
-        self._unwanted: set[int] = set()  # places whose pictures were cancelled
-        self._rows = {place: len(arrival.table.rows) for place, arrival in arrivals.items()}
-        self._rows_left = dict(self._rows)
-        self._position: tuple[int, str] | None = None
-        self._begun: float | None = None
-        self._next_preview = None if previews else math.inf  # when it is due, once that is known
-        self._over = False
-        self._told = False
-
-    def events(self) -> Iterator[Event]:
-        """Yields events as they happen, each once; the last is Done, Cancelled or Failed."""
-        while not self._told:
-            event = self._events.get()
-            self._told = isinstance(event, Done | Cancelled | Failed)
-            yield event
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether none of its pictures is wanted any more."""
-        return self._unwanted >= self._arrivals.keys()
-
-    def cancel(self, place: int | None = None) -> None:
-        """Stops the job, or only its picture at `place`.
-
-        What still waits is gone at once; a slot is free after one call of `advance`, and what is
-        finished by that call is delivered.
-        """
-        self._withdraw(self, self._arrivals if place is None else [place])
-
-    def _emit(self, event: Event) -> None:
-        self._events.put(event)
-
-    def _step(self) -> int:
-        wanted = self._rows.keys() - self._unwanted or self._rows
-        rows, left = (sum(of[place] for place in wanted) for of in (self._rows, self._rows_left))
-        return self._steps * (rows - left) // rows
 
 
 @dataclasses.dataclass
@@ -118,16 +47,16 @@ class _Occupant:
 
     @property
     def wanted(self) -> bool:
-        return self.place not in self.job._unwanted
+        return self.place not in self.job.unwanted
 
     @property
     def rows_left(self) -> int:
-        return self.job._rows_left[self.place]
+        return self.job.rows_left[self.place]
 
     @property
     def kinds_left(self) -> np.ndarray:
         """What the rows evaluate that are still to be taken, as `Arrival.kinds`."""
-        kinds = self.job._arrivals[self.place].kinds
+        kinds = self.job.arrivals[self.place].kinds
         return kinds[len(kinds) - self.rows_left:]
 
 
@@ -151,17 +80,14 @@ class Engine:
         self.pipeline, self.mesh, self.defaults = pipeline, mesh, defaults
         self.programs = Programs(pipeline.models, mesh, slots=SLOTS, height=defaults.height,
                                  width=defaults.width, group=group)
-        self._params = params
+        self.params = params
         self._slots = None
         self._occupants: list[_Occupant | None] = [None] * self.programs.slots
         self._jobs: deque[Job] = deque()  # those with images that wait for a slot
         self._numbers = itertools.count(1)
         self._change = threading.Condition()
         self._closed = False
-        self._group = group
-        # That one row of the slots stepped together takes: a whole evaluation, and a shallow one.
-        self._row_seconds = np.full(2, CALL_SECONDS)
-        self._decode_seconds = 0.0  # of one picture
+        self._pace = Pace(group)
         self.ready = threading.Event()  # compiled, or failed to
         self.failure: Sentence | None = None  # why compiling failed
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -210,7 +136,7 @@ class Engine:
         Raises:
             RequestError: a sampler cannot take its steps, or too many jobs wait already.
         """
-        arrivals = {place: self._arrival(request, place) for place in request.places()}
+        arrivals = {place: self.arrival(request, place) for place in request.places()}
         with self._change:
             if self._closed:
                 raise RequestError("The server is shutting down.")
@@ -222,7 +148,12 @@ class Engine:
             self._change.notify()
         return job
 
-    def _arrival(self, request: Request, place: int) -> Arrival:
+    def arrival(self, request: Request, place: int) -> Arrival:
+        """The picture at `place` as the programs take it.
+
+        Raises:
+            RequestError: its sampler cannot take its steps.
+        """
         alone = request.only(place)
         try:
             table = make_table(alone.sampler, self.pipeline.schedule, alone.steps,
@@ -242,6 +173,11 @@ class Engine:
             key=np.array([0, alone.seed], np.uint32),
         )
 
+    @property
+    def occupied(self) -> int:
+        """How many slots have a picture on its way."""
+        return sum(map(bool, self._occupants))
+
     def seconds(self, settings: Settings) -> float | None:
         """What one picture with these settings takes while no other is made, as far as is known;
         None before anything is, or if the sampler cannot take its steps.
@@ -255,8 +191,7 @@ class Engine:
             return None
         kinds = row_kinds(table, settings.guidance, start=settings.guidance_start,
                           stop=settings.guidance_stop, interval=settings.cache_interval)
-        counts = _evaluations(kinds[None], 1).sum(axis=1)
-        return float(counts @ self._row_seconds) + self._decode_seconds
+        return self._pace.of_picture(kinds)
 
     def notes(self, request: Request) -> list[str]:
         """Sentences about words past the 77 tokens that the model sees, or unknown to it."""
@@ -310,17 +245,17 @@ class Engine:
         shallow evaluation for a picture: the first ones take much longer than any other.
         """
         try:
-            slots = self.programs.encode(self._params, self.programs.empty(), {})
-            slots = self.programs.advance(self._params, slots, 0)
+            slots = self.programs.encode(self.params, self.programs.empty(), {})
+            slots = self.programs.advance(self.params, slots, 0)
             self._decode(slots.latents, [])
             settings = {"steps": max(4, self.defaults.steps), "cache_interval": 2}
             sample = Request(**{**vars(self.defaults), **settings}, prompts=("a sample",))
-            slots = self.programs.encode(self._params, slots, {0: self._arrival(sample, 0)})
+            slots = self.programs.encode(self.params, slots, {0: self.arrival(sample, 0)})
             for row in range(4):
-                slots, self._row_seconds[row % 2] = self._advance(slots, 1)
+                slots, self._pace.row_seconds[row % 2] = self._advance(slots, 1)
             for _ in range(2):
                 self._decode(slots.latents, [0])
-            self._slots = self.programs.encode(self._params, slots, {0: None})
+            self._slots = self.programs.encode(self.params, slots, {0: None})
         except Exception as error:  # such as a device without memory enough
             log.exception("compiling failed")
             self.failure = Sentence("Compiling failed: {reason}", reason=_first_line(error))
@@ -334,48 +269,35 @@ class Engine:
         if self._slots is None:  # a failed call may have given them up
             self._slots = self.programs.empty()
         if entering:
-            self._slots = self.programs.encode(self._params, self._slots, entering)
+            self._slots = self.programs.encode(self.params, self._slots, entering)
         live = {i: occupant for i, occupant in enumerate(self._occupants) if occupant}
         if not live:
             return
-        rows, rounds = self._next_rows(live)
+        rows, evaluations = self._pace.next_rows(self._kinds(live))
         self._slots, seconds = self._advance(self._slots, rows)
-        # The mean with what was known: a single call may have been held up by something else.
-        pace = seconds / (rounds @ self._row_seconds)
-        self._row_seconds[rounds > 0] *= (1 + pace) / 2
+        self._pace.learn(evaluations, seconds)
         for occupant in live.values():
-            occupant.job._rows_left[occupant.place] -= rows
+            occupant.job.rows_left[occupant.place] -= rows
         self._deliver({i: o for i, o in live.items() if not o.rows_left})
         self._report({i: o for i, o in live.items() if o.rows_left and o.wanted})
 
     def _advance(self, slots: Slots, rows: int) -> tuple[Slots, float]:
         """The slots some rows on, and how many seconds that took. Donates `slots`."""
         begun = time.monotonic()
-        slots = jax.block_until_ready(self.programs.advance(self._params, slots, rows))
+        slots = jax.block_until_ready(self.programs.advance(self.params, slots, rows))
         return slots, max(time.monotonic() - begun, 1e-6)
 
-    def _next_rows(self, live: Mapping[int, _Occupant]) -> tuple[int, np.ndarray]:
-        """How many rows to take in each live slot, so that the call lasts about CALL_SECONDS and
-        none goes beyond its picture; and how often the device with most to do then evaluates the
-        whole model, and the shallow part of it [2].
-        """
-        most = min(occupant.rows_left for occupant in live.values())
+    def _kinds(self, live: Mapping[int, _Occupant]) -> list[np.ndarray]:
+        """Of each device's live slots, the kinds of all rows that they take before one ends."""
+        rows = min(occupant.rows_left for occupant in live.values())
         on_devices: dict[int, list[np.ndarray]] = {}
         for i, occupant in live.items():
-            on_devices.setdefault(self._device(i), []).append(occupant.kinds_left[:most])
-        rounds = [np.cumsum(_evaluations(np.stack(kinds), self._group), axis=1)
-                  for kinds in on_devices.values()]
-        seconds = np.stack([self._row_seconds @ of_device for of_device in rounds])
-        rows = max(1, int(np.sum(seconds.max(axis=0) <= CALL_SECONDS)))
-        return rows, rounds[seconds[:, rows - 1].argmax()][:, rows - 1]
+            on_devices.setdefault(self.programs.device(i), []).append(occupant.kinds_left[:rows])
+        return [np.stack(kinds) for kinds in on_devices.values()]
 
     def _most(self, slots: Iterable[int]) -> int:
         """How many of the slots are on the device that has most of them; 1 if there are none."""
-        return max(Counter(map(self._device, slots)).values(), default=1)
-
-    def _device(self, slot: int) -> int:
-        """The number of the device that the slot is on."""
-        return slot // (self.programs.slots // self.mesh.size)
+        return max(Counter(map(self.programs.device, slots)).values(), default=1)
 
     def _admit(self) -> dict[int, Arrival | None]:
         """Frees slots of cancelled pictures and fills free ones; what `encode` must be told."""
@@ -387,20 +309,21 @@ class Engine:
                 self._end_if_idle(occupant.job)
         while self._jobs and None in self._occupants:
             slot, job = self._free_slot(), self._jobs[0]
-            job._begun = job._begun or time.monotonic()
-            place = job._waiting.popleft()
+            job.begun = job.begun or time.monotonic()
+            place = job.waiting.popleft()
             self._occupants[slot] = _Occupant(job, place)
-            entering[slot] = job._arrivals[place]
-            if not job._waiting:
+            entering[slot] = job.arrivals[place]
+            if not job.waiting:
                 self._jobs.popleft()
         self._tell_positions()
         return entering
 
     def _free_slot(self) -> int:
         """The first free one on a device that has the fewest pictures."""
-        live = Counter(self._device(i) for i, occupant in enumerate(self._occupants) if occupant)
-        free = [i for i, occupant in enumerate(self._occupants) if occupant is None]
-        return min(free, key=lambda slot: live[self._device(slot)])
+        slots = range(self.programs.slots)
+        live = Counter(self.programs.device(i) for i in slots if self._occupants[i])
+        free = [i for i in slots if not self._occupants[i]]
+        return min(free, key=lambda slot: live[self.programs.device(slot)])
 
     def _deliver(self, finished: dict[int, _Occupant]) -> None:
         if not finished:
@@ -409,42 +332,38 @@ class Engine:
         with self._change:
             for i, occupant in finished.items():
                 self._occupants[i] = None
-                occupant.job._emit(ImageReady(occupant.place, images[i]))
+                occupant.job.tell(ImageReady(occupant.place, images[i]))
                 self._end_if_idle(occupant.job)
 
     def _report(self, live: dict[int, _Occupant]) -> None:
         """Progress for each job that runs, with previews where they are due."""
         jobs = {occupant.job.number: occupant.job for occupant in live.values()}.values()
         for job in jobs:
-            if job._next_preview is None:
-                job._next_preview = job._begun + self._preview_pause(
-                    i for i, o in live.items() if o.job is job)
+            if job.next_preview is None:
+                mine = self._most(i for i, o in live.items() if o.job is job)
+                job.next_preview = job.begun + self._pace.preview_pause(mine)
         now = time.monotonic()
-        due = {i: o for i, o in live.items() if now >= o.job._next_preview}
+        due = {i: o for i, o in live.items() if now >= o.job.next_preview}
         images = self._decode(self._slots.clean, due) if due else None
         for job in jobs:
             previews = {o.place: images[i] for i, o in due.items() if o.job is job}
             if previews:
-                job._next_preview = time.monotonic() + self._preview_pause(due)
-            job._emit(Progress(job._step(), job._steps, previews))
-
-    def _preview_pause(self, slots: Iterable[int]) -> float:
-        """Seconds to go without previews of these slots before they are drawn."""
-        return max(PREVIEW_SECONDS, self._decode_seconds * self._most(slots) / PREVIEW_SHARE)
+                job.next_preview = time.monotonic() + self._pace.preview_pause(self._most(due))
+            job.tell(job.progress(previews))
 
     def _decode(self, latents: jax.Array, wanted) -> np.ndarray:
         begun = time.monotonic()
         mask = np.isin(np.arange(self.programs.slots), list(wanted))
-        images = np.asarray(self.programs.decode(self._params, latents, mask))
-        self._decode_seconds = (time.monotonic() - begun) / self._most(wanted)
+        images = np.asarray(self.programs.decode(self.params, latents, mask))
+        self._pace.decode_seconds = (time.monotonic() - begun) / self._most(wanted)
         return images
 
     def _withdraw(self, job: Job, places: Iterable[int]) -> None:
         """Marks pictures as unwanted and takes them out of the queue, for `Job.cancel`."""
         with self._change:
-            job._unwanted.update(places)
-            job._waiting = deque(p for p in job._waiting if p not in job._unwanted)
-            if job in self._jobs and not job._waiting:
+            job.unwanted.update(places)
+            job.waiting = deque(p for p in job.waiting if p not in job.unwanted)
+            if job in self._jobs and not job.waiting:
                 self._jobs.remove(job)
                 self._end_if_idle(job)
             self._tell_positions()
@@ -452,13 +371,8 @@ class Engine:
 
     def _end_if_idle(self, job: Job) -> None:
         """Ends a job of which nothing is left to be made. Needs the lock."""
-        if not job._waiting and not any(o and o.job is job for o in self._occupants):
-            self._finish(job, Cancelled() if job.cancelled else Done(time.monotonic() - job._begun))
-
-    def _finish(self, job: Job, event: Event) -> None:
-        if not job._over:
-            job._over = True
-            job._emit(event)
+        if not job.waiting and not any(o and o.job is job for o in self._occupants):
+            job.tell(Cancelled() if job.cancelled else Done(time.monotonic() - job.begun))
 
     def _recover(self, error: Exception) -> None:
         """Ends the jobs that were in the slots; the next turn starts over with empty ones."""
@@ -468,22 +382,20 @@ class Engine:
             failed = {o.job.number: o.job for o in self._occupants if o}
             self._occupants = [None] * self.programs.slots
             for job in failed.values():
-                self._finish(job, Failed(message))
+                job.tell(Failed(message))
             self._jobs = deque(job for job in self._jobs if job.number not in failed)
 
     def _abandon(self, event: Event) -> None:
         for job in [*self._jobs, *(o.job for o in self._occupants if o)]:
-            self._finish(job, event)
+            job.tell(event)
 
     def _tell_positions(self) -> None:
         """Tells each waiting job its place in the queue, if that has changed. Needs the lock."""
         ready = self.ready.is_set()
         reason = "waiting for a free place" if ready else COMPILING
-        waiting = [job for job in self._jobs if job._begun is None]
+        waiting = [job for job in self._jobs if job.begun is None]
         for position, job in enumerate(waiting, start=1):
-            if job._position != (position, reason):
-                job._position = (position, reason)
-                job._emit(Queued(position, reason))
+            job.tell_position(position, reason)
 
 
 def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Settings:
@@ -492,16 +404,6 @@ def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Settings
     if card.sampler:
         sampler, spacing = card.sampler, card.spacing
     return Settings(steps=card.steps, guidance=card.guidance, sampler=sampler, spacing=spacing)
-
-
-def _evaluations(kinds: np.ndarray, group: int) -> np.ndarray:
-    """How often a device evaluates the whole model, and the shallow part of it, in each row of its
-    slots: [2, R] of kinds [S, R], by the packing of `advance_slots`.
-    """
-    count = {kind: np.sum(kinds == kind, axis=0)
-             for kind in (ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW)}
-    return np.stack([-(-count[guided] // group) - (-count[alone] // (2 * group))
-                     for alone, guided in ((ALONE, GUIDED), (ALONE_SHALLOW, GUIDED_SHALLOW))])
 
 
 def _short(text: str) -> str:

@@ -14,18 +14,17 @@ from PIL import Image
 from sd_tpu import checkpoint, weights
 from sd_tpu.config import ModelCard, read_json
 from sd_tpu.denoise import (
-    Arrival,
-    Arrivals,
-    Models,
-    Programs,
     advance_slots,
     decode_slots,
     empty_slots,
     encode_slots,
+    no_arrivals,
     padded_rows,
     row_kinds,
 )
 from sd_tpu.folders import cache_folder
+from sd_tpu.networks import Models
+from sd_tpu.programs import Arrival, Programs
 from sd_tpu.samplers import Table, default_sampler, make_table
 from sd_tpu.schedule import NoiseSchedule
 from sd_tpu.sharding import make_mesh, replicated
@@ -225,17 +224,17 @@ class FlaxStableDiffusionPipeline:
         default_height, default_width = self.default_size
         shape = models.latent_shape(height or default_height, width or default_width)
         table = make_table(self.sampler, self.schedule, num_inference_steps, spacing=self.spacing)
-        rows, kinds = padded_rows(table), row_kinds(table, guidance_scale)
+        kinds = row_kinds(table, guidance_scale)
         negative = jnp.broadcast_to(self.prepare_inputs("")[0], prompt_ids.shape)
-        arrivals = Arrivals(
+        none = no_arrivals(count, shape)
+        arrivals = none.replace(
             fresh=jnp.ones(count, bool),
             ids=jnp.stack([negative, prompt_ids], axis=1),
             guidance=jnp.full(count, guidance_scale, jnp.float32),
-            rows=jnp.broadcast_to(rows, (count, *rows.shape)),
-            kinds=jnp.zeros((count, len(rows)), jnp.int32).at[:, : len(kinds)].set(kinds),
+            rows=jnp.broadcast_to(padded_rows(table), none.rows.shape),
+            kinds=jnp.asarray(none.kinds).at[:, : len(kinds)].set(kinds),
             end=jnp.full(count, len(table.rows), jnp.int32),
             key=_image_keys(prng_seed, count),
-            start=jnp.zeros((count, *shape), jnp.float32),
             spread=jnp.full(count, table.init_noise_sigma, jnp.float32),
         )
         slots = encode_slots(models, params, empty_slots(models, count, shape), arrivals)

@@ -14,7 +14,7 @@ from PIL import Image
 from sd_tpu import cli
 from sd_tpu.config import BUNDLED_MODEL
 from sd_tpu.images import BLANK, KEY, read_png, to_png
-from sd_tpu.job_events import COMPILING, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.job import COMPILING, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.request import Request
 from sd_tpu.samplers import SAMPLERS
 

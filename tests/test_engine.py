@@ -1,19 +1,21 @@
 """Jobs of many people on one batch of slots: events, sharing, cancelling, failing."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from sd_tpu import engine as engine_module
-from sd_tpu.denoise import ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW
+from sd_tpu import pace
 from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
-from sd_tpu.job_events import Cancelled, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.job import Cancelled, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.pipeline import FlaxStableDiffusionPipeline
+from sd_tpu.programs import Programs
 from sd_tpu.request import Request, RequestError, Settings
 from sd_tpu.samplers import SAMPLERS, make_table
+from sd_tpu.sharding import make_mesh
 
 EIGHT = [f"{n} cats" for n in range(8)]
 LONG = 200  # steps: long enough to be interrupted
@@ -62,7 +64,7 @@ def test_a_picture_can_be_made_again_alone_from_its_own_seed(engine):
 @pytest.mark.parametrize("seed", [0, 7, 2**31, 2**32 - 1])
 def test_a_seed_means_what_it_means_to_jax(engine, seed):
     job = engine.submit(ask(engine, ["a cat"], seed=seed))
-    assert np.array_equal(job._arrivals[0].key, jax.random.PRNGKey(seed))
+    assert np.array_equal(job.arrivals[0].key, jax.random.PRNGKey(seed))
     assert len(pictures(job)) == 1
 
 
@@ -73,8 +75,8 @@ def test_events_end_for_good_and_previews_can_be_left_out(engine):
 
 
 def test_previews_come_from_places_that_are_on_their_way(engine, monkeypatch):
-    monkeypatch.setattr(engine_module, "PREVIEW_SECONDS", 0.0)
-    monkeypatch.setattr(engine_module, "PREVIEW_SHARE", 1e9)
+    monkeypatch.setattr(pace, "PREVIEW_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "PREVIEW_SHARE", 1e9)
     job = engine.submit(ask(engine, ["a cat", "", "a dog"], steps=40))
     previews = [event.previews for event in job.events() if isinstance(event, Progress)]
     assert previews and set(previews[-1]) == {0, 2}
@@ -82,8 +84,8 @@ def test_previews_come_from_places_that_are_on_their_way(engine, monkeypatch):
 
 
 def test_previews_keep_to_their_share_of_the_time_from_the_first_on(engine, monkeypatch):
-    monkeypatch.setattr(engine_module, "PREVIEW_SECONDS", 0.0)
-    monkeypatch.setattr(engine_module, "PREVIEW_SHARE", 1e-9)
+    monkeypatch.setattr(pace, "PREVIEW_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "PREVIEW_SHARE", 1e-9)
     job = engine.submit(ask(engine, ["a cat"], steps=40))
     told = [event.previews for event in job.events() if isinstance(event, Progress)]
     assert told and not any(told)
@@ -129,7 +131,7 @@ def test_one_picture_of_a_job_is_cancelled_and_makes_room_for_the_next(engine):
     assert isinstance(first(waiting, Queued), Queued)
     for place in range(1, 8):
         job.cancel(place)
-    assert len(pictures(waiting)) == 1 and not job._over
+    assert len(pictures(waiting)) == 1
     events = list(job.events())
     assert isinstance(events[-1], Done) and not job.cancelled
     assert [e.place for e in events if isinstance(e, ImageReady)] == [0]
@@ -141,7 +143,7 @@ def test_a_job_that_is_cancelled_is_not_said_to_be_done(engine):
     job = engine.submit(ask(engine, EIGHT, steps=LONG))
     first(job, Progress)
     job.cancel()
-    assert job._step() < LONG / 2
+    assert job.progress({}).step < LONG / 2
 
 
 def test_a_job_all_of_whose_pictures_are_cancelled_is_cancelled(engine):
@@ -172,16 +174,6 @@ def test_a_failure_is_told_and_the_next_job_is_served(engine, monkeypatch):
     assert failed.message.endswith("RuntimeError: out of memory")
     monkeypatch.undo()
     assert len(pictures(engine.submit(ask(engine, ["a dog"])))) == 1
-
-
-def test_a_call_is_as_long_as_its_slowest_device_allows(engine, monkeypatch):
-    monkeypatch.setattr(engine, "_device", lambda slot: slot // 4)
-    monkeypatch.setattr(engine, "_row_seconds", np.array([0.1, 0.0085]))
-    shallow = np.array([ALONE_SHALLOW] * 4)
-    occupants = {slot: SimpleNamespace(rows_left=4, kinds_left=shallow) for slot in range(4)}
-    occupants[4] = SimpleNamespace(rows_left=4, kinds_left=np.array([GUIDED] * 4))
-    rows, evaluations = engine._next_rows(occupants)
-    assert rows == 2 and evaluations.tolist() == [2, 0]
 
 
 def test_settings_that_only_the_sampler_can_judge_are_refused_when_submitted(engine):
@@ -273,7 +265,7 @@ def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
     steps = [event.step for event in events]
     assert steps == sorted(steps) and steps[0] >= 0 and steps[-1] < 40
     # PNDM evaluates once more, Heun twice in all steps but the last.
-    assert job._rows == {0: 4, 1: 39, 2: 41}
+    assert job.rows == {0: 4, 1: 39, 2: 41}
 
 
 def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
@@ -283,67 +275,26 @@ def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
         engine.submit(ask(engine, ["a", "b"], sampler="lcm", steps=150))
 
 
-def counting(devices: int = 1, group: int = 1, seconds=(1e-6, 1e-6)) -> Engine:
-    """An engine without a thread, to count evaluations with; `seconds` of each kind."""
-    engine = object.__new__(Engine)
-    engine.mesh, engine.programs = SimpleNamespace(size=devices), SimpleNamespace(slots=8)
-    engine._group, engine._row_seconds = group, np.array(seconds)
-    return engine
-
-
-def living(*kinds: int) -> SimpleNamespace:
-    """What occupies a slot, with those rows still to be taken."""
-    return SimpleNamespace(kinds_left=np.array(kinds), rows_left=len(kinds))
-
-
-def test_pictures_are_divided_over_the_devices():
-    engine = counting(devices=4)
-    engine._occupants = [None, None, living(GUIDED), *[None] * 5]
+def test_pictures_are_divided_over_the_devices(checkpoints):
+    engine = object.__new__(Engine)  # without a thread
+    engine.programs = Programs(FlaxStableDiffusionPipeline.from_pretrained(
+        checkpoints["sd1"])[0].models, make_mesh(4), slots=8, height=32, width=32)
+    engine._occupants = [None, None, "somebody", *[None] * 5]
     taken = []
     while None in engine._occupants:
         taken.append(engine._free_slot())
-        engine._occupants[taken[-1]] = living(GUIDED)
+        engine._occupants[taken[-1]] = "somebody"
     assert taken == [0, 4, 6, 1, 3, 5, 7]
-
-
-@pytest.mark.parametrize("devices, group, guidances, rounds", [
-    (1, 1, {0: 7.5, 1: 1.0}, 2), (1, 1, {0: 1.0, 5: 0.0, 7: 1.0}, 2), (1, 1, {3: 1.5}, 1),
-    (1, 4, dict.fromkeys(range(8), 7.5), 2), (1, 4, dict.fromkeys(range(8), 1.0), 1),
-    (1, 4, {**dict.fromkeys(range(5), 7.5), 6: 1.0}, 3),
-    (8, 1, dict.fromkeys(range(8), 7.5), 1), (4, 1, {0: 7.5, 1: 7.5, 7: 1.0}, 2),
-])
-def test_rounds_are_those_of_the_device_with_most_to_do(devices, group, guidances, rounds):
-    live = {i: living(GUIDED if guidance > 1 else ALONE) for i, guidance in guidances.items()}
-    rows, taken = counting(devices, group)._next_rows(live)
-    assert (rows, taken.tolist()) == (1, [rounds, 0])
-
-
-def test_rounds_are_whole_and_shallow_ones_row_by_row():
-    live = {0: living(GUIDED, GUIDED_SHALLOW, ALONE, ALONE_SHALLOW),
-            1: living(GUIDED, GUIDED, ALONE, ALONE, ALONE),
-            5: living(ALONE, ALONE_SHALLOW, ALONE, ALONE_SHALLOW, GUIDED)}
-    rows, taken = counting()._next_rows(live)
-    assert (rows, taken.tolist()) == (4, [3 + 1 + 2 + 1, 0 + 2 + 0 + 1])
-    rows, taken = counting(devices=8, seconds=(1e-3, 1e-4))._next_rows(live)
-    assert (rows, taken.tolist()) == (4, [4, 0]), "each has a device, and one reuses nothing"
-
-
-@pytest.mark.parametrize("seconds, rows", [
-    ((0.1, 0.001), 2), ((0.3, 0.3), 1), ((0.06, 0.006), 6), ((0.001, 0.0), 18),
-])
-def test_a_call_takes_as_many_rows_as_its_time_has_room_for(seconds, rows):
-    live = {0: living(*[GUIDED, GUIDED_SHALLOW] * 9)}
-    assert counting(seconds=seconds)._next_rows(live)[0] == rows
 
 
 def test_what_a_picture_takes_counts_whole_and_shallow_evaluations(engine):
     engine.ready.wait()
     exact, reusing = (engine.seconds(Settings(steps=100, sampler="ddim", cache_interval=interval))
                       for interval in (1, 4))
-    whole, shallow = engine._row_seconds
+    whole, shallow = engine._pace.row_seconds
     assert whole > 0 < shallow
-    assert exact == pytest.approx(100 * whole + engine._decode_seconds)
-    assert reusing == pytest.approx(25 * whole + 75 * shallow + engine._decode_seconds)
+    assert exact == pytest.approx(100 * whole + engine._pace.decode_seconds)
+    assert reusing == pytest.approx(25 * whole + 75 * shallow + engine._pace.decode_seconds)
 
 
 def test_nothing_was_compiled_again_by_all_this(engine):

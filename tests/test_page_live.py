@@ -27,7 +27,7 @@ from visitor import (
 )
 
 from sd_tpu.images import read_png
-from sd_tpu.job_events import Cancelled, Done, ImageReady
+from sd_tpu.job import Cancelled, Done, ImageReady
 from sd_tpu.page.files import Picture
 from sd_tpu.page.runs import Runs
 from sd_tpu.page.texts import ENGLISH

@@ -23,7 +23,7 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.job_events import COMPILING, Cancelled, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.job import COMPILING, Cancelled, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.page import runs
 from sd_tpu.page.files import Picture
 from sd_tpu.page.texts import ENGLISH

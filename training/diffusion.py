@@ -15,8 +15,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from sd_tpu.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig
-from sd_tpu.denoise import Arrival, Models, Programs
 from sd_tpu.models import CLIPTextModel, UNet2DConditionModel
+from sd_tpu.networks import Models
+from sd_tpu.programs import Arrival, Programs
 from sd_tpu.samplers import make_table
 from sd_tpu.schedule import NoiseSchedule
 from sd_tpu.sharding import make_mesh

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sd_tpu.config import BUNDLED_MODEL
-from sd_tpu.denoise import Models
+from sd_tpu.networks import Models
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.tokenizer import Tokenizer
 from training import autoencoder, diffusion, recipe

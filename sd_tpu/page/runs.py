@@ -16,7 +16,7 @@ from typing import Any
 
 from sd_tpu.engine import Engine, Job
 from sd_tpu.history import History, HistoryError
-from sd_tpu.job_events import (
+from sd_tpu.job import (
     COMPILING,
     Cancelled,
     Done,

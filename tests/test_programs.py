@@ -1,0 +1,384 @@
+"""The three programs: compiled once, and an image depends on its own request alone."""
+
+import ctypes
+import dataclasses
+from functools import cache, partial
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from benchmarks.report import memory
+from sd_tpu import programs as programs_module
+from sd_tpu.denoise import MAX_ROWS, gaussian
+from sd_tpu.models import UNet2DConditionModel
+from sd_tpu.models.unet import timestep_encoding
+from sd_tpu.programs import Arrival, Programs, return_freed_memory
+from sd_tpu.samplers import COLUMNS, make_table
+from sd_tpu.sharding import make_mesh, replicated
+
+ALL = 10**6  # rows: more than any table has
+
+PART = dict(guidance_start=0.3, guidance_stop=0.8)
+
+# (prompt, negative prompt, sampler, spacing, steps, guidance, seed, what is not exact): nothing in
+# common
+DIFFERENT = [
+    ("a cat", "", "ddim", None, 7, 7.5, 1, {}),
+    ("a dog", "ugly", "euler_ancestral", "trailing", 4, 3.0, 2, dict(cache_interval=2)),
+    ("", "", "heun", "karras", 5, 1.0, 3, dict(cache_interval=3)),
+    ("a castle in the clouds", "fog", "pndm", None, 9, 12.0, 4, dict(guidance_stop=0.5)),
+    ("a red house", "", "dpmpp_2m_sde", "karras", 6, 5.0, 5, dict(cache_interval=4, **PART)),
+    ("two birds", "blurry", "unipc", None, 8, 0.0, 6, {}),
+    ("one bird", "", "lcm", None, 3, 2.0, 2**32 - 1, dict(guidance_start=0.4)),
+    ("a very small ship", "large", "dpmpp_2s", None, 10, 7.5, 8, {}),
+]
+
+
+def arrival(pipeline, prompt, negative, sampler, spacing, steps, guidance, seed,
+            inexact=MappingProxyType({})) -> Arrival:
+    return Arrival(
+        ids=pipeline.prepare_inputs([negative, prompt]),
+        table=make_table(sampler, pipeline.schedule, steps, spacing=spacing),
+        guidance=guidance,
+        key=np.asarray(jax.random.PRNGKey(seed)),
+        **inexact,
+    )
+
+
+def draw(programs, params, arrivals: dict[int, Arrival], rows_a_call: int = ALL) -> np.ndarray:
+    """Pictures [S, H, W, 3] uint8 of what enters empty slots together."""
+    slots = programs.encode(params, programs.empty(), arrivals)
+    longest = max(len(a.table.rows) for a in arrivals.values())
+    for _ in range(-(-longest // rows_a_call)):
+        slots = programs.advance(params, slots, rows_a_call)
+    return np.asarray(programs.decode(params, slots.latents, np.isin(range(programs.slots),
+                                                                     list(arrivals))))
+
+
+def make_programs(pipeline, devices: int, group: int = 1) -> Programs:
+    return Programs(pipeline.models, make_mesh(devices), slots=8, height=32, width=32, group=group)
+
+
+LAYOUTS = {"a slot a device": (8, 1), "one device": (1, 1), "one device in fours": (1, 4)}
+
+
+@pytest.fixture(scope="module")
+def drawn(sd1):
+    """By a layout's name: (pipeline, params, programs), and the DIFFERENT pictures in one batch."""
+    pipeline, params = sd1
+
+    @cache
+    def draw_on(name: str):
+        programs = make_programs(pipeline, *LAYOUTS[name])
+        everywhere = jax.device_put(params, replicated(programs.mesh))
+        arrivals = {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+        return (pipeline, everywhere, programs), draw(programs, everywhere, arrivals)
+
+    return draw_on
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout_name(request) -> str:
+    """Eight devices, and one that its slots share."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def on(drawn, layout_name):
+    """(pipeline, params, programs) of each layout in turn."""
+    return drawn(layout_name)[0]
+
+
+@pytest.fixture(scope="module")
+def together(drawn, layout_name) -> np.ndarray:
+    """The eight DIFFERENT pictures, made in one batch."""
+    return drawn(layout_name)[1]
+
+
+def test_eight_different_samplers_in_one_batch_give_the_bytes_each_gives_alone(on, together):
+    pipeline, params, programs = on
+    assert len({image.tobytes() for image in together}) == 8
+    for i, different in enumerate(DIFFERENT):
+        alone = draw(programs, params, {i: arrival(pipeline, *different)})
+        assert np.array_equal(alone[i], together[i]), different
+        assert not alone[np.arange(8) != i].any()
+
+
+def test_the_slot_and_the_neighbours_do_not_matter(on, together):
+    pipeline, params, programs = on
+    moved = {(3 * i + 1) % 8: i for i in range(8) if i != 4}
+    images = draw(programs, params,
+                  {slot: arrival(pipeline, *DIFFERENT[i]) for slot, i in moved.items()})
+    for slot, i in moved.items():
+        assert np.array_equal(images[slot], together[i]), DIFFERENT[i]
+
+
+def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on, together):
+    pipeline, params, programs = on
+    slots = programs.encode(params, programs.empty(), {0: arrival(pipeline, *DIFFERENT[7])})
+    slots = programs.advance(params, slots, 3)
+    slots = programs.encode(params, slots, {1: arrival(pipeline, *DIFFERENT[4])})
+    slots = programs.advance(params, slots, ALL)
+    images = np.asarray(programs.decode(params, slots.latents, np.arange(8) < 2))
+    assert np.array_equal(images[0], together[7])
+    assert np.array_equal(images[1], together[4])
+
+
+def test_one_row_at_a_time_is_all_at_once(on, together):
+    pipeline, params, programs = on
+    arrivals = {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+    assert np.array_equal(draw(programs, params, arrivals, rows_a_call=1), together)
+
+
+def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on, together):
+    pipeline, params, programs = on
+    arrivals = {i: arrival(pipeline, *DIFFERENT[i]) for i in (0, 3)}
+    slots = programs.advance(params, programs.encode(params, programs.empty(), arrivals), 2)
+    slots = programs.encode(params, slots, {0: None})
+    slots = programs.advance(params, slots, ALL)
+    assert int(slots.row[0]) == int(slots.end[0]) == 0
+    image = np.asarray(programs.decode(params, slots.latents, np.arange(8) == 3))[3]
+    assert np.array_equal(image, together[3])
+
+
+def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
+    pipeline, params, programs = on
+    slots = programs.encode(params, programs.empty(), {2: arrival(pipeline, *DIFFERENT[0])})
+    slots = programs.advance(params, slots, ALL)
+    # The last step of DDIM goes to alphas_cumprod[0] here (set_alpha_to_one is off), not to 1.
+    np.testing.assert_allclose(slots.latents[2], slots.clean[2], atol=0.2)
+    assert float(abs(slots.latents[2]).max()) > 0.5
+
+
+@pytest.fixture(scope="module")
+def evaluations(sd1):
+    """Draws arrivals on one device in groups of `group`, and says which evaluations of the model
+    that took: the kind of each and the size of its batch."""
+    pipeline, params = sd1
+
+    @cache
+    def counting(group: int):
+        programs = make_programs(pipeline, 1, group)
+        draw_here = partial(draw, programs, jax.device_put(params, replicated(programs.mesh)))
+        seen = []
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in ("whole", "shallow"):
+                patch.setattr(UNet2DConditionModel, kind, counted(kind, seen))
+            draw_here({0: simple()})  # compiles
+        return draw_here, seen
+
+    def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> Arrival:
+        return arrival(pipeline, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
+
+    def evaluate(group: int, *asked: dict) -> list[tuple[str, int]]:
+        draw_here, seen = counting(group)
+        jax.effects_barrier()
+        seen.clear()
+        draw_here({i: simple(**values) for i, values in enumerate(asked)})
+        jax.effects_barrier()
+        return seen
+
+    return evaluate
+
+
+def counted(kind: str, seen: list[tuple[str, int]]):
+    """The model's method of that name, which adds to `seen` whenever it runs."""
+    evaluate = getattr(UNet2DConditionModel, kind)
+
+    def counting(self, *inputs):
+        jax.debug.callback(lambda: seen.append((kind, len(inputs[0]))))
+        return evaluate(self, *inputs)
+
+    return counting
+
+
+@pytest.mark.parametrize("group, guidances, rounds", [
+    (1, [7.5], 1), (1, [1.0], 1), (1, [1.0, 0.0], 1), (1, [1.0] * 8, 4),
+    (1, [1.5, 1.0, 7.5, 1.0, 0.5], 4), (4, [1.0] * 8, 1), (4, [1.5, 1.0, 7.5, 1.0, 0.5], 2),
+])
+def test_what_is_not_guided_shares_evaluations_two_by_two(evaluations, group, guidances, rounds):
+    seen = evaluations(group, *(dict(steps=3, guidance=guidance) for guidance in guidances))
+    assert seen == [("whole", 2 * group)] * (3 * rounds)
+
+
+STOPS, REUSES = dict(guidance_stop=0.5), dict(cache_interval=2)
+
+
+@pytest.mark.parametrize("group, inexact, whole, shallow", [
+    (1, [STOPS], 4, 0),
+    (1, [STOPS] * 2, 2 * 2 + 2 * 1, 0),
+    (1, [STOPS, dict(guidance_start=0.5)], 4 * 2, 0),
+    (1, [REUSES], 2, 2),
+    (1, [REUSES] * 4, 2 * 4, 2 * 4),
+    (1, [REUSES, {}], 4 + 2, 2),
+    (1, [dict(cache_interval=4, guidance_stop=0.5)] * 2, 2, 2 + 1 + 1),
+    (4, [REUSES, {}, STOPS], 2 * 1 + 2 * 2, 2),
+    (4, [STOPS] * 8, 2 * 2 + 2 * 1, 0),
+])
+def test_only_what_is_asked_for_is_evaluated_and_packed_anew_when_that_changes(
+    evaluations, group, inexact, whole, shallow
+):
+    seen = evaluations(group, *(dict(steps=4, guidance=3.0, inexact=each) for each in inexact))
+    assert {size for _, size in seen} == {2 * group}
+    kinds = [kind for kind, _ in seen]
+    assert (kinds.count("whole"), kinds.count("shallow")) == (whole, shallow)
+
+
+def test_what_has_ended_leaves_its_evaluations_to_the_others(evaluations):
+    assert len(evaluations(1, *(dict(steps=steps) for steps in (2, 5, 2, 5)))) == 2 * 2 + 3 * 1
+
+
+def test_every_program_is_traced_once_whatever_changes(on, together):
+    pipeline, params, programs = on
+    for filled in (1, 5, 8):
+        draw(programs, params, {i: arrival(pipeline, *d) for i, d in
+                                enumerate(DIFFERENT[8 - filled:])}, rows_a_call=filled)
+    assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+
+
+def test_memory_that_was_freed_is_returned_to_the_system():
+    libc = ctypes.CDLL("libc.so.6")
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    blocks = [libc.malloc(100_000) for _ in range(3000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    for block in blocks[:-1]:  # the last keeps the heap from shrinking by itself
+        libc.free(block)
+    kept = memory("VmRSS")
+    return_freed_memory()
+    assert memory("VmRSS") < kept - 200e6
+    libc.free(blocks[-1])
+
+
+def test_what_a_compiler_has_freed_is_returned_once_for_each_program(sd1, monkeypatch):
+    returned = []
+    monkeypatch.setattr(programs_module, "return_freed_memory", lambda: returned.append("once"))
+    pipeline, params = sd1
+    programs = make_programs(pipeline, 8)
+    for _ in range(2):
+        draw(programs, params, {0: arrival(pipeline, *DIFFERENT[4])})
+    assert len(returned) == len(programs.traces) == 3
+
+
+def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(drawn):
+    images = [drawn(name)[1].astype(int) for name in LAYOUTS]
+    for other in images[1:]:
+        assert np.mean(np.abs(other - images[0]) > 1) <= 0.001
+
+
+def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs(sd1):
+    pipeline, _ = sd1
+    with pytest.raises(ValueError, match=r"30x32 is not possible.*multiples of 4"):
+        Programs(pipeline.models, make_mesh(), slots=8, height=32, width=30)
+
+
+# --- guidance in an interval, and features that are reused --------------------------------------
+
+
+def plain_unet(unet, x, t, text, deep=None):
+    """The whole UNet, layer by layer, where `deep` replaces what enters its last layer; also that
+    what entered it."""
+    config = unet.config
+    time = unet.time_embedding(timestep_encoding(
+        t, config.block_out_channels[0], config.flip_sin_to_cos, config.freq_shift))
+    x = unet.conv_in(x)
+    skips = [x]
+    for block in unet.down_blocks:
+        x, outputs = block.down(x, time, text)
+        skips += outputs
+    x = unet.mid_block(x, time, text)
+    for block in unet.up_blocks:
+        for i, resnet in enumerate(block.resnets):
+            if resnet is unet.up_blocks[-1].resnets[-1]:
+                x = deep = x if deep is None else deep
+            x = resnet(jnp.concatenate([x, skips.pop()], axis=-1), time)
+            x = block.attentions[i](x, text) if hasattr(block, "attentions") else x
+        if hasattr(block, "upsamplers"):
+            x = block.upsamplers[0](x)
+    return unet.conv_out(nnx.silu(unet.conv_norm_out(x))), deep
+
+
+@pytest.fixture(scope="module")
+def compiled_plainly(drawn):
+    """The text encoder and the plain UNet."""
+    (pipeline, params, _), _ = drawn("one device")
+    encoder = nnx.merge(pipeline.models.text_encoder, params["text_encoder"])
+    unet = nnx.merge(pipeline.models.unet, params["unet"])
+    return jax.jit(encoder), jax.jit(partial(plain_unet, unet))
+
+
+def drawn_plainly(compiled, shape, arrival: Arrival, guided: set[int], whole: set[int]):
+    """Latents [h, w, C] made row by row, with one text at a time: guidance in the rows `guided`,
+    and features reused in those that are not `whole`."""
+    encode, evaluate = compiled
+    texts = encode(arrival.ids)
+    x = arrival.table.init_noise_sigma * gaussian(arrival.key, shape)
+    history, deep = jnp.zeros((5, *shape)), [None, None]
+    for i, row in enumerate(arrival.table.rows.astype(np.float32)):
+        c = dict(zip(COLUMNS, row, strict=True))
+        out = [None, None]
+        for text in (0, 1) if i in guided else (1,):
+            reused = None if i in whole else deep[text]
+            out[text], deep[text] = evaluate(
+                c["c_in"] * x[None], jnp.full(1, c["t"]), texts[text : text + 1], reused)
+        negative, positive = out
+        out = positive[0]
+        if i in guided:
+            out = (negative + arrival.guidance * (positive - negative))[0]
+        history = jnp.concatenate([(c["u"] * x + c["v"] * out)[None], history[:-1]])
+        noise = gaussian(jax.random.fold_in(arrival.key, i), shape)
+        x = c["a"] * x + sum(c[f"b{k}"] * history[k] for k in range(5)) + c["s"] * noise
+    return x
+
+
+ROWS = set(range(8))
+
+
+@pytest.mark.parametrize("sampler, steps, inexact, guided, whole", [
+    ("dpmpp_2m", 8, {}, ROWS, ROWS),
+    ("dpmpp_2m", 8, PART, {2, 3, 4, 5}, ROWS),
+    ("euler_ancestral", 8, dict(guidance_stop=0.5), {0, 1, 2, 3}, ROWS),
+    ("ddim", 8, dict(cache_interval=3), ROWS, {0, 3, 6}),
+    ("dpmpp_2m", 8, dict(cache_interval=4, **PART), {2, 3, 4, 5}, {0, 2, 4}),
+    ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 4}),
+    ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 2, 4, 6}),
+])
+def test_a_picture_is_what_a_plain_loop_makes_of_it(drawn, compiled_plainly, sampler, steps,
+                                                    inexact, guided, whole):
+    (pipeline, params, programs), _ = drawn("one device")
+    plainly = partial(drawn_plainly, compiled_plainly, programs.latent_shape)
+    ours = arrival(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
+    slots = programs.encode(params, programs.empty(), {3: ours})
+    slots = programs.advance(params, slots, ALL)
+    plain = plainly(ours, guided, whole)
+    np.testing.assert_allclose(slots.latents[3], plain, atol=2e-4)
+    if inexact:
+        exact = plainly(ours, ROWS, ROWS)
+        assert float(abs(exact - plain).max()) > 0.01, "nothing was at stake"
+
+
+def test_an_interval_of_all_and_a_cache_of_none_give_the_exact_bytes(on, together):
+    pipeline, params, programs = on
+    exact = dict(guidance_start=0.0, guidance_stop=1.0, cache_interval=1)
+    image = draw(programs, params, {5: arrival(pipeline, *DIFFERENT[0][:-1], exact)})[5]
+    assert np.array_equal(image, together[0])
+    # Here 0.1 of seven steps is none, and of pictures without guidance none is left out.
+    image = draw(programs, params, {2: arrival(pipeline, *DIFFERENT[0][:-1],
+                                               dict(guidance_start=0.1))})[2]
+    assert np.array_equal(image, together[0])
+    image = draw(programs, params, {2: arrival(pipeline, *DIFFERENT[5][:-1], PART)})[2]
+    assert np.array_equal(image, together[5])
+
+
+def test_the_longest_table_of_all_ends_with_its_last_row(on):
+    pipeline, params, programs = on
+    long = arrival(pipeline, "a cat", "", "ddim", None, 10, 1.0, 0)
+    rows = np.resize(long.table.rows, (MAX_ROWS, len(COLUMNS)))
+    table = dataclasses.replace(long.table, rows=rows, step=np.arange(MAX_ROWS))
+    slots = programs.encode(params, programs.empty(), {0: dataclasses.replace(long, table=table)})
+    slots = programs.advance(params, slots.replace(row=slots.row.at[0].set(MAX_ROWS - 3)), ALL)
+    assert int(slots.row[0]) == MAX_ROWS
