@@ -27,8 +27,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 from visitor import newcomer
 
-from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
-from sd_tpu import engine as engine_module
+from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline, pace
 from sd_tpu.engine import Engine
 from sd_tpu.page import build, launch
 
@@ -149,7 +148,7 @@ def slow_engine(page_engine, monkeypatch) -> Engine:
         time.sleep(PAUSE)
         return advanced
 
-    monkeypatch.setattr(engine_module, "CALL_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "CALL_SECONDS", 0.0)
     monkeypatch.setattr(page_engine, "_advance", slowly)
     return page_engine
 

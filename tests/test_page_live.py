@@ -29,6 +29,7 @@ from visitor import (
 from sd_tpu.images import read_png
 from sd_tpu.job import Cancelled, Done, ImageReady
 from sd_tpu.page.files import Picture
+from sd_tpu.page.keeping import Keeper
 from sd_tpu.page.runs import Runs
 from sd_tpu.page.texts import ENGLISH
 from sd_tpu.request import Own, Request, RequestError, Settings
@@ -125,7 +126,7 @@ ASKED = Request(prompts=("a", "b", "c"), seed=3)
 def begun():
     """A run of three pictures, and its engine."""
     engine = Engine()
-    return Runs(engine, Files()).start(ASKED), engine
+    return Runs(engine, Keeper(Files())).start(ASKED), engine
 
 
 def alone(run, place, prompt):
@@ -241,7 +242,7 @@ def test_nobody_has_more_than_one_job_a_box():
 
 def test_a_redraw_waits_for_what_was_asked_for_before_it():
     engine = Engine()
-    together = Runs(engine, Files())
+    together = Runs(engine, Keeper(Files()))
     fast = dataclasses.replace(ASKED, cache_interval=2)
     run, _ = together.start(ASKED), together.start(fast)
     draw(engine.jobs[0])  # 3 pictures of 20 steps in 1 second

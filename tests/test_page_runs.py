@@ -24,8 +24,10 @@ from visitor import (
 )
 
 from sd_tpu.job import COMPILING, Cancelled, Done, Failed, ImageReady, Progress, Queued
-from sd_tpu.page import runs
+from sd_tpu.page import run as run_module
 from sd_tpu.page.files import Picture
+from sd_tpu.page.run import Run
+from sd_tpu.page.runs import Runs
 from sd_tpu.page.texts import ENGLISH
 from sd_tpu.request import Request
 
@@ -160,8 +162,7 @@ def test_pictures_are_still_there_after_a_reload(tab):
 
 
 def test_a_run_that_nobody_follows_any_more_is_given_up(visitor, address, slow_engine, monkeypatch):
-    monkeypatch.setattr(runs.Runs.start, "__kwdefaults__",
-                        {**runs.Runs.start.__kwdefaults__, "grace": 1})
+    monkeypatch.setattr(Runs.start, "__kwdefaults__", {**Runs.start.__kwdefaults__, "grace": 1})
     with visitor.new_page() as tab:
         visit(tab, address)
         fill(tab, PROMPTS, steps=LONG)
@@ -172,7 +173,7 @@ def test_a_run_that_nobody_follows_any_more_is_given_up(visitor, address, slow_e
     while any(slow_engine._occupants):
         assert time.monotonic() < given_up
         time.sleep(0.05)
-    assert any(job._rows_left.values()), "the job of a closed tab went on to its end"
+    assert any(job.rows_left.values()), "the job of a closed tab went on to its end"
 
 
 def test_two_people_see_and_stop_only_what_is_their_own(chromium, tab, address, slow_engine):
@@ -227,7 +228,7 @@ class FakeJob:
         pass
 
 
-class NoFiles:
+class NoRoom:
     """A disk that is full."""
 
     def add(self, *_):
@@ -254,11 +255,11 @@ class Alone:
 
 
 def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):
-    monkeypatch.setattr(runs, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(run_module, "GRACE_SECONDS", 0.1)
     job, over = FakeJob(), threading.Event()
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)
-    runs.Run(job, Alone(), NoFiles(), grace=0)
+    Run(job, Alone(), NoRoom(), grace=0)
     assert over.wait(5)
 
 
@@ -267,7 +268,7 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often():
     over = threading.Event()
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)  # none until it is cancelled
-    run = runs.Run(job, Alone(wait=0), NoFiles(), grace=1.0)
+    run = Run(job, Alone(wait=0), NoRoom(), grace=1.0)
 
     def glance():
         follower = run.follow("somebody")
@@ -292,7 +293,7 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often():
     ([ImageReady(0, None)], "The server failed; please try again."),
 ])
 def test_the_line_says_what_is_happening(events, sentence):
-    run = runs.Run(FakeJob(*events), Alone(wait=40), NoFiles(), grace=30)
+    run = Run(FakeJob(*events), Alone(wait=40), NoRoom(), grace=30)
     for _ in range(100):
         if ENGLISH.translate(run._line.text) == sentence:
             break
@@ -300,14 +301,14 @@ def test_the_line_says_what_is_happening(events, sentence):
     assert ENGLISH.translate(run._line.text) == sentence
 
 
-class SomeFiles:
+class Room:
     """A disk with room."""
 
     def add(self, *_):
         return Picture("picture.png", "picture.webp")
 
 
-class Keeping(Alone):
+class Keeping(Room):
     """What of its run could be seen while a picture was being kept."""
 
     def __init__(self):
@@ -320,14 +321,14 @@ class Keeping(Alone):
 
 def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it():
     keeping = Keeping()
-    keeping.run = runs.Run(FakeJob(ImageReady(1, None), Done(1.0)), keeping, SomeFiles(), 30, "me")
+    keeping.run = Run(FakeJob(ImageReady(1, None), Done(1.0)), Alone(), keeping, 30, "me")
     keeping.begun.set()
     assert list(keeping.run.follow("somebody"))[-1].line.kind == "over"
     assert keeping.seen == [("me", "picture.png", 4, {})]
     assert list(keeping.run.pictures()) == [1]
 
 
-class Full(Alone):
+class Full(Room):
     """A history that has room for so many pictures, by their names, and what was dropped of it."""
 
     def __init__(self, *names):
@@ -345,15 +346,15 @@ def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history
     full = Full("first", "second")
     job = FakeJob(*[ImageReady(0, None)] * 4, Done(1.0))
     job.request = job.request.only(0)
-    run = runs.Run(job, full, SomeFiles(), 30, "me", live=True)
+    run = Run(job, Alone(), full, 30, "me", live=True)
     assert list(run.follow("somebody"))[-1].line.kind == "over"
     assert full.dropped == ["first"]
 
 
 def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped():
     full = Full("old")
-    run = runs.Run(FakeJob(), full, SomeFiles(), 30, "me", live=True)
-    overtaken = runs._Work(FakeJob(), full.seconds, live=True)
+    run = Run(FakeJob(), Alone(), full, 30, "me", live=True)
+    overtaken = run_module._Work(FakeJob(), Alone().seconds, live=True)
     overtaken.places.clear()
     run._keep(overtaken, 0, Picture("picture.png", "picture.webp"))
     assert full.dropped == ["old"]

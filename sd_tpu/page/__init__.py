@@ -8,7 +8,9 @@ from sd_tpu.engine import MAX_WAITING, Engine
 from sd_tpu.history import History
 from sd_tpu.images import MAX_FILE_BYTES
 from sd_tpu.page import api, cells, events, live, past
+from sd_tpu.page.asking import QUIET
 from sd_tpu.page.files import Files
+from sd_tpu.page.keeping import Keeper
 from sd_tpu.page.layout import make_form, make_tools, make_view
 from sd_tpu.page.runs import KEEP_SECONDS, Runs
 from sd_tpu.page.texts import Translations, language_of
@@ -29,7 +31,7 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
         form = make_form(engine, texts, tools, compare)
         view = make_view(engine, texts)
         files = Files(page, engine.to_png)
-        runs = Runs(engine, files, history)
+        runs = Runs(engine, Keeper(files, history))
         if history:
             past.offer(engine, history, form, view, files)
         about = gr.HTML(texts.render(partial(cells.about, engine)), apply_default_css=False,
@@ -42,7 +44,7 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
         def leave(visitor: gr.Request) -> None:
             runs.leave(visitor.session_hash)
 
-        page.load(tell_about, None, about, queue=False, **events.QUIET)
+        page.load(tell_about, None, about, queue=False, **QUIET)
         ends = events.connect(engine, page, texts, form, view, runs, files)
         live.connect(engine, page, form, view, runs, switch, ends)
         page.unload(leave)

@@ -9,7 +9,8 @@ import gradio as gr
 
 from sd_tpu.engine import Engine
 from sd_tpu.images import read_png
-from sd_tpu.page.runs import Run, Runs
+from sd_tpu.page.run import Run
+from sd_tpu.page.runs import Runs
 from sd_tpu.page.texts import ENGLISH
 from sd_tpu.request import RANDOM, Request, RequestError, drawn_seed
 from sd_tpu.samplers import SAMPLERS

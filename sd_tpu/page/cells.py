@@ -19,7 +19,8 @@ from sd_tpu.images import VERSION
 from sd_tpu.page.files import SMALL, url
 from sd_tpu.page.labels import words
 from sd_tpu.page.links import write_link
-from sd_tpu.page.runs import Cell, Run
+from sd_tpu.page.run import Run
+from sd_tpu.page.snapshot import Cell
 from sd_tpu.page.texts import Language, Phrase, label
 from sd_tpu.request import Settings
 from sd_tpu.tokenizer import LENGTH

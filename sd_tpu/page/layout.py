@@ -13,7 +13,7 @@ from sd_tpu.page import cells
 from sd_tpu.page.compare import Compare, make_compare
 from sd_tpu.page.labels import plain
 from sd_tpu.page.own import Panel, fields_of, make_panel, show_owns
-from sd_tpu.page.runs import Cell, Line, Snapshot
+from sd_tpu.page.snapshot import Cell, Line, Snapshot
 from sd_tpu.page.texts import ENGLISH, Language, Translations, label
 from sd_tpu.pipeline import FlaxStableDiffusionPipeline
 from sd_tpu.request import (
@@ -108,6 +108,23 @@ class Form:
         """Fills it in with what was asked for."""
         return self.show(dataclasses.asdict(request), language)
 
+    def show_kept(self, values: Any, here: Settings, language: Language) -> Updates:
+        """Fills it in with the contents that the browser has kept; else what it begins with stays,
+        but for the words in the list of spacings, which the browser cannot translate.
+
+        Of a page that had other fields or samplers only the prompts and the seed are taken, which
+        come first.
+        """
+        inputs, first = self.inputs(), MAX_PROMPTS + 1
+        if isinstance(values, list) and len(values) >= first:
+            begun = [component.value for component in inputs]
+            complete = [values] if len(values) == len(inputs) else []
+            for kept in (*complete, values[:first]):
+                asked = self.read([*kept, *begun[len(kept):]])
+                if asked["sampler"] in SAMPLERS:
+                    return self.show(asked, language)
+        return {self.settings["spacing"]: gr.update(choices=spacings(here.sampler, language))}
+
     def buttons(self, *, running: bool) -> Updates:
         """Generate or Stop, whichever makes sense."""
         return {self.generate: gr.update(interactive=not running),
@@ -201,6 +218,16 @@ def make_view(engine: Engine, texts: Translations) -> View:
     gr.HTML(texts.render(cells.viewer), apply_default_css=False, js_on_load=None)
     file = gr.Textbox(visible=False)
     return View(line, news, figures, collection, gr.State(), file, size)
+
+
+def put_request(form: Form, view: View, request: Request, told: str, here: Settings,
+                language: Language) -> Updates:
+    """Fills the form in with what a picture from elsewhere was made from, and says so."""
+    if (request.width, request.height) != (here.width, here.height):
+        size = language.say("read_size", width=request.width, height=request.height,
+                            here_width=here.width, here_height=here.height)
+        told = f"{told} {size}"
+    return {**form.show_request(request, language), **view.tell(told)}
 
 
 def spacings(sampler: str, language: Language) -> list[tuple[str, str]]:

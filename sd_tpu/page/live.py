@@ -18,16 +18,12 @@ from gradio.events import Dependency
 
 from sd_tpu.engine import Engine
 from sd_tpu.page import cells
-from sd_tpu.page.events import (
-    QUIET,
-    REFRESH_HISTORY,
-    browser_of,
-    follow,
-    gather,
-    outputs_of_run,
-)
+from sd_tpu.page.asking import QUIET, REFRESH_HISTORY, browser_of, gather
+from sd_tpu.page.following import follow, outputs_of_run
 from sd_tpu.page.layout import Form, Updates, View
-from sd_tpu.page.runs import Line, Run, Runs
+from sd_tpu.page.run import Run
+from sd_tpu.page.runs import Runs
+from sd_tpu.page.snapshot import Line
 from sd_tpu.page.texts import Phrase, label, language_of
 from sd_tpu.request import RANDOM, Request, RequestError, Settings, drawn_seed
 

@@ -14,10 +14,10 @@ from sd_tpu.engine import Engine
 from sd_tpu.history import Entry, History, HistoryError
 from sd_tpu.images import read_png
 from sd_tpu.page import cells
-from sd_tpu.page.events import QUIET, browser_of, put_request
+from sd_tpu.page.asking import QUIET, browser_of
 from sd_tpu.page.files import SMALL, Files, thumbnail, url
 from sd_tpu.page.labels import all_words
-from sd_tpu.page.layout import Form, Updates, View
+from sd_tpu.page.layout import Form, Updates, View, put_request
 from sd_tpu.page.texts import Language, language_of
 from sd_tpu.request import RequestError, Settings
 
