@@ -342,3 +342,57 @@ def test_a_huge_file_is_not_even_sent(tab, tmp_path):
     unfold(tab, "Read a picture")
     tab.locator("#read-panel input[type=file]").set_input_files(tmp_path / "huge.png")
     expect(tab.get_by_text("exceed the maximum allowed size of 64.0 Mb")).to_be_visible()
+
+
+# --- what can be taken back ---------------------------------------------------------------------
+
+
+def test_what_was_replaced_comes_back_step_by_step_also_after_a_reload(tab):
+    undo = tab.get_by_role("button", name="Undo")
+    fill(tab, PROMPTS, seed=5, steps=7)
+    expect(undo).to_be_disabled()
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(box(tab, 1)).to_have_value("")
+    drop(tab, png())
+    says(tab, "of picture.png are in the boxes.")
+    tab.get_by_role("button", name="Copy the first to all").click()
+    expect(box(tab, 8)).to_have_value("a fox")
+    undo.click()
+    says(tab, "What was in the boxes before is in them again.")
+    assert prompts(tab) == ["a fox", "a hen", *[""] * 6]
+    tab.reload()
+    tab.wait_for_function("window.sdTpu?.arrived")
+    undo.click()
+    expect(box(tab, 1)).to_have_value("")
+    undo.click()
+    expect(box(tab, 8)).to_have_value(PROMPTS[7])
+    assert prompts(tab) == PROMPTS
+    unfold(tab, "Settings")
+    expect(seed_box(tab)).to_have_value("5")
+    expect(setting(tab, "Steps")).to_have_value("7")
+    expect(undo).to_be_disabled()
+
+
+def test_what_was_refused_is_nothing_to_take_back(tab):
+    fill(tab, PROMPTS)
+    drop(tab, b"no picture")
+    says(tab, "The file is not a PNG picture")
+    undo = tab.get_by_role("button", name="Undo")
+    box(tab, 1).fill("typed")
+    expect(box(tab, 1)).to_have_value("typed")
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    undo.click()
+    expect(box(tab, 1)).to_have_value("typed")
+    expect(undo).to_be_disabled()
+
+
+def test_a_link_takes_nothing_away_for_good(tab, address):
+    fill(tab, PROMPTS)
+    expect(box(tab, 8)).to_have_value(PROMPTS[7])
+    tab.reload()
+    tab.wait_for_function("window.sdTpu?.arrived")
+    tab.goto(f"{address}#{write_link(Request(prompts=('a fox',), seed=1))}")
+    expect(box(tab, 1)).to_have_value("a fox")
+    tab.get_by_role("button", name="Undo").click()
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
+    assert prompts(tab) == PROMPTS

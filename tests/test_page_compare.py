@@ -165,7 +165,7 @@ def test_accelerations_are_compared_with_the_exact_picture_first(tab, page_engin
 
 def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     fill(tab, PROMPTS, seed=5, steps=3)
-    back = tab.get_by_role("button", name="Put my prompts back")
+    undo = tab.get_by_role("button", name="Undo")
     fold = tab.get_by_role("button", name="Compare", exact=True)
     fold.focus()
     tab.keyboard.press("Enter")
@@ -173,7 +173,7 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
         tab.keyboard.press(key)
     values = tab.get_by_label("Values, up to eight")
     expect(values).to_have_value("4, 6, 8, 10, 15, 20, 30, 50", timeout=PATIENCE)
-    expect(back).to_be_disabled()
+    expect(undo).to_be_disabled()
     for key in (*["Tab"] * 5, "Control+A"):
         tab.keyboard.press(key)
     tab.keyboard.type("2 4, 3")
@@ -186,9 +186,13 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     press(tab, tab.get_by_role("button", name="Draw the comparison"))
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(["2 steps", "4 steps", "3 steps"])
-    back.click()
-    says(tab, "What was in the boxes before the comparison is in them again.")
+    undo.click()
+    says(tab, "What was in the boxes before is in them again.")
+    assert prompts(tab) == [PROMPTS[0]] * 3 + [""] * 5
+    undo.click()
+    expect(box(tab, 2)).to_have_value(PROMPTS[1])
     assert prompts(tab) == PROMPTS
+    expect(undo).to_be_disabled()
     expect(tab.locator(".own-summary")).to_have_count(0)
     expect(setting(tab, "Steps")).to_have_value("3")
 
@@ -206,10 +210,13 @@ def test_seeds_that_are_compared_run_on_from_the_present_one(tab):
     expect(labels(tab)).to_have_text(["seed 41", "seed 9"])
     expect(seed_box(tab)).to_have_value("5")
     tab.reload()
-    unfold(tab, "Compare")
+    tab.wait_for_function("window.sdTpu?.arrived")
     assert prompts(tab) == [PROMPTS[0]] * 2 + [""] * 6
-    press(tab, tab.get_by_role("button", name="Put my prompts back"))
-    says(tab, "What was in the boxes before the comparison is in them again.")
+    undo = tab.get_by_role("button", name="Undo")
+    press(tab, undo)
+    expect(box(tab, 2)).to_have_value("", timeout=PATIENCE)
+    press(tab, undo)
+    expect(box(tab, 2)).to_have_value(PROMPTS[1], timeout=PATIENCE)
     assert prompts(tab) == PROMPTS
 
 

@@ -124,6 +124,9 @@ def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
     assert prompts(made) == ["fourth", *[""] * 7]
     expect(seed_box(made)).to_have_value("11")
     expect(setting(made, "Steps")).to_have_value("3")
+    made.get_by_role("button", name="Undo").click()
+    expect(setting(made, "Steps")).to_have_value("40")
+    assert prompts(made)[1] == "ein Café, größer"
 
 
 def test_variations_fill_all_boxes_with_one_picture(made):

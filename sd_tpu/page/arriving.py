@@ -20,10 +20,9 @@ def connect(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, vi
             ) -> Dependency:
     """Fills the page when it opens; returns what ends with that."""
     arrived = page.load(_restore(engine, page, texts, form, view),
-                        [form.saved, form.compare.before],
-                        {form.saved, form.compare.back, *form.inputs(), view.line, view.news,
-                         *texts.updates(page, ENGLISH)}, queue=False,
-                        js="(saved, before) => [window.sdTpu.arrive(saved), before]", **QUIET)
+                        form.saved, {form.saved, *form.inputs(), view.line, view.news,
+                                     *texts.updates(page, ENGLISH)}, queue=False,
+                        js="(saved) => window.sdTpu.arrive(saved)", **QUIET)
     for after in (arrived.then, arrived.failure):
         after(None, [form.saved, *form.inputs()], form.saved, **QUIET,
               js="(...values) => window.sdTpu.saveAll(...values)")
@@ -31,14 +30,12 @@ def connect(engine: Engine, page: gr.Blocks, texts: Translations, form: Form, vi
 
 
 def _restore(engine: Engine, page: gr.Blocks, texts: Translations, form: Form,
-             view: View) -> Callable[[dict, dict | None, gr.Request], Updates]:
+             view: View) -> Callable[[dict, gr.Request], Updates]:
     """What fills the boxes when the page opens: the link's request, or what was in them last."""
 
-    def restore(saved: dict, before: dict | None, visitor: gr.Request) -> Updates:
+    def restore(saved: dict, visitor: gr.Request) -> Updates:
         link, shown = saved.pop("link", ""), saved.pop("shown", "")
         language = language_of(visitor)
-        filled = {form.compare.back: gr.update(interactive=bool(before)),
-                  **fill(saved, link, language)}
         labels = {}
         if language is not ENGLISH:
             labels = own_choices(form.own, language) | form.compare.choices(language)
@@ -46,7 +43,7 @@ def _restore(engine: Engine, page: gr.Blocks, texts: Translations, form: Form,
             for component, update in texts.updates(page, language).items():
                 labels[component] = {**labels.get(component, {}), **update}
         return {**labels, **{component: _both(labels.get(component), update)
-                             for component, update in filled.items()}}
+                             for component, update in fill(saved, link, language).items()}}
 
     def fill(saved: dict, link: str, language: Language) -> Updates:
         updates = {form.saved: saved,

@@ -18,7 +18,7 @@ from sd_tpu.page.run import Run
 from sd_tpu.page.runs import Runs
 from sd_tpu.page.snapshot import Line
 from sd_tpu.page.texts import Language, Phrase, language_of
-from sd_tpu.request import MAX_PROMPTS, Request, RequestError, drawn_seed
+from sd_tpu.request import Request, RequestError, drawn_seed
 
 Values = Mapping[Component, Any]
 
@@ -36,14 +36,10 @@ def connect(engine: Engine, form: Form, view: View, runs: Runs, arrived: Depende
     compare.what.input(do.suggest, [compare.what, form.seed], [compare.samplers, compare.values],
                        queue=False, **QUIET)
     compare.go.click(None, js="() => window.sdTpu.lookAtPictures()", **QUIET)
-    # Two events, as a BrowserState must be among the outputs of none that leaves it as it is.
+    # Two events, as the form need not be among the outputs of each step.
     compared = gather(compare.go.click, form).then(
-        do.compare, {*inputs, *compare.inputs(), compare.before},
-        [*outputs, compare.before, compare.begun, compare.back, *form.inputs()], **QUIET).then(
-        do.follow, compare.begun, outputs, **endless)
-    compare.back.click(do.put_back, compare.before,
-                       [compare.before, compare.back, *form.inputs(), view.line, view.news],
-                       queue=False, **QUIET)
+        do.compare, {*inputs, *compare.inputs()}, [*outputs, compare.begun, *form.inputs()],
+        **QUIET).then(do.follow, compare.begun, outputs, **endless)
     ends = [begun, compared, arrived.then(do.come_back, form.saved, outputs, **endless)]
     for end in ends:
         end.then(None, js=REFRESH_HISTORY, **QUIET)
@@ -69,23 +65,16 @@ class _Begin:
         yield from follow(self.form, self.view, run, visitor)
 
     def compare(self, values: Values, visitor: gr.Request) -> Updates:
-        """Begins a comparison, to be followed, and keeps what it takes the place of."""
-        form, compare = self.form, self.form.compare
-        before, language = values[compare.before], language_of(visitor)
+        """Begins a comparison, which is to be followed, and fills it in."""
+        form, compare, language = self.form, self.form.compare, language_of(visitor)
         try:
             what, compared = compare.read(values)
-            filled = form.filled(values)
-            request = comparison(self._asked(filled), what, compared, self.engine.defaults)
+            asked = self._asked(form.filled(values))
+            request = comparison(asked, what, compared, self.engine.defaults)
             run = self._start(request, values, visitor)
         except RequestError as error:
-            return {compare.before: before, compare.begun: None,
-                    **self._refused(error, values, language)}
-        # What a comparison has left in the boxes is not worth keeping, but what was before it.
-        if not isinstance(before, dict) or filled["prompts"] != before.get("compared"):
-            before = {"form": values[form.gathered]}
-        before["compared"] = [*request.prompts, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
-        return {compare.before: before, compare.begun: run.key,
-                compare.back: gr.update(interactive=True), **form.show_request(request, language),
+            return {compare.begun: None, **self._refused(error, values, language)}
+        return {compare.begun: run.key, **form.show_request(request, language),
                 **form.buttons(running=True),
                 **self.view.show_line(Line(Phrase("starting")), language)}
 
@@ -118,14 +107,6 @@ class _Begin:
         return {compare.samplers: gr.update(visible=by_name),
                 compare.values: gr.update(visible=not by_name,
                                           value=", ".join(map(plain, values)))}
-
-    def put_back(self, before: dict | None, visitor: gr.Request) -> Updates:
-        """Fills the form in as it was before a comparison."""
-        language, compare = language_of(visitor), self.form.compare
-        contents = before.get("form") if isinstance(before, dict) else None
-        return {compare.before: None, compare.back: gr.update(interactive=False),
-                **self.form.show_kept(contents, self.engine.defaults, language),
-                **self.view.tell(language.say("compare_back_done"))}
 
     def _asked(self, filled: Mapping[str, Any]) -> Request:
         return Request.check({**filled, "seed": drawn_seed(filled["seed"])}, self.engine.defaults)

@@ -36,17 +36,12 @@ _BETWEEN = re.compile(r"[\s,;،、，；]+")  # also as Arabic and Chinese write
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """What is to be compared. `before` has the contents of the `form` before a comparison, and the
-    prompts that were `compared`; the browser keeps it, for a page that is loaded again meanwhile.
-    `begun` is the key of the run that was begun last, if it was.
-    """
+    """What is to be compared; `begun` is the key of the run that was begun last, if it was."""
 
     what: gr.Radio
     samplers: gr.Dropdown
     values: gr.Textbox
     go: gr.Button
-    back: gr.Button
-    before: gr.BrowserState
     begun: gr.State
 
     def inputs(self) -> list[Component]:
@@ -74,7 +69,7 @@ def _kinds(language: Language) -> list[tuple[str, str]]:
     return [(language.say("own_seed" if name == "seed" else name), name) for name in names]
 
 
-def make_compare(defaults: Settings, before: gr.BrowserState) -> Compare:
+def make_compare(defaults: Settings) -> Compare:
     """The panel; its fold button stands elsewhere."""
     samplers = [(sampler.label, key) for key, sampler in SAMPLERS.items()]
     with gr.Column(elem_id="compare-panel"):
@@ -84,10 +79,9 @@ def make_compare(defaults: Settings, before: gr.BrowserState) -> Compare:
         chosen = gr.Dropdown(samplers, value=suggested("sampler", defaults, 0), multiselect=True,
                              max_choices=MAX_PROMPTS, label=label("compare_samplers"))
         values = gr.Textbox(label=label("compare_values"), visible=False)
-        with gr.Row(elem_id="compare-go"):
-            go = gr.Button(label("compare_go"), min_width=0)
-            back = gr.Button(label("compare_back"), interactive=False, min_width=0)
-    return Compare(what, chosen, values, go, back, before, gr.State())
+        with gr.Row():
+            go = gr.Button(label("compare_go"), elem_id="compare-go", min_width=0)
+    return Compare(what, chosen, values, go, gr.State())
 
 
 def suggested(what: str, defaults: Settings, seed: Any) -> list[Any]:

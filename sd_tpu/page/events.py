@@ -69,10 +69,17 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
         return {turn: shown + 1, **dict(zip(boxes, prompts, strict=True)),
                 **show_owns(form.own, [])}
 
+    def take_back(contents: list, visitor: gr.Request) -> Updates:
+        language = language_of(visitor)
+        return {**form.show_kept(contents, engine.defaults, language),
+                **view.tell(language.say("undone"))}
+
     tools.copy_first.click(None, boxes, boxes, **QUIET, js="(...all) => "
                            "Array(all.length).fill(all.find((prompt) => prompt.trim()) ?? '')")
     filled = [*boxes, *fields_of(form.own)]
     tools.clear.click(None, None, filled, **QUIET, js=_emptying(filled))
+    tools.undo.click(None, None, form.gathered, **QUIET, js="() => [window.sdTpu.takeBack()]").then(
+        take_back, form.gathered, [*form.inputs(), view.line, view.news], queue=False, **QUIET)
     turn = gr.State(1)  # the first set is in the boxes from the start
     tools.samples.click(sample, turn, [turn, *filled], queue=False, **QUIET)
     tools.list_fill.click(fill, tools.list_text, [*filled, view.line, view.news], queue=False,
@@ -172,6 +179,7 @@ def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files:
           queue=False, **QUIET).then(None, js=FOCUS, **QUIET)
     view.collection.click(pack, view.run, [view.file, *told], **QUIET).then(
         None, view.file, None, js="(file) => window.sdTpu.download(file)", **QUIET)
-    form.tools.picture.upload(read, form.tools.picture,
-                              [form.tools.picture, *form.inputs(), *told], **QUIET).then(
+    # A file may also be dropped, so it takes no click to replace what is filled in.
+    form.tools.picture.upload(None, js="() => window.sdTpu.remember()", **QUIET).then(
+        read, form.tools.picture, [form.tools.picture, *form.inputs(), *told], **QUIET).then(
         None, js=LOOK_AT_REFUSAL, **QUIET)

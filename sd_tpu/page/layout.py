@@ -35,11 +35,12 @@ Updates = dict[Component, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """What fills the boxes without typing into each."""
+    """What fills the boxes without typing into each, and takes that back."""
 
     copy_first: gr.Button
     clear: gr.Button
     samples: gr.Button
+    undo: gr.Button
     sample_sets: list[list[str]]
     list_text: gr.Textbox
     list_fill: gr.Button
@@ -163,19 +164,20 @@ def make_tools(engine: Engine) -> tuple[Tools, Compare]:
     card = engine.pipeline.card
     sets = sample_sets((*card.prompts, *card.more_prompts))
     with gr.Row(elem_id="tools"):
-        copy_first = gr.Button(label("copy_first"), min_width=0)
-        clear = gr.Button(label("clear"), min_width=0)
-        samples = gr.Button(label("samples"), min_width=0)
+        copy_first = gr.Button(label("copy_first"), elem_id="copy-first", min_width=0)
+        clear = gr.Button(label("clear"), elem_id="clear", min_width=0)
+        samples = gr.Button(label("samples"), elem_id="samples", min_width=0)
+        undo = gr.Button(label("undo"), elem_id="undo", min_width=0)
         gr.HTML(cells.fold("list"), apply_default_css=False, js_on_load=None)
         gr.HTML(cells.fold("read"), apply_default_css=False, js_on_load=None)
         gr.HTML(cells.fold("compare"), apply_default_css=False, js_on_load=None)
     with gr.Column(elem_id="list-panel"):
         text = gr.Textbox(label=label("list_label"), lines=8, max_lines=16)
-        fill = gr.Button(label("list_fill"), min_width=0)
+        fill = gr.Button(label("list_fill"), elem_id="list-fill", min_width=0)
     with gr.Column(elem_id="read-panel"):
         picture = gr.File(label=label("read_label"), height=140)
-    tools = Tools(copy_first, clear, samples, sets, text, fill, picture)
-    return tools, make_compare(engine.defaults, _kept(None, f"sd_tpu {card.name} before"))
+    tools = Tools(copy_first, clear, samples, undo, sets, text, fill, picture)
+    return tools, make_compare(engine.defaults)
 
 
 def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compare) -> Form:
@@ -197,8 +199,10 @@ def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compar
                                  min_width=0)
             stop = gr.Button(label("stop"), variant="stop", elem_id="stop", interactive=False,
                              min_width=0)
+    # Not secret from whoever sits at the browser, but it can be read after the server's next start.
+    saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
     return Form(tools, prompts, counters, seed, roll, reuse, settings, faster, panels, compare,
-                generate, stop, _kept({}, f"sd_tpu {card.name}"), gr.JSON(visible=False))
+                generate, stop, saved, gr.JSON(visible=False))
 
 
 def make_view(engine: Engine, texts: Translations) -> View:
@@ -252,12 +256,6 @@ def count(prompt: str, pipeline: FlaxStableDiffusionPipeline, language: Language
     tokenizer = pipeline.tokenizer
     return cells.counter(tokenizer.count(prompt), tokenizer.lost(prompt),
                          pipeline.card.unknown_words(prompt), language)
-
-
-def _kept(value: Any, key: str) -> gr.BrowserState:
-    """What the browser keeps. It is not secret from whoever sits at the browser, but can be read
-    after the server's next start."""
-    return gr.BrowserState(value, storage_key=key, secret="sd_tpu")
 
 
 def _boxes(

@@ -6,6 +6,11 @@
 
 let browser = null;  // this browser's name, once the page has arrived
 let form = null;  // the contents of all fields, once the server has filled them
+let past = [];  // what they held before they were replaced, the latest last
+const PAST = 20;
+// What replaces the contents of several fields when it is clicked.
+const REPLACING = "#copy-first, #clear, #samples, #list-fill, #compare-go, [data-do=clear], "
+    + "[data-do=again], #gallery [data-do]";
 const PAUSE = 500;  // ms without a key after which somebody has stopped typing
 const pauses = [];  // which have begun, by the box's place
 let held = null;  // the history's button that has the focus: each change makes it anew
@@ -23,6 +28,8 @@ window.sdTpu = {
         const link = location.hash.slice(1);
         if (link) history.replaceState(null, "", location.pathname + location.search);
         browser = saved?.browser ?? newName();
+        past = readPast();
+        if (link && Array.isArray(saved?.form)) keepPast([...past, saved.form]);
         const shown = document.querySelector("header[lang]")?.lang;
         return { ...saved, browser, link, shown };
     },
@@ -32,6 +39,7 @@ window.sdTpu = {
         this.arrived = true;  // for tests to wait for, too
         markInert();
         requestAnimationFrame(showCommon);
+        document.querySelector("#undo").disabled = past.every(isShown);
         return { ...saved, browser, form: [...form] };
     },
     // Some fields, from the one with the number `first` on. Until all are there the form holds what
@@ -40,6 +48,14 @@ window.sdTpu = {
         if (!form) return saved;
         form.splice(first, values.length, ...values);
         return this.saveAll(saved, ...form);
+    },
+    remember,
+    // The contents of all fields as they were before they were replaced.
+    takeBack() {
+        forget();
+        const last = past.at(-1) ?? form;
+        keepPast(past.slice(0, -1));
+        return last;
     },
     changed,
     changedPlace: null,  // the box that is to be drawn again
@@ -120,10 +136,48 @@ function refresh(panel) {
     panel?.querySelector("[data-do=refresh]")?.click();
 }
 
+// --- what can be taken back ---------------------------------------------------------------------
+
+// It belongs to this tab, which may be loaded again.
+function keepPast(fields) {
+    past = fields.slice(-PAST);
+    try {
+        sessionStorage.setItem("sd_tpu", JSON.stringify(past));
+    } catch {}  // a browser that keeps nothing
+}
+
+function readPast() {
+    try {
+        return JSON.parse(sessionStorage.getItem("sd_tpu")) ?? [];
+    } catch {
+        return [];
+    }
+}
+
+function isShown(fields) {
+    return JSON.stringify(fields) === JSON.stringify(form);
+}
+
+// Before something takes the place of what is filled in.
+function remember() {
+    forget();
+    if (form) keepPast([...past, [...form]]);
+}
+
+// What was remembered and then not replaced after all.
+function forget() {
+    while (past.length && isShown(past.at(-1))) past.pop();
+}
+
+document.addEventListener("click", (event) => {
+    if (event.target.closest(REPLACING)) remember();
+}, { capture: true });
+
 // --- drawing while somebody types ---------------------------------------------------------------
 
 // Not by Gradio's own events: of what is pasted, dictated or put together they know nothing.
 document.addEventListener("input", (event) => {
+    forget();
     const columns = [...document.querySelectorAll("#prompts > .column")];
     const place = columns.findIndex((column) => column.contains(event.target));
     if (place >= 0) changed(place);

@@ -15,6 +15,8 @@ TEXTS = {
     "copy_first": "نسخ الأول إلى الكل",
     "clear": "مسح",
     "samples": "أوصاف للتجربة",
+    "undo": "تراجع",
+    "undone": "عاد إلى الخانات ما كان فيها من قبل.",
     "tokens": "الرموز: {count} من {limit}",
     "tokens_lost": "{tokens}، لن يُرى: «{lost}»",
     "tokens_unknown": "{tokens}، كلمات مجهولة: «{words}»",
@@ -47,8 +49,6 @@ TEXTS = {
     "compare_samplers": "طرق أخذ العينات، ثمان على الأكثر",
     "compare_values": "القيم، ثمان على الأكثر",
     "compare_go": "رسم المقارنة",
-    "compare_back": "إعادة أوصافي",
-    "compare_back_done": "عاد إلى الخانات ما كان فيها قبل المقارنة.",
     # a picture that is read
     "read": "قراءة صورة",
     "read_label": "صورة PNG أُنشئت هنا أو في A1111",

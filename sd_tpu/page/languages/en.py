@@ -13,6 +13,8 @@ TEXTS = {
     "copy_first": "Copy the first to all",
     "clear": "Clear",
     "samples": "Sample prompts",
+    "undo": "Undo",
+    "undone": "What was in the boxes before is in them again.",
     "tokens": "{count} / {limit} tokens",
     "tokens_lost": "{tokens}, not seen: “{lost}”",
     "tokens_unknown": "{tokens}, unknown: “{words}”",
@@ -45,8 +47,6 @@ TEXTS = {
     "compare_samplers": "Samplers, up to eight",
     "compare_values": "Values, up to eight",
     "compare_go": "Draw the comparison",
-    "compare_back": "Put my prompts back",
-    "compare_back_done": "What was in the boxes before the comparison is in them again.",
     # a picture that is read
     "read": "Read a picture",
     "read_label": "A PNG made here or by A1111",

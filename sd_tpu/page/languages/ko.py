@@ -13,6 +13,8 @@ TEXTS = {
     "copy_first": "첫 프롬프트를 모두에 복사",
     "clear": "모두 지우기",
     "samples": "예시 프롬프트",
+    "undo": "되돌리기",
+    "undone": "이전 내용을 칸에 되돌렸습니다.",
     "tokens": "토큰 {count} / {limit}",
     "tokens_lost": "{tokens}, 잘리는 부분: “{lost}”",
     "tokens_unknown": "{tokens}, 모르는 단어: “{words}”",
@@ -45,8 +47,6 @@ TEXTS = {
     "compare_samplers": "샘플러 (최대 여덟 개)",
     "compare_values": "값 (최대 여덟 개)",
     "compare_go": "비교 그리기",
-    "compare_back": "내 프롬프트 되돌리기",
-    "compare_back_done": "비교하기 전의 내용을 칸에 되돌렸습니다.",
     # a picture that is read
     "read": "그림에서 불러오기",
     "read_label": "여기서 또는 A1111에서 만든 PNG",

@@ -13,6 +13,8 @@ TEXTS = {
     "copy_first": "把第一个复制到全部",
     "clear": "清空",
     "samples": "示例提示词",
+    "undo": "撤销",
+    "undone": "之前的内容已放回各框。",
     "tokens": "{count} / {limit} 个词元",
     "tokens_lost": "{tokens}，会被截掉：“{lost}”",
     "tokens_unknown": "{tokens}，不认识：“{words}”",
@@ -45,8 +47,6 @@ TEXTS = {
     "compare_samplers": "采样器（最多八个）",
     "compare_values": "数值（最多八个）",
     "compare_go": "绘制比较图",
-    "compare_back": "恢复我的提示词",
-    "compare_back_done": "比较之前的内容已放回各框。",
     # a picture that is read
     "read": "读取图片",
     "read_label": "本页或 A1111 生成的 PNG",
