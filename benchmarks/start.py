@@ -22,8 +22,8 @@ from gradio_client import Client
 from benchmarks.make_checkpoint import MODELS, checkpoint_folder
 from benchmarks.report import in_fresh_process, memory, parser, report, seconds_of
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
-from sd_tpu.engine import Engine, Job
-from sd_tpu.job import Progress
+from sd_tpu.engine import Engine
+from sd_tpu.job import Job, Progress
 from sd_tpu.request import MAX_GUIDANCE, MAX_PROMPTS, MAX_SEED, MAX_STEPS, Request, RequestError
 from sd_tpu.samplers import SAMPLERS
 

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from sd_tpu.config import BUNDLED_MODEL, ModelCard, read_json
-from sd_tpu.engine import Engine, Job, card_defaults
+from sd_tpu.engine import Engine, card_defaults
 from sd_tpu.images import make_grid
-from sd_tpu.job import COMPILING, Done, Event, Failed, ImageReady, Progress, Queued
+from sd_tpu.job import COMPILING, Done, Event, Failed, ImageReady, Job, Progress, Queued
 from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, Settings, drawn_seed, parse_number
 from sd_tpu.samplers import SAMPLERS
 from sd_tpu.sharding import make_mesh, set_host_devices

@@ -79,13 +79,13 @@ class Job:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._steps = max(request.only(place).steps for place in arrivals)
         self._over = self._told = False
+        self._position: tuple[int, str] | None = None
         # The rest is the engine's account of it.
         self.arrivals = arrivals
         self.waiting = deque(arrivals)  # places without a slot so far
         self.unwanted: set[int] = set()  # places whose pictures were cancelled
         self.rows = {place: len(arrival.table.rows) for place, arrival in arrivals.items()}
         self.rows_left = dict(self.rows)
-        self._position: tuple[int, str] | None = None
         self.begun: float | None = None
         self.next_preview = None if previews else math.inf  # when it is due, once that is known
 
@@ -114,8 +114,9 @@ class Job:
     def tell(self, event: Event) -> None:
         """Adds an event; after one that ends the job there are no more."""
         if not self._over:
-            self._over = isinstance(event, End)
             self._events.put(event)
+        if isinstance(event, End):
+            self._over = True
 
     def tell_position(self, position: int, reason: str) -> None:
         """Tells its place in the queue, if that has changed."""

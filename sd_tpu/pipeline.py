@@ -226,13 +226,13 @@ class FlaxStableDiffusionPipeline:
         table = make_table(self.sampler, self.schedule, num_inference_steps, spacing=self.spacing)
         kinds = row_kinds(table, guidance_scale)
         negative = jnp.broadcast_to(self.prepare_inputs("")[0], prompt_ids.shape)
-        none = no_arrivals(count, shape)
-        arrivals = none.replace(
+        empty = no_arrivals(count, shape)
+        arrivals = empty.replace(
             fresh=jnp.ones(count, bool),
             ids=jnp.stack([negative, prompt_ids], axis=1),
             guidance=jnp.full(count, guidance_scale, jnp.float32),
-            rows=jnp.broadcast_to(padded_rows(table), none.rows.shape),
-            kinds=jnp.asarray(none.kinds).at[:, : len(kinds)].set(kinds),
+            rows=jnp.broadcast_to(padded_rows(table), empty.rows.shape),
+            kinds=jnp.asarray(empty.kinds).at[:, : len(kinds)].set(kinds),
             end=jnp.full(count, len(table.rows), jnp.int32),
             key=_image_keys(prng_seed, count),
             spread=jnp.full(count, table.init_noise_sigma, jnp.float32),

@@ -1,6 +1,7 @@
 """What somebody asks for, checked in one place, with messages that a person understands."""
 
 import dataclasses
+import functools
 import math
 import numbers
 import random
@@ -152,6 +153,10 @@ class Request(Settings):
         prompts = tuple("" if i == place else text for i, text in enumerate(self.prompts))
         own = tuple(None if i == place else own for i, own in enumerate(self.own))
         return dataclasses.replace(self, prompts=prompts, own=own if any(own) else ())
+
+    def with_only(self, place: int) -> Self:
+        """The request for the picture at `place` only, which keeps its place."""
+        return functools.reduce(Request.without, {*self.places()} - {place}, self)
 
     def own_at(self, place: int) -> Own:
         """What the picture at `place` has in place of the common settings."""

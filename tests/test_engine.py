@@ -1,6 +1,7 @@
 """Jobs of many people on one batch of slots: events, sharing, cancelling, failing."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -131,7 +132,7 @@ def test_one_picture_of_a_job_is_cancelled_and_makes_room_for_the_next(engine):
     assert isinstance(first(waiting, Queued), Queued)
     for place in range(1, 8):
         job.cancel(place)
-    assert len(pictures(waiting)) == 1
+    assert len(pictures(waiting)) == 1 and job.rows_left[0], "it waited for the other's end"
     events = list(job.events())
     assert isinstance(events[-1], Done) and not job.cancelled
     assert [e.place for e in events if isinstance(e, ImageReady)] == [0]
@@ -275,7 +276,7 @@ def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
         engine.submit(ask(engine, ["a", "b"], sampler="lcm", steps=150))
 
 
-def test_pictures_are_divided_over_the_devices(checkpoints):
+def test_pictures_are_divided_over_the_devices_and_counted_there(checkpoints):
     engine = object.__new__(Engine)  # without a thread
     engine.programs = Programs(FlaxStableDiffusionPipeline.from_pretrained(
         checkpoints["sd1"])[0].models, make_mesh(4), slots=8, height=32, width=32)
@@ -285,6 +286,10 @@ def test_pictures_are_divided_over_the_devices(checkpoints):
         taken.append(engine._free_slot())
         engine._occupants[taken[-1]] = "somebody"
     assert taken == [0, 4, 6, 1, 3, 5, 7]
+    kinds = [np.full(rows, rows) for rows in (5, 3, 4)]  # told apart by their length
+    live = {slot: SimpleNamespace(rows_left=len(left), kinds_left=left)
+            for slot, left in zip((0, 1, 7), kinds, strict=True)}
+    assert [of.tolist() for of in engine._kinds(live)] == [[[5] * 3, [3] * 3], [[4] * 3]]
 
 
 def test_what_a_picture_takes_counts_whole_and_shallow_evaluations(engine):

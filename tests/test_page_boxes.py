@@ -358,7 +358,7 @@ def test_what_was_replaced_comes_back_step_by_step_also_after_a_reload(tab):
     tab.get_by_role("button", name="Copy the first to all").click()
     expect(box(tab, 8)).to_have_value("a fox")
     undo.click()
-    says(tab, "What was in the boxes before is in them again.")
+    says(tab, "The boxes are as they were.")
     assert prompts(tab) == ["a fox", "a hen", *[""] * 6]
     tab.reload()
     tab.wait_for_function("window.sdTpu?.arrived")
@@ -373,17 +373,64 @@ def test_what_was_replaced_comes_back_step_by_step_also_after_a_reload(tab):
     expect(undo).to_be_disabled()
 
 
-def test_what_was_refused_is_nothing_to_take_back(tab):
+def test_what_is_typed_after_a_replacement_can_be_done_again(tab):
+    undo, redo = (tab.get_by_role("button", name=name) for name in ("Undo", "Redo"))
     fill(tab, PROMPTS)
-    drop(tab, b"no picture")
-    says(tab, "The file is not a PNG picture")
-    undo = tab.get_by_role("button", name="Undo")
-    box(tab, 1).fill("typed")
-    expect(box(tab, 1)).to_have_value("typed")
     tab.get_by_role("button", name="Clear", exact=True).click()
-    undo.click()
-    expect(box(tab, 1)).to_have_value("typed")
+    expect(box(tab, 1)).to_have_value("")
+    box(tab, 1).fill("typed")
+    undo.dblclick()  # the second click comes before the answer
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
     expect(undo).to_be_disabled()
+    expect(redo).to_be_focused()
+    redo.click()
+    expect(box(tab, 1)).to_have_value("typed")
+    expect(redo).to_be_disabled()
+    undo.click()
+    expect(box(tab, 8)).to_have_value(PROMPTS[7])
+
+
+def test_what_a_server_that_is_gone_could_not_take_back_is_still_there(tab):
+    fill(tab, PROMPTS)
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(box(tab, 1)).to_have_value("")
+    undo = tab.get_by_role("button", name="Undo")
+    answers = "**/run/predict*"
+    tab.route(answers, lambda asked: asked.fulfill(status=500, json={"error": "of the server"}))
+    with tab.expect_response(answers):
+        undo.click()
+    tab.wait_for_timeout(1000)  # until the page knows, which shows it nowhere
+    assert prompts(tab) == [""] * 8
+    tab.unroute(answers)
+    undo.click()
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
+
+
+def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
+    undo = tab.get_by_role("button", name="Undo")
+    fill(tab, PROMPTS, seed=5, steps=3)
+    unfold(tab, "Own settings of prompt 2")
+    own = tab.locator("#own-2-panel").get_by_label("Steps")
+    own.fill("2")
+    make(tab)
+    unfold(tab, "Paste a list")
+    tab.get_by_label("One prompt a line").fill("one")
+    kept = [*PROMPTS, "5", "3", "2"]
+
+    def filled():
+        return [*prompts(tab), seed_box(tab).input_value(), setting(tab, "Steps").input_value(),
+                own.input_value()]
+
+    for name in ("Copy the first to all", "Clear", "Sample prompts", "Fill the boxes", "Random",
+                 "Clear the own settings of prompt 2", "Vary picture 2",
+                 "Again: put prompt, seed and settings of picture 3"):
+        expect(undo).to_be_disabled()
+        tab.get_by_role("button", name=name, exact=name == "Clear").click()
+        expect(undo).to_be_enabled()
+        assert filled() != kept, name
+        undo.click()
+        expect(undo).to_be_disabled()
+        assert filled() == kept, name
 
 
 def test_a_link_takes_nothing_away_for_good(tab, address):

@@ -187,7 +187,7 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(["2 steps", "4 steps", "3 steps"])
     undo.click()
-    says(tab, "What was in the boxes before is in them again.")
+    says(tab, "The boxes are as they were.")
     assert prompts(tab) == [PROMPTS[0]] * 3 + [""] * 5
     undo.click()
     expect(box(tab, 2)).to_have_value(PROMPTS[1])

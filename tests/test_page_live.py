@@ -243,12 +243,13 @@ def test_nobody_has_more_than_one_job_a_box():
 def test_a_redraw_waits_for_what_was_asked_for_before_it():
     engine = Engine()
     together = Runs(engine, Keeper(Files()))
+    works = together._works
     fast = dataclasses.replace(ASKED, cache_interval=2)
     run, _ = together.start(ASKED), together.start(fast)
     draw(engine.jobs[0])  # 3 pictures of 20 steps in 1 second
-    until(lambda: run.over and together.wait(engine.jobs[1]) is not None)
+    until(lambda: run.over and works.wait(engine.jobs[1]) is not None)
     run.redraw(1, alone(run, 1, "new"), "me")
-    assert [together.wait(job) for job in engine.jobs[1:]] == [0, pytest.approx(0.5)]
+    assert [works.wait(job) for job in engine.jobs[1:]] == [0, pytest.approx(0.5)]
 
 
 def test_a_run_is_given_up_for_the_next_unless_another_tab_looks_at_it():

@@ -29,6 +29,7 @@ from sd_tpu.page.files import Picture
 from sd_tpu.page.run import Run
 from sd_tpu.page.runs import Runs
 from sd_tpu.page.texts import ENGLISH
+from sd_tpu.page.works import Work, Works
 from sd_tpu.request import Request
 
 
@@ -235,23 +236,18 @@ class NoRoom:
         raise OSError("No space left on device")
 
 
-class Alone:
-    """No other runs: what comes before takes the seconds given."""
-
-    def __init__(self, wait=None):
-        self._wait = wait
-
-    def wait(self, job):
-        return self._wait
+class Idle:
+    """An engine where every picture takes a second."""
 
     def seconds(self, alone):
         return 1.0
 
-    def learn(self, pace):
-        pass
 
-    def show(self, session, run):
-        pass
+class Busy(Works):
+    """What was asked for before takes a while."""
+
+    def wait(self, job):
+        return 40
 
 
 def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):
@@ -259,7 +255,7 @@ def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):
     job, over = FakeJob(), threading.Event()
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)
-    Run(job, Alone(), NoRoom(), grace=0)
+    Run(job, Idle(), NoRoom(), Works(), grace=0)
     assert over.wait(5)
 
 
@@ -268,7 +264,7 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often():
     over = threading.Event()
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)  # none until it is cancelled
-    run = Run(job, Alone(wait=0), NoRoom(), grace=1.0)
+    run = Run(job, Idle(), NoRoom(), Works(), grace=1.0)
 
     def glance():
         follower = run.follow("somebody")
@@ -293,7 +289,7 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often():
     ([ImageReady(0, None)], "The server failed; please try again."),
 ])
 def test_the_line_says_what_is_happening(events, sentence):
-    run = Run(FakeJob(*events), Alone(wait=40), NoRoom(), grace=30)
+    run = Run(FakeJob(*events), Idle(), NoRoom(), Busy(), grace=30)
     for _ in range(100):
         if ENGLISH.translate(run._line.text) == sentence:
             break
@@ -321,7 +317,7 @@ class Keeping(Room):
 
 def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it():
     keeping = Keeping()
-    keeping.run = Run(FakeJob(ImageReady(1, None), Done(1.0)), Alone(), keeping, 30, "me")
+    keeping.run = Run(FakeJob(ImageReady(1, None), Done(1.0)), Idle(), keeping, Works(), 30, "me")
     keeping.begun.set()
     assert list(keeping.run.follow("somebody"))[-1].line.kind == "over"
     assert keeping.seen == [("me", "picture.png", 4, {})]
@@ -346,15 +342,15 @@ def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history
     full = Full("first", "second")
     job = FakeJob(*[ImageReady(0, None)] * 4, Done(1.0))
     job.request = job.request.only(0)
-    run = Run(job, Alone(), full, 30, "me", live=True)
+    run = Run(job, Idle(), full, Works(), 30, "me", live=True)
     assert list(run.follow("somebody"))[-1].line.kind == "over"
     assert full.dropped == ["first"]
 
 
 def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped():
     full = Full("old")
-    run = Run(FakeJob(), Alone(), full, 30, "me", live=True)
-    overtaken = run_module._Work(FakeJob(), Alone().seconds, live=True)
+    run = Run(FakeJob(), Idle(), full, Works(), 30, "me", live=True)
+    overtaken = Work(FakeJob(), Idle(), live=True)
     overtaken.places.clear()
     run._keep(overtaken, 0, Picture("picture.png", "picture.webp"))
     assert full.dropped == ["old"]

@@ -28,7 +28,7 @@ def connect(engine: Engine, form: Form, view: View, runs: Runs, arrived: Depende
     """Makes the buttons do things, and shows what goes on already to a browser that has `arrived`;
     returns what ends with a run.
     """
-    do, compare = _Begin(engine, form, view, runs), form.compare
+    do, compare = _Buttons(engine, form, view, runs), form.compare
     outputs, endless = outputs_of_run(form, view), {"concurrency_limit": None, **QUIET}
     inputs = {form.gathered, form.saved, view.run}
     begun = gather(form.generate.click, form).then(do.generate, inputs, outputs, **endless)
@@ -39,7 +39,7 @@ def connect(engine: Engine, form: Form, view: View, runs: Runs, arrived: Depende
     # Two events, as the form need not be among the outputs of each step.
     compared = gather(compare.go.click, form).then(
         do.compare, {*inputs, *compare.inputs()}, [*outputs, compare.begun, *form.inputs()],
-        **QUIET).then(do.follow, compare.begun, outputs, **endless)
+        **QUIET).then(do.show, compare.begun, outputs, **endless)
     ends = [begun, compared, arrived.then(do.come_back, form.saved, outputs, **endless)]
     for end in ends:
         end.then(None, js=REFRESH_HISTORY, **QUIET)
@@ -47,7 +47,7 @@ def connect(engine: Engine, form: Form, view: View, runs: Runs, arrived: Depende
 
 
 @dataclasses.dataclass(frozen=True)
-class _Begin:
+class _Buttons:
     """What happens when one of the buttons is clicked."""
 
     engine: Engine
@@ -62,7 +62,7 @@ class _Begin:
         except RequestError as error:
             yield self._refused(error, values, language_of(visitor))
             return
-        yield from follow(self.form, self.view, run, visitor)
+        yield from follow(self.form, self.view, self.runs, run, visitor)
 
     def compare(self, values: Values, visitor: gr.Request) -> Updates:
         """Begins a comparison, which is to be followed, and fills it in."""
@@ -78,22 +78,21 @@ class _Begin:
                 **form.buttons(running=True),
                 **self.view.show_line(Line(Phrase("starting")), language)}
 
-    def follow(self, key: str | None, visitor: gr.Request) -> Iterator[Updates]:
+    def show(self, key: str | None, visitor: gr.Request) -> Iterator[Updates]:
         """Shows a run by its key, if there is one."""
         yield {self.view.line: gr.skip()}  # where nothing comes, Gradio empties all outputs
         if run := self.runs.find(key):
-            yield from follow(self.form, self.view, run, visitor)
+            yield from follow(self.form, self.view, self.runs, run, visitor)
 
     def come_back(self, saved: dict, visitor: gr.Request) -> Iterator[Updates]:
         """Shows what this browser began last."""
         run = self.runs.latest(browser_of(saved))
         if run and run.over:  # what it said is old news
-            yield {self.view.line: gr.skip()}
-            for snapshot in run.follow(visitor.session_hash):
+            for snapshot in self.runs.follow(run, visitor.session_hash):
                 yield {self.view.run: run.key,
                        **shown(self.view, run, snapshot, language_of(visitor))}
         else:
-            yield from self.follow(run and run.key, visitor)
+            yield from self.show(run and run.key, visitor)
 
     def stop(self, key: str | None) -> None:
         """Ends the run that is shown."""

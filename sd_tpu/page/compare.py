@@ -80,7 +80,8 @@ def make_compare(defaults: Settings) -> Compare:
                              max_choices=MAX_PROMPTS, label=label("compare_samplers"))
         values = gr.Textbox(label=label("compare_values"), visible=False)
         with gr.Row():
-            go = gr.Button(label("compare_go"), elem_id="compare-go", min_width=0)
+            go = gr.Button(label("compare_go"), elem_id="compare-go", elem_classes="replaces",
+                           min_width=0)
     return Compare(what, chosen, values, go, gr.State())
 
 

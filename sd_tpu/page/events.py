@@ -69,7 +69,7 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
         return {turn: shown + 1, **dict(zip(boxes, prompts, strict=True)),
                 **show_owns(form.own, [])}
 
-    def take_back(contents: list, visitor: gr.Request) -> Updates:
+    def take(contents: list, visitor: gr.Request) -> Updates:
         language = language_of(visitor)
         return {**form.show_kept(contents, engine.defaults, language),
                 **view.tell(language.say("undone"))}
@@ -78,8 +78,12 @@ def _connect_boxes(engine: Engine, form: Form, view: View) -> None:
                            "Array(all.length).fill(all.find((prompt) => prompt.trim()) ?? '')")
     filled = [*boxes, *fields_of(form.own)]
     tools.clear.click(None, None, filled, **QUIET, js=_emptying(filled))
-    tools.undo.click(None, None, form.gathered, **QUIET, js="() => [window.sdTpu.takeBack()]").then(
-        take_back, form.gathered, [*form.inputs(), view.line, view.news], queue=False, **QUIET)
+    for button, back in ((tools.undo, "true"), (tools.redo, "false")):
+        taken = button.click(None, None, form.gathered, **QUIET,
+                             js=f"() => [window.sdTpu.take({back})]").then(
+            take, form.gathered, [*form.inputs(), view.line, view.news], queue=False, **QUIET)
+        taken.success(None, js="() => window.sdTpu.taken(true)", **QUIET)
+        taken.failure(None, js="() => window.sdTpu.taken(false)", **QUIET)
     turn = gr.State(1)  # the first set is in the boxes from the start
     tools.samples.click(sample, turn, [turn, *filled], queue=False, **QUIET)
     tools.list_fill.click(fill, tools.list_text, [*filled, view.line, view.news], queue=False,

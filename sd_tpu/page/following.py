@@ -8,6 +8,7 @@ from gradio.components import Component
 from sd_tpu.page import cells
 from sd_tpu.page.layout import Form, Updates, View
 from sd_tpu.page.run import Run
+from sd_tpu.page.runs import Runs
 from sd_tpu.page.snapshot import Cell, Snapshot
 from sd_tpu.page.texts import ENGLISH, Language, language_of
 
@@ -17,7 +18,7 @@ def outputs_of_run(form: Form, view: View) -> list[Component]:
     return [view.line, view.news, *view.cells, view.collection, view.run, form.generate, form.stop]
 
 
-def follow(form: Form, view: View, run: Run, visitor: gr.Request, seen: int = 0
+def follow(form: Form, view: View, runs: Runs, run: Run, visitor: gr.Request, seen: int = 0
            ) -> Iterator[Updates]:
     """Shows a run, or what has changed in it since `seen`, until it is over.
 
@@ -27,7 +28,7 @@ def follow(form: Form, view: View, run: Run, visitor: gr.Request, seen: int = 0
     language = language_of(visitor)
     buttons = {form.stop: gr.update(interactive=True)} if seen else form.buttons(running=True)
     first = {view.run: run.key, view.collection: cells.collection(run, language), **buttons}
-    for snapshot in run.follow(visitor.session_hash, seen):
+    for snapshot in runs.follow(run, visitor.session_hash, seen):
         over = form.buttons(running=False) if snapshot.over else {}
         yield {**first, **shown(view, run, snapshot, language), **view.say(snapshot, language),
                **over}

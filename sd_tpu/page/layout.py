@@ -41,6 +41,7 @@ class Tools:
     clear: gr.Button
     samples: gr.Button
     undo: gr.Button
+    redo: gr.Button
     sample_sets: list[list[str]]
     list_text: gr.Textbox
     list_fill: gr.Button
@@ -164,19 +165,20 @@ def make_tools(engine: Engine) -> tuple[Tools, Compare]:
     card = engine.pipeline.card
     sets = sample_sets((*card.prompts, *card.more_prompts))
     with gr.Row(elem_id="tools"):
-        copy_first = gr.Button(label("copy_first"), elem_id="copy-first", min_width=0)
-        clear = gr.Button(label("clear"), elem_id="clear", min_width=0)
-        samples = gr.Button(label("samples"), elem_id="samples", min_width=0)
+        copy_first = gr.Button(label("copy_first"), elem_classes="replaces", min_width=0)
+        clear = gr.Button(label("clear"), elem_classes="replaces", min_width=0)
+        samples = gr.Button(label("samples"), elem_classes="replaces", min_width=0)
         undo = gr.Button(label("undo"), elem_id="undo", min_width=0)
+        redo = gr.Button(label("redo"), elem_id="redo", min_width=0)
         gr.HTML(cells.fold("list"), apply_default_css=False, js_on_load=None)
         gr.HTML(cells.fold("read"), apply_default_css=False, js_on_load=None)
         gr.HTML(cells.fold("compare"), apply_default_css=False, js_on_load=None)
     with gr.Column(elem_id="list-panel"):
         text = gr.Textbox(label=label("list_label"), lines=8, max_lines=16)
-        fill = gr.Button(label("list_fill"), elem_id="list-fill", min_width=0)
+        fill = gr.Button(label("list_fill"), elem_classes="replaces", min_width=0)
     with gr.Column(elem_id="read-panel"):
         picture = gr.File(label=label("read_label"), height=140)
-    tools = Tools(copy_first, clear, samples, undo, sets, text, fill, picture)
+    tools = Tools(copy_first, clear, samples, undo, redo, sets, text, fill, picture)
     return tools, make_compare(engine.defaults)
 
 
@@ -192,8 +194,8 @@ def make_form(engine: Engine, texts: Translations, tools: Tools, compare: Compar
         with gr.Row(elem_id="seeds"):
             seed = gr.Number(RANDOM, label=label("seed"), placeholder=label("seed_placeholder"),
                              min_width=0, elem_id="seed")
-            roll = gr.Button(label("random"), elem_id="roll", min_width=0)
-            reuse = gr.Button(label("reuse"), elem_id="reuse", min_width=0)
+            roll = gr.Button(label("random"), elem_id="roll", elem_classes="replaces", min_width=0)
+            reuse = gr.Button(label("reuse"), elem_id="reuse", elem_classes="replaces", min_width=0)
         with gr.Row(elem_id="go"):
             generate = gr.Button(label("generate"), variant="primary", elem_id="generate",
                                  min_width=0)

@@ -123,7 +123,7 @@ class _Live:
             yield self.view.tell(told, "wrong")
             return
         if seen is not None:
-            yield from follow(self.form, self.view, run, visitor, seen)
+            yield from follow(self.form, self.view, self.runs, run, visitor, seen)
         else:  # what was wrong before is right again
             yield self.settle(run and run.key, visitor)
 

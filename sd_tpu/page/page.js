@@ -6,11 +6,12 @@
 
 let browser = null;  // this browser's name, once the page has arrived
 let form = null;  // the contents of all fields, once the server has filled them
-let past = [];  // what they held before they were replaced, the latest last
-const PAST = 20;
-// What replaces the contents of several fields when it is clicked.
-const REPLACING = "#copy-first, #clear, #samples, #list-fill, #compare-go, [data-do=clear], "
-    + "[data-do=again], #gallery [data-do]";
+// What they held before they were replaced, and before that was taken back; the latest last.
+let past = [], future = [];
+let taking = null;  // what is being taken back, or forth again
+const PAST = 20;  // kept of each
+const REPLACING = ".replaces, #gallery [data-do], [data-do=again], "
+    + "[data-do=clear]:not(#history *)";
 const PAUSE = 500;  // ms without a key after which somebody has stopped typing
 const pauses = [];  // which have begun, by the box's place
 let held = null;  // the history's button that has the focus: each change makes it anew
@@ -28,8 +29,10 @@ window.sdTpu = {
         const link = location.hash.slice(1);
         if (link) history.replaceState(null, "", location.pathname + location.search);
         browser = saved?.browser ?? newName();
-        past = readPast();
-        if (link && Array.isArray(saved?.form)) keepPast([...past, saved.form]);
+        [past, future] = readPast();
+        // A page that was open here already has remembered its own; `saved` may be another tab's.
+        const [how] = performance.getEntriesByType("navigation");
+        if (link && how?.type !== "reload" && Array.isArray(saved?.form)) keepPast([...past, saved.form]);
         const shown = document.querySelector("header[lang]")?.lang;
         return { ...saved, browser, link, shown };
     },
@@ -39,7 +42,7 @@ window.sdTpu = {
         this.arrived = true;  // for tests to wait for, too
         markInert();
         requestAnimationFrame(showCommon);
-        document.querySelector("#undo").disabled = past.every(isShown);
+        showPast();
         return { ...saved, browser, form: [...form] };
     },
     // Some fields, from the one with the number `first` on. Until all are there the form holds what
@@ -50,12 +53,27 @@ window.sdTpu = {
         return this.saveAll(saved, ...form);
     },
     remember,
-    // The contents of all fields as they were before they were replaced.
-    takeBack() {
-        forget();
-        const last = past.at(-1) ?? form;
-        keepPast(past.slice(0, -1));
-        return last;
+    // The contents of all fields as they were before they were replaced, or before that was taken
+    // back.
+    take(back) {
+        if (!taking) {
+            const from = back ? past : future;
+            const last = from.findLastIndex((fields) => !isShown(fields));
+            taking = { back, last, shown: [...form], fields: last < 0 ? form : from[last] };
+        }
+        return taking.fields;
+    },
+    // Once they are shown; not, if the server could not be asked.
+    taken(shown) {
+        if (shown && taking.last >= 0) {
+            const { back, last } = taking;
+            const rest = (back ? past : future).slice(0, last);
+            const other = [...(back ? future : past), taking.shown];
+            if (back) keepPast(rest, other);
+            else keepPast(other, rest);
+        }
+        taking = null;
+        showPast();
     },
     changed,
     changedPlace: null,  // the box that is to be drawn again
@@ -138,35 +156,38 @@ function refresh(panel) {
 
 // --- what can be taken back ---------------------------------------------------------------------
 
-// It belongs to this tab, which may be loaded again.
-function keepPast(fields) {
-    past = fields.slice(-PAST);
+// It belongs to this tab, which may be loaded again, and to this model.
+function keepPast(before, after = []) {
+    [past, future] = [before.slice(-PAST), after.slice(-PAST)];
     try {
-        sessionStorage.setItem("sd_tpu", JSON.stringify(past));
+        sessionStorage.setItem(document.title, JSON.stringify([past, future]));
     } catch {}  // a browser that keeps nothing
 }
 
 function readPast() {
+    let kept = [];
     try {
-        return JSON.parse(sessionStorage.getItem("sd_tpu")) ?? [];
-    } catch {
-        return [];
-    }
+        kept = JSON.parse(sessionStorage.getItem(document.title));
+    } catch {}
+    return [kept?.[0], kept?.[1]].map((all) => Array.isArray(all) ? all.filter(Array.isArray) : []);
 }
 
 function isShown(fields) {
     return JSON.stringify(fields) === JSON.stringify(form);
 }
 
-// Before something takes the place of what is filled in.
-function remember() {
-    forget();
-    if (form) keepPast([...past, [...form]]);
+function showPast() {
+    const undo = document.querySelector("#undo"), redo = document.querySelector("#redo");
+    const held = [undo, redo].includes(document.activeElement);
+    undo.disabled = past.every(isShown);
+    redo.disabled = future.every(isShown);
+    // A button that is disabled loses the focus.
+    if (held && document.activeElement.disabled) (undo.disabled ? redo : undo).focus();
 }
 
-// What was remembered and then not replaced after all.
-function forget() {
-    while (past.length && isShown(past.at(-1))) past.pop();
+// Before something takes the place of what is filled in; if it then does not, it costs nothing.
+function remember() {
+    if (form && !(past.length && isShown(past.at(-1)))) keepPast([...past, [...form]]);
 }
 
 document.addEventListener("click", (event) => {
@@ -177,7 +198,6 @@ document.addEventListener("click", (event) => {
 
 // Not by Gradio's own events: of what is pasted, dictated or put together they know nothing.
 document.addEventListener("input", (event) => {
-    forget();
     const columns = [...document.querySelectorAll("#prompts > .column")];
     const place = columns.findIndex((column) => column.contains(event.target));
     if (place >= 0) changed(place);
@@ -274,7 +294,11 @@ async function copy(button) {
 }
 
 // A link that is opened where the page is open already changes nothing but this.
-addEventListener("hashchange", () => { if (location.hash.length > 1) location.reload(); });
+addEventListener("hashchange", () => {
+    if (location.hash.length < 2) return;
+    remember();
+    location.reload();
+});
 
 // --- a phone that slept ------------------------------------------------------------------------
 

@@ -9,87 +9,22 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
+from sd_tpu.engine import Engine
 from sd_tpu.job import Cancelled, Done, Event, Failed, ImageReady, Job, Progress, Queued
 from sd_tpu.page.files import Picture, data_url, url
 from sd_tpu.page.keeping import Keeper
 from sd_tpu.page.labels import named
 from sd_tpu.page.snapshot import Cell, Line, Snapshot, at_step, making, queued, ready
 from sd_tpu.page.texts import Phrase
+from sd_tpu.page.works import Work, Works
 from sd_tpu.request import MAX_PROMPTS, Request
 from sd_tpu.sentence import Sentence
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30  # that a run goes on while nobody follows it: a reload takes less
-
-
-class Host(Protocol):
-    """What a run needs of whoever knows the engine and the other runs: `sd_tpu.page.runs.Runs`."""
-
-    def redrawn(self, request: Request, place: int, alone: Request) -> Request:
-        """The request with another picture at `place`; raises RequestError."""
-
-    def submit_one(self, request: Request, place: int) -> Job:
-        """Submits only the picture at `place`, which keeps its place; raises RequestError."""
-
-    def show(self, session: str, run: "Run") -> None:
-        """Takes down that a session sees this run from now on, or is about to."""
-
-    def seconds(self, alone: Request) -> float:
-        """What a picture takes alone."""
-
-    def wait(self, job: Job) -> float | None:
-        """Seconds until what was asked for before this job is made, if that can be told."""
-
-    def learn(self, pace: float) -> None:
-        """Takes down what pictures took, for what they would have taken alone."""
-
-
-class _Work:
-    """A job of a run, and how far it is with the places that it still draws for it."""
-
-    def __init__(self, job: Job, seconds: Callable[[Request], float], *, live: bool = False):
-        """Begins with all places that the job was asked for. `seconds` tells what a picture takes
-        alone; `live` is a job that was begun by typing, of which less is said and kept.
-        """
-        self.job, self.live = job, live
-        self.places = set(job.request.places())
-        self.count = len(self.places)
-        self._seconds = {place: seconds(job.request.only(place)) for place in self.places}
-        self.step, self.steps = 0, max(job.request.only(place).steps for place in self.places)
-        self.line = Line(Phrase("starting"))
-        self._first: tuple[float, int] | None = None
-
-    @property
-    def share(self) -> float:
-        """What part of it is done."""
-        return self.step / self.steps
-
-    @property
-    def seconds(self) -> float:
-        """What its pictures would take one after the other."""
-        return sum(self._seconds.values())
-
-    @property
-    def left(self) -> float:
-        """What of that is still to be made."""
-        return (1 - self.share) * sum(self._seconds[place] for place in self.places.copy())
-
-    def advance(self, step: int) -> None:
-        """Takes down how far it is."""
-        self.step = step
-        self._first = self._first or (time.monotonic(), step)
-
-    def seconds_left(self) -> float | None:
-        """By the speed so far, once there is one."""
-        begun, first = self._first
-        if self.step <= first:
-            return None
-        each = (time.monotonic() - begun) / (self.step - first)
-        return each * (self.steps - self.step)
 
 
 class Run:
@@ -99,21 +34,22 @@ class Run:
     shown, and each place belongs to the job that was last asked for it.
     """
 
-    def __init__(self, job: Job, host: Host, keeper: Keeper, grace: float, browser: str = "",
-                 *, live: bool = False):
+    def __init__(self, job: Job, engine: Engine, keeper: Keeper, works: Works, grace: float,
+                 browser: str = "", *, live: bool = False):
         """Begins with every asked place waiting."""
         self.key = secrets.token_urlsafe(16)
         self.request, self.begun = job.request, time.time()
-        self._host, self._keeper, self._grace, self._browser = host, keeper, grace, browser
+        self._engine, self._keeper, self._common = engine, keeper, works
+        self._grace, self._browser = grace, browser
         self._change = threading.Condition()  # guards the rest
         self._followers: dict[object, str] = {}
         self._version = 1
         self._changed = [1] * MAX_PROMPTS  # the version in which each cell has
         self._cells = [self._first_cell(place) for place in range(MAX_PROMPTS)]
-        self._works: list[_Work] = []  # which are not over, in the order in which they began
+        self._works: list[Work] = []  # which are not over, in the order in which they began
         self._redrawn: dict[int, str] = {}  # what the history has of each place that was
         self._farewell: threading.Timer | None = None
-        self._begin(_Work(job, host.seconds, live=live))
+        self._begin(Work(job, engine, live=live))
         with self._change:  # whoever asked may be gone before following it
             self._mind_loneliness(GRACE_SECONDS)
 
@@ -126,10 +62,6 @@ class Run:
     def line(self) -> Line:
         """What happens, or how it ended."""
         return self._line
-
-    def before(self, job: Job) -> float:
-        """What is still to be made of what was asked before a job, as `_Work.left`."""
-        return sum(work.left for work in self._works.copy() if work.job.number < job.number)
 
     def cells(self, state: str) -> list[Cell]:
         """The cells in this state."""
@@ -151,19 +83,19 @@ class Run:
         the session should follow the run to see the change, or None if it is told anyway.
 
         Raises:
-            RequestError: as `Runs.start`; then all is as it was.
+            RequestError: it cannot be served; then all is as it was.
         """
         with self._change:
             before, seen = self._cells[place], self._version
-            request = self._host.redrawn(self.request, place, alone)
+            request = self.request.redrawn(place, alone, self._engine.defaults)
             if request == self.request and before.state in ("waiting", "forming", "done"):
                 return None
-            job = self._host.submit_one(request, place)
+            job = self._engine.submit(request.with_only(place))
             self.request = request
             self._take_over(place)
             shown = url(before.picture.shown) if before.picture else before.preview
             self._set(place, dataclasses.replace(self._first_cell(place), preview=shown))
-            self._begin(_Work(job, self._host.seconds, live=True))
+            self._begin(Work(job, self._engine, live=True))
             return self._announce(session, seen)
 
     def blank(self, place: int, session: str) -> int | None:
@@ -185,7 +117,6 @@ class Run:
         A follower that is slow misses what has been overtaken, and nothing else.
         """
         me, told = object(), None
-        self._host.show(session, self)
         with self._change:
             self._followers[me] = session
             self._mind_loneliness()
@@ -218,10 +149,15 @@ class Run:
         if lonely:
             self.stop()
 
-    def _begin(self, work: _Work) -> None:
+    def _begin(self, work: Work) -> None:
         self._works.append(work)
+        self._common.add(work)
         self._line = work.line
         threading.Thread(target=self._serve, args=[work], name="run", daemon=True).start()
+
+    def _end(self, work: Work) -> None:
+        self._works.remove(work)
+        self._common.remove(work)
 
     def _take_over(self, place: int) -> None:
         """Takes the place from the job that draws it, if one does; called with the lock held."""
@@ -229,7 +165,7 @@ class Run:
             work.places.remove(place)
             work.job.cancel(place)
             if not work.places:
-                self._works.remove(work)
+                self._end(work)
 
     def _set(self, place: int, cell: Cell) -> None:
         """Changes a cell, and the labels of others that it no longer or now differs from; called
@@ -272,7 +208,7 @@ class Run:
 
     # --- a thread of each job -------------------------------------------------------------------
 
-    def _serve(self, work: _Work) -> None:
+    def _serve(self, work: Work) -> None:
         try:
             for event in work.job.events():
                 self._take(work, event)
@@ -281,7 +217,7 @@ class Run:
             work.job.cancel()
             self._take(work, Failed(Sentence("The server failed; please try again.")))
 
-    def _take(self, work: _Work, event: Event) -> None:
+    def _take(self, work: Work, event: Event) -> None:
         changes = self._changes(work, event)
         with self._change:
             if work not in self._works:  # all that it drew has been asked for anew
@@ -294,13 +230,13 @@ class Run:
                 self._changed[place] = self._version
             work.line = self._line_after(work, event)
             if work.line.kind != "busy":
-                self._works.remove(work)
+                self._end(work)
             self._line = self._works[-1].line if self._works else work.line
             self._change.notify_all()
         if isinstance(event, Done) and len(work.places) == work.count:
-            self._host.learn(event.seconds / work.seconds)
+            self._common.learn(work, event.seconds)
 
-    def _changes(self, work: _Work, event: Event) -> dict[int, dict]:
+    def _changes(self, work: Work, event: Event) -> dict[int, dict]:
         """What the event changes in cells, by place."""
         match event:
             case Progress(_, _, previews):
@@ -315,7 +251,7 @@ class Run:
                         if not self._cells[place].picture}
         return {}
 
-    def _keep(self, work: _Work, place: int, picture: Picture) -> None:
+    def _keep(self, work: Work, place: int, picture: Picture) -> None:
         """Adds it to the history; of what is drawn again and again, the last one stays there."""
         kept = self._keeper.keep(self._browser, picture, work.job.request.only(place))
         if not (work.live and kept):
@@ -326,10 +262,10 @@ class Run:
                 gone, self._redrawn[place] = self._redrawn.get(place), kept
         self._keeper.drop(self._browser, gone)
 
-    def _line_after(self, work: _Work, event: Event) -> Line:
+    def _line_after(self, work: Work, event: Event) -> Line:
         match event:
             case Queued(position, reason):
-                return Line(queued(position, reason, self._host.wait(work.job)))
+                return Line(queued(position, reason, self._common.wait(work.job)))
             case Progress(step, steps):
                 return Line(at_step(step, steps, work.seconds_left()), share=work.share)
             case Done(seconds):

@@ -1,13 +1,15 @@
-"""The runs of everybody who shares an engine, and how long they take beside one another."""
+"""The runs of everybody who shares an engine, and who looks at which."""
 
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from sd_tpu.engine import Engine
-from sd_tpu.job import Job
 from sd_tpu.page.keeping import Keeper
 from sd_tpu.page.run import GRACE_SECONDS, Run
+from sd_tpu.page.snapshot import Snapshot
+from sd_tpu.page.works import Works
 from sd_tpu.request import Request
 
 MAX_KEPT = 256  # runs, for browsers that come back
@@ -19,12 +21,11 @@ class Runs:
 
     def __init__(self, engine: Engine, keeper: Keeper):
         """Finished pictures go to the keeper."""
-        self._engine, self._keeper = engine, keeper
+        self._engine, self._keeper, self._works = engine, keeper, Works()
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the oldest first
         self._latest: dict[str, str] = {}  # the key of each browser's last
         self._shown: dict[str, str] = {}  # the key of what each session sees
-        self._pace: float | None = None  # what pictures take, for what they would take alone
 
     def start(self, request: Request, *, browser: str = "", grace: float = GRACE_SECONDS,
               previews: bool = True, live: bool = False) -> Run:
@@ -34,7 +35,7 @@ class Runs:
         begun by typing.
         """
         job = self._engine.submit(request, previews=previews)
-        run = Run(job, self, self._keeper, grace, browser, live=live)
+        run = Run(job, self._engine, self._keeper, self._works, grace, browser, live=live)
         with self._lock:
             self._runs[run.key] = run
             if browser:
@@ -42,20 +43,14 @@ class Runs:
             self._forget()
         return run
 
-    def redrawn(self, request: Request, place: int, alone: Request) -> Request:
-        """A run's request with another picture at `place`; raises RequestError."""
-        return request.redrawn(place, alone, self._engine.defaults)
-
-    def submit_one(self, request: Request, place: int) -> Job:
-        """Submits only the picture at `place`, which keeps its place; raises RequestError."""
-        for other in request.places():
-            if other != place:
-                request = request.without(other)
-        return self._engine.submit(request)
-
     def find(self, key: str | None) -> Run | None:
         """The run with this key, if it is still known."""
         return self._runs.get(key)
+
+    def follow(self, run: Run, session: str, seen: int = 0) -> Iterator[Snapshot]:
+        """Shows a run to a session, as `Run.follow` yields it."""
+        self.show(session, run)
+        yield from run.follow(session, seen)
 
     def show(self, session: str, run: Run) -> None:
         """Takes down that a session sees this run from now on, or is about to."""
@@ -78,20 +73,6 @@ class Runs:
             self._shown.pop(session, None)
         for run in runs:
             run.leave(session)
-
-    def wait(self, job: Job) -> float | None:
-        """Seconds until what was asked for before this job is made, if that can be told."""
-        with self._lock:
-            earlier = sum(run.before(job) for run in self._runs.values())
-        return earlier * self._pace if self._pace else None
-
-    def seconds(self, alone: Request) -> float:
-        """What a picture takes alone; while that is not known, all take the same."""
-        return self._engine.seconds(alone) or 1.0
-
-    def learn(self, pace: float) -> None:
-        """Remembers how fast it goes: the mean of what was known and what is new."""
-        self._pace = pace if self._pace is None else (self._pace + pace) / 2
 
     def _forget(self) -> None:
         needed = set(self._latest.values())  # which a browser that comes back will ask for
