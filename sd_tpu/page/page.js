@@ -178,11 +178,11 @@ function isShown(fields) {
 
 function showPast() {
     const undo = document.querySelector("#undo"), redo = document.querySelector("#redo");
-    const held = [undo, redo].includes(document.activeElement);
+    const focused = [undo, redo].includes(document.activeElement);
     undo.disabled = past.every(isShown);
     redo.disabled = future.every(isShown);
     // A button that is disabled loses the focus.
-    if (held && document.activeElement.disabled) (undo.disabled ? redo : undo).focus();
+    if (focused && document.activeElement.disabled) (undo.disabled ? redo : undo).focus();
 }
 
 // Before something takes the place of what is filled in; if it then does not, it costs nothing.
