@@ -46,7 +46,7 @@ def test_programs_follow_a_run_and_can_end_it(client, page_engine):
     job.cancel()
     while any(page_engine._occupants):
         time.sleep(0.05)
-    assert any(running._rows_left.values()), "the job went on to its end"
+    assert any(running.rows_left.values()), "the job went on to its end"
 
 
 @pytest.mark.parametrize(("values", "sentence"), [

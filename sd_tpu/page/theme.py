@@ -37,6 +37,7 @@ def theme() -> gr.themes.Base:
         input_placeholder_color="*neutral_500",
         input_placeholder_color_dark="*neutral_400",
         error_text_color_dark="#fca5a5",
+        button_transition="none",  # of a button that is enabled, words could not be read meanwhile
         button_large_text_size="*text_md",
         button_large_text_weight="500",
         button_primary_background_fill="*primary_600",
