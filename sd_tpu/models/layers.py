@@ -157,7 +157,10 @@ def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **optio
     """
     if platform() == "cpu":
         return in_phases(x, kernel)
-    return convolve(x.repeat(2, axis=1).repeat(2, axis=2), kernel, strides, padding, **options)
+    batch, height, width, channels = x.shape
+    # Not by `repeat`: the TPU compiler then takes up to 1.7 times the cycles for both.
+    enlarged = jax.image.resize(x, (batch, 2 * height, 2 * width, channels), "nearest")
+    return convolve(enlarged, kernel, strides, padding, **options)
 
 
 def in_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
