@@ -32,7 +32,8 @@ window.sdTpu = {
         [past, future] = readPast();
         // A page that was open here already has remembered its own; `saved` may be another tab's.
         const [how] = performance.getEntriesByType("navigation");
-        if (link && how?.type !== "reload" && Array.isArray(saved?.form)) keepPast([...past, saved.form]);
+        const anew = link && how?.type !== "reload";
+        if (anew && Array.isArray(saved?.form)) keepPast([...past, saved.form]);
         const shown = document.querySelector("header[lang]")?.lang;
         return { ...saved, browser, link, shown };
     },
@@ -157,7 +158,7 @@ function refresh(panel) {
 // --- what can be taken back ---------------------------------------------------------------------
 
 // It belongs to this tab, which may be loaded again, and to this model.
-function keepPast(before, after = []) {
+function keepPast(before, after = future) {
     [past, future] = [before.slice(-PAST), after.slice(-PAST)];
     try {
         sessionStorage.setItem(document.title, JSON.stringify([past, future]));
@@ -187,7 +188,7 @@ function showPast() {
 
 // Before something takes the place of what is filled in; if it then does not, it costs nothing.
 function remember() {
-    if (form && !(past.length && isShown(past.at(-1)))) keepPast([...past, [...form]]);
+    if (form && !isShown(past.at(-1))) keepPast([...past, [...form]]);
 }
 
 document.addEventListener("click", (event) => {
