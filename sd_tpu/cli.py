@@ -261,7 +261,8 @@ class _Line:
 
 def _devices(args: argparse.Namespace) -> int:
     devices = find_devices(args.devices)
-    print(f"Found {len(devices)} JAX devices of type {devices[0].device_kind}.")
+    found = "1 JAX device" if len(devices) == 1 else f"{len(devices)} JAX devices"
+    print(f"Found {found} of type {devices[0].device_kind}.")
     platform = devices[0].platform
     if platform != "tpu":
         print(f"This is not a TPU but a {platform.upper()}: everything works, at its own speed.")

@@ -317,6 +317,7 @@ def test_devices_prints_what_the_guide_prints_and_that_this_is_no_tpu():
         "This is not a TPU but a CPU: everything works, at its own speed.\n"
     ), "")
     assert run("devices", "--devices", 3)[1].startswith("Found 3 JAX devices of type cpu.\n")
+    assert run("devices", "--devices", 1)[1].startswith("Found 1 JAX device of type cpu.\n")
 
 
 def test_devices_says_nothing_more_on_a_tpu(monkeypatch):
