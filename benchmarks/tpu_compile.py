@@ -56,13 +56,14 @@ class Chip:
     bandwidth: float  # bytes a second
     memory: float  # bytes
     config: str = "default"  # how its cores make devices
+    estimates: bool = False  # whether XLA says how long all of a program takes
 
 
 # Google Cloud's page of each version (cloud.google.com/tpu/docs/v2 and so on). Those of v2 and v3
 # are for a chip, here halved: there a device is one of its two cores; on v4 both make one device.
 CHIPS = {
-    "v2-8": Chip("v2:2x2", "v2-8", 46e12 / 2, 700e9 / 2, 16 * 2**30 / 2),
-    "v3-8": Chip("v3:2x2", "v3-8", 123e12 / 2, 900e9 / 2, 32 * 2**30 / 2),
+    "v2-8": Chip("v2:2x2", "v2-8", 46e12 / 2, 700e9 / 2, 16 * 2**30 / 2, estimates=True),
+    "v3-8": Chip("v3:2x2", "v3-8", 123e12 / 2, 900e9 / 2, 32 * 2**30 / 2, estimates=True),
     "v4-8": Chip("v4:2x2x1", "v4-8", 275e12, 1228e9, 32 * 2**30, "megacore"),
     "v5e-8": Chip("v5e:2x4", "v5litepod-8", 197e12, 819e9, 16 * 2**30),
     "v6e-8": Chip("v6e:2x4", "v6e-8", 918e12, 1640e9, 32 * 2**30),
@@ -85,7 +86,7 @@ class Compiled:
     temporary: float = 0  # bytes
     resident: float = 0  # bytes of arguments, among them the weights
     cycles: float = 0
-    estimate: float | None = None  # seconds, where XLA makes one
+    estimate: float = 0  # seconds
     devices: int = 0
     operations: tuple[dict, ...] = ()
 
@@ -202,12 +203,11 @@ def _compile(program: str, lower: Callable[[], jax.stages.Lowered], devices: int
     found = list(hlo.operations(text))
     if program == "advance":
         found = hlo.around(found, "whole")
-    estimate = cost.get("optimal_seconds", -1)
     return Compiled(
         program, "yes", flops=cost["flops"], accessed=cost["bytes accessed"],
         hbm=sum(one.hbm_bytes for one in found), temporary=memory.temp_size_in_bytes,
         resident=memory.argument_size_in_bytes, cycles=sum(one.cycles for one in found),
-        estimate=estimate if estimate > 0 else None, devices=devices,
+        estimate=cost.get("optimal_seconds", 0), devices=devices,
         operations=tuple(hlo.by_source(found)),
     )
 
@@ -223,7 +223,7 @@ def _row(chip: Chip, one: Compiled) -> dict[str, Any]:
         "temporary MB": one.temporary / 1e6,
         "arguments MB": one.resident / 1e6,
         "cycles M": one.cycles / 1e6,
-        "estimate s": one.estimate,
+        "estimate s": one.estimate if chip.estimates and one.fits == "yes" else None,
         "roofline s": _roofline(chip, one),
     }
 

@@ -15,6 +15,7 @@ from flax import nnx
 from jax import lax
 
 from sd_tpu.models import UNet2DConditionModel
+from sd_tpu.models.platform import platform
 from sd_tpu.networks import Models
 from sd_tpu.samplers import COLUMNS, HISTORY, Table
 from sd_tpu.tokenizer import LENGTH
@@ -254,17 +255,22 @@ def decode_slots(models: Models, params: Params, latents: jax.Array,
     """Pictures [S, H, W, 3] uint8 of latents [S, h, w, C] where `wanted` [S]; black elsewhere."""
     vae = nnx.merge(models.vae, params["vae"])
     scale = models.vae_config.downscale
+    _, h, w, _ = latents.shape
+    black = jnp.zeros((h * scale, w * scale, 3), jnp.uint8)
 
     def draw(latent):
         image = vae.decode(latent[None])[0]
         return jnp.round(jnp.clip(image / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
 
-    def leave(latent):
-        h, w, _ = latent.shape
-        return jnp.zeros((h * scale, w * scale, 3), jnp.uint8)
+    def one(slot):
+        wanted, latent = slot
+        # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and
+        # products; on a TPU large convolutions are slower in a loop's own body than in a branch.
+        if platform() == "cpu":
+            return lax.fori_loop(0, wanted.astype(jnp.int32), lambda *_: draw(latent), black)
+        return lax.cond(wanted, draw, lambda _: black, latent)
 
-    # The TPU compiler makes more of a branch than of a loop's own body: see benchmarks/RESULTS.md.
-    return lax.map(lambda slot: lax.cond(slot[0], draw, leave, slot[1]), (wanted, latents))
+    return lax.map(one, (wanted, latents))
 
 
 def padded_rows(table: Table) -> np.ndarray:

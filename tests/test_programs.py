@@ -12,9 +12,10 @@ import pytest
 from flax import nnx
 
 from benchmarks.report import memory
+from sd_tpu import denoise
 from sd_tpu import programs as programs_module
 from sd_tpu.denoise import MAX_ROWS, gaussian
-from sd_tpu.models import UNet2DConditionModel
+from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
 from sd_tpu.models.unet import timestep_encoding
 from sd_tpu.programs import Arrival, Programs, return_freed_memory
 from sd_tpu.samplers import COLUMNS, make_table
@@ -185,9 +186,9 @@ def evaluations(sd1):
     return evaluate
 
 
-def counted(kind: str, seen: list[tuple[str, int]]):
-    """The model's method of that name, which adds to `seen` whenever it runs."""
-    evaluate = getattr(UNet2DConditionModel, kind)
+def counted(kind: str, seen: list[tuple[str, int]], network: type = UNet2DConditionModel):
+    """The network's method of that name, which adds to `seen` whenever it runs."""
+    evaluate = getattr(network, kind)
 
     def counting(self, *inputs):
         jax.debug.callback(lambda: seen.append((kind, len(inputs[0]))))
@@ -230,6 +231,28 @@ def test_only_what_is_asked_for_is_evaluated_and_packed_anew_when_that_changes(
 
 def test_what_has_ended_leaves_its_evaluations_to_the_others(evaluations):
     assert len(evaluations(1, *(dict(steps=steps) for steps in (2, 5, 2, 5)))) == 2 * 2 + 3 * 1
+
+
+@pytest.mark.parametrize(("platform", "way"), [("cpu", "while"), ("tpu", "cond")])
+def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypatch, platform, way):
+    pipeline, params = sd1
+    seen = []
+    monkeypatch.setattr(denoise, "platform", lambda: platform)
+    monkeypatch.setattr(AutoencoderKL, "decode", counted("decode", seen, AutoencoderKL))
+    latents = np.random.default_rng(0).standard_normal((4, 16, 16, 4)).astype(np.float32)
+    traced = jax.jit(partial(denoise.decode_slots, pipeline.models)).trace(
+        params, latents, np.zeros(4, bool))
+    assert f" {way}[" in str(traced.jaxpr)
+    compiled = traced.lower().compile()
+    pictures = {}
+    for wanted in ([1, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]):
+        pictures[sum(wanted)] = np.asarray(compiled(params, latents, np.array(wanted, bool)))
+        jax.effects_barrier()
+        assert seen == [("decode", 1)] * sum(wanted)
+        seen.clear()
+    assert pictures[4].std(axis=(1, 2, 3)).min() > 1
+    assert (pictures[2][1::2] == pictures[4][1::2]).all() and not pictures[2][::2].any()
+    assert not pictures[0].any()
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):
