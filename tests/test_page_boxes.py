@@ -110,7 +110,7 @@ def test_each_box_counts_its_tokens_and_shows_what_is_cut_off(tab):
     box(tab, 1).fill("a cat")
     expect(count).to_have_text("4 / 77 tokens")
     box(tab, 1).fill("word " * 74 + "and the unseen end")
-    expect(count).to_have_text("80 / 77 tokens, not seen: “the unseen end”")
+    expect(count).to_have_text("80 / 77 tokens, cut off: “the unseen end”")
     box(tab, 1).fill("")
     expect(count).to_have_text("")
     box(tab, 1).fill("w " * 2001)

@@ -98,8 +98,8 @@ def test_a_comparison_of_seeds_has_no_other_seed_than_those():
         "seed 3", "seed 8", "seed 100"]
 
 
-def test_a_value_that_cannot_be_served_is_named_with_its_box():
-    with pytest.raises(RequestError, match="Steps of prompt 2 should be a whole number"):
+def test_a_value_that_cannot_be_served_is_named_without_a_box():
+    with pytest.raises(RequestError, match=r"^Steps should be a whole number, not 'lots'"):
         comparison(Request(prompts=("a",)), "steps", [4, "lots"], Settings())
 
 
@@ -223,7 +223,7 @@ def test_seeds_that_are_compared_run_on_from_the_present_one(tab):
 @pytest.mark.parametrize(("values", "sentence"), [
     ("", "There is nothing to compare yet"),
     ("1 2 3 4 5 6 7 8 9", "There are 9 values to compare; at most 8 fit."),
-    ("2, 51", "Guidance of prompt 2 should be from 0 to 50, not 51."),
+    ("2, 51", "Guidance should be from 0 to 50, not 51."),
 ])
 def test_a_comparison_that_cannot_be_made_costs_no_prompt(tab, values, sentence):
     fill(tab, PROMPTS)

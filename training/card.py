@@ -52,8 +52,9 @@ HINTS = {
 }
 DETAILS = {
     "en": "It knows {count} things: {things}. "
-          "On a background of {backgrounds}, or a gradient from one to another. "
-          "A single thing may be small, big or upside down, and be painted {paints}. "
+          "On a background of {backgrounds}, or a gradient (“a red to blue background”). "
+          "A single thing may be small, big or upside down, and of a colour (“a green "
+          "car”): {paints}. "
           "There may be two things, side by side or one above the other, or two or three of a "
           "kind. The style is {styles}.",
     "ko": "아는 사물 {count}가지: {things}. "

@@ -20,6 +20,7 @@ from sd_tpu.request import (
     Request,
     RequestError,
     Settings,
+    check_setting,
     drawn_seed,
     parse_number,
 )
@@ -129,6 +130,7 @@ def comparison(request: Request, what: str, values: Sequence[Any], defaults: Set
     Raises:
         RequestError: a value cannot be served.
     """
+    values = [check_setting(what, value) for value in values]
     alone = request.only(request.places()[0])
     common = {**dataclasses.asdict(alone), "spacing": alone.spacing or ""}
     own = [{"seed": alone.seed, what: value} for value in values]

@@ -19,7 +19,7 @@ TEXTS = {
     "redo": "إعادة",
     "undone": "عادت الخانات كما كانت.",
     "tokens": "الرموز: {count} من {limit}",
-    "tokens_lost": "{tokens}، لن يُرى: «{lost}»",
+    "tokens_lost": "{tokens}، سيُقتطع: «{lost}»",
     "tokens_unknown": "{tokens}، كلمات مجهولة: «{words}»",
     "too_many_characters": "الأحرف: {count}، والحد الأقصى {limit}",
     "list": "لصق قائمة",

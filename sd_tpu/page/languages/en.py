@@ -17,7 +17,7 @@ TEXTS = {
     "redo": "Redo",
     "undone": "The boxes are as they were.",
     "tokens": "{count} / {limit} tokens",
-    "tokens_lost": "{tokens}, not seen: “{lost}”",
+    "tokens_lost": "{tokens}, cut off: “{lost}”",
     "tokens_unknown": "{tokens}, unknown: “{words}”",
     "too_many_characters": "{count} of at most {limit} characters",
     "list": "Paste a list",
