@@ -72,8 +72,8 @@ def _check_address(host: str | None, port: int | None) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except (OSError, OverflowError) as error:
-        raise ValueError(f"The page cannot be served at {host}:{port}: {error}. Name another "
-                         "address with --host and --port.") from error
+        raise ValueError(f"The page cannot be served at {host}:{port}: {error}. Name another with "
+                         "--host or --port; without --port it is the first free one.") from error
 
 
 def _parser() -> argparse.ArgumentParser:

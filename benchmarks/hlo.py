@@ -40,7 +40,7 @@ class Operation:
 
 
 def operations(text: str) -> Iterator[Operation]:
-    """The instructions of a compiled program, those of a loop's body once."""
+    """The instructions of a compiled program, those of a loop's body and of each branch once."""
     inlined = set(CALLED.findall(text))
     computation, shapes = "", {}
     for line in text.splitlines():

@@ -56,7 +56,7 @@ class Chip:
     bandwidth: float  # bytes a second
     memory: float  # bytes
     config: str = "default"  # how its cores make devices
-    estimates: bool = False  # whether XLA says how long all of a program takes
+    estimates: bool = False  # XLA says how long a program takes; what it says elsewhere is no time
 
 
 # Google Cloud's page of each version (cloud.google.com/tpu/docs/v2 and so on). Those of v2 and v3

@@ -263,12 +263,13 @@ def decode_slots(models: Models, params: Params, latents: jax.Array,
         return jnp.round(jnp.clip(image / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
 
     def one(slot):
-        wanted, latent = slot
+        drawn, latent = slot
         # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and
-        # products; on a TPU large convolutions are slower in a loop's own body than in a branch.
+        # products; for a TPU v6e it makes large convolutions slower in a loop's own body than in
+        # a branch (benchmarks/RESULTS.md).
         if platform() == "cpu":
-            return lax.fori_loop(0, wanted.astype(jnp.int32), lambda *_: draw(latent), black)
-        return lax.cond(wanted, draw, lambda _: black, latent)
+            return lax.fori_loop(0, drawn.astype(jnp.int32), lambda *_: draw(latent), black)
+        return lax.cond(drawn, draw, lambda _: black, latent)
 
     return lax.map(one, (wanted, latents))
 

@@ -168,11 +168,6 @@ class Request(Settings):
         return (self.seed + place) % (MAX_SEED + 1) if own is None else own
 
 
-def check_setting(name: str, value: Any) -> Any:
-    """The value of one setting of Own as a request has it; raises RequestError."""
-    return _CHECKS[name](value, "")
-
-
 def drawn_seed(value: Any) -> Any:
     """A new seed in place of RANDOM, else the value, good or not: `Request.check` says which."""
     return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else value

@@ -122,6 +122,7 @@ def test_a_program_that_cannot_start_says_why_in_a_sentence(flags, address, caps
     assert app.main([flag.replace("TAKEN", taken) for flag in flags]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("sd_tpu: ") and printed.count("\n") == 1
+    assert (flags == ["--port", "TAKEN"]) <= ("without --port it is the first free one" in printed)
 
 
 def test_a_port_from_the_environment_is_checked_as_well(capsys, monkeypatch):

@@ -98,9 +98,15 @@ def test_a_comparison_of_seeds_has_no_other_seed_than_those():
         "seed 3", "seed 8", "seed 100"]
 
 
-def test_a_value_that_cannot_be_served_is_named_without_a_box():
-    with pytest.raises(RequestError, match=r"^Steps should be a whole number, not 'lots'"):
-        comparison(Request(prompts=("a",)), "steps", [4, "lots"], Settings())
+@pytest.mark.parametrize(("what", "values", "sentence"), [
+    ("steps", [4, "lots"], "Steps should be a whole number, not 'lots'"),
+    ("guidance_stop", [1, 0.5], "Guidance should start before it stops, not start at 0.6"),
+    ("sampler", ["ddim", "dream"], "Sampler 'dream' is unknown"),
+])
+def test_a_value_that_cannot_be_served_is_named_without_a_box(what, values, sentence):
+    asked = Request(prompts=("a",), sampler="dpmpp_2m", spacing="karras", guidance_start=0.6)
+    with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
+        comparison(asked, what, values, Settings())
 
 
 # --- on the page --------------------------------------------------------------------------------

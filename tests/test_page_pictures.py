@@ -224,6 +224,8 @@ def test_a_phone_needs_no_sideways_scrolling(phone):
     assert max(ends) <= 390, "something is cut off at the edge"
     left = {round(x) for x, *_ in corners(phone)}
     assert len(left) == 2, "the gallery should have two columns"
+    cut_off = phone.locator("#seed input").evaluate("seed => seed.scrollWidth > seed.clientWidth")
+    assert not cut_off, "the seed should show all of its ten digits"
 
 
 TARGETS = """() => [...document.querySelectorAll("button, a, summary, input, textarea")]

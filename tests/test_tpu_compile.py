@@ -1,5 +1,7 @@
 """What a TPU program moves is read from its text; the compiler itself is asked where it is."""
 
+import dataclasses
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,6 +66,15 @@ def test_a_roofline_is_bound_by_what_takes_longer():
     assert tpu_compile._row(chip, memory)["roofline s"] == 3
     assert tpu_compile._row(chip, arithmetic)["fits"] == "yes"
     assert tpu_compile._row(chip, memory)["fits"] == "no: memory"
+
+
+def test_an_estimate_is_shown_of_chips_for_which_xla_makes_one():
+    row = partial(tpu_compile._row, one=tpu_compile.Compiled("advance", "yes", estimate=2.5))
+    chip = tpu_compile.Chip("", "", flops=1, bandwidth=1, memory=1, estimates=True)
+    assert row(chip)["estimate s"] == 2.5
+    assert row(dataclasses.replace(chip, estimates=False))["estimate s"] is None
+    failed = tpu_compile.Compiled("advance", "no: too large")
+    assert tpu_compile._row(chip, failed)["estimate s"] is None
 
 
 def test_what_is_compiled_for_a_tpu_is_what_the_engine_runs():

@@ -60,8 +60,8 @@ DETAILS = {
     "ko": "아는 사물 {count}가지: {things}. "
           "배경색: {backgrounds}, 또는 한 색에서 다른 색으로 바뀌는 그라데이션(a red to blue "
           "background). "
-          "사물 하나는 작거나(small) 크거나(big) 거꾸로(upside down)일 수 있고, 칠할 수 있는 색은 "
-          "{paints}입니다. "
+          "사물 하나는 작거나(small) 크거나(big) 거꾸로(upside down)일 수 있고, 색은(a green "
+          "car) {paints} 중 하나일 수 있습니다. "
           "두 사물을 나란히(next to) 또는 위아래로(above, below) 놓거나, 같은 것을 두세 개 그릴 수 "
           "있습니다. "
           "스타일: {styles}. 영어만 이해합니다.",
@@ -69,13 +69,13 @@ DETAILS = {
                "背景颜色：{backgrounds}，或从一种颜色到另一种颜色的渐变"
                "（a red to blue background）。"
                "单个事物可以是小的（small）、大的（big）或倒置的（upside down），"
-               "也可以涂成这些颜色：{paints}。"
+               "也可以是这些颜色（a green car）：{paints}。"
                "两个事物可以左右（next to）或上下（above、below）排列，同一种事物可以有两三个。"
                "风格：{styles}。它只懂英语。",
     "ar": "يعرف {count} شيء: {things}. "
           "لون الخلفية: {backgrounds}، أو تدرّج من لون إلى آخر (a red to blue background). "
           "يمكن أن يكون الشيء الواحد صغيرًا (small) أو كبيرًا (big) أو مقلوبًا (upside down)، "
-          "وأن يُلوَّن بأحد هذه الألوان: {paints}. "
+          "وبأحد هذه الألوان (a green car): {paints}. "
           "ويمكن رسم شيئين متجاورين (next to) أو أحدهما فوق الآخر (above, below)، أو اثنين أو "
           "ثلاثة من الشيء نفسه. "
           "الأسلوب: {styles}. لا يفهم النموذج إلا الإنجليزية.",

@@ -1,4 +1,4 @@
-"""The platform that a program is traced for, by which layers pick their way."""
+"""The platform that a program is traced for, by which code picks its way."""
 
 import jax
 

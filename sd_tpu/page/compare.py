@@ -20,7 +20,6 @@ from sd_tpu.request import (
     Request,
     RequestError,
     Settings,
-    check_setting,
     drawn_seed,
     parse_number,
 )
@@ -130,8 +129,9 @@ def comparison(request: Request, what: str, values: Sequence[Any], defaults: Set
     Raises:
         RequestError: a value cannot be served.
     """
-    values = [check_setting(what, value) for value in values]
     alone = request.only(request.places()[0])
     common = {**dataclasses.asdict(alone), "spacing": alone.spacing or ""}
+    for value in values:  # by itself, or it would be refused as that of a box
+        Request.check({**common, "spacing": "", what: value}, defaults)
     own = [{"seed": alone.seed, what: value} for value in values]
     return Request.check({**common, "prompts": alone.prompts * len(values), "own": own}, defaults)
