@@ -36,6 +36,10 @@ from sd_tpu.weights import Params
 TPU_ADVANCE_OPTIONS = {"xla_tpu_run_space_to_batch": False,
                        "xla_tpu_run_space_to_batch_on_new_platforms": False}
 
+# XLA leaves a CPU's products and convolutions to YNNPACK, but its older way, Eigen, is faster, most
+# where there are few pixels. YNNPACK's reductions are the better ones (benchmarks/RESULTS.md).
+CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrival:
@@ -85,18 +89,21 @@ class Programs:
         share = mesh.size * group
         self.slots = -(-slots // share) * share
         self.traces: Counter[str] = Counter()
-        on_tpu = mesh.devices.flat[0].platform == "tpu"
+        platform = mesh.devices.flat[0].platform
+        options = CPU_OPTIONS if platform == "cpu" else None
         params = SPLIT if stacked else REPLICATED
-        self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
+        self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), options,
+                                     donate=1)
         self._advance = self._compile("advance", partial(advance_slots, group=group),
-                                      (params, SPLIT, REPLICATED), donate=1,
-                                      options=TPU_ADVANCE_OPTIONS if on_tpu else None)
-        self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
+                                      (params, SPLIT, REPLICATED),
+                                      TPU_ADVANCE_OPTIONS if platform == "tpu" else options,
+                                      donate=1)
+        self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT), options)
         self.stacked = stacked
         self._empty = jax.jit(partial(empty_slots, models, self.slots, self.latent_shape),
                               out_shardings=split(mesh))
 
-    def _compile(self, name: str, function, specs, donate=(), options=None):
+    def _compile(self, name: str, function, specs, options, donate=()):
         def traced(params, *arguments):
             self.traces[name] += 1
             if self.stacked:

@@ -83,18 +83,12 @@ def nhwc(x: torch.Tensor) -> np.ndarray:
 # --- layers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel, padding, strides, patches", [
-    (3, 1, 1, True), (1, 0, 1, True), (3, 0, 1, True), (3, 1, 2, False),
-])
-def test_a_convolution_of_few_pixels_is_one_product_and_that_of_pytorch(ported, kernel, padding,
-                                                                        strides, patches):
+@pytest.mark.parametrize("kernel, padding, strides", [(3, 1, 1), (1, 0, 1), (3, 0, 1), (3, 1, 2)])
+def test_a_convolution_is_that_of_pytorch(ported, kernel, padding, strides):
     reference = randomized(torch.nn.Conv2d(8, 96, kernel, strides, padding))
     ours = ported(reference, partial(layers.conv, 8, 96, kernel, strides=strides, padding=padding))
-    for width, few in ((6, True), (7, False)):  # 96 pixels, and more than the 96 channels given out
-        x = torch.randn(2, 8, 8, width)
-        assert_agrees("Conv", ours(nhwc(x)), nhwc(reference(x)))
-        traced = str(jax.make_jaxpr(ours)(nhwc(x)))
-        assert ("conv_general_dilated" in traced) != (patches and few)
+    x = torch.randn(2, 8, 8, 7)
+    assert_agrees("Conv", ours(nhwc(x)), nhwc(reference(x)))
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 5, 7), (2, 24, 9)], ids=["pixels", "tokens"])

@@ -165,8 +165,8 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
 def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
     fill(tab, SIX, seed=5, steps=6)
     setting(tab, "Cache interval").fill("3")
-    setting(tab, "Guidance stops").fill("0.5")
-    setting(tab, "Guidance stops").blur()
+    setting(tab, "Guidance stop").fill("0.5")
+    setting(tab, "Guidance stop").blur()
     second = panel(tab, 2)
     expect(second.get_by_label("Cache interval")).to_have_attribute("placeholder", "3")
     second.get_by_label("Cache interval").fill("1")
@@ -189,7 +189,7 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
     expect(summaries(tab)).to_have_text(["cache interval 1"])
     expect(tab.get_by_role("button", name="Settings", exact=True)).to_be_focused()
     expect(setting(tab, "Cache interval")).to_have_value("1")
-    expect(setting(tab, "Guidance stops")).to_have_value("1")
+    expect(setting(tab, "Guidance stop")).to_have_value("1")
     unfold(tab, "Settings")
     setting(tab, "Cache interval").fill("11")
     setting(tab, "Cache interval").blur()
@@ -199,7 +199,7 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
     tab.locator("#read-panel input[type=file]").set_input_files(tmp_path / "2.png")
     says(tab, "are in the boxes")
     expect(setting(tab, "Cache interval")).to_have_value("1")
-    expect(setting(tab, "Guidance stops")).to_have_value("0.5")
+    expect(setting(tab, "Guidance stop")).to_have_value("0.5")
 
 
 def test_a_bad_own_setting_is_answered_with_the_number_of_its_box(tab):

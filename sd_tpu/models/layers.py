@@ -4,7 +4,6 @@
 softmax of attention are always float32.
 """
 
-import math
 from functools import partial
 
 import jax
@@ -75,42 +74,18 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
     return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
 
 
-def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None, by=None,
-         dtype, rngs: nnx.Rngs) -> nnx.Conv:
+def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None,
+         by=lax.conv_general_dilated, dtype, rngs: nnx.Rngs) -> nnx.Conv:
     """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
 
-    It is computed by `convolve`, unless by something else that takes the same.
+    It is computed by XLA's own, or by something else that takes the same.
     """
     if padding is None:
         padding = kernel // 2
     if isinstance(padding, int):
         padding = ((padding, padding), (padding, padding))
     return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
-                    dtype=dtype, param_dtype=dtype, conv_general_dilated=by or convolve, rngs=rngs)
-
-
-def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
-    """`lax.conv_general_dilated` as `conv` calls it, or what is faster on the platform for a shape.
-
-    x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K].
-    """
-    pixels, outputs = math.prod(x.shape[:-1]), kernel.shape[-1]
-    if platform() == "cpu" and max(strides) == 1 and pixels <= outputs:
-        return by_patches(x, kernel, padding)
-    return lax.conv_general_dilated(x, kernel, strides, padding, **options)
-
-
-def by_patches(x: jax.Array, kernel: jax.Array, padding) -> jax.Array:
-    """A convolution of stride 1 as one product of matrices.
-
-    For pictures that weigh less than the kernel, which XLA's own loops over on CPUs: 8x8x1280 takes
-    a quarter of the time so (benchmarks/RESULTS.md).
-    """
-    height, width = kernel.shape[:2]
-    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
-    patches = [x[:, i:i + rows, j:j + columns] for i in range(height) for j in range(width)]
-    return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+                    dtype=dtype, param_dtype=dtype, conv_general_dilated=by, rngs=rngs)
 
 
 def pointwise(inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs) -> nnx.Conv:
@@ -160,7 +135,7 @@ def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **optio
     batch, height, width, channels = x.shape
     # Not by `repeat`: the TPU compiler then takes up to four times the cycles for both.
     enlarged = jax.image.resize(x, (batch, 2 * height, 2 * width, channels), "nearest")
-    return convolve(enlarged, kernel, strides, padding, **options)
+    return lax.conv_general_dilated(enlarged, kernel, strides, padding, **options)
 
 
 def in_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -169,14 +144,21 @@ def in_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
     Under the kernel lie pixels of x that stand there twice and twice. So each of the four that one
     pixel becomes sees 2x2 of x, by sums of the kernel's weights: 4 products instead of 9.
     """
-    batch, height, width, channels = x.shape
+    batch, height, width, _ = x.shape
     outputs = kernel.shape[-1]
-    wide = kernel.astype(jnp.float32)
-    sums = sum(jnp.pad(wide, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0)))
-               for i in (0, 1) for j in (0, 1)).astype(kernel.dtype)  # [4, 4, C, K]
-    phases = sums.reshape(2, 2, 2, 2, channels, outputs).transpose(0, 2, 4, 1, 3, 5)
-    out = convolve(x, phases.reshape(2, 2, channels, -1), (1, 1), ((1, 1), (1, 1)),
-                   dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def halves(weights):
+        """[half of an enlarged pixel][pixel that it sees], of three weights [3, ...]."""
+        first, second, third = weights
+        return (first, second + third), (first + second, third)
+
+    rows = halves(kernel.astype(jnp.float32))
+    # Laid out as the convolution takes them: transposed afterwards they take XLA several times as
+    # long on a CPU.
+    phases = [[jnp.concatenate([halves(rows[i][a])[j][b] for i in (0, 1) for j in (0, 1)], axis=-1)
+               for b in (0, 1)] for a in (0, 1)]
+    out = lax.conv_general_dilated(x, jnp.array(phases, kernel.dtype), (1, 1), ((1, 1), (1, 1)),
+                                   dimension_numbers=("NHWC", "HWIO", "NHWC"))
     out = out.reshape(batch, height + 1, width + 1, 2, 2, outputs)
     rows = [jnp.stack([out[:, i:i + height, j:j + width, i, j] for j in (0, 1)], axis=3)
             for i in (0, 1)]
