@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import re
 from functools import cache, partial
 from types import MappingProxyType
 
@@ -253,6 +254,18 @@ def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypa
     assert pictures[4].std(axis=(1, 2, 3)).min() > 1
     assert (pictures[2][1::2] == pictures[4][1::2]).all() and not pictures[2][::2].any()
     assert not pictures[0].any()
+
+
+def test_on_a_cpu_ynnpack_is_given_reductions_but_no_convolutions(sd1):
+    pipeline, params = sd1
+    programs = make_programs(pipeline, 8)
+    lowered = programs._decode.lower(params, programs.empty().latents, np.ones(8, bool))
+    parts = lowered.compile().as_text().split("\n\n")
+    given = re.findall(r"calls=%([\w.]+).*__ynn_fusion", "\n".join(parts))
+    by_ynnpack = [part for part in parts if part.split(" ", 1)[0].strip("%") in given]
+    assert len(by_ynnpack) == len(set(given)) > 0
+    assert any("convolution(" in part for part in parts)
+    assert not any("convolution(" in part for part in by_ynnpack)
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):
