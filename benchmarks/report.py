@@ -5,10 +5,12 @@ import argparse
 import datetime
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
@@ -102,9 +104,18 @@ def machine() -> str:
     """The devices and the host, in words."""
     devices = jax.devices()
     cores, memory = os.cpu_count(), psutil.virtual_memory().total / 2**30
-    host = f"{cores} CPU cores, {memory:.0f} GiB"
+    host = f"{cores} cores of {processor()}, {memory:.0f} GiB"
     kind = devices[0].device_kind
     return host if devices[0].platform == "cpu" else f"{len(devices)} x {kind}, {host}"
+
+
+def processor() -> str:
+    """The processor's name as Linux has it, else its architecture."""
+    with suppress(OSError):
+        known = Path("/proc/cpuinfo").read_text("utf-8")
+        if name := re.search(r"^model name\s*: *(.+)", known, re.M):
+            return name[1]
+    return platform.machine()
 
 
 def versions() -> str:

@@ -30,15 +30,17 @@ from sd_tpu.samplers import Table
 from sd_tpu.sharding import REPLICATED, SPLIT, replicated, split
 from sd_tpu.weights import Params
 
-# For small batches XLA cuts the rows of a picture into a larger batch. The decoder's large
-# convolutions are three times as fast so, but the UNet's no faster, and everything between them
-# moves float32 copies (benchmarks/RESULTS.md).
-TPU_ADVANCE_OPTIONS = {"xla_tpu_run_space_to_batch": False,
-                       "xla_tpu_run_space_to_batch_on_new_platforms": False}
-
-# XLA leaves a CPU's products and convolutions to YNNPACK, but its older way, Eigen, is faster, most
-# where there are few pixels. YNNPACK's reductions are the better ones (benchmarks/RESULTS.md).
-CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+# Options of the compiler by platform; it refuses those that it does not know.
+#
+# XLA leaves a CPU's products, convolutions and reductions to YNNPACK. With this option that gets
+# only what it can fuse with a reduction, such as scores with their softmax, and Eigen the rest:
+# faster on the Intel Xeon where it was measured (benchmarks/RESULTS.md).
+OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}}
+# For small batches the TPU compiler cuts the rows of a picture into a larger batch. The decoder's
+# large convolutions are three times as fast so, but the UNet's no faster, and everything between
+# them moves float32 copies (benchmarks/RESULTS.md).
+ADVANCE_OPTIONS = {**OPTIONS, "tpu": {"xla_tpu_run_space_to_batch": False,
+                                      "xla_tpu_run_space_to_batch_on_new_platforms": False}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,21 +91,17 @@ class Programs:
         share = mesh.size * group
         self.slots = -(-slots // share) * share
         self.traces: Counter[str] = Counter()
-        platform = mesh.devices.flat[0].platform
-        options = CPU_OPTIONS if platform == "cpu" else None
         params = SPLIT if stacked else REPLICATED
-        self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), options,
-                                     donate=1)
+        self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
         self._advance = self._compile("advance", partial(advance_slots, group=group),
-                                      (params, SPLIT, REPLICATED),
-                                      TPU_ADVANCE_OPTIONS if platform == "tpu" else options,
-                                      donate=1)
-        self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT), options)
+                                      (params, SPLIT, REPLICATED), donate=1,
+                                      options=ADVANCE_OPTIONS)
+        self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
         self.stacked = stacked
         self._empty = jax.jit(partial(empty_slots, models, self.slots, self.latent_shape),
                               out_shardings=split(mesh))
 
-    def _compile(self, name: str, function, specs, options, donate=()):
+    def _compile(self, name: str, function, specs, donate=(), options=OPTIONS):
         def traced(params, *arguments):
             self.traces[name] += 1
             if self.stacked:
@@ -113,7 +111,8 @@ class Programs:
         # Varying-axes checking has no rule for loops whose trip count differs between devices.
         mapped = jax.shard_map(traced, mesh=self.mesh, in_specs=specs, out_specs=SPLIT,
                                check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate, compiler_options=options)
+        return jax.jit(mapped, donate_argnums=donate,
+                       compiler_options=options.get(self.mesh.devices.flat[0].platform))
 
     def _call(self, name: str, *arguments) -> Any:
         before = self.traces[name]

@@ -14,7 +14,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 
 from benchmarks import accelerations, cpu, gpu, make_checkpoint, overhead, page, start
-from benchmarks.report import in_fresh_process, memory, report, side_by_side
+from benchmarks.report import in_fresh_process, memory, processor, report, side_by_side
 from sd_tpu import FlaxStableDiffusionPipeline
 from training import evaluate
 
@@ -35,7 +35,7 @@ def tables(benchmark, tmp_path, *arguments: str) -> dict[str, list[dict[str, str
     for text in file.read_text(encoding="utf-8").split("\n## ")[1:]:
         title, *lines = text.splitlines()
         assert any(line.startswith("Measured on: ") and f"jax {jax.__version__}" in line
-                   for line in lines)
+                   and processor() in line for line in lines)
         head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")]
                           for line in lines if line.startswith("|"))
         found[title] = [dict(zip(head, row, strict=True)) for row in rows]

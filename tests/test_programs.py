@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from benchmarks.hlo import COMPUTATION
 from benchmarks.report import memory
 from sd_tpu import denoise
 from sd_tpu import programs as programs_module
@@ -256,16 +257,22 @@ def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypa
     assert not pictures[0].any()
 
 
-def test_on_a_cpu_ynnpack_is_given_reductions_but_no_convolutions(sd1):
+@pytest.mark.parametrize("name", ["encode", "advance", "decode"])
+def test_on_a_cpu_ynnpack_is_given_only_what_it_fuses_with_a_reduction(sd1, name):
     pipeline, params = sd1
     programs = make_programs(pipeline, 8)
-    lowered = programs._decode.lower(params, programs.empty().latents, np.ones(8, bool))
-    parts = lowered.compile().as_text().split("\n\n")
-    given = re.findall(r"calls=%([\w.]+).*__ynn_fusion", "\n".join(parts))
-    by_ynnpack = [part for part in parts if part.split(" ", 1)[0].strip("%") in given]
-    assert len(by_ynnpack) == len(set(given)) > 0
-    assert any("convolution(" in part for part in parts)
-    assert not any("convolution(" in part for part in by_ynnpack)
+    slots = programs.empty()
+    arguments = {"encode": (slots, programs._gather({})), "advance": (slots, np.int32(1)),
+                 "decode": (slots.latents, np.ones(8, bool))}
+    compiled = getattr(programs, f"_{name}").lower(params, *arguments[name]).compile()
+    computations, current = {}, ""
+    for line in compiled.as_text().splitlines():
+        if begins := COMPUTATION.match(line):
+            current = begins[1]
+        computations[current] = computations.get(current, "") + line
+    given = set(re.findall(r"calls=%?([\w.\-]+)[^\n]*?__ynn_fusion", compiled.as_text()))
+    assert given and all(" reduce(" in computations[one] for one in given)
+    assert any(" dot(" in computations[other] for other in computations.keys() - given)
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):

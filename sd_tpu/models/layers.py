@@ -78,7 +78,7 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
          by=lax.conv_general_dilated, dtype, rngs: nnx.Rngs) -> nnx.Conv:
     """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
 
-    It is computed by XLA's own, or by something else that takes the same.
+    It is computed by `lax.conv_general_dilated`, or `by` something else that takes the same.
     """
     if padding is None:
         padding = kernel // 2
@@ -152,11 +152,11 @@ def in_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
         first, second, third = weights
         return (first, second + third), (first + second, third)
 
-    rows = halves(kernel.astype(jnp.float32))
-    # Laid out as the convolution takes them: transposed afterwards they take XLA several times as
-    # long on a CPU.
-    phases = [[jnp.concatenate([halves(rows[i][a])[j][b] for i in (0, 1) for j in (0, 1)], axis=-1)
-               for b in (0, 1)] for a in (0, 1)]
+    sums = [[halves(row) for row in half] for half in halves(kernel.astype(jnp.float32))]
+    # Joined as the convolution takes them: a transpose of them all is slow on CPUs
+    # (benchmarks/RESULTS.md).
+    phases = [[jnp.concatenate([sums[i][a][j][b] for i in (0, 1) for j in (0, 1)], axis=-1)
+               for b in (0, 1)] for a in (0, 1)]  # [2, 2, C, 4 K]
     out = lax.conv_general_dilated(x, jnp.array(phases, kernel.dtype), (1, 1), ((1, 1), (1, 1)),
                                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
     out = out.reshape(batch, height + 1, width + 1, 2, 2, outputs)
