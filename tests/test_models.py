@@ -22,7 +22,14 @@ from transformers import CLIPTextModel as TorchTextModel
 from benchmarks.make_checkpoint import MODELS
 from sd_tpu import weights
 from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig
-from sd_tpu.models import AutoencoderKL, CLIPTextModel, UNet2DConditionModel, layers, unet
+from sd_tpu.models import (
+    AutoencoderKL,
+    CLIPTextModel,
+    UNet2DConditionModel,
+    convolution,
+    layers,
+    unet,
+)
 
 TOLERANCE = 1e-5
 
@@ -89,6 +96,47 @@ def test_a_convolution_is_that_of_pytorch(ported, kernel, padding, strides):
     ours = ported(reference, partial(layers.conv, 8, 96, kernel, strides=strides, padding=padding))
     x = torch.randn(2, 8, 8, 7)
     assert_agrees("Conv", ours(nhwc(x)), nhwc(reference(x)))
+
+
+TILED = dict(channels=(256, 320), size=(16, 8))  # two pictures of just as many pixels as pay
+
+
+@pytest.mark.parametrize(("platform", "case", "products"), [
+    ("cpu", TILED, 16),
+    ("tpu", TILED, 0),
+    ("cpu", TILED | dict(size=(14, 8)), 0),
+    ("cpu", TILED | dict(size=(17, 8)), 0),
+    ("cpu", TILED | dict(size=(16, 9)), 0),
+    ("cpu", TILED | dict(channels=(255, 320)), 0),
+    ("cpu", TILED | dict(channels=(320, 255)), 0),
+    ("cpu", TILED | dict(kernel=1), 0),
+    ("cpu", TILED | dict(strides=2), 0),
+    ("cpu", TILED | dict(padding=0), 0),
+], ids=str)
+def test_a_convolution_is_by_tiles_on_a_cpu_where_that_pays(ported, monkeypatch, platform, case,
+                                                            products):
+    monkeypatch.setattr(convolution, "platform", lambda: platform)
+    case = dict(kernel=3, strides=1) | case
+    shape = {name: case[name] for name in ("kernel", "strides")}
+    shape["padding"] = case.get("padding", shape["kernel"] // 2)
+    reference = randomized(torch.nn.Conv2d(*case["channels"], *shape.values()))
+    ours = ported(reference, partial(layers.conv, *case["channels"], **shape))
+    x = torch.randn(2, case["channels"][0], *case["size"])
+    assert_agrees(f"Conv, {platform}, {case}", ours(nhwc(x)), nhwc(reference(x)))
+    traced = str(jax.make_jaxpr(ours)(nhwc(x)))
+    assert traced.count("dot_general[") == products
+    assert traced.count("conv_general_dilated[") == (not products)
+
+
+@pytest.mark.parametrize("way, products", [(convolution.winograd, 16),
+                                           (convolution.winograd_enlarged, 9)])
+def test_products_of_tiles_are_of_float32_whatever_the_weights_are(way, products):
+    x, kernel = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16)
+                 for i, shape in enumerate([(1, 6, 4, 8), (3, 3, 8, 5)]))
+    exact = way(x.astype(jnp.float32), kernel.astype(jnp.float32))
+    rounded = way(x, kernel)
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 5, 7), (2, 24, 9)], ids=["pixels", "tokens"])
@@ -174,16 +222,17 @@ def test_downsampling_is_that_of_diffusers(ported, padding):
     assert_agrees(f"Downsample, padding {padding}", ours(nhwc(x)), nhwc(reference(x)))
 
 
-@pytest.mark.parametrize(("platform", "kernel"), [("cpu", "f32[2,2,8,32]"),
-                                                  ("tpu", "f32[3,3,8,8]")])
-def test_upsampling_is_that_of_diffusers_in_whatever_way(ported, monkeypatch, platform, kernel):
-    monkeypatch.setattr(layers, "platform", lambda: platform)
+@pytest.mark.parametrize(("platform", "convolutions", "products"), [("cpu", 0, 9), ("tpu", 1, 0)])
+def test_upsampling_is_that_of_diffusers_in_whatever_way(ported, monkeypatch, platform,
+                                                         convolutions, products):
+    monkeypatch.setattr(convolution, "platform", lambda: platform)
     reference = randomized(upsampling.Upsample2D(8, use_conv=True))
     ours = ported(reference, partial(layers.Upsample, 8))
     x = torch.randn(2, 8, 5, 7)
     assert_agrees(f"Upsample, {platform}", ours(nhwc(x)), nhwc(reference(x)))
     traced = str(jax.make_jaxpr(ours)(nhwc(x)))
-    assert traced.count("conv_general_dilated") == 1 and kernel in traced
+    assert traced.count("conv_general_dilated[") == convolutions
+    assert traced.count("dot_general[") == products
 
 
 @pytest.mark.parametrize("flip", [False, True], ids=["sin first", "cos first"])

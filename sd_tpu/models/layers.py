@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 
 from sd_tpu.models.attention import attention
-from sd_tpu.models.platform import platform
+from sd_tpu.models.convolution import convolve, convolve_enlarged
 
 
 def _normalized(x: jax.Array, mean_of, eps: float, scale: jax.Array, bias: jax.Array) -> jax.Array:
@@ -75,10 +75,10 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None,
-         by=lax.conv_general_dilated, dtype, rngs: nnx.Rngs) -> nnx.Conv:
+         by=convolve, dtype, rngs: nnx.Rngs) -> nnx.Conv:
     """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
 
-    It is computed by `lax.conv_general_dilated`, or `by` something else that takes the same.
+    It is computed by `convolve`, or `by` something else that takes the same.
     """
     if padding is None:
         padding = kernel // 2
@@ -123,46 +123,6 @@ class Upsample(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, H, W, C] -> [B, 2H, 2W, C]."""
         return self.conv(x)
-
-
-def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
-    """A 3x3 convolution of x at twice its size, by nearest neighbour, as is fastest there.
-
-    x [B, H, W, C], kernel [3, 3, C, K] -> [B, 2H, 2W, K].
-    """
-    if platform() == "cpu":
-        return in_phases(x, kernel)
-    batch, height, width, channels = x.shape
-    # Not by `repeat`: the TPU compiler then takes up to four times the cycles for both.
-    enlarged = jax.image.resize(x, (batch, 2 * height, 2 * width, channels), "nearest")
-    return lax.conv_general_dilated(enlarged, kernel, strides, padding, **options)
-
-
-def in_phases(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`convolve_enlarged` as one 2x2 convolution of x itself.
-
-    Under the kernel lie pixels of x that stand there twice and twice. So each of the four that one
-    pixel becomes sees 2x2 of x, by sums of the kernel's weights: 4 products instead of 9.
-    """
-    batch, height, width, _ = x.shape
-    outputs = kernel.shape[-1]
-
-    def halves(weights):
-        """[half of an enlarged pixel][pixel that it sees], of three weights [3, ...]."""
-        first, second, third = weights
-        return (first, second + third), (first + second, third)
-
-    sums = [[halves(row) for row in half] for half in halves(kernel.astype(jnp.float32))]
-    # Joined as the convolution takes them: a transpose of them all is slow on CPUs
-    # (benchmarks/RESULTS.md).
-    phases = [[jnp.concatenate([sums[i][a][j][b] for i in (0, 1) for j in (0, 1)], axis=-1)
-               for b in (0, 1)] for a in (0, 1)]  # [2, 2, C, 4 K]
-    out = lax.conv_general_dilated(x, jnp.array(phases, kernel.dtype), (1, 1), ((1, 1), (1, 1)),
-                                   dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    out = out.reshape(batch, height + 1, width + 1, 2, 2, outputs)
-    rows = [jnp.stack([out[:, i:i + height, j:j + width, i, j] for j in (0, 1)], axis=3)
-            for i in (0, 1)]
-    return jnp.stack(rows, axis=2).reshape(batch, 2 * height, 2 * width, outputs)
 
 
 class ResnetBlock(nnx.Module):
