@@ -34,13 +34,18 @@ from sd_tpu.weights import Params
 #
 # XLA leaves a CPU's products, convolutions and reductions to YNNPACK. With this option that gets
 # only what it can fuse with a reduction, such as scores with their softmax, and Eigen the rest:
-# faster on the Intel Xeon where it was measured (benchmarks/RESULTS.md).
+# faster on the processors where it was measured (benchmarks/RESULTS.md).
 OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}}
-# For small batches the TPU compiler cuts the rows of a picture into a larger batch. The decoder's
-# large convolutions are three times as fast so, but the UNet's no faster, and everything between
-# them moves float32 copies (benchmarks/RESULTS.md).
-ADVANCE_OPTIONS = {**OPTIONS, "tpu": {"xla_tpu_run_space_to_batch": False,
-                                      "xla_tpu_run_space_to_batch_on_new_platforms": False}}
+ADVANCE_OPTIONS = {
+    # The scheduler that XLA has by default transforms the UNet's kernels early in a step, all of
+    # which lie in memory then: 0.8 GB instead of 0.2. The decoder takes more with this one.
+    "cpu": OPTIONS["cpu"] | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
+    # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
+    # decoder's large convolutions are three times as fast so, but the UNet's no faster, and
+    # everything between them moves float32 copies (benchmarks/RESULTS.md).
+    "tpu": {"xla_tpu_run_space_to_batch": False,
+            "xla_tpu_run_space_to_batch_on_new_platforms": False},
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

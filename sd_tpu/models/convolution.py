@@ -78,6 +78,8 @@ def _filtered(tiles: list[list[jax.Array]], kernel: jax.Array, of_tiles, of_kern
               of_products) -> jax.Array:
     """2x2 results of each tile, tiles[row][column] being [B, h, w, C] -> [B, 2h, 2w, K]."""
     dtype = kernel.dtype
+    # Or XLA transforms the kernels of all layers before the loop of steps, and keeps them there.
+    tiles, kernel = lax.optimization_barrier((tiles, kernel))
     tiles, kernel = (jax.tree.map(lambda x: x.astype(jnp.float32), x) for x in (tiles, kernel))
     products = jax.tree.map(jnp.matmul, _transformed(of_tiles, tiles),
                             _transformed(of_kernel, kernel))
