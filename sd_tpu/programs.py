@@ -37,8 +37,9 @@ from sd_tpu.weights import Params
 # faster on the processors where it was measured (benchmarks/RESULTS.md).
 OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}}
 ADVANCE_OPTIONS = {
-    # The scheduler that XLA has by default transforms the UNet's kernels early in a step, all of
-    # which lie in memory then: 0.8 GB instead of 0.2. The decoder takes more with this one.
+    **OPTIONS,
+    # By default XLA transforms the kernels of all the UNet's convolutions early in a step, which
+    # takes four times the temporary memory. With this the decoder takes a fifth more.
     "cpu": OPTIONS["cpu"] | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
     # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
     # decoder's large convolutions are three times as fast so, but the UNet's no faster, and

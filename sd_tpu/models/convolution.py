@@ -1,6 +1,8 @@
-"""Convolutions: functions that pick their way by the platform and the shape. Images are NHWC."""
+"""Convolutions: functions that pick their way by the platform and the shape. Images are NHWC.
 
-from collections.abc import Sequence
+On CPUs that is Winograd's minimal filtering, made of plain products of matrices. It is faster where
+those are Eigen's, which `programs.py` asks XLA for (benchmarks/RESULTS.md).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,35 +10,40 @@ from jax import lax
 
 from sd_tpu.models.platform import platform
 
-# Of a 3x3 kernel over 2x2 results: what becomes of 4 rows (or columns) of the picture, of the
-# kernel's 3, and of the products back to 2. F(2x2, 3x3) of Lavin and Gray 2015, arXiv:1509.09308.
-TILES = (((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-         ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
-         ((1, 1, 1, 0), (0, 1, -1, -1)))
-# The same of 3 rows of which the middle one lies there twice: one of the four products is 0 then.
-ENLARGED = (((1, -1, 0), (0, 1, 0), (0, 1, -1)),
-            ((1, 0, 0), (1, 1, 1), (0, 0, 1)),
-            ((1, 1, 0), (0, 1, -1)))
+# The matrices B^T, G and A^T by which F(2x2, 3x3) transforms the input, the kernel and the products
+# (Lavin and Gray 2015, arXiv:1509.09308).
+WINOGRAD = (((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+            ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
+            ((1, 1, 1, 0), (0, 1, -1, -1)))
+# The same for the rows a, b, b, c of an enlarged picture, given a, b, c: the third product is 0 for
+# b - b is its factor; the second has 2 b, which takes the halves from the kernel.
+WINOGRAD_ENLARGED = (((1, -1, 0), (0, 1, 0), (0, 1, -1)),
+                     ((1, 0, 0), (1, 1, 1), (0, 0, 1)),
+                     ((1, 1, 0), (0, 1, -1)))
+# From how many channels and pixels on it is faster than XLA's convolution, as measured
+# (benchmarks/RESULTS.md): the transforms of few channels take longer than what they save, and so
+# does the kernel's for few pixels.
+CHANNELS, PIXELS = 256, 1024
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
-    """`lax.conv_general_dilated`, or what is faster on the platform for the shape.
+    """`lax.conv_general_dilated` as `layers.conv` calls it, without dilation or groups.
+
+    On CPUs it is `winograd` where that is faster.
 
     x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K].
     """
     batch, height, width, _ = x.shape
     *sides, inputs, outputs = kernel.shape
-    whole = [*padding] == [(1, 1), (1, 1)] and max(strides) == 1
-    tiled = sides == [3, 3] and height % 2 == width % 2 == 0
-    # Few channels have too few products to win by, few pixels too few to pay for the kernel.
-    pays = min(inputs, outputs) >= 256 and 5 * batch * height * width >= 4 * outputs
-    if platform() == "cpu" and whole and tiled and pays:
+    same_size = sides == [3, 3] and [*padding] == [(1, 1), (1, 1)] and max(strides) == 1
+    large = min(inputs, outputs) >= CHANNELS and batch * height * width >= PIXELS
+    if platform() == "cpu" and same_size and large and height % 2 == width % 2 == 0:
         return winograd(x, kernel)
     return lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
 
 def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
-    """A 3x3 convolution of x at twice its size, by nearest neighbour, as is fastest there.
+    """A 3x3 convolution of x at twice its size by nearest neighbour, padded by 1, of stride 1.
 
     x [B, H, W, C], kernel [3, 3, C, K] -> [B, 2H, 2W, K].
     """
@@ -49,48 +56,41 @@ def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **optio
 
 
 def winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A 3x3 convolution by 16 products for every 2x2 pixels instead of 36.
+    """A convolution padded by 1, by 16 products for every 2x2 pixels instead of 36, in float32.
 
-    x [B, H, W, C] with even H and W, kernel [3, 3, C, K] -> [B, H, W, K].
+    x [B, H, W, C] with even H and W, kernel [3, 3, C, K] -> [B, H, W, K] in the dtype of x.
     """
-    height, width = x.shape[1:3]
-    x = _bordered(x)
-    tiles = [[x[:, i:i + height:2, j:j + width:2] for j in range(4)] for i in range(4)]
-    return _filtered(tiles, kernel, *TILES)
+    return _by_tiles(x, kernel, 2, *WINOGRAD)
 
 
 def winograd_enlarged(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`convolve_enlarged` by 9 products for each pixel of x, which becomes 2x2, instead of 36.
+    """`convolve_enlarged` by 9 products for each pixel of x, which becomes 2x2, in float32.
 
-    x [B, H, W, C], kernel [3, 3, C, K] -> [B, 2H, 2W, K].
+    x [B, H, W, C], kernel [3, 3, C, K] -> [B, 2H, 2W, K] in the dtype of x.
     """
-    height, width = x.shape[1:3]
-    x = _bordered(x)
-    tiles = [[x[:, i:i + height, j:j + width] for j in range(3)] for i in range(3)]
-    return _filtered(tiles, kernel, *ENLARGED)
+    return _by_tiles(x, kernel, 1, *WINOGRAD_ENLARGED)
 
 
-def _bordered(x: jax.Array) -> jax.Array:
-    return jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-
-
-def _filtered(tiles: list[list[jax.Array]], kernel: jax.Array, of_tiles, of_kernel,
+def _by_tiles(x: jax.Array, kernel: jax.Array, stride: int, of_input, of_kernel,
               of_products) -> jax.Array:
-    """2x2 results of each tile, tiles[row][column] being [B, h, w, C] -> [B, 2h, 2w, K]."""
-    dtype = kernel.dtype
-    # Or XLA transforms the kernels of all layers before the loop of steps, and keeps them there.
-    tiles, kernel = lax.optimization_barrier((tiles, kernel))
-    tiles, kernel = (jax.tree.map(lambda x: x.astype(jnp.float32), x) for x in (tiles, kernel))
-    products = jax.tree.map(jnp.matmul, _transformed(of_tiles, tiles),
-                            _transformed(of_kernel, kernel))
-    pixels = _transformed(of_products, products)
-    batch, height, width, channels = products[0][0].shape
-    pixels = jnp.stack([jnp.stack(row, axis=3) for row in pixels], axis=2)
-    return pixels.reshape(batch, 2 * height, 2 * width, channels).astype(dtype)
+    """2x2 results for each tile of stride + 2 rows and columns, one every `stride` pixels."""
+    batch, height, width, _ = x.shape
+    # Tied to x, which changes in the loop of steps: XLA would transform all layers' kernels before
+    # it and keep them.
+    x, kernel = lax.optimization_barrier((x, kernel))
+    dtype, x = x.dtype, jnp.pad(x.astype(jnp.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    tiles = [[x[:, i:i + height:stride, j:j + width:stride] for j in range(stride + 2)]
+             for i in range(stride + 2)]
+    products = jax.tree.map(jnp.matmul, _transformed(of_input, tiles),
+                            _transformed(of_kernel, kernel.astype(jnp.float32)))
+    pixels = [jnp.stack(row, axis=3) for row in _transformed(of_products, products)]
+    enlargement = 2 // stride
+    return jnp.stack(pixels, axis=2).astype(dtype).reshape(
+        batch, enlargement * height, enlargement * width, -1)
 
 
-def _transformed(matrix, grid: Sequence[Sequence[jax.Array]]) -> list[list[jax.Array]]:
-    """matrix @ grid @ matrix^T, for a grid of arrays."""
+def _transformed(matrix, grid) -> list[list[jax.Array]]:
+    """matrix @ grid @ matrix^T, for a grid of arrays or an array that begins with two such axes."""
     def combined(weights, arrays):
         return sum(weight * x for weight, x in zip(weights, arrays, strict=True) if weight)
 
