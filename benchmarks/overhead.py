@@ -5,24 +5,25 @@ users at once, each asking for a few pictures after the other, against the same 
 at a time by the same programs.
 """
 
+import argparse
 import dataclasses
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import jax
 
-from benchmarks.report import parser, report, seconds_of, side_by_side
+from benchmarks.report import in_fresh_process, parser, report, seconds_of, side_by_side
 from sd_tpu import BUNDLED_MODEL
+from sd_tpu.cli import find_devices
 from sd_tpu.engine import SLOTS, Engine
 from sd_tpu.job import Done
 from sd_tpu.request import Request
-from sd_tpu.sharding import set_host_devices
 
 # Devices, and slots that each steps together.
 LAYOUTS = {
@@ -203,6 +204,36 @@ def load(engine: Engine, users: int, requests: int, rounds: int, *, idle_costs: 
     }
 
 
+@dataclasses.dataclass
+class Findings:
+    """What was measured of a layout: the model's name, and rows of the two tables."""
+
+    model: str
+    parts: list[dict[str, Any]]
+    users: list[dict[str, Any]]
+
+
+def measured(args: argparse.Namespace, layout: str) -> Findings | None:
+    """A gallery and users on a layout; nothing if there are too few devices.
+
+    For a process of its own: a CPU that counts as eight devices is half as fast as one of them.
+    """
+    devices, group = LAYOUTS[layout]
+    try:
+        find_devices(devices)
+    except ValueError:
+        return None
+    engine = Engine.open(args.model, devices=devices, group=group)
+    engine.ready.wait()
+    settings = dict(steps=args.steps)
+    parts = gallery(engine, args.rounds, **settings)
+    rows = [load(engine, users, args.requests, args.rounds, idle_costs=devices * group == SLOTS,
+                 **settings) for users in args.users]
+    engine.close()
+    return Findings(engine.pipeline.card.name, [{"": layout, **row} for row in parts],
+                    [{"": layout, **row} for row in rows])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures a gallery and users on each layout that the devices allow."""
     flags = parser(__doc__.splitlines()[0])
@@ -215,26 +246,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                        help="of each user, one after the other (%(default)s)")
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
-    with suppress(RuntimeError):  # JAX has begun with the devices that it has
-        set_host_devices(SLOTS)
-    present = len(jax.local_devices())
-
-    parts, rows = [], []
-    for layout, (devices, group) in LAYOUTS.items():
-        if devices > present:
-            continue
-        engine = Engine.open(args.model, devices=devices, group=group)
-        engine.ready.wait()
-        name, settings = engine.pipeline.card.name, dict(steps=args.steps)
-        parts += [{"": layout, **row} for row in gallery(engine, args.rounds, **settings)]
-        rows += [{"": layout, **load(engine, users, args.requests, args.rounds,
-                                     idle_costs=devices * group == SLOTS, **settings)}
-                 for users in args.users]
-        engine.close()
-    report(f"The engine's share of a gallery: {name}", parts, args.results,
+    found = [in_fresh_process(measured, args, layout) for layout in LAYOUTS]
+    found = [findings for findings in found if findings]
+    name = found[0].model
+    report(f"The engine's share of a gallery: {name}",
+           [row for findings in found for row in findings.parts], args.results,
            notes=[f"Medians of {args.rounds} rounds side by side, from asking to the last picture. "
                   "Each call of a program is waited for; host is all the rest."])
-    report(f"Users at once: {name}", rows, args.results, notes=NOTES)
+    report(f"Users at once: {name}", [row for findings in found for row in findings.users],
+           args.results, notes=NOTES)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,8 @@ from sd_tpu.weights import Params
 # faster on the processors where it was measured (benchmarks/RESULTS.md).
 OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}}
 ADVANCE_OPTIONS = {
-    **OPTIONS,
     # By default XLA transforms the kernels of all the UNet's convolutions early in a step, which
-    # takes four times the temporary memory. With this the decoder takes a fifth more.
+    # takes four times the temporary memory. The decoder would take a quarter more with this.
     "cpu": OPTIONS["cpu"] | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
     # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
     # decoder's large convolutions are three times as fast so, but the UNet's no faster, and

@@ -151,7 +151,8 @@ def test_start(tmp_path, one_device):
     assert 0 < seconds[start.READY] < seconds[start.EARLIEST]
 
 
-def test_overhead(tmp_path):
+def test_overhead(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")  # each layout has devices of its own
     tiny = make_checkpoint.checkpoint_folder("tiny")
     galleries, users = tables(overhead, tmp_path, f"--model={tiny}", "--steps=2",
                               "--users", "1", "4", "--requests=1", "--rounds=1").values()

@@ -19,7 +19,7 @@ from sd_tpu import programs as programs_module
 from sd_tpu.denoise import MAX_ROWS, gaussian
 from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
 from sd_tpu.models.unet import timestep_encoding
-from sd_tpu.programs import Arrival, Programs, return_freed_memory
+from sd_tpu.programs import ADVANCE_OPTIONS, Arrival, Programs, return_freed_memory
 from sd_tpu.samplers import COLUMNS, make_table
 from sd_tpu.sharding import make_mesh, replicated
 
@@ -273,6 +273,15 @@ def test_on_a_cpu_ynnpack_is_given_only_what_it_fuses_with_a_reduction(sd1, name
     given = set(re.findall(r"calls=%?([\w.\-]+)[^\n]*?__ynn_fusion", compiled.as_text()))
     assert given and all(" reduce(" in computations[one] for one in given)
     assert any(" dot(" in computations[other] for other in computations.keys() - given)
+
+
+def test_advance_is_compiled_with_options_of_its_own(sd1, monkeypatch):
+    pipeline, params = sd1
+    monkeypatch.setitem(ADVANCE_OPTIONS, "cpu", {"unheard_of": True})
+    programs = make_programs(pipeline, 8)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="unheard_of"):
+        programs.advance(params, programs.empty(), 1)
+    programs.decode(params, programs.empty().latents, np.zeros(8, bool))
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):

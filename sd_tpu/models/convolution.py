@@ -1,7 +1,7 @@
 """Convolutions: functions that pick their way by the platform and the shape. Images are NHWC.
 
-On CPUs that is Winograd's minimal filtering, made of plain products of matrices. It is faster where
-those are Eigen's, which `programs.py` asks XLA for (benchmarks/RESULTS.md).
+On CPUs large 3x3 convolutions are Winograd's minimal filtering, made of plain products of matrices
+(benchmarks/RESULTS.md).
 """
 
 import jax
@@ -15,19 +15,19 @@ from sd_tpu.models.platform import platform
 WINOGRAD = (((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
             ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
             ((1, 1, 1, 0), (0, 1, -1, -1)))
-# The same for the rows a, b, b, c of an enlarged picture, given a, b, c: the third product is 0 for
-# b - b is its factor; the second has 2 b, which takes the halves from the kernel.
+# The same for the rows a, b, b, c of an enlarged picture, given a, b, c. The third product is left
+# out, as its factor is b - b; the second has 2b, which takes the halves out of the kernel's part.
 WINOGRAD_ENLARGED = (((1, -1, 0), (0, 1, 0), (0, 1, -1)),
                      ((1, 0, 0), (1, 1, 1), (0, 0, 1)),
                      ((1, 1, 0), (0, 1, -1)))
-# From how many channels and pixels on it is faster than XLA's convolution, as measured
+# From how many channels and pixels on F(2x2, 3x3) is faster than XLA's convolution, as measured
 # (benchmarks/RESULTS.md): the transforms of few channels take longer than what they save, and so
 # does the kernel's for few pixels.
-CHANNELS, PIXELS = 256, 1024
+LEAST_CHANNELS, LEAST_PIXELS = 256, 1024
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
-    """`lax.conv_general_dilated` as `layers.conv` calls it, without dilation or groups.
+    """`lax.conv_general_dilated` as `layers.conv` calls it: without dilation, groups or precision.
 
     On CPUs it is `winograd` where that is faster.
 
@@ -36,7 +36,7 @@ def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> ja
     batch, height, width, _ = x.shape
     *sides, inputs, outputs = kernel.shape
     same_size = sides == [3, 3] and [*padding] == [(1, 1), (1, 1)] and max(strides) == 1
-    large = min(inputs, outputs) >= CHANNELS and batch * height * width >= PIXELS
+    large = min(inputs, outputs) >= LEAST_CHANNELS and batch * height * width >= LEAST_PIXELS
     if platform() == "cpu" and same_size and large and height % 2 == width % 2 == 0:
         return winograd(x, kernel)
     return lax.conv_general_dilated(x, kernel, strides, padding, **options)
@@ -86,7 +86,7 @@ def _by_tiles(x: jax.Array, kernel: jax.Array, stride: int, of_input, of_kernel,
     pixels = [jnp.stack(row, axis=3) for row in _transformed(of_products, products)]
     enlargement = 2 // stride
     return jnp.stack(pixels, axis=2).astype(dtype).reshape(
-        batch, enlargement * height, enlargement * width, -1)
+        batch, enlargement * height, enlargement * width, kernel.shape[-1])
 
 
 def _transformed(matrix, grid) -> list[list[jax.Array]]:

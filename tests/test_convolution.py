@@ -1,0 +1,98 @@
+"""Every way of convolving gives what XLA's convolution gives; the platform and the shape pick."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from sd_tpu.models import convolution
+from sd_tpu.programs import ADVANCE_OPTIONS
+
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+
+
+def drawn(picture: tuple[int, ...], kernel: tuple[int, ...], dtype=jnp.float32) -> list[jax.Array]:
+    """A random picture [B, H, W, C] and kernel [height, width, C, K]."""
+    return [jax.random.normal(jax.random.key(i), shape, dtype)
+            for i, shape in enumerate((picture, kernel))]
+
+
+def direct(x, kernel):
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=LAYOUT)
+
+
+def enlarged(x, kernel):
+    return direct(x.repeat(2, axis=1).repeat(2, axis=2), kernel)
+
+
+def assert_agrees(ours, theirs):
+    assert ours.shape == theirs.shape
+    ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize(("changed", "products"), [
+    pytest.param({}, 16, id="as small as pays"),
+    pytest.param({"platform": "tpu"}, 0, id="tpu"),
+    pytest.param({"picture": (2, 16, 30, 256)}, 0, id="fewer pixels"),
+    pytest.param({"picture": (2, 17, 32, 256)}, 0, id="odd height"),
+    pytest.param({"picture": (2, 16, 33, 256)}, 0, id="odd width"),
+    pytest.param({"picture": (2, 16, 32, 255), "kernel": (3, 3, 255, 320)}, 0, id="fewer inputs"),
+    pytest.param({"kernel": (3, 3, 256, 255)}, 0, id="fewer outputs"),
+    pytest.param({"kernel": (1, 1, 256, 320)}, 0, id="1x1"),
+    pytest.param({"kernel": (5, 5, 256, 320)}, 0, id="5x5"),
+    pytest.param({"strides": (2, 2)}, 0, id="every second pixel"),
+    pytest.param({"padding": ((0, 0), (0, 0))}, 0, id="not padded"),
+    pytest.param({"padding": ((0, 1), (0, 1))}, 0, id="padded on one side"),
+])
+def test_a_convolution_is_by_tiles_where_that_pays(monkeypatch, changed, products):
+    case = dict(platform="cpu", picture=(2, 16, 32, 256), kernel=(3, 3, 256, 320), strides=(1, 1),
+                padding=((1, 1), (1, 1))) | changed
+    monkeypatch.setattr(convolution, "platform", lambda: case["platform"])
+    x, kernel = drawn(case["picture"], case["kernel"])
+    how = dict(padding=case["padding"], dimension_numbers=LAYOUT)
+    assert_agrees(convolution.convolve(x, kernel, case["strides"], **how),
+                  lax.conv_general_dilated(x, kernel, case["strides"], **how))
+    traced = str(jax.make_jaxpr(
+        lambda x, kernel: convolution.convolve(x, kernel, case["strides"], **how))(x, kernel))
+    assert traced.count("dot_general[") == products
+    assert traced.count("conv_general_dilated[") == (not products)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(convolution.winograd, direct),
+                                              (convolution.winograd_enlarged, enlarged)])
+@pytest.mark.parametrize("picture", [(2, 6, 4, 8), (1, 2, 2, 1), (0, 6, 4, 8)],
+                         ids=["pictures", "the smallest", "none"])
+def test_tiles_give_a_convolution_and_its_gradient(ours, theirs, picture):
+    x, kernel = drawn(picture, (3, 3, picture[-1], 5))
+    assert_agrees(ours(x, kernel), theirs(x, kernel))
+    seen = jax.random.normal(jax.random.key(2), theirs(x, kernel).shape)
+    for mine, expected in zip(jax.vjp(ours, x, kernel)[1](seen),
+                              jax.vjp(theirs, x, kernel)[1](seen), strict=True):
+        assert_agrees(mine, expected)
+
+
+@pytest.mark.parametrize("way", [convolution.winograd, convolution.winograd_enlarged])
+def test_tiles_of_bfloat16_are_rounded_at_the_end_only(way):
+    x, kernel = drawn((1, 6, 4, 8), (3, 3, 8, 5), jnp.bfloat16)
+    exact = way(x.astype(jnp.float32), kernel.astype(jnp.float32))
+    np.testing.assert_array_equal(way(x, kernel), exact.astype(jnp.bfloat16))
+
+
+def test_transformed_kernels_are_not_kept_for_all_layers():
+    """Neither before a loop of steps nor from the start of a step on."""
+    depth, channels = 8, 64
+    transformed = 16 * channels**2 * 4  # bytes for a layer
+
+    def steps(x, kernels):
+        def step(_, x):
+            for kernel in kernels:
+                x = jnp.tanh(convolution.winograd(x, kernel))
+            return x
+        return lax.fori_loop(0, 3, step, x)
+
+    kernels = [jax.ShapeDtypeStruct((3, 3, channels, channels), jnp.float32)] * depth
+    compiled = jax.jit(steps, compiler_options=ADVANCE_OPTIONS["cpu"]).lower(
+        jax.ShapeDtypeStruct((1, 8, 8, channels), jnp.float32), kernels).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 3 * transformed
