@@ -6,7 +6,7 @@ that text cannot say without doubt (several prompts, a prompt that looks like se
 characters) is said once more, exactly, as JSON in a field of the settings line, as are the
 settings that some of several pictures have on their own. What A1111 has no setting for is a field
 where it is not the default: "Guidance start", "Guidance stop", "Cache interval" and, which no
-request can set and which is not read back, "Token downsampling".
+request can set, "Token downsampling".
 """
 
 import json
@@ -45,6 +45,7 @@ _NAMES = {
 }
 
 _ACCELERATIONS = {name: name.replace("_", " ").capitalize() for name in ACCELERATIONS}
+_DOWNSAMPLING = "Token downsampling"
 
 _NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
 _FIELD = re.compile(r'(?:^|,)\s*(\w[\w /-]*):\s*("(?:[^\\"]++|\\.)*+"|[^,]*+)\s*(?=,|$)')
@@ -151,6 +152,22 @@ def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
     Raises:
         RequestError: the file is no whole PNG, or carries no settings, or bad ones.
     """
+    return parse_parameters(_parameters(file))
+
+
+def read_token_downsampling(file: bytes | str | PathLike | BinaryIO) -> int:
+    """The token downsampling that a PNG file was drawn with, as it says; 1 if it says nothing.
+
+    Raises:
+        RequestError: as `read_png`, but not for bad settings.
+    """
+    _, fields = _settings(_parameters(file))
+    named = re.fullmatch(r"[1-9]\d?", fields.get(_DOWNSAMPLING, ""), re.ASCII)
+    return int(named[0]) if named else 1
+
+
+def _parameters(file: bytes | str | PathLike | BinaryIO) -> str:
+    """The text chunk of a PNG file."""
     data = _read(file)
     if len(data) > MAX_FILE_BYTES:
         raise RequestError("The file is larger than {limit} MiB.", limit=MAX_FILE_BYTES >> 20)
@@ -166,7 +183,7 @@ def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
         raise RequestError("The file is not a whole PNG picture.") from None
     if not isinstance(text, str):
         raise RequestError("The picture carries no settings: its PNG has no 'parameters' text.")
-    return parse_parameters(text)
+    return text
 
 
 def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
@@ -184,7 +201,7 @@ def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
 
 def format_parameters(request: Request, model: str, token_downsampling: int = 1) -> str:
     """The request as A1111's text, from which `parse_parameters` makes the same request; the
-    model and its token downsampling are written too, and not read back."""
+    model and its token downsampling are written too, and are no part of it."""
     body = _plain("\n".join(filter(None, request.prompts)))
     if request.negative_prompt:
         body += f"\nNegative prompt: {_plain(request.negative_prompt)}"
@@ -196,7 +213,7 @@ def format_parameters(request: Request, model: str, token_downsampling: int = 1)
         "Seed": str(request.seed),
         "Size": f"{request.width}x{request.height}",
         **{_ACCELERATIONS[name]: _number(value) for name, value in request.accelerated().items()},
-        "Token downsampling": str(token_downsampling) if token_downsampling > 1 else "",
+        _DOWNSAMPLING: str(token_downsampling) if token_downsampling > 1 else "",
         "Model": model,
         "Version": f"sd_tpu {VERSION}",
     }
@@ -220,17 +237,11 @@ def parse_parameters(text: str) -> Request:
     Raises:
         RequestError: the text is something else, or one of its values cannot be served.
     """
-    if len(text) > MAX_TEXT_LENGTH:
-        raise RequestError("The text is far too long to be a picture's settings.")
-    lines = text.replace("\r\n", "\n").split("\n")
-    last = max((i for i, line in enumerate(lines) if line.startswith("Steps:")), default=None)
-    if last is None:
-        raise RequestError("The text holds no picture settings: no line begins with 'Steps:'.")
-    fields = {name: _unquoted(value) for name, value in _FIELD.findall(lines[last])}
+    body, fields = _settings(text)
     missing = {"Steps", "Sampler", "CFG scale", "Seed", "Size"} - fields.keys()
     if missing:
         raise RequestError("The picture's settings lack {names}.", names=", ".join(sorted(missing)))
-    prompt, negative = _split("\n".join(lines[:last]))
+    prompt, negative = _split(body)
     sampler, spacing = _sampler(fields["Sampler"], fields.get("Schedule type", ""))
     width, height = _size(fields["Size"])
     values = {
@@ -246,6 +257,18 @@ def parse_parameters(text: str) -> Request:
            if label in fields},
     }
     return Request.check(values, Settings(height=height, width=width))
+
+
+def _settings(text: str) -> tuple[str, dict[str, str]]:
+    """What stands above the line of settings, and its fields by name."""
+    if len(text) > MAX_TEXT_LENGTH:
+        raise RequestError("The text is far too long to be a picture's settings.")
+    lines = text.replace("\r\n", "\n").split("\n")
+    last = max((i for i, line in enumerate(lines) if line.startswith("Steps:")), default=None)
+    if last is None:
+        raise RequestError("The text holds no picture settings: no line begins with 'Steps:'.")
+    fields = {name: _unquoted(value) for name, value in _FIELD.findall(lines[last])}
+    return "\n".join(lines[:last]), fields
 
 
 def _number(value: float) -> str:

@@ -321,6 +321,10 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
     says(tab, "of a1111.png are in the boxes.")
     assert prompts(tab) == ["a hen", *EMPTY]
     expect(setting(tab, "Sampler")).to_have_value("Euler ancestral")
+    drop(tab, png("a hen\nSteps: 5, Sampler: DDIM, CFG scale: 4, Seed: 6, Size: 32x32, "
+                  "Token downsampling: 2"))
+    says(tab, "It was drawn with token downsampling 2, which is set when a page is started; here "
+              "it is 1.")
 
 
 @pytest.mark.parametrize(("data", "sentence"), [

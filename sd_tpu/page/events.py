@@ -9,7 +9,6 @@ from gradio.components import Component
 from gradio.events import Dependency
 
 from sd_tpu.engine import Engine
-from sd_tpu.images import read_png
 from sd_tpu.page import arriving, begin, cells
 from sd_tpu.page.asking import LOOK_AT_REFUSAL, QUIET
 from sd_tpu.page.files import Files, url
@@ -20,7 +19,7 @@ from sd_tpu.page.layout import (
     Updates,
     View,
     count,
-    put_request,
+    put_picture,
     spacings,
 )
 from sd_tpu.page.own import COMMON, Panel, fields_of, show_owns, summary
@@ -169,14 +168,12 @@ def _connect_pictures(engine: Engine, form: Form, view: View, runs: Runs, files:
 
     def read(file: str, visitor: gr.Request) -> Updates:
         language = language_of(visitor)
-        try:
-            request = read_png(file)
-        except RequestError as error:
-            return {form.tools.picture: None,
-                    **view.tell(language.translate(error.sentence), "wrong")}
         told = language.say("read_done", file=Path(file).name)
-        return {form.tools.picture: None,
-                **put_request(form, view, request, told, engine.defaults, language)}
+        try:
+            updates = put_picture(form, view, file, told, engine, language)
+        except RequestError as error:
+            updates = view.tell(language.translate(error.sentence), "wrong")
+        return {form.tools.picture: None, **updates}
 
     told = [view.line, view.news]
     gr.on([cell.click for cell in view.cells], put_back, view.run, [*form.inputs(), *told],

@@ -3,12 +3,14 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
+from os import PathLike
 from typing import Any
 
 import gradio as gr
 from gradio.components import Component
 
 from sd_tpu.engine import Engine
+from sd_tpu.images import read_png, read_token_downsampling
 from sd_tpu.page import cells
 from sd_tpu.page.compare import Compare, make_compare
 from sd_tpu.page.labels import plain
@@ -226,14 +228,24 @@ def make_view(engine: Engine, texts: Translations) -> View:
     return View(line, news, figures, collection, gr.State(), file, size)
 
 
-def put_request(form: Form, view: View, request: Request, told: str, here: Settings,
+def put_picture(form: Form, view: View, file: str | PathLike, told: str, engine: Engine,
                 language: Language) -> Updates:
-    """Fills the form in with what a picture from elsewhere was made from, and says so."""
+    """Fills the form in with what a PNG from elsewhere was made from, and says so, and what of it
+    is otherwise here.
+
+    Raises:
+        RequestError: the file carries no settings, or bad ones.
+    """
+    request, here = read_png(file), engine.defaults
+    told = [told]
     if (request.width, request.height) != (here.width, here.height):
-        size = language.say("read_size", width=request.width, height=request.height,
-                            here_width=here.width, here_height=here.height)
-        told = f"{told} {size}"
-    return {**form.show_request(request, language), **view.tell(told)}
+        told.append(language.say("read_size", width=request.width, height=request.height,
+                                 here_width=here.width, here_height=here.height))
+    tokens, tokens_here = (read_token_downsampling(file),
+                           engine.pipeline.models.token_downsampling)
+    if tokens != tokens_here:
+        told.append(language.say("read_downsampling", there=tokens, here=tokens_here))
+    return {**form.show_request(request, language), **view.tell(" ".join(told))}
 
 
 def spacings(sampler: str, language: Language) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ let form = null;  // the contents of all fields, once the server has filled them
 // What they held before they were replaced, and before that was taken back; the latest last.
 let past = [], future = [];
 let taking = null;  // what is being taken back, or forth again
+let atPast = false;  // whether the focus is, or was at last, at one of the two buttons for that
 const PAST = 20;  // kept of each
 const REPLACING = ".replaces, #gallery [data-do], [data-do=again], "
     + "[data-do=clear]:not(#history *)";
@@ -178,12 +179,15 @@ function isShown(fields) {
 }
 
 function showPast() {
-    const undo = document.querySelector("#undo"), redo = document.querySelector("#redo");
-    const focused = [undo, redo].includes(document.activeElement);
+    const buttons = ["#undo", "#redo"].map((name) => document.querySelector(name));
+    const [undo, redo] = buttons, nowhere = document.body;
+    if (document.activeElement !== nowhere) atPast = buttons.includes(document.activeElement);
     undo.disabled = past.every(isShown);
     redo.disabled = future.every(isShown);
-    // A button that is disabled loses the focus.
-    if (focused && document.activeElement.disabled) (undo.disabled ? redo : undo).focus();
+    // A button that is disabled loses the focus, in some browsers at once. The other takes it as
+    // soon as it can: not before all fields are shown.
+    const lost = document.activeElement === nowhere || document.activeElement.disabled;
+    if (atPast && lost) buttons.find((button) => !button.disabled)?.focus();
 }
 
 // Before something takes the place of what is filled in; if it then does not, it costs nothing.

@@ -12,14 +12,13 @@ from gradio.components import Component
 
 from sd_tpu.engine import Engine
 from sd_tpu.history import Entry, History, HistoryError
-from sd_tpu.images import read_png
 from sd_tpu.page import cells
 from sd_tpu.page.asking import QUIET, browser_of
 from sd_tpu.page.files import SMALL, Files, thumbnail, url
 from sd_tpu.page.labels import all_words
-from sd_tpu.page.layout import Form, Updates, View, put_request
+from sd_tpu.page.layout import Form, Updates, View, put_picture
 from sd_tpu.page.texts import Language, language_of
-from sd_tpu.request import RequestError, Settings
+from sd_tpu.request import RequestError
 
 MORE = 24  # pictures on a page of it; further ones come below
 REFRESH = '<button type="button" data-do="refresh" hidden></button>'  # which page.js clicks
@@ -40,7 +39,7 @@ def offer(engine: Engine, history: History, form: Form, view: View, files: Files
     with gr.Column(elem_id="history-panel"):
         shown = gr.HTML(REFRESH, elem_id="history", js_on_load=cells.TRIGGER,
                         apply_default_css=False)
-    past = _Past(history, form, view, files, shown, gr.State(Look()), engine.defaults)
+    past = _Past(history, form, view, files, shown, gr.State(Look()), engine)
     outputs = [past.shown, past.look, view.file, view.line, view.news, *form.inputs()]
     shown.click(past.act, {form.saved, past.look}, outputs, queue=False, trigger_mode="multiple",
                 **QUIET).then(None, view.file, None, js=AFTER, **QUIET)
@@ -56,7 +55,7 @@ class _Past:
     files: Files
     shown: gr.HTML
     look: gr.State
-    here: Settings
+    engine: Engine
 
     def act(self, values: Mapping[Component, Any], event: gr.EventData,
             visitor: gr.Request) -> Updates:
@@ -82,7 +81,7 @@ class _Past:
             address = url(self.files.copy(file))
             return {self.view.file: f"{address}#{event.id}" if event.do == "view" else address}
         told = language.say("history_again_done")
-        return put_request(self.form, self.view, read_png(file), told, self.here, language)
+        return put_picture(self.form, self.view, file, told, self.engine, language)
 
     def _change(self, owner: str, event: gr.EventData, look: Look, language: Language) -> Updates:
         """Does what was asked for and shows what there is then."""

@@ -56,6 +56,8 @@ TEXTS = {
     "read_done": "وُضعت في الخانات أوصاف {file} وبذرتها وإعداداتها.",
     "read_size": "أُنشئت بمقاس \u2066{width}×{height}\u2069، "
                  "والصور هنا بمقاس \u2066{here_width}×{here_height}\u2069.",
+    "read_downsampling": "رُسمت بتقليل عينات الرموز {there}، وهو يُحدَّد عند تشغيل "
+                         "الصفحة، وقيمته هنا {here}.",
     # the settings
     "settings": "الإعدادات",
     "negative": "الوصف السلبي",

@@ -53,6 +53,8 @@ TEXTS = {
     "read_label": "A PNG made here or by A1111",
     "read_done": "The prompts, the seed and the settings of {file} are in the boxes.",
     "read_size": "It was made at {width}×{height}; here pictures are {here_width}×{here_height}.",
+    "read_downsampling": "It was drawn with token downsampling {there}, which is set when a page "
+                         "is started; here it is {here}.",
     # the settings
     "settings": "Settings",
     "negative": "Negative prompt",

@@ -53,6 +53,8 @@ TEXTS = {
     "read_label": "여기서 또는 A1111에서 만든 PNG",
     "read_done": "{file}의 프롬프트, 시드, 설정을 칸에 채웠습니다.",
     "read_size": "원래 크기: {width}×{height}, 여기서 만드는 크기: {here_width}×{here_height}.",
+    "read_downsampling": "원래 토큰 다운샘플링: {there}, 여기: {here} "
+                         "(페이지를 시작할 때 정해집니다).",
     # the settings
     "settings": "설정",
     "negative": "네거티브 프롬프트",

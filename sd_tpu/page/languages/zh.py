@@ -53,6 +53,7 @@ TEXTS = {
     "read_label": "本页或 A1111 生成的 PNG",
     "read_done": "{file} 的提示词、种子和设置已填入。",
     "read_size": "原图为 {width}×{height}，这里生成 {here_width}×{here_height}。",
+    "read_downsampling": "原图的词元下采样为 {there}，它在页面启动时设定；这里为 {here}。",
     # the settings
     "settings": "设置",
     "negative": "反向提示词",
