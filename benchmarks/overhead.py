@@ -216,7 +216,8 @@ class Findings:
 def measured(args: argparse.Namespace, layout: str) -> Findings | None:
     """A gallery and users on a layout; nothing if there are too few devices.
 
-    For a process of its own: a CPU that counts as eight devices is half as fast as one of them.
+    For a process of its own: where a CPU counts as eight devices, one of them is half as fast as
+    when it is the only one.
     """
     devices, group = LAYOUTS[layout]
     try:
