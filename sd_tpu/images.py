@@ -152,22 +152,15 @@ def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
     Raises:
         RequestError: the file is no whole PNG, or carries no settings, or bad ones.
     """
-    return parse_parameters(_parameters(file))
+    return parse_parameters(read_parameters(file))
 
 
-def read_token_downsampling(file: bytes | str | PathLike | BinaryIO) -> int:
-    """The token downsampling that a PNG file was drawn with, as it says; 1 if it says nothing.
+def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
+    """The text that a PNG file carries; its pixels are not decoded.
 
     Raises:
-        RequestError: as `read_png`, but not for bad settings.
+        RequestError: the file is no whole PNG, or carries no text.
     """
-    _, fields = _settings(_parameters(file))
-    named = re.fullmatch(r"[1-9]\d?", fields.get(_DOWNSAMPLING, ""), re.ASCII)
-    return int(named[0]) if named else 1
-
-
-def _parameters(file: bytes | str | PathLike | BinaryIO) -> str:
-    """The text chunk of a PNG file."""
     data = _read(file)
     if len(data) > MAX_FILE_BYTES:
         raise RequestError("The file is larger than {limit} MiB.", limit=MAX_FILE_BYTES >> 20)
@@ -257,6 +250,17 @@ def parse_parameters(text: str) -> Request:
            if label in fields},
     }
     return Request.check(values, Settings(height=height, width=width))
+
+
+def parse_token_downsampling(text: str) -> int:
+    """What a text says of how its picture was drawn and no request can set; 1 if it says nothing.
+
+    Raises:
+        RequestError: the text is something else.
+    """
+    _, fields = _settings(text)
+    named = re.fullmatch(r"[1-9]\d?", fields.get(_DOWNSAMPLING, ""), re.ASCII)
+    return int(named[0]) if named else 1
 
 
 def _settings(text: str) -> tuple[str, dict[str, str]]:

@@ -24,8 +24,8 @@ from sd_tpu.images import (
     format_parameters,
     make_grid,
     parse_parameters,
+    parse_token_downsampling,
     read_png,
-    read_token_downsampling,
     to_png,
     to_webp,
     to_zip,
@@ -149,16 +149,12 @@ def test_what_no_request_can_set_is_written_and_is_no_part_of_the_request():
 @pytest.mark.parametrize(("named", "drawn_with"), [
     (1, 1), (2, 2), (16, 16), (0, 1), (123, 1), ("x", 1), ("9" * 5000, 1),
 ])
-def test_the_token_downsampling_of_a_file_is_read_for_whoever_asks(named, drawn_with):
-    pixels = np.zeros((16, 16, 3), np.uint8)
-    assert read_token_downsampling(to_png(pixels, REQUEST, "model")) == 1
+def test_the_token_downsampling_of_a_text_is_read_for_whoever_asks(named, drawn_with):
+    assert parse_token_downsampling(format_parameters(REQUEST, "m")) == 1
     text = format_parameters(REQUEST, "m", 2).replace("downsampling: 2", f"downsampling: {named}")
-    info, file = PngImagePlugin.PngInfo(), BytesIO()
-    info.add_text(KEY, text)
-    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
-    assert read_token_downsampling(file.getvalue()) == drawn_with
-    with pytest.raises(RequestError, match="not a PNG"):
-        read_token_downsampling(b"GIF89a")
+    assert parse_token_downsampling(text) == drawn_with
+    with pytest.raises(RequestError, match="no picture settings"):
+        parse_token_downsampling("a cat")
 
 
 def test_the_text_of_several_prompts_shows_them_to_people_too():

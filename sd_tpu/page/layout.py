@@ -10,7 +10,7 @@ import gradio as gr
 from gradio.components import Component
 
 from sd_tpu.engine import Engine
-from sd_tpu.images import read_png, read_token_downsampling
+from sd_tpu.images import parse_parameters, parse_token_downsampling, read_parameters
 from sd_tpu.page import cells
 from sd_tpu.page.compare import Compare, make_compare
 from sd_tpu.page.labels import plain
@@ -236,13 +236,13 @@ def put_picture(form: Form, view: View, file: str | PathLike, told: str, engine:
     Raises:
         RequestError: the file carries no settings, or bad ones.
     """
-    request, here = read_png(file), engine.defaults
-    told = [told]
+    text, told = read_parameters(file), [told]
+    request, here = parse_parameters(text), engine.defaults
     if (request.width, request.height) != (here.width, here.height):
         told.append(language.say("read_size", width=request.width, height=request.height,
                                  here_width=here.width, here_height=here.height))
-    tokens, tokens_here = (read_token_downsampling(file),
-                           engine.pipeline.models.token_downsampling)
+    tokens = parse_token_downsampling(text)
+    tokens_here = engine.pipeline.models.token_downsampling
     if tokens != tokens_here:
         told.append(language.say("read_downsampling", there=tokens, here=tokens_here))
     return {**form.show_request(request, language), **view.tell(" ".join(told))}
