@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.report import parser, report, seconds_of, side_by_side
 from sd_tpu import BUNDLED_MODEL
-from sd_tpu.engine import SLOTS, Engine
-from sd_tpu.job import ImageReady
 from sd_tpu.request import Request
+from sd_tpu.serving.engine import SLOTS, Engine
+from sd_tpu.serving.job import ImageReady
 from training import evaluate, judge
 
 EXACT = "exact"
@@ -48,7 +48,7 @@ def draw(engines: Mapping[int, Engine], prompts: Sequence[str], *, token_downsam
     engine, pictures = engines[token_downsampling], {}
     for first in range(0, len(prompts), SLOTS):
         request = Request.check({"prompts": prompts[first : first + SLOTS], "seed": first,
-                                 **settings}, engine.defaults)
+                                 **settings}, engine.offer)
         events = engine.submit(request, previews=False).events()
         pictures |= {first + event.place: event.pixels for event in events
                      if isinstance(event, ImageReady)}
@@ -95,7 +95,7 @@ def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[st
     slots, seconds = {}, {number: [] for number in engines}
     for number, engine in engines.items():
         request = Request.check({"prompts": ["a cat"], "steps": 2 * (rounds + 1), "sampler": "ddim",
-                                 "cache_interval": 2}, engine.defaults)
+                                 "cache_interval": 2}, engine.offer)
         slots[number] = engine.programs.encode(engine.params, engine.programs.empty(),
                                                {0: engine.arrival(request, 0)})
 

@@ -1,7 +1,8 @@
 """Ours against diffusers on PyTorch, on the CPU: `python -m benchmarks.cpu`.
 
 The same weights in float32, the same latents, all cores for each. Times are taken side by side in
-one process; peak memory is that of a process that loads the model and makes one picture.
+one process, or where memory does not hold a model three times (`--apart`), in one process after
+another; peak memory is that of a process that loads the model and makes one picture.
 """
 
 import os
@@ -14,42 +15,54 @@ import jax
 import numpy as np
 
 from benchmarks.make_checkpoint import MODELS, checkpoint_folder
-from benchmarks.report import forget_peak, in_fresh_process, memory, parser, report, side_by_side
-from sd_tpu import FlaxStableDiffusionPipeline
-from sd_tpu.denoise import Slots
-from sd_tpu.programs import Arrival, Programs
-from sd_tpu.samplers import make_table
-from sd_tpu.sharding import make_mesh, replicated
-from sd_tpu.tokenizer import Tokenizer
+from benchmarks.report import (
+    Timing,
+    forget_peak,
+    in_fresh_process,
+    memory,
+    parser,
+    report,
+    seconds_of,
+    side_by_side,
+)
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.runtime.mesh import make_mesh, replicated
+from sd_tpu.runtime.programs import Programs
+from sd_tpu.runtime.slots import Entry, Slots
+from sd_tpu.sampling.samplers import make_table
 
 PROMPT = "a castle in the clouds, watercolour"
 GUIDANCE = 7.5
-STEPS = 4  # of the whole picture, with DDIM on both sides
 LONG = 100  # steps of the picture whose single steps are timed: more than there are rounds
 TEXT, STEP, DECODE, IMAGE = PARTS = (
-    "text encoder, both prompts", "UNet step, guided", "autoencoder, decoding",
-    f"whole image, {STEPS} steps",
+    "text, both prompts", "UNet step, guided", "autoencoder, decoding", "whole image",
 )
 Calls = dict[str, Callable[[], Any]]  # by part; that of the whole image returns it as uint8
 
 
-def ours(folder: Path, size: int) -> Calls:
-    """Calls of our three programs, with one slot on one device. The parts come in their order."""
+def ours(folder: Path, size: int, steps: int) -> Calls:
+    """Calls of our three programs, with one slot on one device. The parts come in their order.
+
+    Args:
+        folder: the checkpoint.
+        size: sides of the picture in pixels.
+        steps: of the whole image, with DDIM on both sides.
+    """
     mesh = make_mesh(1)
-    pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(
+    pipeline, params = Checkpoint.from_pretrained(
         folder, sharding=replicated(mesh))
-    programs = Programs(pipeline.models, mesh, slots=1, height=size, width=size)
+    programs = Programs(pipeline.model, mesh, slots=1, height=size, width=size)
     slots = programs.empty()
 
     def entered(steps: int) -> Slots:
-        arrival = Arrival(
-            ids=pipeline.prepare_inputs(["", PROMPT]),
-            table=make_table("ddim", pipeline.schedule, steps),
+        inputs = pipeline.prompt_inputs(PROMPT, height=size, width=size)
+        entry = Entry.of(
+            make_table("ddim", pipeline.schedule, steps), inputs,
             guidance=GUIDANCE,
             key=np.zeros(2, np.uint32),
             latents=first_latents(programs.latent_shape),
         )
-        return programs.encode(params, programs.empty(), {0: arrival})
+        return programs.encode(params, programs.empty(), {0: entry})
 
     def pixels(slots: Slots) -> np.ndarray:
         return np.asarray(programs.decode(params, slots.latents, np.ones(1, bool)))[0]
@@ -63,42 +76,47 @@ def ours(folder: Path, size: int) -> Calls:
         slots = jax.block_until_ready(programs.advance(params, slots, 1))
 
     def image() -> np.ndarray:
-        return pixels(programs.advance(params, entered(STEPS), STEPS))
+        return pixels(programs.advance(params, entered(steps), steps))
 
     return {TEXT: text, STEP: step, DECODE: lambda: pixels(slots), IMAGE: image}
 
 
-def pytorch(folder: Path, size: int, layout: str) -> Calls:
+def pytorch(folder: Path, size: int, steps: int, layout: str) -> Calls:
     """The same calls of diffusers' pipeline; the layout is that of the networks' weights."""
     # Here, because the process that measures our own memory must not hold PyTorch.
     import torch
-    from diffusers import DDIMScheduler, StableDiffusionPipeline
+    from diffusers import DDIMScheduler, DiffusionPipeline, StableDiffusionPipeline
     from diffusers.utils import logging
 
     logging.disable_progress_bar()
     torch.set_num_threads(os.cpu_count())
     layout = getattr(torch, layout)
-    pipe = StableDiffusionPipeline.from_pretrained(folder, dtype=torch.float32, safety_checker=None)
+    pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)
     pipe.unet.to(memory_format=layout)
     pipe.vae.to(memory_format=layout)
-    ids = torch.tensor(Tokenizer.from_folder(folder / "tokenizer")(["", PROMPT])).long()
-    scale = 2 ** (len(pipe.vae.config.block_out_channels) - 1)
-    shape = (size // scale, size // scale, pipe.unet.config.in_channels)
+    shape = (size // pipe.vae_scale_factor, size // pipe.vae_scale_factor,
+             pipe.unet.config.in_channels)
     start = torch.tensor(first_latents(shape).transpose(2, 0, 1)[None])
-    latents, embeddings = start, None
+    latents, embeddings, told = start, None, None
     pipe.scheduler.set_timesteps(LONG)
     timesteps = iter(pipe.scheduler.timesteps)
 
     def text() -> None:
-        nonlocal embeddings
-        embeddings = pipe.text_encoder(ids)[0]
+        nonlocal embeddings, told
+        prompt, negative, *pooled = pipe.encode_prompt(
+            PROMPT, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True)
+        embeddings = torch.cat([negative, prompt])
+        if not isinstance(pipe, StableDiffusionPipeline):
+            sizes = torch.tensor([[size, size, 0, 0, size, size]] * 2)
+            told = {"text_embeds": torch.cat(pooled[::-1]), "time_ids": sizes}
 
     def step() -> None:
         nonlocal latents
         timestep = next(timesteps)
-        out = pipe.unet(torch.cat([latents] * 2), timestep, embeddings).sample
+        out = pipe.unet(torch.cat([latents] * 2), timestep, embeddings,
+                        added_cond_kwargs=told).sample
         negative, positive = out.chunk(2)
         guided = negative + GUIDANCE * (positive - negative)
         latents = pipe.scheduler.step(guided, timestep, latents).prev_sample
@@ -108,7 +126,7 @@ def pytorch(folder: Path, size: int, layout: str) -> Calls:
         (image / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
 
     def image() -> np.ndarray:
-        image = pipe(PROMPT, num_inference_steps=STEPS, guidance_scale=GUIDANCE, latents=start,
+        image = pipe(PROMPT, num_inference_steps=steps, guidance_scale=GUIDANCE, latents=start,
                      height=size, width=size, output_type="np").images[0]
         return (image * 255).round().astype(np.uint8)
 
@@ -123,22 +141,42 @@ def first_latents(shape: tuple[int, int, int]) -> np.ndarray:
 
 OURS = "sd_tpu"
 PYTORCH = "PyTorch"
-CONTESTANTS: dict[str, Callable[[Path, int], Calls]] = {
+CONTESTANTS: dict[str, Callable[[Path, int, int], Calls]] = {
     OURS: ours,
     PYTORCH: partial(pytorch, layout="contiguous_format"),
     f"{PYTORCH}, channels last": partial(pytorch, layout="channels_last"),
 }
+Timings = dict[str, Timing]  # by part
 
 
-def peak_memory(contestant: str, folder: Path, size: int) -> dict[str, float]:
-    """Gigabytes that this process takes at the most while it loads, and while it makes a picture.
-    """
+def alone(contestant: str, folder: Path, size: int, steps: int, rounds: int,
+          ) -> tuple[dict[str, float], np.ndarray, Timings]:
+    """Gigabytes that this process takes at the most while it loads, and while it makes a picture;
+    the picture; and, if there are rounds, what each part takes then."""
     _on_cpu()
-    calls = CONTESTANTS[contestant](folder, size)
+    calls = CONTESTANTS[contestant](folder, size, steps)
     loading = memory("VmHWM")
     forget_peak()
-    calls[IMAGE]()
-    return {"loading, GB": loading / 1e9, "a picture, GB": memory("VmHWM") / 1e9}
+    pictures = []
+    first = seconds_of(lambda: pictures.append(calls[IMAGE]()))
+    peaks = {"loading, GB": loading / 1e9, "a picture, GB": memory("VmHWM") / 1e9}
+    timings = {part: side_by_side({part: calls[part]}, rounds)[part]
+               for part in (PARTS if rounds else ())}
+    if rounds:  # the others were compiled for the picture
+        timings[IMAGE] = timings[IMAGE]._replace(first=first)
+    return peaks, pictures[0], timings
+
+
+def together(folder: Path, size: int, steps: int, rounds: int
+             ) -> tuple[dict[str, np.ndarray], dict[str, Timings]]:
+    """The picture and what each part takes, by contestant, side by side in this process."""
+    calls = {name: load(folder, size, steps) for name, load in CONTESTANTS.items()}
+    timings = {name: {} for name in CONTESTANTS}
+    for part in PARTS:
+        sided = side_by_side({name: calls[name][part] for name in CONTESTANTS}, rounds)
+        for name, timing in sided.items():
+            timings[name][part] = timing
+    return {name: calls[name][IMAGE]() for name in CONTESTANTS}, timings
 
 
 def _on_cpu() -> None:
@@ -153,7 +191,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--model", choices=MODELS, default="sd14", help="(%(default)s)")
     flags.add_argument("--size", type=int, default=512, metavar="PIXELS",
                        help="sides of the picture (%(default)s)")
+    flags.add_argument("--steps", type=int, default=4, help="of the whole image (%(default)s)")
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    flags.add_argument("--apart", action="store_true",
+                       help="time one after another, for models of which memory does not hold "
+                            "three")
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < LONG - 1:
         flags.error(f"--rounds should be from 1 to {LONG - 2}, not {args.rounds}")
@@ -161,26 +203,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = checkpoint_folder(args.model)
     picture = f"{args.model}, {args.size}x{args.size}, float32"
 
-    peaks = [{"": name, **in_fresh_process(peak_memory, name, folder, args.size)}
-             for name in CONTESTANTS]
-    report(f"CPU against PyTorch, peak memory: {picture}", peaks, args.results,
+    case = folder, args.size, args.steps
+    found = {name: in_fresh_process(alone, name, *case, args.rounds if args.apart else 0)
+             for name in CONTESTANTS}
+    report(f"CPU against PyTorch, peak memory: {picture}",
+           [{"": name, **peaks} for name, (peaks, _, _) in found.items()], args.results,
            notes=["Of a process that loads the float16 checkpoint and makes one picture, with all "
                   "that it has imported and compiled. PyTorch loads without `accelerate`, which "
                   "takes more memory than with it."])
 
-    calls = {name: load(folder, args.size) for name, load in CONTESTANTS.items()}
+    if args.apart:
+        images, timings = ({name: each[place] for name, each in found.items()} for place in (1, 2))
+    else:
+        images, timings = together(*case, args.rounds)
+    differing = np.mean(np.abs(images[OURS].astype(int) - images[PYTORCH]) > 1)
+    how = "in one process after another" if args.apart else "side by side"
+    report(f"CPU against PyTorch, times: {picture}", _rows(timings, args.apart), args.results,
+           notes=[f"Medians of {args.rounds} rounds {how}; the whole image has {args.steps} steps. "
+                  "The two pictures differ by more than 1 of 255 in "
+                  f"{differing:.2%} of their values."])
+
+
+def _rows(timings: dict[str, Timings], apart: bool) -> list[dict[str, Any]]:
+    """What each part takes, by contestant. Apart from each other all is compiled for the image."""
     rows = []
     for part in PARTS:
-        seconds = side_by_side({name: calls[name][part] for name in CONTESTANTS}, args.rounds)
-        medians = {name: timing.median for name, timing in seconds.items()}
+        medians = {name: timing[part].median for name, timing in timings.items()}
         best = min(median for name, median in medians.items() if name != OURS)
+        compiling = max(0.0, timings[OURS][part].first - medians[OURS])
         rows.append({"seconds": part, **medians, "ours / the better PyTorch": medians[OURS] / best,
-                     "ours, compiling": max(0.0, seconds[OURS].first - medians[OURS])})
-    images = {name: calls[name][IMAGE]().astype(int) for name in (OURS, PYTORCH)}
-    differing = np.mean(np.abs(images[OURS] - images[PYTORCH]) > 1)
-    report(f"CPU against PyTorch, times: {picture}", rows, args.results,
-           notes=[f"Medians of {args.rounds} rounds side by side. The two pictures differ by more "
-                  f"than 1 of 255 in {differing:.2%} of their values."])
+                     "ours, compiling": compiling if part == IMAGE or not apart else None})
+    return rows
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ import numpy as np
 
 from benchmarks.make_checkpoint import checkpoint_folder
 from benchmarks.report import parser, report, side_by_side
-from sd_tpu import FlaxStableDiffusionPipeline
-from sd_tpu.engine import ACCELERATOR_GROUP
-from sd_tpu.programs import Arrival, Programs
-from sd_tpu.samplers import make_table
-from sd_tpu.sharding import make_mesh, replicated
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.runtime.mesh import make_mesh, replicated
+from sd_tpu.runtime.programs import Programs
+from sd_tpu.runtime.slots import Entry
+from sd_tpu.sampling.samplers import make_table
+from sd_tpu.serving.engine import ACCELERATOR_GROUP
 
 PROMPT = "a castle in the clouds, watercolour"
 GUIDANCE = 7.5
@@ -58,22 +59,22 @@ class Ours:
     def __init__(self, folder: Path, dtype: str):
         """Loads the checkpoint."""
         self._mesh = make_mesh(1)
-        self._pipeline, self._params = FlaxStableDiffusionPipeline.from_pretrained(
+        self._pipeline, self._params = Checkpoint.from_pretrained(
             folder, dtype=dtype, sharding=replicated(self._mesh))
 
     def calls(self, batch: int, group: int) -> Callable[[int], np.ndarray]:
         """A function from steps to uint8 pictures, compiled when it is first called."""
         pipeline, params = self._pipeline, self._params
         height, width = pipeline.default_size
-        programs = Programs(pipeline.models, self._mesh, slots=batch, height=height, width=width,
+        programs = Programs(pipeline.model, self._mesh, slots=batch, height=height, width=width,
                             group=group)
 
         def draw(steps: int) -> np.ndarray:
-            ids = pipeline.prepare_inputs(["", PROMPT])
+            inputs = pipeline.prompt_inputs(PROMPT)
             table = make_table("ddim", pipeline.schedule, steps)
-            arrivals = {i: Arrival(ids=ids, table=table, guidance=GUIDANCE,
+            entries = {i: Entry.of(table, inputs, guidance=GUIDANCE,
                                    key=np.array([0, i], np.uint32)) for i in range(batch)}
-            slots = programs.encode(params, programs.empty(), arrivals)
+            slots = programs.encode(params, programs.empty(), entries)
             slots = programs.advance(params, slots, steps)
             wanted = np.arange(programs.slots) < batch
             return np.asarray(programs.decode(params, slots.latents, wanted))[:batch]

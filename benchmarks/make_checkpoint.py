@@ -7,6 +7,7 @@ as well. They lie in the user's cache folder and are made once.
 
 import argparse
 import math
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,22 +15,27 @@ from typing import Any
 
 import jax
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
-from sd_tpu.config import BUNDLED_MODEL, ModelCard
+from sd_tpu.checkpoint.card import ModelCard
+from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.checkpoint.original import Levels, renamed
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families import find_family
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.tokenizer import Tokenizer
 from sd_tpu.folders import cache_folder
-from sd_tpu.networks import Models
-from sd_tpu.pipeline import FlaxStableDiffusionPipeline
-from sd_tpu.tokenizer import Tokenizer
-from sd_tpu.weights import Params
 
 
-def _text_encoder(hidden: int, layers: int, heads: int, activation: str) -> dict[str, Any]:
-    return dict(
+def _text_encoder(hidden: int, layers: int, heads: int, activation: str,
+                  **differing) -> dict[str, Any]:
+    common = dict(
         architectures=["CLIPTextModel"], model_type="clip_text_model", vocab_size=49408,
         hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=layers,
         num_attention_heads=heads, hidden_act=activation, max_position_embeddings=77,
         layer_norm_eps=1e-5, projection_dim=512,
     )
+    return {**common, **differing}
 
 
 def _unet(**differing) -> dict[str, Any]:
@@ -40,6 +46,13 @@ def _unet(**differing) -> dict[str, Any]:
         up_block_types=["UpBlock2D"] + ["CrossAttnUpBlock2D"] * 3,
     )
     return {**common, **differing}
+
+
+def _unet_xl(**differing) -> dict[str, Any]:
+    return _unet(**{**dict(
+        down_block_types=["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+        use_linear_projection=True, addition_embed_type="text_time"), **differing})
 
 
 def _vae(*channels: int, **differing) -> dict[str, Any]:
@@ -54,17 +67,21 @@ def _vae(*channels: int, **differing) -> dict[str, Any]:
 
 _NOISE = dict(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
               num_train_timesteps=1000, set_alpha_to_one=False, steps_offset=1)
+_SD = dict(_class_name="StableDiffusionPipeline")
+_SDXL = dict(_class_name="StableDiffusionXLPipeline", force_zeros_for_empty_prompt=True)
 
-# The configs of the published checkpoints, as far as they shape the computation, by folder; "tiny"
-# has both of their kinds of blocks and runs in moments.
+# The configs of the published checkpoints, as far as they shape the computation, by folder, and
+# model_index.json. The tiny ones have the same kinds of blocks and run in moments.
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "sd14": dict(
+        model_index=_SD,
         text_encoder=_text_encoder(768, 12, 12, "quick_gelu"),
         unet=_unet(attention_head_dim=8, cross_attention_dim=768),
         vae=_vae(128, 256, 512, 512),
         scheduler=dict(_NOISE, _class_name="PNDMScheduler", skip_prk_steps=True),
     ),
     "sd21": dict(
+        model_index=_SD,
         text_encoder=_text_encoder(1024, 23, 16, "gelu"),
         unet=_unet(attention_head_dim=[5, 10, 20, 20], cross_attention_dim=1024, sample_size=96,
                    use_linear_projection=True, upcast_attention=True),
@@ -72,7 +89,20 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         scheduler=dict(_NOISE, _class_name="DDIMScheduler", clip_sample=False,
                        prediction_type="v_prediction"),
     ),
+    "sdxl": dict(
+        model_index=_SDXL,
+        text_encoder=_text_encoder(768, 12, 12, "quick_gelu"),
+        text_encoder_2=_text_encoder(1280, 32, 20, "gelu", projection_dim=1280, eos_token_id=2,
+                                     architectures=["CLIPTextModelWithProjection"]),
+        unet=_unet_xl(attention_head_dim=[5, 10, 20], cross_attention_dim=2048, sample_size=128,
+                      block_out_channels=[320, 640, 1280], addition_time_embed_dim=256,
+                      transformer_layers_per_block=[1, 2, 10],
+                      projection_class_embeddings_input_dim=1280 + 6 * 256),
+        vae=_vae(128, 256, 512, 512, sample_size=1024, scaling_factor=0.13025, force_upcast=True),
+        scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
+    ),
     "tiny": dict(
+        model_index=_SD,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
         unet=_unet(attention_head_dim=4, cross_attention_dim=32, sample_size=16,
                    block_out_channels=[32, 64], layers_per_block=1, norm_num_groups=8,
@@ -80,6 +110,18 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
                    up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"]),
         vae=_vae(16, 32, layers_per_block=1, norm_num_groups=8, sample_size=32),
         scheduler=dict(_NOISE, _class_name="PNDMScheduler", skip_prk_steps=True),
+    ),
+    "tinyxl": dict(
+        model_index=_SDXL,
+        text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
+        text_encoder_2=_text_encoder(32, 2, 4, "gelu", projection_dim=32, eos_token_id=2,
+                                     architectures=["CLIPTextModelWithProjection"]),
+        unet=_unet_xl(attention_head_dim=[2, 4, 4], cross_attention_dim=64, sample_size=16,
+                      block_out_channels=[16, 32, 32], addition_time_embed_dim=8,
+                      transformer_layers_per_block=[1, 1, 2], norm_num_groups=8,
+                      projection_class_embeddings_input_dim=32 + 6 * 8),
+        vae=_vae(16, 32, layers_per_block=1, norm_num_groups=8, sample_size=32, force_upcast=True),
+        scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
     ),
 }
 
@@ -101,11 +143,12 @@ def _parent() -> Path:
 
 def _write(name: str, folder: Path) -> None:
     configs = MODELS[name]
-    models, shapes = Models.build(configs, np.float16)
+    model, shapes = find_family(configs["model_index"]).build(configs, np.float16)
     tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
     card = ModelCard(name=f"{name}, random weights")
-    pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, card)
-    pipeline.save_pretrained(folder, random_parameters(shapes))
+    tokenizers = dict.fromkeys(model.encoders.values(), tokenizer)
+    checkpoint = Checkpoint(model, tokenizers, configs, card)
+    checkpoint.save_pretrained(folder, random_parameters(shapes))
 
 
 def random_parameters(shapes: Params) -> Params:
@@ -130,6 +173,57 @@ def random_parameters(shapes: Params) -> Params:
         return np.multiply(values, deviation, out=values).astype(np.float16)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def single_file(folder: Path, file: Path) -> None:
+    """Writes a checkpoint of SD 1 as a single file, in the original layout, and its configs in a
+    folder beside it, as no file tells all of what a tiny one is."""
+    shutil.copytree(folder, file.with_suffix(""), ignore=shutil.ignore_patterns("*.safetensors"))
+    parts = {part: _tensors(folder / part) for part in ("text_encoder", "unet", "vae")}
+    modules = Levels.of(parts["unet"]).modules()
+    levels = 1 + max(int(found[1]) for name in parts["vae"]
+                     if (found := re.match(r"decoder\.up_blocks\.(\d+)", name)))
+    names = {
+        "unet": lambda name: "model.diffusion_model." + renamed(name, modules),
+        "vae": lambda name: "first_stage_model." + original_vae(name, levels),
+        "text_encoder": lambda name: "cond_stage_model.transformer." + name,
+    }
+    save_file({names[part](name): tensor for part, tensors in parts.items()
+               for name, tensor in tensors.items()}, file)
+
+
+def _tensors(folder: Path) -> dict[str, np.ndarray]:
+    return {name: tensor for file in folder.glob("*.safetensors")
+            for name, tensor in load_file(file).items()}
+
+
+def original_vae(name: str, levels: int) -> str:
+    """What the original layout calls a parameter of an autoencoder of so many levels."""
+    for ours, theirs in (
+        ("mid_block.resnets.0", "mid.block_1"), ("mid_block.resnets.1", "mid.block_2"),
+        ("mid_block.attentions.0.group_norm", "mid.attn_1.norm"),
+        ("mid_block.attentions.0.to_out.0", "mid.attn_1.proj_out"),
+        ("mid_block.attentions.0.to_", "mid.attn_1."), ("conv_norm_out", "norm_out"),
+        ("conv_shortcut", "nin_shortcut"), ("resnets", "block"), ("downsamplers.0", "downsample"),
+        ("upsamplers.0", "upsample"), ("down_blocks", "down"),
+    ):
+        name = name.replace(ours, theirs)
+    return re.sub(r"up_blocks\.(\d)", lambda found: f"up.{levels - 1 - int(found[1])}", name)
+
+
+def lora(folder: Path, file: Path, rank: int, seed: int) -> None:
+    """Writes a LoRA of random numbers for a checkpoint's attention and feed-forward layers, in
+    kohya's names."""
+    draw, tensors = np.random.default_rng(seed), {}
+    for part, prefix in (("unet", "lora_unet_"), ("text_encoder", "lora_te_")):
+        for name, weight in _tensors(folder / part).items():
+            if re.search(r"(attn\d?|mlp|ff\.net)\..*weight$", name) and weight.ndim == 2:
+                module = prefix + name.removesuffix(".weight").replace(".", "_")
+                for leaf, shape in (("down", (rank, weight.shape[1])),
+                                    ("up", (weight.shape[0], rank))):
+                    factor = draw.standard_normal(shape, np.float32) / 100
+                    tensors[f"{module}.lora_{leaf}.weight"] = factor.astype(np.float16)
+    save_file(tensors, file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from benchmarks.make_checkpoint import MODELS
-from sd_tpu.sharding import REPLICATED, SPLIT, replicated, split
-from sd_tpu.tokenizer import LENGTH
+from sd_tpu.families.tokenizer import LENGTH
+from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicated, split
 
 PACKAGE = "diffusers==0.35.2"
 PROGRAMS = ("UNet", "decode")
@@ -45,9 +45,10 @@ def lowered(folder: Path, model: str, mesh: Mesh, images: int,
     unet = _build(FlaxUNet2DConditionModel, MODELS[model]["unet"])
     vae = _build(FlaxAutoencoderKL, MODELS[model]["vae"])
 
-    def guided(params, latents, t, text, guidance):
+    def guided(params, latents, t, text, told, guidance):
         twice = jnp.concatenate([latents] * 2)
-        both = unet.apply({"params": params}, twice, jnp.broadcast_to(t, len(twice)), text).sample
+        both = unet.apply({"params": params}, twice, jnp.broadcast_to(t, len(twice)), text,
+                          told).sample
         negative, positive = jnp.split(both, 2)
         return negative + guidance * (positive - negative)
 
@@ -65,6 +66,7 @@ def lowered(folder: Path, model: str, mesh: Mesh, images: int,
     latents = shape((count, unet.in_channels, side, side), jnp.float32)
     t = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     text = shape((2 * count, LENGTH, unet.cross_attention_dim), jnp.bfloat16)
+    told = _told_xl(unet, 2 * count, shape) if unet.addition_embed_type else None
     guidance = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
 
     def params(network):
@@ -72,9 +74,16 @@ def lowered(folder: Path, model: str, mesh: Mesh, images: int,
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=everywhere), shapes)
 
-    step = each(guided, SPLIT, REPLICATED, SPLIT, REPLICATED)
-    return {"UNet": partial(step.lower, params(unet), latents, t, text, guidance),
+    step = each(guided, SPLIT, REPLICATED, SPLIT, SPLIT, REPLICATED)
+    return {"UNet": partial(step.lower, params(unet), latents, t, text, told, guidance),
             "decode": partial(each(decode, SPLIT).lower, params(vae), latents)}
+
+
+def _told_xl(unet: Any, count: int, shape: Callable) -> dict[str, jax.ShapeDtypeStruct]:
+    """What SDXL's UNet takes beside the text: the pooled one, and six numbers of the size."""
+    pooled = unet.projection_class_embeddings_input_dim - 6 * unet.addition_time_embed_dim
+    return {"text_embeds": shape((count, pooled), jnp.bfloat16),
+            "time_ids": shape((count, 6), jnp.float32)}
 
 
 def _build(network: type, config: dict[str, Any]) -> Any:

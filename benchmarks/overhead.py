@@ -21,9 +21,9 @@ import jax
 from benchmarks.report import in_fresh_process, parser, report, seconds_of, side_by_side
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.cli import find_devices
-from sd_tpu.engine import SLOTS, Engine
-from sd_tpu.job import Done
 from sd_tpu.request import Request
+from sd_tpu.serving.engine import SLOTS, Engine
+from sd_tpu.serving.job import Done
 
 # Devices, and slots that each steps together.
 LAYOUTS = {
@@ -70,8 +70,8 @@ def metered(engine: Engine) -> Iterator[Meter]:
             meter.seconds[name] += time.perf_counter() - begun
             if name == "advance":
                 rows = arguments[-1]
-                meter.rows += rows
-                meter.live_rows += rows * engine.occupied
+                meter.rows += int(rows.max())
+                meter.live_rows += int(rows.sum())
             return result
 
         return call
@@ -91,7 +91,7 @@ def metered(engine: Engine) -> Iterator[Meter]:
 
 def serve(engine: Engine, boxes: int, *, previews: bool = False, **settings) -> None:
     """Asks for so many pictures and waits until they are there."""
-    request = Request.check({"prompts": ["a cat"] * boxes, **settings}, engine.defaults)
+    request = Request.check({"prompts": ["a cat"] * boxes, **settings}, engine.offer)
     *_, end = engine.submit(request, previews=previews).events()
     if not isinstance(end, Done):
         raise RuntimeError(f"the engine did not finish: {end}")
@@ -163,7 +163,7 @@ def _served(engine: Engine, work: Callable[[], None], users: int, requests: int)
     with metered(engine) as meter:
         seconds = seconds_of(work)
     pictures = sum(sum(_boxes(user, requests)) for user in range(users))
-    return Service(seconds, pictures, meter.rows, meter.occupancy(engine.programs.slots))
+    return Service(seconds, pictures, meter.rows, meter.occupancy(SLOTS))
 
 
 def load(engine: Engine, users: int, requests: int, rounds: int, *, idle_costs: bool,

@@ -21,11 +21,13 @@ from gradio_client import Client
 
 from benchmarks.make_checkpoint import MODELS, checkpoint_folder
 from benchmarks.report import in_fresh_process, memory, parser, report, seconds_of
-from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
-from sd_tpu.engine import Engine
-from sd_tpu.job import Job, Progress
-from sd_tpu.request import MAX_GUIDANCE, MAX_PROMPTS, MAX_SEED, MAX_STEPS, Request, RequestError
-from sd_tpu.samplers import SAMPLERS
+from sd_tpu import BUNDLED_MODEL
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.request import Request
+from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import Job, Progress
+from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, SETTINGS, RequestError
 
 APP = Path(__file__).resolve().parent.parent / "app.py"
 FIRST, SECOND = STARTS = ("first start", "second start")
@@ -33,6 +35,7 @@ READY, EARLIEST, EIGHT = "ready", "first picture there", "eight pictures"
 GOALS = {READY: "20 s, second start of the bundled model", EIGHT: "10 s, bundled model",
          EARLIEST: "second at most 25% of the first"}
 FEW = 5  # steps of a request in a session, where their number is not what is tried out
+STEPS, GUIDANCE = SETTINGS["steps"].kind, SETTINGS["guidance"].kind
 COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX reports each compilation under it
 
 
@@ -101,7 +104,7 @@ def loading_peak(folder: Path, dtype: str) -> dict[str, Any]:
     """How much this process grows at the most while it loads; it must do nothing else before."""
     jax.block_until_ready(jax.device_put(0))  # JAX's own beginnings are not the loader's
     before = memory("VmRSS")
-    _, params = FlaxStableDiffusionPipeline.from_pretrained(folder, dtype=dtype)
+    _, params = Checkpoint.from_pretrained(folder, dtype=dtype)
     jax.block_until_ready(params)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     peak = memory("VmHWM") - before
@@ -126,12 +129,12 @@ def session(engine: Engine) -> dict[str, Any]:
     requests = 0
     for values in _wishes():
         try:
-            request = Request.check({"steps": FEW, **values}, engine.defaults)
+            request = Request.check({"steps": FEW, **values}, engine.offer)
             list(engine.submit(request, previews=requests % 2 == 0).events())
         except RequestError:  # a spacing that this model's noise schedule does not allow
             continue
         requests += 1
-    long = _submit(engine, prompts=["a cat"], steps=MAX_STEPS)
+    long = _submit(engine, prompts=["a cat"], steps=STEPS.most)
     together = [long, *(_submit(engine, prompts=["a cat"] * n, steps=FEW) for n in range(2, 9))]
     together[-1].cancel()  # while it waits
     next(event for event in long.events() if isinstance(event, Progress))
@@ -143,7 +146,7 @@ def session(engine: Engine) -> dict[str, Any]:
 
 
 def _submit(engine: Engine, **values) -> Job:
-    return engine.submit(Request.check(values, engine.defaults))
+    return engine.submit(Request.check(values, engine.offer))
 
 
 def _wishes() -> Iterator[dict[str, Any]]:
@@ -151,10 +154,10 @@ def _wishes() -> Iterator[dict[str, Any]]:
     for count in range(1, MAX_PROMPTS + 1):
         yield dict(prompts=["a cat"] * count, seed=count)
     yield dict(prompts=["", "a dog", "", "", "a house"], seed=MAX_SEED)
-    yield dict(prompts=["very " * 100 + "long"], negative_prompt="fog " * 100)
-    for steps in (1, 2, MAX_STEPS):
+    yield dict(prompts=["very " * 70 + "long"], negative_prompt="fog " * 74)
+    for steps in (1, 2, STEPS.most):
         yield dict(prompts=["a cat"], steps=steps)
-    for guidance in (0, 1, 7.5, MAX_GUIDANCE):
+    for guidance in (0, 1, 7.5, GUIDANCE.most):
         yield dict(prompts=["a cat"], guidance=guidance)
     for key, sampler in SAMPLERS.items():
         for spacing in sampler.spacings:
@@ -189,8 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = engine.pipeline.card.name
     report(f"Compilations in a session: {name}", [session(engine)], args.results,
            notes=["Every number of prompts, sampler, spacing, the least and the most steps and "
-                  "guidance, own settings, accelerations, texts too long, previews or none, eight "
-                  "users at once, cancelled while running and while waiting."])
+                  "guidance, own settings, accelerations, texts as long as a chunk, previews or "
+                  "none, eight users at once, cancelled while running and while waiting."])
     engine.close()
 
     report(f"Starting: python app.py, {name}", starts(args.model, args.rounds), args.results,

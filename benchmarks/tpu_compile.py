@@ -35,12 +35,14 @@ from jax.sharding import Mesh
 from benchmarks import hlo, old_flax
 from benchmarks.make_checkpoint import MODELS
 from benchmarks.report import in_fresh_process, parser, report
-from sd_tpu.denoise import empty_slots, no_arrivals
-from sd_tpu.networks import Models
-from sd_tpu.programs import Programs
-from sd_tpu.sharding import AXIS, replicated, split
+from sd_tpu.families import find_family
+from sd_tpu.runtime.mesh import AXIS, replicated, split
+from sd_tpu.runtime.programs import Programs
+from sd_tpu.runtime.slots import empty_slots, stack_entries
 
-PUBLISHED = 7.07  # seconds for eight pictures on v2-8, 50 steps: the guide's old Flax pipeline
+PUBLISHED = ("Published: 7.07 s for eight pictures of SD 1.4 on v2-8, 50 steps (the guide's old "
+             "Flax pipeline); 2.33 s for four of SDXL on v5e-4, 20 steps (the sdxl_jax blog), of "
+             "which each device makes one, as it does of eight here.")
 PICTURES = 8  # of the guide
 PROGRAMS = ("encode", "advance", "decode")
 STEPS = (50, 20)
@@ -71,7 +73,7 @@ CHIPS = {
 
 
 # The side of each model's pictures in pixels; both sizes of SD 2.1 have the same networks.
-SIDES = {"sd14": 512, "sd21": 512, "tiny": 32}
+SIDES = {"sd14": 512, "sd21": 512, "sdxl": 1024, "tiny": 32, "tinyxl": 32}
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Compiled:
 def main(arguments: list[str] | None = None) -> None:
     """Compiles the cases asked for, prints and appends their tables."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--models", nargs="+", choices=SIDES, default=["sd14", "sd21"])
+    flags.add_argument("--models", nargs="+", choices=SIDES, default=["sd14", "sd21", "sdxl"])
     flags.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
     flags.add_argument("--images", nargs="+", type=int, default=[1, 4], metavar="N",
                        help="pictures a device makes at a time (%(default)s)")
@@ -132,8 +134,7 @@ def run(options: argparse.Namespace) -> None:
            rows, options.results, notes=[__doc__.split("\n\n", 2)[2].strip()])
     if predictions:
         report("Bounds from the rooflines for the guide's eight pictures", predictions,
-               options.results,
-               notes=[f"Published for v2-8 and 50 steps (the old Flax pipeline): {PUBLISHED} s."])
+               options.results, notes=[PUBLISHED])
 
 
 def _rows(case: dict[str, Any], compiled: list[Compiled],
@@ -175,22 +176,23 @@ def compile_case(model: str, chip: str, images: int, programs: Sequence[str],
 
 def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
     side = SIDES[model]
-    models, params = Models.build(MODELS[model], jnp.bfloat16)
+    configs = MODELS[model]
+    network, params = find_family(configs["model_index"]).build(configs, jnp.bfloat16)
     count = images * mesh.size
-    programs = Programs(models, mesh, slots=count, height=side, width=side, group=images)
-    slots = jax.eval_shape(partial(empty_slots, models, count, programs.latent_shape))
+    programs = Programs(network, mesh, slots=count, height=side, width=side, group=images)
+    slots = jax.eval_shape(partial(empty_slots, network, count, programs.latent_shape))
 
     def placed(tree, sharding):
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    arrivals = jax.eval_shape(partial(no_arrivals, count, programs.latent_shape))
-    params = placed(jax.tree.map(lambda x: x.update(dtype=models.dtype), params), replicated(mesh))
-    slots, arrivals = placed((slots, arrivals), split(mesh))
-    steps = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))
-    wanted = placed(jax.ShapeDtypeStruct((count,), bool), split(mesh))
+    entries = jax.eval_shape(partial(stack_entries, network, count, programs.latent_shape, {}))
+    params = placed(params, replicated(mesh))
+    slots, entries = placed((slots, entries), split(mesh))
+    steps, wanted = (placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh))
+                     for dtype in (jnp.int32, bool))
     return {name: partial(getattr(programs, f"_{name}").lower, params, *arguments)
-            for name, arguments in (("encode", (slots, arrivals)), ("advance", (slots, steps)),
+            for name, arguments in (("encode", (slots, entries)), ("advance", (slots, steps)),
                                     ("decode", (slots.latents, wanted)))}
 
 

@@ -4,24 +4,43 @@
 """
 
 import argparse
+import math
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from sd_tpu.config import BUNDLED_MODEL, ModelCard, read_json
-from sd_tpu.engine import Engine, card_defaults
-from sd_tpu.images import make_grid
-from sd_tpu.job import COMPILING, Done, Event, Failed, ImageReady, Job, Progress, Queued
-from sd_tpu.request import MAX_PROMPTS, RANDOM, Request, Settings, drawn_seed, parse_number
-from sd_tpu.samplers import SAMPLERS
-from sd_tpu.sharding import make_mesh, set_host_devices
+from sd_tpu.checkpoint.card import ModelCard
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, read_json
+from sd_tpu.pictures.images import MAX_FILE_BYTES, make_grid
+from sd_tpu.pictures.inputs import Input
+from sd_tpu.request import Offer, Request
+from sd_tpu.runtime.mesh import make_mesh, set_host_devices
+from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.serving.catalog import card_defaults
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import COMPILING, Done, Event, Failed, ImageReady, Job, Progress, Queued
+from sd_tpu.settings import (
+    MAX_PROMPTS,
+    OVERRIDABLE,
+    RANDOM,
+    SETTINGS,
+    Choice,
+    Number,
+    Picture,
+    Setting,
+    Text,
+    Upload,
+    drawn_seed,
+)
 
 MAX_DEVICES = 256  # more on one host is a slip of the finger, and each takes memory
+_FLAGGED = {name: setting for name, setting in OVERRIDABLE.items() if setting.flag}
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
@@ -51,17 +70,42 @@ def leave(code: int) -> None:
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what `open_engine` reads."""
     add = parser.add_argument_group("model").add_argument
-    add("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
-        help="checkpoint folder or hub id (default: the bundled model)")
+    add("--model", default=BUNDLED_MODEL, metavar="DIR_OR_FILE_OR_HUB_ID",
+        help="checkpoint folder, single .safetensors file, or hub id (default: the bundled model)")
+    add("--models", type=Path, metavar="DIR",
+        help="offers every checkpoint in this folder as well: folders and single files")
     add("--revision", help="branch, tag or commit on the hub")
     add("--variant", help="of the weight files, such as fp16")
     add("--size", type=_size, metavar="WIDTHxHEIGHT",
-        help="of the pictures, such as 512x512 (default: the model's)")
+        help="of pictures that ask for none, such as 512x512 (default: the model's)")
+    add("--max-pixels", type=_positive, metavar="N",
+        help="of a picture, at most (default: four times those its model was trained on)")
+    add("--memory", type=_gigabytes, metavar="GB",
+        help="of each device that may be taken; what was used least recently makes room for what "
+             "is needed (default: what the device has)")
     add("--dtype", choices=("float32", "bfloat16"),
         help="of weights and arithmetic (default: float32 on CPU, bfloat16 elsewhere)")
     add("--token-downsampling", type=int, choices=(1, 2), default=1,
         help="2 lets the finest self-attention take its keys and values from every second row and "
              "column only: faster for large pictures, and not quite the same (default: 1)")
+    add("--prediction-type", choices=("epsilon", "v_prediction"),
+        help="what the UNet of --model predicts, if its files do not say so")
+    add("--zero-snr", action=argparse.BooleanOptionalAction,
+        help="whether its noise schedule ends without any signal, likewise")
+    add("--decoder", metavar="DIR_OR_HUB_ID",
+        help="a tiny autoencoder such as madebyollin/taesd, or madebyollin/taesdxl for SDXL: it "
+             "draws sooner, and not quite the same")
+    add("--lora-dir", type=Path, metavar="DIR",
+        help="whose files <lora:name:strength> names in a prompt")
+    add("--embedding-dir", type=Path, metavar="DIR",
+        help="whose files, learned by textual inversion, prompts name by their stems")
+    add("--wildcard-dir", type=Path, metavar="DIR",
+        help="whose text files hold, a line each, what __name__ stands for in a prompt")
+    add("--styles", type=Path, metavar="FILE",
+        help="a list of styles as A1111 keeps it: name,prompt,negative_prompt, where {prompt} "
+             "stands for the prompt")
+    add("--prompt-chunks", type=int, choices=range(1, 11), default=3, metavar="N",
+        help="of 75 tokens that a prompt may have; what is longer is cut (default: 3)")
     _add_devices_flag(parser)
 
 
@@ -72,9 +116,14 @@ def open_engine(args: argparse.Namespace) -> Engine:
         ValueError: the model cannot be loaded, or the devices or the size are not possible.
     """
     find_devices(args.devices)
-    return Engine.open(args.model, revision=args.revision, variant=args.variant, dtype=args.dtype,
-                       devices=args.devices, size=args.size,
-                       token_downsampling=args.token_downsampling)
+    return Engine.open(args.model, models=args.models, revision=args.revision,
+                       variant=args.variant, dtype=args.dtype, devices=args.devices,
+                       size=args.size, max_pixels=args.max_pixels, memory=args.memory,
+                       token_downsampling=args.token_downsampling, decoder=args.decoder,
+                       decoder_for=args.decoder_for, prediction_type=args.prediction_type,
+                       zero_snr=args.zero_snr, lora_dir=args.lora_dir,
+                       embedding_dir=args.embedding_dir, prompt_chunks=args.prompt_chunks,
+                       wildcard_dir=args.wildcard_dir, styles=args.styles)
 
 
 def find_devices(count: int | None) -> list[jax.Device]:
@@ -97,10 +146,11 @@ def find_devices(count: int | None) -> list[jax.Device]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sd_tpu",
-                                     description="Stable Diffusion on JAX.")
+                                     description="Stable Diffusion on JAX.",
+                                     epilog="`page` starts the page; see `page --help`.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate = commands.add_parser("generate", help="make up to eight pictures in a folder")
-    generate.set_defaults(run=_generate)
+    generate.set_defaults(run=_generate, decoder_for="pictures")  # there are no previews
     _add_request_flags(generate)
     add_model_flags(generate)
     devices = commands.add_parser("devices", help="say what JAX finds to work on")
@@ -112,27 +162,40 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_request_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds flags named as the fields of a Request; what they hold is for `Request.check`."""
+    """Adds the settings' flags; what they hold is for `Request.check`."""
     add = parser.add_argument
-    add("--prompt", dest="prompts", action="append", required=True, metavar="PROMPT",
+    add(SETTINGS["prompt"].flag, dest="prompts", action="append", required=True, metavar="TEXT",
         help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
-    add("--negative", dest="negative_prompt", metavar="PROMPT", help="what not to draw")
-    add("--seed", type=parse_number, metavar="N",
-        help=f"of the first picture; {RANDOM} draws one (default: 0)")
-    add("--steps", type=parse_number, metavar="N", help="(default: the model's)")
-    add("--sampler", metavar="KEY", help="see `samplers` (default: the model's)")
-    add("--spacing", metavar="KEY", help="of the steps, see `samplers` (default: the model's)")
-    add("--guidance", type=parse_number, metavar="X",
-        help="how closely to follow the prompt; 1 is none (default: the model's)")
-    add("--guidance-start", type=parse_number, metavar="X",
-        help="share of the steps before guidance begins, 0 to 1 (default: 0)")
-    add("--guidance-stop", type=parse_number, metavar="X",
-        help="share of the steps after which it ends; steps without it cost less (default: 1)")
-    add("--cache-interval", type=parse_number, metavar="N",
-        help="evaluate the whole model every N times only and reuse its deep features in between: "
-             "faster, and not quite the same pictures; 1 to 10 (default: 1)")
+    for name, setting in _FLAGGED.items():
+        add(setting.flag, dest=name, type=setting.kind.parse, metavar=_metavar(setting),
+            help=_help(setting))
     add("--out", type=Path, required=True, metavar="DIR",
         help="gets 00.png, 01.png, ... and grid.png")
+
+
+def _metavar(setting: Setting) -> str:
+    match setting.kind:
+        case Text():
+            return "TEXT"
+        case Choice():
+            return "KEY"
+        case Upload():
+            return "FILE"
+        case Number(type=kind):
+            return "N" if kind is int else "X"
+
+
+def _help(setting: Setting) -> str:
+    """What `--help` says of a flag."""
+    if setting.name == "seed":
+        return f"of the first picture; {RANDOM} draws one (default: 0)"
+    default = setting.kind.shown(setting.default) if setting.expert else "the model's"
+    listed = ""
+    if isinstance(setting.kind, Choice):
+        listed = " See `samplers`." if setting.name in ("sampler", "spacing") else (
+            f" One of {', '.join(setting.kind.options)}.")
+    told = "" if isinstance(setting.kind, Text | Upload) else f" (default: {default})"
+    return f"{setting.label}. {setting.help}{listed}{told}"
 
 
 def _add_devices_flag(parser: argparse.ArgumentParser) -> None:
@@ -148,6 +211,23 @@ def _size(text: str) -> tuple[int, int]:
     return int(match[2] or match[1]), int(match[1])
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text[:12]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number from 1")
+    return int(text[:12])
+
+
+def _gigabytes(text: str) -> int:
+    """Bytes from gigabytes."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number of gigabytes above 0")
+    return int(number * 1e9)
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:9]) <= MAX_DEVICES:
         raise argparse.ArgumentTypeError(f"{text!r} should be from 1 to {MAX_DEVICES}")
@@ -158,10 +238,9 @@ def _count(text: str) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    names = ("prompts", "negative_prompt", "seed", "steps", "sampler", "spacing", "guidance",
-             "guidance_start", "guidance_stop", "cache_interval")
-    values = {name: getattr(args, name) for name in names}
-    values["seed"] = drawn_seed(args.seed)
+    values = {name: getattr(args, name) for name in ("prompts", *_FLAGGED)}
+    inputs = _read_inputs(args)
+    values |= {"seed": drawn_seed(args.seed), **{name: each.name for name, each in inputs.items()}}
     seed = Request.check(values, _early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
     line = _Line()
@@ -170,11 +249,12 @@ def _generate(args: argparse.Namespace) -> int:
     line.show(f"Loading {args.model} ...")
     engine = open_engine(args)
     try:
-        request = Request.check(values, engine.defaults)
+        request = _filled(values, engine.offer)
         for note in engine.notes(request):
             line.show(note)
             line.keep()
-        job = engine.submit(request, previews=False)
+        job = engine.submit(request, previews=False,
+                            inputs={each.name: each for each in inputs.values()})
         return _save(job, args.out, engine.to_png, line)
     finally:
         line.keep()
@@ -182,13 +262,31 @@ def _generate(args: argparse.Namespace) -> int:
             engine.close()
 
 
-def _early_defaults(model: str | Path) -> Settings:
+def _filled(values: dict[str, Any], offer: Offer) -> Request:
+    """The request, with what a prompt stands for in as many places as there are."""
+    given = values["prompts"]
+    request = Request.check({**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]},
+                            offer)
+    return Request(request.pictures[:max(len(given), request.places()[-1] + 1)])
+
+
+def _read_inputs(args: argparse.Namespace) -> dict[str, Input]:
+    """The pictures that flags name, by their settings."""
+    inputs = {}
+    for name, setting in _FLAGGED.items():
+        if isinstance(setting.kind, Upload) and getattr(args, name):
+            with Path(getattr(args, name)).open("rb") as file:
+                inputs[name] = Input(file.read(MAX_FILE_BYTES + 1), file.name)
+    return inputs
+
+
+def _early_defaults(model: str | Path) -> Picture:
     """The model's defaults as far as they are known before minutes go into loading it: those of a
     folder, without its size, so that a spacing its sampler lacks is refused at once."""
     folder = Path(model).expanduser()
     scheduler = folder / "scheduler" / "scheduler_config.json"
     if not scheduler.is_file():
-        return Settings()
+        return Picture()
     return card_defaults(ModelCard.read(folder, folder.name), read_json(scheduler))
 
 

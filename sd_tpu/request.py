@@ -1,329 +1,312 @@
-"""What somebody asks for, checked in one place, with messages that a person understands."""
+"""A request: up to eight complete pictures, and how settings for all of them fill it in."""
 
 import dataclasses
 import functools
-import math
-import numbers
-import random
-import reprlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, Self
 
-from sd_tpu.samplers import SAMPLERS, spacing_taken
-from sd_tpu.schedule import SPACINGS, NoiseSchedule
-from sd_tpu.sentence import Sentence, SentenceError
+from sd_tpu.sampling.samplers import spacing_taken
+from sd_tpu.sampling.schedule import NoiseSchedule
+from sd_tpu.sentence import Sentence
+from sd_tpu.settings import (
+    MAX_PROMPTS,
+    MAX_SEED,
+    OVERRIDABLE,
+    SETTINGS,
+    SIDES,
+    Choice,
+    Picture,
+    RequestError,
+    check_together,
+    shortened,
+)
 
-MAX_PROMPTS = 8
-MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
-MAX_STEPS = 200
-MAX_GUIDANCE = 50.0
-MAX_CACHE_INTERVAL = 10  # evaluations; far fewer still look like the exact picture
-MAX_SEED = 2**32 - 1
-RANDOM = -1  # where a person gives a seed; a request has the one that was drawn
-ACCELERATIONS = ("guidance_start", "guidance_stop", "cache_interval")  # exact by default
-MAX_SHOWN = 60  # characters of a bad value in a sentence
-
-
-class RequestError(SentenceError):
-    """A request that cannot be served; the message is for the person who made it."""
+_ACCEPTED = ("prompts", "own", *(name for name in SETTINGS if name != "prompt"))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a picture depends on besides its prompt and seed."""
-
-    negative_prompt: str = ""
-    steps: int = 20
-    guidance: float = 7.5
-    sampler: str = "dpmpp_2m"
-    spacing: str | None = None  # None is the checkpoint's own
-    guidance_start: float = 0.0  # shares of the steps: guidance is applied between them only
-    guidance_stop: float = 1.0
-    cache_interval: int = 1  # every so many evaluations all of the UNet; reuse in between
-    height: int = 512
-    width: int = 512
-
-    def accelerated(self) -> dict[str, Any]:
-        """The settings that make it faster and not quite the same picture, by name; none are by
-        default."""
-        return {name: getattr(self, name) for name in ACCELERATIONS
-                if getattr(self, name) != getattr(Settings, name)}
+Sizes = list[tuple[int, int]]  # height and width
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Own:
-    """What one picture has in place of the request's common settings; None is the common one."""
+class Offer(Protocol):
+    """What a server can draw: its models, and what each can."""
 
-    negative_prompt: str | None = None
-    steps: int | None = None
-    guidance: float | None = None
-    sampler: str | None = None
-    spacing: str | None = None  # "" is the checkpoint's own
-    guidance_start: float | None = None
-    guidance_stop: float | None = None
-    cache_interval: int | None = None
-    seed: int | None = None
+    def defaults(self, model: str) -> Picture:
+        """The settings of pictures of a model that leave them open; "" is the first model.
 
-    def given(self) -> dict[str, Any]:
-        """The settings that are not the common ones, by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        Raises:
+            RequestError: there is no such model.
+        """
+
+    def check(self, picture: Picture, of: Sentence | str = "") -> None:
+        """Raises RequestError if the model is not there, or cannot draw this size."""
+
+    def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
+        """The prompts with a value each, where they stand for several; raises RequestError."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request(Settings):
-    """Up to eight prompts, and the settings that they share or have on their own.
+class _Literally:
+    """Of an offer that takes prompts as they are."""
 
-    Picture i has the seed `seed + i`, if it has none of its own. A blank prompt is a box left
-    empty: no picture is made of it, and the others keep their places and so their seeds. `own` is
-    empty, or as long as `prompts` with None where all settings are the common ones.
-    """
+    def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
+        """The same."""
+        return list(prompts)
 
-    prompts: tuple[str, ...]
-    seed: int = 0
-    own: tuple[Own | None, ...] = ()
+
+@dataclasses.dataclass(frozen=True)
+class OneModel(_Literally):
+    """The offer of a server with one model, which draws in one size."""
+
+    picture: Picture
+
+    def defaults(self, model: str) -> Picture:
+        """The model's; raises RequestError for another."""
+        self.check(dataclasses.replace(self.picture, model=model or self.picture.model))
+        return self.picture
+
+    def check(self, picture: Picture, of: Sentence | str = "") -> None:
+        """Raises RequestError for another model or size."""
+        here = self.picture
+        if picture.model != here.model:
+            raise RequestError("There is no model {value}; there are {known}.",
+                               value=shortened(picture.model), known=here.model)
+        if (picture.width, picture.height) != (here.width, here.height):
+            raise RequestError(
+                "Pictures of {width}x{height} were asked for; this server makes "
+                "{here_width}x{here_height}.", width=picture.width, height=picture.height,
+                here_width=here.width, here_height=here.height,
+            )
+
+
+class Anything(_Literally):
+    """The offer of nobody, for requests that are only read: all models in all sizes."""
+
+    def defaults(self, model: str) -> Picture:
+        """Those of the table."""
+        return Picture(model=model)
+
+    def check(self, picture: Picture, of: Sentence | str = "") -> None:
+        """Refuses nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Up to eight pictures by place; None where no picture is made."""
+
+    pictures: tuple[Picture | None, ...]
 
     @classmethod
-    def check(cls, values: Mapping[str, Any], defaults: Settings) -> Self:
-        """Builds a request out of untrusted values.
+    def check(cls, values: Mapping[str, Any], offer: Offer | Picture) -> Self:
+        """Fills a request in with untrusted values.
+
+        Picture i has the seed `seed + i`, if it has none of its own. A blank prompt is a box left
+        empty: no picture is made of it, and the others keep their places and so their seeds. A
+        prompt that stands for several fills the blank ones that follow it, as `Wildcards.fill`.
 
         Args:
-            values: by field name; absent ones and None take the default. The default spacing is
-                the default sampler's: another one takes the checkpoint's own, as does "". `own`
-                is a list by place of None, Own, or values by the names of Own's fields; there an
-                absent one or None is the common one, except for a spacing that the own sampler
-                does not have: then it takes the checkpoint's own.
-            defaults: of the model, whose picture size is the only one that can be asked for.
+            values: `prompts`, a list of texts; the settings that the pictures share, by name; and
+                `own`, a list by place of None or what this picture has in their place, by name.
+                What is absent or None takes the default, in `own` the common value. The default
+                spacing is the default sampler's: another one takes the checkpoint's own, as does
+                "". So does an own sampler that does not have the common spacing.
+            offer: what the server can draw; a Picture is that of its only model in its only size.
+                A model brings its defaults, also where only a single picture has it, but for the
+                size, which is then the others'.
 
         Raises:
             RequestError: what is wrong with which value, and what it should be.
         """
-        _check_names(values, cls, "")
+        _check_names(values, _ACCEPTED)
         given = {name: value for name, value in values.items() if value is not None}
-        merged = {**dataclasses.asdict(defaults), "prompts": (), "seed": 0, **given}
-        if merged["sampler"] != defaults.sampler:
-            merged["spacing"] = given.get("spacing")
-        request = cls(
-            prompts=_prompts(merged["prompts"]),
-            height=_whole(merged["height"], Sentence("Height"), 1, 1 << 16),
-            width=_whole(merged["width"], Sentence("Width"), 1, 1 << 16),
-            **{name: check(merged[name], "") for name, check in _CHECKS.items()},
-        )
-        _check_together(request, "")
-        if (request.width, request.height) != (defaults.width, defaults.height):
-            raise RequestError(
-                "Pictures of {width}x{height} were asked for; this server makes "
-                "{here_width}x{here_height}.", width=request.width, height=request.height,
-                here_width=defaults.width, here_height=defaults.height,
-            )
-        return dataclasses.replace(request, own=_owns(given.get("own", ()), request))
+        prompts = _prompts(given.pop("prompts", ()))
+        overrides = _overrides(given.pop("own", ()), len(prompts))
+        offer = OneModel(offer) if isinstance(offer, Picture) else offer
+        common = _common(given, offer)
+        prompts = offer.fill(prompts, common.seed)
+        pictures = [changed(_at(_of_model(common, given, own, offer), place), own, _of(place))
+                    for place, own in enumerate(overrides)]
+        for place, picture in enumerate(pictures):
+            offer.check(picture, _of(place))
+        return cls(tuple(dataclasses.replace(picture, prompt=prompt) if prompt else None
+                         for prompt, picture in zip(prompts, pictures, strict=True)))
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The prompts by place, empty where no picture is made."""
+        return tuple(picture.prompt if picture else "" for picture in self.pictures)
+
+    @property
+    def seed(self) -> int:
+        """The common seed: that of picture i is this plus i where it is not overridden."""
+        return self.common.seed
 
     def places(self) -> list[int]:
-        """The numbers of the prompts that are not blank."""
-        return [i for i, prompt in enumerate(self.prompts) if prompt]
+        """Where pictures are made."""
+        return [place for place, picture in enumerate(self.pictures) if picture]
+
+    @functools.cached_property
+    def common(self) -> Picture:
+        """What most pictures share, without a prompt; what is as frequent counts if it is the
+        default, else if it comes first."""
+        bases = [dataclasses.replace(_at(picture, -place), prompt="")
+                 for place, picture in enumerate(self.pictures) if picture]
+        if not bases:
+            return Picture()
+        shared = Picture(**{name: _most_frequent([getattr(base, name) for base in bases],
+                                                 setting.default)
+                            for name, setting in SETTINGS.items()})
+        try:
+            check_together(shared)
+        except RequestError:  # of settings that depend on each other each one's majority is another
+            return bases[0]
+        return shared
+
+    def overrides(self, place: int, common: Picture | None = None) -> dict[str, Any]:
+        """What the picture at `place` has in place of what is common, by name."""
+        picture, base = self.pictures[place], _at(common or self.common, place)
+        return {name: getattr(picture, name) for name in OVERRIDABLE
+                if picture and getattr(picture, name) != getattr(base, name)}
+
+    def values(self, common: Picture | None = None) -> dict[str, Any]:
+        """The request as `check` takes it; `common` is what is said for all, in place of what most
+        of the pictures share."""
+        common = common or self.common
+        shared = {name: value for name, value in vars(common).items() if name != "prompt"}
+        own = [self.overrides(place, common) or None for place in range(len(self.pictures))]
+        return {"prompts": list(self.prompts), **shared, "own": own if any(own) else []}
 
     def only(self, place: int) -> Self:
         """The request that makes the picture at `place` again, alone."""
-        own = self.own_at(place).given()
-        if "spacing" in own:
-            own["spacing"] = own["spacing"] or None
-        common = {"prompts": (self.prompts[place],), "own": (), "seed": self.image_seed(place)}
-        return dataclasses.replace(self, **{**common, **own})
-
-    def explicit(self, schedule: NoiseSchedule) -> Self:
-        """The same with the common spacing named that a model of this schedule takes for none."""
-        spacing = spacing_taken(self.sampler, schedule, self.spacing)
-        return dataclasses.replace(self, spacing=spacing)
-
-    def redrawn(self, place: int, alone: Self, defaults: Settings) -> Self:
-        """The request with the picture of `alone`, which makes one only, at `place` instead.
-
-        Raises:
-            RequestError: as `check`.
-        """
-        room = [None] * max(0, place + 1 - len(self.prompts))
-        prompts, own = [*self.prompts, *room], [*(self.own or [None] * len(self.prompts)), *room]
-        prompts[place] = alone.prompts[0]
-        own[place] = {**{name: getattr(alone, name) for name in _CHECKS},
-                      "spacing": alone.spacing or ""}
-        values = {**vars(self), "spacing": self.spacing or "", "prompts": prompts, "own": own}
-        return self.check(values, defaults)
-
-    def without(self, place: int) -> Self:
-        """The request without the picture at `place`; it may be one for no picture at all."""
-        prompts = tuple("" if i == place else text for i, text in enumerate(self.prompts))
-        own = tuple(None if i == place else own for i, own in enumerate(self.own))
-        return dataclasses.replace(self, prompts=prompts, own=own if any(own) else ())
+        return type(self)((self.pictures[place],))
 
     def with_only(self, place: int) -> Self:
         """The request for the picture at `place` only, which keeps its place."""
-        return functools.reduce(Request.without, {*self.places()} - {place}, self)
+        return type(self)((*[None] * place, self.pictures[place]))
 
-    def own_at(self, place: int) -> Own:
-        """What the picture at `place` has in place of the common settings."""
-        return (self.own[place] if place < len(self.own) else None) or Own()
+    def replaced(self, place: int, picture: Picture | None) -> Self:
+        """The request with this picture, or none, at `place`."""
+        pictures = [*self.pictures, *[None] * (place + 1 - len(self.pictures))]
+        pictures[place] = picture
+        return type(self)(tuple(pictures))
 
-    def image_seed(self, place: int) -> int:
-        """The seed of the picture at `place`."""
-        own = self.own_at(place).seed
-        return (self.seed + place) % (MAX_SEED + 1) if own is None else own
+    def known(self, models: Collection[str]) -> Self:
+        """The same with models that are not among these left to the server."""
+        return type(self)(tuple(
+            picture and dataclasses.replace(
+                picture, model=picture.model if picture.model in models else "")
+            for picture in self.pictures))
+
+    def inputs(self) -> set[str]:
+        """The names of the pictures that these begin with."""
+        return {name for picture in self.pictures if picture
+                for name in (picture.init_image, picture.mask) if name}
+
+    def without_inputs(self) -> Self:
+        """The same as if they began with nothing."""
+        return type(self)(tuple(picture and dataclasses.replace(picture, init_image="", mask="")
+                                for picture in self.pictures))
+
+    def explicit(self, schedule_of: Callable[[Picture], NoiseSchedule]) -> Self:
+        """The same with the spacings named that models of these schedules take for none."""
+        return type(self)(tuple(picture and dataclasses.replace(picture, spacing=spacing_taken(
+            picture.sampler, schedule_of(picture), picture.spacing or None))
+            for picture in self.pictures))
 
 
-def drawn_seed(value: Any) -> Any:
-    """A new seed in place of RANDOM, else the value, good or not: `Request.check` says which."""
-    return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else value
+def changed(picture: Picture, values: Mapping[str, Any], of: Sentence | str = "") -> Picture:
+    """The picture with other settings, by name; None changes nothing.
+
+    A choice that does not go with what is new, such as the spacing with the sampler, is left to
+    the checkpoint.
+
+    Args:
+        picture: as it is.
+        values: untrusted, but for the names, which are OVERRIDABLE's.
+        of: whose values they are, for the sentence if one is refused.
+
+    Raises:
+        RequestError: what is wrong with which value, and what it should be.
+    """
+    given = {name: OVERRIDABLE[name].check(value, of) for name, value in values.items()
+             if value is not None}
+    picture = dataclasses.replace(picture, **given)
+    left = {name: "" for name, setting in OVERRIDABLE.items()
+            if isinstance(setting.kind, Choice) and name not in given
+            and getattr(picture, name) not in setting.kind.allowed(vars(picture))}
+    picture = dataclasses.replace(picture, **left)
+    check_together(picture, of)
+    return picture
 
 
-def parse_number(text: str) -> int | float | str:
-    """The number, or what stands in its place: `Request.check` says what is wrong with it."""
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:  # also for whole numbers of thousands of digits
-            continue
-        return number if _is_number(number) else text
-    return text
-
-
-def _check_names(values: Mapping[str, Any], kind: type, of: str) -> None:
-    unknown = values.keys() - {field.name for field in dataclasses.fields(kind)}
+def _check_names(values: Mapping[str, Any], known: Sequence[str], of: Sentence | str = "") -> None:
+    unknown = values.keys() - set(known)
     if unknown:
         names = ", ".join(sorted(repr(str(name)[:40])[1:-1] for name in unknown)[:5])
         raise RequestError("Unknown settings{of}: {names}.", of=of, names=names)
 
 
-def _owns(values: Any, common: Request) -> tuple[Own | None, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise RequestError("The own settings should be a list, one of each prompt.")
-    places = len(common.prompts)
-    if len(values) > places:
-        raise RequestError("There are {count} own settings for {places} prompts.",
-                           count=len(values), places=places)
-    owns = [_own(value, place, common) for place, value in enumerate(values)]
-    return (*owns, *[None] * (places - len(owns))) if any(owns) else ()
-
-
-def _own(value: Any, place: int, common: Request) -> Own | None:
-    """What differs from the common settings; nothing in a place where no picture is made."""
-    of = Sentence(" of prompt {number}", number=place + 1)
-    values = vars(value) if isinstance(value, Own) else {} if value is None else value
-    if not isinstance(values, Mapping):
-        raise RequestError("The own settings{of} should be values by name, not {value}.", of=of,
-                           value=_shown(value))
-    _check_names(values, Own, of)
-    given = {name: _CHECKS[name](values[name], of) for name in values if values[name] is not None}
-    before = common.only(place)
-    if before.spacing not in SAMPLERS[given.get("sampler", before.sampler)].spacings:
-        given.setdefault("spacing", None)
-    after = dataclasses.replace(before, **given)
-    _check_together(after, of)
-    differing = {name: getattr(after, name) for name in _CHECKS
-                 if getattr(after, name) != getattr(before, name)}
-    if differing.keys() & {"sampler", "spacing"}:
-        differing["spacing"] = after.spacing or ""
-    return Own(**differing) if differing and before.prompts[0] else None
-
-
-def _prompts(values: Any) -> tuple[str, ...]:
+def _prompts(values: Any) -> list[str]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError("The prompts should be a list of texts.")
     if len(values) > MAX_PROMPTS:
         raise RequestError("There are {count} prompts; at most {limit} fit.", count=len(values),
                            limit=MAX_PROMPTS)
-    prompts = tuple(_text(value, Sentence("Prompt {number}", number=number))
-                    for number, value in enumerate(values, start=1))
+    kind = SETTINGS["prompt"].kind
+    prompts = [kind.check(value, Sentence("Prompt {number}", number=number))
+               for number, value in enumerate(values, start=1)]
     if not any(prompts):
         raise RequestError("There is no prompt yet: write what you would like to see in a box.")
     return prompts
 
 
-def _text(value: Any, name: Sentence) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise RequestError("{name} should be text, not {kind}.", name=name,
-                           kind=type(value).__name__)
-    if len(value) > MAX_PROMPT_LENGTH:
-        raise RequestError("{name} has {count} characters; at most {limit} are accepted.",
-                           name=name, count=len(value), limit=MAX_PROMPT_LENGTH)
-    # Half of a surrogate pair is no character: it can neither be tokenized nor saved.
-    return value.encode("utf-8", "ignore").decode("utf-8").strip()
+def _overrides(values: Any, places: int) -> list[Mapping[str, Any]]:
+    """What was given for each place, by known names."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise RequestError("The own settings should be a list, one of each prompt.")
+    if len(values) > places:
+        raise RequestError("There are {count} own settings for {places} prompts.",
+                           count=len(values), places=places)
+    overrides = [{} if value is None else value for value in values]
+    for place, value in enumerate(overrides):
+        of = _of(place)
+        if not isinstance(value, Mapping):
+            raise RequestError("The own settings{of} should be values by name, not {value}.",
+                               of=of, value=shortened(value))
+        _check_names(value, OVERRIDABLE, of)
+    return [*overrides, *[{}] * (places - len(overrides))]
 
 
-def _shown(value: Any) -> str:
-    """The value for a sentence: however long it is, the sentence is not."""
-    try:
-        text = reprlib.repr(value)
-        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 1]}…"
-    except ValueError:  # Python refuses to write out whole numbers of thousands of digits
-        return Sentence("a number as long as that")
+def _common(given: Mapping[str, Any], offer: Offer) -> Picture:
+    defaults = offer.defaults(SETTINGS["model"].check(given.get("model")))
+    values = {**vars(defaults), "prompt": "", **given, "model": defaults.model}
+    if values["sampler"] != defaults.sampler:
+        values["spacing"] = given.get("spacing", "")
+    common = Picture(**{name: setting.check(values[name]) for name, setting in SETTINGS.items()})
+    check_together(common)
+    offer.check(common)
+    return common
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
+def _of_model(common: Picture, given: Mapping[str, Any], own: Mapping[str, Any],
+              offer: Offer) -> Picture:
+    """What a picture with a model of its own shares with the others: what was given for all, and
+    their size unless it has one of its own."""
+    if not own.get("model") or own["model"] == common.model:
+        return common
+    size = {name: own.get(name) or getattr(common, name) for name in SIDES}
+    return _common({**given, **size, "model": own["model"]}, offer)
 
 
-def _whole(value: Any, name: Sentence, least: int, most: int) -> int:
-    if not _is_number(value) or value != int(value):
-        raise RequestError("{name} should be a whole number, not {value}.", name=name,
-                           value=_shown(value))
-    if not least <= value <= most:
-        raise _out_of_range(_shown(int(value)), name, least, most)
-    return int(value)
+def _at(common: Picture, place: int) -> Picture:
+    """What the picture at `place` has if nothing is overridden, as seeds run on."""
+    return dataclasses.replace(common, seed=(common.seed + place) % (MAX_SEED + 1))
 
 
-def _out_of_range(value: str, name: Sentence, least: int, most: int | str) -> RequestError:
-    return RequestError("{name} should be from {least} to {most}, not {value}.", name=name,
-                        least=least, most=most, value=value)
+def _of(place: int) -> Sentence:
+    return Sentence(" of prompt {number}", number=place + 1)
 
 
-def _number(value: Any, name: Sentence, most: float) -> float:
-    if not _is_number(value):
-        raise RequestError("{name} should be a number, not {value}.", name=name,
-                           value=_shown(value))
-    if not 0 <= value <= most:
-        raise _out_of_range(f"{value:g}", name, 0, f"{most:g}")
-    return float(value)
-
-
-def _one_of(value: Any, name: Sentence, of: str, known: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise RequestError("{name} {value}{of} is unknown; there are {known}.", name=name,
-                           value=_shown(value), of=of, known=", ".join(known))
-    return value
-
-
-def _spacing(value: Any, of: str) -> str | None:
-    return None if value in (None, "") else _one_of(value, Sentence("Spacing"), of, SPACINGS)
-
-
-def _check_together(request: Request, of: str) -> None:
-    """Checks what only several settings together can say."""
-    sampler = SAMPLERS[request.sampler]
-    if request.spacing and request.spacing not in sampler.spacings:
-        raise RequestError("{sampler}{of} has no {spacing} spacing; it has {known}.",
-                           sampler=sampler.label, of=of, spacing=request.spacing,
-                           known=", ".join(sampler.spacings))
-    start, stop = request.guidance_start, request.guidance_stop
-    if start >= stop:
-        raise RequestError("Guidance{of} should start before it stops, not start at {start} and "
-                           "stop at {stop}.", of=of, start=f"{start:g}", stop=f"{stop:g}")
-
-
-# What a picture can have on its own: a check of each, told the value and whose it is.
-_CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "negative_prompt": lambda value, of: _text(value, Sentence("The negative prompt{of}", of=of)),
-    "steps": lambda value, of: _whole(value, Sentence("Steps{of}", of=of), 1, MAX_STEPS),
-    "guidance": lambda value, of: _number(value, Sentence("Guidance{of}", of=of), MAX_GUIDANCE),
-    "sampler": lambda value, of: _one_of(value, Sentence("Sampler"), of, SAMPLERS),
-    "spacing": _spacing,
-    "guidance_start": lambda value, of: _number(value, Sentence("Guidance start{of}", of=of), 1),
-    "guidance_stop": lambda value, of: _number(value, Sentence("Guidance stop{of}", of=of), 1),
-    "cache_interval": lambda value, of: _whole(value, Sentence("Cache interval{of}", of=of), 1,
-                                               MAX_CACHE_INTERVAL),
-    "seed": lambda value, of: _whole(value, Sentence("Seed{of}", of=of), 0, MAX_SEED),
-}
+def _most_frequent(values: Sequence[Any], default: Any) -> Any:
+    """The most frequent value, for which the default wins a tie, or the first."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value == default))

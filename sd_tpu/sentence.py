@@ -1,7 +1,7 @@
 """Sentences for people: English by themselves, and still to be said in another language.
 
 What is told is found by its template, as gettext does it: here nobody knows any other language,
-and whoever shows a sentence has the translations (for the page, `sd_tpu/page/languages`).
+and whoever shows a sentence has the translations (the page, those of `sd_tpu/locale`).
 """
 
 from typing import Any, Self

@@ -1,5 +1,6 @@
 """Every way of attention gives what the plain one gives; the platform and the shape pick."""
 
+import re
 from types import SimpleNamespace
 
 import jax
@@ -89,12 +90,14 @@ def test_attention_in_bfloat16_tells_close_logits_apart(fused):
 CHIPS = {"v2": "TPU v2", "v5e": "TPU v5 lite"}
 SELF, TEXT, AUTOENCODER = (4096, 4096, 320, 8), (4096, 77, 320, 8), (4096, 4096, 512, 1)
 WIDE = (9216, 9216, 320, 8)  # a picture of 768x768
+MEMORY = {"v2": 16 << 20, "v5e": 128 << 20}  # bytes of vector memory
 
 
 @pytest.mark.parametrize("shape, chip, fused", [
     (SELF, "v2", True), (TEXT, "v2", True), (AUTOENCODER, "v2", True),
     (WIDE, "v2", False),  # keys and values are 12 MB, its vector memory 16
-    (WIDE, "v5e", True),
+    (WIDE, "v5e", True), ((9216, 9216, 512, 1), "v5e", True),  # and its autoencoder, of which
+    # keys and values are more than a kernel may hold unless it says so
     ((6400, 1600, 320, 8), "v5e", True),  # every second row and column: of 640x640,
     ((12544, 3136, 320, 8), "v5e", True),  # and of 896x896
     ((64, 64, 1280, 8), "v5e", False),  # the lowest level: too few queries for a block
@@ -107,6 +110,9 @@ def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.make_jaxpr(lambda q, k, v: attention.attention(q, k, v, heads))(q, k, k)
     assert ("pallas_call" in str(traced)) == fused
+    if fused:
+        limit = int(re.search(r"vmem_limit_bytes=(\d+)", str(traced))[1])
+        assert 2 * keys * channels * k.dtype.itemsize < limit <= MEMORY[chip]
 
 
 @pytest.mark.parametrize("keys, block", [(77, 77), (4096, 512), (2304, 384), (6400, 256),

@@ -13,7 +13,17 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
-from benchmarks import accelerations, cpu, gpu, make_checkpoint, overhead, page, start
+from benchmarks import (
+    accelerations,
+    choose,
+    cpu,
+    gpu,
+    load,
+    make_checkpoint,
+    overhead,
+    page,
+    start,
+)
 from benchmarks.report import in_fresh_process, memory, processor, report, side_by_side
 from sd_tpu import FlaxStableDiffusionPipeline
 from training import evaluate
@@ -84,8 +94,8 @@ def test_a_made_checkpoint_is_read_alike_by_pytorch_and_is_made_once(cache, caps
 
 def test_a_model_that_cannot_be_made_is_refused(capsys):
     with pytest.raises(SystemExit):
-        make_checkpoint.main(["sdxl"])
-    assert "there is no model sdxl" in capsys.readouterr().err
+        make_checkpoint.main(["sd3"])
+    assert "there is no model sd3" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -95,8 +105,10 @@ def one_device(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")
 
 
-def test_cpu(tmp_path, one_device):
-    peaks, times = tables(cpu, tmp_path, "--model=tiny", "--size=32", "--rounds=1").values()
+def test_cpu_one_after_another(tmp_path, one_device, monkeypatch):
+    monkeypatch.delitem(cpu.CONTESTANTS, f"{cpu.PYTORCH}, channels last")
+    peaks, times = tables(cpu, tmp_path, "--model=tinyxl", "--size=32", "--rounds=1", "--steps=1",
+                          "--apart").values()
     assert [row[""] for row in peaks] == list(cpu.CONTESTANTS)
     for row in peaks:
         assert 0.1 < float(row["loading, GB"]) < 5 and 0.1 < float(row["a picture, GB"]) < 5
@@ -107,6 +119,16 @@ def test_cpu(tmp_path, one_device):
         assert float(row["ours / the better PyTorch"]) == pytest.approx(
             seconds[0] / min(seconds[1:]), rel=0.01)
     assert "more than 1 of 255 in 0.00%" in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
+def test_cpu_side_by_side():
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    images, timings = cpu.together(tiny, 32, 2, 1)
+    assert images.keys() == timings.keys() == cpu.CONTESTANTS.keys()
+    assert all(list(timing) == list(cpu.PARTS) for timing in timings.values())
+    assert min(part.median for timing in timings.values() for part in timing.values()) > 0
+    ours, theirs, _ = images.values()
+    assert np.mean(np.abs(ours.astype(int) - theirs) > 1) < 0.001
 
 
 @pytest.mark.parametrize("rounds", ["0", "100"])
@@ -151,7 +173,17 @@ def test_start(tmp_path, one_device):
     assert 0 < seconds[start.READY] < seconds[start.EARLIEST]
 
 
+def test_choose(tmp_path, one_device):
+    found = tables(choose, tmp_path, "--model", "tiny")
+    loading, choosing = found.values()
+    assert [float(row["peak / parameters"]) > 0 for row in loading] == [True, True]
+    assert [row["choice"] for row in choosing] == ["LoRA one", "LoRA two", "another fine-tune",
+                                                   "another size"]
+    assert float(choosing[-1]["first"]) > 0, "it compiles"
+
+
 def test_overhead(tmp_path, monkeypatch):
+    monkeypatch.delitem(overhead.LAYOUTS, "8 devices, a slot each")
     monkeypatch.delenv("XLA_FLAGS")  # each layout has devices of its own
     tiny = make_checkpoint.checkpoint_folder("tiny")
     galleries, users = tables(overhead, tmp_path, f"--model={tiny}", "--steps=2",
@@ -173,8 +205,11 @@ def test_overhead(tmp_path, monkeypatch):
 
 def test_page(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    (rows,) = tables(page, tmp_path, f"--model={tiny}", "--slowdowns", "1", "2",
-                     "--rounds=1").values()
+    rows, seen = tables(page, tmp_path, f"--model={tiny}", "--slowdowns", "1", "2",
+                        "--rounds=1").values()
+    told = {row[""]: float(row["here"]) for row in seen}
+    assert told["pictures changed by one click on Redraw"] == 1
+    assert told["axe's violations with all panels open, dark"] == 0
     assert [row["seconds"] for row in rows] == list(page.PARTS)
     assert all(float(row[page.column(slowdown)]) > 0 for row in rows for slowdown in (1, 2))
 
@@ -196,10 +231,10 @@ def test_accelerations(tmp_path):
 
 def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    (single,) = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups=8",
+    (single,) = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups=1",
                        "--rounds=1", "--size=48").values()
-    assert [row[""] for row in single] == ["in eights, all tokens",
-                                           "in eights, token downsampling 2"]
+    assert [row[""] for row in single] == ["one by one, all tokens",
+                                           "one by one, token downsampling 2"]
 
 
 def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
@@ -212,3 +247,13 @@ def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
     found = accelerations.judged(None, 3)
     assert found["exact"] == {"one thing, %": 100, "two side by side, %": 100}
     assert found["cache interval 2"] == {"one thing, %": 50, "two side by side, %": 50}
+
+
+def test_a_crowd_is_counted_by_what_came_of_its_requests_and_drawn_over_time(tmp_path):
+    visits = [load.Visit(load.PAGE, load.DONE, 1.0, 2.0, 3.0), load.Visit(load.PAGE, load.GONE),
+              load.Visit(load.PAGE, load.DONE, 3.0, 4.0, 7.0)]
+    told = load.row(load.PAGE, visits)
+    assert (told["done"], told["gave up"], told["lost"]) == (2, 1, 0)
+    assert (told["waiting p50"], told["drawing p50"], told["in all p95"]) == (2.0, 3.0, 6.8)
+    load.draw([load.Sample(0.0, 1 << 20, 0), load.Sample(60.0, 1 << 20, 3)], tmp_path / "crowd.png")
+    assert (tmp_path / "crowd.png").read_bytes().startswith(b"\x89PNG")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
-from sd_tpu.page.cells import heading
-from sd_tpu.page.texts import LANGUAGES
+from sd_tpu.page.language import LANGUAGES
+from sd_tpu.page.parts import part
 from training.captions import BACKGROUNDS
 
 
@@ -21,8 +21,9 @@ def bundled():
 
 @pytest.fixture(scope="module")
 def latents(bundled) -> np.ndarray:
-    height, width, channels = bundled[0].models.latent_shape(*bundled[0].default_size)
-    shape = len(bundled[0].card.prompts), channels, height, width
+    pipeline, _ = bundled
+    height, width = (side // pipeline.vae_scale_factor for side in pipeline.default_size)
+    shape = len(pipeline.card.prompts), pipeline.unet.config.in_channels, height, width
     return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
@@ -33,6 +34,10 @@ def pictures(bundled, latents) -> np.ndarray:
     card = pipeline.card
     return np.asarray(pipeline(pipeline.prepare_inputs(card.prompts), params, jax.random.key(0),
                                card.steps, guidance_scale=card.guidance, latents=latents).images)
+
+
+def test_it_draws_128_pixels_from_the_latents_of_64(latents, pictures):
+    assert pictures.shape == (8, 128, 128, 3) and latents.shape == (8, 16, 8, 8)
 
 
 def test_pytorchs_pipeline_draws_the_same_pictures_from_the_same_files(bundled, latents, pictures):
@@ -73,7 +78,7 @@ def test_the_model_tells_what_it_draws_in_every_language_of_the_page(bundled):
     for language in LANGUAGES.values():
         for name in ("hint", "details"):
             text, spoken = card.told(name, language.tag)
-            assert spoken == language.tag and escape(text) in heading(card, language)
+            assert spoken == language.tag and escape(text) in part("heading", language, card)
         assert "french fries, basketball" in text, "what is to be written is English"
 
 

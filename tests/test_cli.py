@@ -4,21 +4,24 @@ import argparse
 import threading
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from asking import make_request
 from PIL import Image
 
 from sd_tpu import cli
-from sd_tpu.config import BUNDLED_MODEL
-from sd_tpu.images import BLANK, KEY, read_png, to_png
-from sd_tpu.job import COMPILING, Done, Failed, ImageReady, Progress, Queued
-from sd_tpu.request import Request
-from sd_tpu.samplers import SAMPLERS
+from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.pictures.images import BLANK, KEY, read_png, to_png
+from sd_tpu.request import OneModel
+from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.wildcards import Wildcards
 
-LONG_PROMPT = "a dog " * 40
+LONG_PROMPT = "a dog " * 120
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,16 +77,17 @@ def test_the_grid_holds_the_pictures_in_their_places(generated):
     np.testing.assert_array_equal(grid, np.hstack([first, np.full_like(first, BLANK), last]))
 
 
-def test_each_file_carries_the_request_that_makes_it_again(generated):
-    whole = Request(
+def test_each_file_carries_the_request_that_makes_it_again(generated, checkpoints):
+    whole = make_request(
         prompts=("a cat, café 猫", "", LONG_PROMPT.strip()), negative_prompt="blur", seed=7,
         steps=2, sampler="heun", spacing="karras", guidance=3.25, guidance_start=0.25,
         guidance_stop=0.75, cache_interval=2, width=32, height=32,
+        model=checkpoints["sd1"].name,
     )
     assert read_png(generated.folder / "grid.png") == whole
     assert read_png(generated.folder / "00.png") == whole.only(0)
     assert read_png(generated.folder / "02.png") == whole.only(2)
-    assert whole.only(2).seed == 9
+    assert whole.pictures[2].seed == 9
     assert "Token downsampling: 2, " in Image.open(generated.folder / "00.png").text[KEY]
 
 
@@ -97,11 +101,37 @@ def test_progress_and_lost_words_are_told_in_plain_lines(generated):
     assert "\r" not in generated.err and "\x1b" not in generated.err
 
 
+def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
+    start = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    mask = np.zeros((32, 32), np.uint8)
+    mask[:, 16:] = 255
+    Image.fromarray(start).save(tmp_path / "start.png")
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    code, _, err = run(
+        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps", 4,
+        "--init-image", tmp_path / "start.png", "--strength", 0.5, "--mask", tmp_path / "mask.png",
+        "--mask-blur", 0, "--devices", 1, "--out", tmp_path)
+    assert code == 0, err
+    drawn = np.asarray(Image.open(tmp_path / "00.png"))
+    np.testing.assert_array_equal(drawn[:, :16], start[:, :16])
+    assert np.mean(drawn[:, 16:] == start[:, 16:]) < 0.5
+    assert "Denoising strength: 0.5, " in Image.open(tmp_path / "00.png").text[KEY]
+
+
+def test_a_picture_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "cut.png").write_bytes(b"no picture at all")
+    code, _, err = run("generate", "--prompt", "a cat", "--init-image", tmp_path / "cut.png",
+                       "--out", tmp_path / "out")
+    assert (code, err.splitlines()[-1]) == (
+        2, f"{tmp_path / 'cut.png'} is in no format that is read here; save it as PNG.")
+    assert not (tmp_path / "out").exists()
+
+
 class FakeEngine:
     """Stands where the model would be; its job has the events it is told."""
 
     def __init__(self, *events):
-        self.defaults = cli.Settings(height=8, width=8)
+        self.offer = self.defaults = cli.Picture(model="m", height=8, width=8)
         self.ready, self._events = threading.Event(), events
         self.closed = self.cancelled = False
 
@@ -109,9 +139,9 @@ class FakeEngine:
         return []
 
     def to_png(self, pixels, request):
-        return to_png(pixels, request, "fake")
+        return to_png(pixels, request)
 
-    def submit(self, request, *, previews):
+    def submit(self, request, *, previews, inputs):
         self.request = request
         return SimpleNamespace(request=request, events=self._play, cancel=self._cancel)
 
@@ -151,7 +181,19 @@ def test_what_the_engine_fails_at_is_told_and_is_exit_code_1(monkeypatch, tmp_pa
 
 def test_values_left_open_are_the_models(monkeypatch, tmp_path):
     engine, *_ = run_fake(monkeypatch, tmp_path, Failed("x"))
-    assert engine.request == Request(prompts=("a cat",), height=8, width=8)
+    assert engine.request == make_request(prompts=("a cat",), height=8, width=8)
+
+
+@pytest.mark.parametrize("given, drawn", [
+    (["a {red|blue} cat"], ("a red cat", "a blue cat")), (["a", "", "{b|c}"], ("a", "", "b", "c")),
+    (["a", ""], ("a", "")),
+])
+def test_a_prompt_that_stands_for_several_is_drawn_as_often(given, drawn):
+    class Offer(OneModel):
+        def fill(self, prompts, seed):
+            return Wildcards().fill(prompts, seed)
+
+    assert cli._filled({"prompts": given}, Offer(cli.Picture(model="m"))).prompts == drawn
 
 
 def test_a_seed_of_minus_one_is_drawn_and_told(monkeypatch, tmp_path):
@@ -166,7 +208,7 @@ def test_a_seed_of_minus_one_is_drawn_and_told(monkeypatch, tmp_path):
 def test_spacings_of_a_model_that_is_not_here_yet_are_left_to_it(monkeypatch, tmp_path):
     engine, *_ = run_fake(monkeypatch, tmp_path, Failed("x"),
                           flags=("--model", "org/name", "--spacing", "karras"))
-    assert engine.request.spacing == "karras"
+    assert engine.request.pictures[0].spacing == "karras"
 
 
 def test_nobody_waits_for_a_compilation_that_is_no_longer_wanted(monkeypatch, tmp_path):
@@ -246,6 +288,7 @@ def test_a_prompt_and_a_folder_must_be_given(tmp_path):
 
 def parse(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.set_defaults(decoder_for="pictures")
     cli.add_model_flags(parser)
     return parser.parse_args(flags)
 
@@ -264,16 +307,26 @@ def opened(monkeypatch):
 def test_open_engine_hands_every_flag_on(opened):
     cli.open_engine(parse("--model", "org/name", "--revision", "r", "--variant", "fp16", "--size",
                           "768x512", "--dtype", "bfloat16", "--devices", "4",
-                          "--token-downsampling", "2"))
-    assert opened[-1] == ("org/name", dict(revision="r", variant="fp16", dtype="bfloat16",
-                                           devices=4, size=(512, 768), token_downsampling=2))
+                          "--token-downsampling", "2", "--models", "m", "--max-pixels", "9999",
+                          "--memory", "1.5", "--lora-dir", "l", "--embedding-dir", "e",
+                          "--decoder", "d", "--prompt-chunks", "2",
+                          "--wildcard-dir", "w", "--styles", "s.csv",
+                          "--prediction-type", "v_prediction", "--zero-snr"))
+    assert opened[-1] == ("org/name", dict(
+        models=Path("m"), revision="r", variant="fp16", dtype="bfloat16", devices=4,
+        size=(512, 768), max_pixels=9999, memory=1_500_000_000, token_downsampling=2,
+        decoder="d", decoder_for="pictures", prediction_type="v_prediction", zero_snr=True,
+        lora_dir=Path("l"), embedding_dir=Path("e"), prompt_chunks=2,
+        wildcard_dir=Path("w"), styles=Path("s.csv")))
 
 
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
     cli.open_engine(parse())
-    assert opened == ["mesh", (BUNDLED_MODEL, dict(revision=None, variant=None, dtype=None,
-                                                   devices=None, size=None,
-                                                   token_downsampling=1))]
+    assert opened == ["mesh", (BUNDLED_MODEL, dict(
+        models=None, revision=None, variant=None, dtype=None, devices=None, size=None,
+        max_pixels=None, memory=None, token_downsampling=1, decoder=None, decoder_for="pictures",
+        prediction_type=None, zero_snr=None, lora_dir=None, embedding_dir=None, prompt_chunks=3,
+        wildcard_dir=None, styles=None))]
 
 
 def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):
@@ -345,3 +398,9 @@ def test_samplers_lists_every_key_with_its_name_and_spacings():
     for key, rest in rows[1:]:
         assert rest.startswith(SAMPLERS[key].label)
         assert rest.endswith(" " + ", ".join(SAMPLERS[key].spacings))
+
+
+def test_help_names_the_values_of_a_flag_that_the_samplers_command_does_not_list():
+    said = " ".join(run("generate", "--help")[1].split())
+    assert "One of cover, contain, stretch, extend." in said
+    assert said.count("See `samplers`.") == 2

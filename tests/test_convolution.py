@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from sd_tpu.models import convolution
-from sd_tpu.programs import ADVANCE_OPTIONS
+from sd_tpu.runtime.programs import ADVANCE_OPTIONS
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 

@@ -1,12 +1,15 @@
-"""What each row of a slot's table evaluates."""
+"""What each row of a slot's table evaluates, and what guidance makes of that."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from diffusers.guiders import ClassifierFreeGuidance
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 
-from sd_tpu.denoise import ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW, row_kinds
-from sd_tpu.samplers import SAMPLERS, make_table
-from sd_tpu.schedule import NoiseSchedule
+from sd_tpu.runtime.slots import ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW, _guided, row_kinds
+from sd_tpu.sampling.samplers import SAMPLERS, make_table
+from sd_tpu.sampling.schedule import NoiseSchedule
 
 SCHEDULE = {"_class_name": "DDIMScheduler", "beta_start": 0.00085, "beta_end": 0.012,
             "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
@@ -42,3 +45,15 @@ def test_the_row_in_which_guidance_begins_is_evaluated_as_a_whole():
                               ALONE_SHALLOW, ALONE_SHALLOW]
     alone = row_kinds(table, 1.0, start=0.25, interval=4)
     assert alone.tolist() == [ALONE, *[ALONE_SHALLOW] * 3] * 2
+
+
+def test_each_picture_has_a_guidance_rescale_of_its_own_and_it_is_that_of_diffusers():
+    negative, positive = np.random.default_rng(0).normal(size=(2, 3, 4, 4, 2)).astype(np.float32)
+    guidance, shares = np.float32([7.5, 3, 12]), np.float32([0.7, 0, 1])
+    out = _guided(jnp.concatenate([negative, positive]), jnp.tile(guidance, 2),
+                  jnp.tile(shares, 2))
+    assert np.array_equal(out[:3], out[3:])  # for both texts of a pair
+    for ours, n, p, scale, share in zip(out, negative, positive, guidance, shares, strict=False):
+        n, p = torch.tensor(n[None]), torch.tensor(p[None])
+        theirs = rescale_noise_cfg(n + scale * (p - n), p, guidance_rescale=float(share))
+        assert np.allclose(ours, theirs[0], rtol=1e-5, atol=1e-6)

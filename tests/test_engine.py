@@ -1,22 +1,20 @@
 """Jobs of many people on one batch of slots: events, sharing, cancelling, failing."""
 
 import dataclasses
-from types import SimpleNamespace
+import time
 
 import jax
 import numpy as np
 import pytest
 
-from sd_tpu import engine as engine_module
-from sd_tpu import pace
-from sd_tpu.engine import Engine
-from sd_tpu.images import read_png
-from sd_tpu.job import Cancelled, Done, Failed, ImageReady, Progress, Queued
-from sd_tpu.pipeline import FlaxStableDiffusionPipeline
-from sd_tpu.programs import Programs
-from sd_tpu.request import Request, RequestError, Settings
-from sd_tpu.samplers import SAMPLERS, make_table
-from sd_tpu.sharding import make_mesh
+from sd_tpu.pictures.images import read_png
+from sd_tpu.request import Request
+from sd_tpu.sampling.samplers import SAMPLERS, make_table
+from sd_tpu.serving import engine as engines
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import Cancelled, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.serving.scheduler import Limits
+from sd_tpu.settings import RequestError
 
 EIGHT = [f"{n} cats" for n in range(8)]
 LONG = 200  # steps: long enough to be interrupted
@@ -31,7 +29,7 @@ def engine(checkpoints):
 
 
 def ask(engine: Engine, prompts, **values) -> Request:
-    return Request.check({"prompts": prompts, "steps": 4, **values}, engine.defaults)
+    return Request.check({"prompts": prompts, "steps": 4, **values}, engine.offer)
 
 
 def pictures(job) -> dict[int, np.ndarray]:
@@ -58,14 +56,14 @@ def test_a_picture_can_be_made_again_alone_from_its_own_seed(engine):
     made = pictures(engine.submit(request))
     assert list(made) == list(range(8))
     again = pictures(engine.submit(request.only(5)))
-    assert request.only(5).seed == 46
+    assert request.pictures[5].seed == 46
     assert np.array_equal(again[0], made[5])
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**31, 2**32 - 1])
 def test_a_seed_means_what_it_means_to_jax(engine, seed):
     job = engine.submit(ask(engine, ["a cat"], seed=seed))
-    assert np.array_equal(job.arrivals[0].key, jax.random.PRNGKey(seed))
+    assert np.array_equal(engine.arrival(job.request, 0).key, jax.random.PRNGKey(seed))
     assert len(pictures(job)) == 1
 
 
@@ -75,21 +73,11 @@ def test_events_end_for_good_and_previews_can_be_left_out(engine):
     assert list(job.events()) == []
 
 
-def test_previews_come_from_places_that_are_on_their_way(engine, monkeypatch):
-    monkeypatch.setattr(pace, "PREVIEW_SECONDS", 0.0)
-    monkeypatch.setattr(pace, "PREVIEW_SHARE", 1e9)
-    job = engine.submit(ask(engine, ["a cat", "", "a dog"], steps=40))
+def test_previews_come_from_places_that_are_on_their_way(engine):
+    job = engine.submit(ask(engine, ["a cat", "", "a dog"], steps=LONG))
     previews = [event.previews for event in job.events() if isinstance(event, Progress)]
     assert previews and set(previews[-1]) == {0, 2}
-    assert previews[-1][0].shape == (32, 32, 3) and previews[-1][0].std() > 0
-
-
-def test_previews_keep_to_their_share_of_the_time_from_the_first_on(engine, monkeypatch):
-    monkeypatch.setattr(pace, "PREVIEW_SECONDS", 0.0)
-    monkeypatch.setattr(pace, "PREVIEW_SHARE", 1e-9)
-    job = engine.submit(ask(engine, ["a cat"], steps=40))
-    told = [event.previews for event in job.events() if isinstance(event, Progress)]
-    assert told and not any(told)
+    assert previews[-1][0].shape == (16, 16, 3) and previews[-1][0].std() > 0
 
 
 def test_jobs_share_the_batch_so_a_short_one_is_not_kept_waiting(engine):
@@ -132,9 +120,9 @@ def test_one_picture_of_a_job_is_cancelled_and_makes_room_for_the_next(engine):
     assert isinstance(first(waiting, Queued), Queued)
     for place in range(1, 8):
         job.cancel(place)
-    assert len(pictures(waiting)) == 1 and job.rows_left[0], "it waited for the other's end"
+    assert len(pictures(waiting)) == 1 and not job.end, "it waited for the other's end"
     events = list(job.events())
-    assert isinstance(events[-1], Done) and not job.cancelled
+    assert isinstance(events[-1], Done)
     assert [e.place for e in events if isinstance(e, ImageReady)] == [0]
     steps = [event.step for event in events if isinstance(event, Progress)]
     assert steps == sorted(steps) and steps[0] < LONG / 2, "what is cancelled is not done"
@@ -144,7 +132,7 @@ def test_a_job_that_is_cancelled_is_not_said_to_be_done(engine):
     job = engine.submit(ask(engine, EIGHT, steps=LONG))
     first(job, Progress)
     job.cancel()
-    assert job.progress({}).step < LONG / 2
+    assert all(event.step < LONG / 2 for event in job.events() if isinstance(event, Progress))
 
 
 def test_a_job_all_of_whose_pictures_are_cancelled_is_cancelled(engine):
@@ -152,7 +140,7 @@ def test_a_job_all_of_whose_pictures_are_cancelled_is_cancelled(engine):
     first(running, Progress)
     for job in (waiting, running):
         for place in range(8):
-            assert not job.cancelled
+            assert not job.end
             job.cancel(place)
         assert isinstance(list(job.events())[-1], Cancelled)
 
@@ -183,7 +171,7 @@ def test_settings_that_only_the_sampler_can_judge_are_refused_when_submitted(eng
 
 
 def test_a_queue_that_is_full_refuses_politely(engine, monkeypatch):
-    monkeypatch.setattr(engine_module, "MAX_WAITING", 0)
+    monkeypatch.setattr(engine.scheduler, "limits", Limits(jobs=0))
     with pytest.raises(RequestError, match="Too many people are waiting"):
         engine.submit(ask(engine, ["a cat"]))
 
@@ -192,34 +180,34 @@ def test_a_file_names_the_spacing_that_was_left_to_the_model(engine):
     pixels = np.zeros((8, 8, 3), np.uint8)
     for sampler in SAMPLERS:
         request = ask(engine, ["a cat"], sampler=sampler, spacing="")
-        asked = read_png(engine.to_png(pixels, request))
+        asked, = read_png(engine.to_png(pixels, request)).pictures
         tables = [make_table(sampler, engine.pipeline.schedule, 9, spacing=spacing).rows
-                  for spacing in (request.spacing, asked.spacing)]
-        assert request.spacing is None and asked.spacing in SAMPLERS[sampler].spacings
+                  for spacing in (None, asked.spacing)]
+        assert asked.spacing in SAMPLERS[sampler].spacings
         assert np.array_equal(*tables)
 
 
-def test_words_beyond_the_77_tokens_are_named(engine):
-    request = ask(engine, ["a cat", "very " * 75 + "Tall Ship"], negative_prompt="not " * 76)
+def test_words_beyond_the_last_chunk_are_named(engine):
+    request = ask(engine, ["a cat", "very " * 225 + "Tall Ship"], negative_prompt="not " * 226)
     prompt, negative = engine.notes(request)
     assert prompt.startswith("Prompt 2 is too long") and prompt.endswith("“Tall Ship”")
     assert negative.startswith("The negative prompt is") and negative.endswith("“not”")
 
 
 def test_words_that_the_model_was_never_shown_are_named(engine, monkeypatch):
-    request = ask(engine, ["a wizard", "", "a cat"])
+    request = ask(engine, ["(a:1.3) wizard <lora:x:1>", "", "a BREAK cat"])
     assert engine.notes(request) == [], "a model that lists no words is taken to know them all"
-    card = dataclasses.replace(engine.pipeline.card, words=("a", "cat"))
+    card = engine.pipeline.card.model_copy(update={"words": ("a", "cat")})
     monkeypatch.setattr(engine.pipeline, "card", card)
     (note,) = engine.notes(request)
     assert note.startswith("The model was never shown") and note.endswith("“wizard”")
 
 
 def test_a_long_negative_prompt_is_told_by_whose_it_is_and_only_if_it_is_used(engine):
-    long = {"negative_prompt": "not " * 76}
-    shared, own = engine.notes(ask(engine, ["a", "b"], own=[None, long], **long)), engine.notes(
-        ask(engine, ["a", "b"], own=[{"negative_prompt": "short"}, {"negative_prompt": "no " * 76}],
-            **long))
+    long = {"negative_prompt": "not " * 226}
+    other = [{"negative_prompt": "short"}, {"negative_prompt": "no " * 226}]
+    shared, own = (engine.notes(ask(engine, ["a", "b"], own=each, **long))
+                   for each in ([None, long], other))
     assert [note.split(" is ")[0] for note in shared] == ["The negative prompt"]
     assert [note.split(" is ")[0] for note in own] == ["The negative prompt of prompt 2"]
 
@@ -266,7 +254,7 @@ def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
     steps = [event.step for event in events]
     assert steps == sorted(steps) and steps[0] >= 0 and steps[-1] < 40
     # PNDM evaluates once more, Heun twice in all steps but the last.
-    assert job.rows == {0: 4, 1: 39, 2: 41}
+    assert [len(engine.arrival(request, place).kinds) for place in range(3)] == [4, 39, 41]
 
 
 def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
@@ -276,34 +264,31 @@ def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
         engine.submit(ask(engine, ["a", "b"], sampler="lcm", steps=150))
 
 
-def test_pictures_are_divided_over_the_devices_and_counted_there(checkpoints):
-    engine = object.__new__(Engine)  # without a thread
-    engine.programs = Programs(FlaxStableDiffusionPipeline.from_pretrained(
-        checkpoints["sd1"])[0].models, make_mesh(4), slots=8, height=32, width=32)
-    engine._occupants = [None, None, "somebody", *[None] * 5]
-    taken = []
-    while None in engine._occupants:
-        taken.append(engine._free_slot())
-        engine._occupants[taken[-1]] = "somebody"
-    assert taken == [0, 4, 6, 1, 3, 5, 7]
-    kinds = [np.full(rows, rows) for rows in (5, 3, 4)]  # told apart by their length
-    live = {slot: SimpleNamespace(rows_left=len(left), kinds_left=left)
-            for slot, left in zip((0, 1, 7), kinds, strict=True)}
-    assert [of.tolist() for of in engine._kinds(live)] == [[[5] * 3, [3] * 3], [[4] * 3]]
-
-
 def test_what_a_picture_takes_counts_whole_and_shallow_evaluations(engine):
     engine.ready.wait()
-    exact, reusing = (engine.seconds(Settings(steps=100, sampler="ddim", cache_interval=interval))
+    exact, reusing = (engine.seconds(dataclasses.replace(
+        engine.defaults, steps=100, sampler="ddim", cache_interval=interval))
                       for interval in (1, 4))
-    whole, shallow = engine._pace.row_seconds
+    known = engine.latency.of(engine.batch)
+    whole, shallow = known.row_seconds
     assert whole > 0 < shallow
-    assert exact == pytest.approx(100 * whole + engine._pace.decode_seconds)
-    assert reusing == pytest.approx(25 * whole + 75 * shallow + engine._pace.decode_seconds)
+    assert exact == pytest.approx(100 * whole + known.decode_seconds)
+    assert reusing == pytest.approx(25 * whole + 75 * shallow + known.decode_seconds)
+
+
+def test_a_job_of_a_client_ends_when_nobody_takes_its_events(engine, monkeypatch):
+    monkeypatch.setattr(engines, "UNHEARD_SECONDS", 0.0)
+    of_a_client = engine.submit(ask(engine, ["a cat"], steps=LONG), client="somebody")
+    ours = engine.submit(ask(engine, ["a cat"]))
+    deadline = time.monotonic() + 120
+    while not (of_a_client.end and ours.end):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert isinstance(of_a_client.end, Cancelled) and isinstance(ours.end, Done)
 
 
 def test_nothing_was_compiled_again_by_all_this(engine):
-    pictures(engine.submit(dataclasses.replace(ask(engine, EIGHT), guidance=1.0, sampler="heun")))
+    pictures(engine.submit(ask(engine, EIGHT, guidance=1.0, sampler="heun")))
     assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
@@ -311,7 +296,7 @@ def test_what_waits_is_cancelled_at_once_and_an_engine_that_closes_ends_the_rest
     checkpoints, monkeypatch
 ):
     engine = Engine.open(checkpoints["sd1"], devices=1)
-    monkeypatch.setattr(engine_module, "MAX_WAITING", 1)
+    monkeypatch.setattr(engine.scheduler, "limits", Limits(jobs=1))
     unwanted = engine.submit(ask(engine, ["a cat"]))
     unwanted.cancel()
     assert isinstance(list(unwanted.events())[-1], Cancelled)
@@ -319,5 +304,6 @@ def test_what_waits_is_cancelled_at_once_and_an_engine_that_closes_ends_the_rest
     assert "compiling" in first(job, Queued).reason and not engine.ready.is_set()
     engine.close()
     assert isinstance(list(job.events())[-1], Cancelled | Done)
+    assert not engine.jobs() and engine.tally.ended.total() == 2, "each is counted and forgotten"
     with pytest.raises(RequestError, match="shutting down"):
         engine.submit(ask(engine, ["a cat"]))

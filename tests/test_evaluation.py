@@ -125,6 +125,33 @@ def test_decibels_of_a_known_error():
     assert autoencoder.decibels(truth + 0.4, truth) == pytest.approx(13.979, abs=1e-3)
 
 
+def test_a_blur_has_less_energy_of_gradients():
+    noise = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
+    blurred = (noise[:, 1:] // 2 + noise[:, :-1] // 2)
+    assert autoencoder.gradient_energy(noise) > 1.3 * autoencoder.gradient_energy(blurred) > 0
+    assert autoencoder.gradient_energy(np.full((1, 4, 4, 3), 200, np.uint8)) == 0
+
+
+def test_the_kernel_distance_tells_distributions_apart_whatever_their_sizes():
+    rng = np.random.default_rng(0)
+    draws = [rng.standard_normal((count, 8)).astype(np.float32) for count in (300, 200)]
+    same = judge.kernel_distance(*draws)
+    shifted = judge.kernel_distance(draws[0], draws[1] + 0.5)
+    assert abs(same) < 0.05 < 0.3 < shifted
+
+
+def test_the_judge_sees_large_pictures_as_their_reductions(monkeypatch):
+    monkeypatch.setattr(judge, "latest", lambda folder, params: params)
+    ask = judge.trained()
+    small = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)
+    large = small.repeat(2, axis=1).repeat(2, axis=2)
+    first, second = ask(small), ask(large)
+    assert first["features"].shape == second["features"].shape
+    for name in ("features", *judge.ANSWERS):
+        np.testing.assert_allclose(first[name], second[name], rtol=1e-4, atol=1e-5)
+    assert all(np.allclose(first[question].sum(-1), 1) for question in judge.ANSWERS)
+
+
 def test_a_resumed_runs_later_entries_make_the_curve(tmp_path):
     steps = [(50, 0.9), (100, 0.8), (150, 0.7), (100, 0.5), (150, 0.4)]
     log = "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in steps)

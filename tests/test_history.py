@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sd_tpu import history as history_module
-from sd_tpu.history import ORPHAN_SECONDS, Entry, History, HistoryError
-from sd_tpu.images import read_png, to_png
-from sd_tpu.request import ACCELERATIONS, Own, Request
+from sd_tpu.pictures import history as history_module
+from sd_tpu.pictures.history import DRAFT_SECONDS, Entry, History, HistoryError
+from sd_tpu.pictures.images import read_png, to_png
+from sd_tpu.request import Request
+from sd_tpu.settings import SETTINGS, Picture
 
 ANNA, BEN = "anna" * 8, "ben " * 8
-REQUEST = Request(prompts=("a cat, café 猫",), seed=2**32 - 1, negative_prompt="fog", spacing=None)
-PNG = to_png(np.zeros((8, 8, 3), np.uint8), REQUEST, "m")
+PICTURE = Picture(prompt="a cat, café 猫", seed=2**32 - 1, negative_prompt="fog")
+PNG = to_png(np.zeros((8, 8, 3), np.uint8), Request((PICTURE,)))
 DAY = 24 * 3600
 
 
@@ -43,7 +44,7 @@ def ids(history: History, owner: str = ANNA, **options) -> list[str]:
 
 
 def add(history: History, count: int, owner: str = ANNA, **options) -> list[str]:
-    return [history.add(owner, PNG, REQUEST, **options).id for _ in range(count)]
+    return [history.add(owner, PNG, PICTURE, **options).id for _ in range(count)]
 
 
 # --- keeping ------------------------------------------------------------------------------------
@@ -51,41 +52,53 @@ def add(history: History, count: int, owner: str = ANNA, **options) -> list[str]
 
 def test_what_was_added_is_there_after_a_restart(history):
     begun = time.time()
-    entry = history.add(ANNA, PNG, REQUEST)
+    entry = history.add(ANNA, PNG, PICTURE)
     assert begun <= entry.made_at <= time.time()
-    assert entry == Entry(entry.id, 1, entry.made_at, False, REQUEST)
+    assert entry == Entry(entry.id, 1, entry.made_at, False, PICTURE, entry.id, 0)
     history.close()
     again = History(history.folder)
     assert again.entries(ANNA) == [entry]
     file = again.picture(ANNA, entry.id)
-    assert file.read_bytes() == PNG and read_png(file) == REQUEST
-
-
-def test_a_request_of_one_prompt_with_own_settings_is_kept_as_what_made_the_picture(history):
-    own = Own(steps=9, sampler="lcm", spacing="")
-    mixed = Request(prompts=("a",), own=(own,), spacing="karras")
-    assert history.add(ANNA, PNG, mixed).request == mixed.only(0)
-    assert history.entries(ANNA)[0].request == mixed.only(0)
-    with pytest.raises(ValueError, match="one prompt"):
-        history.add(ANNA, PNG, Request(prompts=("a", "b")))
+    assert file.read_bytes() == PNG and read_png(file) == Request((PICTURE,))
 
 
 def test_what_was_kept_before_a_setting_was_invented_has_its_default(history):
-    entry = history.add(ANNA, PNG, dataclasses.replace(REQUEST, cache_interval=3))
-    assert history.entries(ANNA)[0].request.cache_interval == 3
-    older = {name: value for name, value in vars(REQUEST).items() if name not in ACCELERATIONS}
+    entry = history.add(ANNA, PNG, dataclasses.replace(PICTURE, cache_interval=3))
+    assert history.entries(ANNA)[0].picture.cache_interval == 3
+    kept = vars(PICTURE)
+    older = {name: kept[name] for name in kept if not SETTINGS[name].expert}
     history._ask("UPDATE pictures SET request = ? WHERE id = ?", (json.dumps(older), entry.id))
-    assert history.entries(ANNA)[0].request == REQUEST
+    assert history.entries(ANNA)[0].picture == PICTURE
 
 
-def test_pictures_are_listed_newest_first_and_page_by_page(history):
-    made = add(history, 5)[::-1]
-    assert ids(history) == made
-    page = history.entries(ANNA, limit=2)
-    assert [entry.id for entry in page] == made[:2]
-    history.delete(ANNA, page[-1].id)
-    assert ids(history, before=page[-1].number, limit=2) == made[2:4]
-    assert ids(history, before=1) == []
+def test_what_was_kept_as_a_request_for_one_picture_is_read_as_that_picture(history):
+    entry = history.add(ANNA, PNG, PICTURE)
+    older = {"negative_prompt": "fog", "steps": 9, "guidance": 2.0, "sampler": "lcm",
+             "spacing": None, "height": 64, "width": 96, "prompts": ["a hen"], "seed": 7, "own": []}
+    history._ask("UPDATE pictures SET request = ? WHERE id = ?", (json.dumps(older), entry.id))
+    assert history.entries(ANNA)[0].picture == Picture(
+        prompt="a hen", negative_prompt="fog", steps=9, guidance=2.0, sampler="lcm", height=64,
+        width=96, seed=7)
+
+
+def test_pictures_are_listed_by_run_the_newest_first_each_in_the_order_of_the_gallery(history):
+    first = {place: add(history, 1, run="first", place=place)[0] for place in (2, 0, 1)}
+    second = {place: add(history, 1, run="second", place=place)[0] for place in (5, 4)}
+    again, = add(history, 1, run="second", place=4)  # a card drawn again
+    assert ids(history) == [second[4], again, second[5], *(first[place] for place in range(3))]
+    assert ids(history, runs=1) == [second[4], again, second[5]]
+    late, = add(history, 1, run="first", place=1)
+    assert ids(history, runs=1) == [first[0], first[1], late, first[2]]
+    assert ids(history, run="second") == [second[4], again, second[5]]
+
+
+def test_pictures_are_found_by_words_of_their_prompts(history):
+    night, day = (history.add(ANNA, PNG, dataclasses.replace(PICTURE, prompt=prompt)).id
+                  for prompt in ("Über the Night sea", "100% day_light, sea"))
+    assert ids(history, words="SEA") == [day, night]
+    assert ids(history, words=" über  sea") == ids(history, words="nigh") == [night]
+    assert ids(history, words="100%") == ids(history, words="y_l") == [day]
+    assert ids(history, words="sea hill") == ids(history, words="e%t") == []
 
 
 def test_favourites_are_marked_and_listed_alone(history):
@@ -102,9 +115,32 @@ def test_deleting_and_clearing_take_the_files_too(history):
     theirs, = add(history, 1, BEN)
     assert history.delete(ANNA, b)
     assert not history.delete(ANNA, b) and history.picture(ANNA, b) is None
-    assert [file.stem for file in files(history)] == sorted([a, c, theirs])
-    assert history.clear(ANNA) == 2
-    assert ids(history) == [] and [file.stem for file in files(history)] == [theirs]
+    history._delete_for_good(0.0)
+    assert sorted(file.stem[-32:] for file in files(history)) == sorted([a, c, theirs])
+    assert len(history.delete(ANNA)) == 2 and ids(history) == []
+    history.close()
+    assert [file.stem[-32:] for file in files(history)] == [theirs]
+
+
+def test_a_deletion_can_be_taken_back_until_it_is_for_good(history, monkeypatch):
+    a, b = add(history, 2)
+    theirs, = add(history, 1, BEN)
+    history.set_favourite(ANNA, a, True)
+    history.delete(ANNA, a)
+    history.delete(BEN, theirs)
+    assert ids(history) == [b] and not history.set_favourite(ANNA, a, False)
+    assert history.favourites(ANNA, [a, b, theirs]) == {b: False}
+    assert history.restore(ANNA) == 1 and history.entries(ANNA)[1].favourite
+    assert history.restore(ANNA) == 0 and ids(history, BEN) == [], "only what is one's own"
+    history.delete(ANNA)
+    assert history.restore(ANNA) == 2 and ids(history) == [b, a]
+    monkeypatch.setattr(history_module, "UNDO_SECONDS", 0.01)
+    file, = history.delete(ANNA, b)
+    end = time.monotonic() + 10
+    while file.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert history.restore(ANNA) == 0 and ids(history) == [a]
 
 
 # --- privacy ------------------------------------------------------------------------------------
@@ -115,8 +151,9 @@ def test_anothers_picture_is_the_same_as_one_that_does_not_exist(history):
     for id in (theirs, "0" * 32, "../history", "", "%"):
         assert history.picture(ANNA, id) is None
         assert history.set_favourite(ANNA, id, True) is False
-        assert history.delete(ANNA, id) is False
-    assert history.entries(ANNA) == [] and history.clear(ANNA) == 0
+        assert history.delete(ANNA, id) == [] == history.delete(ANNA)
+        history.drop(ANNA, id)
+    assert history.entries(ANNA) == [] and history.restore(ANNA) == 0
     assert history.entries(BEN)[0].favourite is False and history.picture(BEN, theirs).exists()
 
 
@@ -126,7 +163,7 @@ def test_nobody_else_on_the_machine_can_read_the_folder(history):
 
 def test_numbers_tell_nothing_about_others(history):
     add(history, 3, BEN)
-    assert history.add(ANNA, PNG, REQUEST).number == 1
+    assert history.add(ANNA, PNG, PICTURE).number == 1
 
 
 def test_of_an_owner_only_a_hash_is_kept(history):
@@ -134,7 +171,7 @@ def test_of_an_owner_only_a_hash_is_kept(history):
     add(history, 1, owner)
     history.close()
     kept = b"".join(file.read_bytes() for file in history.folder.rglob("*") if file.is_file())
-    assert REQUEST.negative_prompt.encode() in kept and owner.encode() not in kept
+    assert PICTURE.negative_prompt.encode() in kept and owner.encode() not in kept
 
 
 @pytest.mark.parametrize("owner", ["", "a" * 15, None, 3])
@@ -142,7 +179,7 @@ def test_an_owner_that_could_be_guessed_is_refused(history, owner):
     with pytest.raises(HistoryError, match="at least 16 random characters"):
         history.entries(owner)
     with pytest.raises(HistoryError, match="at least 16 random characters"):
-        history.add(owner, PNG, REQUEST)
+        history.add(owner, PNG, PICTURE)
     assert files(history) == []
 
 
@@ -152,7 +189,7 @@ def test_an_owner_that_could_be_guessed_is_refused(history, owner):
 def test_what_is_too_old_goes_unless_it_is_a_favourite(tmp_path):
     history = History(tmp_path, max_age_days=2)
     now = time.time()
-    days = {age: history.add(ANNA, PNG, REQUEST, made_at=now - age * DAY).id for age in (4, 3, 1)}
+    days = {age: history.add(ANNA, PNG, PICTURE, made_at=now - age * DAY).id for age in (4, 3, 1)}
     history.set_favourite(ANNA, days[4], True)
     assert history.prune() == 1
     assert ids(history) == [days[1], days[4]] and len(files(history)) == 2
@@ -190,13 +227,15 @@ def test_adding_prunes_from_time_to_time(tmp_path, monkeypatch):
 DYING = textwrap.dedent("""
     import os, signal, sqlite3, sys, threading, time
     import numpy as np
-    from sd_tpu import history as module
-    from sd_tpu.history import History
-    from sd_tpu.images import to_png
+    from sd_tpu.pictures import history as module
+    from sd_tpu.pictures.history import History
+    from sd_tpu.pictures.images import to_png
     from sd_tpu.request import Request
+    from sd_tpu.settings import Picture
 
-    REQUEST = Request(prompts=("a cat",))
-    PNG = to_png(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), REQUEST, "m")
+    PICTURE = Picture(prompt="a cat")
+    PIXELS = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    PNG = to_png(PIXELS, Request((PICTURE,)))
 
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -206,19 +245,22 @@ DYING = textwrap.dedent("""
             module.os.fsync = die
         if name == "file renamed":
             module._sync = die
+        if name == "file deleted":
+            module._sync = die
+            history.drop("owner" * 8, history.entries("owner" * 8)[0].id)
         if name == "row written":
             run = history._run
             history._run = lambda *args: die(run(*args))
 
     def live(folder, name):
         history = History(folder)
-        print(history.add("owner" * 8, PNG, REQUEST).id, flush=True)
+        print(history.add("owner" * 8, PNG, PICTURE).id, flush=True)
         stage(name, history)
         if name.isdecimal():
             threading.Timer(int(name) / 1000, die).start()
             while True:
-                print(history.add("owner" * 8, PNG, REQUEST).id, flush=True)
-        history.add("owner" * 8, PNG, REQUEST)
+                print(history.add("owner" * 8, PNG, PICTURE).id, flush=True)
+        history.add("owner" * 8, PNG, PICTURE)
 
     for name in sys.argv[2:]:
         child = os.fork()
@@ -230,7 +272,7 @@ DYING = textwrap.dedent("""
 
 
 def test_a_killed_server_loses_no_picture_and_leaves_a_history_that_opens(tmp_path):
-    stages = {"file begun": 1, "file renamed": 1, "row written": 2}
+    stages = {"file begun": 1, "file renamed": 2, "row written": 2, "file deleted": 0}
     moments = [str(milliseconds) for milliseconds in (5, 20, 50, 90, 150)]
     told = subprocess.run([sys.executable, "-c", DYING, tmp_path, *stages, *moments],
                           capture_output=True, text=True, check=True).stdout
@@ -238,13 +280,13 @@ def test_a_killed_server_loses_no_picture_and_leaves_a_history_that_opens(tmp_pa
     added = [[word for word in block if len(word) == 32] for block in lives]
     for name, told_ids in zip([*stages, *moments], added, strict=False):
         history = History(tmp_path / name)
-        entries = history.entries("owner" * 8, limit=10_000)
-        assert {entry.id for entry in entries} >= set(told_ids) and told_ids
-        assert len(entries) <= stages.get(name, len(told_ids) + 1)
+        entries = history.entries("owner" * 8, runs=10_000)
+        assert {entry.id for entry in entries} >= set(told_ids) or name == "file deleted"
+        assert told_ids and len(entries) <= stages.get(name, len(told_ids) + 1)
         assert len(entries) >= stages.get(name, 1)
         for entry in entries:
-            assert read_png(history.picture("owner" * 8, entry.id)) == entry.request
-        old = time.time() - 2 * ORPHAN_SECONDS
+            assert read_png(history.picture("owner" * 8, entry.id)) == Request((entry.picture,))
+        old = time.time() - 2 * DRAFT_SECONDS
         for file in files(history):
             os.utime(file, (old, old))
         history.close()
@@ -283,23 +325,113 @@ def make_newer(file: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("damage", [break_header, break_pages, cut_off, make_newer])
-def test_a_broken_database_is_set_aside_with_its_pictures_and_a_new_one_begun(history, damage,
-                                                                             caplog):
-    add(history, 20)
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, empty, break_header, break_pages, cut_off,
+                                    make_newer])
+def test_pictures_are_their_owners_again_when_the_database_is_lost(history, damage, caplog):
+    other = dataclasses.replace(PICTURE, prompt="a dog", seed=7)
+    mine = [history.add(ANNA, to_png(np.zeros((8, 8, 3), np.uint8), Request((picture,))),
+                        picture) for picture in [PICTURE, other] * 10]
+    theirs = history.add(BEN, PNG, PICTURE)
+    history.delete(ANNA, mine.pop(3).id)
+    for entry in mine:
+        os.utime(history.picture(ANNA, entry.id), (entry.made_at, entry.made_at))
     history.close()
     damage(history.folder / "history.db")
     with caplog.at_level(logging.WARNING):
         again = History(history.folder)
-    (line,) = caplog.messages
-    assert line.startswith(f"The history in {history.folder} is broken (")
-    (aside,) = history.folder.glob("broken-*")
-    assert str(aside) in line and len(list((aside / "pictures").iterdir())) == 20
-    assert ids(again) == [] and files(again) == []
-    add(again, 1)
+    assert "did not know 20 pictures, which were read back" in caplog.messages[-1]
+    back = sorted(again.entries(ANNA), key=lambda entry: entry.number)
+    assert [(entry.id, entry.picture) for entry in back] == [
+        (entry.id, entry.picture) for entry in mine]
+    assert [entry.made_at for entry in back] == pytest.approx(
+        [entry.made_at for entry in mine], abs=1e-3)
+    assert again.picture(ANNA, mine[0].id).read_bytes() == PNG
+    assert ids(again, BEN) == [theirs.id] and len(files(again)) == 20
     again.close()
     caplog.clear()
-    assert len(ids(History(history.folder))) == 1 and not caplog.messages
+    assert sorted(ids(History(history.folder))) == sorted(entry.id for entry in back)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("damage", [break_header, break_pages, cut_off, make_newer])
+def test_a_broken_database_is_set_aside(history, damage, caplog):
+    add(history, 20)
+    history.close()
+    damage(history.folder / "history.db")
+    broken = (history.folder / "history.db").read_bytes()
+    with caplog.at_level(logging.WARNING):
+        History(history.folder)
+    (aside,) = history.folder.glob("broken-*")
+    assert caplog.messages[0].startswith(f"The database of the history in {history.folder} is "
+                                         "broken (") and str(aside) in caplog.messages[0]
+    assert damage is make_newer or (aside / "history.db").read_bytes() == broken
+
+
+def test_old_favourites_are_favourites_again_when_the_database_is_lost(history):
+    old, young = add(history, 2)
+    history.set_favourite(ANNA, old, True)
+    long_ago = time.time() - 100 * DAY
+    os.utime(history.picture(ANNA, old), (long_ago, long_ago))
+    history.close()
+    (history.folder / "history.db").unlink()
+    again = History(history.folder)
+    assert ids(again) == [young, old] and ids(again, favourites_only=True) == [old]
+
+
+def test_a_picture_without_owner_or_settings_is_set_aside_and_other_files_are_left_alone(history,
+                                                                                        caplog):
+    pictures = history.folder / "pictures"
+    torn = history.picture(ANNA, *add(history, 1))
+    torn.write_bytes(PNG[:-20])
+    nobodys = pictures / f"{'0' * 32}.png"
+    nobodys.write_bytes(PNG)
+    (pictures / "notes.txt").touch()
+    history.close()
+    (history.folder / "history.db").unlink()
+    with caplog.at_level(logging.WARNING):
+        again = History(history.folder)
+    aside = history.folder / "set-aside"
+    assert {file.name: file.read_bytes() for file in aside.iterdir()} == {
+        torn.name: PNG[:-20], nobodys.name: PNG}
+    assert ids(again) == [] and [file.name for file in files(again)] == ["notes.txt"]
+    (line,) = caplog.messages
+    assert line.startswith("Of 2 pictures in the history in ") and str(aside) in line
+
+
+def test_a_history_of_before_files_were_named_by_owners_goes_on(history, monkeypatch):
+    old = add(history, 3, made_at=90.0) + add(history, 1, made_at=130.0)
+    history.set_favourite(ANNA, old[0], True)
+    for id in old:
+        history.picture(ANNA, id).rename(history.folder / "pictures" / f"{id}.png")
+    for column in ("run", "place", "deleted_at"):
+        history._ask(f"ALTER TABLE pictures DROP COLUMN {column}", ())
+    history._ask("PRAGMA user_version = 1", ())
+    monkeypatch.setattr(History, "prune", lambda _: None)
+    history.close()
+    again = History(history.folder)
+    assert ids(again) == [old[3], *old[:3]], "by the minute, as nothing else is known of runs"
+    assert [entry.place for entry in again.entries(ANNA)] == [0, 0, 1, 2]
+    assert ids(again, favourites_only=True) == old[:1]
+    assert again.picture(ANNA, old[1]).read_bytes() == PNG and len(files(again)) == 4
+    again.close()
+    assert ids(History(history.folder)) == [old[3], *old[:3]]
+
+
+def test_two_servers_may_read_a_picture_back_while_a_third_adds_it(history, monkeypatch):
+    run = history._run
+
+    def late(statement, values):
+        History(history.folder).close()
+        return run(statement, values)
+
+    monkeypatch.setattr(history, "_run", late)
+    entry = history.add(ANNA, PNG, PICTURE)
+    monkeypatch.undo()
+    assert history.entries(ANNA) == [entry]
 
 
 def test_whichever_page_of_the_database_is_lost_a_new_one_is_begun(history, tmp_path):
@@ -339,7 +471,7 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_left_over(history, monkeypat
 
     monkeypatch.setattr(history_module.os, "fsync", refuse)
     with pytest.raises(HistoryError, match=r"^The picture could not be added to the history \(No "):
-        history.add(ANNA, PNG, REQUEST)
+        history.add(ANNA, PNG, PICTURE)
     monkeypatch.undo()
     assert files(history) == [] and ids(history) == []
     add(history, 1)
@@ -348,7 +480,7 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_left_over(history, monkeypat
 def test_a_database_that_refuses_a_row_leaves_no_file(history):
     history.close()
     with pytest.raises(HistoryError, match="closed database"):
-        history.add(ANNA, PNG, REQUEST)
+        history.add(ANNA, PNG, PICTURE)
     assert files(history) == []
     with pytest.raises(HistoryError, match="cannot be read or changed"):
         history.entries(ANNA)
@@ -366,7 +498,7 @@ def test_eight_threads_and_two_servers_lose_nothing(history):
         for id in made[::3]:
             assert place.set_favourite(owner, id, True)
         for id in made[1::3]:
-            assert place.delete(owner, id)
+            place.drop(owner, id)
         place.prune()
         assert [entry.number for entry in place.entries(owner)] == [12, 10, 9, 7, 6, 4, 3, 1]
         return owner

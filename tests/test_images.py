@@ -11,17 +11,21 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from asking import make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFont, PngImagePlugin
 
-from sd_tpu.images import (
+from sd_tpu.pictures.images import (
     BLANK,
     KEY,
+    MAX_CHUNKS,
     MAX_FILE_BYTES,
     SIGNATURE,
     VERSION,
+    enlarged,
     format_parameters,
+    framed,
     make_grid,
     parse_parameters,
     parse_token_downsampling,
@@ -31,11 +35,13 @@ from sd_tpu.images import (
     to_zip,
     with_labels,
 )
-from sd_tpu.request import MAX_PROMPT_LENGTH, Own, Request, RequestError, Settings
-from sd_tpu.samplers import SAMPLERS
+from sd_tpu.request import Anything, Request
+from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.settings import MAX_PROMPT_LENGTH, MAX_SEED, OVERRIDABLE, Picture, RequestError
 
-REQUEST = Request(prompts=("a cat,\nsitting: \"proudly\"",), negative_prompt="blur, fog", seed=42,
-                  guidance=7.0, spacing="karras", width=768, height=512)
+ASKED = dict(prompts=("a cat,\nsitting: \"proudly\"",), negative_prompt="blur, fog", seed=42,
+             guidance=7.0, spacing="karras", width=768, height=512)
+REQUEST = make_request(**ASKED)
 LINE = "Steps: 20, Sampler: Euler a, CFG scale: 7, Seed: 42, Size: 768x512"
 
 # --- the text -----------------------------------------------------------------------------------
@@ -53,7 +59,7 @@ def owns(draw, common: str) -> dict | None:
         "negative_prompt": texts, "steps": st.integers(1, 200), "guidance": st.floats(0, 50),
         "sampler": st.sampled_from(list(SAMPLERS)), "seed": st.integers(0, 2**32 - 1),
         "guidance_start": st.floats(0, 0.5, exclude_max=True), "guidance_stop": st.floats(0.5, 1),
-        "cache_interval": st.integers(1, 10),
+        "cache_interval": st.integers(1, 10), "width": st.integers(1, 1 << 16),
     }))
     spacings = SAMPLERS[values.get("sampler", common)].spacings
     if draw(st.booleans()):
@@ -82,21 +88,22 @@ def requests(draw) -> Request:
         "own": draw(st.lists(owns(sampler), max_size=len(prompts))),
     }
     sides = st.integers(1, 1 << 16)
-    return Request.check(values, Settings(height=draw(sides), width=draw(sides)))
+    values |= {"model": draw(texts)[:1000].strip(), "height": draw(sides), "width": draw(sides)}
+    return Request.check(values, Anything())
 
 
 @settings(max_examples=300, deadline=None, database=None)
-@given(requests(), st.text())
-def test_every_request_comes_back_from_its_text(request, model):
-    assert parse_parameters(format_parameters(request, model)) == request
+@given(requests())
+def test_every_request_comes_back_from_its_text(request):
+    assert parse_parameters(format_parameters(request)) == request
 
 
 def test_an_ordinary_request_is_written_as_a1111_writes_it():
-    assert format_parameters(REQUEST, "tiny") == (
+    assert format_parameters(REQUEST, "0123456789") == (
         'a cat,\nsitting: "proudly"\n'
         "Negative prompt: blur, fog\n"
         "Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 42, "
-        f"Size: 768x512, Model: tiny, Version: sd_tpu {VERSION}"
+        f"Size: 768x512, Model hash: 0123456789, Model: m, Version: sd_tpu {VERSION}"
     )
 
 
@@ -105,10 +112,10 @@ def test_an_ordinary_request_is_written_as_a1111_writes_it():
     ("a, b", '"a, b"'),
     ('C:\\"x"', '"C:\\\\\\"x\\""'),
     ("a\nSteps: 1", '"a\\nSteps: 1"'),
-    (" a", '" a"'),
+    ("a  b", "a  b"),
 ])
 def test_a_value_that_could_be_misread_is_quoted(model, written):
-    line = format_parameters(REQUEST, model).splitlines()[-1]
+    line = format_parameters(make_request(**ASKED, model=model)).splitlines()[-1]
     assert f"Size: 768x512, Model: {written}, Version: " in line
 
 
@@ -122,27 +129,27 @@ def test_a_value_that_could_be_misread_is_quoted(model, written):
     (("a\nNegative prompt: b",), "", ["Prompts", "Negative"]),
 ])
 def test_exact_fields_are_there_only_where_the_plain_text_is_not_enough(prompts, negative, names):
-    request = dataclasses.replace(REQUEST, prompts=prompts, negative_prompt=negative)
-    line = format_parameters(request, "m").splitlines()[-1]
+    request = make_request(**{**ASKED, **dict(prompts=prompts, negative_prompt=negative)})
+    line = format_parameters(request).splitlines()[-1]
     assert [name for name in ("Prompts", "Negative") if f", {name}: \"" in line] == names
-    assert parse_parameters(format_parameters(request, "m")) == request
+    assert parse_parameters(format_parameters(request)) == request
 
 
 def test_what_a1111_has_no_setting_for_is_written_only_where_it_is_not_the_default():
-    exact = format_parameters(REQUEST, "model")
+    exact = format_parameters(REQUEST)
     assert "Guidance" not in exact and "Cache" not in exact
-    request = dataclasses.replace(REQUEST, guidance_start=0.25, guidance_stop=0.75,
-                                  cache_interval=3)
-    text = format_parameters(request, "model")
-    assert "Guidance start: 0.25, Guidance stop: 0.75, Cache interval: 3, Model: model" in text
+    request = make_request(**{**ASKED, **dict(guidance_start=0.25, guidance_stop=0.75,
+                                  cache_interval=3)})
+    text = format_parameters(request)
+    assert "Guidance start: 0.25, Guidance stop: 0.75, Cache interval: 3, Version" in text
     assert parse_parameters(text) == request and parse_parameters(exact) == REQUEST
     with pytest.raises(RequestError, match="Cache interval should be from 1 to 10, not 0"):
         parse_parameters(text.replace("Cache interval: 3", "Cache interval: 0"))
 
 
 def test_what_no_request_can_set_is_written_and_is_no_part_of_the_request():
-    text = format_parameters(REQUEST, "model", token_downsampling=2)
-    assert "Size: 768x512, Token downsampling: 2, Model: model, " in text
+    text = format_parameters(REQUEST, token_downsampling=2)
+    assert "Model: m, Token downsampling: 2, " in text
     assert parse_parameters(text) == REQUEST
 
 
@@ -150,31 +157,43 @@ def test_what_no_request_can_set_is_written_and_is_no_part_of_the_request():
     (1, 1), (2, 2), (16, 16), (0, 1), (123, 1), ("x", 1), ("9" * 5000, 1),
 ])
 def test_the_token_downsampling_of_a_text_is_read_for_whoever_asks(named, drawn_with):
-    assert parse_token_downsampling(format_parameters(REQUEST, "m")) == 1
-    text = format_parameters(REQUEST, "m", 2).replace("downsampling: 2", f"downsampling: {named}")
+    assert parse_token_downsampling(format_parameters(REQUEST)) == 1
+    text = format_parameters(REQUEST, "", 2).replace("downsampling: 2", f"downsampling: {named}")
     assert parse_token_downsampling(text) == drawn_with
     with pytest.raises(RequestError, match="no picture settings"):
         parse_token_downsampling("a cat")
 
 
 def test_the_text_of_several_prompts_shows_them_to_people_too():
-    request = dataclasses.replace(REQUEST, prompts=("a cat", "", "a dog"))
-    assert format_parameters(request, "m").startswith("a cat\na dog\nNegative prompt: blur, fog\n")
+    request = make_request(**{**ASKED, **dict(prompts=("a cat", "", "a dog"))})
+    assert format_parameters(request).startswith("a cat\na dog\nNegative prompt: blur, fog\n")
 
 
 def test_own_settings_are_a_field_that_says_what_differs_and_nothing_else_changes():
-    request = dataclasses.replace(REQUEST, prompts=("a cat", "", "a dog"))
-    mixed = dataclasses.replace(request, own=(None, None, Own(steps=30, sampler="lcm", spacing="")))
-    field = json.dumps('[null, null, {"steps": 30, "sampler": "lcm", "spacing": ""}]')
-    text = format_parameters(mixed, "m")
-    assert text == format_parameters(request, "m") + f", Own settings: {field}"
+    three = {**ASKED, "prompts": ("a cat", "", "a dog", "a hen")}
+    mixed = make_request(**three, own=(None, None, dict(steps=30, sampler="lcm", spacing="")))
+    field = json.dumps('[null, null, {"steps": 30, "sampler": "lcm", "spacing": ""}, null]')
+    text = format_parameters(mixed)
+    assert text == format_parameters(make_request(**three)) + f", Own settings: {field}"
     assert parse_parameters(text) == mixed
 
 
+def test_a_text_of_before_a_request_was_made_of_pictures_reads_the_same():
+    text = ('a\nb\nNegative prompt: fog\nSteps: 9, Sampler: Heun, Schedule type: Karras, '
+            'CFG scale: 3, Seed: 4294967295, Size: 64x96, Cache interval: 2, Model: m, '
+            'Version: sd_tpu 0.1.0, Prompts: "[\\"a\\", \\"\\", \\"b\\"]", Own settings: '
+            '"[null, null, {\\"sampler\\": \\"lcm\\", \\"spacing\\": \\"\\"}]"')
+    first = Picture(prompt="a", negative_prompt="fog", steps=9, sampler="heun", spacing="karras",
+                    guidance=3.0, seed=MAX_SEED, width=64, height=96, cache_interval=2,
+                    model="m")
+    last = dataclasses.replace(first, prompt="b", sampler="lcm", spacing="", seed=1)
+    assert parse_parameters(text) == Request((first, None, last))
+
+
 def test_one_picture_of_a_mixed_request_is_written_as_if_it_had_been_asked_alone():
-    own = Own(steps=30, guidance=2.0, sampler="heun", seed=5, negative_prompt="fog", spacing="")
-    mixed = dataclasses.replace(REQUEST, prompts=("a", "b"), own=(None, own))
-    text = format_parameters(mixed.only(1), "m")
+    own = dict(steps=30, guidance=2.0, sampler="heun", seed=5, negative_prompt="fog", spacing="")
+    mixed = make_request(**{**ASKED, **dict(prompts=("a", "b"), own=(None, own))})
+    text = format_parameters(mixed.only(1))
     assert text.startswith("b\nNegative prompt: fog\nSteps: 30, Sampler: Heun, CFG scale: 2, ")
     assert "Own" not in text
 
@@ -183,8 +202,8 @@ def test_the_longest_request_of_all_comes_back_from_a_png():
     longest = "👩" * MAX_PROMPT_LENGTH
     owns = [dict(negative_prompt=longest[:-1] + str(place)) for place in range(8)]
     request = Request.check({"prompts": [longest] * 8, "negative_prompt": longest, "own": owns},
-                            Settings())
-    assert read_png(to_png(PIXELS, request, "m")) == request
+                            Picture())
+    assert read_png(to_png(PIXELS, request)) == request
 
 
 @pytest.mark.parametrize("sampler, schedule, key, spacing", [
@@ -204,8 +223,8 @@ def test_a1111s_names_of_samplers_and_schedules_are_understood(sampler, schedule
     line = LINE.replace("Euler a", sampler)
     if schedule:
         line = line.replace(", CFG", f", Schedule type: {schedule}, CFG")
-    request = parse_parameters("a cat\n" + line)
-    assert (request.sampler, request.spacing) == (key, spacing)
+    picture, = parse_parameters("a cat\n" + line).pictures
+    assert (picture.sampler, picture.spacing) == (key, spacing or "")
 
 
 def test_a1111s_own_text_is_read_and_what_means_nothing_here_is_ignored():
@@ -216,10 +235,10 @@ def test_a1111s_own_text_is_read_and_what_means_nothing_here_is_ignored():
         'Size: 640x960, Model hash: 6ce0161689, Model: "v1-5, pruned", Clip skip: 2, '
         'Lora hashes: "x: 3a, y: 4b", Hashes: {"vae": "73", "model": "6c"}, Version: v1.10.1\r\n'
     )
-    assert parse_parameters(text) == Request(
+    assert parse_parameters(text) == make_request(
         prompts=("masterpiece, (a cat:1.2), <lora:x:1>\nsecond line",),
         negative_prompt="blur,\nfog", steps=25, sampler="dpmpp_2m_sde", spacing="karras",
-        guidance=6.5, seed=3735928559, width=640, height=960,
+        guidance=6.5, seed=3735928559, width=640, height=960, model="v1-5, pruned",
     )
 
 
@@ -253,8 +272,8 @@ BAD_TEXTS = {
                  f"Unknown settings of prompt 1: {'x' * 40}."),
     "own value": (LINE + ', Own settings: ' + json.dumps('[{"steps": NaN}]'),
                   "Steps of prompt 1 should be a whole number, not nan."),
-    "own size": (LINE + ', Own settings: ' + json.dumps('[{"width": 8}]'),
-                 "Unknown settings of prompt 1: width."),
+    "own size": (LINE + ', Own settings: ' + json.dumps('[{"width": 0}]'),
+                 "Width of prompt 1 should be from 1 to 65536, not 0."),
     "too long": ("a" * (1 << 21), "The text is far too long"),
 }
 
@@ -267,7 +286,7 @@ def test_a_text_that_is_no_request_is_refused_in_one_sentence(case):
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
 
 
-names = st.sampled_from([*vars(Own()), "a\nb", "\u202e"]) | st.text(max_size=9)
+names = st.sampled_from([*OVERRIDABLE, "a\nb", "\u202e"]) | st.text(max_size=9)
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts | st.sampled_from([*SAMPLERS]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -280,7 +299,7 @@ def test_whatever_stands_for_own_settings_is_read_or_refused_in_one_short_senten
     text = f"a cat\n{LINE}, Own settings: {json.dumps(json.dumps(value))}"
     try:
         request = parse_parameters(text)
-        assert parse_parameters(format_parameters(request, "m")) == request
+        assert parse_parameters(format_parameters(request)) == request
     except RequestError as error:
         assert len(str(error)) < 300 and str(error).isprintable()
 
@@ -313,19 +332,19 @@ def png_with(*chunks: bytes, width: int = 1, height: int = 1) -> bytes:
 @settings(max_examples=25, deadline=None, database=None)
 @given(requests())
 def test_a_png_brings_pixels_and_request_back(request):
-    data = to_png(PIXELS, request, "m")
+    data = to_png(PIXELS, request)
     np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(data))), PIXELS)
     assert read_png(data) == request
 
 
 @pytest.mark.parametrize("prompt, kind", [("a café", b"tEXt"), ("a 猫", b"iTXt")])
 def test_the_chunk_is_latin_text_where_that_is_enough(prompt, kind):
-    data = to_png(PIXELS, dataclasses.replace(REQUEST, prompts=(prompt,)), "m")
+    data = to_png(PIXELS, make_request(**{**ASKED, **dict(prompts=(prompt,))}))
     assert kind + b"parameters\0" in data
 
 
 def test_a_path_an_open_file_and_bytes_are_read_alike(tmp_path):
-    data = to_png(PIXELS, REQUEST, "m")
+    data = to_png(PIXELS, REQUEST)
     (tmp_path / "a.png").write_bytes(data)
     with open(tmp_path / "a.png", "rb") as file:
         assert read_png(file) == REQUEST
@@ -345,8 +364,11 @@ BAD_FILES = {
     "text": (b"a cat\nSteps: 20", NO_PNG),
     "JPEG": (jpeg(), NO_PNG),
     "header only": (SIGNATURE, "The file is not a whole PNG picture."),
-    "damaged": (to_png(PIXELS, REQUEST, "m").replace(b"IDAT", b"IDAT\0", 1),
+    "damaged": (to_png(PIXELS, REQUEST).replace(b"IDAT", b"IDAT\0", 1),
                 "The file is not a whole PNG picture."),
+    "no pixels": (to_png(PIXELS, REQUEST)[:8 + 25] + chunk(b"IEND", b""),
+                  "The file is not a whole PNG picture."),
+    "pieces": (png_with(chunk(b"tEXt", b"a\0") * MAX_CHUNKS), "The PNG is in more than 65536 pie"),
     "compressed bomb": (png_with(BOMB), "The file is not a whole PNG picture."),
     "plain": (png_with(), "The picture carries no settings: its PNG has no 'parameters' text."),
     "foreign text": (png_with(chunk(b"tEXt", b"parameters\0a cat")), "The text holds no picture s"),
@@ -369,7 +391,7 @@ def test_a_missing_file_is_refused_in_one_sentence(tmp_path):
 
 
 def test_a_truncated_png_is_refused_wherever_it_ends():
-    data = to_png(PIXELS, REQUEST, "m")
+    data = to_png(PIXELS, REQUEST)
     for end in range(len(SIGNATURE), len(data) - 8, 7):
         with pytest.raises(RequestError, match=r"^The file is not a whole PNG picture\.$"):
             read_png(data[:end])
@@ -379,7 +401,7 @@ def test_reading_a_request_decodes_no_pixels(monkeypatch):
     def load(image):
         raise AssertionError("pixels were decoded")
 
-    data = to_png(PIXELS, REQUEST, "m")
+    data = to_png(PIXELS, REQUEST)
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", load)
     assert read_png(data) == REQUEST
 
@@ -394,14 +416,14 @@ def test_a_webp_shows_the_picture_in_fewer_bytes_and_says_nothing_about_it():
         assert image.format == "WEBP" and KEY not in image.info
         shown = np.asarray(image.convert("RGB"))
     assert np.abs(shown.astype(int) - smooth).mean() < 8
-    assert len(to_webp(smooth, 70)) < len(data) < len(to_png(smooth, REQUEST, "m"))
+    assert len(to_webp(smooth, 70)) < len(data) < len(to_png(smooth, REQUEST))
     with Image.open(BytesIO(to_webp(PIXELS, None))) as image:
         assert np.array_equal(image.convert("RGB"), PIXELS)
 
 
 def test_a_zip_brings_every_file_back_byte_for_byte():
-    files = {"1-a-cat.png": to_png(PIXELS, REQUEST, "m"),
-             "2-猫.png": to_png(255 - PIXELS, REQUEST, "m")}
+    files = {"1-a-cat.png": to_png(PIXELS, REQUEST),
+             "2-猫.png": to_png(255 - PIXELS, REQUEST)}
     with zipfile.ZipFile(BytesIO(to_zip(files))) as archive:
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == files
@@ -415,8 +437,7 @@ def test_a_label_stands_below_its_picture_which_is_enlarged_if_it_is_narrow(
     for text in ("20", "DPM++ 2M SDE", "seed " * 99):
         [labelled] = with_labels([pixels], [text])
         assert labelled.shape == (height * times + band, width * times, 3)
-        assert np.array_equal(labelled[:height * times:times, ::times], pixels)
-        assert np.array_equal(labelled[times - 1:height * times:times, times - 1::times], pixels)
+        assert np.array_equal(labelled[:height * times], enlarged(pixels, 256))
         below = labelled[height * times:]
         assert (below < 128).any() and (below[0] == BLANK).all()
 
@@ -486,7 +507,41 @@ def test_a_picture_that_is_not_there_leaves_its_place_blank():
     assert grid[0, ::6, 0].tolist() == [BLANK, 1, BLANK]
 
 
+def test_between_the_pictures_of_a_grid_there_may_be_a_gap():
+    grid = make_grid([picture(i) for i in range(6)], gap=3)
+    assert grid.shape == (4 * 2 + 3, 6 * 4 + 3 * 3, 3)
+    assert grid[0, 5, 0] == 0 and (grid[:, 6:9] == BLANK).all() and (grid[4:7] == BLANK).all()
+    assert grid[7, 9, 0] == 5
+
+
+def test_a_picture_is_enlarged_smoothly_and_a_large_one_stays_as_it_is():
+    step = np.zeros((4, 8, 3), np.uint8)
+    step[:, 4:] = 200
+    larger = enlarged(step, 60)
+    assert larger.shape == (32, 64, 3)
+    assert len(np.unique(larger[16, 24:40, 0])) > 4, "colours run into each other"
+    assert abs(int(larger[16, 2, 0])) < 10 and abs(int(larger[16, 61, 0]) - 200) < 10
+    assert np.array_equal(enlarged(step, 8), step)
+
+
 @pytest.mark.parametrize("pictures", [[], [None], [picture(0)] * 9, [picture(0), PIXELS]])
 def test_what_makes_no_grid_is_refused(pictures):
     with pytest.raises(ValueError, match="1 to 8 pictures of one size"):
         make_grid(pictures)
+
+
+def test_pictures_of_several_sizes_are_framed_for_a_grid():
+    wide, high = np.zeros((2, 6, 3), np.uint8), np.zeros((5, 2, 3), np.uint8)
+    first, none, second = framed([wide, None, high])
+    assert none is None and first.shape == second.shape == (5, 6, 3)
+    assert (first[1:3] == 0).all() and (np.delete(first, (1, 2), 0) == BLANK).all()
+    assert (second[:, 2:4] == 0).all() and (np.delete(second, (2, 3), 1) == BLANK).all()
+
+
+def test_a_picture_says_what_it_began_with_as_a1111_does():
+    plain = make_request(["a cat"], strength=0.6)
+    assert "Denoising strength: 0.6" in format_parameters(plain)
+    began = make_request(["a cat"], init_image="a" * 64, mask="b" * 64)
+    text = format_parameters(began)
+    assert "Denoising strength: 0.75" in text and "Mask blur: 4" in text
+    assert parse_parameters(text) == began

@@ -1,59 +1,86 @@
-"""What whoever made a job is told, whatever the engine does."""
+"""What whoever made a job is told, and whether anybody listens."""
 
-from types import SimpleNamespace
+import json
+import logging
+import threading
+import time
 
+import numpy as np
 import pytest
+from asking import make_request
 
-from sd_tpu.job import Cancelled, Done, Failed, Job, Progress, Queued
-from sd_tpu.request import Own, Request
+from sd_tpu.pictures.inputs import Canvas
+from sd_tpu.sentence import Sentence
+from sd_tpu.serving import journal
+from sd_tpu.serving.job import Cancelled, Done, Failed, ImageReady, Job, Progress, Queued
 
 
-def make_job(*rows: int, withdrawn=None) -> Job:
-    """A job of pictures whose tables have so many rows."""
-    own = tuple(Own(steps=count) for count in rows)
-    request = Request(prompts=("a cat",) * len(rows), own=own)
-    arrivals = {place: SimpleNamespace(table=SimpleNamespace(rows=range(count)))
-                for place, count in enumerate(rows)}
-
-    def withdraw(job: Job, places) -> None:
-        withdrawn.append([*places])
-
-    return Job(request, 1, arrivals, withdraw, previews=True)
+def make_job(cancel=None) -> Job:
+    return Job(make_request(prompts=("a cat",)), 1, "", cancel)
 
 
 @pytest.mark.parametrize("end", [Done(1.0), Cancelled(), Failed("It broke.")])
 def test_nothing_is_told_after_the_end(end):
-    job = make_job(4)
+    job = make_job()
     for event in (Queued(1, "a reason"), end, Progress(1, 4, {}), Done(2.0)):
         job.tell(event)
     assert list(job.events()) == [Queued(1, "a reason"), end]
     assert list(job.events()) == [], "each event is told once"
+    assert job.end == end
 
 
-def test_a_position_is_told_when_it_changes():
-    job = make_job(4)
-    for position in ((2, "a"), (2, "a"), (1, "a"), (1, "b")):
-        job.tell_position(*position)
-    job.tell(Cancelled())
-    assert list(job.events())[:-1] == [Queued(2, "a"), Queued(1, "a"), Queued(1, "b")]
+def test_what_is_kept_of_a_start_picture_is_put_in_by_whoever_takes_the_events():
+    kept = np.full((4, 4, 3), 9, np.uint8)
+    job = Job(make_request(prompts=("a cat",)), 1, "", None,
+              {0: Canvas(kept, np.zeros((4, 4), np.float32))})
+    job.tell(Progress(1, 4, {0: np.ones((3, 3, 3), np.uint8)}))  # of a size that cannot be
+    job.tell(ImageReady(0, np.zeros((4, 4, 3), np.uint8)))
+    with pytest.raises(ValueError):
+        next(job.events())
+    assert np.array_equal(next(job.events()).pixels, kept)
 
 
-def test_progress_is_the_share_of_all_rows_that_are_still_wanted():
-    job = make_job(10, 40)
-    job.rows_left.update({0: 5, 1: 40})
-    assert (job.progress({}).step, job.progress({}).steps) == (40 * 5 // 50, 40)
-    job.unwanted.add(1)
-    assert job.progress({}).step == 20
-    job.unwanted.add(0)
-    assert job.progress({}).step == 40 * 5 // 50, "of a job that is cancelled, of all of it"
-
-
-def test_a_job_is_cancelled_once_none_of_its_pictures_is_wanted():
-    withdrawn = []
-    job = make_job(4, 4, withdrawn=withdrawn)
-    job.cancel(1)
+def test_cancelling_says_which_job_and_which_of_its_pictures():
+    cancelled = []
+    job = make_job(lambda *which: cancelled.append(which))
+    job.cancel(3)
     job.cancel()
-    assert withdrawn == [[1], [0, 1]]
-    assert not job.cancelled
-    job.unwanted.update((0, 1))
-    assert job.cancelled
+    assert cancelled == [(1, 3), (1, None)]
+
+
+def test_a_job_is_unheard_while_nobody_takes_or_awaits_its_events():
+    job = make_job()
+    time.sleep(0.02)
+    assert job.unheard() >= 0.02
+    listener = threading.Thread(target=list, args=[job.events()])
+    listener.start()
+    deadline = time.monotonic() + 60
+    while job.unheard():
+        assert time.monotonic() < deadline, "nobody waits for its events"
+        time.sleep(0.01)
+    before = time.monotonic()
+    job.tell(Done(1.0))
+    listener.join()
+    assert job.unheard() <= time.monotonic() - before
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_a_job_is_written_down_without_its_prompts_unless_they_are_asked_for(tmp_path, prompts):
+    kept = journal.log.handlers.copy()
+    journal.keep(tmp_path / "log", prompts=prompts)
+    try:
+        for end in (Done(0.25), Failed(Sentence("The reason."))):
+            job = Job(make_request(["a secret", "", "two"], steps=3), 7, "a browser's name", None)
+            job.tell(end)
+            journal.note(job)
+    finally:
+        for handler in set(journal.log.handlers) - set(kept):
+            journal.log.removeHandler(handler)
+            handler.close()
+        journal.log.setLevel(logging.NOTSET)
+    text = (tmp_path / "log").read_text()
+    done, failed = map(json.loads, text.splitlines())
+    assert (done["end"], done["pictures"], done["steps"], done["size"]) == (
+        "done", 2, [3, 3], "512x512")
+    assert failed["end"] == "failed" and failed["reason"] == "The reason."
+    assert "browser" not in text and ("a secret" in text) is prompts

@@ -18,13 +18,22 @@ from flax import nnx
 from safetensors.torch import save_file
 from transformers import CLIPTextConfig
 from transformers import CLIPTextModel as TorchTextModel
+from transformers import CLIPTextModelWithProjection as TorchTextModelWithProjection
 
 from benchmarks.make_checkpoint import MODELS
-from sd_tpu import weights
-from sd_tpu.config import TextEncoderConfig, UNetConfig, VAEConfig
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.config import (
+    ProjectedTextEncoderConfig,
+    TextEncoderConfig,
+    TinyVAEConfig,
+    UNetConfig,
+    VAEConfig,
+)
 from sd_tpu.models import (
     AutoencoderKL,
+    AutoencoderTiny,
     CLIPTextModel,
+    CLIPTextModelWithProjection,
     UNet2DConditionModel,
     convolution,
     layers,
@@ -270,6 +279,34 @@ def test_the_text_encoder_is_that_of_transformers(ported, activation):
                   reference(ids).last_hidden_state)
 
 
+@pytest.mark.parametrize("skip", [0, 1, 2])
+@pytest.mark.parametrize("eos", [2, 97], ids=["end by the highest id", "end by its id"])
+def test_hidden_layers_and_the_pooled_text_are_those_of_transformers(ported, eos, skip):
+    config = dict(TINY_TEXT, hidden_act="gelu", projection_dim=24, eos_token_id=eos)
+    reference = randomized(TorchTextModelWithProjection(CLIPTextConfig(**config)))
+    ours = ported(reference, partial(CLIPTextModelWithProjection,
+                                     ProjectedTextEncoderConfig.from_dict(config)))
+    ids = torch.randint(3, 90, (3, 77))
+    ids[:, 60:] = 98
+    ids[torch.arange(3), torch.tensor([4, 31, 59])] = 97
+    ids[1, 70] = 97
+    theirs = reference(ids, output_hidden_states=True)
+    hidden, pooled = ours(jnp.asarray(ids.numpy()), skip)
+    # with every layer transformers' own last one is normed, which diffusers does not take
+    if skip:
+        assert_agrees(f"CLIPTextModelWithProjection, {skip} layers left out", hidden,
+                      theirs.hidden_states[-1 - skip])
+    assert_agrees("CLIPTextModelWithProjection, pooled", pooled, theirs.text_embeds)
+
+
+def test_the_penultimate_layer_is_that_of_transformers(ported):
+    reference = randomized(TorchTextModel(CLIPTextConfig(**TINY_TEXT)))
+    ours = ported(reference, partial(CLIPTextModel, TextEncoderConfig.from_dict(TINY_TEXT)))
+    ids = torch.randint(0, 99, (2, 77))
+    assert_agrees("CLIPTextModel, penultimate layer", ours.hidden_state(jnp.asarray(ids.numpy())),
+                  reference(ids, output_hidden_states=True).hidden_states[-2])
+
+
 def test_later_tokens_do_not_change_earlier_embeddings(ported):
     model = ported(randomized(TorchTextModel(CLIPTextConfig(**TINY_TEXT))),
                    partial(CLIPTextModel, TextEncoderConfig.from_dict(TINY_TEXT)))
@@ -307,7 +344,45 @@ UNETS = {
         (8, 12), (PLAIN, ATTEND), layers_per_block=1, attention_head_dim=(2, 3),
         downsample_padding=0, flip_sin_to_cos=False, freq_shift=1, in_channels=5,
         out_channels=3, norm_eps=1e-3),
+    "SDXL: attention below, in stacks, and a pooled text with sizes": unet_config(
+        (8, 16, 16), (PLAIN, ATTEND, ATTEND), layers_per_block=2, attention_head_dim=(1, 2, 4),
+        use_linear_projection=True, transformer_layers_per_block=(1, 2, 3),
+        addition_embed_type="text_time", addition_time_embed_dim=6,
+        projection_class_embeddings_input_dim=10 + 6 * 6),
+    "SSD-1B: stacks of their own on the way up, one resnet in the middle": unet_config(
+        (8, 16, 16), (PLAIN, ATTEND, ATTEND), layers_per_block=1, attention_head_dim=(1, 2, 4),
+        mid_block_type="UNetMidBlock2D", transformer_layers_per_block=[1, [1], [2]],
+        reverse_transformer_layers_per_block=[[2, 3], [2, 1], 1]),
+    "BK-SDM: no middle, layers by level": unet_config(
+        (8, 16), (ATTEND, ATTEND), layers_per_block=[1, 2], attention_head_dim=2,
+        mid_block_type=None),
+    "LCM: guidance beside the timestep": unet_config(
+        (8, 16), (ATTEND, PLAIN), layers_per_block=1, attention_head_dim=2,
+        time_cond_proj_dim=16),
 }
+
+
+def unet_inputs(config) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Latents, timesteps and text, and what the config asks for besides."""
+    latents = torch.randn(2, config.get("in_channels", 4), 8, 16)
+    added = {}
+    if "addition_embed_type" in config:
+        added["text_embeds"] = torch.randn(2, 10)
+        added["time_ids"] = torch.tensor([[1024.0, 768, 0, 3, 1024, 1024], [64, 64, 0, 0, 64, 96]])
+    if "time_cond_proj_dim" in config:
+        added["timestep_cond"] = torch.randn(2, config["time_cond_proj_dim"])
+    return [latents, torch.tensor([961.0, 3.5]), torch.randn(2, 7, 12)], added
+
+
+def of_diffusers(reference, inputs, added) -> np.ndarray:
+    added = dict(added)
+    guidance = added.pop("timestep_cond", None)
+    return nhwc(reference(*inputs, timestep_cond=guidance, added_cond_kwargs=added).sample)
+
+
+def as_arrays(inputs, added):
+    latents, *rest = inputs
+    return (nhwc(latents), *(x.numpy() for x in rest), {k: x.numpy() for k, x in added.items()})
 
 
 @pytest.mark.parametrize("kind", UNETS)
@@ -315,12 +390,46 @@ def test_the_unet_is_that_of_diffusers(ported, kind):
     config = UNETS[kind]
     reference = randomized(diffusers.UNet2DConditionModel(**config))
     ours = ported(reference, partial(UNet2DConditionModel, UNetConfig.from_dict(config)))
-    latents = torch.randn(2, config.get("in_channels", 4), 8, 16)
-    times, text = torch.tensor([961.0, 3.5]), torch.randn(2, 7, 12)
+    inputs = unet_inputs(config)
     assert_agrees(f"UNet2DConditionModel, {kind}",
-                  compiled(UNet2DConditionModel.__call__, ours, nhwc(latents), times.numpy(),
-                           text.numpy()),
-                  nhwc(reference(latents, times, text).sample))
+                  compiled(UNet2DConditionModel.__call__, ours, *as_arrays(*inputs)),
+                  of_diffusers(reference, *inputs))
+
+
+@pytest.mark.parametrize("kind", UNETS)
+def test_the_first_and_the_last_layer_with_the_features_of_a_whole_pass_give_what_it_gives(
+        ported, kind):
+    config = UNETS[kind]
+    reference = randomized(diffusers.UNet2DConditionModel(**config))
+    ours = ported(reference, partial(UNet2DConditionModel, UNetConfig.from_dict(config)))
+    *inputs, added = as_arrays(*unet_inputs(config))
+
+    def both(model, *inputs):
+        out, deep = model.whole(*inputs, added)
+        later = [inputs[0] + 1, *inputs[1:]]
+        return (out, model.shallow(*inputs, deep, added), model.shallow(*later, deep, added),
+                model.whole(*later, added)[0])
+
+    out, same, near, exact = compiled(both, ours, *inputs)
+    np.testing.assert_allclose(same, out, atol=1e-5)
+    assert 1e-4 < relative(near, exact) < 0.9
+
+
+@pytest.mark.parametrize("kind, name", [
+    ("SDXL: attention below, in stacks, and a pooled text with sizes", "text_embeds, time_ids"),
+    ("LCM: guidance beside the timestep", "timestep_cond"),
+])
+def test_a_unet_without_the_conditions_that_it_takes_names_them(kind, name):
+    model = UNet2DConditionModel(UNetConfig.from_dict(UNETS[kind]), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=name):
+        model(jnp.zeros((1, 8, 8, 4)), jnp.zeros(1), jnp.zeros((1, 7, 12)))
+
+
+def test_guidance_is_encoded_as_in_diffusers():
+    scales = torch.tensor([0.0, 0.5, 7.5])
+    theirs = diffusers.StableDiffusionPipeline.get_guidance_scale_embedding(None, scales, 256)
+    ours = unet.guidance_encoding(jnp.asarray(scales.numpy()), 256)
+    assert relative(ours, theirs) < 1e-4  # float32 angles of up to 7500
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
@@ -348,20 +457,17 @@ def test_fewer_tokens_are_looked_at_where_the_map_is_finest_and_nowhere_else(por
     reference = randomized(diffusers.UNet2DConditionModel(**config))
     ours = ported(reference, partial(UNet2DConditionModel, UNetConfig.from_dict(config),
                                      token_downsampling=step))
-    latents = torch.randn(2, config.get("in_channels", 4), 8, 16)
-    inputs = latents, torch.tensor([961.0, 3.5]), torch.randn(2, 7, 12)
-    exact = reference(*inputs).sample
+    inputs = unet_inputs(config)
+    exact = of_diffusers(reference, *inputs)
     finest = config["down_block_types"].index("CrossAttnDownBlock2D")
     for block in (reference.down_blocks[finest], reference.up_blocks[-1 - finest]):
         for transformer in block.attentions:
-            attention = transformer.transformer_blocks[0].attn1
-            attention.set_processor(_Downsampled(8 >> finest, step))
-    theirs = reference(*inputs).sample
+            for layer in transformer.transformer_blocks:
+                layer.attn1.set_processor(_Downsampled(8 >> finest, step))
+    theirs = of_diffusers(reference, *inputs)
     assert relative(theirs, exact) > 1e-3
     assert_agrees(f"UNet2DConditionModel, every {step} tokens, {kind}",
-                  compiled(UNet2DConditionModel.__call__, ours, nhwc(latents),
-                           *(x.numpy() for x in inputs[1:])),
-                  nhwc(theirs))
+                  compiled(UNet2DConditionModel.__call__, ours, *as_arrays(*inputs)), theirs)
 
 
 # --- autoencoder --------------------------------------------------------------------------------
@@ -389,6 +495,43 @@ def test_the_autoencoder_is_that_of_diffusers(ported, channels, depth):
                   nhwc(reference.decode(latents / 0.2).sample))
 
 
+def test_latents_that_were_whitened_get_their_mean_and_deviation_back(ported):
+    mean, std = [0.5, -1.0, 0.0, 2.0], [0.5, 1.0, 2.0, 3.0]
+    reference = randomized(torch_vae((8, 16), 1))
+    config = {**reference.config, "latents_mean": mean, "latents_std": std}
+    ours = ported(reference, partial(AutoencoderKL, VAEConfig.from_dict(config)))
+    latents = torch.randn(2, 4, 4, 4)
+    by_channel = [torch.tensor(values).view(1, 4, 1, 1) for values in (mean, std)]
+    whole = latents * by_channel[1] / 0.2 + by_channel[0]  # as diffusers' SDXL pipeline has it
+    assert_agrees("AutoencoderKL, mean and deviation",
+                  compiled(AutoencoderKL.decode, ours, nhwc(latents)),
+                  nhwc(reference.decode(whole).sample))
+    images = torch.randn(1, 3, 16, 16)
+    theirs = reference.encode(images).latent_dist
+    ours_mean, logvar = compiled(AutoencoderKL.encode, ours, nhwc(images))
+    assert_agrees("AutoencoderKL, encode, whitened", ours_mean,
+                  nhwc((theirs.mean - by_channel[0]) * 0.2 / by_channel[1]))
+    assert_agrees("AutoencoderKL, encode, whitened deviation", jnp.exp(logvar / 2),
+                  nhwc(theirs.std * 0.2 / by_channel[1]))
+
+
+@pytest.mark.parametrize("blocks, scale", [((3, 3, 3, 1), 1.0), ((2, 1), 0.5)])
+def test_the_tiny_autoencoder_is_that_of_diffusers(ported, blocks, scale):
+    channels = (8,) * len(blocks)
+    reference = randomized(diffusers.AutoencoderTiny(
+        encoder_block_out_channels=channels, decoder_block_out_channels=channels,
+        num_encoder_blocks=blocks[::-1], num_decoder_blocks=blocks, scaling_factor=scale))
+    config = TinyVAEConfig.from_dict(dict(reference.config))
+    ours = ported(reference, partial(AutoencoderTiny, config))
+    images, latents = torch.randn(2, 3, 16, 32), 3 * torch.randn(2, 4, 3, 5)
+    name = f"AutoencoderTiny, {len(blocks)} levels"
+    assert_agrees(f"{name}, encode", compiled(AutoencoderTiny.encode, ours, nhwc(images)),
+                  nhwc(scale * reference.encode(images).latents))
+    decoded = compiled(AutoencoderTiny.decode, ours, nhwc(latents))
+    assert decoded.shape == (2, 3 * config.downscale, 5 * config.downscale, 3)
+    assert_agrees(f"{name}, decode", decoded, nhwc(reference.decode(latents / scale).sample))
+
+
 # --- bfloat16 -----------------------------------------------------------------------------------
 
 
@@ -413,7 +556,22 @@ def _vae_case():
     return reference, build, AutoencoderKL.decode, [torch.randn(2, 4, 4, 4).numpy()]
 
 
-@pytest.mark.parametrize("case", [_text_case, _unet_case, _vae_case])
+def _sdxl_case():
+    config = UNETS["SDXL: attention below, in stacks, and a pooled text with sizes"]
+    return (diffusers.UNet2DConditionModel(**config),
+            partial(UNet2DConditionModel, UNetConfig.from_dict(config)),
+            UNet2DConditionModel.__call__, as_arrays(*unet_inputs(config)))
+
+
+def _tiny_case():
+    reference = diffusers.AutoencoderTiny(
+        encoder_block_out_channels=(8, 8), decoder_block_out_channels=(8, 8),
+        num_encoder_blocks=(1, 1), num_decoder_blocks=(1, 1))
+    build = partial(AutoencoderTiny, TinyVAEConfig.from_dict(dict(reference.config)))
+    return reference, build, AutoencoderTiny.decode, [torch.randn(2, 4, 4, 4).numpy()]
+
+
+@pytest.mark.parametrize("case", [_text_case, _unet_case, _sdxl_case, _vae_case, _tiny_case])
 def test_bfloat16_parameters_give_nearly_the_same(ported, case):
     reference, build, method, inputs = case()
     randomized(reference)
@@ -430,9 +588,30 @@ def test_bfloat16_parameters_give_nearly_the_same(ported, case):
 BUILDERS = dict(
     text_encoder=(CLIPTextModel, TextEncoderConfig,
                   lambda config: TorchTextModel(CLIPTextConfig(**config))),
+    text_encoder_2=(CLIPTextModelWithProjection, ProjectedTextEncoderConfig,
+                    lambda config: TorchTextModelWithProjection(CLIPTextConfig(**config))),
     unet=(UNet2DConditionModel, UNetConfig, diffusers.UNet2DConditionModel.from_config),
     vae=(AutoencoderKL, VAEConfig, diffusers.AutoencoderKL.from_config),
+    decoder=(AutoencoderTiny, TinyVAEConfig, diffusers.AutoencoderTiny.from_config),
 )
+
+# The published configs that no checkpoint of the benchmarks has, as far as they shape the networks.
+SDXL = MODELS["sdxl"]["unet"]
+PUBLISHED = MODELS | {
+    "ssd-1b": dict(unet=SDXL | dict(
+        transformer_layers_per_block=[1, [2, 2], [4, 4]], mid_block_type="UNetMidBlock2D",
+        reverse_transformer_layers_per_block=[[4, 4, 10], [2, 1, 1], 1])),
+    "vega": dict(unet=SDXL | dict(
+        transformer_layers_per_block=[1, [1, 1], [2, 2]], mid_block_type="UNetMidBlock2D",
+        reverse_transformer_layers_per_block=[[2, 2, 2], [1, 1, 1], 1])),
+    "lcm": dict(unet=MODELS["sd14"]["unet"] | dict(time_cond_proj_dim=256)),
+    "bk-sdm-small": dict(unet=MODELS["sd14"]["unet"] | dict(
+        layers_per_block=1, mid_block_type=None)),
+    "bk-sdm-tiny": dict(unet=MODELS["sd14"]["unet"] | dict(
+        layers_per_block=1, mid_block_type=None, block_out_channels=[320, 640, 1280],
+        down_block_types=["CrossAttnDownBlock2D"] * 3, up_block_types=["CrossAttnUpBlock2D"] * 3)),
+    "taesd": dict(decoder={}),
+}
 
 
 @pytest.mark.parametrize("model, part, count", [
@@ -441,9 +620,17 @@ BUILDERS = dict(
     ("sd14", "vae", 83_653_863),
     ("sd21", "text_encoder", 340_387_840),
     ("sd21", "unet", 865_910_724),
+    ("sdxl", "unet", 2_567_463_684),
+    ("sdxl", "text_encoder_2", 694_659_840),
+    ("ssd-1b", "unet", 1_331_334_404),
+    ("vega", "unet", 745_225_604),
+    ("lcm", "unet", 859_602_884),
+    ("bk-sdm-small", "unet", 482_346_884),
+    ("bk-sdm-tiny", "unet", 323_384_964),
+    ("taesd", "decoder", 2_445_063),
 ])
 def test_full_size_models_have_the_published_parameters(model, part, count):
-    config = MODELS[model][part]
+    config = PUBLISHED[model][part]
     module, read, torch_module = BUILDERS[part]
     with torch.device("meta"):
         theirs = {name.removeprefix("text_model."): tuple(tensor.shape)

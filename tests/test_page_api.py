@@ -8,22 +8,25 @@ import gradio_client
 import httpx
 import numpy as np
 import pytest
+from asking import make_request
 
-import app
-from sd_tpu.images import read_png, to_png
-from sd_tpu.request import MAX_SEED, Request
+from sd_tpu import app
+from sd_tpu.pictures.images import read_png, to_png
+from sd_tpu.serving.job import Cancelled
+from sd_tpu.settings import MAX_SEED
 
 
-def test_programs_get_pictures_in_their_places_and_the_seed(client):
+def test_programs_get_pictures_in_their_places_and_the_seed(client, page_engine):
     pictures, seed, sentence = client.predict(
         ["first", "", "third"], seed=5, steps=2, guidance=2.5, sampler="euler", spacing="karras",
         negative_prompt="blur", guidance_stop=0.5, cache_interval=2, api_name="/generate",
     )
     assert (pictures[1], seed) == (None, 5) and sentence.startswith("Done in")
     asked = read_png(Path(pictures[2]).read_bytes())
-    assert asked == Request(prompts=("third",), seed=7, steps=2, guidance=2.5, sampler="euler",
-                            spacing="karras", negative_prompt="blur", guidance_stop=0.5,
-                            cache_interval=2, height=32, width=32)
+    assert asked == make_request(prompts=("third",), seed=7, steps=2, guidance=2.5, sampler="euler",
+                                 spacing="karras", negative_prompt="blur", guidance_stop=0.5,
+                                 cache_interval=2, height=32, width=32,
+                                 model=page_engine.offer.first)
 
 
 def test_programs_give_single_pictures_settings_of_their_own(client):
@@ -31,7 +34,7 @@ def test_programs_give_single_pictures_settings_of_their_own(client):
         ["a", "b"], seed=5, steps=2, own=[None, {"seed": 1, "steps": 3, "sampler": "heun"}],
         api_name="/generate",
     )
-    first, second = (read_png(Path(picture).read_bytes()) for picture in pictures)
+    first, second = (read_png(Path(picture).read_bytes()).pictures[0] for picture in pictures)
     assert (first.seed, first.steps, first.sampler) == (5, 2, "pndm")
     assert (second.seed, second.steps, second.sampler) == (1, 3, "heun")
 
@@ -40,13 +43,13 @@ def test_programs_follow_a_run_and_can_end_it(client, page_engine):
     job = client.submit(["a"] * 8, steps=200, api_name="/generate")
     told = next(job)
     assert told[0] == [None] * 8 and re.match("Starting|Queued|Step", told[2])
-    while not any(page_engine._occupants):
+    while not page_engine.occupied:
         time.sleep(0.01)
-    running = next(occupant.job for occupant in page_engine._occupants if occupant)
+    (running,) = page_engine.jobs()
     job.cancel()
-    while any(page_engine._occupants):
+    while page_engine.jobs():
         time.sleep(0.05)
-    assert any(running.rows_left.values()), "the job went on to its end"
+    assert isinstance(running.end, Cancelled), "the job went on to its end"
 
 
 @pytest.mark.parametrize(("values", "sentence"), [
@@ -73,8 +76,8 @@ def test_programs_can_list_the_samplers(client):
 
 
 def test_programs_can_read_what_a_picture_was_made_from(client, tmp_path):
-    made = Request(prompts=("a fox", ""), seed=9, steps=12, height=8, width=8)
-    (tmp_path / "fox.png").write_bytes(to_png(np.zeros((8, 8, 3), np.uint8), made, "m"))
+    made = make_request(prompts=("a fox", ""), seed=9, steps=12, height=8, width=8)
+    (tmp_path / "fox.png").write_bytes(to_png(np.zeros((8, 8, 3), np.uint8), made))
     read = client.predict(gradio_client.handle_file(tmp_path / "fox.png"),
                           api_name="/read_metadata")
     assert (read["prompts"], read["seed"], read["steps"]) == (["a fox", ""], 9, 12)
@@ -85,7 +88,8 @@ def test_programs_can_read_what_a_picture_was_made_from(client, tmp_path):
 
 def test_no_file_of_the_server_can_be_read(address, tmp_path):
     secret = tmp_path / "secret.png"
-    secret.write_bytes(to_png(np.zeros((8, 8, 3), np.uint8), Request(prompts=("secret",)), "m"))
+    request = make_request(prompts=("secret",))
+    secret.write_bytes(to_png(np.zeros((8, 8, 3), np.uint8), request))
     for value in ({"path": str(secret)},
                   {"path": str(secret), "meta": {"_type": "gradio.FileData"}}):
         asked = httpx.post(f"{address}gradio_api/call/read_metadata", json={"data": [value]})
@@ -95,10 +99,12 @@ def test_no_file_of_the_server_can_be_read(address, tmp_path):
 
 def test_the_endpoints_are_documented(client):
     endpoints = client.view_api(print_info=False, return_format="dict")["named_endpoints"]
-    assert set(endpoints) == {"/generate", "/samplers", "/read_metadata"}
+    assert set(endpoints) == {"/generate", "/samplers", "/draw", "/models",
+                              "/read_metadata"}
     names = [each["parameter_name"] for each in endpoints["/generate"]["parameters"]]
     assert names == ["prompts", "seed", "negative_prompt", "steps", "guidance", "sampler",
-                     "spacing", "own", "guidance_start", "guidance_stop", "cache_interval"]
+                     "spacing", "own", "guidance_start", "guidance_stop", "cache_interval",
+                     "guidance_rescale", "model", "height", "width", "style"]
     names = [each["parameter_name"] for each in endpoints["/read_metadata"]["parameters"]]
     assert names == ["picture"]
 

@@ -2,9 +2,11 @@
 
 import dataclasses
 import re
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from asking import make_request
 from axe_core_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import expect
@@ -13,6 +15,7 @@ from visitor import (
     PROMPTS,
     alts,
     box,
+    choose,
     figures,
     fill,
     make,
@@ -25,12 +28,13 @@ from visitor import (
     unfold,
 )
 
-from sd_tpu.images import BLANK, read_png
-from sd_tpu.page.compare import check_values, comparison, parse_values, suggested
-from sd_tpu.page.labels import named, words
-from sd_tpu.page.texts import ENGLISH
-from sd_tpu.request import MAX_SEED, Own, Request, RequestError, Settings
-from sd_tpu.samplers import SAMPLERS
+from sd_tpu.page.compare import comparison, read_comparison, suggested
+from sd_tpu.page.form import read, show
+from sd_tpu.page.parts import labels as captions
+from sd_tpu.pictures.images import BLANK, read_png
+from sd_tpu.request import Anything, Request
+from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.settings import Picture, RequestError
 
 EIGHT = ["PNDM (PLMS)", "DPM++ 2M", "DPM++ 2M SDE", "Euler", "Euler ancestral", "Heun", "DDIM",
          "UniPC"]
@@ -46,7 +50,11 @@ EIGHT = ["PNDM (PLMS)", "DPM++ 2M", "DPM++ 2M SDE", "Euler", "Euler ancestral", 
     (" , ", []),
 ])
 def test_values_are_read_as_people_write_lists(text, values):
-    assert parse_values(text) == values
+    if values:
+        assert read_comparison({"what": "guidance", "values": text}) == ("guidance", values)
+    else:
+        with pytest.raises(RequestError, match="There is nothing to compare yet"):
+            read_comparison({"what": "guidance", "values": text})
 
 
 @pytest.mark.parametrize(("values", "sentence"), [
@@ -55,58 +63,72 @@ def test_values_are_read_as_people_write_lists(text, values):
 ])
 def test_no_value_and_too_many_are_answered_in_a_sentence(values, sentence):
     with pytest.raises(RequestError, match=re.escape(sentence)):
-        check_values(values)
+        read_comparison({"what": "steps", "values": values})
 
 
 @pytest.mark.parametrize("defaults", [
-    Settings(), Settings(steps=4, guidance=1.0, sampler="lcm"), Settings(steps=200, guidance=50.0),
+    Picture(), Picture(steps=4, guidance=1.0, sampler="lcm"), Picture(steps=200, guidance=50.0),
 ])
 @pytest.mark.parametrize("what", ["sampler", "steps", "guidance", "guidance_stop",
-                                  "cache_interval", "seed"])
+                                  "cache_interval"])
 def test_what_is_suggested_can_be_made_and_has_the_models_own_among_it(what, defaults):
-    values = suggested(what, defaults, MAX_SEED - 3)
-    made = comparison(Request.check({"prompts": ["a"], "seed": 5}, defaults), what, values,
-                      defaults)
+    values = suggested(what, defaults)
+    made = comparison(Request.check({"prompts": ["a"], "seed": 5}, defaults), what, values)
     assert 5 <= len(values) == len(set(values)) == len(made.places()) <= 8
-    assert what == "seed" or getattr(defaults, what) in values
+    assert getattr(defaults, what) in values
 
 
-def test_suggested_steps_and_seeds():
-    assert suggested("steps", Settings(), None) == [4, 6, 8, 10, 15, 20, 30, 50]
-    assert suggested("seed", Settings(), MAX_SEED) == [MAX_SEED, *range(7)]
-    assert suggested("seed", Settings(), -1) != suggested("seed", Settings(), None)
+def test_a_lora_is_compared_by_the_strength_that_the_prompt_gives_it():
+    asked = make_request(prompts=("a <lora:ink wash> cat <lora:x:0.5>",), seed=7)
+    made = comparison(asked, "lora", [0, 0.5, -1])
+    assert made.prompts == tuple(
+        f"a <lora:ink wash:{x}> cat <lora:x:{x}>" for x in ("0", "0.5", "-1"))
+    assert {picture.seed for picture in made.pictures} == {7}
+    with pytest.raises(RequestError, match="Strength of the LoRA should be a number, not 'x'"):
+        comparison(asked, "lora", ["x"])
+    with pytest.raises(RequestError, match="names no LoRA"):
+        comparison(make_request(prompts=("a",)), "lora", [1])
 
 
 def test_a_comparison_has_the_first_picture_in_all_places_but_for_one_thing():
     asked = Request.check({
         "prompts": ["", "a", "b"], "seed": 7, "sampler": "heun", "spacing": "karras",
         "negative_prompt": "no", "own": [None, {"guidance": 2, "negative_prompt": ""}],
-    }, Settings())
-    made = comparison(asked, "steps", [5, 20, 9], Settings())
-    first = asked.only(1)
-    assert [made.only(place) for place in made.places()] == [
-        dataclasses.replace(first, steps=steps) for steps in (5, 20, 9)]
-    assert [words(named(made, place), ENGLISH) for place in made.places()] == [
-        "5 steps", "20 steps", "9 steps"]
+    }, Picture())
+    made = comparison(asked, "steps", [5, 20, 9])
+    assert made.pictures == tuple(
+        dataclasses.replace(asked.pictures[1], steps=steps) for steps in (5, 20, 9))
+    assert [*captions(made).values()] == ["5 steps", "20 steps", "9 steps"]
+
+
+def test_a_comparison_of_sizes_says_them_and_changes_nothing_else():
+    asked = make_request(["a"], seed=3, height=64, width=64)
+    made = comparison(asked, *read_comparison({"what": "size", "values": ["64×64", "96×64"]}))
+    assert [(each.width, each.height, each.seed) for each in made.pictures] == [
+        (64, 64, 3), (96, 64, 3)]
+    assert [*captions(made).values()] == ["64x64", "96x64"]
+    filled = show(made.values(), Mock(first="m", sizes=lambda model: [(64, 64), (64, 96)]))
+    assert filled["settings"]["size"] == "64×64"
+    assert filled["own"][1] == {"seed": "3", "size": "96×64"}
+    assert Request.check(read(filled), Anything()).pictures[:2] == made.pictures
 
 
 def test_a_comparison_of_seeds_has_no_other_seed_than_those():
-    made = comparison(Request(prompts=("a",), seed=7), "seed", [3, 8, 100], Settings())
-    assert [made.image_seed(place) for place in range(3)] == [3, 8, 100]
-    assert made.own == (Own(seed=3), None, Own(seed=100))
-    assert [words(named(made, place), ENGLISH) for place in range(3)] == [
-        "seed 3", "seed 8", "seed 100"]
+    made = comparison(make_request(prompts=("a",), seed=7), "seed", [3, 8, 100])
+    assert [picture.seed for picture in made.pictures] == [3, 8, 100]
+    assert [*captions(made).values()] == ["seed 3", "seed 8", "seed 100"]
 
 
 @pytest.mark.parametrize(("what", "values", "sentence"), [
     ("steps", [4, "lots"], "Steps should be a whole number, not 'lots'"),
     ("guidance_stop", [1, 0.5], "Guidance should start before it stops, not start at 0.6"),
     ("sampler", ["ddim", "dream"], "Sampler 'dream' is unknown"),
+    ("size", [{"width": "wide"}], "Width should be a whole number, not 'wide'"),
 ])
 def test_a_value_that_cannot_be_served_is_named_without_a_box(what, values, sentence):
-    asked = Request(prompts=("a",), sampler="dpmpp_2m", spacing="karras", guidance_start=0.6)
+    asked = make_request(prompts=("a",), sampler="dpmpp_2m", spacing="karras", guidance_start=0.6)
     with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
-        comparison(asked, what, values, Settings())
+        comparison(asked, what, values)
 
 
 # --- on the page --------------------------------------------------------------------------------
@@ -116,10 +138,9 @@ def compare(tab, what=None, values=None):
     unfold(tab, "Compare")
     if what:
         tab.get_by_role("radio", name=what, exact=True).check()
-        expect(tab.get_by_label("Values, up to eight")).to_be_visible(timeout=PATIENCE)
     if values is not None:
         tab.get_by_label("Values, up to eight").fill(values)
-    press(tab, tab.get_by_role("button", name="Draw the comparison"))
+    press(tab, tab.get_by_role("button", name="Run comparison"))
 
 
 def labels(tab):
@@ -130,7 +151,7 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
     fill(tab, ["", *PROMPTS[1:]], seed=5, steps=3)
     make(tab)
     before = dict(page_engine.programs.traces)
-    compare(tab)
+    compare(tab, "Sampler")
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(EIGHT)
     assert page_engine.programs.traces == before == {"encode": 1, "advance": 1, "decode": 1}
@@ -143,14 +164,60 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
     download.value.save_as(tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
         grid = np.asarray(image)
-    assert grid.shape == (2 * (256 + 26), 4 * 256, 3), "narrow pictures are enlarged"
-    for row in (256, 2 * 256 + 26):
-        for column in range(0, 1024, 256):
+    assert grid.shape == (2 * (256 + 26) + 8, 4 * 256 + 3 * 8, 3), "narrow pictures are enlarged"
+    for row in (256, 2 * 256 + 26 + 8):
+        for column in range(0, 4 * 264, 264):
             band = grid[row:row + 26, column:column + 256]
             assert (band == BLANK).any() and (band < 128).any(), "a label is missing"
     asked = read_png(tmp_path / "grid.png")
-    assert [SAMPLERS[asked.only(place).sampler].label for place in range(8)] == EIGHT
-    assert {asked.image_seed(place) for place in range(8)} == {6}
+    assert [SAMPLERS[picture.sampler].label for picture in asked.pictures] == EIGHT
+    assert {picture.seed for picture in asked.pictures} == {6}
+
+
+def test_styles_are_compared_and_the_files_say_what_they_made_of_the_prompts(tab):
+    fill(tab, ["a fox", *[""] * 7], seed=5)
+    setting(tab, "Negative prompt").fill("fog")
+    compare(tab, "Style")
+    says(tab, "Done in")
+    expect(labels(tab)).to_have_text(["no style", "style Ink", "style Bright"])
+    files = tab.locator("#cards a[download]").evaluate_all("all => all.map(each => each.href)")
+    made = [read_png(tab.request.get(file).body()).pictures[0] for file in files]
+    assert [(picture.prompt, picture.negative_prompt, picture.style) for picture in made] == [
+        ("a fox", "fog", ""), ("ink drawing of a fox", "fog, photo", ""),
+        ("a fox, bright", "fog", "")]
+    assert prompts(tab)[:3] == ["a fox"] * 3, "the boxes keep the prompt and the style apart"
+    choose(setting(tab, "Style"), "Bright")
+    unfold(tab, "Own settings of prompt 1")
+    own = tab.locator("#own-panel").get_by_label("Style")
+    expect(own.locator("option")).to_have_text(["Same as for all", "no style", "Ink", "Bright"])
+    choose(own, "Ink")
+    expect(tab.locator(".own-summary").first).to_contain_text("style Ink")
+
+
+def test_sizes_are_compared_and_make_one_picture_together(tab, page_engine, tmp_path):
+    height, width = page_engine.offer.sizes("")[2]
+    assert height > width
+    asked = {"prompts": ["a"], "steps": 1, "height": height, "width": width}
+    list(page_engine.submit(Request.check(asked, page_engine.offer)).events())  # compiles
+    fill(tab, PROMPTS[:1], seed=5, steps=3)
+    unfold(tab, "Compare")
+    tab.get_by_role("radio", name="Size", exact=True).check()
+    ticks = tab.get_by_role("group", name="Choices, up to eight").get_by_role("checkbox")
+    sizes = [f"{width}×{height}" for height, width in page_engine.offer.sizes("")]
+    assert [tick.input_value() for tick in ticks.all()] == sizes
+    expect(ticks.nth(2)).to_be_checked()
+    ticks.nth(1).uncheck()
+    press(tab, tab.get_by_role("button", name="Run comparison"))
+    says(tab, "Done in")
+    expect(labels(tab)).to_have_text(sizes[:3:2])
+    expect(tab.locator(".own-summary").first).to_contain_text(sizes[2])
+    tall, frame = figures(tab).nth(1).locator("img, div").all()[::-1]
+    assert tall.bounding_box()["height"] <= frame.bounding_box()["height"]
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Download as one picture").click()
+    download.value.save_as(tmp_path / "grid.png")
+    assert [(each.width, each.height) for each in read_png(tmp_path / "grid.png").pictures] == [
+        tuple(map(int, size.split("×"))) for size in sizes[:3:2]]
 
 
 def test_accelerations_are_compared_with_the_exact_picture_first(tab, page_engine):
@@ -159,10 +226,10 @@ def test_accelerations_are_compared_with_the_exact_picture_first(tab, page_engin
     tab.get_by_role("radio", name="Cache interval").check()
     expect(tab.get_by_label("Values, up to eight")).to_have_value("1, 2, 3, 4, 5, 6, 8, 10")
     tab.get_by_label("Values, up to eight").fill("1, 3")
-    tab.get_by_role("button", name="Draw the comparison").click()
+    tab.get_by_role("button", name="Run comparison").click()
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(["cache interval 1", "cache interval 3"])
-    exact, faster = tab.locator("#gallery img").evaluate_all("all => all.map(image => image.src)")
+    exact, faster = tab.locator("#cards img").evaluate_all("all => all.map(image => image.src)")
     assert exact != faster
     assert page_engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
     expect(tab.locator(".own-summary")).to_have_count(1)
@@ -175,12 +242,12 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     fold = tab.get_by_role("button", name="Compare", exact=True)
     fold.focus()
     tab.keyboard.press("Enter")
-    for key in ("Tab", "Tab", "Space"):  # Gradio's radios are a stop each
+    for key in ("Tab", "ArrowRight"):
         tab.keyboard.press(key)
     values = tab.get_by_label("Values, up to eight")
     expect(values).to_have_value("4, 6, 8, 10, 15, 20, 30, 50", timeout=PATIENCE)
     expect(undo).to_be_disabled()
-    for key in (*["Tab"] * 5, "Control+A"):
+    for key in ("Tab", "Control+A"):
         tab.keyboard.press(key)
     tab.keyboard.type("2 4, 3")
     tab.keyboard.press("Tab")
@@ -188,14 +255,13 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(["2 steps", "4 steps", "3 steps"])
     assert prompts(tab) == [PROMPTS[0]] * 3 + [""] * 5
+    expect(tab.locator("#settings-panel [name=steps]")).to_have_value("3")
     expect(tab.locator("#line")).to_be_in_viewport()
-    press(tab, tab.get_by_role("button", name="Draw the comparison"))
-    says(tab, "Done in")
-    expect(labels(tab)).to_have_text(["2 steps", "4 steps", "3 steps"])
-    undo.click()
-    says(tab, "The boxes are as they were.")
-    assert prompts(tab) == [PROMPTS[0]] * 3 + [""] * 5
-    undo.click()
+    expect(tab.locator("#sheet")).to_be_hidden()
+    unfold(tab, "Compare")
+    press(tab, tab.get_by_role("button", name="Run comparison"))
+    says(tab, "All pictures are there already")
+    undo.click()  # the second comparison has changed nothing that could be taken back
     expect(box(tab, 2)).to_have_value(PROMPTS[1])
     assert prompts(tab) == PROMPTS
     expect(undo).to_be_disabled()
@@ -209,12 +275,12 @@ def test_seeds_that_are_compared_run_on_from_the_present_one(tab):
     tab.get_by_role("radio", name="Seed").check()
     expect(tab.get_by_label("Values, up to eight")).to_have_value(
         ", ".join(map(str, range(41, 49))), timeout=PATIENCE)
-    compare(tab, values="5")
+    compare(tab, "Seed", values="5")
     says(tab, "Done in")
     compare(tab, values="41, 9")
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(["seed 41", "seed 9"])
-    expect(seed_box(tab)).to_have_value("5")
+    expect(seed_box(tab)).to_have_value("41")
     tab.reload()
     tab.wait_for_function("window.sdTpu?.arrived")
     assert prompts(tab) == [PROMPTS[0]] * 2 + [""] * 6
@@ -245,7 +311,7 @@ def test_a_comparison_that_cannot_be_made_costs_no_prompt(tab, values, sentence)
 def test_axe_finds_nothing_in_a_comparison_and_a_phone_scrolls_nowhere(visitor, address, scheme):
     with newcomer(visitor, address, scheme, phone=True) as tab:
         fill(tab, ["first", *[""] * 7], steps=2)
-        compare(tab)
+        compare(tab, "Sampler")
         says(tab, "Done in")
         expect(box(tab, 8)).to_have_value("first")
         assert Axe().run(tab)["violations"] == []

@@ -4,6 +4,7 @@ import re
 from contextlib import contextmanager
 
 import gradio_client
+import httpx
 import pytest
 from playwright.sync_api import expect
 from visitor import (
@@ -22,21 +23,21 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.history import History, HistoryError
-from sd_tpu.page import build, launch, past
+from sd_tpu.page import build, history, launch
+from sd_tpu.pictures.history import History, HistoryError
 
 
 @contextmanager
 def served(engine, folder, port=None):
     """The address of a page with the history in this folder, until the server ends."""
-    history = History(folder)
-    page = build(engine, history)
+    kept = History(folder)
+    page = build(engine, kept)
     assert engine.ready.wait(300)
     try:
         yield launch(page, server_name="127.0.0.1", server_port=port)
     finally:
         page.close(verbose=False)
-        history.close()
+        kept.close()
 
 
 @pytest.fixture(scope="module")
@@ -56,38 +57,38 @@ def keeping(page_engine, folder):
 def somebody(visitor, keeping):
     """A browser that was never there, with three pictures."""
     with newcomer(visitor, keeping) as tab:
-        tab.on("dialog", lambda dialog: dialog.accept())
         fill(tab, ["first", "", "<b>third</b>", "fourth"] + [""] * 4, seed=20, steps=3)
         make(tab)
         yield tab
 
 
 def kept(tab):
-    return tab.locator("#history img")
+    return tab.locator("#history-panel img")
 
 
 def shows(tab, names: list[str]) -> None:
     """Waits for exactly these pictures in the history, by their prompts."""
     expect(kept(tab)).to_have_count(len(names), timeout=PATIENCE)
-    tab.wait_for_function("names => String([...document.querySelectorAll('#history img')]"
+    tab.wait_for_function("names => String([...document.querySelectorAll('#history-panel img')]"
                           ".map(image => image.alt)) === String(names)", arg=names)
 
 
 def act(tab, name: str) -> None:
-    tab.locator("#history").get_by_role("button", name=name).click()
+    tab.locator("#history-panel").get_by_role("button", name=name).click()
 
 
 def names(tab) -> list[str]:
     return kept(tab).evaluate_all("all => all.map(image => image.alt)")
 
 
-def test_pictures_appear_newest_first_also_while_the_history_is_open(somebody):
+def test_pictures_appear_by_run_newest_first_also_while_the_history_is_open(somebody):
+    fill(somebody, ["newest"] + [""] * 7)
     unfold(somebody, "History")
     expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
-    assert sorted(names(somebody)) == ["<b>third</b>", "first", "fourth"]
+    assert names(somebody) == ["first", "<b>third</b>", "fourth"], "in the gallery's order"
+    assert somebody.locator("#history-panel .run").inner_text().count("seed 20") == 1
     width = kept(somebody).first.evaluate("image => image.decode().then(() => image.naturalWidth)")
     assert width == 32
-    fill(somebody, ["newest"] + [""] * 7)
     make(somebody)
     expect(kept(somebody)).to_have_count(4, timeout=PATIENCE)
     assert names(somebody)[0] == "newest"
@@ -96,7 +97,7 @@ def test_pictures_appear_newest_first_also_while_the_history_is_open(somebody):
 def test_an_empty_history_says_so(visitor, keeping):
     with newcomer(visitor, keeping) as tab:
         unfold(tab, "History")
-        expect(tab.locator("#history")).to_contain_text("There is nothing yet", timeout=PATIENCE)
+        expect(tab.locator("#history-panel")).to_contain_text("There is nothing yet")
 
 
 def test_a_page_without_a_history_has_no_such_fold(tab):
@@ -144,10 +145,10 @@ def test_a_picture_is_seen_full_screen_with_its_settings_and_leafed_from(somebod
 
 def test_the_full_screen_view_keeps_its_place_and_its_keys_while_the_history_grows(
         somebody, slow_engine):
+    fill(somebody, ["later", *[""] * 7], steps=75)  # 15 s: until the picture is seen full screen
     unfold(somebody, "History")
     expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
     before = names(somebody)
-    fill(somebody, ["later", *[""] * 7], steps=75)  # 15 s: until the picture is seen full screen
     generate(somebody).click()
     somebody.get_by_role("button", name=f"View “{before[0]}” full screen").click()
     dialog = somebody.get_by_role("dialog")
@@ -165,7 +166,6 @@ def test_a_picture_that_another_tab_has_deleted_is_not_left_on_the_screen(somebo
     unfold(somebody, "History")
     with somebody.context.new_page() as other:
         visit(other, somebody.url)
-        other.on("dialog", lambda dialog: dialog.accept())
         unfold(other, "History")
         act(other, "Delete “fourth”")
         expect(kept(other)).to_have_count(2, timeout=PATIENCE)
@@ -181,8 +181,9 @@ def test_a_pictures_prompt_seed_and_settings_are_used_again(somebody):
     says(somebody, "are in the boxes")
     assert prompts(somebody) == ["fourth"] + [""] * 7
     expect(seed_box(somebody)).to_have_value("23")
+    expect(somebody.locator("#generate")).to_be_focused()
+    expect(somebody.locator("#sheet")).to_be_hidden()
     expect(setting(somebody, "Steps")).to_have_value("3")
-    expect(somebody.get_by_role("button", name="Generate")).to_be_focused()
 
 
 def test_favourites_are_marked_and_can_be_shown_alone_by_keyboard(somebody):
@@ -195,44 +196,77 @@ def test_favourites_are_marked_and_can_be_shown_alone_by_keyboard(somebody):
     act(somebody, "Favourites only")
     shows(somebody, ["first"])
     star.press("Enter")
-    expect(somebody.locator("#history")).to_contain_text("There are no favourites yet")
+    expect(somebody.locator("#history-panel")).to_contain_text("There are no favourites yet")
     expect(somebody.get_by_role("button", name="Favourites only")).to_be_focused()
 
 
-def test_pictures_are_deleted_once_that_is_confirmed(somebody, folder):
+def test_what_is_deleted_is_served_no_more_and_comes_back_when_that_is_undone(somebody, keeping):
+    addresses = [keeping + somebody.locator(f"#picture-4 {part}").get_attribute(name)
+                 for part, name in (("a[download]", "href"), ("img", "src"))]
+    assert [httpx.get(address).status_code for address in addresses] == [200, 200]
     unfold(somebody, "History")
-    before = len(list((folder / "pictures").iterdir()))
     act(somebody, "Delete “fourth”")
-    expect(kept(somebody)).to_have_count(2, timeout=PATIENCE)
-    assert "fourth" not in names(somebody)
-    assert len(list((folder / "pictures").iterdir())) == before - 1
+    shows(somebody, ["first", "<b>third</b>"])
+    assert {httpx.get(address).status_code for address in addresses} <= {403, 404}
+    undo = somebody.locator("#history-panel").get_by_role("button", name="Undo")
+    expect(undo).to_be_focused()
+    undo.press("Enter")
+    shows(somebody, ["first", "<b>third</b>", "fourth"])
+    expect(undo).to_be_hidden()
     act(somebody, "Delete all")
     shows(somebody, [])
-    assert len(list((folder / "pictures").iterdir())) == before - 3
+    somebody.reload()
+    expect(somebody.locator("#collection [data-run]")).not_to_have_attribute(
+        "data-run", "", timeout=PATIENCE)
+    assert somebody.locator("figure.done").count() == 0, "nor are they in the gallery"
+    unfold(somebody, "History")
+    expect(somebody.locator("#history-panel")).to_contain_text("There is nothing yet")
 
 
-def test_nothing_is_deleted_that_is_not_confirmed(visitor, keeping):
-    with newcomer(visitor, keeping) as tab:
-        asked = []
-        tab.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
-        fill(tab, ["dear"] + [""] * 7)
-        make(tab)
-        unfold(tab, "History")
-        act(tab, "Delete “dear”")
-        act(tab, "Delete all")
-        assert len(asked) == 2
-        tab.reload()
-        unfold(tab, "History")
-        shows(tab, ["dear"])
+def test_a_run_is_used_again_and_found_by_words(somebody):
+    fill(somebody, ["a Night sea", *[""] * 7], seed=5)
+    make(somebody)
+    unfold(somebody, "History")
+    expect(kept(somebody)).to_have_count(4, timeout=PATIENCE)
+    search = somebody.get_by_role("searchbox")
+    search.fill("night")
+    shows(somebody, ["a Night sea"])
+    expect(search).to_be_focused()
+    search.fill("nowhere")
+    expect(somebody.locator("#history-panel")).to_contain_text("No prompt has these words.")
+    search.fill("")
+    expect(kept(somebody)).to_have_count(4, timeout=PATIENCE)
+    somebody.get_by_role("button", name="Use this run").last.click()
+    says(somebody, "of the run are in the boxes.")
+    assert prompts(somebody) == ["first", "", "<b>third</b>", "fourth", *[""] * 4]
+    expect(seed_box(somebody)).to_have_value("20")
+    expect(setting(somebody, "Steps")).to_have_value("3")
+
+
+def test_a_star_on_a_card_is_that_of_the_history(somebody):
+    star = somebody.get_by_role("button", name="Favourite: picture 3")
+    expect(star).to_have_attribute("aria-pressed", "false")
+    star.click()
+    expect(star).to_have_attribute("aria-pressed", "true")
+    unfold(somebody, "History")
+    there = somebody.get_by_role("button", name="Favourite: “<b>third</b>”")
+    expect(there).to_have_attribute("aria-pressed", "true", timeout=PATIENCE)
+    somebody.reload()
+    expect(star).to_have_attribute("aria-pressed", "true", timeout=PATIENCE)
+    unfold(somebody, "History")
+    there.click()
+    expect(star).to_have_attribute("aria-pressed", "false")
 
 
 def test_older_pictures_are_shown_when_asked_for(somebody, monkeypatch):
-    monkeypatch.setattr(past, "MORE", 1)
+    monkeypatch.setattr(history, "RUNS", 1)
+    fill(somebody, ["newest", *[""] * 7])
+    make(somebody)
     unfold(somebody, "History")
     more = somebody.get_by_role("button", name="Show more")
-    for count in (1, 2, 3):
+    for count in (1, 4):
         expect(kept(somebody)).to_have_count(count, timeout=PATIENCE)
-        if count < 3:
+        if count < 4:
             more.click()
     expect(more).to_have_count(0)
 
@@ -243,14 +277,15 @@ def test_nobody_else_sees_a_picture_or_gets_it_by_its_id(somebody, chromium, kee
     id = button.get_attribute("data-id", timeout=PATIENCE)
     with chromium.new_context() as context:
         tab = visit(context.new_page(), keeping)
-        tab.on("dialog", lambda dialog: dialog.accept())
         unfold(tab, "History")
-        expect(tab.locator("#history")).to_contain_text("There is nothing yet", timeout=PATIENCE)
+        expect(tab.locator("#history-panel")).to_contain_text("There is nothing yet")
         for deed in ("save", "view", "again", "favourite", "delete"):
+            tab.locator("#line p").evaluate("line => { line.textContent = '' }")
             with tab.expect_response(lambda answer: answer.request.method == "POST"):
                 tab.evaluate("""([deed, id]) => {
-                    const button = document.querySelector("#history button");
-                    Object.assign(button.dataset, { do: deed, id, to: "true" });
+                    const button = document.createElement("button");
+                    Object.assign(button.dataset, { do: "history", act: deed, id, to: "true" });
+                    document.querySelector("#history-panel").append(button);
                     button.click();
                 }""", [deed, id])
             says(tab, "This picture is no longer in your history.")
@@ -277,14 +312,16 @@ def test_the_history_outlives_the_server(chromium, page_engine, tmp_path):
             shows(tab, ["kept"])
 
 
-def test_a_history_that_fails_costs_no_run(visitor, keeping, monkeypatch, caplog):
-    def refuse(*_):
+def test_a_history_that_fails_costs_no_run_and_the_page_says_so(visitor, keeping, monkeypatch,
+                                                                caplog):
+    def refuse(*_, **__):
         raise HistoryError("The picture could not be added to the history (disk full).")
 
     monkeypatch.setattr(History, "add", refuse)
     with newcomer(visitor, keeping) as tab:
         fill(tab, ["made all the same"] + [""] * 7)
         make(tab)
+        says(tab, "The picture could not be added to the history (disk full).")
         expect(tab.locator("figure.done")).to_have_count(1)
         assert box(tab, 1).input_value() == "made all the same"
     assert "disk full" in caplog.text

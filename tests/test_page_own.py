@@ -2,14 +2,15 @@
 
 import re
 
-import gradio as gr
 import numpy as np
 import pytest
+from asking import make_request
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
 from visitor import (
     PATIENCE,
     box,
+    choose,
     figures,
     fill,
     generate,
@@ -21,12 +22,11 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.images import read_png, to_png
-from sd_tpu.page.labels import named, words
-from sd_tpu.page.links import read_link, write_link
-from sd_tpu.page.own import make_panel
-from sd_tpu.page.texts import ENGLISH
-from sd_tpu.request import MAX_PROMPT_LENGTH, Own, Request, RequestError, Settings
+from sd_tpu.page.form import read, read_link, show, write_link
+from sd_tpu.page.parts import labels as captions
+from sd_tpu.pictures.images import read_png, to_png
+from sd_tpu.request import Request
+from sd_tpu.settings import MAX_PROMPT_LENGTH, Picture, RequestError
 
 SIX = ["first", "second", "third", *[""] * 5]
 
@@ -37,11 +37,6 @@ def panel(tab, number):
     return tab.get_by_role("group", name=f"Own settings of prompt {number}")
 
 
-def choose(tab, field, name):
-    field.click()
-    tab.get_by_role("option", name=name, exact=True).click()
-
-
 def summaries(tab):
     return tab.locator(".own-summary span")
 
@@ -50,22 +45,23 @@ def summaries(tab):
 
 
 REQUESTS = [
-    Request(prompts=("a", "", "c"), own=(Own(steps=3), None, Own(seed=0, guidance=0.5))),
-    Request(prompts=("a", "b"), negative_prompt="blur", own=(None, Own(negative_prompt=""))),
-    Request(prompts=("a", "b"), sampler="heun", spacing="karras",
-            own=(Own(sampler="euler", spacing=""), Own(spacing="linspace"))),
-    Request(prompts=("é" * MAX_PROMPT_LENGTH,) * 8, own=tuple(
-        Own(negative_prompt=f"{i}" + "é" * (MAX_PROMPT_LENGTH - 1), steps=i, guidance=1.5, seed=i,
+    make_request(prompts=("a", "", "c", "d"),
+                 own=(dict(steps=3), None, dict(seed=0, guidance=0.5))),
+    make_request(prompts=("a", "b"), negative_prompt="blur", own=(None, dict(negative_prompt=""))),
+    make_request(prompts=("a", "b"), sampler="heun", spacing="karras",
+                 own=(dict(sampler="euler", spacing=""), dict(spacing="linspace"))),
+    make_request(prompts=("é" * MAX_PROMPT_LENGTH,) * 8, own=tuple(
+        dict(negative_prompt=f"{i}" + "é" * (MAX_PROMPT_LENGTH - 1), steps=i, guidance=1.5, seed=i,
             sampler="lms", spacing="karras", guidance_start=0.01 * i, guidance_stop=0.9,
             cache_interval=i + 1) for i in range(1, 9))),
-    Request(prompts=("a", "b"), guidance_stop=0.5, cache_interval=3, own=(None, Own(
+    make_request(prompts=("a", "b"), guidance_stop=0.5, cache_interval=3, own=(None, dict(
         guidance_start=0.25, guidance_stop=1.0, cache_interval=1))),
 ]
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_a_link_carries_what_single_boxes_have_on_their_own(request_):
-    assert Request.check(read_link(write_link(request_)), Settings()) == request_
+    assert Request.check(read_link(write_link(request_)), Picture(model="m")) == request_
 
 
 def test_a_link_names_the_box_behind_the_setting():
@@ -82,37 +78,37 @@ def test_a_link_names_the_box_behind_the_setting():
 ])
 def test_own_settings_in_a_link_that_are_none_are_refused_with_their_names(link, sentence):
     with pytest.raises(RequestError) as refused:
-        Request.check(read_link(link), Settings())
+        Request.check(read_link(link), Picture())
     assert str(refused.value).startswith(sentence)
 
 
 def labels(request):
-    return [words(named(request, place), ENGLISH) for place in request.places()]
+    return [*captions(request).values()]
 
 
 def test_a_label_names_what_a_picture_has_on_its_own_and_no_seed():
-    own = (None, Own(sampler="euler", spacing="", steps=5, guidance=2.0, seed=3),
-           Own(spacing="karras", negative_prompt="v 2.0"), Own(negative_prompt=""))
-    assert labels(Request(prompts=tuple("abcd"), negative_prompt="no", own=own)) == [
-        "", "Euler · 5 steps · guidance 2", "karras · without “v 2.0”", "no negative prompt"]
+    own = (None, dict(sampler="euler", spacing="", steps=5, guidance=2.0, seed=3),
+           dict(spacing="karras", negative_prompt="v 2.0"), dict(negative_prompt=""))
+    assert labels(make_request(prompts=tuple("abcd"), negative_prompt="no", own=own)) == [
+        "a", "Euler · 5 steps · guidance 2", "karras · without “v 2.0”", "no negative prompt"]
 
 
 def test_in_a_comparison_every_picture_is_labelled_by_what_differs():
-    own = (None, Own(steps=5, seed=0), Own(guidance=1.5, seed=0))
-    assert labels(Request(prompts=("a",) * 3, own=own)) == [
+    own = (None, dict(steps=5, seed=0), dict(guidance=1.5, seed=0))
+    assert labels(make_request(prompts=("a",) * 3, own=own)) == [
         "20 steps · guidance 7.5", "5 steps · guidance 7.5", "20 steps · guidance 1.5"]
-    assert labels(Request(prompts=("a", "", "a"), seed=7)) == ["seed 7", "seed 9"]
-    assert labels(Request(prompts=("a", "b"), seed=7)) == ["", ""]
-    assert labels(Request(prompts=("a",), seed=7)) == [""]
+    assert labels(make_request(prompts=("a", "", "a"), seed=7)) == ["seed 7", "seed 9"]
+    assert labels(make_request(prompts=("a", "b"), seed=7)) == ["a", "b"]
+    assert labels(make_request(prompts=("고양이",), seed=7)) == [""]  # no letters of the font
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_what_is_shown_in_a_panel_is_what_is_read_from_it(request_):
-    with gr.Blocks():
-        filled = make_panel(1, Settings())
-    owns = [filled.read(filled.show(own and own.given())) for own in request_.own]
-    values = {**vars(request_), "spacing": request_.spacing or "", "own": owns}
-    assert Request.check(values, Settings()) == request_
+def test_what_is_shown_in_a_panel_is_what_is_read_from_it(request_, page_engine):
+    here = {"model": page_engine.offer.first, "height": 32, "width": 32}
+    asked = Request.check({**request_.values(), **here}, page_engine.offer)
+    shown = Request.check(read(show(asked.values(), page_engine.offer)), page_engine.offer)
+    assert shown.places() == asked.places()
+    assert [*filter(None, shown.pictures)] == [*filter(None, asked.pictures)]
 
 
 # --- on the page --------------------------------------------------------------------------------
@@ -124,7 +120,7 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
     expect(second.get_by_label("Steps")).to_have_attribute("placeholder", "3")
     expect(second.get_by_label("Seed")).to_have_attribute("placeholder", "6")
     second.get_by_label("Steps").fill("2")
-    choose(tab, second.get_by_label("Sampler"), "Euler")
+    choose(second.get_by_label("Sampler"), "Euler")
     tab.get_by_role("button", name="Own settings of prompt 2", exact=True).click()
     expect(second).to_be_hidden()
     expect(summaries(tab)).to_have_text(["Euler · 2 steps"])
@@ -138,14 +134,14 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
         with tab.expect_download() as download:
             tab.get_by_role("link", name=f"Download picture {number}").click()
         download.value.save_as(tmp_path / "picture.png")
-        made.append(read_png(tmp_path / "picture.png"))
+        made += read_png(tmp_path / "picture.png").pictures
     assert [request.steps for request in made] == [3, 2]
     assert made[1].sampler == "euler" != made[0].sampler
 
     tab.wait_for_timeout(300)
     tab.reload()
     expect(summaries(tab)).to_have_text(["Euler · 2 steps"], timeout=PATIENCE)
-    expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("Euler")
+    expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("euler")
 
     tab.get_by_role("button", name="Copy link").click()
     expect(tab.get_by_role("button", name="Link copied")).to_be_visible()
@@ -159,7 +155,7 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
     expect(summaries(tab)).to_have_count(0)
     expect(tab.get_by_role("button", name="Own settings of prompt 2", exact=True)).to_be_focused()
     expect(panel(tab, 2).get_by_label("Steps")).to_have_value("")
-    expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("as for all")
+    expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("")
 
 
 def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
@@ -176,7 +172,7 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
         with tab.expect_download() as download:
             tab.get_by_role("link", name=f"Download picture {number}").click()
         download.value.save_as(tmp_path / f"{number}.png")
-        asked = read_png(tmp_path / f"{number}.png")
+        asked, = read_png(tmp_path / f"{number}.png").pictures
         made.append((asked.guidance_start, asked.guidance_stop, asked.cache_interval))
     assert made == [(0, 0.5, 3), (0, 0.5, 1)]
     expect(figures(tab).nth(1).locator("b")).to_have_text("cache interval 1")
@@ -213,19 +209,19 @@ def test_a_bad_own_setting_is_answered_with_the_number_of_its_box(tab):
 
 
 def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
-    asked = Request(prompts=("a", "b"), negative_prompt="blur", height=32, width=32,
-                    own=(Own(negative_prompt=""), Own(sampler="heun", spacing="karras")))
+    asked = make_request(prompts=("a", "b", "c"), negative_prompt="blur", height=32, width=32,
+                         own=(dict(negative_prompt=""), dict(sampler="heun", spacing="karras")))
     unfold(tab, "Read a picture")
     tab.locator("#read-panel input[type=file]").set_input_files({
         "name": "grid.png", "mimeType": "image/png",
-        "buffer": to_png(np.zeros((32, 64, 3), np.uint8), asked, "m")})
+        "buffer": to_png(np.zeros((32, 64, 3), np.uint8), asked)})
     expect(summaries(tab)).to_have_text(["no negative prompt", "Heun · karras"])
     make(tab)
     link = tab.get_by_role("button", name="Copy link")
     expect(link).to_have_attribute("data-link", re.compile("&negative_prompt1=&"))
     tab.get_by_role("button", name="Again: put prompt, seed and settings of picture 2").click()
     expect(summaries(tab)).to_have_count(0)
-    expect(setting(tab, "Sampler")).to_have_value("Heun")
+    expect(setting(tab, "Sampler")).to_have_value("heun")
     for name in ("Clear", "Sample prompts"):
         panel(tab, 4).get_by_label("Steps").fill("4")
         expect(summaries(tab)).to_have_text(["4 steps"])
@@ -236,27 +232,32 @@ def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
 def test_of_a_form_that_an_older_page_kept_the_prompts_and_the_seed_are_filled_in(tab, address):
     fill(tab, SIX, seed=9, steps=4)
     panel(tab, 1).get_by_label("Steps").fill("2")
-    tab.evaluate("""() => {
-        const save = window.sdTpu.saveAll.bind(window.sdTpu);
-        window.sdTpu.saveAll = (saved, ...form) => save(saved, ...form.slice(0, 62));
-    }""")
     box(tab, 2).fill("changed")
-    tab.wait_for_timeout(300)
+    tab.evaluate("""() => Object.keys(localStorage).forEach((key) => {
+        if (!key.startsWith("sd_tpu/")) return;
+        const kept = JSON.parse(localStorage.getItem(key));
+        const { prompts, seed } = kept.form;
+        const settings = { sampler: "dream", colour: "red" };
+        localStorage.setItem(key, JSON.stringify({ ...kept, form: { prompts, seed, settings } }));
+    })""")
     visit(tab, address)
     expect(box(tab, 2)).to_have_value("changed")
     expect(box(tab, 1)).to_have_value(SIX[0])
     expect(tab.locator("#seed input")).to_have_value("9")
     expect(setting(tab, "Steps")).to_have_value("20")
+    expect(setting(tab, "Sampler")).to_have_value("pndm")
     expect(summaries(tab)).to_have_count(0)
 
 
 def test_own_settings_are_reached_and_made_by_keyboard_alone(tab):
     fill(tab, SIX)
     box(tab, 1).focus()
-    tab.keyboard.press("Tab")
+    for _ in range(2):  # the bookmark
+        tab.keyboard.press("Tab")
     expect(tab.get_by_role("button", name="Own settings of prompt 1", exact=True)).to_be_focused()
     tab.keyboard.press("Enter")
-    tab.keyboard.press("Tab")
+    for _ in range(3):  # a negative prompt, a style, the steps
+        tab.keyboard.press("Tab")
     tab.keyboard.type("7")
     expect(summaries(tab)).to_have_text(["7 steps"])
     tab.keyboard.press("Control+Enter")

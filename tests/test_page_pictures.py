@@ -5,8 +5,10 @@ import re
 import zipfile
 from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pytest
+from asking import make_request
 from axe_core_python.sync_playwright import Axe
 from gradio.route_utils import delete_files_created_by_app
 from PIL import Image
@@ -31,9 +33,9 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.images import read_png
 from sd_tpu.page.files import Files
-from sd_tpu.request import MAX_SEED, Request
+from sd_tpu.pictures.images import read_png
+from sd_tpu.settings import MAX_SEED
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +54,21 @@ def test_the_downloaded_file_carries_the_settings_of_its_picture(made, tmp_path)
     assert download.value.suggested_filename == "9-ein-café-größer.png"
     download.value.save_as(tmp_path / "picture.png")
     asked = read_png(tmp_path / "picture.png")
-    assert (asked.prompts, asked.seed, asked.steps) == (("ein Café, größer",), 9, 3)
-    assert asked.spacing == "leading", "the model's own is named"
+    assert (asked.prompts, asked.seed, asked.pictures[0].steps) == (("ein Café, größer",), 9, 3)
+    assert asked.pictures[0].spacing == "leading", "the model's own is named"
 
 
 def test_the_page_itself_shows_webp(made):
-    source = figures(made).nth(1).locator("img").get_attribute("src")
-    assert source.endswith("webp")
+    image = figures(made).nth(1).locator("img")
+    assert image.get_attribute("src").endswith("webp")
+    assert image.get_attribute("decoding") == "sync", "or it is missing for a moment"
 
 
 def test_a_small_picture_is_shown_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     page = SimpleNamespace(GRADIO_CACHE=str(tmp_path), temp_file_sets=[])
-    shown = Files(page, lambda pixels, request: b"").add(Request(prompts=("a",)), 0, pixels).shown
+    files = Files(page, lambda pixels, request: b"")
+    shown = files.add(make_request(prompts=("a",)), 0, pixels).shown
     with Image.open(shown) as image:
         assert np.array_equal(np.asarray(image.convert("RGB")), pixels)
 
@@ -72,8 +76,9 @@ def test_a_small_picture_is_shown_as_it_is(tmp_path):
 def test_a_file_that_gradio_prunes_takes_its_folder_with_it(tmp_path):
     page = SimpleNamespace(GRADIO_CACHE=str(tmp_path), temp_file_sets=[], blocks={})
     files = Files(page, lambda pixels, request: b"")
-    files.add(Request(prompts=("a",)), 0, np.zeros((32, 32, 3), np.uint8))
-    assert len(list(tmp_path.iterdir())) == 2
+    files.add(make_request(prompts=("a",)), 0, np.zeros((32, 32, 3), np.uint8))
+    (folder,) = tmp_path.iterdir()
+    assert len(list(folder.iterdir())) == 2, "all of a picture lies together"
     delete_files_created_by_app(page, None)
     assert not list(tmp_path.iterdir()) and not page.temp_file_sets[0]
 
@@ -94,7 +99,7 @@ def test_the_grid_comes_as_one_picture_with_all_its_prompts(made, tmp_path):
     assert download.value.suggested_filename == "8-grid.png"
     download.value.save_as(tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
-        assert image.size == (4 * 32, 2 * 32)
+        assert image.size == (4 * 256 + 3 * 8, 2 * (256 + 26) + 8), "large, with room for captions"
     asked = read_png(tmp_path / "grid.png")
     assert asked.prompts[:4] == ("first", "ein Café, größer", "", "fourth") and asked.seed == 8
 
@@ -117,6 +122,18 @@ def test_the_full_screen_view_is_left_and_leafed_through_with_keys(made):
     expect(view).to_be_focused()
 
 
+def test_a_picture_is_downloaded_enlarged_with_its_settings(made, tmp_path):
+    made.get_by_role("button", name="View picture 2").press("Enter")
+    with made.expect_download() as download:
+        made.get_by_role("dialog").get_by_role("button", name="Enlarged").click()
+    made.keyboard.press("Escape")
+    assert download.value.suggested_filename == "9-ein-café-größer-1024.png"
+    download.value.save_as(tmp_path / "large.png")
+    with Image.open(tmp_path / "large.png") as image:
+        assert image.size == (1024, 1024)
+    assert read_png(tmp_path / "large.png").seed == 9
+
+
 def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
     setting(made, "Steps").fill("40")
     made.get_by_role("button", name="Again: put prompt, seed and settings of picture 4").click()
@@ -127,14 +144,6 @@ def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
     made.get_by_role("button", name="Undo").click()
     expect(setting(made, "Steps")).to_have_value("40")
     assert prompts(made)[1] == "ein Café, größer"
-
-
-def test_variations_fill_all_boxes_with_one_picture(made):
-    made.get_by_role("button", name="Vary picture 2").click()
-    says(made, "The prompt of picture 2 is in all boxes")
-    assert prompts(made) == ["ein Café, größer"] * 8
-    expect(seed_box(made)).to_have_value("9")
-    expect(made.get_by_role("button", name="Generate")).to_be_focused()
 
 
 def test_minus_one_draws_a_seed_that_can_be_used_again(tab):
@@ -174,25 +183,22 @@ def test_a_single_picture_is_not_leafed_through(tab):
     tab.get_by_role("button", name="View picture 1: only").click()
     dialog = tab.get_by_role("dialog")
     expect(dialog.get_by_role("link", name="Download PNG")).to_be_visible()
-    expect(dialog.get_by_role("button")).to_have_text(["Close"])
+    expect(dialog.get_by_role("button")).to_have_text(["Use", "Enlarged", "Close"])
 
 
 def test_the_server_says_what_it_is(tab):
-    expect(tab.get_by_text("Precision")).to_be_hidden()
     tab.get_by_text("About this server").click()
-    about = tab.locator("details")
+    about = tab.locator("details.about")
     for words in ("1 × CPU, no TPU here", "float32", "32×32, compiled", "gradio 6", "ready"):
         expect(about).to_contain_text(words)
 
 
 def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine,
                                                                     monkeypatch):
-    expect(tab.locator("details")).to_contain_text("Precision")
-    expect(tab.get_by_text("Token downsampling")).to_have_count(0)
-    fewer = dataclasses.replace(page_engine.pipeline.models, token_downsampling=2)
-    monkeypatch.setattr(page_engine.pipeline, "models", fewer)
-    tab.reload()
-    expect(tab.locator("details")).to_contain_text("Token downsampling2")
+    fewer = dataclasses.replace(page_engine.pipeline.model, token_downsampling=2)
+    monkeypatch.setattr(page_engine.pipeline, "model", fewer)
+    tab.get_by_text("About this server").click()
+    expect(tab.locator("details.about")).to_contain_text("Token downsampling2")
 
 
 def test_the_page_asks_no_other_host(visitor, address):
@@ -219,7 +225,8 @@ def phone(chromium, address):
 def test_a_phone_needs_no_sideways_scrolling(phone):
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
     ends = phone.locator("textarea, input, button, figure, a").evaluate_all(
-        "all => all.map(each => each.getBoundingClientRect().right)"
+        "all => all.filter(each => !each.closest('#tools'))"  # which are pushed along by a finger
+        ".map(each => each.getBoundingClientRect().right)"
     )
     assert max(ends) <= 390, "something is cut off at the edge"
     left = {round(x) for x, *_ in corners(phone)}
@@ -228,28 +235,85 @@ def test_a_phone_needs_no_sideways_scrolling(phone):
     assert not cut_off, "the seed should show all of its ten digits"
 
 
-TARGETS = """() => [...document.querySelectorAll("button, a, summary, input, textarea")]
+@pytest.mark.parametrize(("width", "height", "whole"), [(1440, 900, 8), (1366, 650, 4)])
+def test_pictures_are_in_sight_with_their_prompts_before_anybody_scrolls(tab, width, height, whole):
+    tab.set_viewport_size({"width": width, "height": height})
+    covered = tab.locator("#bar").bounding_box()["y"]
+    cards = tab.locator(".card").evaluate_all("""cards => cards.map(card => {
+        const { top, bottom } = card.getBoundingClientRect();
+        return [top, bottom];
+    })""")
+    assert sum(bottom <= covered for _, bottom in cards) == whole
+    assert all(covered - top > 90 for top, _ in cards), "the second row is begun"
+
+
+def test_nothing_is_cut_off_or_overlaps_at_any_width_with_seeds_of_ten_digits(phone):
+    for width in (390, 701, 820, 1000, 1240, 1920):
+        phone.set_viewport_size({"width": width, "height": 900})
+        phone.mouse.move(width / 4, 300)
+        cut = phone.evaluate("""() => [...document.querySelectorAll("#cards .seed, #bar button, "
+            + "#seed > span, #tools button")].filter((each) => each.checkVisibility()
+            && each.scrollWidth > each.clientWidth + 1).map((each) => each.outerHTML)""")
+        assert not cut, width
+        over = phone.evaluate("""() => ["#bar", "#cards .card:nth-child(2)"].flatMap((where) => {
+            const pressed = `${where} :is(button:not(.view), a, input)`;
+            const parts = [...document.querySelectorAll(pressed)]
+                .filter((each) => each.checkVisibility() && !each.closest("#sheet"));
+            const boxes = parts.map((each) => each.getBoundingClientRect());
+            return boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => a.left < b.right - 1
+                && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)
+                .map(() => parts[i].outerHTML));
+        })""")
+        assert not over, width
+    phone.set_viewport_size({"width": 390, "height": 844})
+
+
+def test_the_page_can_be_installed_and_is_sent_small(address):
+    manifest = httpx.get(f"{address}manifest.json").json()
+    assert (manifest["display"], manifest["start_url"]) == ("standalone", "./")
+    icon = httpx.get(f"{address}{manifest['icons'][0]['src'].lstrip('/')}")
+    assert icon.headers["content-type"] == "image/svg+xml" and "#4f46e5" in icon.text
+    page = httpx.get(address)
+    assert page.headers["content-encoding"] == "gzip" and "manifest.json" in page.text
+    assert page.num_bytes_downloaded < len(page.content) / 3
+
+
+def test_no_panel_moves_a_picture(tab):
+    before, folds = corners(tab), tab.locator(".fold")
+    assert folds.count() == 12
+    for fold in folds.all():
+        fold.evaluate("fold => fold.click()")
+        expect(tab.locator("#sheet [data-open]")).to_have_count(1)
+        assert corners(tab) == before
+    tab.keyboard.press("Escape")
+    expect(tab.locator("#sheet")).to_be_hidden()
+    expect(folds.last).to_be_focused()
+
+
+TARGETS = """least => [...document.querySelectorAll("button, a, summary, input, textarea")]
     .filter(each => each.checkVisibility() && !each.closest("footer"))
+    .filter(each => !each.matches("figure .view, [type=range], textarea, [type=checkbox]"))
     .map(each => [each.outerHTML.slice(0, 80), each.getBoundingClientRect()])
-    .filter(([_, box]) => box.width && Math.min(box.width, box.height) < 24)
+    .filter(([_, box]) => box.width && Math.min(box.width, box.height) < least)
     .map(([name]) => name)"""
 
 
-def test_everything_to_be_touched_is_large_enough(phone):
-    assert phone.evaluate(TARGETS) == []
+def test_everything_to_be_touched_is_large_enough(phone, tab):
+    assert phone.evaluate(TARGETS, 44) == []
+    assert tab.evaluate(TARGETS, 24) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_that_keeps_people_out(visitor, address, scheme):
     with newcomer(visitor, address, scheme) as tab:
-        fill(tab, ["word " * 90, *[""] * 7])
+        fill(tab, ["word " * 70, *[""] * 7])  # whose tokens are counted
         make(tab)
         for name in ("Paste a list", "Read a picture"):
             unfold(tab, name)
         tab.get_by_text("About this server").click()
         assert Axe().run(tab)["violations"] == []
         setting(tab, "Steps").fill("0")
-        tab.get_by_role("button", name="Generate").click()
+        tab.locator("#generate").click()
         says(tab, "Steps should be")
         assert Axe().run(tab)["violations"] == []
         figures(tab).first.get_by_role("button", name="View picture").click()
@@ -266,10 +330,23 @@ def test_everything_is_reached_by_keyboard_alone(tab):
     expect(tab.get_by_role("button", name="Paste a list")).to_be_focused()
     tab.keyboard.press("Enter")
     expect(tab.get_by_label("One prompt a line")).to_be_visible()
+    tab.keyboard.press("Tab")
+    expect(tab.get_by_label("One prompt a line")).to_be_focused()
+    tab.keyboard.press("Escape")
+    expect(tab.get_by_role("button", name="Paste a list")).to_be_focused()
     tab.get_by_role("button", name="Reuse last").focus()
     tab.keyboard.press("Tab")
     tab.keyboard.press("Enter")
     says(tab, "Done in")
+    expect(generate(tab)).to_be_focused()
+    drawn = tab.locator("figure.done img")
+    before = drawn.get_attribute("src")
+    tab.get_by_role("button", name="Redraw picture 1").focus()
+    tab.keyboard.press("Enter")
+    expect(drawn).not_to_have_attribute("src", before, timeout=PATIENCE)
+    expect(stop(tab)).to_be_disabled(timeout=PATIENCE)
+    expect(tab.get_by_role("button", name="Redraw picture 1")).to_be_focused(timeout=PATIENCE)
+    tab.get_by_role("button", name="Compare", exact=True).focus()
     reached = set()
     for _ in range(12):
         tab.keyboard.press("Tab")

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from asking import make_request
 from playwright.sync_api import expect
 from visitor import (
     LONG,
@@ -19,18 +20,30 @@ from visitor import (
     make,
     says,
     seed_box,
+    setting,
     stop,
     visit,
 )
 
-from sd_tpu.job import COMPILING, Cancelled, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.page import run as run_module
 from sd_tpu.page.files import Picture
-from sd_tpu.page.run import Run
+from sd_tpu.page.inputs import Inputs
+from sd_tpu.page.language import ENGLISH
+from sd_tpu.page.run import Run, Work, queued
 from sd_tpu.page.runs import Runs
-from sd_tpu.page.texts import ENGLISH
-from sd_tpu.page.works import Work, Works
-from sd_tpu.request import Request
+from sd_tpu.pictures.images import read_png
+from sd_tpu.serving.job import (
+    COMPILING,
+    LOADING,
+    WAITING,
+    Cancelled,
+    Done,
+    Failed,
+    ImageReady,
+    Progress,
+    Queued,
+)
+from sd_tpu.serving.scheduler import Busy
 
 
 def test_eight_prompts_become_eight_pictures_in_their_places(tab):
@@ -67,56 +80,91 @@ def test_previews_form_and_stop_ends_the_run(tab, slow_engine):
     says(tab, "Stopped")
     expect(tab.locator("figure.stopped")).to_have_count(8)
     expect(tab.get_by_role("link", name="Download picture")).to_have_count(0)
-    assert not any(slow_engine._occupants)
+    assert not slow_engine.occupied
     fill(tab, PROMPTS)
     make(tab)
     expect(tab.get_by_role("link", name="Download picture")).to_have_count(8)
 
 
-def test_escape_stops_and_a_refusal_clears_what_was_stopped(tab, slow_engine):
-    fill(tab, PROMPTS)
+def test_escape_stops_and_gives_old_pictures_back_and_a_refusal_clears_others(tab, slow_engine):
+    fill(tab, ["first", *[""] * 7], seed=6)
     make(tab)
-    fill(tab, PROMPTS, steps=LONG)
+    fill(tab, ["new", "second", *[""] * 6], steps=LONG)
     generate(tab).click()
     says(tab, "Step")
-    box(tab, 1).press("Escape")
+    expect(tab).to_have_title(re.compile(r"^\d+ % · "), timeout=PATIENCE)
+    setting(tab, "Steps").press("Escape")  # which closes the settings
+    box(tab, 1).press("Escape")  # while somebody writes it means nothing
+    says(tab, "Step")
+    box(tab, 1).blur()
+    tab.keyboard.press("Escape")
     says(tab, "Stopped")
-    expect(tab.locator("figure.stopped")).to_have_count(8)
-    expect(tab.get_by_role("button", name="Download all")).to_be_disabled()
+    expect(tab.locator("figure.done")).to_have_count(1)
+    expect(tab.locator("figure.stopped")).to_have_count(1)
+    with tab.expect_download() as download:
+        tab.get_by_role("link", name="Download picture 1").click()
+    asked = read_png(download.value.path())
+    assert (asked.prompts, asked.seed, asked.pictures[0].steps) == (("first",), 6, 2)
     fill(tab, PROMPTS, steps=0)
     generate(tab).click()
     says(tab, "Steps should be from 1 to 200, not 0.")
-    expect(tab.locator("figure.blank")).to_have_count(8)
+    expect(tab.locator("figure.done")).to_have_count(1)
+    expect(tab.locator("figure.blank")).to_have_count(7)
+
+
+def test_whoever_is_next_is_not_told_that_he_is_number_one():
+    assert "1" not in queued(1, WAITING, None) + queued(1, COMPILING, None)
+    assert queued(2, WAITING, None) == "Queued as number 2"
 
 
 @pytest.fixture
-def busy_engine(slow_engine):
-    """The engine with one run in its slots and one that waits."""
-    asked = Request(prompts=("a",) * 8, steps=LONG, height=32, width=32)
-    ahead = [slow_engine.submit(asked) for _ in range(2)]
-    yield slow_engine
-    for job in ahead:
-        job.cancel()
+def held_engine(page_engine, monkeypatch):
+    """The engine while it does not get on with what somebody else has asked for."""
+    reached, released, execute = threading.Event(), threading.Event(), page_engine.worker.execute
 
-
-def test_stop_ends_a_run_that_still_waits_at_once(tab, busy_engine, monkeypatch):
-    reached, held, advance = threading.Event(), threading.Event(), busy_engine._advance
-
-    def hold(slots, rows):
+    def hold(plan):
         reached.set()
-        held.wait()
-        return advance(slots, rows)
+        released.wait()
+        return execute(plan)
 
+    monkeypatch.setattr(page_engine.worker, "execute", hold)
+    ahead = page_engine.submit(make_request(prompts=("a",), steps=2, height=32, width=32,
+                                            model=page_engine.offer.first))
+    assert reached.wait(PATIENCE / 1000)
+    yield page_engine
+    released.set()
+    ahead.cancel()
+
+
+def test_stop_ends_a_run_that_still_waits_at_once(tab, held_engine):
     fill(tab, PROMPTS)
     generate(tab).click()
-    says(tab, "Queued as number 2")
-    monkeypatch.setattr(busy_engine, "_advance", hold)
-    try:
-        assert reached.wait(PATIENCE / 1000)
-        stop(tab).click()
-        says(tab, "Stopped")  # while the engine does not get on with what is ahead
-    finally:
-        held.set()
+    says(tab, "Starting…")
+    stop(tab).click()
+    says(tab, "Stopped")
+
+
+def test_a_refusal_says_when_there_is_room_again(tab, page_engine, monkeypatch):
+    def refuse(request, **_):
+        raise Busy("Too many of your pictures are waiting; please try again when some are done.",
+                   retry_after=40)
+
+    monkeypatch.setattr(page_engine, "submit", refuse)
+    generate(tab).click()
+    says(tab, "please try again when some are done. There should be room in about 40 s.")
+
+
+def test_all_that_a_browser_asks_for_is_asked_for_in_its_name(tab, page_engine, monkeypatch):
+    asked, submit = [], page_engine.submit
+    monkeypatch.setattr(page_engine, "submit", lambda request, **options: (
+        asked.append(options["client"]), submit(request, **options))[1])
+    fill(tab, ["first", *[""] * 7])
+    make(tab)
+    tab.reload()
+    tab.wait_for_function("window.sdTpu?.arrived")
+    make(tab)
+    name, again = asked
+    assert re.fullmatch("[0-9a-f]{32}", name) and name == again
 
 
 def test_a_run_is_found_again_after_a_reload(tab, slow_engine):
@@ -131,10 +179,10 @@ def test_a_run_is_found_again_after_a_reload(tab, slow_engine):
     says(tab, "Stopped")
 
 
-def test_a_phone_that_slept_through_its_run_finds_it_again(tab, busy_engine):
+def test_a_phone_that_slept_through_its_run_finds_it_again(tab, held_engine):
     fill(tab, PROMPTS)
     generate(tab).click()
-    says(tab, "Queued as number 2")
+    says(tab, "Starting…")
     tab.evaluate("""() => {
         window.slept = true;
         const show = (hidden) => {
@@ -147,7 +195,7 @@ def test_a_phone_that_slept_through_its_run_finds_it_again(tab, busy_engine):
         show(false);
     }""")
     tab.wait_for_function("!window.slept")
-    says(tab, "Queued as number 2")
+    says(tab, "Starting…")
     stop(tab).click()
     says(tab, "Stopped")
 
@@ -169,12 +217,12 @@ def test_a_run_that_nobody_follows_any_more_is_given_up(visitor, address, slow_e
         fill(tab, PROMPTS, steps=LONG)
         generate(tab).click()
         says(tab, "Step")
-        job = next(occupant.job for occupant in slow_engine._occupants if occupant)
+        (job,) = slow_engine.jobs()
     given_up = time.monotonic() + PATIENCE / 1000
-    while any(slow_engine._occupants):
+    while slow_engine.jobs():
         assert time.monotonic() < given_up
         time.sleep(0.05)
-    assert any(job.rows_left.values()), "the job of a closed tab went on to its end"
+    assert isinstance(job.end, Cancelled), "the job of a closed tab went on to its end"
 
 
 def test_two_people_see_and_stop_only_what_is_their_own(chromium, tab, address, slow_engine):
@@ -216,10 +264,10 @@ def test_screen_readers_hear_of_beginning_pictures_and_end_but_of_no_step(tab):
 class FakeJob:
     """A job whose events have already happened."""
 
-    number = 1
+    client = "me"
 
     def __init__(self, *events):
-        self.request = Request(prompts=("a", "b"), steps=20, seed=3)
+        self.request = make_request(prompts=("a", "b"), steps=20, seed=3)
         self._events = events
 
     def events(self):
@@ -236,26 +284,12 @@ class NoRoom:
         raise OSError("No space left on device")
 
 
-class Idle:
-    """An engine where every picture takes a second."""
-
-    def seconds(self, alone):
-        return 1.0
-
-
-class Busy(Works):
-    """What was asked for before takes a while."""
-
-    def wait(self, job):
-        return 40
-
-
 def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):
     monkeypatch.setattr(run_module, "GRACE_SECONDS", 0.1)
     job, over = FakeJob(), threading.Event()
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)
-    Run(job, Idle(), NoRoom(), Works(), grace=0)
+    Run(job, None, NoRoom(), Inputs(), grace=0)
     assert over.wait(5)
 
 
@@ -264,7 +298,7 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often():
     over = threading.Event()
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)  # none until it is cancelled
-    run = Run(job, Idle(), NoRoom(), Works(), grace=1.0)
+    run = Run(job, None, NoRoom(), Inputs(), grace=3.0)
 
     def glance():
         follower = run.follow("somebody")
@@ -272,24 +306,29 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often():
         follower.close()
 
     glance()
-    time.sleep(0.7)
+    time.sleep(2)
     glance()
-    assert not over.wait(0.7), "the timer of the first departure ended it"
-    assert over.wait(5)
+    assert not over.wait(1.5), "the timer of the first departure ended it"
+    assert over.wait(10)
 
 
 @pytest.mark.parametrize(("events", "sentence"), [
     ([Queued(1, COMPILING)], "Compiling for the first time…"),
-    ([Queued(3, "waiting for a free place")],
-     "Queued as number 3, about 40 s until it starts"),
+    ([Queued(2, COMPILING, 9)], "Compiling for the first time… Queued as number 2."),
+    ([Queued(1, LOADING)], "Loading the model…"),
+    ([Queued(1, WAITING)], "Starting…"),
+    ([Queued(1, WAITING, 7)], "Starting in about 7 s…"),
+    ([Queued(3, WAITING)], "Queued as number 3"),
+    ([Queued(3, WAITING, 40)], "Queued as number 3, about 40 s until it starts"),
     ([Progress(4, 20, {})], "Step 4 of 20"),
+    ([Progress(4, 20, {}, 150)], "Step 4 of 20, about 2 min left"),
     ([Cancelled()], "Stopped"),
     ([Done(1.25)], "Done in 1.2 s, seed 3"),
     ([Failed("The device is out of memory.")], "The device is out of memory."),
     ([ImageReady(0, None)], "The server failed; please try again."),
 ])
 def test_the_line_says_what_is_happening(events, sentence):
-    run = Run(FakeJob(*events), Idle(), NoRoom(), Busy(), grace=30)
+    run = Run(FakeJob(*events), None, NoRoom(), Inputs(), grace=30)
     for _ in range(100):
         if ENGLISH.translate(run._line.text) == sentence:
             break
@@ -310,14 +349,15 @@ class Keeping(Room):
     def __init__(self):
         self.begun, self.seen = threading.Event(), []
 
-    def keep(self, browser, picture, request):
+    def keep(self, browser, picture, request, run, place):
         assert self.begun.wait(5)
+        assert (run, place) == (self.run.key, 1)
         self.seen.append((browser, picture.png, request.seed, self.run.pictures()))
 
 
 def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it():
     keeping = Keeping()
-    keeping.run = Run(FakeJob(ImageReady(1, None), Done(1.0)), Idle(), keeping, Works(), 30, "me")
+    keeping.run = Run(FakeJob(ImageReady(1, None), Done(1.0)), None, keeping, Inputs(), 30, "me")
     keeping.begun.set()
     assert list(keeping.run.follow("somebody"))[-1].line.kind == "over"
     assert keeping.seen == [("me", "picture.png", 4, {})]
@@ -342,15 +382,15 @@ def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history
     full = Full("first", "second")
     job = FakeJob(*[ImageReady(0, None)] * 4, Done(1.0))
     job.request = job.request.only(0)
-    run = Run(job, Idle(), full, Works(), 30, "me", live=True)
+    run = Run(job, None, full, Inputs(), 30, "me", live=True)
     assert list(run.follow("somebody"))[-1].line.kind == "over"
     assert full.dropped == ["first"]
 
 
 def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped():
     full = Full("old")
-    run = Run(FakeJob(), Idle(), full, Works(), 30, "me", live=True)
-    overtaken = Work(FakeJob(), Idle(), live=True)
+    run = Run(FakeJob(), None, full, Inputs(), 30, "me", live=True)
+    overtaken = Work(FakeJob(), live=True)
     overtaken.places.clear()
     run._keep(overtaken, 0, Picture("picture.png", "picture.webp"))
     assert full.dropped == ["old"]

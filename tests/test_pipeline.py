@@ -13,6 +13,18 @@ PROMPTS = ["a cat on a mat", "two dogs", "", "a castle in the clouds, watercolou
 EIGHT = [*PROMPTS, "a red house", "a blue house", "a ship", "the moon over water"]
 
 
+@pytest.fixture(scope="module")
+def loaded(checkpoints, layout):
+    """(pipeline, params) of each layout in turn, float32, on all eight devices."""
+    return FlaxStableDiffusionPipeline.from_pretrained(checkpoints[layout])
+
+
+@pytest.fixture(scope="module")
+def sd1(checkpoints):
+    """(pipeline, params) of the SD 1.x layout."""
+    return FlaxStableDiffusionPipeline.from_pretrained(checkpoints["sd1"])
+
+
 def levels(images) -> np.ndarray:
     return (np.asarray(images) * 255).round().astype(int)
 

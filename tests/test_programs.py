@@ -10,18 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from beartype.door import is_bearable
 from flax import nnx
+from jaxtyping import TypeCheckError, jaxtyped
 
 from benchmarks.hlo import COMPUTATION
 from benchmarks.report import memory
-from sd_tpu import denoise
-from sd_tpu import programs as programs_module
-from sd_tpu.denoise import MAX_ROWS, gaussian
 from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
 from sd_tpu.models.unet import timestep_encoding
-from sd_tpu.programs import ADVANCE_OPTIONS, Arrival, Programs, return_freed_memory
-from sd_tpu.samplers import COLUMNS, make_table
-from sd_tpu.sharding import make_mesh, replicated
+from sd_tpu.runtime import programs as programs_module
+from sd_tpu.runtime import slots as denoise
+from sd_tpu.runtime.mesh import make_mesh, replicated
+from sd_tpu.runtime.programs import ADVANCE_OPTIONS, Programs, return_freed_memory
+from sd_tpu.runtime.slots import MAX_ROWS, Entry, gaussian
+from sd_tpu.runtime.weights import DeviceWeights
+from sd_tpu.sampling.samplers import COLUMNS, make_table
 
 ALL = 10**6  # rows: more than any table has
 
@@ -41,29 +44,30 @@ DIFFERENT = [
 ]
 
 
-def arrival(pipeline, prompt, negative, sampler, spacing, steps, guidance, seed,
-            inexact=MappingProxyType({})) -> Arrival:
-    return Arrival(
-        ids=pipeline.prepare_inputs([negative, prompt]),
-        table=make_table(sampler, pipeline.schedule, steps, spacing=spacing),
+def enter(pipeline, prompt, negative, sampler, spacing, steps, guidance, seed,
+            inexact=MappingProxyType({})) -> Entry:
+    return Entry.of(
+        make_table(sampler, pipeline.schedule, steps, spacing=spacing),
+        pipeline.prompt_inputs(prompt, negative),
         guidance=guidance,
         key=np.asarray(jax.random.PRNGKey(seed)),
         **inexact,
     )
 
 
-def draw(programs, params, arrivals: dict[int, Arrival], rows_a_call: int = ALL) -> np.ndarray:
+def draw(programs, params, entries: dict[int, Entry], rows_a_call: int = ALL) -> np.ndarray:
     """Pictures [S, H, W, 3] uint8 of what enters empty slots together."""
-    slots = programs.encode(params, programs.empty(), arrivals)
-    longest = max(len(a.table.rows) for a in arrivals.values())
+    slots = programs.encode(params, programs.empty(), entries)
+    longest = max(len(entry.rows) for entry in entries.values())
     for _ in range(-(-longest // rows_a_call)):
         slots = programs.advance(params, slots, rows_a_call)
     return np.asarray(programs.decode(params, slots.latents, np.isin(range(programs.slots),
-                                                                     list(arrivals))))
+                                                                     list(entries))))
 
 
-def make_programs(pipeline, devices: int, group: int = 1) -> Programs:
-    return Programs(pipeline.models, make_mesh(devices), slots=8, height=32, width=32, group=group)
+def make_programs(pipeline, devices: int, group: int = 1, **options) -> Programs:
+    return Programs(pipeline.model, make_mesh(devices), slots=8, height=32, width=32, group=group,
+                    **options)
 
 
 LAYOUTS = {"a slot a device": (8, 1), "one device": (1, 1), "one device in fours": (1, 4)}
@@ -78,8 +82,8 @@ def drawn(sd1):
     def draw_on(name: str):
         programs = make_programs(pipeline, *LAYOUTS[name])
         everywhere = jax.device_put(params, replicated(programs.mesh))
-        arrivals = {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)}
-        return (pipeline, everywhere, programs), draw(programs, everywhere, arrivals)
+        entries = {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+        return (pipeline, everywhere, programs), draw(programs, everywhere, entries)
 
     return draw_on
 
@@ -106,7 +110,7 @@ def test_eight_different_samplers_in_one_batch_give_the_bytes_each_gives_alone(o
     pipeline, params, programs = on
     assert len({image.tobytes() for image in together}) == 8
     for i, different in enumerate(DIFFERENT):
-        alone = draw(programs, params, {i: arrival(pipeline, *different)})
+        alone = draw(programs, params, {i: enter(pipeline, *different)})
         assert np.array_equal(alone[i], together[i]), different
         assert not alone[np.arange(8) != i].any()
 
@@ -115,16 +119,16 @@ def test_the_slot_and_the_neighbours_do_not_matter(on, together):
     pipeline, params, programs = on
     moved = {(3 * i + 1) % 8: i for i in range(8) if i != 4}
     images = draw(programs, params,
-                  {slot: arrival(pipeline, *DIFFERENT[i]) for slot, i in moved.items()})
+                  {slot: enter(pipeline, *DIFFERENT[i]) for slot, i in moved.items()})
     for slot, i in moved.items():
         assert np.array_equal(images[slot], together[i]), DIFFERENT[i]
 
 
 def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on, together):
     pipeline, params, programs = on
-    slots = programs.encode(params, programs.empty(), {0: arrival(pipeline, *DIFFERENT[7])})
+    slots = programs.encode(params, programs.empty(), {0: enter(pipeline, *DIFFERENT[7])})
     slots = programs.advance(params, slots, 3)
-    slots = programs.encode(params, slots, {1: arrival(pipeline, *DIFFERENT[4])})
+    slots = programs.encode(params, slots, {1: enter(pipeline, *DIFFERENT[4])})
     slots = programs.advance(params, slots, ALL)
     images = np.asarray(programs.decode(params, slots.latents, np.arange(8) < 2))
     assert np.array_equal(images[0], together[7])
@@ -133,14 +137,40 @@ def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on, toge
 
 def test_one_row_at_a_time_is_all_at_once(on, together):
     pipeline, params, programs = on
-    arrivals = {i: arrival(pipeline, *d) for i, d in enumerate(DIFFERENT)}
-    assert np.array_equal(draw(programs, params, arrivals, rows_a_call=1), together)
+    entries = {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+    assert np.array_equal(draw(programs, params, entries, rows_a_call=1), together)
+
+
+def test_slots_that_take_rows_at_different_times_draw_the_same(on, together):
+    pipeline, params, programs = on
+    entries = {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+    slots = programs.encode(params, programs.empty(), entries)
+    for n in ([0, 3, 1, 0, 2, 0, 1, 5], [2, 0, 0, 1, 0, 9, 0, 0]):
+        taken = np.minimum(slots.row + np.array(n), slots.end)
+        slots = programs.advance(params, slots, np.array(n))
+        assert slots.row.tolist() == taken.tolist()
+    slots = programs.advance(params, slots, ALL)
+    images = np.asarray(programs.decode(params, slots.latents, np.ones(8, bool)))
+    assert np.array_equal(images, together)
+
+
+def test_slots_and_entries_have_the_shapes_that_they_declare(on):
+    pipeline, params, programs = on
+    entries = {1: enter(pipeline, *DIFFERENT[0]), 2: None}
+    slots = programs.advance(params, programs.encode(params, programs.empty(), entries), 1)
+    gathered = jax.tree.map(np.asarray, programs.gather(entries))
+    with jaxtyped("context"):  # a letter means the same number everywhere
+        for struct in (slots, gathered):
+            for field in dataclasses.fields(struct):
+                assert is_bearable(getattr(struct, field.name), field.type), field.name
+    with pytest.raises(TypeCheckError):
+        programs.decode(params, slots.latents, np.ones(9, bool))
 
 
 def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on, together):
     pipeline, params, programs = on
-    arrivals = {i: arrival(pipeline, *DIFFERENT[i]) for i in (0, 3)}
-    slots = programs.advance(params, programs.encode(params, programs.empty(), arrivals), 2)
+    entries = {i: enter(pipeline, *DIFFERENT[i]) for i in (0, 3)}
+    slots = programs.advance(params, programs.encode(params, programs.empty(), entries), 2)
     slots = programs.encode(params, slots, {0: None})
     slots = programs.advance(params, slots, ALL)
     assert int(slots.row[0]) == int(slots.end[0]) == 0
@@ -150,7 +180,7 @@ def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on, together):
 
 def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
     pipeline, params, programs = on
-    slots = programs.encode(params, programs.empty(), {2: arrival(pipeline, *DIFFERENT[0])})
+    slots = programs.encode(params, programs.empty(), {2: enter(pipeline, *DIFFERENT[0])})
     slots = programs.advance(params, slots, ALL)
     # The last step of DDIM goes to alphas_cumprod[0] here (set_alpha_to_one is off), not to 1.
     np.testing.assert_allclose(slots.latents[2], slots.clean[2], atol=0.2)
@@ -159,7 +189,7 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
 
 @pytest.fixture(scope="module")
 def evaluations(sd1):
-    """Draws arrivals on one device in groups of `group`, and says which evaluations of the model
+    """Draws entries on one device in groups of `group`, and says which evaluations of the model
     that took: the kind of each and the size of its batch."""
     pipeline, params = sd1
 
@@ -174,8 +204,8 @@ def evaluations(sd1):
             draw_here({0: simple()})  # compiles
         return draw_here, seen
 
-    def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> Arrival:
-        return arrival(pipeline, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
+    def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> Entry:
+        return enter(pipeline, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
 
     def evaluate(group: int, *asked: dict) -> list[tuple[str, int]]:
         draw_here, seen = counting(group)
@@ -242,7 +272,7 @@ def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypa
     monkeypatch.setattr(denoise, "platform", lambda: platform)
     monkeypatch.setattr(AutoencoderKL, "decode", counted("decode", seen, AutoencoderKL))
     latents = np.random.default_rng(0).standard_normal((4, 16, 16, 4)).astype(np.float32)
-    traced = jax.jit(partial(denoise.decode_slots, pipeline.models)).trace(
+    traced = jax.jit(partial(denoise.decode_slots, pipeline.model)).trace(
         params, latents, np.zeros(4, bool))
     assert f" {way}[" in str(traced.jaxpr)
     compiled = traced.lower().compile()
@@ -262,7 +292,7 @@ def test_on_a_cpu_ynnpack_is_given_only_what_it_fuses_with_a_reduction(sd1, name
     pipeline, params = sd1
     programs = make_programs(pipeline, 8)
     slots = programs.empty()
-    arguments = {"encode": (slots, programs._gather({})), "advance": (slots, np.int32(1)),
+    arguments = {"encode": (slots, programs.gather({})), "advance": (slots, np.ones(8, np.int32)),
                  "decode": (slots.latents, np.ones(8, bool))}
     compiled = getattr(programs, f"_{name}").lower(params, *arguments[name]).compile()
     computations, current = {}, ""
@@ -284,10 +314,58 @@ def test_advance_is_compiled_with_options_of_its_own(sd1, monkeypatch):
     programs.decode(params, programs.empty().latents, np.zeros(8, bool))
 
 
+@pytest.fixture(scope="module")
+def fine_tunes(sd1) -> list:
+    """The parameters of eight checkpoints of one architecture."""
+    random = np.random.default_rng(0)
+    return [jax.tree.map(lambda x: np.asarray(x) * np.float32(random.uniform(0.7, 1.3)), sd1[1])
+            for _ in range(8)]
+
+
+def test_eight_checkpoints_on_eight_devices_give_the_bytes_that_each_gives_alone(drawn, fine_tunes):
+    (pipeline, _, plain), _ = drawn("a slot a device")
+    programs = make_programs(pipeline, 8, stacked=True)
+    weights = DeviceWeights(programs.mesh)
+    for device, params in enumerate(fine_tunes):
+        weights.put(device, "tuned", params)
+    entries = {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+    together = draw(programs, weights.together(["tuned"] * 8), entries)
+    for i, params in enumerate(fine_tunes):
+        params = jax.device_put(params, replicated(plain.mesh))
+        assert np.array_equal(draw(plain, params, {i: entries[i]})[i], together[i])
+    weights.put(3, "another", fine_tunes[5])
+    names = ["another" if device == 3 else "tuned" for device in range(8)]
+    again = draw(programs, weights.together(names), entries | {3: entries[5]})
+    assert np.array_equal(again[3], together[5]) and not np.array_equal(again[3], together[3])
+    assert np.array_equal(np.delete(again, 3, axis=0), np.delete(together, 3, axis=0))
+    assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+
+
+def test_weights_of_a_device_are_handed_to_the_programs_without_a_copy(fine_tunes):
+    weights = DeviceWeights(make_mesh(2))
+    weights.put(0, "a", fine_tunes[0])
+    with pytest.raises(ValueError, match=r"devices \[1\] hold no parameters"):
+        weights.together("ab")
+    weights.put(1, "b", fine_tunes[1])
+
+    def places(params):
+        return [[shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
+                for leaf in jax.tree.leaves(params)]
+
+    before = places(weights.together("ab"))
+    weights.put(1, "c", fine_tunes[2])
+    after = places(weights.together("ac"))
+    assert [here for here, _ in before] == [here for here, _ in after]
+    assert weights.together("ac")["unet"]["conv_in"]["bias"].shape == (2, 32)
+    weights.drop(1, "b")
+    with pytest.raises(ValueError, match=r"devices \[1\] hold no parameters"):
+        weights.together("ab")
+
+
 def test_every_program_is_traced_once_whatever_changes(on, together):
     pipeline, params, programs = on
     for filled in (1, 5, 8):
-        draw(programs, params, {i: arrival(pipeline, *d) for i, d in
+        draw(programs, params, {i: enter(pipeline, *d) for i, d in
                                 enumerate(DIFFERENT[8 - filled:])}, rows_a_call=filled)
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
@@ -312,7 +390,7 @@ def test_what_a_compiler_has_freed_is_returned_once_for_each_program(sd1, monkey
     pipeline, params = sd1
     programs = make_programs(pipeline, 8)
     for _ in range(2):
-        draw(programs, params, {0: arrival(pipeline, *DIFFERENT[4])})
+        draw(programs, params, {0: enter(pipeline, *DIFFERENT[4])})
     assert len(returned) == len(programs.traces) == 3
 
 
@@ -325,7 +403,7 @@ def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(drawn):
 def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs(sd1):
     pipeline, _ = sd1
     with pytest.raises(ValueError, match=r"30x32 is not possible.*multiples of 4"):
-        Programs(pipeline.models, make_mesh(), slots=8, height=32, width=30)
+        Programs(pipeline.model, make_mesh(), slots=8, height=32, width=30)
 
 
 # --- guidance in an interval, and features that are reused --------------------------------------
@@ -342,13 +420,14 @@ def plain_unet(unet, x, t, text, deep=None):
     for block in unet.down_blocks:
         x, outputs = block.down(x, time, text)
         skips += outputs
-    x = unet.mid_block(x, time, text)
+    first, last = unet.mid_block.resnets
+    x = last(unet.mid_block.attentions[0](first(x, time), text), time)
     for block in unet.up_blocks:
         for i, resnet in enumerate(block.resnets):
             if resnet is unet.up_blocks[-1].resnets[-1]:
                 x = deep = x if deep is None else deep
             x = resnet(jnp.concatenate([x, skips.pop()], axis=-1), time)
-            x = block.attentions[i](x, text) if hasattr(block, "attentions") else x
+            x = block.attentions[i](x, text) if i < len(block.attentions) else x
         if hasattr(block, "upsamplers"):
             x = block.upsamplers[0](x)
     return unet.conv_out(nnx.silu(unet.conv_norm_out(x))), deep
@@ -358,19 +437,19 @@ def plain_unet(unet, x, t, text, deep=None):
 def compiled_plainly(drawn):
     """The text encoder and the plain UNet."""
     (pipeline, params, _), _ = drawn("one device")
-    encoder = nnx.merge(pipeline.models.text_encoder, params["text_encoder"])
-    unet = nnx.merge(pipeline.models.unet, params["unet"])
+    encoder = nnx.merge(pipeline.model.text_encoder, params["text_encoder"])
+    unet = nnx.merge(pipeline.model.unet, params["unet"])
     return jax.jit(encoder), jax.jit(partial(plain_unet, unet))
 
 
-def drawn_plainly(compiled, shape, arrival: Arrival, guided: set[int], whole: set[int]):
+def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], whole: set[int]):
     """Latents [h, w, C] made row by row, with one text at a time: guidance in the rows `guided`,
     and features reused in those that are not `whole`."""
     encode, evaluate = compiled
-    texts = encode(arrival.ids)
-    x = arrival.table.init_noise_sigma * gaussian(arrival.key, shape)
+    texts = encode(entry.inputs["text_encoder"]["ids"][:, 0])
+    x = entry.spread * gaussian(jnp.asarray(entry.key), shape)
     history, deep = jnp.zeros((5, *shape)), [None, None]
-    for i, row in enumerate(arrival.table.rows.astype(np.float32)):
+    for i, row in enumerate(entry.rows):
         c = dict(zip(COLUMNS, row, strict=True))
         out = [None, None]
         for text in (0, 1) if i in guided else (1,):
@@ -380,9 +459,9 @@ def drawn_plainly(compiled, shape, arrival: Arrival, guided: set[int], whole: se
         negative, positive = out
         out = positive[0]
         if i in guided:
-            out = (negative + arrival.guidance * (positive - negative))[0]
+            out = (negative + entry.guidance * (positive - negative))[0]
         history = jnp.concatenate([(c["u"] * x + c["v"] * out)[None], history[:-1]])
-        noise = gaussian(jax.random.fold_in(arrival.key, i), shape)
+        noise = gaussian(jax.random.fold_in(entry.key, i), shape)
         x = c["a"] * x + sum(c[f"b{k}"] * history[k] for k in range(5)) + c["s"] * noise
     return x
 
@@ -403,7 +482,7 @@ def test_a_picture_is_what_a_plain_loop_makes_of_it(drawn, compiled_plainly, sam
                                                     inexact, guided, whole):
     (pipeline, params, programs), _ = drawn("one device")
     plainly = partial(drawn_plainly, compiled_plainly, programs.latent_shape)
-    ours = arrival(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
+    ours = enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
     slots = programs.encode(params, programs.empty(), {3: ours})
     slots = programs.advance(params, slots, ALL)
     plain = plainly(ours, guided, whole)
@@ -416,21 +495,22 @@ def test_a_picture_is_what_a_plain_loop_makes_of_it(drawn, compiled_plainly, sam
 def test_an_interval_of_all_and_a_cache_of_none_give_the_exact_bytes(on, together):
     pipeline, params, programs = on
     exact = dict(guidance_start=0.0, guidance_stop=1.0, cache_interval=1)
-    image = draw(programs, params, {5: arrival(pipeline, *DIFFERENT[0][:-1], exact)})[5]
+    image = draw(programs, params, {5: enter(pipeline, *DIFFERENT[0][:-1], exact)})[5]
     assert np.array_equal(image, together[0])
     # Here 0.1 of seven steps is none, and of pictures without guidance none is left out.
-    image = draw(programs, params, {2: arrival(pipeline, *DIFFERENT[0][:-1],
+    image = draw(programs, params, {2: enter(pipeline, *DIFFERENT[0][:-1],
                                                dict(guidance_start=0.1))})[2]
     assert np.array_equal(image, together[0])
-    image = draw(programs, params, {2: arrival(pipeline, *DIFFERENT[5][:-1], PART)})[2]
+    image = draw(programs, params, {2: enter(pipeline, *DIFFERENT[5][:-1], PART)})[2]
     assert np.array_equal(image, together[5])
 
 
 def test_the_longest_table_of_all_ends_with_its_last_row(on):
     pipeline, params, programs = on
-    long = arrival(pipeline, "a cat", "", "ddim", None, 10, 1.0, 0)
-    rows = np.resize(long.table.rows, (MAX_ROWS, len(COLUMNS)))
-    table = dataclasses.replace(long.table, rows=rows, step=np.arange(MAX_ROWS))
-    slots = programs.encode(params, programs.empty(), {0: dataclasses.replace(long, table=table)})
+    long = enter(pipeline, "a cat", "", "ddim", None, 10, 1.0, 0)
+    long = long.replace(rows=np.resize(long.rows, (MAX_ROWS, len(COLUMNS))),
+                        kinds=np.resize(long.kinds, MAX_ROWS),
+                        levels=np.resize(long.levels, (MAX_ROWS, 2)), end=np.int32(MAX_ROWS))
+    slots = programs.encode(params, programs.empty(), {0: long})
     slots = programs.advance(params, slots.replace(row=slots.row.at[0].set(MAX_ROWS - 3)), ALL)
     assert int(slots.row[0]) == MAX_ROWS

@@ -1,17 +1,33 @@
 """What a request may hold, and the sentence somebody reads when it may not."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from sd_tpu.request import MAX_SEED, RANDOM, Own, Request, RequestError, Settings, drawn_seed
+from sd_tpu.request import Request
+from sd_tpu.settings import (
+    MAX_SEED,
+    OVERRIDABLE,
+    RANDOM,
+    SETTINGS,
+    SIDES,
+    Number,
+    Picture,
+    RequestError,
+    drawn_seed,
+)
 
-DEFAULTS = Settings(sampler="ddim", spacing="trailing", height=64, width=96)
+DEFAULTS = Picture(sampler="ddim", spacing="trailing", height=64, width=96)
 
 
 def check(**values) -> Request:
     return Request.check({"prompts": ["a cat"], **values}, DEFAULTS)
+
+
+def picture(**values) -> Picture:
+    return check(**values).pictures[0]
 
 
 REFUSALS = {
@@ -26,8 +42,8 @@ REFUSALS = {
     "a long prompt": (dict(prompts=["a" * 4001]),
                       "Prompt 1 has 4001 characters; at most 4000 are accepted."),
     "a negative list": (dict(negative_prompt=["a"]),
-                        "The negative prompt should be text, not list."),
-    "a long negative": (dict(negative_prompt="a" * 5000), "The negative prompt has 5000 charac"),
+                        "Negative prompt should be text, not list."),
+    "a long negative": (dict(negative_prompt="a" * 5000), "Negative prompt has 5000 characters"),
     "steps 0": (dict(steps=0), "Steps should be from 1 to 200, not 0."),
     "steps over": (dict(steps=201), "Steps should be from 1 to 200, not 201."),
     "steps 2.5": (dict(steps=2.5), "Steps should be a whole number, not 2.5."),
@@ -78,8 +94,10 @@ REFUSALS = {
     "too many own": (dict(own=[None, None]), "There are 2 own settings for 1 prompts."),
     "own list of lists": (dict(own=[["steps", 3]]),
                           "The own settings of prompt 1 should be values by name, not ['steps'"),
-    "own unknown keys": (dict(own=[{"width": 9, 3: 4, "x" * 99: 5}]),
-                         f"Unknown settings of prompt 1: 3, width, {'x' * 40}."),
+    "own unknown keys": (dict(own=[{"prompts": 9, 3: 4, "x" * 99: 5}]),
+                         f"Unknown settings of prompt 1: 3, prompts, {'x' * 40}."),
+    "own size": (dict(own=[{"width": 512}]),
+                 "Pictures of 512x64 were asked for; this server makes 96x64."),
 }
 
 OWN_REFUSALS = {
@@ -93,8 +111,8 @@ OWN_REFUSALS = {
     "no such spacing": (dict(sampler="lcm", spacing="karras"),
                         "LCM of prompt 3 has no karras spacing; it has trailing."),
     "no such spacing here": (dict(spacing="karras"), "DDIM of prompt 3 has no karras spacing; it"),
-    "negative": (dict(negative_prompt=3), "The negative prompt of prompt 3 should be text, not "),
-    "long negative": (dict(negative_prompt="a" * 5000), "The negative prompt of prompt 3 has 5000"),
+    "negative": (dict(negative_prompt=3), "Negative prompt of prompt 3 should be text, not int"),
+    "long negative": (dict(negative_prompt="a" * 5000), "Negative prompt of prompt 3 has 5000"),
     "guidance start": (dict(guidance_start=-1), "Guidance start of prompt 3 should be from 0 to 1"),
     "guidance stop": (dict(guidance_stop="x"), "Guidance stop of prompt 3 should be a number, not"),
     "guidance stops first": (dict(guidance_stop=0), "Guidance of prompt 3 should start before it "
@@ -123,42 +141,42 @@ def test_a_bad_value_of_one_picture_is_refused_by_a_sentence_that_names_its_prom
 
 
 def test_what_is_left_open_takes_the_default():
-    assert check() == check(seed=None, steps=None, spacing=None, width=None) == Request(
-        prompts=("a cat",), seed=0, negative_prompt="", steps=20, guidance=7.5, sampler="ddim",
-        spacing="trailing", height=64, width=96,
-    )
+    assert check() == check(seed=None, steps=None, spacing=None, width=None) == Request((Picture(
+        prompt="a cat", seed=0, negative_prompt="", steps=20, guidance=7.5, sampler="ddim",
+        spacing="trailing", height=64, width=96),))
 
 
 def test_good_values_are_normalised():
     request = check(prompts=["  a\ncat \u2028", None, "\ud800dog"], negative_prompt=" \tblur ",
                     seed=np.uint32(7), steps=np.float32(12), guidance=np.float32(0.5))
     assert request.prompts == ("a\ncat", "", "dog")
-    assert request.negative_prompt == "blur"
-    values = (request.seed, request.steps, request.guidance)
+    first = request.pictures[0]
+    assert first.negative_prompt == "blur"
+    values = (first.seed, first.steps, first.guidance)
     assert values == (7, 12, 0.5) and list(map(type, values)) == [int, int, float]
 
 
 def test_the_limits_themselves_are_accepted():
-    request = check(prompts=["a" * 4000] * 8, seed=MAX_SEED, steps=200, guidance=50)
-    assert (request.seed, request.steps, request.guidance) == (MAX_SEED, 200, 50.0)
-    assert check(seed=0, steps=1, guidance=0).guidance == 0.0
-    request = check(guidance_start=0, guidance_stop=1, cache_interval=10)
-    assert (request.guidance_start, request.guidance_stop, request.cache_interval) == (0, 1, 10)
+    first, *_ = check(prompts=["a" * 4000] * 8, seed=MAX_SEED, steps=200, guidance=50).pictures
+    assert (first.seed, first.steps, first.guidance) == (MAX_SEED, 200, 50.0)
+    assert picture(seed=0, steps=1, guidance=0).guidance == 0.0
+    made = picture(guidance_start=0, guidance_stop=1, cache_interval=10)
+    assert (made.guidance_start, made.guidance_stop, made.cache_interval) == (0, 1, 10)
 
 
 def test_the_default_spacing_is_not_forced_on_another_sampler():
-    assert check(sampler="dpmpp_2s").spacing is None
-    assert check(sampler="dpmpp_2s", spacing="karras").spacing == "karras"
-    assert check(sampler="ddim").spacing == "trailing"
+    assert picture(sampler="dpmpp_2s").spacing == ""
+    assert picture(sampler="dpmpp_2s", spacing="karras").spacing == "karras"
+    assert picture(sampler="ddim").spacing == "trailing"
 
 
 def test_an_empty_spacing_is_the_checkpoints_own():
-    assert check(spacing="").spacing is None
+    assert picture(spacing="").spacing == ""
 
 
-def test_checking_a_request_again_changes_nothing():
+def test_what_a_request_says_of_itself_makes_it_again():
     request = check(prompts=["a", "", "b"], sampler="heun", spacing="karras", seed=3, steps=9)
-    assert Request.check(vars(request), DEFAULTS) == request
+    assert Request.check(request.values(), DEFAULTS) == request
 
 
 def test_places_are_the_prompts_that_are_not_blank():
@@ -166,8 +184,9 @@ def test_places_are_the_prompts_that_are_not_blank():
 
 
 def test_seeds_follow_the_place_and_wrap_around():
-    request = check(prompts=["a", "", "b"], seed=MAX_SEED - 1)
-    assert [request.image_seed(i) for i in range(3)] == [MAX_SEED - 1, MAX_SEED, 0]
+    request = check(prompts=["a", "b", "c"], seed=MAX_SEED - 1)
+    assert [made.seed for made in request.pictures] == [MAX_SEED - 1, MAX_SEED, 0]
+    assert request.seed == MAX_SEED - 1
 
 
 def test_a_seed_is_drawn_where_it_is_asked_for_and_nothing_else_is_changed():
@@ -179,13 +198,20 @@ def test_a_seed_is_drawn_where_it_is_asked_for_and_nothing_else_is_changed():
 
 def test_only_is_the_request_that_makes_one_picture_again():
     request = check(prompts=["a", "", "b"], seed=MAX_SEED, negative_prompt="c", steps=5)
-    alone = request.only(2)
-    assert (alone.prompts, alone.seed) == (("b",), 1)
-    assert (alone.negative_prompt, alone.steps) == ("c", 5)
-    assert alone.image_seed(0) == request.image_seed(2)
+    assert request.only(2) == check(prompts=["b"], seed=1, negative_prompt="c", steps=5)
+    assert request.with_only(2).places() == [2]
+    assert request.with_only(2).pictures[2] == request.pictures[2]
 
 
-# --- own settings -------------------------------------------------------------------------------
+def test_a_request_grows_to_take_a_picture_up_and_shrinks_to_none():
+    request, new = check(own=[{"steps": 3}]), picture(seed=1, guidance=0.0)
+    grown = request.replaced(3, new)
+    assert grown.pictures == (*request.pictures, None, None, new)
+    assert grown.replaced(0, None).places() == [3]
+    assert grown.replaced(0, None).replaced(3, None).places() == []
+
+
+# --- overrides ----------------------------------------------------------------------------------
 
 
 def test_a_picture_takes_its_own_settings_and_the_common_ones_where_it_has_none():
@@ -195,26 +221,42 @@ def test_a_picture_takes_its_own_settings_and_the_common_ones_where_it_has_none(
     assert request.only(0) == check(prompts=["a"], seed=3, steps=5)
     assert request.only(1) == check(prompts=["b"], **own)
     assert request.only(2) == check(prompts=["c"], seed=5, steps=7)
-    assert [request.image_seed(place) for place in range(3)] == [3, 77, 5]
 
 
 def test_an_own_negative_prompt_can_be_none_at_all():
-    request = check(negative_prompt="fog", own=[{"negative_prompt": ""}])
-    assert request.only(0).negative_prompt == ""
+    assert picture(negative_prompt="fog", own=[{"negative_prompt": ""}]).negative_prompt == ""
 
 
 def test_own_settings_that_change_nothing_are_none():
     same = dict(negative_prompt="", steps=20, guidance=7.5, sampler="ddim", spacing="trailing",
                 seed=4)
     plain = check(prompts=["a", "b"], seed=3)
-    for own in ([], [None], [{}, {}], [None, same], [{"steps": None}], (Own(), Own(steps=20))):
+    for own in ([], [None], [{}, {}], [None, same], [{"steps": None}]):
         request = check(prompts=["a", "b"], seed=3, own=own)
-        assert request == plain and request.own == ()
+        assert request == plain and request.values()["own"] == []
 
 
-def test_own_settings_are_as_many_as_the_prompts_and_none_where_no_picture_is_made():
-    request = check(prompts=["", "a", "b"], own=[{"steps": 3}, {"steps": 4}])
-    assert request.own == (None, Own(steps=4), None)
+def test_what_most_pictures_share_is_common_and_the_rest_is_overridden():
+    request = check(prompts=["", "a", "b", "c"], seed=5, steps=9,
+                    own=[{"steps": 3}, {"steps": 4, "seed": 0}, None, {"guidance": 2}])
+    assert request.common == dataclasses.replace(DEFAULTS, seed=5, steps=9)
+    assert [request.overrides(place) for place in range(4)] == [
+        {}, {"steps": 4, "seed": 0}, {}, {"guidance": 2.0}]
+
+
+def test_what_is_as_frequent_is_common_if_it_is_the_default_or_comes_first():
+    request = check(prompts=["a", "b"], cache_interval=3, own=[None, {"cache_interval": 1}])
+    assert request.values()["own"] == [{"cache_interval": 3}, None]
+    request = check(prompts=["a", "b"], steps=3, own=[None, {"steps": 4}])
+    assert request.values()["own"] == [None, {"steps": 4}]
+
+
+def test_settings_that_do_not_go_together_are_never_common():
+    own = [{"sampler": "lcm"}, {"sampler": "lcm", "seed": 7}, {"sampler": "euler"},
+           {"sampler": "heun"}, {"sampler": "lms"}]
+    request = check(prompts=["a"] * 5, sampler="euler", spacing="karras", own=own)
+    assert [made.spacing for made in request.pictures] == ["", "", *["karras"] * 3]
+    assert Request.check(request.values(), DEFAULTS) == request
 
 
 def test_an_own_sampler_takes_the_common_spacing_if_it_has_that():
@@ -222,32 +264,33 @@ def test_an_own_sampler_takes_the_common_spacing_if_it_has_that():
     own = [{"sampler": "lcm"}, {"sampler": "heun"}, {"sampler": "euler"}, {"spacing": ""},
            {"sampler": "ddim"}, {"sampler": "heun", "spacing": "trailing"}]
     request = check(prompts=["a"] * 6, own=own, **common)
-    spacings = [request.only(place).spacing for place in range(6)]
-    assert spacings == [None, "karras", "karras", None, None, "trailing"]
-    assert request.own[0] == Own(sampler="lcm", spacing="") and request.own[2] is None
-
-
-def test_checking_a_request_with_own_settings_again_changes_nothing():
-    own = [{"sampler": "lcm"}, None, {"spacing": "", "seed": 0}, {"negative_prompt": "x"}]
-    request = check(prompts=["a", "", "b", "c"], seed=9, own=own)
-    assert Request.check(vars(request), DEFAULTS) == request
-    records = [own and vars(own) for own in request.own]
-    assert Request.check({**vars(request), "own": records}, DEFAULTS) == request
-
-
-def test_a_request_of_one_picture_has_no_own_settings_left():
-    request = check(own=[{"steps": 3, "seed": 8}])
-    assert request.only(0).own == () and request.only(0).only(0) == request.only(0)
-
-
-def test_settings_that_are_not_exact_are_told_by_name_and_none_are_by_default():
-    assert check().accelerated() == {}
-    assert check(guidance_stop=0.5, cache_interval=1).accelerated() == {"guidance_stop": 0.5}
-    request = check(prompts=["a", "b"], cache_interval=3, own=[None, {"cache_interval": 1}])
-    assert request.own == (None, Own(cache_interval=1))
-    assert [request.only(place).accelerated() for place in range(2)] == [{"cache_interval": 3}, {}]
+    spacings = [made.spacing for made in request.pictures]
+    assert spacings == ["", "karras", "karras", "", "", "trailing"]
 
 
 def test_an_own_start_of_guidance_is_held_against_the_common_stop():
     with pytest.raises(RequestError, match=r"^Guidance of prompt 2 should start before it stops"):
         check(prompts=["a", "b"], guidance_stop=0.5, own=[None, {"guidance_start": 0.5}])
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def test_settings_are_known_to_a1111_and_to_the_shell_by_names_of_their_own():
+    assert {name: setting.a1111 for name, setting in SETTINGS.items() if name != setting.a1111} == {
+        "guidance": "cfg_scale", "model": "sd_model_checkpoint", "sampler": "sampler_name",
+        "spacing": "scheduler", "init_image": "init_images", "strength": "denoising_strength",
+        "fit": "resize_mode", "style": "styles"}
+    flags = [setting.flag for name, setting in OVERRIDABLE.items()
+             if name not in {"model", *SIDES}]
+    assert "--negative" in flags and "--cache-interval" in flags and None not in flags
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_default_is_a_value_that_its_own_check_lets_through_and_can_be_told(name):
+    setting = SETTINGS[name]
+    assert setting.check(setting.default) == setting.default
+    if isinstance(setting.kind, Number):
+        assert setting.kind.parse(setting.kind.shown(setting.default)) == setting.default
+    if name in OVERRIDABLE:
+        assert setting.told(setting.default)

@@ -1,5 +1,6 @@
 """Sampler tables against diffusers' PyTorch schedulers, and properties that need no reference."""
 
+import dataclasses
 import importlib
 import itertools
 
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sd_tpu.config import CheckpointError
-from sd_tpu.samplers import (
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.sampling.samplers import (
     COLUMNS,
     HISTORY,
     SAMPLERS,
@@ -17,7 +18,7 @@ from sd_tpu.samplers import (
     default_sampler,
     make_table,
 )
-from sd_tpu.schedule import NoiseSchedule
+from sd_tpu.sampling.schedule import NoiseSchedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers on NumPy 2
 
@@ -38,14 +39,16 @@ SOLVER = {
 }
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
 STEPS = (4, 10, 20, 50)
+DISTILLED = ("lcm", "tcd")  # their timesteps are not up to the config
 CASES = [(key, spacing) for key, sampler in SAMPLERS.items() for spacing in sampler.spacings]
 ZERO_SNR = [(key, spacing) for key, spacing in CASES
-            if key.startswith(("ddim", "ddpm", "euler", "dpmpp_2m", "dpmpp_3m", "unipc", "lcm"))]
+            if key.startswith(("ddim", "ddpm", "euler", "dpmpp_2m", "dpmpp_3m", "unipc"))
+            or key in DISTILLED]
 
 # diffusers' scheduler refuses these, though the table has no reason to.
 NOT_IN_DIFFUSERS = {("pndm", "sample"), ("euler_ancestral", "sample"), ("kdpm2", "sample")}
 # diffusers divides by alpha = 0 here and returns nan; leading spacing does not reach that timestep.
-NAN_IN_DIFFUSERS = {(key, spacing, "epsilon") for key in ("ddim", "ddpm", "lcm")
+NAN_IN_DIFFUSERS = {(key, spacing, "epsilon") for key in ("ddim", "ddpm", "lcm", "tcd")
                     for spacing in ("linspace", "trailing")}
 
 SHAPE = (1, 4, 3, 3)
@@ -62,17 +65,24 @@ def fake_model(x: np.ndarray, t: float) -> np.ndarray:
     return mixed.reshape(x.shape)
 
 
-def run_table(table: Table, start=START, model=fake_model, noises=NOISES):
-    """The table's run: the final x, and for each row the model's input and the preview."""
+def run_table(table: Table, start=START, model=fake_model, noises=NOISES, picture=None, kept=0.0):
+    """The table's run: the final x, and for each row the model's input and the preview. A picture
+    is put under the noise that begins, and the share of it that is kept after every row."""
     x, seen, previews = table.init_noise_sigma * start, [], []
+    levels = [*table.levels, (1.0, 0.0)]
+    if picture is not None:
+        x = levels[0][0] * picture + levels[0][1] * start
     history = [np.zeros_like(x)] * HISTORY
-    for row, noise in zip(table.rows, noises, strict=False):
+    for r, (row, noise) in enumerate(zip(table.rows, noises, strict=False)):
         t, c_in, u, v, a, *b, s, p, q = row
         out = model(c_in * x, t)
         seen.append((t, c_in * x))
         previews.append(p * x + q * out)
         history = [u * x + v * out, *history[:-1]]
         x = a * x + sum(b[k] * history[k] for k in range(HISTORY)) + s * noise
+        if picture is not None:
+            alpha, sigma = levels[r + 1]
+            x = np.where(kept, alpha * picture + sigma * start, x)
     return x, seen, previews
 
 
@@ -85,25 +95,35 @@ def config_for(sampler: str, spacing: str | None = None, **options) -> dict:
     return {name: value for name, value in (config | options).items() if value is not None}
 
 
-def run_diffusers(config: dict, steps: int, monkeypatch, **step_options):
-    """The same of diffusers' scheduler, one noise for each evaluation that draws any."""
+def run_diffusers(config: dict, steps: int, monkeypatch, begin=None, kept=None, **step_options):
+    """The same of diffusers' scheduler, one noise for each evaluation that draws any; as in its
+    pipelines that begin with a picture where `begin` says at which step."""
     kind = getattr(diffusers, config["_class_name"])
     scheduler = kind.from_config({k: v for k, v in config.items() if k != "_class_name"})
     scheduler.set_timesteps(steps)
     if hasattr(scheduler, "set_begin_index"):
-        scheduler.set_begin_index(0)  # else a timestep that repeats makes it skip its first step
+        # else a timestep that repeats makes it skip its first step
+        scheduler.set_begin_index((begin or 0) * scheduler.order)
     module = importlib.import_module(kind.__module__)
     draws = {}
     if hasattr(module, "randn_tensor"):
         monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.from_numpy(draws["now"]))
     x, seen, previews = torch.from_numpy(START) * float(scheduler.init_noise_sigma), [], []
-    for i, t in enumerate(scheduler.timesteps):
+    timesteps = scheduler.timesteps[(begin or 0) * scheduler.order:]
+    start, picture = torch.from_numpy(START), torch.from_numpy(CLEAN)
+    if begin is not None:
+        x = scheduler.add_noise(picture, start, timesteps[:1])
+    for i, t in enumerate(timesteps):
         draws["now"] = NOISES[i]
         model_input = scheduler.scale_model_input(x, t).double().numpy()
         seen.append((float(t), model_input.copy()))
         out = torch.from_numpy(fake_model(model_input, float(t)))
         step = scheduler.step(out, t, x, **step_options)
         x = step.prev_sample
+        if kept is not None:
+            last = i + 1 == len(timesteps)
+            known = picture if last else scheduler.add_noise(picture, start, timesteps[i + 1:i + 2])
+            x = torch.where(torch.from_numpy(kept), known, x)
         previews.append(getattr(step, "pred_original_sample", None))
     return x.double().numpy(), seen, previews
 
@@ -129,11 +149,36 @@ def assert_agree(config: dict, key: str, steps: int, monkeypatch, within=1e-5, *
 
 @pytest.mark.parametrize(("key", "spacing"), CASES)
 def test_a_table_gives_what_the_pytorch_scheduler_gives(key, spacing, monkeypatch):
-    spacing = None if key == "lcm" else spacing  # LCM's timesteps are not up to the config
+    spacing = None if key in DISTILLED else spacing
     for prediction, steps in itertools.product(PREDICTIONS, STEPS):
         if (key, prediction) not in NOT_IN_DIFFUSERS:
             config = config_for(key, spacing, prediction_type=prediction)
             assert_agree(config, key, steps, monkeypatch)
+
+
+@pytest.mark.parametrize(("steps", "begin"), [(10, 0), (10, 3), (20, 4), (20, 13), (4, 3)])
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_a_picture_under_noise_and_what_is_kept_of_it_are_what_they_are_in_pytorch(
+        key, spacing, steps, begin, monkeypatch):
+    config = config_for(key, None if key in DISTILLED else spacing)
+    table = make_table(key, NoiseSchedule.from_config(config), steps, begin=begin)
+    assert table.step[0] == 0 and table.step[-1] == steps - begin - 1
+    # Between the two evaluations of a step diffusers' KDPM2 puts what is kept under the noise of
+    # the step's end, and evaluates it at that of the middle.
+    kept = np.arange(36).reshape(SHAPE) % 3 == (0 if key != "kdpm2" else 3)
+    x, seen, _ = run_table(table, picture=CLEAN, kept=kept)
+    ref, ref_seen, _ = run_diffusers(config, steps, monkeypatch, begin=begin, kept=kept)
+    assert [t for t, _ in seen] == pytest.approx([t for t, _ in ref_seen], abs=1e-3)
+    for (_, model_input), (_, ref_input) in zip(seen, ref_seen, strict=True):
+        assert error(model_input, ref_input) < 1e-4
+    assert error(x, ref) < 1e-5
+    assert np.array_equal(x[kept], CLEAN[kept])
+
+
+@pytest.mark.parametrize("begin", [-1, 10])
+def test_a_table_begins_at_one_of_its_steps(begin):
+    with pytest.raises(ValueError, match="10 steps cannot begin"):
+        make_table("ddim", NoiseSchedule.from_config(CONFIG), 10, begin=begin)
 
 
 @pytest.mark.parametrize(("key", "prediction"), sorted(NOT_IN_DIFFUSERS))
@@ -150,8 +195,8 @@ def test_zero_terminal_snr_gives_what_the_pytorch_scheduler_gives(key, spacing, 
     for prediction, steps in itertools.product(PREDICTIONS, STEPS):
         if (key, prediction) in NOT_IN_DIFFUSERS or (key, spacing, prediction) in NAN_IN_DIFFUSERS:
             continue
-        config = config_for(key, None if key == "lcm" else spacing, prediction_type=prediction,
-                            rescale_betas_zero_snr=True)
+        config = config_for(key, None if key in DISTILLED else spacing,
+                            prediction_type=prediction, rescale_betas_zero_snr=True)
         # diffusers rounds x to float32 where sigma is 4096
         assert_agree(config, key, steps, monkeypatch, within=1e-4)
 
@@ -183,6 +228,7 @@ def test_zero_terminal_snr_gives_what_the_pytorch_scheduler_gives(key, spacing, 
     ("unipc", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
     ("deis", 20, {"lower_order_final": False}),
     ("lcm", 7, {"original_inference_steps": 20, "timestep_scaling": 0.01}),
+    ("tcd", 7, {"original_inference_steps": 20}),
 ])
 def test_what_the_config_asks_for_is_what_the_pytorch_scheduler_does(
     key, steps, options, monkeypatch
@@ -190,9 +236,35 @@ def test_what_the_config_asks_for_is_what_the_pytorch_scheduler_does(
     assert_agree(config_for(key, **options), key, steps, monkeypatch)
 
 
-@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
-def test_eta_adds_the_noise_that_it_adds_in_pytorch(eta, monkeypatch):
-    assert_agree(config_for("ddim"), "ddim", 10, monkeypatch, eta=eta)
+@pytest.mark.parametrize("key", ["ddim", "tcd"])
+@pytest.mark.parametrize("eta", [0.0, 0.3, 0.7, 1.0])
+def test_eta_adds_the_noise_that_it_adds_in_pytorch(key, eta, monkeypatch):
+    assert_agree(config_for(key), key, 10, monkeypatch, eta=eta)
+
+
+# What the configs of few-step models ask for, and the steps that they are made for.
+FEW_STEPS = {
+    "SD-Turbo": ("euler", (1, 2, 4), {"timestep_spacing": "trailing", "steps_offset": 1}),
+    "SDXL-Turbo": ("euler_ancestral", (1, 2, 4), {"timestep_spacing": "trailing"}),
+    "SDXL-Lightning": ("euler", (2, 4, 8), {"timestep_spacing": "trailing"}),
+    "SDXL-Lightning, one step": ("euler", (1,), {"timestep_spacing": "trailing",
+                                                 "prediction_type": "sample"}),
+    "Hyper-SD": ("ddim", (1, 2, 4, 8), {"timestep_spacing": "trailing"}),
+    "Hyper-SD, unified": ("tcd", (1, 2, 4, 8), {}),
+    "LCM": ("lcm", (1, 2, 4, 8), {}),
+    "NoobAI, v prediction": ("euler", (1, 8, 28), {
+        "timestep_spacing": "trailing", "prediction_type": "v_prediction",
+        "rescale_betas_zero_snr": True}),
+}
+
+
+@pytest.mark.parametrize("model", FEW_STEPS)
+def test_few_step_models_get_the_steps_that_their_configs_ask_for(model, monkeypatch):
+    key, counts, options = FEW_STEPS[model]
+    config = config_for(key, **options)
+    for steps in counts:
+        assert default_sampler(config)[0] == key
+        assert_agree(config, key, steps, monkeypatch, within=1e-4 if "NoobAI" in model else 1e-5)
 
 
 @pytest.mark.parametrize(("key", "spacing"), CASES)
@@ -227,7 +299,7 @@ def test_the_last_row_lands_on_the_clean_image_of_an_ideal_denoiser(key, spacing
             "set_alpha_to_one": True,
         })
         within = dict.fromkeys((1, *STEPS), 1e-9)
-        if key == "deis":  # as in diffusers it stops at the smallest sigma
+        if key in ("deis", "tcd"):  # as in diffusers they stop at the smallest sigma
             within = dict.fromkeys(within, 4 * schedule.sigmas[0])
         elif key == "lcm":  # its boundary condition lets a trace of x through
             within = dict.fromkeys(within, 1e-5)
@@ -283,7 +355,8 @@ def test_a_last_step_of_no_length_adds_nothing_to_the_latents(key):
 def test_a_table_survives_float32(key, spacing):
     table = make_table(key, NoiseSchedule.from_config(CONFIG), 20, spacing=spacing)
     exact, _, _ = run_table(table)
-    narrow = Table(table.rows.astype(np.float32), table.step, np.float32(table.init_noise_sigma))
+    narrow = dataclasses.replace(table, rows=table.rows.astype(np.float32),
+                                 init_noise_sigma=np.float32(table.init_noise_sigma))
     single, _, _ = run_table(
         narrow, START.astype(np.float32),
         lambda x, t: fake_model(x, t).astype(np.float32), NOISES.astype(np.float32),
@@ -342,9 +415,10 @@ def test_as_many_steps_as_there_are_timesteps_work_or_are_refused(key, spacing):
             assert table.rows[:, 0].max() <= 59
 
 
-def test_lcm_is_refused_more_steps_than_it_was_distilled_at():
-    with pytest.raises(ValueError, match="at most 50 steps"):
-        make_table("lcm", NoiseSchedule.from_config(CONFIG), 51)
+@pytest.mark.parametrize(("key", "label"), [("lcm", "LCM"), ("tcd", "TCD")])
+def test_consistency_models_are_refused_more_steps_than_they_were_distilled_at(key, label):
+    with pytest.raises(ValueError, match=f"{label} takes at most 50 steps"):
+        make_table(key, NoiseSchedule.from_config(CONFIG), 51)
 
 
 def test_an_unknown_sampler_is_refused_with_those_there_are():
@@ -408,7 +482,7 @@ def test_a_scheduler_that_no_sampler_here_equals_is_refused(options, message):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"prediction_type": "flow_prediction"}, "prediction_type='flow_prediction' is not supported"),
-    ({"beta_schedule": "sigmoid"}, "expected 'linear' or 'scaled_linear' or 'squaredcos_cap_v2'"),
+    ({"beta_schedule": "sigmoid"}, "expected 'linear', 'scaled_linear' or 'squaredcos_cap_v2'"),
     ({"timestep_spacing": "random"}, "timestep_spacing='random'"),
     ({"thresholding": True}, "thresholding=True"),
     ({"algorithm_type": "dpmsolver"}, "algorithm_type='dpmsolver'"),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from transformers import CLIPTokenizer
 
-from sd_tpu.config import BUNDLED_MODEL, CheckpointError
-from sd_tpu.tokenizer import Tokenizer
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError
+from sd_tpu.families.text import Count, PromptOptions, count
+from sd_tpu.families.tokenizer import Tokenizer
 
 FOLDER = BUNDLED_MODEL / "tokenizer"
 BEGIN, END = 49406, 49407
@@ -23,6 +24,11 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def reference() -> CLIPTokenizer:
     return CLIPTokenizer.from_pretrained(FOLDER)
+
+
+def told(tokenizer: Tokenizer, prompt: str) -> Count:
+    """How long a prompt is where a single chunk is kept."""
+    return count(tokenizer, prompt, PromptOptions(chunks=1))
 
 
 def test_ids_are_those_of_clip(tokenizer):
@@ -48,7 +54,7 @@ def test_every_row_is_77_wide_whatever_the_checkpoint_says(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer(["", "cat", "cat " * 200]).shape == (3, 77)
-    assert tokenizer.lost("cat " * 74 + "a Dog") == "Dog"
+    assert told(tokenizer, "cat " * 74 + "a Dog").lost == "Dog"
 
 
 def test_padding_is_the_checkpoints_own(tmp_path):
@@ -60,25 +66,25 @@ def test_padding_is_the_checkpoints_own(tmp_path):
 
 def test_a_prompt_of_75_tokens_loses_nothing_and_one_more_loses_a_word(tokenizer):
     full = " ".join(["cat"] * 75)
-    assert tokenizer.count(full) == 77
-    assert tokenizer.lost(full) == ""
+    assert told(tokenizer, full).tokens == 77
+    assert told(tokenizer, full).lost == ""
     assert tokenizer([full])[0, 75] == 2368 and tokenizer([full])[0, 76] == END
-    assert tokenizer.count(f"{full} Dog") == 78
-    assert tokenizer.lost(f"{full} Dog") == "Dog"
+    assert told(tokenizer, f"{full} Dog").tokens == 78
+    assert told(tokenizer, f"{full} Dog").lost == "Dog"
 
 
 @pytest.mark.parametrize("tail", [
     "The Cut WORDS,  as   Written", "ÉTÉ à Paris", "日本の絵", "🦊 fox", "e\u0301te\u0301 ICI",
 ])
 def test_the_lost_words_keep_their_spelling(tokenizer, tail):
-    assert tokenizer.lost("cat " * 75 + tail) == tail
-    assert tokenizer.lost("🦊 É " + "cat " * 80 + tail).endswith(tail)
+    assert told(tokenizer, "cat " * 75 + tail).lost == tail
+    assert told(tokenizer, "🦊 É " + "cat " * 80 + tail).lost.endswith(tail)
 
 
 def test_of_a_word_cut_in_the_middle_the_rest_is_lost(tokenizer):
     word = "Floccinaucinihilipilification"
-    assert tokenizer.count(word) > 4
-    lost = tokenizer.lost("cat " * 74 + f"{word} Here")
+    assert told(tokenizer, word).tokens > 4
+    lost = told(tokenizer, "cat " * 74 + f"{word} Here").lost
     assert f"{word} Here".endswith(lost)
     assert lost.endswith("Here") and len("Here") < len(lost) < len(f"{word} Here")
 
@@ -88,19 +94,19 @@ def test_many_threads_may_ask_at_once(tokenizer):
     expected = tokenizer(prompts)
 
     def ask(_):
-        return tokenizer.lost(prompts[1]) != "" and np.array_equal(tokenizer(prompts), expected)
+        return told(tokenizer, prompts[1]).lost and np.array_equal(tokenizer(prompts), expected)
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(ask, range(400)))
 
 
 def test_count_includes_the_two_marks(tokenizer):
-    assert tokenizer.count("") == 2
-    assert tokenizer.count("a photo of a cat") == 7
+    assert told(tokenizer, "").tokens == 2
+    assert told(tokenizer, "a photo of a cat").tokens == 7
 
 
 def test_a_prompt_that_is_too_long_raises_no_warning(tokenizer, recwarn, caplog):
-    tokenizer.lost("cat " * 200)
+    told(tokenizer, "cat " * 200)
     tokenizer(["cat " * 200])
     assert not recwarn.list and not caplog.records
 
@@ -109,6 +115,12 @@ def test_saved_tokenizers_give_the_same_ids(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     prompts = ["a photo of a cat", "日本 🦊", ""]
     np.testing.assert_array_equal(Tokenizer.from_folder(tmp_path)(prompts), tokenizer(prompts))
+
+
+def test_a_padding_of_its_own_is_saved(tmp_path):
+    """As that of SD 2 and SDXL, where a single file's tokenizer is CLIP's own."""
+    Tokenizer.from_folder(FOLDER, pad="!").save(tmp_path)
+    assert Tokenizer.from_folder(tmp_path)(["cat"])[0, :4].tolist() == [BEGIN, 2368, END, 0]
 
 
 @pytest.mark.parametrize("files", [

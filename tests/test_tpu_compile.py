@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import hlo, old_flax, tpu_compile
 from benchmarks.report import in_fresh_process
-from sd_tpu.sharding import make_mesh
+from sd_tpu.runtime.mesh import make_mesh
 
 # Where to install it: pip install --no-deps --target .venv/old_flax diffusers==0.35.2
 OLD_FLAX = Path(__file__).parents[1] / ".venv" / "old_flax"

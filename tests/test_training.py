@@ -2,16 +2,17 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sd_tpu.schedule import NoiseSchedule
-from sd_tpu.sharding import make_mesh
-from training import autoencoder, diffusion, recipe
-from training.trainer import Schedule, latest, train
+from sd_tpu.runtime.mesh import make_mesh
+from sd_tpu.sampling.schedule import NoiseSchedule
+from training import autoencoder, diffusion, recipe, restore
+from training.trainer import Schedule, begin, latest, train
 
 RUN = Schedule(steps=60, batch=8, learning_rate=0.05, warmup=5, decay=0.5)
 TRUTH = np.array([[1.0], [-2.0], [0.5]], np.float32)
@@ -65,6 +66,39 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
     for other in ({"w": np.zeros((4, 1), np.float32)}, {"v": np.zeros((3, 1), np.float32)}):
         with pytest.raises(ValueError, match="of another recipe"):
             latest(tmp_path, other)
+
+
+def test_a_run_can_begin_with_given_weights_but_keeps_what_it_has(tmp_path):
+    given = {"w": np.full((3, 1), 7.0, np.float32)}
+    begin(tmp_path, RUN, given)
+    np.testing.assert_array_equal(latest(tmp_path, START)["w"], given["w"])
+    average = run(tmp_path, steps=10)
+    assert not np.array_equal(average["w"], given["w"])
+    begin(tmp_path, RUN, given)
+    np.testing.assert_array_equal(latest(tmp_path, START)["w"], average["w"])
+
+
+@pytest.mark.parametrize("side, run_of_the_autoencoder", [(64, "small"), (128, "large")])
+def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(
+        tmp_path, monkeypatch, side, run_of_the_autoencoder):
+    params = {name: {"w": np.full(2, i, np.float16)}
+              for i, name in enumerate(("text_encoder", "unet", "vae"))}
+    checkpoint = SimpleNamespace(default_size=(side, side),
+                                 configs={"vae": {"scaling_factor": 0.75}})
+    monkeypatch.setattr(restore.Checkpoint, "from_pretrained",
+                        lambda folder: (checkpoint, dict(params)))
+    monkeypatch.setattr(restore.autoencoder, "FOLDER", tmp_path / "small")
+    monkeypatch.setattr(restore.autoencoder, "SCALE_FILE", tmp_path / "small" / "scale.json")
+    monkeypatch.setattr(restore.enlarge, "FOLDER", tmp_path / "large")
+    monkeypatch.setattr(restore.diffusion, "FOLDER", tmp_path / "diffusion")
+    monkeypatch.setattr("sys.argv", ["restore", "a/folder"])
+    restore.main()
+    for name, wanted in (("diffusion", {key: params[key] for key in ("text_encoder", "unet")}),
+                         (run_of_the_autoencoder, params["vae"])):
+        found = latest(tmp_path / name, jax.tree.map(np.float32, wanted))
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, wanted))
+    assert restore.autoencoder.scale() == 0.75
+    assert len(list(tmp_path.rglob("state.safetensors"))) == 2
 
 
 def test_what_was_never_trained_is_said_to_be_missing(tmp_path):

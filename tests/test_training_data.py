@@ -113,7 +113,7 @@ def test_things_are_shifted_by_whole_latents_but_not_out_of_order(discs):
             picture, _, facts = composer.sample(rng)
             places.append(place(picture, facts.concepts[0]))
         for axis, found in enumerate(np.transpose(places)):
-            shifts = (found - found.min()) / compose.SHIFT
+            shifts = (found - found.min()) / (compose.SHIFT * 64)
             assert np.abs(shifts - np.rint(shifts)).max() < 0.05
             assert (shifts.max() > 0.9) == (axis in free)
 

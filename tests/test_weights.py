@@ -1,5 +1,6 @@
 """Safetensors to parameters and back: names, shapes, types, placement, memory, damage."""
 
+import contextlib
 import json
 import select
 import shutil
@@ -20,11 +21,12 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
-from sd_tpu import FlaxStableDiffusionPipeline, weights
-from sd_tpu.checkpoint import COMPONENTS
-from sd_tpu.config import CheckpointError, TextEncoderConfig, VAEConfig
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.config import CheckpointError, TextEncoderConfig, VAEConfig
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.models import AutoencoderKL, CLIPTextModel
-from sd_tpu.sharding import make_mesh, replicated
+from sd_tpu.runtime.mesh import make_mesh, replicated
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -173,6 +175,18 @@ def test_a_damaged_file_is_one_sentence_that_names_it(file, kind):
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_finite_number_is_refused_by_name(tmp_path, dtype, value):
+    params, file = random_like(TREE), tmp_path / "a.safetensors"
+    for changed, accepted in ((-65504, contextlib.nullcontext()), (value, pytest.raises(
+            CheckpointError, match=r"conv\.weight holds what is no finite number"))):
+        params["conv"]["kernel"][-1, -1, -1, -1] = changed
+        weights.save(params, file, dtype)
+        with accepted:
+            weights.load([file], TREE)
+
+
 # --- names of other versions --------------------------------------------------------------------
 
 TINY_VAE = VAEConfig(block_out_channels=(4, 4), layers_per_block=1, norm_num_groups=2)
@@ -223,7 +237,7 @@ def test_text_encoders_may_carry_position_ids_and_lack_the_outermost_name(tmp_pa
 LOAD = """
 import sys, jax, jax.numpy as jnp
 from pathlib import Path
-from sd_tpu import weights
+from sd_tpu.checkpoint import weights
 dtype = jnp.dtype(sys.argv[2])
 tree = {i: {"kernel": jax.ShapeDtypeStruct((3, 3, 256, 256), dtype)} for i in range(60)}
 jax.block_until_ready(jax.device_put(jnp.zeros(8), jax.devices()[0]))
@@ -270,20 +284,20 @@ def test_loading_needs_little_more_memory_than_the_parameters(tmp_path, dtype):
 
 
 def test_pytorch_loads_what_is_saved_and_agrees(layout, checkpoints, tmp_path):
-    pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(checkpoints[layout])
+    checkpoint, params = Checkpoint.from_pretrained(checkpoints[layout])
     params = jax.tree.map(lambda leaf: leaf * 1.1 + 0.01, params)  # no longer what was read
-    pipeline.save_pretrained(tmp_path, params)
+    checkpoint.save_pretrained(tmp_path, params)
     reference = diffusers.StableDiffusionPipeline.from_pretrained(tmp_path)
-    for part in COMPONENTS:
+    for part in StableDiffusion.components:
         ours = weights.shapes(params[part])
         assert len(ours) == len(getattr(reference, part).state_dict())
 
     rng = np.random.default_rng(0)
-    ids = pipeline.prepare_inputs(["a cat", "two dogs"])
+    ids = checkpoint.tokenizer(["a cat", "two dogs"])
     latents = rng.standard_normal((2, 16, 16, 4)).astype(np.float32)
     times = np.float32([801, 21])
-    encoder, unet, vae = (nnx.merge(getattr(pipeline.models, part), params[part])
-                          for part in COMPONENTS)
+    encoder, unet, vae = (nnx.merge(getattr(checkpoint.model, part), params[part])
+                          for part in StableDiffusion.components)
     # Compiling takes longer than computing here, and what is tested does not depend on it.
     quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     compiled = partial(jax.jit, compiler_options=quick)
@@ -308,26 +322,25 @@ def test_a_flax_schedulers_name_is_saved_as_pytorch_knows_it(checkpoints, tmp_pa
     shutil.copytree(checkpoints["sd1"], folder)
     file = folder / "scheduler" / "scheduler_config.json"
     file.write_text(file.read_text().replace("PNDMScheduler", "FlaxPNDMScheduler"))
-    pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(folder)
-    pipeline.save_pretrained(tmp_path / "saved", params)
+    checkpoint, params = Checkpoint.from_pretrained(folder)
+    checkpoint.save_pretrained(tmp_path / "saved", params)
     reference = diffusers.StableDiffusionPipeline.from_pretrained(tmp_path / "saved")
     assert isinstance(reference.scheduler, diffusers.PNDMScheduler)
 
 
 def test_a_saved_checkpoint_is_read_back_bit_for_bit(checkpoints, tmp_path):
-    pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(checkpoints["sd2"],
-                                                                   dtype=jnp.bfloat16)
-    pipeline.save_pretrained(tmp_path, params)
-    again, params_again = FlaxStableDiffusionPipeline.from_pretrained(tmp_path,
-                                                                      dtype=jnp.bfloat16)
+    checkpoint, params = Checkpoint.from_pretrained(checkpoints["sd2"], dtype=jnp.bfloat16)
+    checkpoint.save_pretrained(tmp_path, params)
+    again, params_again = Checkpoint.from_pretrained(tmp_path, dtype=jnp.bfloat16)
     assert_equal(params_again, params)
-    assert again.configs == pipeline.configs
-    assert again.card == pipeline.card
-    np.testing.assert_array_equal(again.prepare_inputs("a cat"), pipeline.prepare_inputs("a cat"))
+    for part in (*StableDiffusion.components, "scheduler"):
+        assert again.configs[part] == checkpoint.configs[part]
+    assert again.card == checkpoint.card
+    np.testing.assert_array_equal(again.tokenizer(["a cat"]), checkpoint.tokenizer(["a cat"]))
     assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*")} >= {
         "model_index.json", "scheduler/scheduler_config.json", "tokenizer/tokenizer_config.json",
-        *(f"{part}/{stem}.safetensors" for part, stem in COMPONENTS.items()),
-        *(f"{part}/config.json" for part in COMPONENTS),
+        *(f"{part}/{stem}.safetensors" for part, stem in StableDiffusion.components.items()),
+        *(f"{part}/config.json" for part in StableDiffusion.components),
     }
     index = json.loads((tmp_path / "model_index.json").read_text())
     assert index["_class_name"] == "StableDiffusionPipeline"
@@ -336,6 +349,6 @@ def test_a_saved_checkpoint_is_read_back_bit_for_bit(checkpoints, tmp_path):
 def test_a_file_that_is_read_is_not_mapped_so_it_takes_no_memory_beside_the_parameters(tmp_path):
     file = tmp_path / "model.safetensors"
     save_file({"a": np.ones(5, np.float32)}, file)
-    with weights._open(file) as tensors:
+    with weights.opened(file) as tensors:
         assert tensors.get_tensor("a").sum() == 5
         assert str(file) not in Path("/proc/self/maps").read_text()

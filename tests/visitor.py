@@ -47,6 +47,9 @@ def box(tab: Page, number: int) -> Locator:
 
 def setting(tab: Page, name: str) -> Locator:
     """A field of the settings for all, or the seed; the first whose name begins so."""
+    if name != "Seed":
+        unfold(tab, "Settings")
+        tab.locator("#settings-panel .expert").evaluate("expert => { expert.open = true }")
     fields = tab.locator("#settings-panel, #seed")
     return fields.get_by_label(re.compile(rf"^\s*{re.escape(name)}")).first
 
@@ -55,12 +58,17 @@ def seed_box(tab: Page) -> Locator:
     return tab.locator("#seed input")
 
 
+def choose(field: Locator, name: str) -> None:
+    """Chooses from a list by what is shown."""
+    field.select_option(label=name)
+
+
 def prompts(tab: Page) -> list[str]:
     return [box(tab, number).input_value() for number in range(1, 9)]
 
 
 def figures(tab: Page) -> Locator:
-    return tab.locator("#gallery figure")
+    return tab.locator("#cards figure")
 
 
 def says(tab: Page, text: str | re.Pattern) -> None:
@@ -69,13 +77,13 @@ def says(tab: Page, text: str | re.Pattern) -> None:
 
 
 def unfold(tab: Page, name: str) -> None:
-    fold = tab.get_by_role("button", name=name, exact=True)
+    """Opens a panel, which closes whichever is open."""
+    fold = tab.locator(".fold").and_(tab.get_by_role("button", name=name, exact=True))
     if fold.get_attribute("aria-expanded") == "false":
         fold.click()
 
 
 def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2) -> None:
-    unfold(tab, "Settings")
     for number, prompt in enumerate(prompts, start=1):
         if box(tab, number).input_value() != prompt:  # each that is filled asks the server
             box(tab, number).fill(prompt)
@@ -97,7 +105,7 @@ def make(tab: Page) -> None:
 
 
 def alts(tab: Page) -> list[str]:
-    return tab.locator("#gallery img").evaluate_all("all => all.map(image => image.alt)")
+    return tab.locator("#cards img").evaluate_all("all => all.map(image => image.alt)")
 
 
 def corners(tab: Page) -> list[list[float]]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from sd_tpu.config import ModelCard
+from sd_tpu.checkpoint.card import ModelCard
 from training import recipe
 from training.captions import BACKGROUNDS, PAINTS
 from training.concepts import COMMON
 
 CARD = dict(
-    name="sd_tpu emoji 64",
+    name="sd_tpu emoji 128",
     prompts=(
         "a cat on a blue background",
         "a 3d rocket on a black background",
@@ -82,10 +82,29 @@ DETAILS = {
 }
 
 
+ANIMALS = """cat, dog, fox, panda, lion, frog, penguin, owl, fish, octopus, butterfly, bee, snail,
+turtle, elephant, pig, monkey, ladybug, rabbit, bear, whale, crab, mouse, tiger, cow, unicorn,
+duck, snake, shark, parrot, dinosaur""".replace("\n", " ").split(", ")
+FOOD = """apple, banana, strawberry, pineapple, avocado, carrot, pizza, hamburger, ice cream, cake,
+watermelon, donut, tomato, lemon, grapes, cherries, piece of cheese, cookie, cupcake,
+cup of coffee, french fries""".replace("\n", " ").split(", ")
+NATURE = """sunflower, tulip, cactus, palm tree, mushroom, star, sun, moon, snowman, rose, tree,
+fire, rainbow, pumpkin""".replace("\n", " ").split(", ")
+
+
+def themes() -> dict[str, list[str]]:
+    """What there is to draw by theme, each thing in one of them."""
+    things = [name for name in COMMON if name not in (*ANIMALS, *FOOD, *NATURE)]
+    colours = [*dict.fromkeys((*BACKGROUNDS, *PAINTS))]
+    return {"animals": ANIMALS, "food": FOOD, "nature": NATURE, "things": things,
+            "colours": colours, "styles": [*recipe.STYLES]}
+
+
 def card() -> ModelCard:
     """The card that is exported with the weights."""
     told = {tag: {"hint": hint, "details": _details(tag)} for tag, hint in HINTS.items()}
-    return ModelCard(**CARD, **told.pop("en"), translations=told, words=recipe.vocabulary())
+    return ModelCard(**CARD, **told.pop("en"), translations=told, words=recipe.vocabulary(),
+                     themes=themes())
 
 
 def _details(tag: str) -> str:

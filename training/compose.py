@@ -17,11 +17,11 @@ from training.sprites import Sprites
 SCALES = {"normal": (0.75, 0.875), "small": (0.375,), "big": (1.0,)}
 PAIR_SCALE = 0.47
 TRIPLE_SCALE = 0.33
-# Pixels by which objects are shifted: one latent of an autoencoder that divides by 8. The UNet,
-# which sees latents only, then need not learn every thing at every offset within one.
-SHIFT = 8
+# The part of the picture by which objects are shifted: one latent. The UNet, which sees latents
+# only, then need not learn every thing at every offset within one.
+SHIFT = 1 / 8
 UNSEEN_ONE_IN = 8
-SPRITES_KEPT = 16_384  # resized sprites in memory: about 150 MB of them at 64x64
+SPRITES_KEPT = 16_384  # resized sprites in memory: some 100 MB for 100 things at 128x128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,8 @@ class Composer:
 
     def _shifted(self, begin: int, pixels: int, rng: np.random.Generator) -> int:
         """Where an object begins that could begin at `begin`, or a little before or behind."""
-        inside = [begin + shift for shift in (-SHIFT, 0, SHIFT)
+        step = round(SHIFT * self.size)
+        inside = [begin + shift for shift in (-step, 0, step)
                   if 0 <= begin + shift <= self.size - pixels]
         return pick(rng, inside or [begin])
 

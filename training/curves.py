@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from training import autoencoder, diffusion, recipe
+from training import autoencoder, diffusion, enlarge, recipe
 
 RUNS = {
-    "Autoencoder: error and KL": (autoencoder.FOLDER, recipe.AUTOENCODER_RUN),
-    "Text encoder and UNet: squared error of the velocity": (diffusion.FOLDER,
-                                                             recipe.DIFFUSION_RUN),
+    "Small autoencoder: error and KL": (autoencoder.FOLDER, recipe.AUTOENCODER_RUN),
+    "Text encoder and UNet: velocity": (diffusion.FOLDER, recipe.DIFFUSION_RUN),
+    "Autoencoder: pictures, edges, contrasts": (enlarge.FOLDER, recipe.ENLARGING_RUN),
 }
 
 
 def draw(logs: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     """A figure with a curve for each run: title -> (pictures seen, loss)."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for axes, (title, (seen, loss)) in zip(figure.subplots(1, len(logs)), logs.items(),
-                                           strict=True):
+    figure = Figure(figsize=(1 + 4.5 * len(logs), 4), layout="constrained")
+    for axes, (title, (seen, loss)) in zip(figure.subplots(1, len(logs), squeeze=False)[0],
+                                           logs.items(), strict=True):
         axes.plot(seen / 1000, loss, linewidth=1)
         axes.set(title=title, xlabel="thousand pictures seen", yscale="log")
         axes.grid(alpha=0.3, which="both")
@@ -44,7 +44,8 @@ def main() -> None:
     """Writes the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    logs = {title: read(folder, run.batch) for title, (folder, run) in RUNS.items()}
+    logs = {title: read(folder, run.batch) for title, (folder, run) in RUNS.items()
+            if (folder / "loss.jsonl").is_file()}
     draw(logs).savefig(parser.parse_args().file, dpi=100)
 
 

@@ -14,14 +14,15 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from sd_tpu.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, TextEncoderConfig, UNetConfig
+from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.families.tokenizer import Tokenizer
 from sd_tpu.models import CLIPTextModel, UNet2DConditionModel
-from sd_tpu.networks import Models
-from sd_tpu.programs import Arrival, Programs
-from sd_tpu.samplers import make_table
-from sd_tpu.schedule import NoiseSchedule
-from sd_tpu.sharding import make_mesh
-from sd_tpu.tokenizer import Tokenizer
+from sd_tpu.runtime.mesh import make_mesh
+from sd_tpu.runtime.programs import Programs
+from sd_tpu.runtime.slots import Entry
+from sd_tpu.sampling.samplers import make_table
+from sd_tpu.sampling.schedule import NoiseSchedule
 from training import autoencoder, recipe
 from training.trainer import latest, train
 
@@ -36,9 +37,9 @@ SHOWN = (
 
 
 def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """Latents [N, h, w, C] of unit variance, token ids [N, 77], and `scale`, which made it so."""
+    """Latents [N, h, w, C] of unit variance and token ids [N, 77]."""
     graph, params = autoencoder.trained()
-    composer = recipe.composer()
+    composer = recipe.composer(size=recipe.SMALL_SIZE)
 
     def compose(i: int):
         return composer.batch(np.random.default_rng([1, i]), 64)
@@ -51,11 +52,8 @@ def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
             pictures, texts = compose(i)
             latents.append(np.asarray(encode(autoencoder.to_unit(pictures))))
             captions += texts
-        latents = np.concatenate(latents) / nnx.merge(graph, params).config.scaling_factor
-        scale = 1 / latents.std()
         unfinished = file.with_suffix(".unfinished")
-        save_file({"latents": latents * scale, "ids": tokenizer(captions),
-                   "scale": np.asarray(scale, np.float32)}, unfinished)
+        save_file({"latents": np.concatenate(latents), "ids": tokenizer(captions)}, unfinished)
         os.replace(unfinished, file)
     with safe_open(file, framework="np") as tensors:
         return {name: tensors.get_tensor(name) for name in tensors.keys()}
@@ -118,24 +116,24 @@ def spread_timesteps(key: jax.Array, count: int, end: int) -> jax.Array:
     return jnp.minimum(places * end, end - 1).astype(jnp.int32)  # rounding may reach the end
 
 
-def make_drawer(tokenizer: Tokenizer, schedule: NoiseSchedule, scale: float):
+def make_drawer(tokenizer: Tokenizer, schedule: NoiseSchedule):
     """A function that draws SHOWN with given parameters into a file, as the page would."""
-    models, _ = Models.build({"text_encoder": recipe.TEXT_ENCODER, "unet": recipe.UNET,
-                              "vae": {**recipe.VAE, "scaling_factor": float(scale)}}, jnp.float32)
-    programs = Programs(models, make_mesh(1), slots=len(SHOWN), height=recipe.IMAGE_SIZE,
-                        width=recipe.IMAGE_SIZE)
     vae = autoencoder.trained()[1]
+    configs = {"text_encoder": recipe.TEXT_ENCODER, "unet": recipe.UNET,
+               "vae": {**recipe.SMALL_VAE, "scaling_factor": autoencoder.scale()}}
+    model, _ = StableDiffusion.build(configs, jnp.float32)
+    programs = Programs(model, make_mesh(1), slots=len(SHOWN), height=recipe.SMALL_SIZE,
+                        width=recipe.SMALL_SIZE)
     table = make_table("ddim", schedule, 25)
-    negative, *positive = tokenizer(["", *SHOWN])
-    arrivals = {
-        i: Arrival(ids=np.stack([negative, ids]), table=table, guidance=3.0,
-                   key=np.asarray(jax.random.PRNGKey(i)))
-        for i, ids in enumerate(positive)
+    entries = {
+        i: Entry.of(table, model.prompt_inputs({"tokenizer": tokenizer}, prompt), guidance=3.0,
+                    key=np.asarray(jax.random.PRNGKey(i)))
+        for i, prompt in enumerate(SHOWN)
     }
 
     def draw(params, file) -> None:
         everything = jax.device_put({**params, "vae": vae}, jax.devices()[0])
-        slots = programs.encode(everything, programs.empty(), arrivals)
+        slots = programs.encode(everything, programs.empty(), entries)
         slots = programs.advance(everything, slots, len(table.rows))
         images = np.asarray(programs.decode(everything, slots.latents, np.ones(len(SHOWN), bool)))
         rows = [np.concatenate(list(images[i : i + 4]), axis=1) for i in (0, 4)]
@@ -154,7 +152,7 @@ def main() -> None:
     graphs, params = build()
     schedule = NoiseSchedule.from_config(recipe.SCHEDULER)
     nothing = tokenizer([""])[0]
-    draw = make_drawer(tokenizer, schedule, pool["scale"])
+    draw = make_drawer(tokenizer, schedule)
 
     def batch_at(step: int):
         rng = np.random.default_rng([2, step])

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from flax import nnx
 from PIL import Image, ImageDraw, ImageFont
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
 from training import captions, judge, recipe
-from training.autoencoder import decibels, to_unit
+from training.autoencoder import decibels, gradient_energy, to_unit
 from training.captions import Scene
 from training.compose import Mix
 
@@ -34,7 +33,7 @@ KINDS = {
     "two or three of a kind": Mix(**NOTHING, copies=1.0),
 }
 SWEPT_GUIDANCE = (2.0, 3.0, 4.0, 6.0)
-SWEPT_STEPS = (10, 20, 30)
+SWEPT_STEPS = (4, 10, 20)
 GRID = (8, 4)  # columns and rows of the picture of uncurated pictures
 
 
@@ -79,10 +78,10 @@ class Artist:
 
     def through_autoencoder(self, pictures: np.ndarray) -> np.ndarray:
         """Pictures [N, H, W, 3] u8, encoded and decoded."""
-        vae = nnx.merge(self.pipeline.models.vae, self.params["vae"])
-        both = jax.jit(lambda images: vae.decode(vae.encode(images)[0]))
+        both = jax.jit(lambda images: self.pipeline.vae.apply(
+            {"params": self.params["vae"]}, images.transpose(0, 3, 1, 2)).sample)
         decoded = np.concatenate([both(to_unit(pictures[i : i + BATCH]))
-                                  for i in range(0, len(pictures), BATCH)])
+                                  for i in range(0, len(pictures), BATCH)]).transpose(0, 2, 3, 1)
         return np.rint((decoded.clip(-1, 1) + 1) * 127.5).astype(np.uint8)
 
 
@@ -130,19 +129,36 @@ def shares(ask, trial: Trial, kind: str, pictures: np.ndarray) -> dict[str, floa
             for name, measure in MEASURES[kind].items()}
 
 
+def print_distances(ask, trial: Trial, kind: str, shown: Sequence[np.ndarray]) -> None:
+    """How pictures differ from the trial's drawings, which come first among those `shown`.
+
+    The kernel distance is that to drawings of other prompts: those of the same look too much alike.
+    """
+    drawn, *others = (ask(pictures)["features"] for pictures in shown)
+    rows = {
+        "energy of gradients beside the drawn": [
+            gradient_energy(pictures) / gradient_energy(trial.drawings) for pictures in shown],
+        "kernel distance to drawings, in the judge's features": [
+            0.0, *(judge.kernel_distance(drawn[::2], features[1::2]) for features in others)],
+    }
+    for name, values in rows.items():
+        print(f"| {kind} | ({name}) | {' | '.join(f'{value:.3f}' for value in values)} |")
+
+
 def print_table(artist: Artist, trials: dict[str, Trial], ask) -> None:
     """Every measure on drawings, on drawings through the autoencoder, and on generated pictures."""
     print("| Prompts for | the judge finds right | drawn | through the autoencoder | generated |")
     print("|---|---|---|---|---|")
     for kind, trial in trials.items():
         coded = artist.through_autoencoder(trial.drawings)
-        columns = [shares(ask, trial, kind, pictures)
-                   for pictures in (trial.drawings, coded, artist.draw(trial.texts))]
+        shown = trial.drawings, coded, artist.draw(trial.texts)
+        columns = [shares(ask, trial, kind, pictures) for pictures in shown]
         for name in MEASURES[kind]:
             cells = " | ".join(f"{100 * column[name]:.1f}%" for column in columns)
             print(f"| {kind} | {name} | {cells} |", flush=True)
         loss = decibels(to_unit(coded), to_unit(trial.drawings))
-        print(f"| {kind} | (autoencoder's PSNR) | | {loss:.2f} dB | |", flush=True)
+        print(f"| {kind} | (autoencoder's PSNR) | | {loss:.2f} dB | |")
+        print_distances(ask, trial, kind, shown)
 
 
 def print_sweep(artist: Artist, trials: dict[str, Trial], ask) -> None:
@@ -188,7 +204,7 @@ def main() -> None:
     artist = Artist(args.folder)
     if args.grid:
         trial = Trial.of(recipe.MIX, GRID[0] * GRID[1], seed=0)
-        label(artist.draw(trial.texts), trial.texts, GRID[0], 2).save(args.grid, quality=90)
+        label(artist.draw(trial.texts), trial.texts, GRID[0], 1).save(args.grid, quality=90)
         return
     first = 101 if args.sweep else 1  # what is chosen by the sweep is then judged on other prompts
     trials = {kind: Trial.of(mix, args.pictures, seed)

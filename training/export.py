@@ -7,32 +7,32 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.config import BUNDLED_MODEL
-from sd_tpu.networks import Models
-from sd_tpu.pipeline import FlaxStableDiffusionPipeline
-from sd_tpu.tokenizer import Tokenizer
-from training import autoencoder, diffusion, recipe
+from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.families.tokenizer import Tokenizer
+from training import autoencoder, diffusion, enlarge, recipe
 from training.card import card
 
 
 def main() -> None:
-    """Averages of both runs -> one folder, float16."""
+    """Averages of the runs -> one folder, float16."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     folder = parser.parse_args().folder
     tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
-    scale = float(diffusion.make_pool(tokenizer)["scale"])
     configs = {
         "text_encoder": {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model",
                          **recipe.TEXT_ENCODER},
         "unet": {"_class_name": "UNet2DConditionModel", **recipe.UNET},
-        "vae": {"_class_name": "AutoencoderKL", **recipe.VAE, "scaling_factor": scale},
+        "vae": {"_class_name": "AutoencoderKL", **recipe.VAE,
+                "scaling_factor": autoencoder.scale()},
         "scheduler": recipe.SCHEDULER,
     }
-    models, _ = Models.build(configs, jnp.float32)
-    params = {**diffusion.trained(), "vae": autoencoder.trained()[1]}
-    pipeline = FlaxStableDiffusionPipeline(models, tokenizer, configs, card())
-    pipeline.save_pretrained(folder, params, np.float16)
+    model, _ = StableDiffusion.build(configs, jnp.float32)
+    params = {**diffusion.trained(), "vae": enlarge.trained()}
+    checkpoint = Checkpoint(model, {"tokenizer": tokenizer}, configs, card())
+    checkpoint.save_pretrained(folder, params, np.float16)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
     print(f"{folder}: {size:.1f} MB of weights")
 

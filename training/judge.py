@@ -1,7 +1,8 @@
 """A classifier that says what a picture shows, for the evaluation: python -m training.judge
 
 It has nothing in common with the networks it judges but the drawings: it sees pixels, and is
-trained on composed pictures of every combination, also those kept from their training.
+trained on composed pictures of every combination, also those kept from their training. It looks at
+them at recipe.SMALL_SIZE, where what is asked about can be seen.
 """
 
 import argparse
@@ -16,9 +17,9 @@ from flax import nnx
 from PIL import Image, ImageFilter
 
 from sd_tpu.models.layers import GroupNorm, conv, linear
-from sd_tpu.sharding import make_mesh
+from sd_tpu.runtime.mesh import make_mesh
 from training import captions, recipe
-from training.autoencoder import to_unit
+from training.autoencoder import halved, to_unit
 from training.captions import Scene
 from training.compose import Mix
 from training.concepts import COMMON
@@ -74,18 +75,21 @@ class Judge(nnx.Module):
                               for a, b in zip(widths, CHANNELS, strict=False))
         self.norms = nnx.List(GroupNorm(b, 8, 1e-5, **kwargs) for b in CHANNELS)
         self.refine = nnx.List(conv(b, b, **kwargs) for b in CHANNELS)
-        features = CHANNELS[-1] * (recipe.IMAGE_SIZE // 2 ** len(CHANNELS)) ** 2
+        features = CHANNELS[-1] * (recipe.SMALL_SIZE // 2 ** len(CHANNELS)) ** 2
         self.answers = nnx.Dict({question: linear(features, len(options), **kwargs)
                                  for question, options in ANSWERS.items()})
 
     def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
         """Images [B, H, W, 3] in [-1, 1] -> logits [B, answers] for each question."""
-        x = images
+        x = self.features(images)
+        return {question: answer(x) for question, answer in self.answers.items()}
+
+    def features(self, x: jax.Array) -> jax.Array:
+        """What the answers are made of: images [B, H, W, 3] in [-1, 1] -> [B, features]."""
         for halve, norm, refine in zip(self.halve, self.norms, self.refine, strict=True):
             x = halve(x)
             x = x + refine(jax.nn.silu(norm(x)))
-        x = jax.nn.silu(x).reshape(len(x), -1)
-        return {question: answer(x) for question, answer in self.answers.items()}
+        return jax.nn.silu(x).reshape(len(x), -1)
 
 
 def build(seed: int = 0):
@@ -119,6 +123,9 @@ def soften(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def trained():
     """A function: pictures [B, H, W, 3] u8 -> for each question the probabilities [B, answers].
 
+    Beside the questions' there is an array "features" [B, F]. The pictures are first reduced to the
+    size that the judge knows.
+
     Raises:
         FileNotFoundError: no judge has been trained yet.
     """
@@ -127,7 +134,10 @@ def trained():
 
     @jax.jit
     def ask(images):
-        return jax.tree.map(jax.nn.softmax, nnx.merge(graph, params)(images))
+        judge = nnx.merge(graph, params)
+        while images.shape[1] > recipe.SMALL_SIZE:
+            images = halved(images)
+        return {**jax.tree.map(jax.nn.softmax, judge(images)), "features": judge.features(images)}
 
     return lambda pictures: jax.tree.map(np.asarray, ask(to_unit(pictures)))
 
@@ -139,12 +149,28 @@ def accuracy(probabilities: Mapping[str, np.ndarray], right: Mapping[str, np.nda
     return (likeliest == right[question][:, None]).any(-1)
 
 
+def kernel_distance(features: np.ndarray, others: np.ndarray) -> float:
+    """How far two sets of features [N, F] are from one distribution, 0 if they are of one.
+
+    The unbiased squared maximum mean discrepancy of a cubic kernel (Binkowski et al. 2018,
+    arXiv:1801.01401).
+    """
+    def kernel(a, b):
+        return (a @ b.T / a.shape[1] + 1) ** 3
+
+    def within(a):
+        return (kernel(a, a).sum() - np.trace(kernel(a, a))) / (len(a) * (len(a) - 1))
+
+    features, others = features.astype(np.float64), others.astype(np.float64)
+    return within(features) + within(others) - 2 * kernel(features, others).mean()
+
+
 def main() -> None:
     """Trains to the end of the schedule, or resumes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=recipe.JUDGE_RUN.steps)
     schedule = dataclasses.replace(recipe.JUDGE_RUN, steps=parser.parse_args().steps)
-    composer = recipe.composer(MIX, unseen=None)
+    composer = recipe.composer(MIX, unseen=None, size=recipe.SMALL_SIZE)
     graph, params = build()
 
     def batch_at(step: int):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sd_tpu.config import split_words
+from sd_tpu.checkpoint.card import split_words
 from training.captions import caption
 from training.compose import Composer, Mix
 from training.concepts import COMMON
@@ -10,14 +10,16 @@ from training.sprites import Sprites, render, training_folder
 from training.trainer import Schedule
 
 CACHE = training_folder()
-IMAGE_SIZE = 64
+IMAGE_SIZE = 128
+SMALL_SIZE = 64  # of the pictures that the first autoencoder codes, and so of all that is learned
+SPRITE_SIZE = 224  # the largest things but one are drawn at half of it
 STYLES = ("flat", "3d")  # the same drawings, with and without shading
 MIX = Mix(
     single=0.40, small=0.06, big=0.06, beside=0.19, stacked=0.14, copies=0.11, upside_down=0.04,
     gradient=0.05, recoloured=0.25, default_background=0.20,
 )
 
-VAE = dict(
+SMALL_VAE = dict(
     in_channels=3,
     out_channels=3,
     latent_channels=16,
@@ -27,6 +29,13 @@ VAE = dict(
     down_block_types=["DownEncoderBlock2D"] * 4,
     up_block_types=["UpDecoderBlock2D"] * 4,
     act_fn="silu",
+    sample_size=SMALL_SIZE,
+)
+# Twice the channels at each size, and one level more for twice the size
+VAE = SMALL_VAE | dict(
+    block_out_channels=[16, 32, 64, 128, 256],
+    down_block_types=["DownEncoderBlock2D"] * 5,
+    up_block_types=["UpDecoderBlock2D"] * 5,
     sample_size=IMAGE_SIZE,
 )
 TEXT_ENCODER = dict(
@@ -40,7 +49,7 @@ TEXT_ENCODER = dict(
     layer_norm_eps=1e-5,
 )
 UNET = dict(
-    sample_size=IMAGE_SIZE // 8,
+    sample_size=SMALL_SIZE // 8,
     in_channels=16,
     out_channels=16,
     down_block_types=["CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
@@ -71,20 +80,21 @@ SCHEDULER = dict(
 )
 
 AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
+ENLARGING_RUN = Schedule(steps=3300, batch=4, learning_rate=7e-4, decay=0.75, ema=0.995)
 JUDGE_RUN = Schedule(steps=2500, batch=32, learning_rate=1e-3, ema=0.99)
 DIFFUSION_RUN = Schedule(steps=25600, batch=16, learning_rate=5e-4, decay=0.12)
 
 
-def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
+def composer(mix: Mix = MIX, unseen: bool | None = False, size: int = IMAGE_SIZE) -> Composer:
     """Draws the captioned pictures that the networks are trained on, or others of their kind."""
-    all_styles = render(CACHE, COMMON)
+    all_styles = render(CACHE, COMMON, SPRITE_SIZE)
     kept = [i for i, style in enumerate(all_styles.styles) if style in STYLES]
     sprites = Sprites(
         rgba=all_styles.rgba[kept],
         concepts=[all_styles.concepts[i] for i in kept],
         styles=[all_styles.styles[i] for i in kept],
     )
-    return Composer(sprites, IMAGE_SIZE, mix, unseen)
+    return Composer(sprites, size, mix, unseen)
 
 
 def vocabulary(captions: int = 20_000) -> tuple[str, ...]:

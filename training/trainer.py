@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from sd_tpu.sharding import AXIS, REPLICATED, SPLIT, replicated, split
+from sd_tpu.runtime.mesh import AXIS, REPLICATED, SPLIT, replicated, split
 
 Tree = Any
 
@@ -82,10 +82,8 @@ def train(
         on_checkpoint: called with the step and the averaged parameters after each checkpoint.
     """
     optimizer = schedule.optimizer()
-    # `params + 0` gives the average buffers of its own: the step donates all of them.
-    state = {"params": params, "ema": jax.tree.map(lambda x: x + 0, params),
-             "optimizer": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
-    state = jax.device_put(_restore(folder / "state.safetensors", state), replicated(mesh))
+    state = _restore(folder / "state.safetensors", _first(optimizer, params))
+    state = jax.device_put(state, replicated(mesh))
     step = _make_step(optimizer, loss, schedule.ema, mesh)
     folder.mkdir(parents=True, exist_ok=True)
     first = int(state["step"])
@@ -106,6 +104,20 @@ def train(
                 on_checkpoint(i + 1, state["ema"])
             saved = time.monotonic()
     return state["ema"]
+
+
+def begin(folder: Path, schedule: Schedule, params: Tree) -> None:
+    """Lets the run in `folder`, unless it has begun, begin with `params`, float32."""
+    file = folder / "state.safetensors"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _save(file, _first(schedule.optimizer(), params))
+
+
+def _first(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
+    # `params + 0` gives the average buffers of its own: the step donates all of them.
+    return {"params": params, "ema": jax.tree.map(lambda x: x + 0, params),
+            "optimizer": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
 
 
 def _make_step(optimizer, loss, ema: float, mesh: Mesh):

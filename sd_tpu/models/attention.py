@@ -17,6 +17,7 @@ from sd_tpu.models.platform import platform
 # Rows and columns of the piece of the score matrix that exists at a time: on TPUs, on CPUs rows.
 QUERIES, KEYS = 256, 512
 CHUNK = 512
+WORKING = 8 << 20  # bytes of VMEM for all but keys and values
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
@@ -79,9 +80,13 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
 
 def _fits(q: jax.Array, k: jax.Array, heads: int) -> bool:
     """Whether the fused kernel takes these shapes: keys and values must fit in half the VMEM."""
-    keys = k.shape[1] * _lanes(k, heads) * k.dtype.itemsize
     divides = q.shape[1] % QUERIES == 0 and _block(k.shape[1]) is not None
-    return divides and 2 * keys <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
+    return divides and _held(k, heads) <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
+
+
+def _held(k: jax.Array, heads: int) -> int:
+    """Bytes of the keys and values that the fused kernel holds at a time."""
+    return 2 * k.shape[1] * _lanes(k, heads) * k.dtype.itemsize
 
 
 def _block(keys: int) -> int | None:
@@ -129,6 +134,8 @@ def fused(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, product_dtype,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
+            # XLA's own limit is for the keys and values of few tokens.
+            vmem_limit_bytes=_held(k, heads) + WORKING,
         ),
         cost_estimate=pl.CostEstimate(
             flops=4 * scores * size,

@@ -15,7 +15,8 @@ from sd_tpu.models.attention import attention
 from sd_tpu.models.convolution import convolve, convolve_enlarged
 
 
-def _normalized(x: jax.Array, mean_of, eps: float, scale: jax.Array, bias: jax.Array) -> jax.Array:
+def _normalized(x: jax.Array, mean_of, eps: float, scale: nnx.Param,
+                bias: nnx.Param) -> jax.Array:
     """x to mean 0 and variance 1 by float32 statistics, scaled and shifted, in the dtype of x.
 
     A bfloat16 x is read once less, by E[x^2] - E[x]^2. That is off by about 2^-24 of E[x]^2, less
@@ -75,7 +76,7 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None,
-         by=convolve, dtype, rngs: nnx.Rngs) -> nnx.Conv:
+         bias: bool = True, by=convolve, dtype, rngs: nnx.Rngs) -> nnx.Conv:
     """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
 
     It is computed by `convolve`, or `by` something else that takes the same.
@@ -85,7 +86,8 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
     if isinstance(padding, int):
         padding = ((padding, padding), (padding, padding))
     return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
-                    dtype=dtype, param_dtype=dtype, conv_general_dilated=by, rngs=rngs)
+                    use_bias=bias, dtype=dtype, param_dtype=dtype, conv_general_dilated=by,
+                    rngs=rngs)
 
 
 def pointwise(inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs) -> nnx.Conv:

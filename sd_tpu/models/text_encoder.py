@@ -1,12 +1,22 @@
 """The text half of CLIP (Radford et al. 2021, arXiv:2103.00020), as Stable Diffusion uses it."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float, Int
 
-from sd_tpu.config import TextEncoderConfig
+from sd_tpu.checkpoint.config import ProjectedTextEncoderConfig, TextEncoderConfig
 from sd_tpu.models.attention import attention
 from sd_tpu.models.layers import ACTIVATIONS, LayerNorm, linear
+
+
+class Learned(NamedTuple):
+    """Vectors that take the places of tokens', as textual inversion learns them."""
+
+    vectors: jax.Array  # [V, hidden_size]
+    rows: jax.Array  # [B, L] int32: 1 + the row in `vectors`, 0 where the token's own counts
 
 
 class CLIPTextModel(nnx.Module):
@@ -15,9 +25,48 @@ class CLIPTextModel(nnx.Module):
     def __init__(self, config: TextEncoderConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.text_model = TextTransformer(config, dtype=dtype, rngs=rngs)
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
+    def __call__(self, ids: Int[Array, "b l"],
+                 learned: Learned | None = None) -> Float[Array, "b l d"]:
         """ids [B, L] int32 -> embeddings [B, L, hidden_size]."""
-        return self.text_model(ids)
+        return self.text_model(ids, learned)
+
+    def hidden_state(self, ids: Int[Array, "b l"], skip: int = 1,
+                     learned: Learned | None = None) -> Float[Array, "b l d"]:
+        """What the layers but the last `skip` give, without the final norm: SDXL's embeddings.
+
+        ids [B, L] int32 -> [B, L, hidden_size].
+        """
+        return self.text_model.hidden_states(ids, learned)[-1 - skip]
+
+
+class CLIPTextModelWithProjection(nnx.Module):
+    """Token ids -> text embeddings, and one vector for the whole text."""
+
+    def __init__(self, config: ProjectedTextEncoderConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.end_token = config.eos_token_id
+        self.text_model = TextTransformer(config, dtype=dtype, rngs=rngs)
+        self.text_projection = linear(config.hidden_size, config.projection_dim, bias=False,
+                                      dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, ids: Int[Array, "b l"], skip: int = 1, learned: Learned | None = None
+    ) -> tuple[Float[Array, "b l d"], Float[Array, "b p"]]:
+        """What the layers but the last `skip` give, without the final norm, and the pooled text.
+
+        ids [B, L] int32 -> [B, L, hidden_size], [B, projection_dim].
+        """
+        hidden = self.text_model.hidden_states(ids, learned)
+        last = self.text_model.final_layer_norm(hidden[-1])
+        pooled = last[jnp.arange(len(ids)), end_of_text(ids, self.end_token)]
+        return hidden[-1 - skip], self.text_projection(pooled)
+
+
+def end_of_text(ids: Int[Array, "b l"], end_token: int) -> Int[Array, " b"]:
+    """The first position of the end token in each text: ids [B, L] int32 -> [B] int32.
+
+    Configs from before transformers 4.31 say 2, which it is not: there it is the highest id.
+    """
+    return jnp.argmax(ids if end_token == 2 else ids == end_token, axis=-1)
 
 
 class TextTransformer(nnx.Module):
@@ -30,9 +79,13 @@ class TextTransformer(nnx.Module):
             config.hidden_size, config.layer_norm_eps, dtype=dtype, rngs=rngs
         )
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
+    def __call__(self, ids: jax.Array, learned: Learned | None = None) -> jax.Array:
         """ids [B, L] int32 -> [B, L, hidden_size]."""
-        return self.final_layer_norm(self.encoder(self.embeddings(ids)))
+        return self.final_layer_norm(self.hidden_states(ids, learned)[-1])
+
+    def hidden_states(self, ids: jax.Array, learned: Learned | None = None) -> list[jax.Array]:
+        """ids [B, L] int32 -> the embeddings and what each layer gives, [B, L, hidden_size]."""
+        return self.encoder(self.embeddings(ids, learned))
 
 
 class Embeddings(nnx.Module):
@@ -49,9 +102,13 @@ class Embeddings(nnx.Module):
         self.token_embedding = nnx.Embed(config.vocab_size, **embed)
         self.position_embedding = nnx.Embed(config.max_position_embeddings, **embed)
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
+    def __call__(self, ids: jax.Array, learned: Learned | None = None) -> jax.Array:
         """ids [B, L] int32 -> [B, L, hidden_size]."""
-        return self.token_embedding(ids) + self.position_embedding(jnp.arange(ids.shape[1]))
+        tokens = self.token_embedding(ids)
+        if learned is not None:
+            vectors = learned.vectors[learned.rows - 1].astype(tokens.dtype)
+            tokens = jnp.where(learned.rows[..., None] > 0, vectors, tokens)
+        return tokens + self.position_embedding(jnp.arange(ids.shape[1]))
 
 
 class Encoder(nnx.Module):
@@ -62,11 +119,12 @@ class Encoder(nnx.Module):
             [EncoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_hidden_layers)]
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, L, C] -> [B, L, C]."""
+    def __call__(self, x: jax.Array) -> list[jax.Array]:
+        """[B, L, C] -> that and what each layer gives, [B, L, C]."""
+        states = [x]
         for layer in self.layers:
-            x = layer(x)
-        return x
+            states.append(layer(states[-1]))
+        return states
 
 
 class EncoderLayer(nnx.Module):

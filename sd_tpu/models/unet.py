@@ -1,10 +1,14 @@
-"""The denoising UNet of Stable Diffusion 1.x and 2.x (Rombach et al. 2021, arXiv:2112.10752)."""
+"""The denoising UNet of Stable Diffusion: 1.x and 2.x (Rombach et al. 2021, arXiv:2112.10752), XL
+(Podell et al. 2023, arXiv:2307.01952), smaller ones, and latent consistency models."""
+
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float, Real
 
-from sd_tpu.config import UNetConfig
+from sd_tpu.checkpoint.config import UNetConfig
 from sd_tpu.models.layers import (
     ACTIVATIONS,
     Attention,
@@ -17,6 +21,8 @@ from sd_tpu.models.layers import (
     linear,
     pointwise,
 )
+
+Added = Mapping[str, jax.Array]
 
 
 class UNet2DConditionModel(nnx.Module):
@@ -47,94 +53,136 @@ class UNet2DConditionModel(nnx.Module):
         finest = next((level for level, kind in enumerate(config.down_block_types)
                        if kind.startswith("CrossAttn")), None)
 
-        def block(attends: bool, level: int, widths, **ends):
+        def block(kind: str, level: int, widths, depths, **rest):
             return Block(config, widths, channels[level], time_channels,
-                         heads=config.heads[level] if attends else None,
-                         token_downsampling=token_downsampling if level == finest else 1,
-                         **ends, **layer)
+                         heads=config.heads[level],
+                         depths=depths if "CrossAttn" in kind else (), **rest, **layer)
+
+        steps = [token_downsampling if level == finest else 1 for level in range(len(channels))]
 
         self.conv_in = conv(config.in_channels, channels[0], **layer)
-        self.time_embedding = TimestepEmbedding(channels[0], time_channels, **layer)
+        self.time_embedding = TimestepEmbedding(
+            channels[0], time_channels, config.time_cond_proj_dim, **layer)
+        if config.addition_embed_type == "text_time":
+            self.add_embedding = TimestepEmbedding(
+                config.projection_class_embeddings_input_dim, time_channels, **layer)
 
         last = len(channels) - 1
         self.down_blocks = nnx.List()
         skips = [channels[0]]
         for level, kind in enumerate(config.down_block_types):
-            widths = [skips[-1]] + [channels[level]] * (config.layers_per_block - 1)
-            self.down_blocks.append(
-                block(kind.startswith("CrossAttn"), level, widths, downsample=level < last)
-            )
-            skips += [channels[level]] * (config.layers_per_block + (level < last))
+            widths = [skips[-1]] + [channels[level]] * (config.layers[level] - 1)
+            self.down_blocks.append(block(kind, level, widths, config.down_depths[level],
+                                          token_downsampling=steps[level],
+                                          downsample=level < last))
+            skips += [channels[level]] * (config.layers[level] + (level < last))
 
-        self.mid_block = MidBlock(config, channels[-1], time_channels, **layer)
+        if config.mid_block_type is not None:
+            resnets = 2 if "CrossAttn" in config.mid_block_type else 1
+            self.mid_block = block(config.mid_block_type, last, [channels[-1]] * resnets,
+                                   (config.mid_depth,))
 
         self.up_blocks = nnx.List()
         width = channels[-1]
-        for level, kind in zip(range(last, -1, -1), config.up_block_types, strict=True):
+        for level, kind, depths in zip(range(last, -1, -1), config.up_block_types,
+                                       config.up_depths, strict=True):
             widths = []
-            for _ in range(config.layers_per_block + 1):
+            for _ in depths:
                 widths.append(width + skips.pop())
                 width = channels[level]
-            self.up_blocks.append(
-                block(kind.startswith("CrossAttn"), level, widths, upsample=level > 0)
-            )
+            self.up_blocks.append(block(kind, level, widths, depths,
+                                        token_downsampling=steps[level], upsample=level > 0))
 
         self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps,
                                        **layer)
         self.conv_out = conv(channels[0], config.out_channels, **layer)
 
-    def __call__(self, latents: jax.Array, timesteps: jax.Array, text: jax.Array) -> jax.Array:
+    def __call__(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
+                 text: Float[Array, "b l d"],
+                 added: Added | None = None) -> Float[Array, "b h w c_out"]:
         """Predicts the model output for a batch in which every image has its own timestep.
 
         Args:
             latents: [B, h, w, in_channels].
             timesteps: [B], in steps of the training schedule, fractions allowed.
             text: [B, L, cross_attention_dim] text embeddings.
+            added: what else the config asks for, by diffusers' names: with `addition_embed_type`
+                the pooled `text_embeds` [B, P] and the `time_ids` [B, N] (heights and widths), with
+                `time_cond_proj_dim` the `timestep_cond` [B, time_cond_proj_dim], which is the
+                `guidance_encoding` of the guidance scale.
 
         Returns:
             [B, h, w, out_channels] float32.
-        """
-        return self.whole(latents, timesteps, text)[0]
 
-    def whole(self, latents: jax.Array, timesteps: jax.Array,
-              text: jax.Array) -> tuple[jax.Array, jax.Array]:
+        Raises:
+            ValueError: a condition that the config asks for is not among those added.
+        """
+        return self.whole(latents, timesteps, text, added)[0]
+
+    def whole(
+        self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
+        text: Float[Array, "b l d"], added: Added | None = None,
+    ) -> tuple[Float[Array, "b h w c_out"], Float[Array, "b h w features"]]:
         """The prediction, and the features [B, h, w, block_out_channels[0]] of this model's dtype
         that enter the last of all layers, which `shallow` takes at a timestep close by."""
-        time, text = self._conditions(timesteps, text)
+        time, text = self._conditions(timesteps, text, added or {})
         x = self.conv_in(latents.astype(self.dtype))
         skips = [x]
         for block in self.down_blocks:
             x, outputs = block.down(x, time, text)
             skips += outputs
-        x = self.mid_block(x, time, text)
+        if hasattr(self, "mid_block"):
+            x, _ = self.mid_block.down(x, time, text)
         *blocks, last = self.up_blocks
         for block in blocks:
             x = block.up(x, time, text, skips)
         deep = last.up_to_last(x, time, text, skips)
         return self._end(last.up_last(deep, time, text, skips)), deep
 
-    def shallow(self, latents: jax.Array, timesteps: jax.Array, text: jax.Array,
-                deep: jax.Array) -> jax.Array:
+    def shallow(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
+                text: Float[Array, "b l d"], deep: Float[Array, "b h w features"],
+                added: Added | None = None) -> Float[Array, "b h w c_out"]:
         """The prediction with the features `deep` of an earlier one of the same picture and text:
         only the first and the last layer are evaluated, as in DeepCache (Ma et al. 2023,
         arXiv:2312.00858)."""
-        time, text = self._conditions(timesteps, text)
+        time, text = self._conditions(timesteps, text, added or {})
         skips = [self.conv_in(latents.astype(self.dtype))]
         return self._end(self.up_blocks[-1].up_last(deep, time, text, skips))
 
-    def _conditions(self, timesteps: jax.Array, text: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The embedding [B, 4 * block_out_channels[0]] of the timesteps, and the text."""
+    def _conditions(self, timesteps: jax.Array, text: jax.Array,
+                    added: Added) -> tuple[jax.Array, jax.Array]:
+        """The embedding [B, 4 * block_out_channels[0]] of the timesteps and of what is added to
+        them, and the text."""
         config = self.config
-        time = timestep_encoding(timesteps, config.block_out_channels[0],
-                                 config.flip_sin_to_cos, config.freq_shift)
-        return self.time_embedding(time.astype(self.dtype)), text.astype(self.dtype)
+        wanted = {"text_embeds": config.addition_embed_type, "time_ids": config.addition_embed_type,
+                  "timestep_cond": config.time_cond_proj_dim}
+        missing = [name for name, asked in wanted.items() if asked and name not in added]
+        if missing:
+            raise ValueError(f"This UNet takes {', '.join(missing)} as well.")
+        time = self._encoded(timesteps, config.block_out_channels[0])
+        guidance = added["timestep_cond"].astype(self.dtype) if config.time_cond_proj_dim else None
+        time = self.time_embedding(time.astype(self.dtype), guidance)
+        if config.addition_embed_type == "text_time":
+            time += self._added(added["text_embeds"], added["time_ids"])
+        return time, text.astype(self.dtype)
+
+    def _added(self, pooled: jax.Array, ids: jax.Array) -> jax.Array:
+        """The embedding [B, 4 * block_out_channels[0]] of a pooled text [B, P] and numbers [B, N],
+        each of which is encoded as a timestep is."""
+        sizes = self._encoded(ids.reshape(-1), self.config.addition_time_embed_dim)
+        sizes = sizes.reshape(len(pooled), -1).astype(self.dtype)
+        return self.add_embedding(jnp.concatenate([pooled.astype(self.dtype), sizes], axis=-1))
+
+    def _encoded(self, numbers: jax.Array, size: int) -> jax.Array:
+        config = self.config
+        return timestep_encoding(numbers, size, config.flip_sin_to_cos, config.freq_shift)
 
     def _end(self, x: jax.Array) -> jax.Array:
         return self.conv_out(nnx.silu(self.conv_norm_out(x))).astype(jnp.float32)
 
 
 def timestep_encoding(timesteps: jax.Array, size: int, flip_sin_to_cos: bool,
-                      freq_shift: float) -> jax.Array:
+                      freq_shift: int) -> jax.Array:
     """Sinusoids of a timestep (Ho et al. 2020, arXiv:2006.11239): [B] -> [B, size] float32."""
     half = size // 2
     frequencies = jnp.exp(-jnp.log(10000.0) * jnp.arange(half) / (half - freq_shift))
@@ -143,39 +191,55 @@ def timestep_encoding(timesteps: jax.Array, size: int, flip_sin_to_cos: bool,
     return jnp.concatenate((cos, sin) if flip_sin_to_cos else (sin, cos), axis=-1)
 
 
-class TimestepEmbedding(nnx.Module):
-    """Two dense layers on the sinusoids."""
+def guidance_encoding(guidance: jax.Array, size: int) -> jax.Array:
+    """Sinusoids of a guidance scale, for a UNet that was distilled with guidance: [B] -> [B, size]
+    float32.
 
-    def __init__(self, inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs):
+    The scale w of Meng et al. 2022, arXiv:2210.03142, where 0 is none: one less than the scale that
+    people set.
+    """
+    return timestep_encoding(1000 * guidance, size, flip_sin_to_cos=False, freq_shift=1)
+
+
+class TimestepEmbedding(nnx.Module):
+    """Two dense layers on the sinusoids, to which a projected condition may be added."""
+
+    def __init__(self, inputs: int, outputs: int, condition: int | None = None, *, dtype,
+                 rngs: nnx.Rngs):
         self.linear_1 = linear(inputs, outputs, dtype=dtype, rngs=rngs)
         self.linear_2 = linear(outputs, outputs, dtype=dtype, rngs=rngs)
+        if condition is not None:
+            self.cond_proj = linear(condition, inputs, bias=False, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, inputs] -> [B, outputs]."""
+    def __call__(self, x: jax.Array, condition: jax.Array | None = None) -> jax.Array:
+        """x [B, inputs], condition [B, condition] or None -> [B, outputs]."""
+        if condition is not None:
+            x = x + self.cond_proj(condition)
         return self.linear_2(nnx.silu(self.linear_1(x)))
 
 
 class Block(nnx.Module):
-    """Any level of the UNet but the middle: resnets, each followed by attention if `heads` is set,
-    then a change of resolution if there is one.
+    """Any level of the UNet: resnets, followed by attention as far as `depths` goes, then a change
+    of resolution if there is one.
 
     `widths` are the input channels of the resnets; on the way up they count the skip as well.
+    `depths` are the numbers of transformer blocks after the resnets: none where the level does not
+    attend, one fewer than the resnets in the middle.
     """
 
     def __init__(self, config: UNetConfig, widths: list[int], channels: int, time_channels: int, *,
-                 heads: int | None, token_downsampling: int = 1, downsample: bool = False,
-                 upsample: bool = False, dtype, rngs: nnx.Rngs):
+                 heads: int, depths: tuple[int, ...], token_downsampling: int = 1,
+                 downsample: bool = False, upsample: bool = False, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
         norm = dict(groups=config.norm_num_groups, eps=config.norm_eps)
         self.resnets = nnx.List([
             ResnetBlock(width, channels, time_channels=time_channels, **norm, **layer)
             for width in widths
         ])
-        if heads is not None:
-            self.attentions = nnx.List(
-                [Transformer2DModel(config, channels, heads, token_downsampling, **layer)
-                 for _ in widths]
-            )
+        self.attentions = nnx.List([
+            Transformer2DModel(config, channels, heads, depth, token_downsampling, **layer)
+            for depth in depths
+        ])
         if downsample:
             self.downsamplers = nnx.List(
                 [Downsample(channels, config.downsample_padding, **layer)]
@@ -185,7 +249,7 @@ class Block(nnx.Module):
 
     def _layer(self, i: int, x: jax.Array, time: jax.Array, text: jax.Array) -> jax.Array:
         x = self.resnets[i](x, time)
-        return self.attentions[i](x, text) if hasattr(self, "attentions") else x
+        return self.attentions[i](x, text) if i < len(self.attentions) else x
 
     def down(self, x: jax.Array, time: jax.Array, text: jax.Array):
         """x [B, h, w, widths[0]] -> (x at the next resolution, the outputs to skip across)."""
@@ -218,46 +282,28 @@ class Block(nnx.Module):
         return self._layer(last, jnp.concatenate([x, skips.pop()], axis=-1), time, text)
 
 
-class MidBlock(nnx.Module):
-    """Resnet, attention, resnet at the lowest resolution."""
-
-    def __init__(self, config: UNetConfig, channels: int, time_channels: int, *, dtype,
-                 rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
-        norm = dict(groups=config.norm_num_groups, eps=config.norm_eps)
-        self.resnets = nnx.List([
-            ResnetBlock(channels, channels, time_channels=time_channels, **norm, **layer)
-            for _ in range(2)
-        ])
-        self.attentions = nnx.List(
-            [Transformer2DModel(config, channels, config.heads[-1], **layer)]
-        )
-
-    def __call__(self, x: jax.Array, time: jax.Array, text: jax.Array) -> jax.Array:
-        """[B, h, w, C] -> [B, h, w, C]."""
-        x = self.resnets[0](x, time)
-        return self.resnets[1](self.attentions[0](x, text), time)
-
-
 class Transformer2DModel(nnx.Module):
-    """A transformer block over the pixels of a feature map, projected in and out, with residual."""
+    """Transformer blocks over the pixels of a feature map, projected in and out, with residual."""
 
-    def __init__(self, config: UNetConfig, channels: int, heads: int, token_downsampling: int = 1,
-                 *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: UNetConfig, channels: int, heads: int, depth: int = 1,
+                 token_downsampling: int = 1, *, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
         self.norm = GroupNorm(channels, config.norm_num_groups, 1e-6, **layer)
         # The two projections do the same; checkpoints differ in how they store the weight.
         project = linear if config.use_linear_projection else pointwise
         self.proj_in = project(channels, channels, **layer)
         self.transformer_blocks = nnx.List(
-            [TransformerBlock(config, channels, heads, token_downsampling, **layer)]
+            [TransformerBlock(config, channels, heads, token_downsampling, **layer)
+             for _ in range(depth)]
         )
         self.proj_out = project(channels, channels, **layer)
 
     def __call__(self, x: jax.Array, text: jax.Array) -> jax.Array:
         """x [B, h, w, C], text [B, L, cross_attention_dim] -> like x."""
         h = self.proj_in(self.norm(x))
-        h = self.transformer_blocks[0](h.reshape(h.shape[0], -1, h.shape[-1]), text, x.shape[1])
+        h = h.reshape(h.shape[0], -1, h.shape[-1])
+        for block in self.transformer_blocks:
+            h = block(h, text, x.shape[1])
         return x + self.proj_out(h.reshape(x.shape))
 
 

@@ -6,8 +6,9 @@ The scaling factor lives in here: latents outside have about unit variance.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
-from sd_tpu.config import VAEConfig
+from sd_tpu.checkpoint.config import VAEConfig
 from sd_tpu.models.layers import Attention, Downsample, GroupNorm, ResnetBlock, Upsample, conv
 
 EPS = 1e-6
@@ -25,7 +26,9 @@ class AutoencoderKL(nnx.Module):
         self.quant_conv = conv(moments, moments, 1, **layer)
         self.post_quant_conv = conv(config.latent_channels, config.latent_channels, 1, **layer)
 
-    def encode(self, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def encode(
+        self, images: Float[Array, "b height width c"],
+    ) -> tuple[Float[Array, "b h w latent"], Float[Array, "b h w latent"]]:
         """Mean and log-variance of the latents' normal distribution.
 
         images [B, H, W, 3] in [-1, 1] -> two of [B, H/8, W/8, latent_channels] float32, the mean
@@ -34,12 +37,22 @@ class AutoencoderKL(nnx.Module):
         moments = self.quant_conv(self.encoder(images.astype(self.dtype))).astype(jnp.float32)
         mean, logvar = jnp.split(moments, 2, axis=-1)
         scale = self.config.scaling_factor
+        if self.config.latents_mean is not None:
+            mean = mean - jnp.asarray(self.config.latents_mean)
+            scale = scale / jnp.asarray(self.config.latents_std)
         return mean * scale, jnp.clip(logvar, -30, 20) + 2 * jnp.log(scale)
 
-    def decode(self, latents: jax.Array) -> jax.Array:
+    def decode(
+        self, latents: Float[Array, "b h w latent"],
+    ) -> Float[Array, "b height width c"]:
         """latents [B, h, w, latent_channels] -> images [B, 8h, 8w, 3] float32, about [-1, 1]."""
-        z = (latents / self.config.scaling_factor).astype(self.dtype)
-        return self.decoder(self.post_quant_conv(z)).astype(jnp.float32)
+        scale = self.config.scaling_factor
+        if self.config.latents_mean is None:
+            z = latents / scale
+        else:
+            z = (latents * jnp.asarray(self.config.latents_std) / scale
+                 + jnp.asarray(self.config.latents_mean))
+        return self.decoder(self.post_quant_conv(z.astype(self.dtype))).astype(jnp.float32)
 
 
 class Level(nnx.Module):

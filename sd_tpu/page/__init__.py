@@ -1,20 +1,30 @@
-"""The page: eight prompts and a seed above a 2x4 gallery, and the same for programs."""
+"""The page: a 2x4 gallery with a prompt below each picture, and the same for programs."""
 
-from functools import partial
+import logging
+from collections.abc import Sequence
 
 import gradio as gr
+from gradio.tunneling import CURRENT_TUNNELS
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 
-from sd_tpu.engine import MAX_WAITING, Engine
-from sd_tpu.history import History
-from sd_tpu.images import MAX_FILE_BYTES
-from sd_tpu.page import api, cells, events, live, past
-from sd_tpu.page.asking import QUIET
-from sd_tpu.page.files import Files
-from sd_tpu.page.keeping import Keeper
-from sd_tpu.page.layout import make_form, make_tools, make_view
+from sd_tpu.page import api
+from sd_tpu.page.events import Answers, Streams
+from sd_tpu.page.files import Files, Store
+from sd_tpu.page.inputs import Inputs
+from sd_tpu.page.language import Translations
+from sd_tpu.page.layout import make_page
 from sd_tpu.page.runs import KEEP_SECONDS, Runs
-from sd_tpu.page.texts import Translations, language_of
-from sd_tpu.page.theme import HEAD, STYLE, theme
+from sd_tpu.page.sessions import remember_nothing
+from sd_tpu.page.theme import HEAD, ICON, style, theme
+from sd_tpu.pictures.history import History
+from sd_tpu.pictures.images import MAX_FILE_BYTES
+from sd_tpu.serving.engine import MAX_WAITING, Engine
+
+# At each event Gradio's browser part visits all components on which any event so far shows its
+# progress, by default its outputs, also where nothing of it is to be seen.
+QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
+CLOSE_SECONDS = 2.0  # in which what is being sent may still go out
 
 
 def build(engine: Engine, history: History | None = None) -> gr.Blocks:
@@ -24,48 +34,61 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
     card, texts = engine.pipeline.card, Translations()
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:
-        gr.HTML(texts.render(partial(cells.heading, card)), apply_default_css=False,
-                js_on_load=None)
-        tools, compare = make_tools(engine)
-        switch = live.make_switch()
-        form = make_form(engine, texts, tools, compare)
-        view = make_view(engine, texts)
-        files = Files(page, engine.to_png)
-        runs = Runs(engine, Keeper(files, history))
-        if history:
-            past.offer(engine, history, form, view, files)
-        about = gr.HTML(texts.render(partial(cells.about, engine)), apply_default_css=False,
-                        js_on_load=None)
-        api.offer(engine, runs)
+        files, inputs = Files(page, engine.to_png), Inputs()
+        runs = Runs(engine, Store(files, history), inputs)
+        answers = Answers(engine, runs, files, inputs, history)
 
-        def tell_about(visitor: gr.Request) -> str:
-            return cells.about(engine, language_of(visitor))
+        def answer(asked: dict) -> dict:
+            return answers.answer(asked)
 
         def leave(visitor: gr.Request) -> None:
             runs.leave(visitor.session_hash)
 
-        page.load(tell_about, None, about, queue=False, **QUIET)
-        ends = events.connect(engine, page, texts, form, view, runs, files)
-        live.connect(engine, page, form, view, runs, switch, ends)
+        view = make_page(engine, texts, answer, history=history is not None)
+        view.hub.click(Streams(engine, view, runs, history).act, None, view.outputs(),
+                       trigger_mode="multiple", concurrency_limit=None, **QUIET)
+        # Where pages of before kept what was filled in, and the browser's name.
+        saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
+        page.load(None, saved, None, js="(saved) => { window.sdTpu.arrive(saved); }", **QUIET)
+        api.offer(engine, runs)
         page.unload(leave)
-    page.i18n_instance = texts  # Gradio's own name for it: `launch` hands it over
+    # Gradio's own names for them: `launch` hands them over.
+    page.i18n_instance, page.css = texts, style(engine.defaults)
+    page.leave = runs.leave  # `remember_nothing` says who has gone
     return page
 
 
-def launch(page: gr.Blocks, **options) -> str:
-    """Serves the page in the background; returns its address. Options are Gradio's own."""
+def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> str:
+    """Serves the page in the background, behind the middleware; returns its address. Options are
+    Gradio's own."""
     _, local, shared = page.launch(
         theme=theme(),
-        css=STYLE,
+        css=page.css,
         head=HEAD,
         i18n=page.i18n_instance,
+        favicon_path=ICON,
+        pwa=True,  # can be installed
         # Each visitor who waits or watches holds a thread; Stop and the files need some as well.
         max_threads=MAX_WAITING + 60,
         max_file_size=MAX_FILE_BYTES,
         footer_links=["api"],
         run_history=False,
+        # The page itself, which Gradio sends as it is, becomes a fifth.
+        app_kwargs={"middleware": [*middleware, Middleware(GZipMiddleware)]},
         prevent_thread_lock=True,
         quiet=True,
         **options,
     )
+    remember_nothing(page)
     return shared or local
+
+
+def close(page: gr.Blocks) -> None:
+    """Ends what `launch` began, as far as it is to end now: what is open is not waited for."""
+    for tunnel in CURRENT_TUNNELS:
+        tunnel.kill()
+    if page.is_running:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # on what is broken off
+        page.app.stop_event.set()  # of pages that listen
+        page.server.should_exit = page.server.force_exit = True
+        page.server.thread.join(CLOSE_SECONDS)

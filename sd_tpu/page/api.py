@@ -1,85 +1,116 @@
-"""The same for programs: named endpoints, whose docstrings are their documentation."""
+"""The same for programs: named endpoints, whose docstrings are their documentation. Assistants find
+them as tools by the Model Context Protocol (MCP)."""
 
-import dataclasses
+import inspect
 from collections.abc import Iterator
-from inspect import getdoc
 from typing import Any
 
 import gradio as gr
 
-from sd_tpu.engine import Engine
-from sd_tpu.images import read_png
-from sd_tpu.page.run import Run
+from sd_tpu.page.events import refusal
+from sd_tpu.page.language import ENGLISH
 from sd_tpu.page.runs import Runs
-from sd_tpu.page.texts import ENGLISH
-from sd_tpu.request import RANDOM, Request, RequestError, drawn_seed
-from sd_tpu.samplers import SAMPLERS
+from sd_tpu.pictures.images import read_png
+from sd_tpu.request import Request
+from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.serving.engine import Engine
+from sd_tpu.settings import (
+    OVERRIDABLE,
+    RANDOM,
+    SETTINGS,
+    START,
+    Choice,
+    RequestError,
+    Setting,
+    drawn_seed,
+)
+
+# What came later comes last: programs may give the others by position.
+_LATER = [SETTINGS[name] for name in ("model", "height", "width", "style")]
+_BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
+                    if setting.expert is expert and name != "seed" and setting not in _LATER
+                    and setting.section != START]
+                   for expert in (False, True))
+_EXPERT += _LATER
+_GENERATE = """Draws a picture of each prompt; yields what is finished and what is happening.
+
+Args:
+    prompts: One to eight texts; no picture is made of an empty one.
+    seed: Of the first picture, the next one has seed + 1; -1 draws a seed.
+{basic}
+    own: What single pictures have in place of these settings, in the places of their prompts:
+        null, or an object with any of {names}.
+{expert}
+
+Returns:
+    PNG files in the places of their prompts, null where there is none (yet); the seed of the first;
+    and a sentence that says what is happening."""
 
 
 def offer(engine: Engine, runs: Runs) -> None:
     """Adds the endpoints to the page that is being built."""
+    parameters = _parameters()
 
-    def generate(
-        visitor: gr.Request,
-        prompts: list[str],
-        seed: int = RANDOM,
-        negative_prompt: str = "",
-        steps: int | None = None,
-        guidance: float | None = None,
-        sampler: str | None = None,
-        spacing: str | None = None,
-        own: list[dict | None] | None = None,
-        guidance_start: float | None = None,
-        guidance_stop: float | None = None,
-        cache_interval: int | None = None,
-    ) -> tuple[list[dict], int, str]:
-        """Draws a picture of each prompt; yields what is finished and what is happening.
+    def generate(visitor, *given):
+        asked = dict(zip([parameter.name for parameter in parameters[1:]], given, strict=True))
+        yield from _answers(engine, runs, asked, visitor)
+
+    # What Gradio asks of a function to tell programs of it.
+    generate.__signature__ = inspect.Signature(
+        parameters, return_annotation=tuple[list[dict], int, str])
+    generate.__annotations__ = {each.name: each.annotation for each in parameters}
+    generate.__doc__ = _GENERATE.format(
+        names=", ".join(OVERRIDABLE), basic="\n".join(map(_explained, _BASIC)),
+        expert="\n".join(map(_explained, _EXPERT)))
+
+    def draw(visitor: gr.Request, prompt: str, negative_prompt: str = "", seed: int = RANDOM,
+             width: int | None = None, height: int | None = None, steps: int | None = None,
+             guidance: float | None = None, model: str = "") -> dict:
+        """Draws one picture of what a text describes; its name begins with its seed.
+
+        Describe what is to be seen: the subject first, then its surroundings, light and style,
+        such as "a red fox in deep snow, evening light, watercolour". The same prompt, settings and
+        seed give the same picture again; another seed gives another picture of the same prompt.
 
         Args:
-            prompts: One to eight texts; no picture is made of an empty one.
-            seed: Of the first picture, the next one has seed + 1; -1 draws a seed.
-            negative_prompt: What the pictures should not show.
-            steps: How many steps to take; the model's own number by default.
-            guidance: How strictly to follow the prompts; the model's own by default.
-            sampler: A key that /samplers lists; the model's own by default.
-            spacing: One of the sampler's spacings that /samplers lists; by default the model's own.
-            own: What single pictures have in place of these settings, in the places of their
-                prompts: null, or an object with any of seed, negative_prompt, steps, guidance,
-                sampler, spacing, guidance_start, guidance_stop and cache_interval.
-            guidance_start: The share of the steps before guidance begins, 0 (the default) to 1.
-            guidance_stop: The share of the steps after which it ends, 0 to 1 (the default). A step
-                without guidance takes about half the time where several pictures are drawn.
-            cache_interval: 1 (the default) evaluates the whole model each time; N up to 10 only
-                every N times, and reuses its deep features in between: faster, and not quite the
-                same picture.
+            prompt: What to draw, in English.
+            negative_prompt: What the picture should not show, such as "text, blur".
+            seed: A whole number from 0, for a picture that can be made again; -1 draws one.
+            width: In pixels; the model's own size by default.
+            height: In pixels; the model's own size by default.
+            steps: More of them take longer and refine more; the model's own number by default.
+            guidance: Higher follows the prompt closer; the model's own by default, mostly 7.5.
+            model: A name that `models` lists; the first of them by default.
 
         Returns:
-            PNG files in the places of their prompts, null where there is none (yet); the seed of
-            the first; and a sentence that says what is happening.
+            A PNG file that carries its settings.
         """
-        seed = drawn_seed(RANDOM if seed is None else seed)
-        asked = {"prompts": prompts, "seed": seed, "negative_prompt": negative_prompt,
-                 "steps": steps, "guidance": guidance, "sampler": sampler, "spacing": spacing,
-                 "own": own, "guidance_start": guidance_start, "guidance_stop": guidance_stop,
-                 "cache_interval": cache_interval}
-        try:
-            request = Request.check(asked, engine.defaults)
-            run = runs.start(request, grace=0, previews=False)
-            yield from _answers(run, visitor)
-        except RequestError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+        asked = dict(prompts=[prompt], negative_prompt=negative_prompt, seed=seed, width=width,
+                     height=height, steps=steps, guidance=guidance, model=model)
+        for told in _answers(engine, runs, asked, visitor):
+            (picture,), _, sentence = told
+        if not picture:
+            raise gr.Error(sentence, print_exception=False)
+        return picture
 
     def samplers() -> list[dict]:
         """Lists the samplers: their keys for /generate, their names and their spacings."""
         return [{"key": key, "label": sampler.label, "spacings": list(sampler.spacings)}
                 for key, sampler in SAMPLERS.items()]
 
-    gr.api(generate, api_name="generate", concurrency_limit=None, api_description=getdoc(generate))
-    gr.api(samplers, api_name="samplers", queue=False)
-    _offer_read_metadata()
+    def models() -> list[dict]:
+        """Lists the models that can draw, each with the size, steps and guidance that it draws
+        with unless it is told otherwise. The first is taken where none is named."""
+        listed = []
+        for name in engine.offer.models():
+            try:
+                own = engine.offer.defaults(name)
+            except RequestError:  # its files cannot be read
+                continue
+            listed.append({"model": name, "width": own.width, "height": own.height,
+                           "steps": own.steps, "guidance": own.guidance})
+        return listed
 
-
-def _offer_read_metadata() -> None:
     def read_metadata(picture: str) -> dict[str, Any]:
         """Reads the prompts, the seed and the settings that a PNG carries, ours or A1111's.
 
@@ -87,30 +118,59 @@ def _offer_read_metadata() -> None:
             picture: A PNG file.
 
         Returns:
-            prompts (a list), seed, negative_prompt, steps, guidance, sampler, spacing,
-            guidance_start, guidance_stop, cache_interval, own, height and width; all but the last
-            two are named as in /generate.
+            prompts (a list), own, and the settings in common, named as in /generate.
         """
         if picture is None:
             raise gr.Error("There is no picture.", print_exception=False)
         try:
-            return dataclasses.asdict(read_png(picture))
+            return read_png(picture).values()
         except RequestError as error:
             raise gr.Error(str(error), print_exception=False) from error
 
+    gr.api(generate, api_name="generate", concurrency_limit=None, api_description=generate.__doc__)
+    gr.api(samplers, api_name="samplers", queue=False)
     # Not gr.api: a component of Gradio's takes nothing but what has been uploaded to it.
     file, request = gr.File(visible=False, label="picture"), gr.JSON(visible=False, label="request")
     file.change(read_metadata, file, request, api_name="read_metadata",
-                api_description=getdoc(read_metadata))
+                api_description=inspect.getdoc(read_metadata))
+    gr.api(draw, api_name="draw", concurrency_limit=None, api_description=draw.__doc__)
+    gr.api(models, api_name="models", queue=False)
 
 
-def _answers(run: Run, visitor: gr.Request) -> Iterator[tuple[list[dict | None], int, str]]:
+def _parameters() -> list[inspect.Parameter]:
+    """Of /generate, and whom Gradio tells of; whoever gives them by position may rely on them."""
+    required = inspect.Parameter.empty
+    typed = [("visitor", gr.Request, required), ("prompts", list[str], required),
+             ("seed", int, RANDOM),
+             *((setting.name, setting.kind.type | None, None) for setting in _BASIC),
+             ("own", list[dict | None] | None, None),
+             *((setting.name, setting.kind.type | None, None) for setting in _EXPERT)]
+    return [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default,
+                              annotation=annotation) for name, annotation, default in typed]
+
+
+def _explained(setting: Setting) -> str:
+    """A parameter's line of documentation."""
+    default = (setting.kind.shown(setting.default) if setting.expert
+               else setting.caption_empty or "the model's own")
+    keys = " A key that /samplers lists." if isinstance(setting.kind, Choice) else ""
+    return f"    {setting.name}: {setting.label}; {default} by default. {setting.help}{keys}"
+
+
+def _answers(engine: Engine, runs: Runs, asked: dict[str, Any], visitor: gr.Request
+             ) -> Iterator[tuple[list[dict | None], int, str]]:
     """What a program is told: the pictures so far, the seed and a sentence."""
+    asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
+    try:
+        run = runs.start(Request.check(asked, engine.offer), grace=0, previews=False,
+                         program=f"program {visitor.client.host}", seed=int(asked["seed"]))
+    except RequestError as error:
+        raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)
-    for snapshot in run.follow(visitor.session_hash):
+    for snapshot in run.follow(str(visitor.session_hash)):
         sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
             raise gr.Error(sentence, print_exception=False)
         for place, picture in run.pictures().items():
             pictures[place] = gr.FileData(path=picture.png).model_dump()
-        yield list(pictures), run.request.seed, sentence
+        yield list(pictures), run.seed, sentence

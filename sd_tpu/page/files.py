@@ -1,29 +1,48 @@
-"""Finished pictures as files in the folder that Gradio serves and prunes.
+"""Finished pictures as files in the folder that Gradio serves and prunes; it does not outlive the
+server.
 
 The page shows WebP, which is small; what is downloaded is PNG and carries its settings.
 """
 
 import base64
 import dataclasses
+import logging
+import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
 import gradio as gr
 import numpy as np
-from gradio.processing_utils import save_bytes_to_cache
+import psutil
+from gradio.processing_utils import hash_bytes
 from PIL import Image
 
-from sd_tpu.images import make_grid, read_png, to_webp, to_zip, with_labels
-from sd_tpu.page.labels import named, words
-from sd_tpu.page.texts import ENGLISH
+from sd_tpu import settings
+from sd_tpu.pictures.history import History, HistoryError
+from sd_tpu.pictures.images import (
+    enlarged,
+    framed,
+    make_grid,
+    read_png,
+    to_webp,
+    to_zip,
+    with_labels,
+)
 from sd_tpu.request import Request
 
-SMALL = 256  # pixels: smaller pictures are enlarged as they are, so each pixel must be right
+log = logging.getLogger(__name__)
+
+SMALL = 256  # pixels: smaller pictures are shown enlarged, where each fault of a pixel is seen
 QUALITY = 92  # of the WebP of larger ones
+LARGE, GAP = 1024, 8  # pixels: the least width of what is enlarged, and between pictures of a grid
+_PREFIX = "sd_tpu-page"
+FOLDER = "GRADIO_TEMP_DIR"  # the variable that names Gradio's
 MAX_THUMBNAILS = 1024  # kept in memory, of some kilobytes each
 
 
@@ -33,6 +52,16 @@ class Picture:
 
     png: str
     shown: str
+
+    @property
+    def name(self) -> str:
+        """What the PNG is called."""
+        return Path(self.png).name
+
+    @property
+    def there(self) -> bool:
+        """Whether it has been neither pruned nor forgotten."""
+        return Path(self.png).is_file()
 
 
 class Files:
@@ -44,14 +73,14 @@ class Files:
         self._names = _Names()
         page.temp_file_sets.append(self._names)
 
-    def add(self, request: Request, place: int, pixels: np.ndarray) -> Picture:
-        """Writes the picture uint8 [H, W, 3] at `place`, with its settings."""
-        alone = request.only(place)
-        name = _name(alone)
-        quality = None if max(pixels.shape) < SMALL else QUALITY
+    def add(self, request: Request, place: int, pixels: np.ndarray, whose: str = "") -> Picture:
+        """Writes the picture uint8 [H, W, 3] at `place`, with its settings. What is one browser's
+        and what is another's lie apart, also where they are alike."""
+        alone, name = request.only(place), _name(request.pictures[place])
+        quality, png = None if max(pixels.shape) < SMALL else QUALITY, self._to_png(pixels, alone)
         return Picture(
-            png=self._save(self._to_png(pixels, alone), f"{name}.png"),
-            shown=self._save(to_webp(pixels, quality), f"{name}.webp"),
+            png=self._save(png, f"{name}.png", whose=whose),
+            shown=self._save(to_webp(pixels, quality), f"{name}.webp", of=png, whose=whose),
         )
 
     def archive(self, pictures: Mapping[int, Picture]) -> str:
@@ -60,25 +89,38 @@ class Files:
         return self._save(to_zip({f"{place + 1}-{png.name}": png.read_bytes()
                                   for place, png in pngs.items()}), "pictures.zip")
 
-    def grid(self, request: Request, pictures: Mapping[int, Picture]) -> str:
-        """Writes the pictures side by side, with all their prompts; returns the PNG's path.
-
-        Where settings set them apart, each stands above its label, which is English: it is drawn
-        in Latin letters.
+    def grid(self, request: Request, pictures: Mapping[int, Picture],
+             labels: Mapping[int, str]) -> str:
+        """Writes the pictures side by side, each above its label, with all their prompts; returns
+        the PNG's path. Together they are at least LARGE pixels wide.
 
         Raises:
             OSError: the pictures have been pruned.
         """
         cells: list[np.ndarray | None] = [None] * len(request.prompts)
-        labels = [""] * len(cells)
         for place, picture in pictures.items():
             with Image.open(picture.png) as image:
                 cells[place] = np.asarray(image)
-            labels[place] = words(named(request, place), ENGLISH)
-        grid = make_grid(with_labels(cells, labels) if any(labels) else cells)
+        told = [labels.get(place, "") for place in range(len(cells))]
+        columns = min(len(cells), 4)
+        grid = make_grid(with_labels(framed(cells), told, LARGE // columns), gap=GAP)
         return self._save(self._to_png(grid, request), f"{request.seed}-grid.png")
 
-    def copy(self, png: Path) -> str:
+    def large(self, png: Path, whose: str) -> str:
+        """Writes a picture of ours smoothly enlarged to LARGE pixels; returns the PNG's path.
+
+        Raises:
+            OSError: there is no such file any more.
+            RequestError: it carries no settings.
+        """
+        data = png.read_bytes()
+        request = read_png(data)
+        with Image.open(png) as image:
+            pixels = enlarged(np.asarray(image), LARGE)
+        name = f"{_name(request.pictures[0])}-{pixels.shape[1]}.png"
+        return self._save(self._to_png(pixels, request), name, of=data, whose=whose)
+
+    def copy(self, png: Path, whose: str) -> str:
         """Writes a picture of ours once more, byte for byte, to be served; returns its path.
 
         Raises:
@@ -86,12 +128,62 @@ class Files:
             RequestError: it carries no settings to be named by.
         """
         data = png.read_bytes()
-        return self._save(data, f"{_name(read_png(data))}.png")
+        return self._save(data, f"{_name(read_png(data).pictures[0])}.png", whose=whose)
 
-    def _save(self, data: bytes, name: str) -> str:
-        path = save_bytes_to_cache(data, name, self._folder)
-        self._names.add(path)
-        return path
+    def forget(self, png: Path, whose: str) -> None:
+        """Removes all that was made of a picture of somebody's history, by its file there, but for
+        the ZIPs and grids that it is in: they go with the page's other files."""
+        with suppress(OSError):  # there is none
+            folder = self._home(png.read_bytes(), whose)
+            for file in folder.iterdir():
+                file.unlink()
+                self._names.discard(str(file))
+            folder.rmdir()
+
+    def _save(self, data: bytes, name: str, of: bytes | None = None, whose: str = "") -> str:
+        path = self._home(data if of is None else of, whose) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        self._names.add(str(path))
+        return str(path)
+
+    def _home(self, data: bytes, whose: str) -> Path:
+        """Where a file lies, and whatever else is made of it."""
+        return Path(self._folder).resolve() / hash_bytes(whose.encode() + data)
+
+
+class Store:
+    """Where finished pictures go: into files that the page shows, and into the browser's history.
+    """
+
+    def __init__(self, files: Files, history: History | None = None):
+        """Pictures go into `files`, and into the history if there is one."""
+        self._files, self._history = files, history
+
+    def add(self, request: Request, place: int, pixels: np.ndarray, browser: str) -> Picture:
+        """Writes the files of a browser's picture at `place`; raises OSError."""
+        return self._files.add(request, place, pixels, browser)
+
+    def keep(self, browser: str, picture: Picture, asked: settings.Picture, run: str, place: int
+             ) -> str | None:
+        """Adds a browser's finished picture of a run and what was asked for to the history, if
+        there is one; returns its name there. Raises HistoryError or OSError.
+        """
+        if not (browser and self._history):
+            return None
+        return self._history.add(browser, Path(picture.png).read_bytes(), asked, run=run,
+                                 place=place).id
+
+    def drop(self, browser: str, name: str | None) -> None:
+        """Takes a picture that another has replaced out of the history, unless it has become a
+        favourite there.
+        """
+        if name is None:
+            return
+        try:
+            self._history.drop(browser, name)
+        except HistoryError:
+            log.exception("a picture is left in the history")
 
 
 class _Names(set):
@@ -115,7 +207,12 @@ def url(path: str) -> str:
 
 def data_url(pixels: np.ndarray) -> str:
     """Pixels [H, W, 3] uint8 as a small picture inside the page, needing no request of its own."""
-    return f"data:image/webp;base64,{base64.b64encode(to_webp(pixels, 70)).decode()}"
+    return webp_url(to_webp(pixels, 70))
+
+
+def webp_url(file: bytes) -> str:
+    """A WebP file inside the page."""
+    return f"data:image/webp;base64,{base64.b64encode(file).decode()}"
 
 
 @lru_cache(MAX_THUMBNAILS)
@@ -126,9 +223,45 @@ def thumbnail(file: Path) -> str:
         return data_url(np.asarray(image))
 
 
-def _name(alone: Request) -> str:
-    return f"{alone.seed}-{_words(alone.prompts[0])}"
+def _name(picture: settings.Picture) -> str:
+    return f"{picture.seed}-{_words(picture.prompt)}"
 
 
 def _words(prompt: str) -> str:
     return re.sub(r"\W+", "-", prompt.lower())[:40].strip("-") or "picture"
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Has Gradio put files into a new folder, for this user alone to read; it is there as long as
+    this context. Those of servers that were killed are removed."""
+    before = os.environ.get(FOLDER)
+    base = Path(before or tempfile.gettempdir())
+    base.mkdir(parents=True, exist_ok=True)
+    for folder in base.glob(f"{_PREFIX}-*"):
+        if _orphaned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=base))
+    os.environ[FOLDER] = str(folder)
+    try:
+        yield folder
+    finally:
+        os.environ.pop(FOLDER)
+        if before is not None:
+            os.environ[FOLDER] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _orphaned(folder: Path) -> bool:
+    """Whether its server is no more: its number may have gone to a program that began later."""
+    named = re.fullmatch(rf"{_PREFIX}-([0-9]+)-.*", folder.name)
+    try:
+        return bool(named) and (
+            psutil.Process(int(named[1])).create_time() > folder.stat().st_mtime)
+    except psutil.NoSuchProcess:
+        return True
+    except (OSError, psutil.AccessDenied):
+        return False

@@ -1,21 +1,119 @@
-// What the page does in the browser itself: keys, folds, links, the full-screen view, and what it
-// remembers. `window.sdTpu` holds what Gradio's events call.
+// What the page does in the browser: it knows what is filled in, keeps it, takes it back, and asks
+// the server. `window.sdTpu` is what Gradio calls, and what tests wait for.
 
 (() => {
 "use strict";
 
+const $ = (selector, within = document) => within.querySelector(selector);
+const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
+
+// Storage that a browser may refuse.
+const kept = {
+    get(where, key) {
+        try {
+            return JSON.parse(where().getItem(key));
+        } catch { return null; }
+    },
+    set(where, key, value) {
+        try {
+            where().setItem(key, JSON.stringify(value));
+        } catch {}
+    },
+};
+const local = () => localStorage, session = () => sessionStorage;
+
+// Gradio takes the browser's first language, or English; the page is in the first that it speaks,
+// or in the one that was chosen.
+const texts = window.gradio_config?.i18n_translations ?? {};
+const language = [kept.get(local, "sd_tpu language"), ...navigator.languages]
+    .map((tag) => tag?.toLowerCase().split("-")[0]).find((tag) => tag in texts) ?? "en";
+
+let answer, stream, upload;  // how the server is asked: for an answer, for a run, to take a file
 let browser = null;  // this browser's name, once the page has arrived
-let form = null;  // the contents of all fields, once the server has filled them
-// What they held before they were replaced, and before that was taken back; the latest last.
-let past = [], future = [];
-let taking = null;  // what is being taken back, or forth again
-let atPast = false;  // whether the focus is, or was at last, at one of the two buttons for that
+let own = Array.from({ length: 8 }, () => ({}));  // of each box its own settings
+let keep = Array(8).fill(false);  // whether each card is kept
+let ownPlace = 0;  // the box whose settings the panel shows
+let filling = false;  // whether it is not a person who fills something in
+let touched = false;  // whether a person has, since something was said to be wrong
+let past = [], future = [];  // what was replaced, and what was taken back; the latest last
+let atPast = false;  // whether the focus is, or was at last, at one of the buttons for that
+let pending = false;  // whether a run has been asked for that has no name yet
+let stopping = false;  // whether it is to be stopped
+let samples = 1;  // which set comes next; the first is in the boxes from the start
+let looks = 0, looking, opening = false;
+let wasBusy = false;  // whether the line said so at last
+const album = { pages: 1, favourites: false, words: "" };  // what of the history is shown
+let known = [], learnt = -Infinity;  // what prompts can say here, and since when that is known
+let offered = [], chosen = -1;  // what would complete a prompt: where it begins, and the text
+const bookmarks = () => kept.get(local, "sd_tpu favourites") ?? [];
+const earlier = () => kept.get(local, "sd_tpu prompts") ?? [];
+const EARLIER = 100;  // prompts that are remembered
+const KNOWN = 60_000;  // ms for which it is
 const PAST = 20;  // kept of each
-const REPLACING = ".replaces, #gallery [data-do], [data-do=again], "
-    + "[data-do=clear]:not(#history *)";
+const LOOK = 150;  // ms after which the server is asked what is to be said of what is filled in
+const FRAME = 20;  // ms after which what has been said is painted
 const PAUSE = 500;  // ms without a key after which somebody has stopped typing
 const pauses = [];  // which have begun, by the box's place
-let held = null;  // the history's button that has the focus: each change makes it anew
+
+const boxes = () => $$(".prompt textarea");
+const seedBox = () => $("#seed input");
+const commons = () => $$("#settings-panel [name]");
+const title = () => $("header[lang]").dataset.title;
+const run = () => $("#collection [data-run]").dataset.run;
+
+let connected;
+const connecting = new Promise((resolve) => { connected = resolve; });
+
+window.sdTpu = {
+    connect(ask, follow, send) {
+        [answer, stream, upload] = [ask, follow, send];
+        connected();
+    },
+    // When all is there: what was filled in last, or what a link brings. `saved` is what an earlier
+    // version kept in Gradio's own way.
+    async arrive(saved) {
+        await connecting;
+        speak();
+        const stored = kept.get(local, `sd_tpu/${title()}`)
+            ?? (saved?.browser ? old(saved) : null);
+        browser = stored?.browser ?? newName();
+        [past, future] = readPast();
+        if (stored?.live) $("#live input").checked = true;
+        fill(stored?.form ?? {});
+        this.arrived = true;
+        markInert();
+        showPast();
+        // Gradio changes what is there, or makes it anew.
+        const any = { subtree: true, childList: true, attributeFilter: ["data-at"] };
+        new MutationObserver(lineChanged).observe($("#line"), any);
+        new MutationObserver(runChanged).observe($("#collection"), any);
+        new MutationObserver(cardsChanged).observe($("#cards"), { ...any, attributeFilter: [
+            "class"] });
+        begin("back", { busy: kept.get(session, "sd_tpu busy") === true });
+        if (location.hash.length > 1) await openLink();
+    },
+};
+
+// Puts what Gradio has shown in another language right, from what the page has brought along.
+function speak() {
+    const said = (text) => String(text).replace(/__i18n__{[^}]*"key": ?"([^"]*)"}/,
+        (_, key) => texts[language][key]);
+    const here = Object.keys(texts).find((tag) => $("header[lang]").lang.split("-")[0] === tag);
+    if (here === language) return;
+    for (const { type, props } of window.gradio_config.components) {
+        const element = props.elem_id && document.getElementById(props.elem_id);
+        if (!element || !/__i18n__/.test(JSON.stringify(props))) continue;
+        if (type === "html") $(".html-container > *", element).innerHTML = said(props.value);
+        if (type !== "textbox") continue;
+        $("textarea", element).placeholder = said(props.placeholder);
+        $("[data-testid=block-info]", element).textContent = said(props.label);
+    }
+}
+
+function old({ browser, form = [] }) {
+    const [seed] = form.slice(8);
+    return { browser, form: form.length < 9 ? {} : { prompts: form.slice(0, 8), seed: `${seed}` } };
+}
 
 // A name for this browser that nobody can guess: its runs are found by it.
 function newName() {
@@ -23,115 +121,9 @@ function newName() {
         (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-window.sdTpu = {
-    // Before the server fills the boxes: what was saved, what stands behind the address's #, and
-    // the language that Gradio has taken for this browser's.
-    arrive(saved) {
-        const link = location.hash.slice(1);
-        if (link) history.replaceState(null, "", location.pathname + location.search);
-        browser = saved?.browser ?? newName();
-        [past, future] = readPast();
-        // A page that was open here already has remembered its own; `saved` may be another tab's.
-        const [how] = performance.getEntriesByType("navigation");
-        const anew = link && how?.type !== "reload";
-        if (anew && Array.isArray(saved?.form)) keepPast([...past, saved.form]);
-        const shown = document.querySelector("header[lang]")?.lang;
-        return { ...saved, browser, link, shown };
-    },
-    // Once the server has filled the boxes: all fields.
-    saveAll(saved, ...values) {
-        form = values;
-        this.arrived = true;  // for tests to wait for, too
-        markInert();
-        requestAnimationFrame(showCommon);
-        showPast();
-        return { ...saved, browser, form: [...form] };
-    },
-    // Some fields, from the one with the number `first` on. Until all are there the form holds what
-    // it begins with, and `saved` may know no name yet.
-    save(first, saved, ...values) {
-        if (!form) return saved;
-        form.splice(first, values.length, ...values);
-        return this.saveAll(saved, ...form);
-    },
-    remember,
-    // The contents of all fields as they were before they were replaced, or before that was taken
-    // back.
-    take(back) {
-        if (!taking) {
-            const from = back ? past : future;
-            const last = from.findLastIndex((fields) => !isShown(fields));
-            taking = { back, last, shown: [...form], fields: last < 0 ? form : from[last] };
-        }
-        return taking.fields;
-    },
-    // Once they are shown; not, if the server could not be asked.
-    taken(shown) {
-        if (shown && taking.last >= 0) {
-            const { back, last } = taking;
-            const rest = (back ? past : future).slice(0, last);
-            const other = [...(back ? future : past), taking.shown];
-            if (back) keepPast(rest, other);
-            else keepPast(other, rest);
-        }
-        taking = null;
-        showPast();
-    },
-    changed,
-    changedPlace: null,  // the box that is to be drawn again
-    // A comparison is begun at the top of the page, far from where its pictures come.
-    lookAtPictures() {
-        document.querySelector("#line").scrollIntoView({ block: "center" });
-    },
-    // What could not be done up there is told down here.
-    lookAtRefusal() {
-        requestAnimationFrame(() => {
-            document.querySelector("#line .wrong")?.scrollIntoView({ block: "nearest" });
-        });
-    },
-    download(file) {
-        if (file) link(file).click();
-    },
-    refreshHistory() {
-        refresh(document.querySelector("#history-panel[data-open]"));
-    },
-    // After something was done in the history: with a file if one was asked for. If that is to be
-    // looked at, the picture's name stands behind a #, also where the picture is gone.
-    didInHistory(file) {
-        const [address, id] = file.split("#"), viewer = document.querySelector("#viewer");
-        if (!id) this.download(address);
-        else if (viewer.open && shown.name === id) {
-            if (address) fill(address, link(address));
-            else viewer.close();
-        }
-        requestAnimationFrame(() => {
-            document.querySelectorAll("#history time").forEach(tellTime);
-            // The focus is where it was, or at what comes first.
-            if (!held || held.isConnected) return;
-            const { do: deed, id } = held.dataset;
-            const same = id ? `[data-do=${deed}][data-id="${id}"]` : `[data-do=${deed}]`;
-            const find = (button) => document.querySelector(`#history ${button}`);
-            (find(same) ?? find("[data-do]:not([hidden])")
-                ?? document.querySelector("[aria-controls=history-panel]")).focus();
-        });
-    },
-};
-
-function link(file) {
-    return Object.assign(document.createElement("a"), { href: file, download: "" });
-}
-
-// The server knows neither where somebody is nor how the time is written there.
-function tellTime(time) {
-    const options = { dateStyle: "medium", timeStyle: "short" };
-    const { lang } = document.documentElement;
-    time.textContent = new Date(time.dateTime).toLocaleString(lang, options);
-}
-
 // Until what was saved is there, what is typed would be lost, and what is made would be nobody's.
 function markInert() {
-    const parts = "#tools, #live, #prompts, #settings-fold, #actions";
-    for (const part of document.querySelectorAll(parts)) part.inert = !window.sdTpu.arrived;
+    for (const part of $$("#tools, #cards, #bar")) part.inert = !window.sdTpu.arrived;
 }
 
 const begun = new MutationObserver(() => {
@@ -142,155 +134,630 @@ begun.observe(document, { subtree: true, childList: true });
 
 // Gradio tells the document's language by the browser's; the heading says which the page speaks.
 new MutationObserver(() => {
-    const heading = document.querySelector("header[lang]"), root = document.documentElement;
+    const heading = $("header[lang]"), root = document.documentElement;
     if (!heading || heading.lang === root.lang && heading.dir === root.dir) return;
     Object.assign(root, { lang: heading.lang, dir: heading.dir });
 }).observe(document, { subtree: true, childList: true, attributeFilter: ["lang"] });
 
-document.addEventListener("focusin", (event) => {
-    held = event.target.closest("#history [data-do]");
-});
+// --- what is filled in --------------------------------------------------------------------------
 
-// Asks for the contents of a panel, if it is made by the server.
-function refresh(panel) {
-    panel?.querySelector("[data-do=refresh]")?.click();
+function form() {
+    return { prompts: boxes().map((box) => box.value), seed: seedBox().value,
+        settings: Object.fromEntries(commons().map((field) => [field.name, field.value])),
+        own: own.map((box) => ({ ...box })), keep: [...keep] };
+}
+
+// Fills in what of a form is given.
+function fill({ prompts, seed, settings = {}, sizes, own: owns, keep: marks }) {
+    filling = true;
+    try {
+        fillIn({ prompts, seed, settings, sizes });
+        if (owns) own = Array.from({ length: 8 }, (_, place) => ({ ...owns[place] }));
+        if (marks) keep = Array.from({ length: 8 }, (_, place) => marks[place] === true);
+    } finally {
+        filling = false;
+    }
+    showOwn();
+    changed();
+}
+
+function fillIn({ prompts, seed, settings, sizes }) {
+    if (prompts) boxes().forEach((box, place) => write(box, prompts[place] ?? ""));
+    if (seed !== undefined) seedBox().value = seed;
+    if (sizes) offerSizes(sizes);
+    for (const [name, value] of Object.entries(settings)) {
+        const field = $(`#settings-panel [name="${CSS.escape(name)}"]`);
+        if (field) choose(field, value);
+        offerPer();
+    }
+}
+
+// Those of a model: for all boxes, for one, and to be compared.
+function offerSizes(sizes) {
+    const [same] = $("#own-size").options, list = $("#compare-panel [data-what=size]");
+    const options = () => sizes.map((size) => new Option(size, size));
+    $("#all-size").replaceChildren(...options());
+    $("#own-size").replaceChildren(same, ...options());
+    const tick = $("label", list);
+    list.replaceChildren(list.firstElementChild, ...sizes.map((size, place) => {
+        const label = tick.cloneNode(true);
+        Object.assign($("input", label), { value: size, checked: place < 3 });
+        label.lastChild.data = size;
+        return label;
+    }));
+}
+
+// Gradio's boxes learn of it like of a key.
+function write(box, text) {
+    if (box.value === text) return;
+    box.value = text;
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+function choose(field, value) {
+    if (field.type === undefined || typeof value !== "string") return;
+    const there = field.options && [...field.options].some((option) => option.value === value);
+    if (field.options && !there) {
+        if (field.name !== "size") return;  // what another page offered
+        field.add(new Option(value, value));
+    }
+    field.value = value;
+}
+
+// Some choices go only with some of another setting.
+function offerPer(chosen) {
+    for (const field of $$("#settings-panel [data-per]")) {
+        const { of, allowed } = JSON.parse(field.dataset.per);
+        const here = ["", ...allowed[$(`#settings-panel [name=${of}]`).value] ?? []];
+        for (const option of field.options) {
+            option.hidden = option.disabled = !here.includes(option.value);
+        }
+        if (chosen === of || !here.includes(field.value)) field.value = "";
+    }
+}
+
+// The panel of a box's own settings: in its empty fields stands what is taken instead.
+function showOwn() {
+    for (const field of $$("#own-panel [name]")) {
+        field.value = "";
+        choose(field, own[ownPlace][field.name] ?? "");
+        const common = $(`#settings-panel [name=${field.name}]`), seed = seedBox();
+        if (common) field.placeholder = common.value || common.placeholder || "";
+        else if (field.name === "seed") {
+            field.placeholder = Number(seed.value) >= 0 && seed.value.trim() !== ""
+                ? String(Number(seed.value) + ownPlace) : seed.placeholder;
+        }
+    }
+    for (const slider of $$("#own-panel [type=range]")) {
+        const number = slider.previousElementSibling;
+        slider.value = number.value || number.placeholder;
+    }
+    showInputs();
+}
+
+// After anything that is filled in has become different.
+function changed() {
+    for (const slider of $$("#settings-panel [type=range]")) {
+        slider.value = slider.previousElementSibling.value;
+    }
+    showPressed();
+    showInputs();
+    cardsChanged();
+    if (!browser) return;
+    const live = $("#live input").checked || wanted;
+    kept.set(local, `sd_tpu/${title()}`, { browser, live, form: form() });
+    last = form();
+    showPast();
+    clearTimeout(looking);
+    looking = setTimeout(look, LOOK);
+}
+
+let last = null;  // what was filled in before the latest change
+let wanted = false;  // whether Live is to come back as soon as it is possible
+
+// What the server says of it: words too many or unknown, what is a box's own, what is wrong.
+async function look(open = false) {
+    const number = ++looks;
+    opening = opening || open;
+    const told = await ask("look");
+    if (!told.told_of || number !== looks) return;
+    showOffered(told);
+    Object.assign(inputs, told.inputs);
+    showInputs();
+    const show = (element, html) => {
+        if (element.innerHTML !== html) element.innerHTML = html;
+    };
+    $$(".below .told").forEach((element, place) => show(element, told.told_of[place] ?? ""));
+    $$(".below .own").forEach((element, place) => show(element, told.own[place]));
+    show($(".faster"), told.faster);
+    const live = $("#live input");
+    wanted = wanted || live.checked && told.slow !== "";
+    Object.assign(live, { disabled: told.slow !== "",
+        checked: told.slow === "" && (live.checked || wanted) });
+    if (told.slow === "") wanted = false;
+    $("#live .note").textContent = told.slow;
+    if ($("#line .wrong") && touched && !told.wrong) takeBack(told.line);
+    blame(told.culprit, opening);
+    opening = false;
+}
+
+// What the model that is filled in has of its own.
+function showOffered({ presets, sizes }) {
+    if (!sizes) return;  // nothing is known of a model that cannot be read
+    const size = $("#all-size"), listed = [...size.options].map(({ value }) => value);
+    if (!sizes.every((each) => listed.includes(each)) || listed.length > sizes.length + 1) {
+        const { value } = size;
+        offerSizes(sizes);
+        choose(size, value);
+        showOwn();
+    }
+    presets.forEach((steps, place) => { $$("#presets button")[place].dataset.steps = steps; });
+    showPressed();
+}
+
+function showPressed() {
+    const steps = $("#settings-panel [name=steps]").value;
+    for (const button of $$("#presets button")) {
+        button.setAttribute("aria-pressed", button.dataset.steps === steps);
+    }
+}
+
+// Marks the field that something is wrong with, and shows it.
+function blame(culprit, open) {
+    for (const field of $$("[aria-invalid]")) field.removeAttribute("aria-invalid");
+    const { name, place } = culprit ?? {};
+    if (!name) return;
+    const inOwn = place !== undefined && name !== "prompt";
+    const field = name === "prompt" ? boxes()[place ?? 0]
+        : name === "seed" && !inOwn ? seedBox()
+        : $(`${inOwn ? "#own-panel" : "#settings-panel"} [name=${
+            /^(height|width)$/.test(name) ? "size" : name}]`);
+    const panel = field?.closest(".panel");
+    if (open && panel) {
+        const fold = $(`[aria-controls=${panel.id}]${inOwn ? `[data-place="${place}"]` : ""}`);
+        if (fold.getAttribute("aria-expanded") !== "true") toggle(fold);
+        field.closest("details")?.toggleAttribute("open", true);
+    }
+    if (!inOwn || ownPlace === place) field?.setAttribute("aria-invalid", "true");
+    if (open) field?.focus();
+}
+
+// --- asking -------------------------------------------------------------------------------------
+
+function asking(action, more) {
+    return { do: action, lang: $("header[lang]").lang, browser, run: run(), form: form(), ...more };
+}
+
+// What is answered at once; nothing, where the server is gone.
+async function ask(action, more = {}) {
+    try {
+        const told = await answer(asking(action, more));
+        // By now another model may have been chosen.
+        if (action === "model" && more.model !== $("#settings-panel [name=model]").value) return {};
+        if (told.form) {
+            if (action !== "model") remember();
+            fill(told.form);
+        }
+        if (told.told) tell(told.told, told.kind ?? "idle", true);
+        if (told.news) news(told.news);
+        if (told.file) link(told.file).click();
+        return told;
+    } catch {
+        return {};
+    }
+}
+
+// Begins what is told as it happens.
+function begin(action, more) {
+    stream(asking(action, more));
+}
+
+function link(file) {
+    return Object.assign(document.createElement("a"), { href: file, download: "" });
+}
+
+// Says something before, or in place of, the server.
+function tell(text, kind, aloud = false) {
+    const line = $("#line p");
+    const goesOn = ["busy", "single"].filter((each) => line.classList.contains(each));
+    const busy = kind === "busy" ? [] : goesOn;
+    if (kind === "busy") $("#line progress").value = 0;
+    line.textContent = text;
+    line.className = [kind, ...busy].join(" ");  // what goes on goes on
+    delete line.dataset.at;
+    if (kind === "wrong") touched = false;
+    if (aloud) news(text);
+}
+
+// What was wrong is right now. The elements stay: Gradio takes away only those it has put there.
+function takeBack(html) {
+    const before = Object.assign(document.createElement("template"), { innerHTML: html }).content;
+    const [line, { textContent, className, dataset }] = [$("#line p"), $("p", before)];
+    Object.assign(line, { textContent, className });
+    $("#line progress").value = $("progress", before).value;
+    line.dataset.at = dataset.at;
+}
+
+function news(text) {
+    $("#news [role=status]").textContent = text;
+}
+
+// --- runs ---------------------------------------------------------------------------------------
+
+// Draws what is filled in, or something made of it; what it takes the place of shows it at once.
+function draw(action, more) {
+    if (action === "generate" && $("#generate").disabled) return;
+    if (action !== "generate") remember();
+    if (action === "compare") keep.fill(false);
+    pending = true;
+    const filled = boxes().map((box) => box.value.trim()).filter(Boolean);
+    kept.set(local, "sd_tpu prompts", [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
+    if (offered.length) offer(written, []);
+    changed();
+    tell($("#generate").dataset.starting, "busy");
+    $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
+        !keep[place] && (action !== "generate" || boxes()[place].value.trim() !== ""
+            || $(".such", figure.closest(".card")))));
+    setTimeout(stream, FRAME, asking(action, more));  // Gradio takes its time
+}
+
+function stop() {
+    if (pending) stopping = true;
+    else ask("stop");
+}
+
+function lineChanged() {
+    const line = $("#line p"), had = document.activeElement?.closest("#go");
+    if (!line) return;
+    const busy = line.classList.contains("busy"), own = line.dataset.at === undefined;
+    const whole = busy && !line.classList.contains("single");
+    $("#stop").disabled = !busy;
+    $("#generate").disabled = whole;
+    if (had) $("#go button:enabled").focus();
+    kept.set(session, "sd_tpu busy", busy);
+    const share = Math.round(100 * ($("#line progress")?.value ?? 0));
+    document.title = busy && share ? `${share} % · ${title()}` : `${title()} · sd_tpu`;
+    if (own) return;
+    for (const figure of $$("figure.asked")) figure.classList.remove("asked");
+    if (!busy) {
+        pending = stopping = false;
+        showPast();
+    }
+    if (wasBusy && !busy) showHistory();
+    wasBusy = busy;
+    if (line.classList.contains("wrong")) {
+        touched = false;
+        look(true);
+    }
+}
+
+function runChanged() {
+    const shown = $("#collection [data-run]");
+    if (!shown?.dataset.run) return;
+    pending = false;
+    if (stopping) stop();
+    stopping = false;
+    if (shown.dataset.form) fill(JSON.parse(shown.dataset.form));
+    delete shown.dataset.form;
+    showPast();
+}
+
+function cardsChanged() {
+    const marked = bookmarks();
+    for (const [place, card] of $$("#cards > .card").entries()) {
+        const here = boxes()[place].value.trim(), drawn = $(".words", card)?.textContent;
+        card.classList.toggle("kept", keep[place]);
+        $("[data-do=keep]", card)?.setAttribute("aria-pressed", keep[place]);
+        $("[data-do=bookmark]", card).setAttribute("aria-pressed", marked.includes(here));
+        // Of another prompt than is there now a picture says so, and an example nothing.
+        $("figure", card).classList.toggle("other", drawn !== undefined && drawn !== here);
+    }
 }
 
 // --- what can be taken back ---------------------------------------------------------------------
 
-// It belongs to this tab, which may be loaded again, and to this model.
+// It belongs to this tab, which may be loaded again, and to this model: what was filled in, and
+// the run whose pictures were there.
 function keepPast(before, after = future) {
     [past, future] = [before.slice(-PAST), after.slice(-PAST)];
-    try {
-        sessionStorage.setItem(document.title, JSON.stringify([past, future]));
-    } catch {}  // a browser that keeps nothing
+    kept.set(session, `sd_tpu past ${title()}`, [past, future]);
 }
 
 function readPast() {
-    let kept = [];
-    try {
-        kept = JSON.parse(sessionStorage.getItem(document.title));
-    } catch {}
-    return [kept?.[0], kept?.[1]].map((all) => Array.isArray(all) ? all.filter(Array.isArray) : []);
+    const all = kept.get(session, `sd_tpu past ${title()}`);
+    return [0, 1].map((part) => Array.isArray(all?.[part])
+        ? all[part].filter((each) => each?.form?.prompts) : []);
 }
 
-function isShown(fields) {
-    return JSON.stringify(fields) === JSON.stringify(form);
+function isShown({ form: fields }) {
+    return JSON.stringify(fields) === JSON.stringify(form());
 }
 
 function showPast() {
-    const buttons = ["#undo", "#redo"].map((name) => document.querySelector(name));
-    const [undo, redo] = buttons, nowhere = document.body;
+    if (!window.sdTpu.arrived) return;
+    const buttons = [$("#undo"), $("#redo")], nowhere = document.body;
     if (document.activeElement !== nowhere) atPast = buttons.includes(document.activeElement);
-    undo.disabled = past.every(isShown);
-    redo.disabled = future.every(isShown);
-    // A button that is disabled loses the focus, in some browsers at once. The other takes it as
-    // soon as it can: not before all fields are shown.
+    // A run that is about to be shown fills the boxes itself.
+    buttons[0].disabled = pending || past.every(isShown);
+    buttons[1].disabled = pending || future.every(isShown);
+    // A button that is disabled loses the focus, in some browsers at once; the other takes it.
     const lost = document.activeElement === nowhere || document.activeElement.disabled;
     if (atPast && lost) buttons.find((button) => !button.disabled)?.focus();
 }
 
 // Before something takes the place of what is filled in; if it then does not, it costs nothing.
-function remember() {
-    if (form && !isShown(past.at(-1))) keepPast([...past, [...form]]);
+function remember(fields = form()) {
+    const before = past.length && isShown(past.at(-1)) ? past.slice(0, -1) : past;
+    keepPast([...before, { form: fields, run: run() }]);
 }
 
-document.addEventListener("click", (event) => {
-    if (event.target.closest(REPLACING)) remember();
-}, { capture: true });
+function turn(back) {
+    const from = back ? past : future, other = back ? future : past;
+    const last = from.findLastIndex((each) => !isShown(each));
+    if (last < 0) return;
+    const shown = { form: form(), run: run() }, there = from[last];
+    if (back) keepPast(from.slice(0, last), [...other, shown]);
+    else keepPast([...other, shown], from.slice(0, last));
+    touched = true;  // what was wrong may not be any more
+    fill(there.form);
+    news($("#undo").dataset.undone);
+    if (there.run && there.run !== run()) begin("show", { shown: there.run });
+}
 
 // --- drawing while somebody types ---------------------------------------------------------------
 
-// Not by Gradio's own events: of what is pasted, dictated or put together they know nothing.
-document.addEventListener("input", (event) => {
-    const columns = [...document.querySelectorAll("#prompts > .column")];
-    const place = columns.findIndex((column) => column.contains(event.target));
-    if (place >= 0) changed(place);
-});
-
-// Somebody has changed a box or its own settings.
-function changed(place) {
-    const live = document.querySelector("#live input");
+function typed(place) {
+    const live = $("#live input");
     clearTimeout(pauses[place]);
     if (live.checked && !live.disabled) pauses[place] = setTimeout(redraw, PAUSE, place);
 }
 
+function typedAll() {
+    boxes().forEach((box, place) => {
+        if (box.value.trim()) typed(place);
+    });
+}
+
 function redraw(place) {
-    const button = document.querySelector("#live [data-do=redraw]");
-    window.sdTpu.changedPlace = place;
-    button.click();
-    // It stands below its box, which may be at the window's end; but what is typed in comes first.
-    for (const seen of [`#gallery [data-place="${place}"]`, ":focus"]) {
-        document.querySelector(seen)?.scrollIntoView({ block: "nearest" });
+    begin("live", { place });
+    // It may be at the window's end; but what is typed in comes first.
+    for (const seen of [`#cards [data-place="${place}"]`, ":focus"]) {
+        $(seen)?.scrollIntoView({ block: "nearest" });
     }
 }
+
+// Not by Gradio's own events: of what is pasted, dictated or put together they know nothing.
+document.addEventListener("input", ({ target, inputType = "" }) => {
+    if (filling || !window.sdTpu.arrived) return;
+    touched = true;
+    if (target.closest("dialog")) return;
+    if (target.type === "file") {
+        const [file] = target.files, field = target.closest(".upload");
+        if (field) handIn(file, placeOf(field), $("[name]", field).name);
+        else read(file);
+        target.value = "";
+        return;
+    }
+    if (target.type === "range") {
+        target = target.previousElementSibling;
+        target.value = target.nextElementSibling.value;
+    }
+    const place = boxes().indexOf(target);
+    if (target.closest("#own-panel")) {
+        if (target.value === "") delete own[ownPlace][target.name];
+        else own[ownPlace][target.name] = target.value;
+        typed(ownPlace);
+    } else if (target.name === "model" && target.closest("#settings-panel")) {
+        remember(last);
+        learnt = -Infinity;
+        ask("model", { model: target.value });
+    } else if (target.name === "what") {
+        compareWhat(target);
+    } else if (target.type === "search") {
+        search(target.value);
+    } else if (target.id === "language") {
+        kept.set(local, "sd_tpu language", target.value);
+        location.reload();
+    }
+    if (place >= 0) typed(place);
+    // By keys, not by what is pasted or still put together.
+    if (place >= 0 && /^(insertText|delete)/.test(inputType)) suggest(target);
+    if (target.closest("#settings-panel .start")) typedAll();
+    if (target.closest("#settings-panel")) offerPer(target.name);
+    changed();
+});
 
 // --- keys ---------------------------------------------------------------------------------------
 
 document.addEventListener("keydown", (event) => {
-    const viewer = document.querySelector("#viewer");
-    if (viewer?.open) {
+    if ($("#painter")?.open) return;
+    if ($("#viewer")?.open) {
         const forth = document.documentElement.dir === "rtl" ? -1 : 1;
         const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
         if (event.key in steps) leaf(steps[event.key]);
     } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-        if (window.sdTpu.arrived) document.querySelector("#generate").click();
-    } else if (event.key === "Escape" && !event.isComposing
-            && !event.target.closest("[role=combobox][aria-expanded=true]")) {
-        document.querySelector("#stop").click();  // without effect while it is disabled
+        if (window.sdTpu.arrived) draw("generate");
+    } else if (offered.length && event.target === written && !event.isComposing
+        && complete(event.key)) {
+        event.preventDefault();
+    } else if (event.key === "Escape" && !event.isComposing) {
+        // What is open is closed first; in what is written in it means nothing more.
+        if (!fold() && !event.target.closest("input, textarea, select")) stop();
     }
 });
 
 // --- what is clicked ----------------------------------------------------------------------------
 
-document.addEventListener("click", (event) => {
-    const clicked = (selector) => event.target.closest(selector);
-    if (clicked(".fold")) toggle(clicked(".fold"));
-    else if (clicked("#history [data-do=again]")) document.querySelector("#generate").focus();
-    else if (clicked("[data-then]")) {  // which goes away, with the focus
-        document.querySelector(`[aria-controls=${clicked("[data-then]").dataset.then}]`).focus();
-    } else if (clicked("[data-link]")) copy(clicked("[data-link]"));
-    else if (clicked("button.view")) open(clicked("figure"));
-    else if (clicked("#viewer [data-step]")) leaf(Number(clicked("[data-step]").dataset.step));
-    else if (clicked("#viewer [data-close]") || event.target.id === "viewer") {
-        document.querySelector("#viewer").close();
+const ACTIONS = {
+    generate: () => draw("generate"),
+    stop,
+    redraw: ({ place }) => begin("redraw", { place: Number(place) }),
+    vary: ({ place }) => draw("vary", { place: Number(place) }),
+    keep({ place }) {
+        keep[place] = !keep[place];
+        changed();
+    },
+    star: ({ id }, button) => inHistory(
+        { act: "favourite", id, to: String(button.ariaPressed !== "true") }),
+    begin({ place }) {
+        startFrom({ of: Number(place) }, Number(place)).then((taken) => {
+            const button = $(`.below .fold[data-place="${place}"]`);
+            $("#own-panel .start").open = true;
+            if (taken && button.ariaExpanded !== "true") toggle(button);
+            $("#own-panel .start").scrollIntoView({ block: "nearest" });
+        });
+    },
+    for_all() {
+        const there = own[ownPlace], names = $$("#own-panel .start [name]").map(({ name }) => name);
+        const given = names.filter((name) => there[name]).map((name) => [name, there[name].trim()]);
+        replace({ settings: Object.fromEntries(given), own: own.map((box) => Object.fromEntries(
+            Object.entries(box).filter(([name]) => !names.includes(name)))) });
+        typedAll();
+    },
+    take_away: (_, button) => put(placeOf(button), $("[name]", button.closest(".upload")).name, ""),
+    paint: (_, button) => paint(placeOf(button)),
+    again({ place }) {
+        ask("again", { place: Number(place) }).then(() => $("#generate").focus());
+    },
+    compare() {
+        const what = $("[name=what]:checked").value;
+        const ticked = $(`#compare-panel [data-what="${what}"]`);
+        const values = ticked ? $$(":checked", ticked).map((tick) => tick.value)
+            : $("#compare-panel .values input").value;
+        fold();
+        draw("compare", { what, values });
+    },
+    bookmark({ place }) {
+        const text = boxes()[place].value.trim(), before = bookmarks();
+        const others = before.filter((each) => each !== text);
+        kept.set(local, "sd_tpu favourites",
+            text && !before.includes(text) ? [text, ...others] : others);
+        changed();
+    },
+    fold: (_, button) => toggle(button),
+    close: () => fold(),
+    undo: () => turn(true),
+    redo: () => turn(false),
+    copy_first: () => replace({ prompts: Array(8).fill(
+        boxes().map((box) => box.value).find((text) => text.trim()) ?? "") }),
+    clear: () => replace({ prompts: [], own: [] }),
+    samples: () => replace({ prompts: samplesOf(samples++), own: [] }),
+    // By chance, from all samples there are; drawn at once.
+    surprise() {
+        if ($("#generate").disabled) return;
+        const all = JSON.parse($("[data-samples]").dataset.samples).flat().filter(Boolean);
+        const drawn = all.map((text) => [Math.random(), text]).sort(([a], [b]) => a - b);
+        replace({ prompts: drawn.slice(0, 8).map(([, text]) => text), own: [] });
+        draw("generate");
+    },
+    word(_, { textContent: word }) {
+        remember();
+        written ??= boxes()[0];
+        const { value, selectionStart: at } = written, before = value.slice(0, at);
+        const put = `${before && !/\s$/.test(before) ? " " : ""}${word}`;
+        write(written, `${before}${put}${value.slice(at)}`);
+        written.selectionStart = written.selectionEnd = at + put.length;
+    },
+    random({ told }) {
+        replace({ seed: "-1" });
+        tell(told, "idle", true);
+    },
+    reuse: () => ask("reuse"),
+    preset: ({ steps }) => replace({ settings: { steps } }),
+    reset({ place }) {
+        if (place === undefined) {
+            const exact = $$("#settings-panel [data-default]").map(
+                (field) => [field.name, field.dataset.default]);
+            replace({ settings: Object.fromEntries(exact) });
+            $("[aria-controls=settings-panel]").focus();
+        } else {
+            replace({ own: own.map((box, each) => each === Number(place) ? {} : box) });
+            $(`.fold[data-place="${place}"]`).focus();
+            typed(Number(place));
+        }
+    },
+    fill(_, button) {
+        const lines = $("#list-panel textarea").value.split("\n").map((line) => line.trim())
+            .filter(Boolean);
+        const { empty, filled, many } = button.dataset;
+        if (!lines.length) return tell(empty, "wrong", true);
+        replace({ prompts: lines, own: [] });
+        tell(lines.length > 8 ? many.replace("%", lines.length) : filled, "idle", true);
+        fold();
+    },
+    zip: () => ask("zip"),
+    grid: () => ask("grid"),
+    use() {
+        const { id, name } = shown;
+        $("#viewer").close();
+        if (id) inHistory({ act: "again", id });
+        else ACTIONS.again({ place: name });
+    },
+    large: () => ask("large", shown.id ? { id: shown.id } : { place: Number(shown.name) }),
+    link: (_, button) => copy(button),
+    view: (_, button) => open(button.closest("figure")),
+    history: inHistory,
+};
+
+document.addEventListener("click", ({ target }) => {
+    const button = target.closest("[data-do]");
+    if (button) ACTIONS[button.dataset.do](button.dataset, button);
+    else if (target.closest("#viewer [data-step]")) leaf(Number(target.dataset.step));
+    else if (target.closest("#viewer [data-close]") || target.id === "viewer") $("#viewer").close();
+    else if (target.closest(".about summary")) {
+        ask("about").then(({ about }) => { $(".about dl").innerHTML = about ?? ""; });
     }
 });
 
-function toggle(fold) {
-    const opened = fold.getAttribute("aria-expanded") !== "true";
-    fold.setAttribute("aria-expanded", opened);
-    const panel = document.getElementById(fold.getAttribute("aria-controls"));
-    panel.toggleAttribute("data-open", opened);
-    Object.assign(panel, { role: "group", ariaLabel: fold.ariaLabel ?? fold.textContent });
-    showCommon();
-    if (opened) refresh(panel);
+function replace(given) {
+    remember();
+    fill(given);
 }
 
-// In the empty fields of the boxes' own settings stands what is taken instead.
-function showCommon() {
-    const find = (parent, field) => document.querySelectorAll(
-        `${parent} .${field} :is(input, textarea)`);
-    const show = (field, shown) => find("#prompts", `field-${field}`).forEach(
-        (own, place) => {
-            own.placeholder = shown(place);
-            if (field !== "negative") own.inputMode = "decimal";  // which keys a phone offers
-        });
-    for (const field of ["steps", "guidance", "guidance_start", "guidance_stop", "cache_interval",
-        "negative"]) {
-        const [common] = find("#settings-panel", `field-${field}`);
-        show(field, () => common.value || common.placeholder);
-    }
-    const seed = document.querySelector("#seed input");
-    show("own_seed", (place) => seed.value >= 0 && seed.value !== ""
-        ? String(Number(seed.value) + place) : seed.placeholder);
+function samplesOf(turn) {
+    const sets = JSON.parse($("[data-samples]").dataset.samples);
+    return sets[turn % sets.length];
+}
+
+// One panel at a time is open; it takes the focus, and gives it back.
+function toggle(button) {
+    const opened = button.getAttribute("aria-expanded") !== "true";
+    fold();
+    if (!opened) return;
+    button.setAttribute("aria-expanded", true);
+    const panel = document.getElementById(button.getAttribute("aria-controls"));
+    if (button.dataset.place) ownPlace = Number(button.dataset.place);
+    showOwn();
+    panel.toggleAttribute("data-open", true);
+    panel.ariaLabel = button.ariaLabel ?? button.textContent;
+    panel.focus();
+    showHistory();
+}
+
+function fold() {
+    const button = $(".fold[aria-expanded=true]");
+    button?.setAttribute("aria-expanded", false);
+    $(".panel[data-open]")?.removeAttribute("data-open");
+    button?.focus();
+    return button;
+}
+
+function compareWhat({ value, dataset }) {
+    const ticked = $$("#compare-panel [data-what]");
+    for (const list of ticked) list.hidden = list.dataset.what !== value;
+    const values = $("#compare-panel .values");
+    values.hidden = ticked.some((list) => !list.hidden);
+    const given = Number(seedBox().value), from = given >= 0 && seedBox().value.trim() !== ""
+        ? given : Math.floor(Math.random() * 2 ** 32);
+    $("input", values).value = value !== "seed" ? dataset.values
+        : Array.from({ length: 8 }, (_, place) => (from + place) % 2 ** 32).join(", ");
 }
 
 async function copy(button) {
     const link = `${location.origin}${location.pathname}${location.search}#${button.dataset.link}`;
     try {
         await navigator.clipboard.writeText(link);
-        const label = button.textContent;
+        const label = button.dataset.label ??= button.textContent;
         button.textContent = button.dataset.copied;
         setTimeout(() => { button.textContent = label; }, 2000);
     } catch {  // without https there is no clipboard
@@ -298,12 +765,375 @@ async function copy(button) {
     }
 }
 
-// A link that is opened where the page is open already changes nothing but this.
+async function openLink() {
+    await connecting;
+    const link = location.hash.slice(1);
+    history.replaceState(null, "", location.pathname + location.search);
+    await ask("link", { link });
+}
+
 addEventListener("hashchange", () => {
-    if (location.hash.length < 2) return;
-    remember();
-    location.reload();
+    if (location.hash.length > 1) openLink();
 });
+
+// --- pictures that are handed in ----------------------------------------------------------------
+
+// Asks something about a picture's file, however it comes.
+async function send(file, action, more) {
+    const { large, max } = $("#read-panel .drop").dataset;
+    if (!file) return {};
+    if (file.size > Number(max)) {
+        tell(large, "wrong", true);
+        return {};
+    }
+    try {
+        const { path } = await upload(file);
+        return await ask(action, { file: path, ...more });
+    } catch (error) {
+        tell(error.message, "wrong", true);
+        return {};
+    }
+}
+
+async function read(file) {
+    const { form: there } = await send(file, "read");
+    if (there) fold();
+}
+
+let inputs = {};  // those that this browser has handed in, small, by name
+
+// The box that an element of a panel is about; none for all.
+function placeOf(element) {
+    return element.closest("#own-panel") ? ownPlace : undefined;
+}
+
+// What a box has of a setting, or none for all has.
+function valueOf(place, name) {
+    return (own[place]?.[name] || $(`#settings-panel [name=${name}]`).value).trim();
+}
+
+function showInputs() {
+    for (const field of $$(".upload [name]")) {
+        const small = inputs[valueOf(placeOf(field), field.name)];
+        const [image, remove] = [field.nextElementSibling, $("[data-do=take_away]",
+            field.parentElement)];
+        image.hidden = !small;
+        remove.hidden = !valueOf(placeOf(field), field.name);  // also what the server has forgotten
+        if (small && image.src !== small) image.src = small;
+    }
+    for (const button of $$("[data-do=paint]")) {
+        button.disabled = !inputs[valueOf(placeOf(button), "init_image")];
+    }
+    // Without a start picture all strengths are the same.
+    const strength = $("[name=what][value=strength]")?.closest("label");
+    if (strength) strength.hidden = boxes().every((_, place) => !valueOf(place, "init_image"));
+}
+
+// Lets a box, or all, begin with a picture; a mask is of the one that was there.
+function put(place, name, input) {
+    const given = { [name]: input, ...(name === "init_image" ? { mask: "" } : {}) };
+    if (place === undefined) {
+        // A mask for all is not one of the start pictures that boxes have of their own.
+        const owns = own.map((box) => name === "mask" && box.init_image?.trim() && !box.mask
+            ? { ...box, mask: " " } : box);
+        replace({ settings: given, own: owns });
+        return typedAll();
+    }
+    for (const each of Object.keys(given)) {  // a space is none, though there is one for all
+        if (!given[each] && $(`#settings-panel [name=${each}]`).value) given[each] = " ";
+    }
+    replace({ own: own.map((box, at) => at === place ? { ...box, ...given } : box) });
+    typed(place);
+}
+
+async function startFrom(asked, place) {
+    const { input } = await ask("take", asked);
+    if (input) put(place, "init_image", input);
+    return input;
+}
+
+// A file as a start picture or a mask; where it is dropped beside all cards it may be one to read.
+async function handIn(file, place, name = "init_image", more = {}) {
+    const mask = name === "mask" ? { mask_of: valueOf(place, "init_image") } : {};
+    const { input, form: there } = await send(file, "take", { ...mask, ...more });
+    if (there) fold();
+    if (!input) return;
+    inputs[input] ??= URL.createObjectURL(file);  // until the server has made it small
+    put(place, name, input);
+    if (place !== undefined) return;
+    const button = $("[aria-controls=settings-panel]");  // it is for all: that is shown
+    if (button.ariaExpanded !== "true") toggle(button);
+    $("#settings-panel .start").open = true;
+}
+
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+    const [file] = event.dataTransfer.files, { target } = event;
+    if (!file) return;
+    event.preventDefault();
+    if (!window.sdTpu.arrived) return;
+    const place = $$("#cards > .card").indexOf(target.closest(".card"));
+    const field = target.closest(".upload");
+    if (target.closest("#read-panel")) read(file);
+    else if (field) handIn(file, placeOf(field), $("[name]", field).name);
+    else if (place >= 0) handIn(file, place);
+    else handIn(file, undefined, "init_image", { or_read: true });
+});
+document.addEventListener("paste", ({ target, clipboardData: { types, files: [file] } }) => {
+    const place = boxes().indexOf(target);
+    if (!file || types.includes("text/plain")) return;  // of words some programs add a picture
+    if (window.sdTpu.arrived) handIn(file, place < 0 ? placeOf(target) : place);
+});
+
+// --- a mask is painted --------------------------------------------------------------------------
+
+let strokes = [], inverted = false, paintedFor;  // lines with their widths
+
+async function paint(place) {
+    const input = valueOf(place, "init_image"), painter = $("#painter"), image = $("img", painter);
+    const { view } = await ask("paint", { input });
+    if (!view) return;
+    Object.assign(image, { src: view });
+    await image.decode();
+    const canvas = $("canvas", painter), { naturalWidth: width, naturalHeight: height } = image;
+    if (paintedFor?.input !== input) [strokes, inverted] = [[], false];
+    paintedFor = { place, input };
+    Object.assign(canvas, { width, height });
+    painter.showModal();
+    showStrokes();
+}
+
+function showStrokes() {
+    const canvas = $("#painter canvas"), brush = canvas.getContext("2d");
+    const { width, height } = canvas;
+    brush.globalCompositeOperation = "source-over";
+    brush.clearRect(0, 0, width, height);
+    const colour = "#4f46e5";  // which is seen on white as well
+    Object.assign(brush, { strokeStyle: colour, fillStyle: colour, lineCap: "round",
+        lineJoin: "round" });
+    for (const { size, points } of strokes) {
+        brush.lineWidth = size;
+        brush.beginPath();
+        for (const [x, y] of [points[0], ...points]) brush.lineTo(x, y);
+        brush.stroke();
+    }
+    if (inverted) {
+        brush.globalCompositeOperation = "xor";
+        brush.fillRect(0, 0, width, height);
+    }
+    $("[data-paint=undo]").disabled = !strokes.length;
+    $("[data-paint=done]").disabled = !strokes.length && !inverted;
+    $("[data-paint=invert]").setAttribute("aria-pressed", inverted);
+}
+
+// Where on the canvas a finger or a mouse is.
+function spot({ target, clientX, clientY }) {
+    const { left, top, width, height } = target.getBoundingClientRect();
+    return [(clientX - left) / width * target.width, (clientY - top) / height * target.height];
+}
+
+document.addEventListener("pointerdown", (event) => {
+    const { target } = event;
+    if (!target.matches("#painter canvas") || event.button || !event.isPrimary) return;
+    target.setPointerCapture(event.pointerId);
+    const share = $("#painter [type=range]").value / 100;
+    strokes.push({ size: share * Math.max(target.width, target.height), points: [spot(event)] });
+    showStrokes();
+});
+document.addEventListener("pointermove", (event) => {
+    const { target, pointerId } = event;
+    if (!target.matches?.("#painter canvas") || !target.hasPointerCapture(pointerId)) return;
+    strokes.at(-1).points.push(spot(event));
+    showStrokes();
+});
+
+const PAINT = {
+    undo: () => strokes.pop(),
+    invert: () => { inverted = !inverted; },
+    close: () => $("#painter").close(),
+    done() {
+        const canvas = $("#painter canvas"), mask = document.createElement("canvas");
+        Object.assign(mask, { width: canvas.width, height: canvas.height });
+        const onto = mask.getContext("2d");
+        onto.drawImage(canvas, 0, 0);
+        for (const [how, colour] of [["source-in", "white"], ["destination-over", "black"]]) {
+            Object.assign(onto, { globalCompositeOperation: how, fillStyle: colour });
+            onto.fillRect(0, 0, mask.width, mask.height);
+        }
+        $("#painter").close();
+        mask.toBlob((blob) => handIn(new File([blob], "mask.png"), paintedFor.place, "mask"));
+    },
+};
+document.addEventListener("click", ({ target }) => {
+    const button = target.closest("[data-paint]");
+    if (!button) return;
+    PAINT[button.dataset.paint]();
+    if ($("#painter").open) showStrokes();
+});
+
+// The box that was written in at last, which words are put into.
+let written = null;
+document.addEventListener("focusin", ({ target }) => {
+    if (!boxes().includes(target)) return;
+    written = target;
+    learn();
+    if (!target.value) suggest(target);
+});
+
+// --- completion ---------------------------------------------------------------------------------
+
+async function learn() {
+    if (Date.now() - learnt < KNOWN) return;
+    learnt = Date.now();
+    const box = written, { value } = box;
+    known = (await ask("known")).known ?? [];
+    if (document.activeElement === box && box.value !== value) suggest(box);  // somebody types
+}
+
+// Offers words that go on as the one before the cursor begins, and whole prompts; in an empty box
+// those that are marked as favourites.
+function suggest(box) {
+    const { value, selectionStart: at } = box, whole = at === value.length;
+    const word = /<[^<>]*$|[^\s,;()[\]{}|<>]*$/.exec(value.slice(0, at))[0].toLowerCase();
+    const begins = (text) => [text, text.replace(/^(<lora:|__)/, "")].some(
+        (each) => each.toLowerCase().startsWith(word)) && text.toLowerCase() !== word;
+    // Nothing in the way of somebody who has written a whole word.
+    const said = known.some((each) => each.toLowerCase() === word);
+    const words = word.length < 2 || said ? [] : known.filter(begins)
+        .sort((one, other) => one.length - other.length);
+    const written = value.trimStart().toLowerCase(), prompts = [...bookmarks(),
+        ...written.length < 2 ? [] : earlier()].filter((text) => whole && text !== value.trim()
+        && text.toLowerCase().startsWith(written));
+    offer(box, [...words.slice(0, 4).map((text) => [at - word.length, text]),
+        ...[...new Set(prompts)].slice(0, words.length ? 3 : 6).map((text) => [0, text])]);
+}
+
+function offer(box, found) {
+    const list = $("#suggestions"), opens = found.length && !offered.length;
+    [offered, chosen] = [found, -1];
+    list.hidden = !found.length;
+    for (const each of boxes()) {
+        for (const name of ["controls", "activedescendant"]) each.removeAttribute(`aria-${name}`);
+    }
+    if (!found.length) return;
+    list.replaceChildren(...found.map(([, text], number) => {
+        const option = Object.assign(document.createElement("div"),
+            { id: `suggestion-${number}`, textContent: text, dir: "auto" });
+        option.setAttribute("role", "option");
+        option.setAttribute("aria-selected", false);
+        return option;
+    }));
+    const card = box.closest(".card");
+    card.append(list);
+    box.setAttribute("aria-controls", "suggestions");
+    box.setAttribute("aria-autocomplete", "list");
+    // Below what is written, or, where there is no room, above it.
+    const { top, bottom } = box.getBoundingClientRect(), from = card.getBoundingClientRect();
+    const room = (visualViewport?.height ?? innerHeight) - bottom > list.offsetHeight;
+    Object.assign(list.style, room ? { top: `${bottom - from.top}px`, bottom: "auto" }
+        : { top: "auto", bottom: `${from.bottom - top}px` });
+    if (opens) news(list.dataset.told.replace("%", found.length));
+}
+
+// What a key does while something is offered; whether it does.
+function complete(key) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[key], count = offered.length;
+    if (key === "Escape") offer(written, []);
+    else if (step) {
+        chosen = chosen < 0 && step < 0 ? count - 1 : (chosen + step + count) % count;
+        for (const [number, option] of $$("#suggestions > *").entries()) {
+            option.setAttribute("aria-selected", number === chosen);
+        }
+        written.setAttribute("aria-activedescendant", `suggestion-${chosen}`);
+    } else if (chosen >= 0 && (key === "Enter" || key === "Tab")) insert(...offered[chosen]);
+    else return false;
+    return true;
+}
+
+function insert(from, text) {
+    offer(written, []);
+    written.setRangeText(text, from, written.selectionStart, "end");
+    written.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+document.addEventListener("mousedown", (event) => {  // the box keeps the focus
+    if (event.target.closest("#suggestions")) event.preventDefault();
+});
+document.addEventListener("click", ({ target }) => {
+    const option = target.closest("#suggestions > *");
+    if (option) insert(...offered[Number(option.id.split("-")[1])]);
+});
+document.addEventListener("focusout", ({ target }) => {
+    if (target === written) offer(written, []);
+});
+
+// What has the focus may be made anew, or go: what is like it takes it, or what comes first.
+let held = null;
+document.addEventListener("pointerdown", () => { held = null; });
+document.addEventListener("focusin", ({ target }) => {
+    const button = target.closest("#cards [data-do], #history-panel [data-do]");
+    const parts = ["do", "act", "id", "place"].filter((name) => button?.dataset[name]);
+    held = button && parts.map((name) => `[data-${name}="${button.dataset[name]}"]`).join("");
+});
+new MutationObserver(() => {
+    if (held && document.activeElement === document.body) {
+        const same = $(held) ?? (held.includes("data-id") ? $("#history-panel [data-do]")
+            ?? $("[aria-controls=history-panel]") : null);
+        same?.focus({ preventScroll: true });
+    }
+}).observe(document, { subtree: true, childList: true });
+
+// --- the history --------------------------------------------------------------------------------
+
+let shows = 0;  // of the history: the latest is what is seen
+
+async function showHistory(act = "show", more = {}) {
+    const panel = $("#history-panel[data-open]");
+    if (!panel && act === "show") return {};
+    const number = ++shows, told = await ask("history", { act, ...album, ...more });
+    if (panel && number === shows && told.history !== undefined) {
+        $(".found", panel).innerHTML = told.history;
+        $$("time", panel).forEach(tellTime);
+    }
+    return told;
+}
+
+async function inHistory({ act, id, to }) {
+    if (act === "more") album.pages += 1;
+    if (act === "only") {
+        Object.assign(album, { pages: 1, favourites: !album.favourites });
+        $("#history-panel [data-act=only]").ariaPressed = album.favourites;
+        $("#history-panel [data-act=clear]").hidden = album.favourites || album.words;
+    }
+    const told = await showHistory(act, { id, to });
+    if (told.form) {
+        fold();
+        $("#generate").focus();
+    }
+    if (told.kind === "wrong" || told.history === undefined) return;
+    for (const star of $$(`#cards [data-do=star][data-id="${id}"]`)) star.ariaPressed = to;
+    const gone = /^(delete|clear)$/.test(act), undo = $("#history-panel .undo");
+    if (act === "restore") undo.hidden = true;
+    if (!gone) return;
+    undo.hidden = false;
+    $("span", undo).textContent = told.news;
+    $("button", undo).focus();
+}
+
+let searching;
+function search(words) {
+    Object.assign(album, { pages: 1, words });
+    $("#history-panel [data-act=clear]").hidden = album.favourites || words;  // not all are seen
+    clearTimeout(searching);
+    searching = setTimeout(showHistory, LOOK);
+}
+
+// The server knows neither where somebody is nor how the time is written there.
+function tellTime(time) {
+    const options = { dateStyle: "medium", timeStyle: "short" };
+    const { lang } = document.documentElement;
+    time.textContent = new Date(time.dateTime).toLocaleString(lang, options);
+}
 
 // --- a phone that slept ------------------------------------------------------------------------
 
@@ -314,10 +1144,9 @@ document.addEventListener("visibilitychange", () => {
     if (document.hidden) {
         hiddenSince = Date.now();
     } else if (Date.now() - hiddenSince > NAP) {
-        const line = document.querySelector("#line");
-        const told = line.textContent;
+        const line = $("#line"), told = line.textContent;
         setTimeout(() => {  // its connection may be gone: a run is found again by loading the page
-            if (line.querySelector(".busy") && line.textContent === told) location.reload();
+            if ($(".busy", line) && line.textContent === told) location.reload();
         }, PATIENCE);
     }
 });
@@ -326,36 +1155,40 @@ document.addEventListener("visibilitychange", () => {
 
 let shown = null;  // what is in it: the name of a figure, and where the others are
 
-// A figure is found again by its name: Gradio makes it anew, or another picture of it.
+// A figure is found again by its name: it is made anew, or another picture of it.
 function name(figure) {
     return figure.dataset.id ?? figure.dataset.place;
 }
 
 function leaf(step) {
-    const figures = [...document.querySelectorAll(shown.all)];
+    const figures = $$(shown.all);
     const next = figures.findIndex((figure) => name(figure) === shown.name) + step;
-    figures.at(next % figures.length)?.querySelector(".view").click();
+    $(".view", figures.at(next % figures.length))?.click();
 }
 
-function open(figure) {
-    const all = figure.closest("#history") ? "#history figure" : "#gallery figure.done";
-    shown = { name: name(figure), all };
-    const [viewer, image] = [document.querySelector("#viewer"), figure.querySelector("img")];
-    viewer.querySelector("img").className = image.className;
-    viewer.querySelector("img").alt = image.alt;
-    viewer.querySelector(".words").textContent = image.alt;
-    viewer.querySelector(".facts").textContent = figure.querySelector(".seed, .told").textContent;
-    // The history's own files are asked for when they are looked at.
-    fill(image.src, figure.querySelector("a[download]"));
-    const alone = document.querySelectorAll(all).length < 2;
-    viewer.querySelectorAll("[data-step]").forEach((button) => { button.hidden = alone; });
+async function open(figure) {
+    const all = figure.closest("#history-panel") ? "#history-panel figure" : "#cards figure.done";
+    const here = shown = { name: name(figure), all, id: figure.dataset.id };
+    const [viewer, image] = [$("#viewer"), $("img", figure)];
+    $("img", viewer).alt = image.alt;
+    $(".words", viewer).textContent = image.alt;
+    $(".facts", viewer).textContent = $(".seed, .told", figure)?.textContent ?? "";
+    show(image.src, $("a[download]", figure));
+    const alone = $$(all).length < 2;
+    $$("[data-step]", viewer).forEach((button) => { button.hidden = alone; });
     if (!viewer.open) viewer.showModal();
+    if (!figure.dataset.id) return;
+    // The history's own files are asked for when they are looked at.
+    const { view } = await ask("history", { act: "view", id: figure.dataset.id });
+    if (shown !== here) return;
+    if (view) show(view, link(view));
+    else viewer.close();
 }
 
-function fill(address, file) {
-    const link = document.querySelector("#viewer a");
-    document.querySelector("#viewer img").src = address;
-    if (document.activeElement === link && !file) document.querySelector("[data-close]").focus();
+function show(address, file) {
+    const link = $("#viewer a");
+    $("#viewer img").src = address;
+    if (document.activeElement === link && !file) $("#viewer [data-close]").focus();
     link.hidden = !file;
     if (file) Object.assign(link, { href: file.href, download: file.download });
 }

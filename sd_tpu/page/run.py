@@ -9,47 +9,135 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
-from sd_tpu.engine import Engine
-from sd_tpu.job import Cancelled, Done, Event, Failed, ImageReady, Job, Progress, Queued
-from sd_tpu.page.files import Picture, data_url, url
-from sd_tpu.page.keeping import Keeper
-from sd_tpu.page.labels import named
-from sd_tpu.page.snapshot import Cell, Line, Snapshot, at_step, making, queued, ready
-from sd_tpu.page.texts import Phrase
-from sd_tpu.page.works import Work, Works
-from sd_tpu.request import MAX_PROMPTS, Request
+from sd_tpu import settings
+from sd_tpu.page.files import Picture, Store, data_url, url
+from sd_tpu.page.inputs import Inputs
+from sd_tpu.page.language import duration
+from sd_tpu.pictures.history import HistoryError
+from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import (
+    COMPILING,
+    WAITING,
+    Cancelled,
+    Done,
+    Event,
+    Failed,
+    ImageReady,
+    Job,
+    Progress,
+    Queued,
+)
+from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, SIDES
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30  # that a run goes on while nobody follows it: a reload takes less
 
 
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One place of the gallery.
+
+    `state` is blank (nothing asked for), example (of what the model draws), waiting, forming, done
+    or stopped; `preview` is the address of how it looks until its picture is there: as it forms, or
+    as it was before it is drawn again. `picture` is there when it is done. `named` are the settings
+    that its label names, `kept` is what the history calls it.
+    """
+
+    place: int
+    state: str = "blank"
+    prompt: str = ""
+    seed: int = 0
+    named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    preview: str = ""
+    picture: Picture | None = None
+    kept: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """What happens, to be said to each follower in his language; `share` of the work is done,
+    `kind` is busy, over or wrong, idle where nothing was asked for; `aloud` is whether its end is
+    read out, `single` whether only single pictures are drawn again.
+    """
+
+    text: str = Sentence("Ready")
+    kind: str = "idle"
+    share: float = 0.0
+    aloud: bool = True
+    single: bool = False
+
+
+STARTING = Line(Sentence("Starting…"), "busy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What a follower is told: the cards that have changed, the line, and what to read aloud.
+
+    The run is `over` if nothing will change any more, unless a picture is drawn again.
+    """
+
+    cards: tuple[Card, ...]
+    line: Line
+    news: tuple[Sentence, ...]
+    over: bool
+
+
+class Work:
+    """A job of a run, and the places that it still draws for it."""
+
+    def __init__(self, job: Job, *, live: bool = False, whole: bool = False):
+        """Begins with all places that the job was asked for; `live` is one that was begun by
+        typing, of which less is said and kept, `whole` is what the run began with.
+        """
+        self.job, self.live, self.whole = job, live, whole
+        self.line = dataclasses.replace(STARTING, single=not whole)
+        self.places = set(job.request.places())
+        self.unkept: Sentence | None = None  # why the history lacks a picture
+
+
 class Run:
     """One request on its way; made by `Runs.start`.
 
     Single pictures may be drawn again, by jobs of their own: then the request is that of what is
-    shown, and each place belongs to the job that was last asked for it.
+    shown, and each place belongs to the job that was last asked for it. What was there before stays
+    until its successor comes, and is given back if none does.
     """
 
-    def __init__(self, job: Job, engine: Engine, keeper: Keeper, works: Works, grace: float,
-                 browser: str = "", *, live: bool = False):
-        """Begins with every asked place waiting."""
+    def __init__(self, job: Job, engine: Engine, store: Store, inputs: Inputs, grace: float,
+                 browser: str = "", *, live: bool = False, seed: int | None = None,
+                 former: Self | None = None, request: Request | None = None):
+        """Begins with every place that the job draws waiting.
+
+        `former` is the run that was shown before; of the `request` it has what the job leaves out.
+        """
         self.key = secrets.token_urlsafe(16)
-        self.request, self.begun = job.request, time.time()
-        self._engine, self._keeper, self._common = engine, keeper, works
+        self.request, self.begun = request or job.request, time.time()
+        self.seed = job.request.seed if seed is None else seed  # of place 0, where seeds run on
+        self._engine, self._store, self._client = engine, store, job.client
+        self._inputs = inputs
         self._grace, self._browser = grace, browser
         self._change = threading.Condition()  # guards the rest
         self._followers: dict[object, str] = {}
         self._version = 1
-        self._changed = [1] * MAX_PROMPTS  # the version in which each cell has
-        self._cells = [self._first_cell(place) for place in range(MAX_PROMPTS)]
+        self._changed = [1] * MAX_PROMPTS  # the version in which each card has
+        # What is to be given back, and what it was made from.
+        self._former = {place: kept for place in self.request.places()
+                        if former and (kept := former.finished(place))}
+        self._cards = [self._first_card(place) for place in range(MAX_PROMPTS)]
+        for place in {*self.request.places()} - {*job.request.places()}:
+            card, _ = self._former.pop(place)
+            self._cards[place] = dataclasses.replace(card, named=labelled(self.request, place))
         self._works: list[Work] = []  # which are not over, in the order in which they began
         self._redrawn: dict[int, str] = {}  # what the history has of each place that was
         self._farewell: threading.Timer | None = None
-        self._begin(Work(job, engine, live=live))
+        self._begin(Work(job, live=live, whole=not live))
         with self._change:  # whoever asked may be gone before following it
             self._mind_loneliness(GRACE_SECONDS)
 
@@ -63,21 +151,33 @@ class Run:
         """What happens, or how it ended."""
         return self._line
 
-    def cells(self, state: str) -> list[Cell]:
-        """The cells in this state."""
-        return [cell for cell in self._cells if cell.state == state]
+    def cards(self, state: str) -> list[Card]:
+        """The cards in this state."""
+        return [card for card in self._cards if card.state == state]
 
     def pictures(self) -> dict[int, Picture]:
         """What is finished, by place."""
-        return {cell.place: cell.picture for cell in self._cells if cell.picture}
+        return {card.place: card.picture for card in self._cards if card.picture}
+
+    def finished(self, place: int) -> tuple[Card, settings.Picture] | None:
+        """The picture at `place` and what it was made from, also while its successor is made."""
+        if self._cards[place].picture:
+            return self._cards[place], self.request.pictures[place]
+        return self._former.get(place)
+
+    def seed_at(self, place: int) -> int:
+        """The seed of the picture at `place`, or of one that would be drawn there."""
+        picture = (*self.request.pictures, *[None] * MAX_PROMPTS)[place]
+        return picture.seed if picture else (self.seed + place) % (MAX_SEED + 1)
 
     def stop(self) -> None:
         """Ends it, also while it waits; followers are told when it has stopped."""
         for work in self._works.copy():
             work.job.cancel()
 
-    def redraw(self, place: int, alone: Request, session: str) -> int | None:
-        """Draws the picture at `place` as `alone` asks, unless it is drawn so already.
+    def redraw(self, place: int, picture: settings.Picture, session: str, *, live: bool = False
+               ) -> int | None:
+        """Draws this picture at `place`, unless it is drawn so already; `live` is by typing.
 
         What was on its way there is cancelled, the other places are left alone. Returns since when
         the session should follow the run to see the change, or None if it is told anyway.
@@ -86,16 +186,19 @@ class Run:
             RequestError: it cannot be served; then all is as it was.
         """
         with self._change:
-            before, seen = self._cells[place], self._version
-            request = self.request.redrawn(place, alone, self._engine.defaults)
+            before, seen = self._cards[place], self._version
+            request = self.request.replaced(place, picture)
             if request == self.request and before.state in ("waiting", "forming", "done"):
                 return None
-            job = self._engine.submit(request.with_only(place))
+            job = self._engine.submit(request.with_only(place), client=self._client,
+                                      inputs=self._inputs.of(self._browser))
+            if kept := self.finished(place):
+                self._former[place] = kept
             self.request = request
             self._take_over(place)
-            shown = url(before.picture.shown) if before.picture else before.preview
-            self._set(place, dataclasses.replace(self._first_cell(place), preview=shown))
-            self._begin(Work(job, self._engine, live=True))
+            first = self._first_card(place)
+            self._set(place, dataclasses.replace(first, preview=first.preview or before.preview))
+            self._begin(Work(job, live=live))
             return self._announce(session, seen)
 
     def blank(self, place: int, session: str) -> int | None:
@@ -103,11 +206,12 @@ class Run:
         `redraw` does."""
         with self._change:
             seen = self._version
-            self.request = self.request.without(place)
+            self.request = self.request.replaced(place, None)
+            self._former.pop(place, None)
             self._take_over(place)
-            self._set(place, Cell(place))
+            self._set(place, Card(place))
             if self.over:
-                self._line = Line(Phrase("ready"), "over", aloud=False)
+                self._line = Line(kind="over", aloud=False)
             return self._announce(session, seen)
 
     def follow(self, session: str, seen: int = 0) -> Iterator[Snapshot]:
@@ -151,13 +255,14 @@ class Run:
 
     def _begin(self, work: Work) -> None:
         self._works.append(work)
-        self._common.add(work)
-        self._line = work.line
+        self._show_line(work)
         threading.Thread(target=self._serve, args=[work], name="run", daemon=True).start()
 
-    def _end(self, work: Work) -> None:
-        self._works.remove(work)
-        self._common.remove(work)
+    def _show_line(self, last: Work) -> None:
+        """Says how the latest work goes, or how the last one ended."""
+        line = self._works[-1].line if self._works else last.line
+        single = not any(work.whole for work in self._works)
+        self._line = dataclasses.replace(line, single=single)
 
     def _take_over(self, place: int) -> None:
         """Takes the place from the job that draws it, if one does; called with the lock held."""
@@ -165,17 +270,17 @@ class Run:
             work.places.remove(place)
             work.job.cancel(place)
             if not work.places:
-                self._end(work)
+                self._works.remove(work)
 
-    def _set(self, place: int, cell: Cell) -> None:
-        """Changes a cell, and the labels of others that it no longer or now differs from; called
+    def _set(self, place: int, card: Card) -> None:
+        """Changes a card, and the labels of others that it no longer or now differs from; called
         with the lock held."""
         self._version += 1
-        self._cells[place], self._changed[place] = cell, self._version
+        self._cards[place], self._changed[place] = card, self._version
         for other in self.request.places():
-            label = named(self.request, other)
-            if label != self._cells[other].named:
-                self._cells[other] = dataclasses.replace(self._cells[other], named=label)
+            named = labelled(self.request, other)
+            if named != self._cards[other].named:
+                self._cards[other] = dataclasses.replace(self._cards[other], named=named)
                 self._changed[other] = self._version
 
     def _announce(self, session: str, seen: int) -> int | None:
@@ -196,15 +301,16 @@ class Run:
         self._farewell.start()
 
     def _since(self, seen: int) -> Snapshot:
-        cells = tuple(cell for cell, changed in zip(self._cells, self._changed, strict=True)
+        cards = tuple(card for card, changed in zip(self._cards, self._changed, strict=True)
                       if changed > seen)
         if not seen and not self.over:
             aloud = not all(work.live for work in self._works)
-            news = [making(self.request)] if aloud else []
+            count = sum(len(work.places) for work in self._works)
+            news = [making(count)] if aloud else []
         else:
-            news = ready([cell.place + 1 for cell in cells if cell.state == "done"])
+            news = ready([card.place + 1 for card in cards if card.state == "done"])
         end = [self._line.text] if self.over and self._line.aloud else []
-        return Snapshot(cells, self._line, (*news, *end), self.over)
+        return Snapshot(cards, self._line, (*news, *end), self.over)
 
     # --- a thread of each job -------------------------------------------------------------------
 
@@ -223,67 +329,146 @@ class Run:
             if work not in self._works:  # all that it drew has been asked for anew
                 return
             self._version += 1
-            if isinstance(event, Progress):
-                work.advance(event.step)
             for place in changes.keys() & work.places:
-                self._cells[place] = dataclasses.replace(self._cells[place], **changes[place])
+                self._cards[place] = dataclasses.replace(self._cards[place], **changes[place])
                 self._changed[place] = self._version
+                if self._cards[place].picture:
+                    self._former.pop(place, None)
+            if isinstance(event, Cancelled | Failed):
+                self._give_back(work.places)
             work.line = self._line_after(work, event)
             if work.line.kind != "busy":
-                self._end(work)
-            self._line = self._works[-1].line if self._works else work.line
+                self._works.remove(work)
+            self._show_line(work)
             self._change.notify_all()
-        if isinstance(event, Done) and len(work.places) == work.count:
-            self._common.learn(work, event.seconds)
+
+    def _give_back(self, places: set[int]) -> None:
+        """Shows again what was there before; called with the lock held."""
+        for place in places & self._former.keys():
+            card, picture = self._former.pop(place)
+            self.request = self.request.replaced(place, picture)
+            self._set(place, card)
 
     def _changes(self, work: Work, event: Event) -> dict[int, dict]:
-        """What the event changes in cells, by place."""
+        """What the event changes in cards, by place."""
         match event:
-            case Progress(_, _, previews):
+            case Progress(previews=previews):
                 return {place: dict(state="forming", preview=data_url(pixels))
                         for place, pixels in previews.items()}
             case ImageReady(place, pixels) if place in work.places:
-                picture = self._keeper.add(work.job.request, place, pixels)
-                self._keep(work, place, picture)
-                return {place: dict(state="done", preview="", picture=picture)}
+                picture = self._store.add(work.job.request, place, pixels, self._browser)
+                kept = self._keep(work, place, picture)
+                return {place: dict(state="done", picture=picture, kept=kept)}
             case Cancelled() | Failed():
                 return {place: dict(state="stopped") for place in work.places.copy()
-                        if not self._cells[place].picture}
+                        if not self._cards[place].picture}
         return {}
 
-    def _keep(self, work: Work, place: int, picture: Picture) -> None:
-        """Adds it to the history; of what is drawn again and again, the last one stays there."""
-        kept = self._keeper.keep(self._browser, picture, work.job.request.only(place))
+    def _keep(self, work: Work, place: int, picture: Picture) -> str | None:
+        """Adds it to the history and returns its name there; of what is drawn again and again, the
+        last one stays there."""
+        try:
+            kept = self._store.keep(self._browser, picture, work.job.request.pictures[place],
+                                    self.key, place)
+        except (HistoryError, OSError) as error:  # which costs nobody a run
+            log.exception("a picture is missing from the history")
+            work.unkept = getattr(error, "sentence", Sentence(
+                "The picture could not be added to the history"))
+            return None
         if not (work.live and kept):
-            return
+            return kept
         with self._change:
             gone = kept  # if it has been asked for anew meanwhile
             if place in work.places:
                 gone, self._redrawn[place] = self._redrawn.get(place), kept
-        self._keeper.drop(self._browser, gone)
+        self._store.drop(self._browser, gone)
+        return kept
 
     def _line_after(self, work: Work, event: Event) -> Line:
         match event:
-            case Queued(position, reason):
-                return Line(queued(position, reason, self._common.wait(work.job)))
-            case Progress(step, steps):
-                return Line(at_step(step, steps, work.seconds_left()), share=work.share)
+            case Queued(position, reason, seconds):
+                return Line(queued(position, reason, seconds), "busy", work.line.share)
+            case Progress(step, steps, _, seconds):
+                return Line(at_step(step, steps, seconds), "busy", step / steps)
             case Done(seconds):
-                seed = self.request.seed
-                if work.live:
-                    seed = self.request.image_seed(*work.places)
-                return Line(Phrase("done", seconds=seconds, seed=seed), "over", 1.0,
-                            aloud=not work.live)
+                seed = self.seed if work.whole else self.seed_at(*work.places)
+                told = Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
+                if work.unkept:
+                    told = Sentence("{done}. {reason}", done=told, reason=work.unkept)
+                return Line(told, "over", 1.0, aloud=not work.live)
             case Cancelled():
-                return Line(Phrase("stopped"), "over", work.share)
+                return Line(Sentence("Stopped"), "over", work.line.share)
             case Failed(message):
-                return Line(message, "wrong", work.share)
+                return Line(message, "wrong", work.line.share)
         return work.line
 
-    def _first_cell(self, place: int) -> Cell:
+    def _first_card(self, place: int) -> Card:
         if place not in self.request.places():
-            return Cell(place)
-        return Cell(place, "waiting", self.request.prompts[place], self.request.image_seed(place),
-                    named(self.request, place))
+            return Card(place)
+        picture, kept = self.request.pictures[place], self._former.get(place)
+        return Card(place, "waiting", picture.prompt, picture.seed, labelled(self.request, place),
+                    preview=url(kept[0].picture.shown) if kept else "")
 
 
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def is_comparison(request: Request) -> bool:
+    """Whether it draws one prompt several times."""
+    return len(request.places()) > 1 and len({*filter(None, request.prompts)}) == 1
+
+
+def labelled(request: Request, place: int) -> dict[str, Any]:
+    """The settings, by name, that the label of the picture at `place` should name.
+
+    Where the prompts differ, these are the picture's own. Where all are the same, it is a
+    comparison: every picture is labelled by what differs among them, which is their seeds if it is
+    nothing else. A seed is no part of other labels, for it is shown anyway.
+    """
+    places = request.places()
+    compared = is_comparison(request)
+    names = {name for i in (places if compared else [place]) for name in request.overrides(i)}
+    names -= {"seed"}
+    if names & SIDES:
+        names |= SIDES
+    if compared and not names:
+        names = {"seed"}
+    return {name: getattr(request.pictures[place], name) for name in names}
+
+
+def making(count: int) -> Sentence:
+    """That a run of so many pictures begins."""
+    pictures = Sentence("1 picture") if count == 1 else Sentence("{count} pictures", count=count)
+    return Sentence("Making {count}.", count=pictures)
+
+
+def ready(numbers: list[int]) -> list[Sentence]:
+    """That the pictures with these numbers are finished, if there are any."""
+    if len(numbers) == 1:
+        return [Sentence("Picture {places} is ready.", places=numbers)]
+    return [Sentence("Pictures {places} are ready.", places=numbers)] if numbers else []
+
+
+def queued(position: int, reason: str, wait: float | None) -> Sentence:
+    """What a run waits for, and how many seconds if that is known. Whoever is next is not told
+    that he is number 1: he may be the only one."""
+    if reason != WAITING:
+        what = (Sentence("Compiling for the first time…") if reason == COMPILING
+                else Sentence("Loading the model…"))
+        return what if position == 1 else Sentence("{what} Queued as number {position}.", what=what,
+                                                   position=position)
+    if position == 1:
+        return (Sentence("Starting in about {time}…", time=duration(wait)) if wait
+                else STARTING.text)
+    if not wait:
+        return Sentence("Queued as number {position}", position=position)
+    return Sentence("Queued as number {position}, about {time} until it starts", position=position,
+                    time=duration(wait))
+
+
+def at_step(step: int, steps: int, left: float | None) -> Sentence:
+    """How far a run is, and how many seconds are left if that is known."""
+    if left is None or step >= steps:
+        return Sentence("Step {step} of {steps}", step=step, steps=steps)
+    return Sentence("Step {step} of {steps}, about {time} left", step=step, steps=steps,
+                    time=duration(left))

@@ -1,8 +1,10 @@
-"""What the page looks like: colours here, layout in page.css, what keys do in page.js."""
+"""What the page looks like: colours here, layout in page.css, behaviour in page.js."""
 
 from pathlib import Path
 
 import gradio as gr
+
+from sd_tpu.settings import Picture
 
 
 def theme() -> gr.themes.Base:
@@ -54,6 +56,12 @@ def theme() -> gr.themes.Base:
     )
 
 
+def style(defaults: Picture) -> str:
+    """The layout, for pictures of the defaults' shape."""
+    shape = f":root {{ --aspect: {defaults.width / defaults.height:.4f}; }}\n"
+    return shape + (_HERE / "page.css").read_text(encoding="utf-8")
+
+
 _HERE = Path(__file__).parent
-STYLE = (_HERE / "page.css").read_text(encoding="utf-8")
+ICON = str(_HERE / "icon.svg")
 HEAD = f"<script>{(_HERE / 'page.js').read_text(encoding='utf-8')}</script>"

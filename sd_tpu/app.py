@@ -1,0 +1,196 @@
+"""The server: flags -> engine -> page and APIs. `python app.py` and `sd-tpu page` start it."""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from starlette.middleware import Middleware
+
+from sd_tpu import http
+from sd_tpu.cli import INTERRUPTED, add_model_flags, open_engine
+from sd_tpu.folders import data_folder
+from sd_tpu.http.access import Access, read_keys
+from sd_tpu.http.gate import Gate, Names
+from sd_tpu.page import build, close, launch
+from sd_tpu.page.files import temporary_folder
+from sd_tpu.pictures.history import History, HistoryError
+from sd_tpu.serving import journal
+from sd_tpu.serving.engine import Engine
+
+MAX_PORT = 65535
+GRACE_SECONDS = 30.0  # as container schedulers have it
+LAST_LOOK_SECONDS = 2.0  # in which browsers fetch what was finished at the very end
+
+
+class _Terminated(BaseException):
+    """The server is asked to end, by SIGTERM."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Loads, compiles and serves until interrupted; the exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        if args.decoder_for == "pictures" and not args.decoder:
+            raise ValueError("--decoder-for pictures says what a decoder draws; name one with "
+                             "--decoder.")
+        with _termination(), temporary_folder():
+            return _serve(args)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return INTERRUPTED
+    except _Terminated:  # before anything was drawn
+        return 0
+    except (ValueError, OSError) as error:  # CheckpointError is a ValueError
+        print(f"sd_tpu: {error}", file=sys.stderr)
+        return 2
+
+
+def _serve(args: argparse.Namespace) -> int:
+    _check_address(args.host, args.port)
+    access = _access(args)
+    if args.log:
+        journal.keep(args.log, prompts=args.log_prompts)
+    history = _open_history(args.history)
+    begun = time.monotonic()
+    print(f"Loading {args.model} ...", flush=True)
+    engine = open_engine(args)
+    print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
+    engine.ready.wait()
+    if engine.failure:
+        print(f"sd_tpu: {engine.failure}", file=sys.stderr)
+        return 1
+    page = build(engine, history)
+    try:
+        address = launch(page, server_name=args.host, server_port=args.port, share=args.share,
+                         mcp_server=args.api,
+                         middleware=[_gate(args, engine, access)])
+        print(f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
+              "browser; Ctrl+C ends it.", flush=True)
+        _wait(engine, args.grace)
+    finally:
+        close(page)
+    engine.close()
+    return 0
+
+
+def _wait(engine: Engine, grace: float) -> None:
+    """Until somebody ends the server: at once, or with what runs once it is done."""
+    try:
+        while True:
+            time.sleep(3600)
+    except _Terminated:
+        print(f"Ending: what has been asked for is drawn within {grace:g} s.", flush=True)
+        until = time.monotonic() + grace
+        engine.drain(grace)
+        time.sleep(min(LAST_LOOK_SECONDS, max(0.0, until - time.monotonic())))
+
+
+@contextmanager
+def _termination() -> Iterator[None]:
+    """Within it SIGTERM raises _Terminated, where signals can be handled at all."""
+    def terminate(*_) -> NoReturn:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _access(args: argparse.Namespace) -> Access:
+    """Whom the APIs serve; raises ValueError or OSError if that cannot be read."""
+    if not args.api and (args.api_key or args.api_key_file or args.api_public):
+        raise ValueError("The APIs are not served without --api.")
+    keys = [key.strip() for key in args.api_key]
+    if not all(keys):
+        raise ValueError("An API key is not empty.")
+    keys += read_keys(args.api_key_file) if args.api_key_file else ()
+    if keys and args.api_public:
+        raise ValueError("With --api-public no API key is asked for: leave one of them out.")
+    return Access(tuple(keys), public=args.api_public)
+
+
+def _gate(args: argparse.Namespace, engine: Engine, access: Access) -> Middleware:
+    """What is served beside the page."""
+    given = [*args.allowed_host, *filter(None, [args.host])]
+    return Middleware(Gate, names=Names.here(given, share=bool(args.share)),
+                      access=access, api=http.create_api(engine, access),
+                      paths=http.HEALTH_PATHS + http.API_PATHS * args.api)
+
+
+def _open_history(folder: Path | None) -> History | None:
+    """The history in the folder, if there is to be one; opened before minutes go into loading."""
+    try:
+        return folder and History(folder)
+    except HistoryError as error:
+        raise ValueError(f"{error} Name another folder with --history, or keep nothing with "
+                         "--no-history.") from error
+
+
+def _check_address(host: str | None, port: int | None) -> None:
+    """Refuses an address where nothing can listen, before minutes go into loading."""
+    host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    if port is None and "GRADIO_SERVER_PORT" in os.environ:
+        port = int(os.environ["GRADIO_SERVER_PORT"])
+    if port is not None and not 1 <= port <= MAX_PORT:  # the system would take another
+        raise ValueError(f"A port is a number from 1 to {MAX_PORT}, not {port}.")
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"The page cannot be served at {host}:{port}: {error}. Name another with "
+                         "--host or --port; without --port it is the first free one.") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Stable Diffusion's page: eight prompts, a seed.")
+    add_model_flags(parser)
+    parser.add_argument("--decoder-for", choices=("previews", "pictures"), default="previews",
+                        help="what --decoder draws: the previews alone, or the pictures as well, "
+                             "whose start pictures it then encodes (default: %(default)s)")
+    parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network")
+    parser.add_argument("--port", type=int, help="by default the first free one from 7860")
+    parser.add_argument("--share", action="store_true", default=None,
+                        help="make a public link through Gradio's servers")
+    parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
+                        help="a name that the server is reached by, such as a proxy's, and whose "
+                             "pages may use it; *.example.org for all below, * for any")
+    parser.add_argument("--grace", type=float, default=GRACE_SECONDS, metavar="SECONDS",
+                        help="that what has been asked for may take after SIGTERM "
+                             "(default: %(default)g)")
+    parser.add_argument("--log", type=Path, metavar="FILE",
+                        help="gets a line of JSON for every request that is over, without prompts")
+    parser.add_argument("--log-prompts", action="store_true", help="with them")
+    _add_api_flags(parser)
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument("--history", type=Path, default=data_folder() / "history", metavar="DIR",
+                      help="where finished pictures are kept, for the browser that made them "
+                           "(default: %(default)s)")
+    kept.add_argument("--no-history", dest="history", action="store_const", const=None,
+                      help="keep no pictures")
+    return parser
+
+
+def _add_api_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("APIs").add_argument
+    add("--api", action="store_true",
+        help="serve the APIs of A1111 (/sdapi/v1) and OpenAI (/v1) too, described at /docs, and "
+             "tools for assistants (/gradio_api/mcp)")
+    add("--api-key", action="append", default=[], metavar="KEY",
+        help="that programs must give; without one only those on this machine are served")
+    add("--api-key-file", type=Path, metavar="FILE", help="of such keys, one a line")
+    add("--api-public", action="store_true", help="serve programs of all machines without a key")

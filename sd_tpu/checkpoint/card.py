@@ -1,0 +1,66 @@
+"""What a page says of a model: the `sd_tpu.json` of a checkpoint."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from sd_tpu.checkpoint.config import Config, read_json
+
+GUIDE_PROMPTS = (
+    "Labrador in the style of Hokusai",
+    "Painting of a squirrel skating in New York",
+    "HAL-9000 in the style of Van Gogh",
+    "Times Square under water, with fish and a dolphin swimming around",
+    "Ancient Roman fresco showing a man working on his laptop",
+    "Close-up photograph of young black woman against urban background, high quality, bokeh",
+    "Armchair in the shape of an avocado",
+    "Clown astronaut in space, with Earth in the background",
+)
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text in lower case, without what stands between them."""
+    return re.findall(r"\w+", text.lower())
+
+
+class ModelCard(Config):
+    """What a page says of a model and begins with: `sd_tpu.json` in the checkpoint, if there.
+
+    `hint` says in a line what to write, `details` what the model can draw, where that is little;
+    `translations` has the two for people who read other languages, by their tags in HTML.
+    `more_prompts` are what the page's sample prompts go on with, by the eight. No sampler means the
+    one that the checkpoint's `scheduler_config.json` asks for. `words` are those that the captions
+    of its training were made of, for a model that was trained on few; `themes` has what of them is
+    worth offering, under animals, food, nature, things, colours and styles.
+    """
+
+    name: str
+    hint: str = ""
+    prompts: tuple[str, ...] = GUIDE_PROMPTS
+    more_prompts: tuple[str, ...] = ()
+    steps: Annotated[int, Field(ge=1)] = 20
+    guidance: float = 7.5
+    sampler: str | None = None
+    spacing: str | None = None
+    details: str = ""
+    translations: dict[str, dict[str, str]] = Field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    themes: dict[str, list[str]] = Field(default_factory=dict)
+
+    def told(self, name: str, tag: str) -> tuple[str, str]:
+        """`hint` or `details` for readers of a language, and the tag of the language it is in."""
+        text = self.translations.get(tag, {}).get(name)
+        return (text, tag) if text else (getattr(self, name), "en")
+
+    def unknown_words(self, prompt: str) -> list[str]:
+        """Words of the prompt that are not among `words`, each once; none if those are not told."""
+        known = set(self.words)
+        return [word for word in dict.fromkeys(split_words(prompt)) if known and word not in known]
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Self:
+        """The card of the checkpoint in `folder`, called `name` unless the card knows better."""
+        file = folder / "sd_tpu.json"
+        return cls.from_dict({"name": name, **(read_json(file) if file.is_file() else {})})

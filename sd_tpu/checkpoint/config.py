@@ -1,0 +1,451 @@
+"""What a checkpoint's `*.json` files say, read through one schema with bounds.
+
+Each config reads the fields that shape the computation and refuses, by name, the values that belong
+to architectures outside Stable Diffusion 1.x, 2.x and XL. A field that is not here does not change
+the result.
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+import pydantic
+from pydantic import Field
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_INSTALLED = _PACKAGE / "assets"  # where a wheel has what lies beside the package in the sources
+BUNDLED_MODEL = (_INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "assets") / "model"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says what is wrong and what to do."""
+
+
+@contextlib.contextmanager
+def paths_within(*folders: Path | None) -> Iterator[None]:
+    """Tells paths in a CheckpointError from these folders on: who visits a page need not know where
+    its server keeps things."""
+    try:
+        yield
+    except CheckpointError as error:
+        told = str(error)
+        for folder in sorted(filter(None, folders), key=lambda each: -len(str(each))):
+            told = told.replace(f"{folder}{os.sep}", "")
+            if folder.is_absolute() and folder.name:
+                told = told.replace(str(folder), folder.name)
+        raise CheckpointError(told) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object stored at `path`; raises CheckpointError if it holds none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; a diffusers checkpoint folder has it.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} should hold a JSON object.")
+    return content
+
+
+class Config(pydantic.BaseModel):
+    """A schema of a JSON object: frozen, without conversions, deaf to names that it does not know.
+
+    It can be compared and be a key, as far as its fields can. What `from_dict` reads of two files
+    is equal where they describe the same computation.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore",
+                                       allow_inf_nan=False)
+
+    # Values outside these belong to architectures that are not built here.
+    _supported: ClassVar[dict[str, tuple]] = {}
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        """Reads the fields that are known; null stands for the default where it is no value itself.
+
+        Raises:
+            CheckpointError: a value is of the wrong type, out of bounds, or not supported.
+        """
+        for name, allowed in cls._supported.items():
+            if name in config and config[name] not in allowed:
+                raise CheckpointError(
+                    f"{cls.__name__}: {name}={_shown(config[name])} is not supported; expected "
+                    f"{' or '.join(map(repr, allowed))}."
+                )
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        values = {name: _frozen(value) for name, value in config.items() if name in fields and (
+            value is not None or NoneType in get_args(fields[name].annotation))}
+        try:
+            return cls(**values).canonical()
+        except pydantic.ValidationError as error:
+            raise CheckpointError(f"{cls.__name__}: {_told(error, config)}") from None
+
+
+    def canonical(self) -> Self:
+        """The same in the one spelling that stands for all that mean the same."""
+        return self
+
+
+def _told(error: pydantic.ValidationError, config: dict[str, Any]) -> str:
+    """The first fault that pydantic found, in a sentence."""
+    faults = error.errors(include_url=False)
+    if not faults[0]["loc"]:  # a check of the whole
+        return str(faults[0]["ctx"]["error"])
+    name = faults[0]["loc"][0]
+    if faults[0]["type"] == "missing":
+        return f"{name} is missing."
+    # One of a union's types is met if none of these is so; what is inside a list is told by itself.
+    expected = dict.fromkeys(fault["msg"].removeprefix("Input should be ").removeprefix(
+        "Value error, ") for fault in faults if fault["loc"][0] == name)
+    return (f"{name}={_shown(config[name])} is not supported; expected "
+            f"{' or '.join(expected)}.")
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it, cut where nobody would read on."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _frozen(value: Any, depth: int = 3) -> Any:
+    """Lists as tuples, down to the depth that a config nests them."""
+    if isinstance(value, list) and depth:
+        return tuple(_frozen(each, depth - 1) for each in value)
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=1 << 20)]  # of channels, tokens, pixels, words
+Layers = Annotated[int, Field(ge=1, le=16)]
+Depth = Annotated[int, Field(ge=0, le=32)]  # transformer blocks in a row; a level may have none
+Even = Annotated[int, Field(ge=4, le=1 << 20, multiple_of=2)]  # of sinusoids: half are cosines
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+Timesteps = Annotated[int, Field(ge=1, le=100_000)]
+Levels = Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)]
+
+
+class TextEncoderConfig(Config):
+    """`text_encoder/config.json` of a CLIPTextModel."""
+
+    vocab_size: Count = 49408
+    hidden_size: Count = 768
+    intermediate_size: Count = 3072
+    # SD 2.x stores 23 of OpenCLIP-H's 24: its penultimate layer
+    num_hidden_layers: Annotated[int, Field(ge=1, le=128)] = 12
+    num_attention_heads: Count = 12
+    max_position_embeddings: Count = 77
+    hidden_act: Literal["quick_gelu", "gelu"] = "quick_gelu"
+    layer_norm_eps: Positive = 1e-5
+
+    @pydantic.model_validator(mode="after")
+    def _heads_divide_the_channels(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"hidden_size={self.hidden_size} does not divide into "
+                             f"num_attention_heads={self.num_attention_heads}.")
+        return self
+
+
+class ProjectedTextEncoderConfig(TextEncoderConfig):
+    """`text_encoder_2/config.json` of a CLIPTextModelWithProjection."""
+
+    projection_dim: Count = 512
+    eos_token_id: Annotated[int, Field(ge=0)] = 49407
+
+    def canonical(self) -> Self:
+        """An end token that is the last is called 2, as in configs from before transformers 4.31.
+        """
+        is_last = self.eos_token_id == self.vocab_size - 1
+        return self.model_copy(update={"eos_token_id": 2}) if is_last else self
+
+
+BlockType = Literal["CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"]
+
+
+class UNetConfig(Config):
+    """`unet/config.json` of a UNet2DConditionModel."""
+
+    in_channels: Count = 4
+    out_channels: Count = 4
+    down_block_types: tuple[BlockType, ...] = ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",)
+    mid_block_type: Literal["UNetMidBlock2DCrossAttn", "UNetMidBlock2D"] | None = (
+        "UNetMidBlock2DCrossAttn")
+    up_block_types: tuple[BlockType, ...] = ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3
+    block_out_channels: Levels = (320, 640, 1280, 1280)
+    layers_per_block: Layers | tuple[Layers, ...] = 2
+    transformer_layers_per_block: Depth | tuple[Depth | tuple[Depth, ...], ...] = 1
+    reverse_transformer_layers_per_block: tuple[Depth | tuple[Depth, ...], ...] | None = None
+    cross_attention_dim: Count = 768
+    attention_head_dim: Count | tuple[Count, ...] = 8
+    num_attention_heads: Count | tuple[Count, ...] | None = None
+    norm_num_groups: Count = 32
+    norm_eps: Positive = 1e-5
+    downsample_padding: Annotated[int, Field(ge=0, le=1)] = 1
+    flip_sin_to_cos: bool = True
+    freq_shift: Annotated[int, Field(ge=0, le=1)] = 0
+    use_linear_projection: bool = False
+    time_cond_proj_dim: Even | None = None
+    addition_embed_type: Literal["text_time"] | None = None
+    addition_time_embed_dim: Even | None = None
+    projection_class_embeddings_input_dim: Count | None = None
+
+    _supported: ClassVar = {
+        "act_fn": ("silu", "swish"),
+        "mid_block_scale_factor": (1, 1.0),
+        "center_input_sample": (False,),
+        "only_cross_attention": (False,),
+        "mid_block_only_cross_attention": (None, False),
+        "dual_cross_attention": (False,),
+        "cross_attention_norm": (None,),
+        "class_embed_type": (None,),
+        "class_embeddings_concat": (False,),
+        "num_class_embeds": (None,),
+        "encoder_hid_dim": (None,),
+        "encoder_hid_dim_type": (None,),
+        "time_embedding_type": (None, "positional"),
+        "time_embedding_dim": (None,),
+        "time_embedding_act_fn": (None,),
+        "timestep_post_act": (None,),
+        "resnet_time_scale_shift": ("default",),
+        "resnet_skip_time_act": (False,),
+        "resnet_out_scale_factor": (1, 1.0),
+        "attention_type": (None, "default"),
+        "conv_in_kernel": (None, 3),
+        "conv_out_kernel": (None, 3),
+    }
+
+    @pydantic.model_validator(mode="after")
+    def _levels_agree(self) -> Self:
+        levels = len(self.block_out_channels)
+        by_level = (self.down_block_types, self.up_block_types, self.heads, self.layers,
+                    *(depths for depths in (self.transformer_layers_per_block,
+                                            self.reverse_transformer_layers_per_block)
+                      if isinstance(depths, tuple)))
+        if {*map(len, by_level)} != {levels}:
+            raise ValueError("block types, channels, heads and layers differ in length.")
+        for width, heads in zip(self.block_out_channels, self.heads, strict=True):
+            if width % heads or width % self.norm_num_groups:
+                raise ValueError(f"{width} channels do not divide into {heads} heads and "
+                                 f"norm_num_groups={self.norm_num_groups}.")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _transformers_have_depths(self) -> Self:
+        depths = self.transformer_layers_per_block
+        nested = isinstance(depths, tuple) and any(isinstance(depth, tuple) for depth in depths)
+        if nested and self.reverse_transformer_layers_per_block is None:
+            raise ValueError("a nested transformer_layers_per_block needs "
+                             "reverse_transformer_layers_per_block.")
+        for depths, layers in ((self.down_depths, self.layers),
+                               (self.up_depths, [count + 1 for count in self.layers[::-1]])):
+            if [*map(len, depths)] != [*layers]:
+                raise ValueError("transformer_layers_per_block and layers_per_block differ.")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _added_conditions_have_sizes(self) -> Self:
+        if self.addition_embed_type == "text_time" and None in (
+                self.addition_time_embed_dim, self.projection_class_embeddings_input_dim):
+            raise ValueError("addition_embed_type='text_time' needs addition_time_embed_dim and "
+                             "projection_class_embeddings_input_dim.")
+        return self
+
+    def canonical(self) -> Self:
+        """Heads, layers and depths told for each level; 1 where nothing attends."""
+        attends = [tuple(kind.startswith("CrossAttn") for kind in kinds)
+                   for kinds in (self.down_block_types, self.up_block_types)]
+        down, up = ([depth if there else (1,) * len(depth)
+                     for depth, there in zip(depths, of, strict=True)]
+                    for depths, of in zip((self.down_depths, self.up_depths), attends, strict=True))
+        if self.mid_block_type == "UNetMidBlock2DCrossAttn" and not attends[0][-1]:
+            down[-1] = (self.mid_depth,) * len(down[-1])
+        return self.model_copy(update=dict(
+            attention_head_dim=self.heads, num_attention_heads=None, layers_per_block=self.layers,
+            transformer_layers_per_block=tuple(down),
+            reverse_transformer_layers_per_block=tuple(up)))
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Attention heads of each level, outermost first.
+
+        diffusers stores the number of heads under the name `attention_head_dim` (a slip it keeps
+        for the sake of published checkpoints); `num_attention_heads` wins where it is present.
+        """
+        return self._by_level(self.num_attention_heads or self.attention_head_dim)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Resnets of each level on the way down, outermost first; one more on the way up."""
+        return self._by_level(self.layers_per_block)
+
+    @property
+    def down_depths(self) -> tuple[tuple[int, ...], ...]:
+        """Transformer blocks after each resnet of a level, outermost level first."""
+        depths = self._by_level(self.transformer_layers_per_block)
+        return _each_layers(depths, self.layers)
+
+    @property
+    def mid_depth(self) -> int:
+        """Transformer blocks in the middle."""
+        depth = self._by_level(self.transformer_layers_per_block)[-1]
+        return depth[0] if isinstance(depth, tuple) else depth
+
+    @property
+    def up_depths(self) -> tuple[tuple[int, ...], ...]:
+        """Transformer blocks after each resnet of a level on the way up, innermost level first."""
+        depths = self.reverse_transformer_layers_per_block
+        if depths is None:
+            depths = self._by_level(self.transformer_layers_per_block)[::-1]
+        return _each_layers(depths, [count + 1 for count in self.layers[::-1]])
+
+    def _by_level(self, values) -> tuple:
+        return values if isinstance(values, tuple) else (values,) * len(self.block_out_channels)
+
+
+def _each_layers(depths, layers) -> tuple[tuple[int, ...], ...]:
+    return tuple(depth if isinstance(depth, tuple) else (depth,) * count
+                 for depth, count in zip(depths, layers, strict=True))
+
+
+class TrainingConfig(Config):
+    """What `unet/config.json` says of how the network was trained."""
+
+    sample_size: Count = 64  # latents along a side
+
+
+class VAEConfig(Config):
+    """`vae/config.json` of an AutoencoderKL."""
+
+    in_channels: Count = 3
+    out_channels: Count = 3
+    latent_channels: Count = 4
+    block_out_channels: Levels = (128, 256, 512, 512)
+    layers_per_block: Layers = 2
+    norm_num_groups: Count = 32
+    scaling_factor: Positive = 0.18215
+    latents_mean: tuple[float, ...] | None = None  # by channel, where the latents were whitened
+    latents_std: tuple[Positive, ...] | None = None
+    force_upcast: bool = True  # 16 bits are too few; diffusers' SD 1.x and 2.x do not ask
+
+    _supported: ClassVar = {
+        "act_fn": ("silu", "swish"),
+        "shift_factor": (None, 0, 0.0),
+        "mid_block_add_attention": (True,),
+        "use_quant_conv": (True,),
+        "use_post_quant_conv": (True,),
+    }
+
+    @pydantic.model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        for width in self.block_out_channels:
+            if width % self.norm_num_groups:
+                raise ValueError(f"{width} channels do not divide into "
+                                 f"norm_num_groups={self.norm_num_groups}.")
+        if (self.latents_mean is None) != (self.latents_std is None):
+            raise ValueError("latents_mean and latents_std come together.")
+        if {self.latent_channels} != {len(values or range(self.latent_channels))
+                                      for values in (self.latents_mean, self.latents_std)}:
+            raise ValueError("latents_mean and latents_std have a number for each channel.")
+        return self
+
+    @property
+    def downscale(self) -> int:
+        """Pixels of the image along one side for each latent along that side (8 in SD)."""
+        return 2 ** (len(self.block_out_channels) - 1)
+
+
+class TinyVAEConfig(Config):
+    """`config.json` of an AutoencoderTiny, such as TAESD and TAESDXL."""
+
+    in_channels: Count = 3
+    out_channels: Count = 3
+    latent_channels: Count = 4
+    encoder_block_out_channels: Levels = (64, 64, 64, 64)
+    decoder_block_out_channels: Levels = (64, 64, 64, 64)
+    num_encoder_blocks: tuple[Layers, ...] = (1, 3, 3, 3)
+    num_decoder_blocks: tuple[Layers, ...] = (3, 3, 3, 1)
+    scaling_factor: Positive = 1.0
+
+    _supported: ClassVar = {
+        "act_fn": ("relu",),
+        "upsample_fn": ("nearest",),
+        "upsampling_scaling_factor": (2,),
+        "shift_factor": (None, 0, 0.0),
+    }
+
+    @pydantic.model_validator(mode="after")
+    def _levels_agree(self) -> Self:
+        for widths, counts in ((self.encoder_block_out_channels, self.num_encoder_blocks),
+                               (self.decoder_block_out_channels, self.num_decoder_blocks)):
+            if len(widths) != len(counts):
+                raise ValueError("channels and numbers of blocks differ in length.")
+            if len({*widths}) > 1:  # their convolutions keep the number of channels
+                raise ValueError(f"channels {[*widths]} of different levels differ.")
+        return self
+
+    @property
+    def downscale(self) -> int:
+        """Pixels of the image along one side for each latent along that side (8 in TAESD)."""
+        return 2 ** (len(self.num_decoder_blocks) - 1)
+
+
+class SchedulerConfig(Config):
+    """`scheduler/scheduler_config.json`, whichever scheduler's.
+
+    None leaves a choice to the sampler. `clip_sample` has no field: diffusers' Stable Diffusion
+    pipelines force it off.
+    """
+
+    scheduler: str | None = Field(None, alias="_class_name")
+    num_train_timesteps: Timesteps = 1000
+    beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] | None = None
+    beta_start: Annotated[float, Field(gt=0, lt=1)] | None = None
+    beta_end: Annotated[float, Field(gt=0, lt=1)] | None = None
+    trained_betas: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...],
+                             Field(min_length=1, max_length=100_000)] | None = None
+    rescale_betas_zero_snr: bool = False
+    prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
+    timestep_spacing: Literal["leading", "linspace", "trailing"] | None = None
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    steps_offset: Annotated[int, Field(ge=0, le=100_000)] = 0
+    set_alpha_to_one: bool | None = None
+    final_sigmas_type: Literal["zero", "sigma_min"] = "zero"
+    skip_prk_steps: bool = False
+    algorithm_type: Literal["dpmsolver++", "sde-dpmsolver++", "deis"] | None = None
+    solver_order: Annotated[int, Field(ge=1, le=10)] = 2
+    lower_order_final: bool | None = None
+    euler_at_final: bool = False
+    variance_type: Literal["fixed_small", "fixed_small_log", "fixed_large"] = "fixed_small"
+    original_inference_steps: Timesteps = 50
+    timestep_scaling: Positive = 10.0
+
+    _supported: ClassVar = {
+        "solver_type": (None, "midpoint", "bh2", "logrho"),
+        "timestep_type": (None, "discrete"),
+        "interpolation_type": (None, "linear"),
+        "lambda_min_clipped": (None, -math.inf, "-Infinity"),
+        "thresholding": (None, False),  # divides by a quantile of the image, which is not affine
+        "predict_x0": (None, True),
+        "disable_corrector": (None, []),
+        "use_beta_sigmas": (None, False),
+        "use_lu_lambdas": (None, False),
+        "use_flow_sigmas": (None, False),
+    }
+
+    @pydantic.model_validator(mode="after")
+    def _betas_are_said(self) -> Self:
+        if self.trained_betas is None:
+            lacking = [name for name in ("beta_schedule", "beta_start", "beta_end")
+                       if getattr(self, name) is None]
+            if lacking:
+                raise ValueError(f"the scheduler's config lacks {', '.join(lacking)}.")
+        if self.use_karras_sigmas and self.use_exponential_sigmas:
+            raise ValueError("the scheduler asks for Karras and exponential sigmas at once.")
+        return self

@@ -1,0 +1,150 @@
+"""A checkpoint in the diffusers layout: found in a folder or fetched from the hub, file by file."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from huggingface_hub import snapshot_download
+
+from sd_tpu.checkpoint.config import CheckpointError, read_json
+
+Components = Mapping[str, str]  # folder of each network -> what its weight files' names begin with
+
+INDEX = "model_index.json"
+OTHER_FILES = (INDEX, "sd_tpu.json", "*/config.json", "scheduler/*.json", "tokenizer*/*")
+
+
+def find(name: str | Path, components_of: Callable[[dict[str, Any]], Components],
+         revision: str | None = None, variant: str | None = None, **options: Any) -> Path:
+    """Returns the folder of a checkpoint, fetching only what is needed if `name` is a hub id.
+
+    Args:
+        name: the folder or the hub id.
+        components_of: gives the networks of a checkpoint with this model_index.json, or raises
+            CheckpointError, in which case nothing else is fetched.
+        revision: branch, tag or commit on the hub.
+        variant: of the weight files, such as "fp16".
+        options: the hub's client's, such as `cache_dir` and `local_files_only`.
+
+    Raises:
+        CheckpointError: it is a file, is no checkpoint, or cannot be fetched.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise CheckpointError(_pickle_message(path))
+    if not path.is_dir():
+        options["revision"] = revision
+        path = fetch(name, [INDEX], options)
+        components = components_of(_index(path))
+        path = fetch(name, _patterns(components, variant), options)
+        if variant and not all(_listed(path / part, stem, variant)
+                               for part, stem in components.items()):
+            path = fetch(name, _patterns(components, None), options)
+    _index(path)
+    return path
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    if not (folder / INDEX).is_file():
+        raise CheckpointError(
+            f"{folder} has no {INDEX}, so it is not a checkpoint in the diffusers layout."
+        )
+    return read_json(folder / INDEX)
+
+
+def fetch(name: str | Path, patterns: Sequence[str],
+          options: Mapping[str, Any] = MappingProxyType({})) -> Path:
+    """Returns a folder, or that of a hub id, fetched as far as the patterns of its files go.
+
+    Args:
+        name: the folder or the hub id.
+        patterns: of paths within it.
+        options: the hub's client's.
+
+    Raises:
+        CheckpointError: it is not there, and cannot be fetched.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if str(name).startswith(("/", "~", ".")) or str(name).count("/") > 1:
+        raise CheckpointError(f"There is no folder {str(path)!r}.")
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=[*patterns], **options))
+    except Exception as error:  # the hub client raises its own, requests' and the socket's errors
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"Model {str(name)!r} is neither a folder here nor could it be fetched from the hub "
+            f"({reason}). Check the spelling and the connection, or give a folder."
+        ) from error
+
+
+def _patterns(components: Components, variant: str | None) -> list[str]:
+    mark = f".{variant}" if variant else ""
+    patterns = list(OTHER_FILES)
+    for part, stem in components.items():
+        patterns += [f"{part}/{stem}{mark}.safetensors", f"{part}/{stem}{mark}-*-of-*.safetensors",
+                     f"{part}/{stem}.safetensors.index{mark}.json"]
+    return patterns
+
+
+def weight_files(folder: Path, stem: str, variant: str | None = None) -> list[Path]:
+    """The safetensors files of one network, e.g. of `checkpoint/unet`, whose names begin so.
+
+    A variant (such as "fp16") that the folder lacks falls back to the plain files with a warning:
+    the `dtype` of the parameters does not depend on it.
+
+    Raises:
+        CheckpointError: there are none, or an index names a file that is missing.
+    """
+    files = _listed(folder, stem, variant)
+    if not files and variant and (files := _listed(folder, stem, None)):
+        warnings.warn(f"{folder} has no {variant!r} files; reading the plain ones.", stacklevel=2)
+    if not files:
+        raise CheckpointError(_no_weights_message(folder))
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{file} is named by the checkpoint's index but is missing.")
+    return files
+
+
+def _listed(folder: Path, stem: str, variant: str | None) -> list[Path]:
+    mark = f".{variant}" if variant else ""
+    single = folder / f"{stem}{mark}.safetensors"
+    index = folder / f"{stem}.safetensors.index{mark}.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+            raise CheckpointError(f"{index} has no weight_map from names to files.")
+        return [folder / name for name in sorted(set(shards.values()))]
+    return []
+
+
+def _no_weights_message(folder: Path) -> str:
+    pickles = sorted(folder.glob("*.bin"))
+    if pickles:
+        return (
+            f"{folder} holds its weights as a pickle ({pickles[0].name}), which can run code when "
+            f"it is opened, so it is refused. {_convert(folder.parent)}"
+        )
+    return (f"{folder} has no safetensors weights. If the model was published as pickles: "
+            f"{_convert(folder.parent)}")
+
+
+def _pickle_message(path: Path) -> str:
+    target = path.with_suffix("")
+    command = ("from diffusers import StableDiffusionPipeline as P; "
+               f"P.from_single_file('{path}').save_pretrained('{target}')")
+    return (f"{path} is neither a .safetensors file nor a folder; pickles (.ckpt, .bin, .pt) can "
+            "run code when opened. Convert it where PyTorch is installed, if you trust it: "
+            f'python -c "{command}", and give {target}')
+
+
+def _convert(folder: Path) -> str:
+    command = ("from diffusers import StableDiffusionPipeline as P; "
+               f"P.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')")
+    return f'Convert it where PyTorch is installed, if you trust it: python -c "{command}"'

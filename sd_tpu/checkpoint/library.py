@@ -1,0 +1,74 @@
+"""The checkpoints that lie in a folder, by name; none of them is opened."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sd_tpu.checkpoint.single_file import SUFFIX
+
+RESCAN_SECONDS = 5.0  # after which the folder is looked through again
+MAX_DEPTH = 5  # of folders within folders, one of which may be a link to where it lies
+
+
+class Library:
+    """The checkpoints in a folder and its folders: single files, and folders in the diffusers
+    layout.
+
+    A name is the path from there without the file's suffix, as A1111 has it. What a name holds that
+    is no text is replaced, and what has the name of another gets a number.
+    """
+
+    def __init__(self, folder: Path | None):
+        """`folder` may be looked through now and then; None is an empty library."""
+        self._folder = folder
+        self._found: dict[str, Path] = {}
+        self._scanned = float("-inf")
+
+    def paths(self) -> dict[str, Path]:
+        """Where the checkpoints lie, in the order of their names; what has vanished is not there
+        for more than RESCAN_SECONDS."""
+        if self._folder and time.monotonic() - self._scanned > RESCAN_SECONDS:
+            self._found = self._scan(self._folder)
+            self._scanned = time.monotonic()
+        return self._found
+
+    def find(self, name: str) -> Path | None:
+        """Where a checkpoint lies, be it new; None if there is none of this name."""
+        if name not in self._found:
+            self._scanned = float("-inf")
+        return self.paths().get(name)
+
+    @staticmethod
+    def _scan(folder: Path) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for path in sorted(_walk(str(folder), "", MAX_DEPTH)):
+            name = os.fsencode(path.removesuffix(SUFFIX)).decode("utf-8", "replace").strip()
+            unique, number = name, 1
+            while unique in found:
+                number += 1
+                unique = f"{name} ({number})"
+            found[unique] = folder / path
+        return found
+
+
+def _walk(root: str, folder: str, depth: int) -> Iterator[str]:
+    """The paths from the root of the checkpoints in a folder, and in its folders; what cannot be
+    read is passed over."""
+    try:
+        with os.scandir(os.path.join(root, folder)) as entries:
+            kinds = {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
+    except OSError:
+        return
+    files = {name for name, is_folder in kinds.items()
+             if not is_folder and name.endswith(SUFFIX)}
+    yield from (os.path.join(folder, name) for name in files)
+    for name, is_folder in kinds.items():
+        path = os.path.join(folder, name)
+        # A folder beside a file of the same stem has its configs.
+        if not is_folder or f"{name}{SUFFIX}" in files:
+            continue
+        if os.path.isfile(os.path.join(root, path, "model_index.json")):
+            yield path
+        elif depth > 1:
+            yield from _walk(root, path, depth - 1)

@@ -1,0 +1,415 @@
+"""A whole checkpoint in one safetensors file, in the original layout of SD 1, SD 2 or SDXL.
+
+Which of them it is, and how wide and deep its networks are, is told by the names and shapes of its
+tensors. What these do not tell (the number of attention heads, the noise schedule) is as in the
+model that the layout was made for, unless a folder named as the file, without its suffix, lies
+beside it with diffusers' config files.
+"""
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sd_tpu.checkpoint.config import CheckpointError, read_json
+from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed, vae_name
+from sd_tpu.checkpoint.weights import NOT_PARAMETERS, Stored, modern, opened
+
+Shapes = Mapping[str, tuple[int, ...]]
+Config = dict[str, Any]
+
+SUFFIX = ".safetensors"
+UNET, VAE = "model.diffusion_model.", "first_stage_model."
+CLIP, OPEN_CLIP = "cond_stage_model.transformer.", "cond_stage_model.model."
+XL_CLIP, XL_OPEN_CLIP = "conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."
+V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"  # tensors whose presence is all that they say
+OPEN_CLIP_BUFFERS = ("logit_scale", "attn_mask")
+VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # not `loss.`, `model_ema.`
+
+# A part of a tensor's name -> what a file is that holds such a one. The first that is there counts.
+OTHERS = {
+    "double_blocks.": "FLUX",
+    "joint_blocks.": "Stable Diffusion 3",
+    "edm_mean": "Playground 2.5",
+    "conditioner.embedders.0.model.": "the refiner of SDXL",
+    "lora_": "a LoRA, not a checkpoint",
+    "lokr_": "a LoKr, not a checkpoint",
+    "hada_": "a LoHa, not a checkpoint",
+    "control_model.": "a ControlNet, not a checkpoint",
+    "emb_params": "a textual inversion, not a checkpoint",
+    "clip_g": "a textual inversion, not a checkpoint",
+    "down_blocks.": "one network of a checkpoint in the diffusers layout, whose folder is needed",
+    "text_model.": "one network of a checkpoint in the diffusers layout, whose folder is needed",
+    UNET: "a UNet without a text encoder",
+}
+CONFIG_FILES = {"model_index": "model_index.json", "scheduler": "scheduler/scheduler_config.json"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What an original layout says by itself, where no tensor's shape does.
+
+    Attributes:
+        name: of the models.
+        class_name: of diffusers' pipeline.
+        text_encoders: folder -> the beginning of its tensors' names.
+        image_size: pixels of a side of the pictures it was trained on.
+        scheduler: diffusers' config of its scheduler, besides `SCHEDULE`.
+        scaling_factor: of the autoencoder.
+    """
+
+    name: str
+    class_name: str
+    text_encoders: Mapping[str, str]
+    image_size: int
+    scheduler: Config
+    scaling_factor: float
+
+
+SCHEDULE = dict(
+    beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", num_train_timesteps=1000,
+    steps_offset=1, timestep_spacing="leading", prediction_type="epsilon",
+)
+PNDM = dict(_class_name="PNDMScheduler", skip_prk_steps=True, set_alpha_to_one=False)
+DDIM = dict(_class_name="DDIMScheduler", clip_sample=False, set_alpha_to_one=False,
+            prediction_type="v_prediction")
+EULER = dict(_class_name="EulerDiscreteScheduler", interpolation_type="linear")
+
+SD1 = Layout("Stable Diffusion 1", "StableDiffusionPipeline", {"text_encoder": CLIP}, 512, PNDM,
+             0.18215)
+SD2 = Layout("Stable Diffusion 2", "StableDiffusionPipeline", {"text_encoder": OPEN_CLIP}, 768,
+             DDIM, 0.18215)
+SDXL = Layout("SDXL", "StableDiffusionXLPipeline",
+              {"text_encoder": XL_CLIP, "text_encoder_2": XL_OPEN_CLIP}, 1024, EULER, 0.13025)
+LAYOUTS = (SDXL, SD2, SD1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleFile:
+    """A checkpoint in one file; no tensor has been read yet.
+
+    Attributes:
+        path: the file.
+        class_name: of the pipeline, as in model_index.json.
+        configs: diffusers' configs by folder, and "model_index" and "scheduler".
+        stored: folder -> name in diffusers' checkpoints -> where the parameter lies; what
+            `weights.load_stored` takes.
+        tokenizers: folder of each tokenizer -> the token that fills up a prompt; None is the
+            tokenizer's own.
+        folder: with config files that were taken in place of what the file tells; None is none.
+    """
+
+    path: Path
+    class_name: str
+    configs: dict[str, Config]
+    stored: dict[str, dict[str, Stored]]
+    tokenizers: dict[str, str | None]
+    folder: Path | None
+
+
+def read(path: Path) -> SingleFile:
+    """Tells what a file holds and where, from its header and the folder beside it.
+
+    Args:
+        path: the safetensors file.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or holds something else; it says what.
+    """
+    tensors = _header(path)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    layout = _recognized(path, shapes)
+    try:
+        configs = _inferred(layout, shapes)
+    except (LookupError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{path} looks like {layout.name}, but tensors are missing or have "
+                              f"other shapes ({error}).") from None
+    folder = path.with_suffix("")
+    folder = folder if folder.is_dir() else None
+    if folder:
+        configs |= _beside(folder, configs)
+    class_name = str(configs["model_index"].get("_class_name")).removeprefix("Flax")
+    if class_name != layout.class_name:
+        raise CheckpointError(f"{folder / 'model_index.json'} asks for {class_name}, but {path} "
+                              f"holds {layout.name}, a {layout.class_name}.")
+    return SingleFile(path, layout.class_name, configs, _stored(layout, tensors, configs),
+                      _tokenizers(layout), folder)
+
+
+def _header(path: Path) -> dict[str, Stored]:
+    """All tensors of a file by their names in it."""
+    tensors = {}
+    with opened(path) as file:
+        for name in file.keys():
+            part = file.get_slice(name)
+            tensors[name] = Stored(path, name, tuple(part.get_shape()), part.get_dtype())
+    return tensors
+
+
+def _recognized(path: Path, names: Collection[str]) -> Layout:
+    def present(mark: str) -> bool:
+        return any(name.startswith(mark) for name in names)
+
+    other = next((what for mark, what in OTHERS.items() if any(mark in name for name in names)),
+                 "tensors of no kind known here")
+    if not present("edm_mean"):
+        for layout in LAYOUTS:
+            if all(map(present, layout.text_encoders.values())):
+                lacks = [what for mark, what in ((UNET, "UNet"), (VAE, "autoencoder"))
+                         if not present(mark)]
+                if lacks:
+                    raise CheckpointError(f"{path} holds {layout.name} without its "
+                                          f"{' and its '.join(lacks)}, so it is not a whole "
+                                          "checkpoint.")
+                return layout
+    raise CheckpointError(f"{path} holds {other}; single files of Stable Diffusion 1, 2 and SDXL "
+                          "in their original layouts are supported.")
+
+
+# --- configs ------------------------------------------------------------------------------------
+
+
+def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
+    """diffusers' configs; LookupError or ValueError where tensors they need are not there."""
+    vae = _vae_config(layout, _part(shapes, VAE))
+    unet = _unet_config(layout, _part(shapes, UNET))
+    downscale = 2 ** (len(vae["block_out_channels"]) - 1)
+    configs: dict[str, Config] = {
+        "model_index": {"_class_name": layout.class_name},
+        "scheduler": {**SCHEDULE, **layout.scheduler},
+        "vae": vae,
+        "unet": {**unet, "sample_size": layout.image_size // downscale},
+        "text_encoder": _text_config(layout, _part(shapes, layout.text_encoders["text_encoder"])),
+    }
+    if layout is SDXL:
+        second = _text_config(layout, _part(shapes, XL_OPEN_CLIP))
+        numbers = configs["unet"]["projection_class_embeddings_input_dim"]
+        configs["model_index"]["force_zeros_for_empty_prompt"] = True
+        # Six numbers of size and crop are embedded beside the pooled text.
+        configs["unet"]["addition_time_embed_dim"] = (numbers - second["projection_dim"]) // 6
+        configs["text_encoder_2"] = second
+    if V_PREDICTION in shapes:
+        configs["scheduler"]["prediction_type"] = "v_prediction"
+    if ZERO_SNR in shapes:
+        configs["scheduler"]["rescale_betas_zero_snr"] = True
+    return configs
+
+
+def _part(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items()
+            if name.startswith(prefix)}
+
+
+def _unet_config(layout: Layout, shapes: Shapes) -> Config:
+    levels = Levels.of_original(shapes)
+    ours = {diffusers: original for diffusers, original in levels.modules().items()
+            if f"{original}.weight" in shapes or f"{original}.norm.weight" in shapes}
+    depths = _depths(ours, shapes)
+    down = [[depths.get(f"down_blocks.{level}.attentions.{layer}", 0) for layer in range(layers)]
+            for level, layers in enumerate(levels.down)]
+    up = [[depths.get(f"up_blocks.{level}.attentions.{layer}", 0) for layer in range(layers)]
+          for level, layers in enumerate(levels.up)]
+    channels = [shapes[f"{ours[f'down_blocks.{level}.resnets.0.conv1']}.weight"][0]
+                for level in range(len(levels.down))]
+    if [layers - 1 for layers in levels.up] != list(levels.down[::-1]):
+        raise ValueError(f"{levels.up} layers on the way up do not match {levels.down}")
+    middle = depths.get("mid_block.attentions.0", 0)
+    config = dict(
+        _class_name="UNet2DConditionModel",
+        in_channels=shapes["input_blocks.0.0.weight"][1],
+        out_channels=shapes["out.2.weight"][0],
+        block_out_channels=channels,
+        layers_per_block=_one(levels.down),
+        down_block_types=["CrossAttnDownBlock2D" if any(depth) else "DownBlock2D"
+                          for depth in down],
+        up_block_types=["CrossAttnUpBlock2D" if any(depth) else "UpBlock2D" for depth in up],
+        mid_block_type=_mid_block(ours, middle),
+        cross_attention_dim=_ending(shapes, ".attn2.to_k.weight")[1],
+        use_linear_projection=len(_ending(shapes, ".1.proj_in.weight")) == 2,
+        # SD 1 has eight heads everywhere, its successors heads of 64 channels.
+        attention_head_dim=8 if layout is SD1 else [max(1, width // 64) for width in channels],
+        **_depth_config(down, up, middle),
+    )
+    if "label_emb.0.0.weight" in shapes:
+        if layout is not SDXL:
+            raise ValueError("it takes image embeddings, as unCLIP does, which is not supported")
+        config |= dict(addition_embed_type="text_time",
+                       projection_class_embeddings_input_dim=shapes["label_emb.0.0.weight"][1])
+    return config
+
+
+def _ending(shapes: Shapes, end: str) -> tuple[int, ...]:
+    """The shape of a tensor whose name ends so."""
+    for name, shape in shapes.items():
+        if name.endswith(end):
+            return shape
+    raise LookupError(f"no tensor's name ends with {end}")
+
+
+def _depths(modules: Mapping[str, str], names: Iterable[str]) -> dict[str, int]:
+    """Transformer blocks of each attention, by its module in diffusers' names."""
+    blocks = defaultdict(set)
+    for name in names:
+        if match := re.match(r"(.+)\.transformer_blocks\.(\d+)\.", name):
+            blocks[match[1]].add(match[2])
+    return {ours: len(blocks[original]) for ours, original in modules.items()
+            if original in blocks}
+
+
+def _mid_block(modules: Mapping[str, str], depth: int) -> str | None:
+    if depth:
+        return "UNetMidBlock2DCrossAttn"
+    return "UNetMidBlock2D" if "mid_block.resnets.0.conv1" in modules else None
+
+
+def _depth_config(down: list[list[int]], up: list[list[int]], middle: int) -> Config:
+    """Transformer blocks as diffusers' configs have them: the last level's are the middle's too.
+
+    A level without attention says 1, which counts for nothing.
+    """
+    ends = [1] * (len(down) - 1) + [middle or 1]
+    per_level = [_one(depth) if any(depth) else end
+                 for depth, end in zip(down, ends, strict=True)]
+    back = [_one(depth) if any(depth) else end
+            for depth, end in zip(up, reversed(per_level), strict=True)]
+    config: Config = {"transformer_layers_per_block": _one(per_level)}
+    if back != per_level[::-1] or any(isinstance(depth, list) for depth in per_level):
+        config = {"transformer_layers_per_block": per_level,
+                  "reverse_transformer_layers_per_block": back}
+    return config
+
+
+def _one(values: Iterable[Any]) -> Any:
+    """The value that all are, or a list of them."""
+    values = list(values)
+    return values[0] if all(value == values[0] for value in values) else values
+
+
+def _vae_config(layout: Layout, shapes: Shapes) -> Config:
+    blocks = sorted((int(match[1]), int(match[2])) for name in shapes
+                    if (match := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.conv1\.w", name)))
+    channels = [shapes[f"encoder.down.{level}.block.0.conv1.weight"][0]
+                for level, block in blocks if block == 0]
+    config = dict(
+        _class_name="AutoencoderKL",
+        in_channels=shapes["encoder.conv_in.weight"][1],
+        out_channels=shapes["decoder.conv_out.weight"][0],
+        latent_channels=shapes["decoder.conv_in.weight"][1],
+        block_out_channels=channels,
+        layers_per_block=len(blocks) // len(channels),
+        down_block_types=["DownEncoderBlock2D"] * len(channels),
+        up_block_types=["UpDecoderBlock2D"] * len(channels),
+        sample_size=layout.image_size,
+        scaling_factor=layout.scaling_factor,
+    )
+    return config | ({"force_upcast": True} if layout is SDXL else {})
+
+
+def _text_config(layout: Layout, shapes: Shapes) -> Config:
+    """Of a text encoder in either layout: CLIP's names begin with `text_model.`, OpenCLIP's do not.
+    """
+    is_open_clip = "positional_embedding" in shapes
+    names = {(open_clip_name if is_open_clip else modern)(name): shape
+             for name, shape in shapes.items()}
+    layers = len({match[1] for name in names
+                  if (match := re.match(r"text_model\.encoder\.layers\.(\d+)\.", name))})
+    vocabulary, width = names["text_model.embeddings.token_embedding.weight"]
+    config = dict(
+        architectures=["CLIPTextModel"],
+        model_type="clip_text_model",
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=names["text_model.encoder.layers.0.mlp.fc1.weight"][0],
+        max_position_embeddings=names["text_model.embeddings.position_embedding.weight"][0],
+        # SD 2 takes the penultimate layer's output, so diffusers leaves out the last one.
+        num_hidden_layers=layers - 1 if layout is SD2 else layers,
+        num_attention_heads=max(1, width // 64),
+        hidden_act="gelu" if is_open_clip else "quick_gelu",
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    if is_open_clip and layout is SDXL:
+        config |= dict(architectures=["CLIPTextModelWithProjection"],
+                       projection_dim=names["text_projection.weight"][1])
+    return config
+
+
+def _beside(folder: Path, configs: Mapping[str, Config]) -> dict[str, Config]:
+    """The configs that the folder holds."""
+    files = {part: folder / CONFIG_FILES.get(part, f"{part}/config.json") for part in configs}
+    return {part: read_json(file) for part, file in files.items() if file.is_file()}
+
+
+def _tokenizers(layout: Layout) -> dict[str, str | None]:
+    """CLIP fills up with its end token, OpenCLIP with the token of number 0."""
+    return {folder.replace("text_encoder", "tokenizer"): None if mark in (CLIP, XL_CLIP) else "!"
+            for folder, mark in layout.text_encoders.items()}
+
+
+# --- parameters ---------------------------------------------------------------------------------
+
+
+def _stored(layout: Layout, tensors: Mapping[str, Stored],
+            configs: Mapping[str, Config]) -> dict[str, dict[str, Stored]]:
+    unet = _part(tensors, UNET)
+    modules = {original: ours for ours, original in Levels.of_original(unet).modules().items()}
+    parts = {
+        "unet": {renamed(name, modules): tensor for name, tensor in unet.items()},
+        "vae": _vae(_part(tensors, VAE)),
+    }
+    for folder, mark in layout.text_encoders.items():
+        part = _part(tensors, mark)
+        if mark in (CLIP, XL_CLIP):
+            parts[folder] = {modern(name): tensor for name, tensor in part.items()
+                             if not NOT_PARAMETERS.search(name)}
+        else:
+            parts[folder] = _open_clip(part, layout, configs[folder])
+    return parts
+
+
+def _vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    levels = len({match[1] for name in tensors
+                  if (match := re.match(r"decoder\.up\.(\d+)\.", name))})
+    stored = {}
+    for name, tensor in tensors.items():
+        if name.startswith(VAE_PARTS):
+            if "attn_1." in name and len(tensor.shape) == 4:  # a product, as a 1x1 convolution
+                shape = tensor.shape[:2] if tensor.shape[2:] == (1, 1) else tensor.shape
+                tensor = dataclasses.replace(tensor, shape=shape)
+            stored[vae_name(name, levels)] = tensor
+    return stored
+
+
+def _open_clip(tensors: Mapping[str, Stored], layout: Layout,
+               config: Config) -> dict[str, Stored]:
+    """The three projections of attention lie one above the other in a tensor."""
+    stored = {}
+    for name, tensor in tensors.items():
+        ours = open_clip_name(name)
+        layer = re.match(r"text_model\.encoder\.layers\.(\d+)\.", ours)
+        unused = layer and int(layer[1]) >= _whole(config.get("num_hidden_layers"))
+        if name in OPEN_CLIP_BUFFERS or (layout is SD2 and (unused or name == "text_projection")):
+            continue
+        fused = re.match(r"(.+)\.in_proj_(weight|bias)$", ours)
+        if fused and tensor.shape and tensor.shape[0] % 3 == 0:
+            stored |= _split(fused[1], fused[2], tensor)
+        elif name == "text_projection":
+            stored[ours] = dataclasses.replace(tensor, shape=tensor.shape[::-1], transposed=True)
+        else:
+            stored[ours] = tensor
+    return stored
+
+
+def _whole(number: Any) -> float:
+    return number if isinstance(number, int) else float("inf")
+
+
+def _split(attention: str, leaf: str, tensor: Stored) -> dict[str, Stored]:
+    rows = tensor.shape[0] // 3
+    return {
+        f"{attention}.{part}_proj.{leaf}": dataclasses.replace(
+            tensor, shape=(rows, *tensor.shape[1:]), rows=(i * rows, (i + 1) * rows))
+        for i, part in enumerate("qkv")
+    }

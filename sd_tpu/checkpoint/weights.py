@@ -1,0 +1,271 @@
+"""Safetensors <-> the parameters of a module, under an exact check of names and shapes.
+
+Module attributes are spelled as in the checkpoint, so a parameter's path is its name there. Only
+the leaves differ: PyTorch keeps convolutions as OIHW and dense layers as [out, in] and calls every
+main tensor of a layer `weight`.
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from sd_tpu.checkpoint.config import CheckpointError
+
+Params = dict[str, Any]  # nested: module attribute or list index -> ... -> array
+
+# (leaf, number of axes) -> (leaf in the checkpoint, axes of ours in the checkpoint's order)
+LEAVES = {
+    ("kernel", 4): ("weight", (3, 2, 0, 1)),
+    ("kernel", 2): ("weight", (1, 0)),
+    ("scale", 1): ("weight", (0,)),
+    ("embedding", 2): ("weight", (0, 1)),
+    ("bias", 1): ("bias", (0,)),
+}
+
+# Names that older and newer library versions wrote for the same tensors.
+SYNONYMS = (
+    # Attention of the autoencoder before diffusers 0.17, as in the published SD 1.4.
+    (re.compile(r"(mid_block\.attentions\.0)\.query\b"), r"\1.to_q"),
+    (re.compile(r"(mid_block\.attentions\.0)\.key\b"), r"\1.to_k"),
+    (re.compile(r"(mid_block\.attentions\.0)\.value\b"), r"\1.to_v"),
+    (re.compile(r"(mid_block\.attentions\.0)\.proj_attn\b"), r"\1.to_out.0"),
+    # transformers 5 leaves out the outermost module of CLIPTextModel.
+    (re.compile(r"^(embeddings|encoder\.layers\.\d+\.(?:self_attn|mlp|layer_norm\d)|final_layer_norm)"
+                r"\."), r"text_model.\1."),
+)
+NOT_PARAMETERS = re.compile(r"\.position_ids$")  # a buffer that older checkpoints carry
+DTYPES = ("F64", "F32", "F16", "BF16")  # of parameters in a file, as safetensors spells them
+BLOCK = 1 << 14  # numbers that are looked at at a time: few enough to stay in the cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A parameter where it lies in a file, and what is done to it when it is read.
+
+    Attributes:
+        file: a safetensors file.
+        name: of the tensor in it.
+        shape: of the parameter, in PyTorch's order of axes.
+        dtype: in the file, as safetensors spells it.
+        rows: the first and the end of those that are the parameter's, where a tensor holds several.
+        transposed: the tensor is the parameter's transpose.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+
+    def read(self, tensors) -> np.ndarray:
+        """The parameter in PyTorch's order of axes, given its file as `opened` gives it.
+
+        Only its own rows are read. Axes of length 1 may differ between the tensor and `shape`:
+        what is a convolution of single pixels in one layout is a dense layer in another.
+        """
+        rows = slice(None) if self.rows is None else slice(*self.rows)
+        value = tensors.get_slice(self.name)[rows] if self.rows else tensors.get_tensor(self.name)
+        return (value.T if self.transposed else value).reshape(self.shape)
+
+
+class _OneKey(nnx.Rngs):
+    """Stands in for nnx.Rngs where only shapes are wanted.
+
+    Every draw from an nnx.Rngs advances a counter, which under tracing takes time quadratic in the
+    number of draws: five seconds for the UNet of SD, against half a second.
+    """
+
+    def __init__(self):
+        self._key = nnx.data(jax.random.key(0))
+
+    def params(self) -> jax.Array:
+        return self._key
+
+
+def abstract(build: Callable[..., nnx.Module]) -> tuple[nnx.GraphDef, Params]:
+    """What `build(rngs=...)` returns, without its numbers; nothing is allocated.
+
+    Returns the module's structure, and its parameters as a tree of ShapeDtypeStruct.
+    """
+    module = nnx.eval_shape(lambda: build(rngs=_OneKey()))
+    return nnx.graphdef(module), nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def shapes(params: Params) -> dict[str, tuple[int, ...]]:
+    """The names and shapes that parameters have in a checkpoint."""
+    return {_checkpoint_name(path, leaf): _checkpoint_shape(path, leaf)
+            for path, leaf in _leaves(params)}
+
+
+def map_named(function: Callable[[str, Any], Any], params: Params, *, leading: int = 0) -> Params:
+    """What `function(name, leaf)` makes of each parameter, by its name in a checkpoint.
+
+    Args:
+        function: of the name and the array.
+        params: the tree.
+        leading: how many axes each array has before those of the parameter.
+    """
+    def one(path: tuple, leaf: Any) -> Any:
+        *modules, last = (str(key.key) for key in path)
+        return function(".".join([*modules, LEAVES[last, leaf.ndim - leading][0]]), leaf)
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def load(files: list[Path], expected: Params, dtype=None, sharding=None) -> Params:
+    """Reads parameters tensor by tensor, each straight to its place on the devices.
+
+    Args:
+        files: safetensors files that together hold every parameter once.
+        expected: tree of arrays or ShapeDtypeStructs that names the parameters and their shapes.
+        dtype: of the parameters returned; by default that of each in `expected`.
+        sharding: where they go; None is JAX's default device.
+
+    Raises:
+        CheckpointError: names or shapes differ (all of them listed), or a file is damaged or holds
+            what is no finite number.
+    """
+    return load_stored(contents(files), expected, dtype, sharding, source=files[0].parent)
+
+
+def load_stored(stored: Mapping[str, Stored], expected: Params, dtype=None, sharding=None, *,
+                source: Path, leading: bool = False) -> Params:
+    """Like `load`, of parameters that lie anywhere under any names.
+
+    Args:
+        stored: where they lie, by their names in a checkpoint.
+        expected: as for `load`.
+        dtype: as for `load`.
+        sharding: as for `load`.
+        source: the folder or file that error messages speak of.
+        leading: every array gets an axis of 1 in front.
+
+    Raises:
+        CheckpointError: as for `load`.
+    """
+    _check(stored, shapes(expected), source)
+    wanted = {_checkpoint_name(path, leaf): (path, leaf) for path, leaf in _leaves(expected)}
+    loaded = {}
+    for file in dict.fromkeys(entry.file for entry in stored.values()):
+        with opened(file) as tensors:
+            for name, entry in stored.items():
+                if entry.file == file:
+                    path, leaf = wanted[name]
+                    _, axes = LEAVES[path[-1].key, leaf.ndim]
+                    value = entry.read(tensors)
+                    if not _is_finite(value):
+                        raise CheckpointError(f"{file} is damaged: {entry.name} holds what is no "
+                                              "finite number.")
+                    value = value.transpose(np.argsort(axes))
+                    value = value.astype(leaf.dtype if dtype is None else dtype)
+                    loaded[path] = jax.device_put(value[None] if leading else value, sharding)
+    return jax.tree_util.tree_map_with_path(lambda path, _: loaded[path], expected)
+
+
+def _is_finite(value: np.ndarray) -> bool:
+    """Whether all are; told by their bits, many times faster than by `np.isfinite`, and in blocks,
+    so that no copy of a large tensor is made."""
+    bits = np.ascontiguousarray(value).reshape(-1).view(f"u{value.dtype.itemsize}")
+    infinite = np.array(np.inf, value.dtype).view(bits.dtype)
+    magnitude = np.iinfo(bits.dtype).max >> 1
+    return all((bits[first:first + BLOCK] & magnitude).max() < infinite
+               for first in range(0, bits.size, BLOCK))
+
+
+def contents(files: list[Path]) -> dict[str, Stored]:
+    """The parameters in files of one network, by their present names.
+
+    Raises:
+        CheckpointError: a file is damaged or missing.
+    """
+    found = {}
+    for file in files:
+        with opened(file) as tensors:
+            for name in tensors.keys():
+                if not NOT_PARAMETERS.search(name):
+                    part = tensors.get_slice(name)
+                    found[modern(name)] = Stored(file, name, tuple(part.get_shape()),
+                                                 part.get_dtype())
+    return found
+
+
+def save(params: Params, file: Path, dtype=None) -> None:
+    """Writes parameters under the checkpoint's names, in `dtype` if given."""
+    tensors = {}
+    for path, leaf in _leaves(params):
+        _, axes = LEAVES[path[-1].key, leaf.ndim]
+        value = np.asarray(leaf).transpose(axes)
+        tensors[_checkpoint_name(path, leaf)] = np.ascontiguousarray(value, dtype=dtype)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _leaves(params: Params):
+    return jax.tree_util.tree_leaves_with_path(params)
+
+
+def _checkpoint_name(path: tuple, leaf) -> str:
+    *modules, last = (str(key.key) for key in path)
+    return ".".join([*modules, LEAVES[last, leaf.ndim][0]])
+
+
+def _checkpoint_shape(path: tuple, leaf) -> tuple[int, ...]:
+    _, axes = LEAVES[path[-1].key, leaf.ndim]
+    return tuple(leaf.shape[axis] for axis in axes)
+
+
+def modern(name: str) -> str:
+    """The present name of a parameter that an older or newer library version wrote."""
+    for pattern, replacement in SYNONYMS:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[safe_open]:
+    """A safetensors file to read from; what fails meanwhile is told in a sentence.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or cannot be read.
+    """
+    try:
+        # The default maps the file, and all that was read of it then stays in memory beside the
+        # parameters until it is closed.
+        with safe_open(file, framework="np", backend="pread") as tensors:
+            yield tensors
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no file {str(file)!r}.") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is damaged or incomplete ({error}). Fetch or copy it again."
+        ) from error
+
+
+def _check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], source: Path) -> None:
+    missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+    difference = [f"- missing    {name} {list(wanted[name])}" for name in missing]
+    difference += [f"+ unexpected {name} {list(found[name].shape)}" for name in unexpected]
+    for name in wanted.keys() & found.keys():
+        shape, dtype = found[name].shape, found[name].dtype
+        if shape != wanted[name]:
+            difference.append(f"~ shape      {name}: the file has {list(shape)}, "
+                              f"the model needs {list(wanted[name])}")
+        if dtype not in DTYPES:
+            difference.append(f"~ type       {name}: the file has {dtype}, "
+                              f"supported are {', '.join(DTYPES)}")
+    if difference:
+        lines = "\n  ".join(sorted(difference))
+        raise CheckpointError(
+            f"The weights in {source} do not fit the model that its config.json describes "
+            f"({len(difference)} differences):\n  {lines}"
+        )

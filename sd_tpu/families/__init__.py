@@ -1,0 +1,37 @@
+"""What differs between kinds of model, one file a kind, and which of them a checkpoint is of."""
+
+from typing import Any
+
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
+
+Family = type[StableDiffusion] | type[StableDiffusionXL]
+FAMILIES: tuple[Family, ...] = (StableDiffusion, StableDiffusionXL)
+
+# A part of a pipeline's name -> what its checkpoints hold. The first that is there counts.
+OTHERS = {
+    "InstructPix2Pix": "a model that edits pictures",
+    "XLImg2Img": "the refiner of SDXL",
+    "StableDiffusion3": "Stable Diffusion 3",
+    "Flux": "FLUX",
+}
+
+
+def find_family(model_index: dict[str, Any]) -> Family:
+    """The family of a checkpoint in the diffusers layout, by the pipeline it was made for.
+
+    Args:
+        model_index: the contents of its model_index.json.
+
+    Raises:
+        CheckpointError: no family here draws with such a checkpoint.
+    """
+    name = model_index.get("_class_name")
+    for family in FAMILIES:
+        if name in family.pipelines:
+            return family
+    supported = " and ".join(family.pipelines[0] for family in FAMILIES)
+    what = next((f"{what} ({name})" for mark, what in OTHERS.items() if mark in str(name)),
+                f"for {name or 'no pipeline that it names'}")
+    raise CheckpointError(f"This checkpoint is {what}; those for {supported} are supported.")

@@ -1,0 +1,171 @@
+"""The LoRAs and embeddings that prompts may name, from the folders where they lie."""
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.adapters import Delta, listing, read_embedding, read_lora
+from sd_tpu.checkpoint.config import paths_within
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families.model import Model
+from sd_tpu.families.prompt import PromptError, parse
+from sd_tpu.families.text import PromptOptions
+
+RESCAN_SECONDS = 5.0  # after which a folder is looked through again
+MAX_HASHES = 1024  # that are remembered: a file may take a second to read
+
+Strengths = tuple[tuple[str, float], ...]  # names of LoRAs and how strongly they are merged
+
+
+class Adapters:
+    """Everything beside a checkpoint that a prompt can use."""
+
+    def __init__(self, loras: Path | None = None, embeddings: Path | None = None,
+                 chunks: int = PromptOptions.chunks):
+        """Looks through the folders; None is none.
+
+        Args:
+            loras: whose files `<lora:name:strength>` names.
+            embeddings: whose files' stems stand for their vectors.
+            chunks: how many of 75 tokens a prompt may have.
+
+        Raises:
+            CheckpointError: a folder cannot be read.
+        """
+        self._loras, self._embeddings, self._chunks = Folder(loras), Folder(embeddings), chunks
+        self._fitting: set[tuple] = set()  # what was found to fit, while its file is the same
+
+    def options(self, model: Model) -> PromptOptions:
+        """What prompts for this model may say."""
+        return PromptOptions(self._chunks, _Embeddings(self._embeddings, model.text_widths))
+
+    def loras(self) -> Mapping[str, Path]:
+        """The LoRAs by name."""
+        return self._loras.files()
+
+    def embeddings(self) -> Mapping[str, Path]:
+        """The embeddings by name."""
+        return self._embeddings.files()
+
+    def asked(self, *texts: str) -> Strengths:
+        """The LoRAs that a picture's texts ask for, in the order of their names; what is asked for
+        twice counts twice.
+
+        Raises:
+            PromptError: a tag is damaged, or there is no LoRA of such a name.
+        """
+        strengths: dict[str, float] = defaultdict(float)
+        for lora in (lora for text in texts for lora in parse(text).loras):
+            if lora.name not in self._loras.files():
+                raise PromptError(
+                    "There is no LoRA {name!r} here." if self._loras.path else
+                    "The prompt asks for the LoRA {name!r}, but no folder of LoRAs was given.",
+                    name=lora.name)
+            strengths[lora.name] += lora.strength
+        return tuple(sorted((name, value) for name, value in strengths.items() if value))
+
+    def deltas(self, asked: Strengths,
+               shapes: Params) -> dict[str, dict[str, list[tuple[Delta, float]]]]:
+        """What `runtime.merge.merge` adds for LoRAs.
+
+        Args:
+            asked: as the method of that name returns it.
+            shapes: of the checkpoint's parameters, by component.
+
+        Raises:
+            CheckpointError: a file is damaged or gone, is not understood, or is for other models.
+        """
+        named = {part: weights.shapes(of) for part, of in shapes.items()}
+        added: dict[str, Any] = defaultdict(lambda: defaultdict(list))
+        for name, strength in asked:
+            with paths_within(self._loras.path):
+                found = read_lora(self._loras.file(name), named)
+            for part, deltas in found.items():
+                for parameter, delta in deltas.items():
+                    added[part][parameter].append((delta, strength))
+        return added
+
+    def check(self, asked: Strengths, shapes: Params) -> None:
+        """Raises what `deltas` would, before anything is brought to a device; a file that was found
+        good is not read again."""
+        for name, _ in asked:
+            file = self._loras.file(name)
+            key = file, _state(file), jax.tree.structure(shapes)
+            if key not in self._fitting:
+                self.deltas(((name, 1.0),), shapes)
+                self._fitting.add(key)
+
+    def hashes(self, *texts: str) -> dict[str, str]:
+        """What A1111 writes as `Lora hashes` of the LoRAs that a picture's texts ask for: twelve
+        digits of the SHA-256 of a file's tensors, by name; files that are gone are left out."""
+        names = dict.fromkeys(lora.name for text in texts for lora in parse(text).loras)
+        found = {name: _hash(self._loras.file(name), _state(self._loras.file(name)))
+                 for name in names if self._loras.path}
+        return {name: value for name, value in found.items() if value}
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """What changes when somebody writes the file; None if it is gone."""
+    try:
+        told = file.stat()
+    except OSError:
+        return None
+    return told.st_mtime_ns, told.st_size
+
+
+@lru_cache(MAX_HASHES)
+def _hash(file: Path, state: tuple[int, int] | None) -> str:
+    """Of the tensors of a file in this state; nothing if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(8 + int.from_bytes(opened.read(8), "little"))  # past the header
+            return hashlib.file_digest(opened, "sha256").hexdigest()[:12]
+    except OSError:
+        return ""
+
+
+class Folder:
+    """The safetensors files below a folder, by name."""
+
+    def __init__(self, path: Path | None):
+        """Looks through it; raises CheckpointError if it cannot be read."""
+        self.path, self._files, self._seen = path, {}, -RESCAN_SECONDS
+        self.files()
+
+    def files(self) -> Mapping[str, Path]:
+        """By the names that `listing` gives them, as they were a few seconds ago at most."""
+        if self.path and time.monotonic() - self._seen >= RESCAN_SECONDS:
+            self._files, self._seen = listing(self.path), time.monotonic()
+        return self._files
+
+    def file(self, name: str) -> Path:
+        """Where a file lies, or lay."""
+        return self._files.get(name) or self.path / f"{name}.safetensors"
+
+
+class _Embeddings(Mapping[str, Mapping[str, np.ndarray]]):
+    """Vectors by name, read when they are asked for."""
+
+    def __init__(self, folder: Folder, widths: Mapping[str, int]):
+        self._folder, self._files, self._widths = folder.path, folder.files(), widths
+        self._read: dict[str, dict[str, np.ndarray]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[str, np.ndarray]:
+        if name not in self._read:
+            with paths_within(self._folder):
+                self._read[name] = read_embedding(self._files[name], self._widths)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)

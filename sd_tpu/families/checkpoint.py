@@ -1,0 +1,266 @@
+"""A checkpoint of any family: read from a folder or the hub, and written."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from sd_tpu.checkpoint import folder as checkpoint
+from sd_tpu.checkpoint import single_file, weights
+from sd_tpu.checkpoint.card import ModelCard
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, TrainingConfig, read_json
+from sd_tpu.checkpoint.single_file import SUFFIX, SingleFile
+from sd_tpu.checkpoint.weights import Params, Stored
+from sd_tpu.families import find_family
+from sd_tpu.families.decoder import TinyDecoder
+from sd_tpu.families.model import Model
+from sd_tpu.families.prompt import words_of
+from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.folders import cache_folder
+from sd_tpu.sampling.samplers import default_sampler
+from sd_tpu.sampling.schedule import NoiseSchedule
+
+
+class Checkpoint:
+    """All of a checkpoint but its parameters, which `load` reads where they are wanted."""
+
+    def __init__(self, model: Model, tokenizers: Mapping[str, Tokenizer],
+                 configs: Mapping[str, dict[str, Any]], card: ModelCard,
+                 parameters: "Parameters | None" = None):
+        """Joins the parts; `tokenizers` and `configs` are the checkpoint's own, by folder name.
+
+        Raises:
+            CheckpointError: a config asks for what is not supported.
+        """
+        self.model, self.tokenizers, self.configs, self.card = model, tokenizers, configs, card
+        self.schedule = NoiseSchedule.from_config(configs["scheduler"])
+        self.sampler, self.spacing = default_sampler(configs["scheduler"])
+        side = TrainingConfig.from_dict(configs["unet"]).sample_size * model.downscale
+        self.default_size = side, side  # height and width of the pictures it was trained on
+        self.parameters = parameters
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, dtype=jnp.float32,
+                        sharding: jax.sharding.Sharding | None = None,
+                        **options: Any) -> tuple[Self, Params]:
+        """Reads a checkpoint with its parameters.
+
+        What JAX compiles from then on is kept in the user's cache folder for the next start, unless
+        the program or the environment has said where, or not to.
+
+        Args:
+            name: as `open` takes it, like the options.
+            dtype: of the parameters and the arithmetic.
+            sharding: where the parameters go; by default on JAX's default device.
+            options: see `open`.
+
+        Returns:
+            The checkpoint, and its parameters as nested dictionaries of arrays.
+
+        Raises:
+            CheckpointError: what is wrong with the checkpoint, in one message.
+            ValueError: the downsampling is no whole number from 1.
+        """
+        checkpoint = cls.open(name, dtype=dtype, **options)
+        return checkpoint, checkpoint.parameters.load(sharding)
+
+    @classmethod
+    def open(cls, name: str | Path, *, revision: str | None = None, variant: str | None = None,
+             dtype=jnp.float32, token_downsampling: int = 1,
+             decoder: TinyDecoder | None = None, prediction_type: str | None = None,
+             zero_snr: bool | None = None) -> Self:
+        """Reads all but the parameters.
+
+        Args:
+            name: a folder in the diffusers layout, a single file, or a hub id.
+            revision: branch, tag or commit on the hub.
+            variant: of the weight files, such as "fp16".
+            dtype: of the parameters and the arithmetic.
+            token_downsampling: the UNet's finest self-attention takes its keys and values from
+                every so many rows and columns only; 1 is exact.
+            decoder: of its previews or pictures; one of another family's is left out.
+            prediction_type: what the UNet predicts, as in a scheduler's config; None is what the
+                checkpoint says.
+            zero_snr: whether the noise schedule is scaled to end without any signal; None likewise.
+
+        Raises:
+            CheckpointError: what is wrong with the checkpoint, in one message.
+            ValueError: the downsampling is no whole number from 1.
+        """
+        keep_compiled()
+        said = {"prediction_type": prediction_type, "rescale_betas_zero_snr": zero_snr}
+        options = dict(dtype=dtype, token_downsampling=token_downsampling, decoder=decoder,
+                       scheduler={name: value for name, value in said.items()
+                                  if value is not None})
+        path = Path(name).expanduser()
+        if path.is_file() and path.suffix == SUFFIX:
+            return cls._open_file(single_file.read(path), **options)
+        folder = checkpoint.find(name, lambda index: find_family(index).components, revision,
+                                 variant)
+        # A folder's whole path would travel in every picture.
+        shown = folder.resolve().name if path.is_dir() else str(name)
+        return cls._open_folder(folder, shown, variant, **options)
+
+    @classmethod
+    def _open_folder(cls, folder: Path, name: str, variant: str | None, **options: Any) -> Self:
+        index = read_json(folder / "model_index.json")
+        family = find_family(index)
+        configs = {part: read_json(folder / part / "config.json") for part in family.components}
+        configs["model_index"] = index
+        configs["scheduler"] = read_json(folder / "scheduler" / "scheduler_config.json")
+        tokenizers = {part: Tokenizer.from_folder(folder / part)
+                      for part in family.encoders.values()}
+        return cls._assembled(folder, configs, lambda part: weights.contents(
+            checkpoint.weight_files(folder / part, family.components[part], variant)),
+            tokenizers, ModelCard.read(folder, name), **options)
+
+    @classmethod
+    def _open_file(cls, file: SingleFile, **options: Any) -> Self:
+        family = find_family(file.configs["model_index"])
+        tokenizers = {part: _tokenizer(file, part) for part in family.encoders.values()}
+        card = ModelCard.read(file.path.with_suffix(""), file.path.stem)
+        return cls._assembled(file.path, file.configs, file.stored.__getitem__, tokenizers, card,
+                              **options)
+
+    @classmethod
+    def _assembled(cls, source: Path, configs: dict[str, Any], stored: Callable,
+                   tokenizers: Mapping[str, Tokenizer], card: ModelCard, *, dtype,
+                   decoder: TinyDecoder | None, scheduler: dict[str, Any],
+                   **options: int) -> Self:
+        """Of what a folder or a file holds, with the decoder if it is of this family, and with what
+        else is said of the scheduler."""
+        configs = {**configs, "scheduler": configs["scheduler"] | scheduler}
+        family = find_family(configs["model_index"])
+        if decoder and decoder.family not in (None, family):
+            decoder = None
+        if decoder:
+            configs = decoder.beside(configs)
+        model, expected = family.build(configs, dtype, previewer=decoder.part if decoder else "",
+                                       **options)
+        parameters = Parameters(source, expected, stored, decoder)
+        return cls(model, tokenizers, configs, card, parameters)
+
+    def save_pretrained(self, folder: str | Path, params: Params, dtype=None) -> None:
+        """Writes the diffusers layout, which PyTorch's pipeline reads as well.
+
+        Args:
+            folder: made if absent.
+            params: without a leading device axis.
+            dtype: of the files; by default that of the parameters.
+        """
+        folder = Path(folder)
+        for part, stem in self.model.components.items():
+            weights.save(params[part], folder / part / f"{stem}.safetensors", dtype)
+            _write_json(folder / part / "config.json", self.configs[part])
+        scheduler = self.schedule.scheduler  # not by its name of Flax, which diffusers had before
+        _write_json(folder / "scheduler" / "scheduler_config.json",
+                    {**self.configs["scheduler"], "_class_name": scheduler})
+        for part, tokenizer in self.tokenizers.items():
+            tokenizer.save(folder / part)
+        _write_json(folder / "sd_tpu.json", self.card.model_dump())
+        _write_json(folder / "model_index.json",
+                    {**self.model.model_index, "scheduler": ["diffusers", scheduler]})
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The first encoder's."""
+        return next(iter(self.tokenizers.values()))
+
+    def unknown_words(self, prompt: str) -> list[str]:
+        """Words of the prompt that the model was never shown, if its card tells those it was;
+        raises PromptError."""
+        return self.card.unknown_words(words_of(prompt)) if self.card.words else []
+
+    def prompt_inputs(self, prompt: str, negative_prompt: str = "", **settings: Any) -> Any:
+        """A picture's prompts as `Entry` takes them; settings as `Model.prompt_inputs` does, by
+        default for a picture of the model's own size."""
+        height, width = self.default_size
+        return self.model.prompt_inputs(self.tokenizers, prompt, negative_prompt,
+                                        **{"height": height, "width": width, **settings})
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """Where a checkpoint's parameters lie; nothing of them has been read.
+
+    Attributes:
+        source: the folder or the single file.
+        shapes: of all of them, with the type that they are read in, by component.
+        stored: gives where those of a component lie, by their names in the checkpoint.
+        decoder: what holds those of a component in the checkpoint's stead.
+    """
+
+    source: Path
+    shapes: Params
+    stored: Callable[[str], Mapping[str, Stored]]
+    decoder: TinyDecoder | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes that they take on a device."""
+        return bytes_of(self.shapes)
+
+    def load(self, sharding: jax.sharding.Sharding | None = None, *,
+             leading: bool = False) -> Params:
+        """Reads them, one by one.
+
+        Args:
+            sharding: where they go; by default on JAX's default device.
+            leading: with an axis of 1 in front, as `DeviceWeights.take` wants them.
+
+        Raises:
+            CheckpointError: files are missing or damaged, or do not fit the model.
+        """
+        return {part: weights.load_stored(self._stored(part), expected, sharding=sharding,
+                                          source=self._source(part), leading=leading)
+                for part, expected in self.shapes.items()}
+
+    def _decodes(self, part: str) -> bool:
+        return self.decoder is not None and self.decoder.part == part
+
+    def _stored(self, part: str) -> Mapping[str, Stored]:
+        return weights.contents(self.decoder.files) if self._decodes(part) else self.stored(part)
+
+    def _source(self, part: str) -> Path:
+        if self._decodes(part):
+            return self.decoder.folder
+        return self.source if self.source.is_file() else self.source / part
+
+    def hash(self) -> str:
+        """What A1111 calls the hash of a model: ten digits of the single file's SHA-256; nothing
+        for a folder, or if the file is gone."""
+        try:
+            with self.source.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()[:10]
+        except OSError:
+            return ""
+
+
+def bytes_of(shapes: Any) -> int:
+    """Of a tree of arrays, or of their shapes."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def _tokenizer(file: SingleFile, part: str) -> Tokenizer:
+    """The one that lies beside the file, else CLIP's own, filled up as the layout wants it."""
+    if file.folder and (file.folder / part).is_dir():
+        return Tokenizer.from_folder(file.folder / part)
+    return Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer", pad=file.tokenizers[part])
+
+
+def keep_compiled() -> None:
+    """Lets JAX keep what it compiles in the user's cache folder, unless it was told where."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(f"{text}\n", encoding="utf-8")

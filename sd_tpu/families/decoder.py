@@ -1,0 +1,84 @@
+"""A tiny autoencoder from a place of its own that decodes what checkpoints draw: their previews, or
+their pictures as well, whose start pictures it then encodes."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, Self
+
+from sd_tpu.checkpoint import folder as checkpoint
+from sd_tpu.checkpoint.config import CheckpointError, TinyVAEConfig, read_json
+from sd_tpu.families import FAMILIES, Family
+from sd_tpu.families.latent_diffusion import vae_config
+
+STEM = "diffusion_pytorch_model"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TinyDecoder:
+    """An AutoencoderTiny of whose parameters nothing has been read.
+
+    Attributes:
+        name: of the folder, or the hub id.
+        folder: where it lies.
+        config: the contents of its config.json.
+        pictures: whether it takes the place of a checkpoint's autoencoder; else it draws the
+            previews alone.
+        family: whose latents it decodes; None where its name does not say it.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    pictures: bool
+    family: Family | None
+
+    @classmethod
+    def open(cls, name: str | Path, *, pictures: bool) -> Self:
+        """Finds it in a folder or on the hub.
+
+        TAESD and TAESDXL have the same shapes: their names alone tell them apart.
+
+        Raises:
+            CheckpointError: it is not there, or is no AutoencoderTiny.
+        """
+        folder = checkpoint.fetch(name, ["config.json", f"{STEM}.safetensors"])
+        config = read_json(folder / "config.json")
+        if (kind := config.get("_class_name")) != "AutoencoderTiny":
+            raise CheckpointError(f"The decoder {str(name)!r} is {kind or 'of an unknown class'}; "
+                                  "AutoencoderTiny, such as TAESD and TAESDXL, is supported.")
+        shown = folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
+        return cls(name=shown, folder=folder, config=config, pictures=pictures,
+                   family=_family_of(f"{shown} {config.get('_name_or_path')}"))
+
+    @property
+    def part(self) -> str:
+        """The component that it is of a checkpoint."""
+        return "vae" if self.pictures else "preview_vae"
+
+    @property
+    def files(self) -> list[Path]:
+        """Of its parameters; raises CheckpointError if there are none."""
+        return checkpoint.weight_files(self.folder, STEM)
+
+    def of(self, family: Family) -> Self:
+        """The same for this family, unless its name says another."""
+        return dataclasses.replace(self, family=self.family or family)
+
+    def beside(self, configs: dict[str, Any]) -> dict[str, Any]:
+        """The configs of a checkpoint that it decodes for; raises CheckpointError for one whose
+        latents are of another shape."""
+        own, tiny = vae_config(configs["vae"]), TinyVAEConfig.from_dict(self.config)
+        if (own.latent_channels, own.downscale) != (tiny.latent_channels, tiny.downscale):
+            raise CheckpointError(
+                f"The decoder {self.name} takes latents of {tiny.latent_channels} channels at "
+                f"1/{tiny.downscale} of the picture's size; this model's have "
+                f"{own.latent_channels} at 1/{own.downscale}.")
+        return {**configs, self.part: self.config}
+
+
+def _family_of(name: str) -> Family | None:
+    """The family whose decoders are called so, if any are; the longest name counts."""
+    letters = re.sub("[^a-z0-9]", "", name.lower())
+    found = {mark: family for family in FAMILIES for mark in family.decoders if mark in letters}
+    return found[max(found, key=len)] if found else None

@@ -1,0 +1,235 @@
+"""What the families of Stable Diffusion have in common: a UNet that takes noise out of latents, and
+an autoencoder that makes pictures of them (Rombach et al. 2021, arXiv:2112.10752)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from sd_tpu.checkpoint.config import CheckpointError, TinyVAEConfig, UNetConfig, VAEConfig
+from sd_tpu.checkpoint.weights import Params, abstract
+from sd_tpu.families import text
+from sd_tpu.families.text import PromptOptions
+from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.models import AutoencoderKL, AutoencoderTiny, UNet2DConditionModel
+from sd_tpu.models.unet import guidance_encoding
+
+Arrays = dict[str, Any]  # of NumPy on the host, of JAX on the devices; or their shapes
+
+AUTOENCODERS = {VAEConfig: AutoencoderKL, TinyVAEConfig: AutoencoderTiny}
+# Channels that a UNet takes beside the latents' four, and what it does with them.
+OTHER_INPUTS = {5: "draws with a depth map", 8: "edits pictures, as InstructPix2Pix does"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentDiffusion:
+    """The UNet and the autoencoder of a family, without their parameters.
+
+    Its conditions are the text embeddings, "text", and whatever else the UNet takes, by the names
+    that `UNet2DConditionModel` has for it. The cache is the features [2, h, w, F] that enter the
+    UNet's last layer.
+    """
+
+    unet: nnx.GraphDef
+    vae: nnx.GraphDef
+    unet_config: UNetConfig
+    vae_config: VAEConfig | TinyVAEConfig
+    dtype: jnp.dtype
+    token_downsampling: int
+    chunks: int = 1  # of 77 tokens that each text has
+    preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
+    previewer: str = ""  # the component whose decoder draws previews, if any does
+
+    encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
+    decoders: ClassVar[tuple[str, ...]]  # what tiny decoders of its latents are called
+    index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
+
+    @classmethod
+    def assemble(cls, configs: Mapping[str, Any], encoders: Mapping[str, Callable], dtype, *,
+                 token_downsampling: int, previewer: str, upcasts: bool,
+                 **rest: Any) -> tuple["LatentDiffusion", Params]:
+        """The networks and the shapes of their parameters; nothing is allocated.
+
+        Args:
+            configs: the contents of a checkpoint's config.json files, by folder.
+            encoders: what makes the family's text encoders, by folder.
+            dtype: of the parameters.
+            token_downsampling: as the UNet takes it; 1 is exact.
+            previewer: "", "vae", or "preview_vae" for a tiny autoencoder among the configs.
+            upcasts: the autoencoder is float32 where its config has force_upcast.
+            rest: the family's other fields.
+
+        Raises:
+            ValueError: the downsampling is no whole number from 1.
+            CheckpointError: a part is not supported, or they do not fit one another.
+        """
+        unet = UNetConfig.from_dict(configs["unet"])
+        vae = vae_config(configs["vae"])
+        _check_channels(unet, vae)
+        wide = upcasts and isinstance(vae, VAEConfig) and vae.force_upcast
+        if isinstance(vae, VAEConfig):
+            vae = vae.model_copy(update={"force_upcast": wide})
+        builders = {module: partial(build, dtype=dtype) for module, build in encoders.items()} | {
+            "unet": partial(UNet2DConditionModel, unet, token_downsampling=token_downsampling,
+                            dtype=dtype),
+            "vae": partial(AUTOENCODERS[type(vae)], vae, dtype=jnp.float32 if wide else dtype),
+        }
+        if "preview_vae" in configs:
+            tiny = TinyVAEConfig.from_dict(configs["preview_vae"])
+            builders["preview_vae"] = partial(AutoencoderTiny, tiny, dtype=dtype)
+        parts = {module: abstract(build) for module, build in builders.items()}
+        graphs = {module: graph for module, (graph, _) in parts.items()}
+        params = {module: shapes for module, (_, shapes) in parts.items()}
+        return cls(**graphs, **rest, unet_config=unet, vae_config=vae, dtype=jnp.dtype(dtype),
+                   token_downsampling=token_downsampling, previewer=previewer), params
+
+    @property
+    def model_index(self) -> dict[str, Any]:
+        """model_index.json, but for the scheduler."""
+        index = {**self.index,
+                 "vae": ["diffusers", AUTOENCODERS[type(self.vae_config)].__name__]}
+        if not self.mask_channels:
+            return index
+        # diffusers asks of such checkpoints whether they are older than 0.6.
+        return {**index, "_diffusers_version": "0.42.0",
+                "_class_name": index["_class_name"].replace("Pipeline", "InpaintPipeline")}
+
+    # --- sizes and shapes -----------------------------------------------------------------------
+
+    @property
+    def downscale(self) -> int:
+        """Pixels of a picture along one side for each latent along that side."""
+        return self.vae_config.downscale
+
+    @property
+    def mask_channels(self) -> int:
+        """Those that the UNet takes after the latents': 5 in inpainting checkpoints, else 0."""
+        return self.unet_config.in_channels - self.vae_config.latent_channels
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
+        # The UNet halves the latents at every level but the last and must return to their size.
+        unit = self.downscale * 2 ** (len(self.unet_config.block_out_channels) - 1)
+        if min(height, width) < unit or height % unit or width % unit:
+            raise ValueError(
+                f"A picture of {width}x{height} is not possible: this model makes pictures whose "
+                f"sides are multiples of {unit}."
+            )
+        return height // self.downscale, width // self.downscale, self.vae_config.latent_channels
+
+    def cache_shapes(self, latent_shape: tuple[int, int, int]) -> jax.ShapeDtypeStruct:
+        """Of the cache of pictures with such latents."""
+        shape = (2, *latent_shape[:2], self.unet_config.block_out_channels[0])
+        return jax.ShapeDtypeStruct(shape, self.dtype)
+
+    # --- prompts --------------------------------------------------------------------------------
+
+    def for_inputs(self, inputs: Arrays) -> "LatentDiffusion":
+        """The same networks for texts of as many chunks."""
+        part = next(iter(self.encoders))
+        return dataclasses.replace(self, chunks=inputs[part]["ids"].shape[1])
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What tells these programs from those for prompts of one chunk."""
+        return (f"{self.chunks} chunks",) if self.chunks > 1 else ()
+
+    @property
+    def text_input_shapes(self) -> Arrays:
+        """Of what `text_inputs` returns."""
+        return {part: text.input_shapes(self.chunks, width)
+                for part, width in self.text_widths.items()}
+
+    def text_inputs(self, tokenizers: Mapping[str, Tokenizer], texts: Sequence[str],
+                    options: PromptOptions) -> Arrays:
+        """What each encoder takes of the negative prompt and the prompt."""
+        of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
+        return text.encoder_inputs(of, self.text_widths, texts, options)
+
+    # --- guidance that the UNet is told ---------------------------------------------------------
+
+    @property
+    def guidance_size(self) -> int | None:
+        """Of the embedding of the guidance scale that the UNet takes, as those of latent
+        consistency models do (Luo et al. 2023, arXiv:2310.04378); None for the others."""
+        return self.unet_config.time_cond_proj_dim
+
+    def cfg_scale(self, guidance: Any) -> Any:
+        """The scale of classifier-free guidance; 1, which is none, where the UNet is told it."""
+        return 1.0 if self.guidance_size else guidance
+
+    @property
+    def guidance_input_shapes(self) -> Arrays:
+        """Of what `guidance_inputs` returns."""
+        return {"guidance": jax.ShapeDtypeStruct((2,), jnp.float32)} if self.guidance_size else {}
+
+    @property
+    def guidance_cond_shapes(self) -> Arrays:
+        """Of what `encode_guidance` returns."""
+        size = self.guidance_size
+        return {"timestep_cond": jax.ShapeDtypeStruct((2, size), jnp.float32)} if size else {}
+
+    def guidance_inputs(self, guidance: float) -> Arrays:
+        """The part of a picture's inputs that says its guidance."""
+        return {"guidance": np.full(2, guidance, np.float32)} if self.guidance_size else {}
+
+    def encode_guidance(self, inputs: Arrays) -> Arrays:
+        """The part of a picture's conditions that comes of `guidance_inputs`."""
+        if not self.guidance_size:
+            return {}
+        # As in diffusers: in the paper's scale no guidance is 0, where people write 1.
+        return {"timestep_cond": guidance_encoding(inputs["guidance"] - 1, self.guidance_size)}
+
+    # --- on the devices -------------------------------------------------------------------------
+
+    def denoise(self, params: Params, x: Float[Array, "b h w taken"], t: Float[Array, " b"],
+                cond: Arrays, cache: Float[Array, "b h w F"],
+                shallow: bool) -> tuple[Float[Array, "b h w C"], Float[Array, "b h w F"]]:
+        """The UNet's output, and the features that enter its last layer."""
+        unet = nnx.merge(self.unet, params["unet"])
+        if shallow:
+            return unet.shallow(x, t, cond["text"], cache, cond), cache
+        return unet.whole(x, t, cond["text"], cond)
+
+    def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
+        """The latents that the autoencoder holds likeliest for a picture in [-1, 1]."""
+        found = nnx.merge(self.vae, params["vae"]).encode(image[None])
+        mean = found if isinstance(self.vae_config, TinyVAEConfig) else found[0]
+        return mean[0]
+
+    def decode(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
+        """The autoencoder's picture, about [-1, 1]."""
+        return nnx.merge(self.vae, params["vae"]).decode(latent[None])[0]
+
+    def preview(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
+        """The previewer's picture of latents that need not be finished, about [-1, 1]."""
+        decoder = nnx.merge(getattr(self, self.previewer), params[self.previewer])
+        return decoder.decode(latent[None])[0]
+
+
+def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
+    """What an autoencoder's config.json says; raises CheckpointError if it is not supported."""
+    name = config.get("_class_name", "AutoencoderKL").removeprefix("Flax")
+    for schema, network in AUTOENCODERS.items():
+        if network.__name__ == name:
+            return schema.from_dict(config)
+    supported = " and ".join(network.__name__ for network in AUTOENCODERS.values())
+    raise CheckpointError(f"The autoencoder {name} is not supported; there are {supported}.")
+
+
+def _check_channels(unet: UNetConfig, vae: VAEConfig | TinyVAEConfig) -> None:
+    channels = vae.latent_channels
+    if unet.out_channels != channels or unet.in_channels not in (channels, 2 * channels + 1):
+        other = OTHER_INPUTS.get(unet.in_channels)
+        raise CheckpointError(
+            f"The UNet takes {unet.in_channels} channels and gives {unet.out_channels}, the "
+            f"autoencoder's latents have {vae.latent_channels}"
+            f"{f': this model {other}' if other else ''}. Only models that draw or fill in "
+            "pictures are supported: they take the latents, or the latents twice and a mask."
+        )

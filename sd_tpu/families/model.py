@@ -1,0 +1,89 @@
+"""What slots and programs ask of a model, whatever its family."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import jax
+from jaxtyping import Array, Float, PyTree
+
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families.text import DEFAULTS, PromptOptions
+from sd_tpu.families.tokenizer import Tokenizer
+
+Shapes = PyTree[jax.ShapeDtypeStruct]
+
+
+@runtime_checkable
+class Model(Protocol):
+    """An architecture: its networks without their parameters, and how they fit together.
+
+    Two checkpoints of one architecture have equal models, and one compiled program serves both.
+    A slot has two texts, the negative prompt and the prompt; `cond`, what the networks are told
+    of them, and `cache`, what an evaluation leaves to the next ones, are trees of arrays that only
+    the family can read. Every array of theirs leads with the texts.
+    """
+
+    downscale: int  # pixels of a picture along one side for each latent along that side
+    input_shapes: Shapes  # of what `prompt_inputs` returns
+    cond_shapes: Shapes  # of what `encode_prompt` returns
+    extras: tuple[str, ...]  # what tells its programs from those for inputs of the usual shapes
+    text_widths: Mapping[str, int]  # the hidden size of each text encoder, by component
+    # That a UNet takes beside those of the latents: 0, or what is drawn anew of a picture and the
+    # latents of what is kept of it, 1 + C.
+    mask_channels: int
+    previewer: str  # the component of its parameters that draws previews; "" if none does
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
+
+    def cache_shapes(self, latent_shape: tuple[int, int, int]) -> Shapes:
+        """Of the cache of pictures with such latents."""
+
+    def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
+                      negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
+                      **settings: int | float) -> PyTree:
+        """On the host: what `encode_prompt` takes, in NumPy's arrays.
+
+        Args:
+            tokenizers: the checkpoint's, by folder.
+            prompt: what is wanted.
+            negative_prompt: what is not.
+            options: what both may say.
+            settings: height and width in pixels and guidance, which some networks are told.
+
+        Raises:
+            PromptError: a prompt that cannot be drawn.
+            CheckpointError: an embedding that a prompt names cannot be used.
+        """
+
+    def cfg_scale(self, guidance: float) -> float:
+        """The scale of classifier-free guidance; 1, which is none, where networks are told it."""
+
+    def for_inputs(self, inputs: PyTree) -> "Model":
+        """The same networks for inputs of these shapes: a long prompt has longer ones, and
+        programs of its own."""
+
+    def encode_prompt(self, params: Params, inputs: PyTree) -> PyTree:
+        """The cond of one slot."""
+
+    def denoise(self, params: Params, x: Float[Array, "b h w taken"], t: Float[Array, " b"],
+                cond: PyTree, cache: PyTree, shallow: bool) -> tuple[Array, PyTree]:
+        """The networks' outputs [b, h, w, C] f32, and the cache of this evaluation.
+
+        Args:
+            params: by component.
+            x: latents of unit variance, with the mask's channels after them.
+            t: timesteps of training, fractions allowed.
+            cond: of one text each, b of them in place of the two.
+            cache: likewise.
+            shallow: evaluate only a part of the networks, and the cache in place of the rest.
+        """
+
+    def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
+        """The likeliest latents of a picture, which is in [-1, 1]."""
+
+    def decode(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
+        """The picture of clean latents, about [-1, 1]."""
+
+    def preview(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
+        """The previewer's picture of latents that need not be finished, about [-1, 1]."""

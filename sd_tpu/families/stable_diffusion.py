@@ -1,0 +1,130 @@
+"""Stable Diffusion 1.x and 2.x: one CLIP text encoder, a UNet, an autoencoder."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from sd_tpu.checkpoint.config import CheckpointError, TextEncoderConfig, UNetConfig
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families import text
+from sd_tpu.families.latent_diffusion import Arrays, LatentDiffusion
+from sd_tpu.families.text import DEFAULTS, PromptOptions
+from sd_tpu.families.tokenizer import LENGTH, Tokenizer
+from sd_tpu.models import CLIPTextModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StableDiffusion(LatentDiffusion):
+    """The three networks without their parameters; what `sd_tpu.families.model.Model` asks for.
+
+    Inputs are what `text.encoder_inputs` makes of both texts, conditions are their embeddings
+    [2, n 77, D] as "text", n the number of chunks.
+    """
+
+    text_encoder: nnx.GraphDef
+    text_config: TextEncoderConfig
+
+    pipelines: ClassVar = ("StableDiffusionPipeline", "FlaxStableDiffusionPipeline",
+                           "StableDiffusionImg2ImgPipeline", "FlaxStableDiffusionImg2ImgPipeline",
+                           "StableDiffusionInpaintPipeline", "FlaxStableDiffusionInpaintPipeline",
+                           "LatentConsistencyModelPipeline")
+    components: ClassVar = {
+        "text_encoder": "model",
+        "unet": "diffusion_pytorch_model",
+        "vae": "diffusion_pytorch_model",
+    }
+    index: ClassVar = {
+        "_class_name": "StableDiffusionPipeline",
+        "feature_extractor": [None, None],
+        "image_encoder": [None, None],
+        "requires_safety_checker": False,
+        "safety_checker": [None, None],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "unet": ["diffusers", "UNet2DConditionModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    encoders: ClassVar = {"text_encoder": "tokenizer"}
+    decoders: ClassVar = ("taesd",)
+
+    @classmethod
+    def build(cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1,
+              previewer: str = "") -> tuple["StableDiffusion", Params]:
+        """The networks and the shapes of their parameters; nothing is allocated.
+
+        Args:
+            configs: the contents of a checkpoint's config.json files, by folder.
+            dtype: of the parameters.
+            token_downsampling: as the UNet takes it; 1 is exact.
+            previewer: as `LatentDiffusion` has it.
+
+        Raises:
+            ValueError: the downsampling is no whole number from 1.
+            CheckpointError: a part is not supported, or the parts do not fit one another.
+        """
+        encoder = TextEncoderConfig.from_dict(configs["text_encoder"])
+        model, params = cls.assemble(
+            configs, {"text_encoder": partial(CLIPTextModel, encoder)}, dtype,
+            token_downsampling=token_downsampling, previewer=previewer, upcasts=False,
+            text_config=encoder)
+        _check(encoder, model.unet_config)
+        return model, params
+
+    # --- shapes ---------------------------------------------------------------------------------
+
+    @property
+    def text_widths(self) -> dict[str, int]:
+        """The hidden size of each text encoder, by component."""
+        return {"text_encoder": self.text_config.hidden_size}
+
+    @property
+    def input_shapes(self) -> Arrays:
+        """Of what `prompt_inputs` returns."""
+        return {**self.text_input_shapes, **self.guidance_input_shapes}
+
+    @property
+    def cond_shapes(self) -> Arrays:
+        """Of what `encode_prompt` returns."""
+        shape = (2, self.chunks * LENGTH, self.text_config.hidden_size)
+        return {"text": jax.ShapeDtypeStruct(shape, self.dtype), **self.guidance_cond_shapes}
+
+    # --- on the host ----------------------------------------------------------------------------
+
+    def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
+                      negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
+                      guidance: float = 1.0, **_: int | float) -> Arrays:
+        """What the encoder takes of both texts; of the rest these networks are told the guidance
+        at most."""
+        return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options),
+                **self.guidance_inputs(guidance)}
+
+    def plain_inputs(self, ids: np.ndarray | jax.Array, guidance: float = 1.0) -> Arrays:
+        """What `encode_prompt` takes of two texts of one chunk without emphasis, ids [2, 77] i32.
+        """
+        return {**{part: text.plain_inputs(ids, width) for part, width in self.text_widths.items()},
+                **self.guidance_inputs(guidance)}
+
+    # --- on the devices -------------------------------------------------------------------------
+
+    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+        """The embeddings of both texts, and of the guidance where the UNet takes it."""
+        encoder = nnx.merge(self.text_encoder, params["text_encoder"])
+        taken = inputs["text_encoder"]
+        return {"text": text.joined(encoder(*text.flat(taken)), taken),
+                **self.encode_guidance(inputs)}
+
+
+def _check(encoder: TextEncoderConfig, unet: UNetConfig) -> None:
+    if unet.addition_embed_type:
+        raise CheckpointError("The UNet takes sizes and a pooled text, as that of SDXL does, but "
+                              "the checkpoint is for StableDiffusionPipeline.")
+    if encoder.hidden_size != unet.cross_attention_dim or encoder.max_position_embeddings < LENGTH:
+        raise CheckpointError(
+            f"The text encoder gives {encoder.max_position_embeddings} embeddings of "
+            f"{encoder.hidden_size}, the UNet takes {LENGTH} of {unet.cross_attention_dim}."
+        )

@@ -1,0 +1,176 @@
+"""Stable Diffusion XL (Podell et al. 2023, arXiv:2307.01952): two CLIP text encoders, and a UNet
+that is told the picture's size as well."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    ProjectedTextEncoderConfig,
+    TextEncoderConfig,
+    UNetConfig,
+)
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families import text
+from sd_tpu.families.latent_diffusion import Arrays, LatentDiffusion
+from sd_tpu.families.text import DEFAULTS, PromptOptions
+from sd_tpu.families.tokenizer import LENGTH, Tokenizer
+from sd_tpu.models import CLIPTextModel, CLIPTextModelWithProjection
+
+SIZES = 6  # numbers told to the UNet: original height and width, top and left of the crop, target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StableDiffusionXL(LatentDiffusion):
+    """The four networks without their parameters; what `sd_tpu.families.model.Model` asks for.
+
+    Inputs are what `text.encoder_inputs` makes of both texts for both encoders, whether there is
+    such a text [2] as "written", and the sizes [2, 6] f32 as "time_ids". Conditions are the
+    embeddings [2, n 77, D] as "text", n the number of chunks and D those of both encoders, the
+    pooled first chunk [2, P] of the second as "text_embeds", and the sizes.
+    """
+
+    text_encoder: nnx.GraphDef
+    text_encoder_2: nnx.GraphDef
+    text_config: TextEncoderConfig
+    text_config_2: ProjectedTextEncoderConfig
+    force_zeros: bool  # in place of the conditions of a negative prompt that nobody wrote
+
+    pipelines: ClassVar = ("StableDiffusionXLPipeline", "FlaxStableDiffusionXLPipeline",
+                           "StableDiffusionXLInpaintPipeline")
+    components: ClassVar = {
+        "text_encoder": "model",
+        "text_encoder_2": "model",
+        "unet": "diffusion_pytorch_model",
+        "vae": "diffusion_pytorch_model",
+    }
+    index: ClassVar = {
+        "_class_name": "StableDiffusionXLPipeline",
+        "feature_extractor": [None, None],
+        "image_encoder": [None, None],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "tokenizer_2": ["transformers", "CLIPTokenizer"],
+        "unet": ["diffusers", "UNet2DConditionModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    encoders: ClassVar = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
+    decoders: ClassVar = ("taesdxl",)
+
+    @classmethod
+    def build(cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1,
+              previewer: str = "") -> tuple["StableDiffusionXL", Params]:
+        """The networks and the shapes of their parameters; nothing is allocated.
+
+        Args:
+            configs: the contents of a checkpoint's config.json files, by folder, and of its
+                model_index.json as "model_index".
+            dtype: of the parameters, but for an autoencoder that needs float32.
+            token_downsampling: as the UNet takes it; 1 is exact.
+            previewer: as `LatentDiffusion` has it.
+
+        Raises:
+            ValueError: the downsampling is no whole number from 1.
+            CheckpointError: a part is not supported, or the parts do not fit one another.
+        """
+        first = TextEncoderConfig.from_dict(configs["text_encoder"])
+        second = ProjectedTextEncoderConfig.from_dict(configs["text_encoder_2"])
+        force_zeros = configs["model_index"].get("force_zeros_for_empty_prompt", True)
+        model, params = cls.assemble(
+            configs, {"text_encoder": partial(CLIPTextModel, first),
+                      "text_encoder_2": partial(CLIPTextModelWithProjection, second)}, dtype,
+            token_downsampling=token_downsampling, previewer=previewer, upcasts=True,
+            text_config=first, text_config_2=second, force_zeros=bool(force_zeros))
+        _check(first, second, model.unet_config)
+        return model, params
+
+    @property
+    def model_index(self) -> dict[str, Any]:
+        """model_index.json, but for the scheduler."""
+        return {**super().model_index, "force_zeros_for_empty_prompt": self.force_zeros}
+
+    # --- shapes ---------------------------------------------------------------------------------
+
+    @property
+    def text_widths(self) -> dict[str, int]:
+        """The hidden size of each text encoder, by component."""
+        return {"text_encoder": self.text_config.hidden_size,
+                "text_encoder_2": self.text_config_2.hidden_size}
+
+    @property
+    def input_shapes(self) -> Arrays:
+        """Of what `prompt_inputs` returns."""
+        return {**self.text_input_shapes,
+                "written": jax.ShapeDtypeStruct((2,), jnp.bool),
+                "time_ids": jax.ShapeDtypeStruct((2, SIZES), jnp.float32),
+                **self.guidance_input_shapes}
+
+    @property
+    def cond_shapes(self) -> Arrays:
+        """Of what `encode_prompt` returns."""
+        shape = (2, self.chunks * LENGTH, sum(self.text_widths.values()))
+        return {"text": jax.ShapeDtypeStruct(shape, self.dtype),
+                "text_embeds": jax.ShapeDtypeStruct((2, self.text_config_2.projection_dim),
+                                                    self.dtype),
+                "time_ids": self.input_shapes["time_ids"],
+                **self.guidance_cond_shapes}
+
+    # --- on the host ----------------------------------------------------------------------------
+
+    def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
+                      negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
+                      height: int, width: int, guidance: float = 1.0,
+                      **_: int | float) -> Arrays:
+        """What the encoders take of both texts, and the size; of the rest the guidance at most."""
+        # As in diffusers: the picture is all of one that was of this size.
+        sizes = np.float32([height, width, 0, 0, height, width])
+        return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options),
+                "written": np.array([bool(negative_prompt) or not self.force_zeros, True]),
+                "time_ids": np.stack([sizes, sizes]), **self.guidance_inputs(guidance)}
+
+    # --- on the devices -------------------------------------------------------------------------
+
+    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+        """The embeddings of both texts by both encoders, and what the UNet is told beside them."""
+        first = nnx.merge(self.text_encoder, params["text_encoder"])
+        second = nnx.merge(self.text_encoder_2, params["text_encoder_2"])
+        taken, taken_2 = inputs["text_encoder"], inputs["text_encoder_2"]
+        ids, learned = text.flat(taken)
+        hidden = first.hidden_state(ids, learned=learned)
+        ids, learned = text.flat(taken_2)
+        hidden_2, pooled = second(ids, learned=learned)
+        embeddings = jnp.concatenate(
+            [text.joined(hidden, taken), text.joined(hidden_2, taken_2)], axis=-1)
+        written = inputs["written"]
+        return {"text": jnp.where(written[:, None, None], embeddings, 0),
+                "text_embeds": jnp.where(written[:, None], pooled[:: self.chunks], 0),
+                "time_ids": inputs["time_ids"], **self.encode_guidance(inputs)}
+
+
+def _check(first: TextEncoderConfig, second: ProjectedTextEncoderConfig,
+           unet: UNetConfig) -> None:
+    if not unet.addition_embed_type:
+        raise CheckpointError("The UNet takes no sizes and no pooled text, but the checkpoint is "
+                              "for StableDiffusionXLPipeline.")
+    width = first.hidden_size + second.hidden_size
+    length = min(first.max_position_embeddings, second.max_position_embeddings)
+    if width != unet.cross_attention_dim or length < LENGTH:
+        raise CheckpointError(
+            f"The text encoders give {length} embeddings of {width}, the UNet takes {LENGTH} of "
+            f"{unet.cross_attention_dim}."
+        )
+    told = second.projection_dim + SIZES * unet.addition_time_embed_dim
+    if told != unet.projection_class_embeddings_input_dim:
+        raise CheckpointError(
+            f"The UNet takes {unet.projection_class_embeddings_input_dim} numbers beside the text, "
+            f"SDXL tells it {told}: a pooled text of {second.projection_dim} and {SIZES} sizes of "
+            f"{unet.addition_time_embed_dim}. The refiner of SDXL is not supported."
+        )

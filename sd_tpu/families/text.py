@@ -1,0 +1,162 @@
+"""A picture's two prompts as a CLIP text encoder takes them, and what it makes of them.
+
+What an encoder takes is data only: the tokens' ids, their weights, and vectors learned by textual
+inversion. A number of chunks is a shape, so prompts of more than one have programs of their own,
+and those of one chunk cost what they would if there were no others.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sd_tpu.checkpoint.adapters import MOST_VECTORS
+from sd_tpu.families.prompt import Chunks, PromptError, arrays, chunks, parse, weighted
+from sd_tpu.families.tokenizer import LENGTH, Tokenizer
+from sd_tpu.models.text_encoder import Learned
+
+Arrays = dict[str, np.ndarray | jax.Array]
+# An embedding's name -> component -> its vectors [n, hidden_size] for that encoder.
+Embeddings = Mapping[str, Mapping[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptOptions:
+    """What prompts may say.
+
+    Attributes:
+        chunks: how many of 75 tokens a prompt may have; what is longer is cut.
+        embeddings: the words that stand for learned vectors. Read as they are asked for.
+    """
+
+    chunks: int = 3
+    embeddings: Embeddings = dataclasses.field(default_factory=dict)
+
+
+DEFAULTS = PromptOptions()
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """How long a prompt is.
+
+    Attributes:
+        tokens: those of the prompt, and the two marks of each chunk that is kept.
+        limit: of the chunks that are kept.
+        lost: the end of the prompt that is cut.
+    """
+
+    tokens: int
+    limit: int
+    lost: str
+
+
+def input_shapes(count: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Of what an encoder of this hidden size takes, with so many chunks for each text."""
+    tokens = 2, count, LENGTH
+    return {"ids": jax.ShapeDtypeStruct(tokens, jnp.int32),
+            "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
+            "rows": jax.ShapeDtypeStruct(tokens, jnp.int32),
+            "vectors": jax.ShapeDtypeStruct((MOST_VECTORS, width), jnp.float32)}
+
+
+def plain_inputs(ids: np.ndarray | jax.Array, width: int) -> Arrays:
+    """What an encoder takes of two texts of one chunk without emphasis: ids [2, 77] int32."""
+    blank = {name: np.zeros(of.shape, of.dtype) for name, of in input_shapes(1, width).items()}
+    return blank | {"ids": ids[:, None], "weights": np.ones_like(blank["weights"])}
+
+
+def read(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Chunks:
+    """A prompt in chunks.
+
+    Raises:
+        PromptError: it cannot be drawn.
+        CheckpointError: an embedding that it names cannot be used.
+    """
+    return chunks(parse(prompt), tokenizer.encode, options.chunks, _Lengths(options.embeddings))
+
+
+def count(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Count:
+    """How long a prompt is, and what of it is cut; raises what `read` does."""
+    found = read(tokenizer, prompt, options)
+    kept = len(found.chunks)
+    return Count(found.tokens + 2 * kept, LENGTH * kept, found.lost)
+
+
+def encoder_inputs(tokenizers: Mapping[str, Tokenizer], widths: Mapping[str, int],
+                   texts: Sequence[str], options: PromptOptions) -> dict[str, Arrays]:
+    """What each encoder takes, by component; both texts filled up to the longer one's chunks.
+
+    Args:
+        tokenizers: by component of the encoder.
+        widths: the encoders' hidden sizes, likewise.
+        texts: the negative prompt and the prompt.
+        options: what they may say.
+
+    Raises:
+        PromptError: a prompt that cannot be drawn, or more vectors of embeddings than fit.
+        CheckpointError: an embedding cannot be used.
+    """
+    found = {part: [read(tokenizers[part], text, options) for text in texts] for part in widths}
+    longest = max(len(prompt.chunks) for prompts in found.values() for prompt in prompts)
+    inputs = {}
+    for part, width in widths.items():
+        begin, end, pad = tokenizers[part].marks
+        filled = [arrays(prompt, longest, begin, end, pad) for prompt in found[part]]
+        ids, weights = map(np.stack, zip(*filled, strict=True))
+        learned = _learned(found[part], part, longest, width, options.embeddings)
+        inputs[part] = {"ids": ids, "weights": weights, **learned}
+    return inputs
+
+
+def _learned(prompts: Sequence[Chunks], part: str, longest: int, width: int,
+             embeddings: Embeddings) -> Arrays:
+    """The vectors that stand in both texts, each once, and where."""
+    rows = np.zeros((len(prompts), longest, LENGTH), np.int32)
+    vectors = np.zeros((MOST_VECTORS, width), np.float32)
+    order: dict[tuple[str, int], int] = {}
+    for text, prompt in enumerate(prompts):
+        for number, chunk in enumerate(prompt.chunks):
+            for place, vector in chunk.vectors.items():
+                rows[text, number, place + 1] = 1 + order.setdefault(vector, len(order))
+    if len(order) > MOST_VECTORS:
+        raise PromptError("The embeddings in the prompt and the negative prompt have {count} "
+                          "vectors; a picture has room for {most}.", count=len(order),
+                          most=MOST_VECTORS)
+    for (name, row), into in order.items():
+        vectors[into] = embeddings[name][part][row]
+    return {"rows": rows, "vectors": vectors}
+
+
+class _Lengths(Mapping[str, int]):
+    """How many vectors embeddings have; only those that are asked for are read."""
+
+    def __init__(self, embeddings: Embeddings):
+        self._embeddings = embeddings
+
+    def __getitem__(self, name: str) -> int:
+        return len(next(iter(self._embeddings[name].values())))
+
+    def __iter__(self):
+        return iter(self._embeddings)
+
+    def __len__(self) -> int:
+        return len(self._embeddings)
+
+
+# --- on the devices -----------------------------------------------------------------------------
+
+
+def flat(inputs: Arrays) -> tuple[jax.Array, Learned]:
+    """The ids [2 n, 77] of n chunks of both texts, and the vectors among them."""
+    rows = jnp.reshape(inputs["rows"], (-1, LENGTH))
+    return jnp.reshape(inputs["ids"], (-1, LENGTH)), Learned(inputs["vectors"], rows)
+
+
+def joined(embeddings: jax.Array, inputs: Arrays) -> jax.Array:
+    """The encoder's output [2 n, 77, D] with the weights applied, the chunks one after the other:
+    [2, n 77, D]."""
+    weights = jnp.reshape(inputs["weights"], (-1, LENGTH))
+    return weighted(embeddings, weights).reshape(2, -1, embeddings.shape[-1])

@@ -1,0 +1,452 @@
+"""The API of AUTOMATIC1111's web UI (A1111): `/sdapi/v1`, as its own documentation describes it.
+
+What a program calls its requests with follows from the table of settings. What A1111 has and this
+server has not is refused by name where it would change a picture.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from io import BytesIO
+from typing import Annotated, Any
+
+import fastapi
+import psutil
+import pydantic
+from anyio.to_thread import run_sync
+from fastapi import Depends
+from PIL import Image
+
+from sd_tpu.http.access import client_of
+from sd_tpu.http.drawing import ParameterError, drawn, png_of
+from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
+from sd_tpu.http.schema import Body, anything, field_of
+from sd_tpu.pictures.images import (
+    a1111_name,
+    a1111_sampler,
+    parse_parameters,
+    read_parameters,
+)
+from sd_tpu.request import Offer, Request, changed
+from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.sampling.schedule import SPACINGS
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import Cancelled, ImageReady, Job, Progress
+from sd_tpu.settings import (
+    MAX_PROMPTS,
+    MAX_SEED,
+    RANDOM,
+    SETTINGS,
+    START,
+    Number,
+    Picture,
+    drawn_seed,
+    shortened,
+)
+
+MAX_BATCHES = 100
+MAX_STYLES = 20
+MAX_PICTURES = 64  # of a request, whose answer holds them all
+MAX_CLIENTS = 1000  # whose options are remembered
+MODEL = SETTINGS["model"].a1111
+_SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
+             if name not in ("model", "style") and setting.section != START}
+_START = {setting.a1111: name for name, setting in SETTINGS.items()
+          if setting.section == START and isinstance(setting.kind, Number)}
+_COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
+# What is A1111's alone, with the values of it that change no picture here.
+_ABSENT: dict[str, tuple] = {
+    "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "save_images": (False,),
+    "script_name": ("",), "script_args": ([],), "alwayson_scripts": ({},),
+    "refiner_checkpoint": ("",), "subseed_strength": (0,), "s_churn": (0,), "s_noise": (1,),
+    "s_tmin": (0,), "s_min_uncond": (0,), "eta": (1,), "comments": ({},), "firstpass_image": ("",),
+    "initial_noise_multiplier": (1,), "latent_mask": ("",), "mask_blur_x": (4,),
+    "mask_blur_y": (4,),
+}
+# What says something only together with these, or only of what A1111 does with files.
+_IDLE = {
+    "denoising_strength", "do_not_save_grid", "do_not_save_samples", "firstphase_height",
+    "firstphase_width", "force_task_id", "hr_additional_modules", "hr_cfg", "hr_checkpoint_name",
+    "hr_negative_prompt", "hr_prompt", "hr_resize_x", "hr_resize_y", "hr_sampler_name",
+    "hr_scale", "hr_scheduler", "hr_second_pass_steps", "hr_upscaler", "image_cfg_scale",
+    "mask_round", "refiner_switch_at", "s_tmax", "seed_resize_from_h", "seed_resize_from_w",
+    "subseed", "disable_extra_networks",
+}
+_OWN = {*_COUNTS, "override_settings", "override_settings_restore_afterwards", "sampler_index",
+        "send_images", "styles"}
+_OF_START = {*_START, *NUMBERS, *PICTURES, "include_init_images"}
+
+Txt2Img = pydantic.create_model("Txt2Img", __base__=Body, **{
+    **{parameter: field_of(SETTINGS[name]) for parameter, name in _SETTINGS.items()},
+    "seed": field_of(SETTINGS["seed"], minimum=RANDOM),
+    "sampler_name": anything("A sampler that /samplers lists."),
+    "scheduler": anything("A schedule type that /schedulers lists."),
+    **{name: anything(f"How many {what}.", int, minimum=1, maximum=_COUNTS[name].most)
+       for name, what in (("batch_size", "pictures at once"), ("n_iter", "times"))},
+    "override_settings": anything(f"Of /options, for this request: {MODEL}.", "object"),
+    "override_settings_restore_afterwards": anything("Whether the next does without.", "boolean"),
+    "send_images": anything("Whether pictures are in the answer.", "boolean"),
+    "styles": anything("Of /prompt-styles, one after the other.", "array",
+                       items={"type": "string"}),
+})
+Img2Img = pydantic.create_model("Img2Img", __base__=Txt2Img, **{
+    "init_images": anything("In base64: one for all pictures, or one for each.", "array",
+                            items={"type": "string"}),
+    "mask": anything("In base64; what is white in it is drawn anew."),
+    **{parameter: field_of(SETTINGS[name]) for parameter, name in _START.items()},
+    **{name: anything(description, int, minimum=0, maximum=NUMBERS[name].most)
+       for name, description in (
+           ("resize_mode", "Stretches, cuts or frames pictures of another size."),
+           ("inpainting_fill", "What the mask shows at first: what is around it, or the picture."),
+           ("inpainting_mask_invert", "Whether what is black is drawn anew instead."),
+           ("inpaint_full_res", "Whether what the mask shows is drawn alone, and larger."),
+           ("inpaint_full_res_padding", "With so many pixels around it."))},
+    "include_init_images": anything("Whether the answer repeats them.", "boolean"),
+})
+Options = pydantic.create_model("Options", __base__=Body, **{
+    MODEL: anything("The model of requests that name none.")})
+PngInfo = pydantic.create_model("PngInfo", __base__=Body, image=anything("A PNG in base64."))
+Client = Annotated[str, Depends(client_of)]
+
+
+def make_router(engine: Engine) -> fastapi.APIRouter:
+    """The routes for an engine."""
+    router, clients = fastapi.APIRouter(), _Clients(engine)
+    _offer_drawing(router, engine, clients)
+    _offer_lists(router, engine)
+
+    @router.get("/options")
+    async def get_options(client: Client) -> dict:
+        return {MODEL: clients.model(client), "samples_format": "png"}
+
+    @router.post("/options")
+    async def set_options(asked: Options, client: Client) -> None:
+        clients.remember(client, await run_sync(_options, asked.given(), engine))
+
+    @router.post("/png-info")
+    async def png_info(asked: PngInfo) -> dict:
+        return await run_sync(_png_info, asked.given().get("image"))
+
+    @router.get("/memory")
+    async def memory() -> dict:
+        """Of the server's machine, in bytes."""
+        ram = psutil.virtual_memory()
+        return {"ram": {"free": ram.available, "used": ram.total - ram.available,
+                        "total": ram.total},
+                "cuda": {"error": "There is no CUDA here."}}
+
+    return router
+
+
+def _offer_drawing(router: fastapi.APIRouter, engine: Engine, clients: "_Clients") -> None:
+    @router.post("/txt2img")
+    async def txt2img(asked: Txt2Img, visitor: fastapi.Request, client: Client) -> dict:
+        return await draw(asked.given(), False, visitor, client)
+
+    @router.post("/img2img")
+    async def img2img(asked: Img2Img, visitor: fastapi.Request, client: Client) -> dict:
+        return await draw(asked.given(), True, visitor, client)
+
+    async def draw(given: dict, begun: bool, visitor: fastapi.Request, client: str) -> dict:
+        task, options = await run_sync(_read, given, begun, engine, clients.model(client))
+        if given.get("override_settings_restore_afterwards") is False:
+            clients.remember(client, options)
+        with clients.working(client, task):
+            files = await task.draw(engine, visitor, client)
+        sent = files if given.get("send_images", True) else []
+        told = given if given.get("include_init_images") else {
+            name: value for name, value in given.items() if name not in PICTURES}
+        return {"images": [base64.b64encode(file).decode() for file in sent],
+                "parameters": told, "info": json.dumps(task.info(files))}
+
+    @router.get("/progress")
+    async def progress(client: Client, skip_current_image: bool = False) -> dict:
+        """How far the client's first request is."""
+        tasks = clients.tasks(client)
+        told = tasks[0].told() if tasks else _idle_progress()
+        if tasks and not skip_current_image:
+            told["current_image"] = await run_sync(tasks[0].preview)
+        told["state"]["job_count"] = sum(task.batches - task.batch for task in tasks)
+        return told
+
+    @router.post("/interrupt")
+    async def interrupt(client: Client) -> dict:
+        """Ends the client's first request, which is answered with what is finished."""
+        for task in clients.tasks(client)[:1]:
+            task.interrupted = True
+            task.stop()
+        return {}
+
+    @router.post("/skip")
+    async def skip(client: Client) -> dict:
+        """Goes on with the next of its batches."""
+        for task in clients.tasks(client)[:1]:
+            task.skipped = True
+            task.stop()
+        return {}
+
+
+def _offer_lists(router: fastapi.APIRouter, engine: Engine) -> None:
+    @router.get("/samplers")
+    async def samplers() -> list[dict]:
+        return [{"name": a1111_name(key), "aliases": [key], "options": {}} for key in SAMPLERS]
+
+    @router.get("/schedulers")
+    async def schedulers() -> list[dict]:
+        names = {"automatic": "Automatic", **{key: key.capitalize() for key in SPACINGS}}
+        return [{"name": name, "label": label, "aliases": None, "default_rho": -1,
+                 "need_inner_model": False} for name, label in names.items()]
+
+    @router.get("/sd-models")
+    def sd_models() -> list[dict]:
+        return [{"title": name, "model_name": name, "filename": name, "hash": None, "sha256": None,
+                 "config": None} for name in engine.offer.models()]
+
+    @router.get("/loras")
+    def loras() -> list[dict]:
+        return [{"name": name, "alias": name, "path": path.name, "metadata": {}}
+                for name, path in engine.adapters.loras().items()]
+
+    @router.get("/embeddings")
+    def embeddings() -> dict:
+        return {"loaded": {name: {} for name in engine.adapters.embeddings()}, "skipped": {}}
+
+    @router.get("/upscalers")
+    async def upscalers() -> list[dict]:
+        """None but none: pictures are drawn in the size that is asked for."""
+        return [{"name": "None", "model_name": None, "model_path": None, "model_url": None,
+                 "scale": 1}]
+
+    @router.get("/prompt-styles")
+    def prompt_styles() -> list[dict]:
+        return [{"name": name, "prompt": prompt, "negative_prompt": negative}
+                for name, (prompt, negative) in engine.offer.styles.templates().items()]
+
+    for path in ("/latent-upscale-modes", "/sd-vae"):
+        router.add_api_route(path, _nothing, response_model=list, name=path.strip("/"))
+
+
+async def _nothing() -> list:
+    """There are none here."""
+    return []
+
+
+# --- what clients have under way ----------------------------------------------------------------
+
+
+class _Task:
+    """A request of a client: a batch of pictures drawn with many seeds, again and again."""
+
+    def __init__(self, pictures: Sequence[Picture], batches: int, start: Start, prompt: str):
+        """`pictures` are those of the first batch, `start` is what all begin with, and `prompt`
+        what was written, which may stand for several."""
+        self.picture, self.size, self.batches, self.batch = pictures[0], len(pictures), batches, 0
+        self.interrupted = self.skipped = False
+        self._pictures, self._start, self._prompt = pictures, start, prompt
+        self._job: Job | None = None
+        self._progress = Progress(0, self.picture.steps, {})
+        self._preview: Any = None
+        self._since = time.time()
+
+    async def draw(self, engine: Engine, visitor: fastapi.Request, client: str) -> list[bytes]:
+        """The PNG files, or those that were finished when it was interrupted."""
+        files = []
+        for batch in range(self.batches):
+            self.batch = batch
+            request = await run_sync(self._request, engine.offer)
+            self._progress = Progress(0, self.picture.steps, {})
+            async for event in drawn(engine, request, visitor, client, previews=True,
+                                     inputs=self._start.inputs, begun=self._begin):
+                match event:
+                    case ImageReady(place, pixels):
+                        whole = await run_sync(self._start.finished, place, pixels)
+                        png = await png_of(engine, whole, self._job.request, place)
+                        files.append((batch, place, png))
+                    case Progress():
+                        self._progress = event
+                        self._preview = next(iter(event.previews.values()), self._preview)
+            if self.interrupted or (isinstance(event, Cancelled) and not self.skipped):
+                break
+            self.skipped = False
+        return [png for *_, png in sorted(files)]
+
+    def stop(self) -> None:
+        """Ends the batch that is drawn."""
+        if self._job:
+            self._job.cancel()
+
+    def told(self) -> dict:
+        """What /progress says of it."""
+        share = (self.batch + self._progress.step / self._progress.steps) / self.batches
+        seconds = time.time() - self._since
+        return {"progress": share, "eta_relative": seconds * (1 / share - 1) if share else 0.0,
+                "state": {"skipped": self.skipped, "interrupted": self.interrupted,
+                          "stopping_generation": False, "job": f"Batch {self.batch + 1}",
+                          "job_timestamp": time.strftime("%Y%m%d%H%M%S",
+                                                         time.localtime(self._since)),
+                          "job_no": self.batch, "sampling_step": self._progress.step,
+                          "sampling_steps": self._progress.steps},
+                "current_image": None, "textinfo": None}
+
+    def preview(self) -> str | None:
+        """The picture as it forms: a PNG in base64."""
+        if self._preview is None:
+            return None
+        file = BytesIO()
+        Image.fromarray(self._preview).save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode()
+
+    def info(self, files: list[bytes]) -> dict:
+        """What A1111 says of the pictures, most of it as each file says it as well."""
+        texts = [read_parameters(file) for file in files]
+        made = [parse_parameters(text).pictures[0] for text in texts]
+        first = made[0] if made else self.picture
+        return {
+            **_told(first), "sampler_name": a1111_name(first.sampler), "batch_size": self.size,
+            "all_prompts": [picture.prompt for picture in made],
+            "all_negative_prompts": [picture.negative_prompt for picture in made],
+            "all_seeds": [picture.seed for picture in made], "sd_model_name": first.model,
+            "index_of_first_image": 0, "infotexts": texts,
+        }
+
+    def _request(self, offer: Offer) -> Request:
+        before = self.batch * self.size
+        prompts = offer.fill([self._prompt] * self.size, self.picture.seed + before)
+        return Request(tuple(dataclasses.replace(
+            picture, prompt=prompt, seed=(picture.seed + before) % (MAX_SEED + 1))
+            for picture, prompt in zip(self._pictures, prompts, strict=True)))
+
+    def _begin(self, job: Job) -> None:
+        self._job = job
+        if self.interrupted or self.skipped:  # while it was submitted
+            job.cancel()
+
+
+def _idle_progress() -> dict[str, Any]:
+    return {"progress": 0.0, "eta_relative": 0.0, "current_image": None, "textinfo": None,
+            "state": {"skipped": False, "interrupted": False, "stopping_generation": False,
+                      "job": "", "job_timestamp": "0", "job_no": 0, "sampling_step": 0,
+                      "sampling_steps": 0}}
+
+
+class _Clients:
+    """The options of each client, and what it has under way; for one event loop."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._options: OrderedDict[str, dict[str, str]] = OrderedDict()
+        self._tasks: dict[str, list[_Task]] = {}
+
+    def model(self, client: str) -> str:
+        """The model of this client's requests that name none."""
+        return self._options.get(client, {}).get(MODEL, self._engine.offer.first)
+
+    def remember(self, client: str, options: Mapping[str, str]) -> None:
+        """Options that stay until they are changed."""
+        self._options[client] = {**self._options.get(client, {}), **options}
+        self._options.move_to_end(client)
+        if len(self._options) > MAX_CLIENTS:
+            self._options.popitem(last=False)
+
+    def tasks(self, client: str) -> list[_Task]:
+        """What it has under way, the oldest first."""
+        return self._tasks.get(client, [])
+
+    @contextlib.contextmanager
+    def working(self, client: str, task: _Task) -> Iterator[None]:
+        """While the task is under way."""
+        self._tasks.setdefault(client, []).append(task)
+        try:
+            yield
+        finally:
+            self._tasks[client].remove(task)
+            if not self._tasks[client]:
+                del self._tasks[client]
+
+
+# --- reading what was asked ---------------------------------------------------------------------
+
+
+def _read(given: Mapping[str, Any], begun: bool, engine: Engine, model: str
+          ) -> tuple[_Task, dict[str, str]]:
+    """What is drawn, which has `begun` as other pictures or not, and the options for it; raises
+    RequestError."""
+    given = {name: value for name, value in given.items() if value is not None}
+    _refuse_absent(given, _OF_START if begun else set())
+    size, batches = (kind.check(given.get(name, 1), name)
+                     for name, kind in _COUNTS.items())
+    options = _options(given.get("override_settings", {}), engine)
+    known = _SETTINGS | (_START if begun else {})
+    values = {name: given[parameter] for parameter, name in known.items() if parameter in given}
+    values |= {"model": options.get(MODEL, model), "seed": drawn_seed(given.get("seed", RANDOM))}
+    named = str(given.get("sampler_name") or given.get("sampler_index") or "")
+    sampler, spacing = a1111_sampler(named, str(given.get("scheduler", "")))
+    values |= {"sampler": sampler or None, "spacing": spacing or None}
+    prompt, values["negative_prompt"] = _put_into(given.get("styles", []), values, engine)
+    values["prompts"] = [prompt]
+    start = Start(({},))
+    if begun:
+        start = Start.read(given, Request.check(values, engine.offer).pictures[0])
+    settings = start.settings if len(start.settings) > 1 else start.settings * size
+    if len(settings) * batches > MAX_PICTURES:
+        raise ParameterError("{count} pictures were asked for; at most {limit} fit in an answer.",
+                             count=len(settings) * batches, limit=MAX_PICTURES)
+    pictures = Request.check({**values, "prompts": values["prompts"] * len(settings)},
+                             engine.offer).pictures
+    begun_as = [changed(*each) for each in zip(pictures, settings, strict=True)]
+    return _Task(begun_as, batches, start, prompt), options
+
+
+def _put_into(styles: Any, values: dict[str, Any], engine: Engine) -> tuple[str, str]:
+    """The prompt, and the negative one, as each of the styles makes it; raises RequestError."""
+    if not isinstance(styles, list) or len(styles) > MAX_STYLES:
+        raise ParameterError("styles should be a list of at most {limit} names, not {value}.",
+                             limit=MAX_STYLES, value=shortened(styles))
+    picture = Picture(**{name: SETTINGS[name].check(values.pop(name, ""))
+                         for name in ("prompt", "negative_prompt")})
+    for style in styles:
+        picture = engine.offer.styles.applied(
+            dataclasses.replace(picture, style=SETTINGS["style"].check(style)))
+    return picture.prompt, picture.negative_prompt
+
+
+def _refuse_absent(given: Mapping[str, Any], known: Collection[str]) -> None:
+    unknown = given.keys() - _SETTINGS.keys() - _ABSENT.keys() - _IDLE - _OWN - known
+    asked = [name for name, idle in _ABSENT.items() if name in given and given[name] not in idle]
+    for name in asked:
+        if isinstance(given[name], Mapping) and given[name]:  # scripts by name
+            asked[asked.index(name)] = f"{name} ({', '.join(sorted(map(str, given[name])))})"
+    if unknown or asked:
+        names = ", ".join(shortened(name)[1:-1] for name in (*sorted(unknown), *asked))
+        raise ParameterError("This server does not have: {names}.", names=names)
+
+
+def _options(given: Any, engine: Engine) -> dict[str, str]:
+    """Options that A1111 has and this server too; raises RequestError."""
+    if not isinstance(given, Mapping):
+        raise ParameterError("The options should be values by name, not {value}.",
+                             value=shortened(given))
+    if unknown := given.keys() - {MODEL}:
+        raise ParameterError("This server does not have the options: {names}.",
+                             names=", ".join(shortened(name)[1:-1] for name in sorted(unknown)))
+    if MODEL not in given:
+        return {}
+    name = SETTINGS["model"].check(given[MODEL])
+    return {MODEL: engine.offer.defaults(name).model}
+
+
+def _png_info(image: Any) -> dict:
+    """What a PNG in base64 carries; raises RequestError if it is none."""
+    text = read_parameters(file_of(image))
+    return {"info": text, "items": {"parameters": text},
+            "parameters": _told(parse_parameters(text).common)}
+
+
+def _told(picture: Picture) -> dict[str, Any]:
+    """The settings by A1111's names, those of a start only where there is one."""
+    known = _SETTINGS | (_START if picture.init_image else {})
+    return {parameter: getattr(picture, name) for parameter, name in known.items()}

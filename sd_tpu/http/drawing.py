@@ -1,0 +1,87 @@
+"""Has pictures drawn for handlers that run on an event loop, and hold no thread while they wait."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+
+import fastapi
+import numpy as np
+from anyio.to_thread import run_sync
+
+from sd_tpu.pictures.inputs import Input
+from sd_tpu.request import Request
+from sd_tpu.sentence import SentenceError
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import End, Event, Failed, Job
+from sd_tpu.settings import RequestError
+
+
+class ParameterError(RequestError):
+    """What only programs can ask for wrongly; they are told in English."""
+
+
+class DrawingFailed(SentenceError):
+    """Pictures could not be drawn for a reason that is not in the request."""
+
+
+async def drawn(engine: Engine, request: Request, visitor: fastapi.Request, client: str, *,
+                inputs: Iterable[Input] = (), previews: bool = False,
+                begun: Callable[[Job], None] = lambda _: None) -> AsyncIterator[Event]:
+    """Submits a request and yields what happens, up to Done or Cancelled; the job is cancelled if
+    whoever asked goes away.
+
+    Args:
+        engine: which draws.
+        request: what.
+        visitor: who waits for it.
+        client: under whose name it takes its turn.
+        inputs: the pictures that it begins with.
+        previews: whether time goes into them.
+        begun: is told the job.
+
+    Raises:
+        RequestError: as `Engine.submit`.
+        DrawingFailed: the reason is the server's.
+    """
+    job = await run_sync(partial(engine.submit, request, previews=previews, client=client,
+                                 inputs={each.name: each for each in inputs}))
+    begun(job)
+    watch = asyncio.create_task(_cancel_if_gone(job, visitor))
+    try:
+        async for event in _events(job):
+            if isinstance(event, Failed):
+                raise DrawingFailed("{reason}", reason=event.message)
+            yield event
+    finally:
+        watch.cancel()
+        job.cancel()  # changes nothing once it is over
+
+
+async def png_of(engine: Engine, pixels: np.ndarray, request: Request, place: int) -> bytes:
+    """The PNG file of the picture uint8 [H, W, 3] at `place` of a request."""
+    return await run_sync(engine.to_png, pixels, request.only(place))
+
+
+async def _events(job: Job) -> AsyncIterator[Event]:
+    """What a job tells, which comes from a thread that waits for it."""
+    loop, told = asyncio.get_running_loop(), asyncio.Queue()
+
+    def listen() -> None:
+        for event in job.events():
+            if loop.is_closed():  # with the server
+                return
+            loop.call_soon_threadsafe(told.put_nowait, event)
+
+    threading.Thread(target=listen, name="api", daemon=True).start()
+    while True:
+        event = await told.get()
+        yield event
+        if isinstance(event, End):
+            return
+
+
+async def _cancel_if_gone(job: Job, visitor: fastapi.Request) -> None:
+    while (await visitor.receive())["type"] != "http.disconnect":
+        pass
+    job.cancel()

@@ -1,0 +1,163 @@
+"""What stands before page and APIs: whose names the server answers to, and what browsers are told.
+
+A page of another website can have its visitors' browsers ask a server on their own machine, and
+read the answers once its name leads there (DNS rebinding). So a name that is not the server's is
+refused, and so is what another site's page asks for.
+"""
+
+import dataclasses
+import ipaddress
+import os
+import socket
+from collections.abc import Collection
+from typing import Self
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sd_tpu.http.access import Access, host_of, is_loopback
+from sd_tpu.pictures.images import MAX_FILE_BYTES
+
+ANY = "*"
+TOOLS = "/gradio_api/mcp"
+MAX_BODY_BYTES = 2 * MAX_FILE_BYTES  # of a request: a picture in base64, or a file in a form
+# Gradio's browser part makes functions of texts and styles of values.
+_POLICY = {
+    "default-src": "'self'",
+    "script-src": "'self' 'unsafe-inline' 'unsafe-eval' blob:",
+    "style-src": "'self' 'unsafe-inline'",
+    "img-src": "'self' data: blob:",
+    "media-src": "'self' data: blob:",
+    "font-src": "'self' data:",
+    "worker-src": "'self' blob:",
+    "connect-src": "'self' data: blob:",
+    "object-src": "'none'",
+    "base-uri": "'self'",
+    "form-action": "'self'",
+}
+_LOCAL_FRAMES = "'self' http://localhost:* http://127.0.0.1:*"  # notebooks of this machine
+_NOTEBOOKS = {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}  # which are reached by a proxy only
+_HUB = "https://huggingface.co https://*.huggingface.co https://*.hf.space"
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What the server is called. Numeric addresses and this machine's own names need not be said:
+    nobody else can have them lead here.
+
+    Attributes:
+        names: others; `*.example.org` is any below it, `*` any at all.
+        frames: whose pages may show the server's inside theirs, as `frame-ancestors` takes it.
+    """
+
+    names: frozenset[str] = frozenset()
+    frames: str = _LOCAL_FRAMES
+
+    @classmethod
+    def here(cls, given: Collection[str], *, share: bool = False) -> Self:
+        """The names that were given, and those that follow from where this runs: a Space on the
+        Hugging Face Hub is public and shown in a frame, and so are pages in hosted notebooks.
+
+        Args:
+            given: by whoever started the server.
+            share: whether there is a link through Gradio's servers.
+        """
+        if os.environ.get("SYSTEM") == "spaces":
+            return cls(frozenset({ANY}), f"'self' {_HUB}")
+        if _NOTEBOOKS & os.environ.keys():
+            return cls(frozenset({ANY}), "'self' https:")
+        root = urlsplit(os.environ.get("GRADIO_ROOT_PATH", "")).hostname
+        share = share or os.environ.get("GRADIO_SHARE", "").lower() == "true"
+        shared = {"*.gradio.live"} if share else set()
+        return cls(frozenset({name.lower() for name in (*given, root, socket.gethostname())
+                              if name} | shared))
+
+    def own(self, host: str) -> bool:
+        """Whether a host may be this server."""
+        try:
+            ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            return is_loopback(host) or self.named(host)
+        return True
+
+    def named(self, host: str) -> bool:
+        """Whether a host is one of the names."""
+        return ANY in self.names or host in self.names or any(
+            name.startswith("*.") and host.endswith(name[1:]) for name in self.names)
+
+    def same_site(self, origin: str, host: str) -> bool:
+        """Whether a page of this origin may ask what was asked of this host."""
+        theirs = urlsplit(origin).netloc.lower()
+        if theirs == host.lower() or ANY in self.names:
+            return True
+        name = host_of(theirs)
+        return self.named(name) or (is_loopback(name) and is_loopback(host_of(host)))
+
+
+class Gate:
+    """ASGI middleware: refuses what `Names` does, passes what is the API's on to it, and the rest
+    to the page."""
+
+    def __init__(self, app: ASGIApp, *, names: Names, access: Access, api: ASGIApp | None,
+                 paths: Collection[str]):
+        """`paths` are the beginnings of what is the API's; `access` is to the page's tools for
+        assistants, as the API sees to itself."""
+        self._page, self._names, self._access = app, names, access
+        self._api, self._paths = api, tuple(paths)
+        policy = "; ".join(f"{what} {sources}" for what, sources in _POLICY.items())
+        frames = f"frame-ancestors {names.frames}"
+        self._policy, self._api_policy = f"{policy}; {frames}", frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request."""
+        if scope["type"] != "http":
+            return await self._page(scope, receive, send)
+        # Starlette takes the folder in which the page lies off the path.
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        is_api = path.startswith(self._paths)
+        policy = self._api_policy if is_api else self._policy
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Content-Security-Policy"] = policy
+            await send(message)
+
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message if received <= MAX_BODY_BYTES else {"type": "http.disconnect"}
+
+        app = self._refusal(Headers(scope=scope)) or (self._api if is_api else self._page)
+        if app is self._page and path.startswith(TOOLS):
+            app = await self._not_admitted(Request(scope)) or app
+        await app(scope, receive_bounded, send_guarded)
+
+    async def _not_admitted(self, visitor: Request) -> ASGIApp | None:
+        try:
+            await self._access.admit(visitor)
+        except HTTPException as error:
+            return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+        return None
+
+    def _refusal(self, headers: Headers) -> ASGIApp | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._names.own(host_of(host)):
+            return PlainTextResponse(f"This server does not answer to the name {host_of(host)!r}; "
+                                     "whoever runs it can allow it with --allowed-host.\n", 403)
+        if origin is not None and not self._names.same_site(origin, host):
+            return PlainTextResponse("This server does not take what another website's page asks "
+                                     "for; whoever runs it can allow that with --allowed-host.\n",
+                                     403)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 18 or int(length) > MAX_BODY_BYTES:
+            return PlainTextResponse(f"At most {MAX_BODY_BYTES >> 20} MiB are taken.\n", 413)
+        return None

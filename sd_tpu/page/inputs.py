@@ -1,0 +1,70 @@
+"""Pictures that visitors hand in, each for the browser that did; they are gone with the server."""
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+from PIL import Image
+
+from sd_tpu.page.files import SMALL, data_url
+from sd_tpu.pictures.images import enlarged
+from sd_tpu.pictures.inputs import Input
+
+MAX_KEPT = 32  # of a browser; what it used last
+MAX_BYTES = 1 << 29  # of all browsers
+SIDE = 2048  # pixels: larger pictures are made smaller, as none so large are drawn
+PAINTED = 1024, 512  # pixels of a side: at most and about at least, where a mask is painted
+
+
+class Inputs:
+    """What has been handed in lately."""
+
+    def __init__(self):
+        """Begins with nothing."""
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], tuple[Input, str]] = OrderedDict()
+
+    def add(self, browser: str, given: Input) -> str:
+        """Keeps a picture for a browser; returns its name. Raises RequestError if it is damaged."""
+        if max(given.size) > SIDE:
+            given = Input.of_pixels(np.asarray(_smaller(given.on_white(), SIDE)))
+        shown = data_url(np.asarray(_smaller(given.on_white(), SMALL)))
+        with self._lock:
+            self._kept[browser, given.name] = given, shown
+            self._kept.move_to_end((browser, given.name))
+            own = [key for key in self._kept if key[0] == browser]
+            for key in own[:-MAX_KEPT]:
+                del self._kept[key]
+            while sum(each.bytes for each, _ in self._kept.values()) > MAX_BYTES:
+                self._kept.popitem(last=False)
+        return given.name
+
+    def of(self, browser: str) -> dict[str, Input]:
+        """What this browser has handed in, by name."""
+        with self._lock:
+            return {name: given for (whose, name), (given, _) in self._kept.items()
+                    if whose == browser}
+
+    def shown(self, browser: str) -> dict[str, str]:
+        """The same, small, as addresses that hold the pictures themselves."""
+        with self._lock:
+            return {name: small for (whose, name), (_, small) in self._kept.items()
+                    if whose == browser}
+
+
+def to_paint_on(given: Input) -> str:
+    """The picture in a size to paint a mask on, as an address that holds it."""
+    most, least = PAINTED
+    pixels = np.asarray(_smaller(given.on_white(), most))
+    return data_url(enlarged(pixels, least))
+
+
+def painted(mask: Input, start: Input) -> Input:
+    """A mask in the size of the picture that it is of."""
+    image = mask.as_mask().resize(start.size, Image.Resampling.BILINEAR)
+    return Input.of_pixels(np.asarray(image))
+
+
+def _smaller(image: Image.Image, side: int) -> Image.Image:
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return image

@@ -1,0 +1,100 @@
+"""What the page says, in the language of whoever reads it.
+
+Texts stand in the code in English, and by that are found in the gettext catalogues of
+`sd_tpu/locale`. What is rendered once, when the page is built, is there in all languages and the
+browser takes its own; with all that it asks, it says which one that is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from babel.messages.pofile import read_po
+
+from sd_tpu.sentence import Sentence
+
+LOCALE = Path(__file__).parent.parent / "locale"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Language:
+    """A language of the page: `tag` and `direction` are what HTML calls `lang` and `dir`, `name` is
+    what its readers call it, and `messages` has translations by their English texts."""
+
+    tag: str
+    direction: str
+    name: str
+    messages: Mapping[str, str]
+
+    def say(self, text: str, /, **facts: Any) -> str:
+        """The translation of an English text, with the facts it speaks of."""
+        told = {name: self._fact(value) for name, value in facts.items()}
+        return self.messages.get(text, text).format(**told)
+
+    def translate(self, text: str) -> str:
+        """A Sentence in this language; other texts, such as a disk's, stay as they are."""
+        return self.say(text.template, **text.facts) if isinstance(text, Sentence) else text
+
+    def _fact(self, value: Any) -> Any:
+        match value:
+            case Sentence():
+                return self.translate(value)
+            case list():
+                return self.messages.get(", ", ", ").join(str(self._fact(each)) for each in value)
+            case str() if value and self.direction == "rtl":
+                return f"\u2068{value}\u2069"  # in its own direction, whatever stands around it
+        return value
+
+
+def _language(folder: str, tag: str, name: str) -> Language:
+    with (LOCALE / folder / "LC_MESSAGES" / "sd_tpu.po").open("rb") as file:
+        catalog = read_po(file)
+    messages = {message.id: message.string for message in catalog if message.id}
+    return Language(tag, catalog.locale.text_direction, name, messages)
+
+
+ENGLISH = Language("en", "ltr", "English", {})
+LANGUAGES = {  # by what Gradio's frontend calls them; "zh" is where its zh-CN and zh-TW look too
+    "en": ENGLISH,
+    "ko": _language("ko", "ko", "한국어"),
+    "zh": _language("zh_Hans", "zh-Hans", "中文"),
+    "ar": _language("ar", "ar", "العربية"),
+}
+
+
+def language_of(tag: Any) -> Language:
+    """The language that a page is in, by its tag; English if there is none such."""
+    return next((each for each in LANGUAGES.values() if each.tag == tag), ENGLISH)
+
+
+class Translations(gr.I18n):
+    """What the browser shows in its own language, from the first moment on."""
+
+    def __init__(self):
+        """Begins with nothing."""
+        super().__init__(**{name: {} for name in LANGUAGES})
+
+    def render(self, make: Callable[[Language], str]) -> str:
+        """Something of the page in all languages, of which the browser takes its own."""
+        key = f"rendered {len(self.translations['en'])}"
+        for name, language in LANGUAGES.items():
+            # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
+            self.translations[name][key] = (
+                make(language).replace("{", "&#123;").replace("}", "&#125;"))
+        return str(self(key))
+
+    def label(self, text: str, **facts: Any):
+        """An English text for a component of Gradio's, in all languages."""
+        key = f"rendered {len(self.translations['en'])}"
+        for name, language in LANGUAGES.items():
+            self.translations[name][key] = language.say(text, **facts)
+        return self(key)
+
+
+def duration(seconds: float) -> Sentence:
+    """A time that is only an estimate."""
+    if seconds < 90:
+        return Sentence("{count} s", count=max(1, round(seconds)))
+    return Sentence("{count} min", count=round(seconds / 60))

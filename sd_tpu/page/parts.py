@@ -1,0 +1,104 @@
+"""Parts of the page as HTML, and captions: what its people read, in the language of each.
+
+A picture lives in a card of its own, so its place never moves while others come and go. Cards are
+HTML instead of Gradio's images because the file offered must be the PNG with its settings, byte for
+byte, and because a preview must turn into the picture without a flicker.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from sd_tpu.page.files import url
+from sd_tpu.page.form import COMMON, named_size, write_link
+from sd_tpu.page.language import ENGLISH, Language
+from sd_tpu.page.run import labelled
+from sd_tpu.request import Request
+from sd_tpu.sentence import Sentence
+from sd_tpu.settings import (
+    MAX_PROMPTS,
+    OVERRIDABLE,
+    SIDES,
+    Choice,
+    Number,
+    Picture,
+    Setting,
+    Text,
+    Upload,
+)
+
+_KINDS = (Choice, Number, Upload, Text)
+SAID = sorted((setting for name, setting in OVERRIDABLE.items() if name not in SIDES),
+              key=lambda setting: _KINDS.index(type(setting.kind)))
+STATES = {"example": Sentence("Example"), "waiting": Sentence("Waiting"),
+          "forming": Sentence("Forming"), "stopped": Sentence("Stopped early")}
+
+
+def part(name: str, language: Language, *facts: Any) -> str:
+    """A part of the page: what the macro of this name in page.html makes of the facts."""
+    return str(getattr(_parts(language), name)(*facts))
+
+
+@cache
+def _parts(language: Language) -> Any:
+    return _PAGE.make_module(dict(language=language, say=language.say,
+                                  translate=language.translate, words=partial(words, language)))
+
+
+def _kind_of(setting: Setting) -> str:
+    return type(setting.kind).__name__.lower()
+
+
+def _allowed(kind: Choice) -> str:
+    """Which options go with each of the setting that they depend on, for page.js."""
+    return json.dumps({"of": kind.per, "allowed": {
+        key: kind.offered(key) for key in OVERRIDABLE[kind.per].kind.options}})
+
+
+_PAGE = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
+    lstrip_blocks=True, undefined=jinja2.StrictUndefined).get_template("page.html", globals=dict(
+        url=url, write_link=write_link, now=time.monotonic_ns, to_json=json.dumps,
+        kind_of=_kind_of, allowed=_allowed, common=COMMON, overridable=OVERRIDABLE, states=STATES,
+        max_prompts=MAX_PROMPTS))
+
+
+# --- captions -----------------------------------------------------------------------------------
+
+
+def words(language: Language, values: Mapping[str, Any]) -> str:
+    """Settings by their names, as a label: `Euler · 20 steps · 512×768`. That a sampler has the
+    model's own spacing is taken for granted."""
+    told = [language.translate(setting.told(values[setting.name])) for setting in SAID
+            if setting.name in values and not _granted(setting, values)]
+    if values.keys() >= SIDES:
+        told.append(named_size((values["height"], values["width"])))
+    return " · ".join(told)
+
+
+def all_words(picture: Picture, language: Language) -> str:
+    """All settings of the picture, as a label; of those for experts and of a negative prompt
+    nothing is said where they are left alone."""
+    quiet = {setting.name for setting in SAID if setting.expert or isinstance(setting.kind, Text)}
+    return words(language, {setting.name: getattr(picture, setting.name) for setting in SAID
+                            if setting.name not in quiet
+                            or getattr(picture, setting.name) != setting.default})
+
+
+def _granted(setting: Setting, values: Mapping[str, Any]) -> bool:
+    kind = setting.kind
+    return isinstance(kind, Choice) and kind.per in values and not values[setting.name]
+
+
+def labels(request: Request) -> dict[int, str]:
+    """What the downloaded grid says below each picture, in English: it is drawn in Latin letters.
+    What sets it apart, else its prompt if that is in Latin letters.
+    """
+    latin = [prompt if max(prompt, default="") <= "ÿ" else "" for prompt in request.prompts]
+    return {place: words(ENGLISH, labelled(request, place)).replace("×", "x") or latin[place]
+            for place in request.places()}

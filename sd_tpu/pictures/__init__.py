@@ -1,0 +1,1 @@
+"""Finished pictures: files with their metadata, and the history of each browser."""

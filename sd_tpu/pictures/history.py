@@ -1,0 +1,491 @@
+"""What each browser made, kept over restarts: rows in SQLite, pictures as PNG files beside it.
+
+A file is whole on the disk before its row is, and gone before its row: whenever the server is
+killed, a file without a row is a finished picture, which the next start reads back. So it does
+with all of them where the database is lost: a file's name tells whose it is, and the PNG how it was
+made.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sd_tpu.pictures.images import read_png
+from sd_tpu.request import RequestError
+from sd_tpu.sentence import Sentence, SentenceError
+from sd_tpu.settings import SETTINGS, Picture
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 30
+MAX_AGE_DAYS = 90.0
+MIN_OWNER_LENGTH = 16  # characters; what is shorter can be guessed, or was never drawn
+PRUNE_SECONDS = 60  # least time between two prunings by `add`
+UNDO_SECONDS = 60.0  # in which a deletion can be taken back
+RUN_SECONDS = 60  # pictures of one such span, of which no more is known, are taken for a run
+DRAFT_SECONDS = 60  # a younger one may be on its way in, by another server of the same folder
+BUSY_SECONDS = 20.0  # how long to wait for such a server
+SCHEMA = 3  # 2 knew no runs; in 1 a file was named by its picture alone
+BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+DRAFT = ".tmp"
+_NAME = re.compile("(?:([0-9a-f]{64})-)?([0-9a-f]{32})[.]png")
+
+_CREATE = """
+CREATE TABLE pictures (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    number INTEGER NOT NULL,  -- of the owner's pictures, in the order they came
+    made_at REAL NOT NULL,
+    bytes INTEGER NOT NULL,
+    favourite INTEGER NOT NULL DEFAULT 0,
+    request TEXT NOT NULL,
+    run TEXT NOT NULL,  -- in which it was made
+    place INTEGER NOT NULL,  -- of its card in the gallery
+    deleted_at REAL,  -- since when it waits to be deleted for good
+    UNIQUE (owner, number)
+) WITHOUT ROWID
+"""
+_TO_3 = (
+    "ALTER TABLE pictures ADD COLUMN run TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE pictures ADD COLUMN place INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE pictures ADD COLUMN deleted_at REAL",
+    f"UPDATE pictures SET run = CAST(made_at / {RUN_SECONDS} AS INTEGER)",
+    """UPDATE pictures SET place = (
+        SELECT count(*) FROM pictures AS before WHERE before.owner = pictures.owner
+        AND before.run = pictures.run AND before.number < pictures.number) % 8""",
+)
+_INDEX = "CREATE INDEX pictures_by_age ON pictures (favourite, made_at, bytes)"
+_ADD = """
+INSERT INTO pictures (id, owner, number, made_at, bytes, favourite, request, run, place)
+SELECT :id, :owner, coalesce(max(number), 0) + 1, :made_at, :bytes, :favourite, :request, :run,
+    :place
+FROM pictures WHERE owner = :owner
+ON CONFLICT (id) DO UPDATE  -- another server has read it back
+SET made_at = excluded.made_at, run = excluded.run, place = excluded.place
+RETURNING number
+"""
+_LIST = """
+WITH found AS (
+    SELECT *, max(number) OVER (PARTITION BY run) AS latest FROM pictures
+    WHERE owner = :owner AND deleted_at IS NULL AND favourite >= :least
+        AND (:run IS NULL OR run = :run) AND (:words = '' OR says(request, :words))
+), ranked AS (SELECT *, dense_rank() OVER (ORDER BY latest DESC) AS rank FROM found)
+SELECT id, number, made_at, favourite, request, run, place FROM ranked
+WHERE rank <= :runs ORDER BY rank, place, number
+"""
+_PRUNE_BY_AGE = "DELETE FROM pictures WHERE NOT favourite AND made_at < ? RETURNING id, owner"
+_PRUNE_BY_SIZE = """
+DELETE FROM pictures WHERE id IN (
+    SELECT id FROM (SELECT id, sum(bytes) OVER (ORDER BY favourite DESC, made_at DESC, id) AS total
+                    FROM pictures)
+    WHERE total > ?
+) RETURNING id, owner
+"""
+
+
+class HistoryError(SentenceError):
+    """The history cannot be kept or read; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A picture of the history: `number` counts its owner's pictures, `made_at` is in seconds since
+    1970, `picture` is what makes it again; it was made at a `place` of the gallery, in a `run`."""
+
+    id: str
+    number: int
+    made_at: float
+    favourite: bool
+    picture: Picture
+    run: str
+    place: int
+
+
+class History:
+    """Pictures by owner; every method may be called from any thread.
+
+    An owner is a long random text that only the owner's browser knows; of it only a
+    hash is kept. What belongs to another owner is treated exactly as what does not exist.
+    """
+
+    def __init__(self, folder: str | Path, *, max_bytes: int = MAX_BYTES,
+                 max_age_days: float = MAX_AGE_DAYS):
+        """Opens the history in a folder, or begins one, and prunes it.
+
+        A database that is broken is set aside. Pictures that the database does not know are read
+        back: they are their owner's again, as old as their files, and favourites only if they are
+        so old that they must have been. What cannot be read back is set aside.
+
+        Args:
+            folder: made if absent, for nobody else on this machine to read; on a local disk, as
+                SQLite's log does not work over a network.
+            max_bytes: of all pictures of all owners together.
+            max_age_days: of pictures that are no favourites.
+
+        Raises:
+            HistoryError: nothing can be kept in the folder.
+        """
+        self.folder, self._max_bytes, self._max_age_days = Path(folder), max_bytes, max_age_days
+        self._pictures = self.folder / "pictures"
+        self._lock = threading.Lock()  # around the connection
+        self._next_prune = 0.0
+        self._undoable = self._make_timer()  # while a deletion can be taken back
+        with _told(Sentence("The history cannot be kept in {folder}", folder=self.folder)):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._database = self._open()
+            self._pictures.mkdir(exist_ok=True)
+            _write(self._pictures / f"probe-{secrets.token_hex(16)}.png", b"").unlink()
+            self._clean()
+        self.prune()
+
+    def add(self, owner: str, png: bytes, picture: Picture, made_at: float | None = None, *,
+            run: str | None = None, place: int = 0) -> Entry:
+        """Keeps a finished picture; once this returns, it outlives the server.
+
+        From time to time it prunes first.
+
+        Args:
+            owner: whose it is.
+            png: the file.
+            picture: what makes it again.
+            made_at: seconds since 1970; now by default.
+            run: in which it was made; one of its own by default.
+            place: of its card in the gallery.
+
+        Raises:
+            HistoryError: the disk or the database refuses it.
+        """
+        hashed = _hashed(owner)
+        if time.monotonic() >= self._next_prune:
+            self.prune()
+        made_at = time.time() if made_at is None else made_at
+        name = secrets.token_hex(16)
+        run = name if run is None else run
+        with _told(Sentence("The picture could not be added to the history")):
+            self._pictures.mkdir(exist_ok=True)
+            file = _write(self._file(name, hashed), png)
+            try:
+                number = self._add(name, hashed, made_at, len(png), picture, run, place)
+            except BaseException:
+                file.unlink()
+                raise
+        return Entry(name, number, made_at, False, picture, run, place)
+
+    def entries(self, owner: str, *, runs: int = 48, favourites_only: bool = False,
+                words: str = "", run: str | None = None) -> list[Entry]:
+        """The owner's pictures by run, the newest run first, each in the order of the gallery.
+
+        Args:
+            owner: whose they are.
+            runs: how many at most.
+            favourites_only: leaves out all others.
+            words: that are all found in the prompt, whatever their case.
+            run: leaves out all others.
+        """
+        rows = self._ask(_LIST, dict(owner=_hashed(owner), least=int(favourites_only), runs=runs,
+                                     words=words.casefold(), run=run))
+        return [Entry(name, number, made_at, bool(favourite), _picture(text), run, place)
+                for name, number, made_at, favourite, text, run, place in rows]
+
+    def picture(self, owner: str, id: str) -> Path | None:
+        """The PNG file of the owner's picture; None if there is no such picture of this owner."""
+        rows = self._ask("SELECT id, owner FROM pictures "
+                         "WHERE id = ? AND owner = ? AND deleted_at IS NULL", (id, _hashed(owner)))
+        return self._file(*rows[0]) if rows else None
+
+    def favourites(self, owner: str, ids: Collection[str]) -> dict[str, bool]:
+        """Whether each of these pictures is a favourite, of those that the owner has."""
+        rows = self._ask("SELECT id, favourite FROM pictures WHERE owner = ? AND deleted_at IS NULL"
+                         " AND id IN (SELECT value FROM json_each(?))",
+                         (_hashed(owner), json.dumps([*ids])))
+        return {id: bool(favourite) for id, favourite in rows}
+
+    def set_favourite(self, owner: str, id: str, favourite: bool) -> bool:
+        """Marks a picture, or takes the mark away; whether the owner has such a picture."""
+        return bool(self._ask(
+            "UPDATE pictures SET favourite = ? WHERE id = ? AND owner = ? AND deleted_at IS NULL "
+            "RETURNING id",
+            (int(favourite), id, _hashed(owner))))
+
+    def delete(self, owner: str, id: str | None = None) -> list[Path]:
+        """Deletes a picture of the owner, or all, favourites too; for good as soon as UNDO_SECONDS
+        have passed without `restore`, or when the history is closed. Returns the files; none if
+        there is no such picture of this owner."""
+        rows = self._ask("UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
+                         "AND deleted_at IS NULL AND (id = :id OR :id IS NULL) "
+                         "RETURNING id, owner", dict(now=time.time(), owner=_hashed(owner), id=id))
+        self._undoable = self._make_timer()  # earlier ones go on: each is for its own deletion
+        self._undoable.start()
+        return [self._file(*row) for row in rows]
+
+    def restore(self, owner: str) -> int:
+        """Takes the owner's last deletion back, if it is not yet for good; returns how many
+        pictures are there again."""
+        return len(self._ask(
+            "UPDATE pictures SET deleted_at = NULL WHERE owner = :owner AND deleted_at = "
+            "(SELECT max(deleted_at) FROM pictures WHERE owner = :owner) RETURNING id",
+            dict(owner=_hashed(owner))))
+
+    def drop(self, owner: str, id: str) -> None:
+        """Deletes a picture for good at once, unless it has become a favourite."""
+        self._delete("DELETE FROM pictures WHERE id = ? AND owner = ? AND NOT favourite "
+                     "RETURNING id, owner", (id, _hashed(owner)))
+
+    def prune(self) -> int:
+        """Deletes what is too old, and the oldest while all together are too large; how many.
+
+        Favourites do not grow old, and go only when there is nothing else left to go.
+        """
+        self._next_prune = time.monotonic() + PRUNE_SECONDS
+        return (self._delete_for_good(UNDO_SECONDS) + self._delete(_PRUNE_BY_AGE, (self._oldest(),))
+                + self._delete(_PRUNE_BY_SIZE, (self._max_bytes,)))
+
+    def close(self) -> None:
+        """Closes the database; nothing can be asked of it any more."""
+        self._undoable.cancel()
+        with suppress(HistoryError):
+            self._delete_for_good(0.0)
+        with self._lock:
+            self._database.close()
+
+    def _make_timer(self) -> threading.Timer:
+        timer = threading.Timer(UNDO_SECONDS + 0.1, self._end_undo)
+        timer.daemon = True
+        return timer
+
+    def _end_undo(self) -> None:
+        with suppress(HistoryError):  # then it is for good when the history prunes next
+            self._delete_for_good(UNDO_SECONDS)
+
+    def _delete_for_good(self, seconds: float) -> int:
+        """What has been deleted so long ago; returns how many."""
+        return self._delete("DELETE FROM pictures WHERE deleted_at <= ? RETURNING id, owner",
+                            (time.time() - seconds,))
+
+    # --- the database ---------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return _connect(self.folder / "history.db")
+        except _BrokenError as error:
+            aside = self._set_aside()
+            log.warning("The database of the history in %s is broken (%s). It was moved to %s, and "
+                        "a new one is made from the pictures.", self.folder, error, aside)
+            return _connect(self.folder / "history.db")
+
+    def _set_aside(self) -> Path:
+        aside = self.folder / f"broken-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        aside.mkdir()
+        for old in self.folder.glob("history.db*"):
+            old.rename(aside / old.name)
+        return aside
+
+    def _ask(self, statement: str, values: tuple | dict) -> list[tuple]:
+        with _told(Sentence("The history cannot be read or changed")):
+            return self._run(statement, values)
+
+    def _run(self, statement: str, values: tuple | dict) -> list[tuple]:
+        """All rows of one statement, which is done as a whole or not at all."""
+        with self._lock:
+            return self._database.execute(statement, values).fetchall()
+
+    def _add(self, name: str, hashed: str, made_at: float, size: int, picture: Picture, run: str,
+             place: int = 0, *, favourite: bool = False) -> int:
+        """Adds the row of a picture whose file is there; returns its number."""
+        values = dict(id=name, owner=hashed, made_at=made_at, bytes=size, favourite=int(favourite),
+                      request=json.dumps(vars(picture)), run=run, place=place)
+        return self._run(_ADD, values)[0][0]
+
+    def _delete(self, statement: str, values: tuple) -> int:
+        """Deletes by a statement that returns the names and owners of what it deletes; the files
+        go before that is done for good, or the next start would read them back."""
+        with _told(Sentence("The history cannot be read or changed")), self._lock, self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            gone = self._database.execute(statement, values).fetchall()
+            for name, hashed in gone:
+                _remove(self._file(name, hashed))
+            if gone:
+                _sync(self._pictures)
+        return len(gone)
+
+    def _oldest(self) -> float:
+        """When a picture must have been made to be kept without being a favourite."""
+        return time.time() - self._max_age_days * 24 * 3600
+
+    # --- the files ------------------------------------------------------------------------------
+
+    def _file(self, name: str, hashed: str) -> Path:
+        return self._pictures / f"{hashed}-{name}.png"
+
+    def _clean(self) -> None:
+        """Reads files without a row back, and removes rows without a file, which somebody deleted
+        by hand, and drafts, which are no whole files."""
+        rows = self._run("SELECT id, owner FROM pictures", ())
+        for name, hashed in rows:
+            with suppress(FileNotFoundError):  # named as in schema 1
+                (self._pictures / f"{name}.png").rename(self._file(name, hashed))
+        known, there = {self._file(*row): row for row in rows}, set(self._pictures.iterdir())
+        for name, _ in map(known.get, known.keys() - there):
+            self._run("DELETE FROM pictures WHERE id = ?", (name,))
+        unknown = there - known.keys()
+        for file in unknown:
+            if file.suffix == DRAFT and time.time() - _written(file) > DRAFT_SECONDS:
+                _remove(file)
+        self._read_back(sorted(filter(_named, unknown), key=_written))
+
+    def _read_back(self, files: list[Path]) -> None:
+        """Adds rows of files that have none, or sets them aside, so that nothing is lost."""
+        others = [file for file in files if not self._owned(file)]
+        if len(files) > len(others):
+            log.warning("The database of the history in %s did not know %d pictures, which were "
+                        "read back from their files.", self.folder, len(files) - len(others))
+        aside = self.folder / "set-aside"
+        for file in others:
+            aside.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):  # another server has just done so
+                file.rename(aside / file.name)
+        if others:
+            log.warning("Of %d pictures in the history in %s it cannot be told whose they are or "
+                        "how they were made. They were moved to %s.", len(others), self.folder,
+                        aside)
+
+    def _owned(self, file: Path) -> bool:
+        """Adds the row of a file as far as it tells; whether it does."""
+        hashed, name = _named(file).groups()
+        made_at = _written(file)
+        try:
+            png = file.read_bytes()
+            request = read_png(png)
+        except (OSError, RequestError):
+            return False
+        if not hashed or request.places() != [0]:
+            return False
+        self._add(name, hashed, made_at, len(png), request.pictures[0],
+                  str(int(made_at / RUN_SECONDS)), favourite=made_at < self._oldest())
+        return True
+
+
+class _BrokenError(Exception):
+    """A database that cannot be used and never will be."""
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    """The database in the file, made if absent; raises _BrokenError if it is none of ours."""
+    database = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None,
+                               check_same_thread=False)
+    try:
+        database.create_function("says", 2, _says, deterministic=True)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")  # what was committed outlives a power cut
+        database.execute("BEGIN IMMEDIATE")  # another server may be about to create it as well
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version == 0 and not database.execute("SELECT 1 FROM sqlite_schema").fetchall():
+            for statement in (_CREATE, _INDEX, f"PRAGMA user_version = {SCHEMA}"):
+                database.execute(statement)
+        elif version in (1, 2):
+            for statement in (*_TO_3, f"PRAGMA user_version = {SCHEMA}"):
+                database.execute(statement)
+        elif version != SCHEMA:
+            raise _BrokenError(f"its version is {version}, not {SCHEMA}")
+        database.execute("COMMIT")
+        (state,), *_ = database.execute("PRAGMA quick_check").fetchall()
+        if state != "ok":
+            raise _BrokenError(state.replace("\n", ", ")[:200])
+    except sqlite3.DatabaseError as error:
+        database.close()
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN:
+            raise _BrokenError(str(error)) from error
+        raise
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _write(file: Path, data: bytes) -> Path:
+    """The file, there as a whole or not at all, even after a power cut."""
+    draft = file.with_suffix(DRAFT)
+    try:
+        with draft.open("wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(opened.fileno())
+        draft.replace(file)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync(file.parent)
+    return file
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed (%s).", file, error.strerror)
+
+
+def _named(file: Path) -> re.Match | None:
+    """The owner and the name of a picture that its file's name tells, if it is a picture's."""
+    return _NAME.fullmatch(file.name)
+
+
+def _written(file: Path) -> float:
+    """When the file was written, in seconds since 1970; now if another server has just removed it.
+    """
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
+
+
+def _sync(folder: Path) -> None:
+    """Sees to it that the names in the folder are on the disk."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def _told(what: Sentence) -> Iterator[None]:
+    """Turns what disks and databases raise into one sentence."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise HistoryError("{what} ({reason}).", what=what,
+                           reason=getattr(error, "strerror", None) or error) from error
+
+
+def _hashed(owner: str) -> str:
+    """What is kept of an owner. Its text is random and long, so that no salt is needed."""
+    if not isinstance(owner, str) or len(owner) < MIN_OWNER_LENGTH:
+        raise HistoryError("An owner is a text of at least {least} random characters.",
+                           least=MIN_OWNER_LENGTH)
+    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _says(text: str, words: str) -> bool:
+    """Whether the prompt of a row holds words, which are in lower case."""
+    prompt = _picture(text).prompt.casefold()
+    return all(word in prompt for word in words.split())
+
+
+def _picture(text: str) -> Picture:
+    """What a row holds; in older ones it is a request for one picture, and no spacing is None."""
+    values = json.loads(text)
+    prompt, = values.get("prompts") or [values.get("prompt")]
+    known = {name: values[name] for name in SETTINGS.keys() & values.keys()}
+    return Picture(**{**known, "prompt": prompt, "spacing": values.get("spacing") or ""})

@@ -1,0 +1,397 @@
+"""Finished pictures: the 2x4 grid, PNG files, and the request that a PNG carries, both ways.
+
+The text chunk `parameters` is that of the stable-diffusion-webui by AUTOMATIC1111 (A1111), which
+most galleries and tools read: the prompt, `Negative prompt: ...`, and one line of settings. What
+that text cannot say without doubt (several prompts, a prompt that looks like settings, control
+characters) is said once more, exactly, as JSON in a field of the settings line, as are the
+settings that some of several pictures have on their own. What is for experts is a field where it
+is not the default, as is "Token downsampling", which no request can set.
+"""
+
+import json
+import re
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
+
+from sd_tpu.request import Anything, Request
+from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.settings import OVERRIDABLE, SETTINGS, SIDES, RequestError
+
+VERSION = "0.1.0"
+KEY = "parameters"
+SIGNATURE = b"\x89PNG\r\n\x1a\n"  # of every PNG file
+MAX_FILE_BYTES = 1 << 26
+MAX_CHUNKS = 1 << 16  # of a PNG; of the largest file, in pieces of 1 KiB each
+MAX_TEXT_LENGTH = 1 << 20  # eight prompts and negatives of the longest kind, escaped, fit
+BLANK = 255
+INK = 32  # of labels, on the blank
+MIN_LABELLED = 256  # pixels: a picture with a label is at least so wide
+
+# Where A1111 has a sampler under another name than diffusers, or a spacing under another.
+_A1111_SAMPLERS = {"pndm": "PLMS", "euler_ancestral": "Euler a", "kdpm2": "DPM2"}
+_A1111_SPACINGS = {"automatic": "", "uniform": "linspace", "sgm uniform": "trailing"}
+_NAMES = {
+    **{sampler.label.lower(): key for key, sampler in SAMPLERS.items()},
+    **{name.lower(): key for key, name in _A1111_SAMPLERS.items()},
+    **{key: key for key in SAMPLERS},
+}
+
+# The fields of the settings line, in the order that A1111 gives those it knows.
+_A1111_FIELDS = ("Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size",
+                 "Model hash", "Model")
+_PROMPTS, _NEGATIVES, _OWN = SETTINGS["prompt"].png, SETTINGS["negative_prompt"].png, "Own settings"
+_MODEL_HASH = "Model hash"
+_LINE = {setting.png: name for name, setting in OVERRIDABLE.items()
+         # A file has what a style made of the prompts.
+         if name not in {"negative_prompt", "style", *SIDES}}
+_REQUIRED = {*_A1111_FIELDS} - {"Schedule type", "Model hash", "Model"}
+_DOWNSAMPLING = "Token downsampling"
+
+_NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
+_FIELD = re.compile(r'(?:^|,)\s*(\w[\w /-]*):\s*("(?:[^\\"]++|\\.)*+"|[^,]*+)\s*(?=,|$)')
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # which PNG's text chunks should not hold
+
+
+def make_grid(pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 4, *,
+              gap: int = 0) -> np.ndarray:
+    """Pictures side by side, row by row; a None leaves its place blank.
+
+    Args:
+        pictures: uint8 [H, W, 3] of one size, 1 to rows * cols places.
+        rows: at most.
+        cols: at most; fewer pictures than that make one shorter row.
+        gap: blank pixels between them.
+
+    Returns:
+        uint8 [R*H + (R-1)*gap, C*W + (C-1)*gap, 3].
+    """
+    shapes = {picture.shape for picture in pictures if picture is not None}
+    if len(shapes) != 1 or len(pictures) > rows * cols:
+        raise ValueError(f"A grid takes 1 to {rows * cols} pictures of one size.")
+    height, width, channels = shapes.pop()
+    cols = min(cols, len(pictures))
+    rows = -(-len(pictures) // cols)
+    grid = np.full((rows, height + gap, cols, width + gap, channels), BLANK, np.uint8)
+    for place, picture in enumerate(pictures):
+        if picture is not None:
+            grid[place // cols, :height, place % cols, :width] = picture
+    whole = grid.reshape(rows * (height + gap), cols * (width + gap), channels)
+    return whole[:rows * (height + gap) - gap, :cols * (width + gap) - gap]
+
+
+def framed(pictures: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    """The pictures, uint8 [H, W, 3], each in the middle of a blank as high as the highest
+    and as wide as the widest; a None stays what it is."""
+    there = [picture.shape for picture in pictures if picture is not None]
+    height, width, _ = map(max, zip(*there, strict=True))
+
+    def one(picture: np.ndarray) -> np.ndarray:
+        around = [(more // 2, more - more // 2)
+                  for more in (height - picture.shape[0], width - picture.shape[1])]
+        return np.pad(picture, [*around, (0, 0)], constant_values=BLANK)
+
+    return [None if picture is None else one(picture) for picture in pictures]
+
+
+def enlarged(pixels: np.ndarray, least: int) -> np.ndarray:
+    """The picture as wide as this at least, as many times its size as that takes, smoothly
+    (Lanczos); uint8 [H, W, 3] both."""
+    times = max(1, -(-least // pixels.shape[1]))
+    size = (pixels.shape[1] * times, pixels.shape[0] * times)
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
+
+
+def with_labels(pictures: Sequence[np.ndarray | None], texts: Sequence[str],
+                least: int = MIN_LABELLED) -> list[np.ndarray | None]:
+    """The pictures, each with a line of text in a band below it, for a grid.
+
+    Pictures that are narrower than `least`, in pixels, are `enlarged`.
+
+    Args:
+        pictures: uint8 [H, W, 3] of one size; a None stays what it is.
+        texts: of each, in Latin letters, which are all that Pillow's own font has. All are as small
+            as the longest needs to fit in the width; what does not fit in the smallest letters that
+            can be read is cut off, with an ellipsis.
+
+    Returns:
+        uint8 [N*H + B, N*W, 3], where N and B depend on H and W alone.
+    """
+    height, width, _ = next(picture.shape for picture in pictures if picture is not None)
+    times = max(1, -(-least // width))
+    height, width = height * times, width * times
+    texts = [text[:width] for text in texts]  # no letter is narrower than a pixel
+    largest = max(12, height // 16)
+    fonts = [ImageFont.load_default(size) for size in range(largest, 7, -1)]
+    fitting = (font for font in fonts if all(font.getlength(text) <= width for text in texts))
+    font = next(fitting, fonts[-1])
+
+    def labelled(picture: np.ndarray, text: str) -> np.ndarray:
+        band = Image.new("L", (width, round(1.6 * largest)), BLANK)
+        ImageDraw.Draw(band).text((width / 2, band.height / 2), _cut(text, font, width), INK, font,
+                                  "mm")
+        return np.vstack([enlarged(picture, least), np.asarray(band.convert("RGB"))])
+
+    return [None if picture is None else labelled(picture, text)
+            for picture, text in zip(pictures, texts, strict=True)]
+
+
+def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """As much of the text as fits in the width, in pixels, with an ellipsis if that is not all."""
+    lengths = range(len(text), 0, -1)
+    cuts = (text[:length].rstrip() + "…" * (length < len(text)) for length in lengths)
+    return next((cut for cut in cuts if font.getlength(cut) <= width), "")
+
+
+def to_png(pixels: np.ndarray, request: Request, **facts: Any) -> bytes:
+    """A PNG file of pixels uint8 [H, W, 3] that carries the request it was made from, and the facts
+    that `format_parameters` takes."""
+    info = PngInfo()
+    info.add_text(KEY, format_parameters(request, **facts))
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
+    return file.getvalue()
+
+
+def to_webp(pixels: np.ndarray, quality: int | None) -> bytes:
+    """A WebP file of pixels uint8 [H, W, 3], to be looked at: small, quickly made, and without
+    settings. A quality (0 to 100) of 70 is enough for a preview; None loses nothing."""
+    file = BytesIO()
+    lossless = dict(lossless=True, quality=0) if quality is None else dict(quality=quality)
+    Image.fromarray(pixels).save(file, "WEBP", method=0, **lossless)
+    return file.getvalue()
+
+
+def to_zip(files: Mapping[str, bytes]) -> bytes:
+    """A zip file of these files by name. PNGs are compressed already, so they are only stored."""
+    file = BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
+    """The request that a PNG file carries; its pixels are not decoded.
+
+    Raises:
+        RequestError: the file is no whole PNG, or carries no settings, or bad ones.
+    """
+    return parse_parameters(read_parameters(file))
+
+
+def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
+    """The text that a PNG file carries; its pixels are not decoded.
+
+    Raises:
+        RequestError: the file is no whole PNG, or carries no text.
+    """
+    data = _read(file)
+    if len(data) > MAX_FILE_BYTES:
+        raise RequestError("The file is larger than {limit} MiB.", limit=MAX_FILE_BYTES >> 20)
+    if not data.startswith(SIGNATURE):
+        raise RequestError("The file is not a PNG picture; no other kind carries settings here.")
+    _check_chunks(data)
+    try:
+        with Image.open(BytesIO(data), formats=["PNG"]) as image:
+            text = image.info.get(KEY)
+            image.verify()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise RequestError("The picture has far too many pixels.") from None
+    except (OSError, SyntaxError, ValueError, struct.error):
+        raise RequestError("The file is not a whole PNG picture.") from None
+    if not isinstance(text, str):
+        raise RequestError("The picture carries no settings: its PNG has no 'parameters' text.")
+    return text
+
+
+def _check_chunks(data: bytes) -> None:
+    """Raises RequestError for a PNG that Pillow would read for long, or not to its end."""
+    place, kinds = len(SIGNATURE), set()
+    for _ in range(MAX_CHUNKS):
+        if place + 8 > len(data):
+            break
+        length, kind = struct.unpack_from(">I4s", data, place)
+        kinds.add(kind)
+        if kind == b"IEND":
+            break
+        place += length + 12  # with its length, kind and checksum
+    else:
+        raise RequestError("The PNG is in more than {limit} pieces.", limit=MAX_CHUNKS)
+    if not kinds >= {b"IHDR", b"IDAT", b"IEND"}:
+        raise RequestError("The file is not a whole PNG picture.")
+
+
+def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
+    """The file's bytes, or somewhat more than are allowed of them."""
+    if isinstance(file, bytes):
+        return file
+    try:
+        if hasattr(file, "read"):
+            return file.read(MAX_FILE_BYTES + 1)
+        with Path(file).open("rb") as opened:
+            return opened.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise RequestError("The file cannot be read ({reason}).", reason=error.strerror) from error
+
+
+def format_parameters(request: Request, model_hash: str = "", token_downsampling: int = 1,
+                      vae: str = "", lora_hashes: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The request as A1111's text, from which `parse_parameters` makes the same request; the
+    model's hash, its token downsampling, the autoencoder that is not its own and the LoRAs' hashes
+    by name are written too, and are no part of it."""
+    common = request.common
+    body = _plain("\n".join(filter(None, request.prompts)))
+    if common.negative_prompt:
+        body += f"\nNegative prompt: {_plain(common.negative_prompt)}"
+    line = {field: _written(name, getattr(common, name)) for field, name in _LINE.items()}
+    for name in ("strength", "mask_blur"):  # as A1111 has them of such pictures, default or not
+        if common.init_image if name == "strength" else common.mask:
+            line[SETTINGS[name].png] = SETTINGS[name].kind.shown(getattr(common, name))
+    line["Size"] = f"{common.width}x{common.height}"
+    if token_downsampling > 1:
+        line[_DOWNSAMPLING] = str(token_downsampling)
+    hashes = ", ".join(f"{re.sub('[:,]', '', name)}: {value}"
+                       for name, value in lora_hashes.items())
+    line |= {_MODEL_HASH: model_hash, "VAE": vae, "Lora hashes": hashes,
+             "Version": f"sd_tpu {VERSION}"}
+    fields = {name: line[name] for name in (*_A1111_FIELDS, *line) if line[name]}
+    prompt, negative = _split(body)
+    if request.prompts != (prompt,):
+        fields[_PROMPTS] = json.dumps(request.prompts, ensure_ascii=False)
+    if common.negative_prompt != negative:
+        fields[_NEGATIVES] = common.negative_prompt
+    if own := request.values()["own"]:
+        fields[_OWN] = json.dumps(own, ensure_ascii=False)
+    line = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
+    return f"{body}\n{line}"
+
+
+def _written(name: str, value: Any) -> str:
+    """The value as its field has it; nothing if the field can be left out."""
+    setting = SETTINGS[name]
+    if setting.expert and value == setting.default:
+        return ""
+    match name:
+        case "sampler":
+            return a1111_name(value)
+        case "spacing":
+            return value.capitalize()
+        case "model" | "init_image" | "mask":
+            return value
+    return setting.kind.shown(value)
+
+
+def parse_parameters(text: str) -> Request:
+    """The request that a text of ours or of A1111 describes; fields that mean nothing here are
+    ignored. The size is whatever the text says.
+
+    Raises:
+        RequestError: the text is something else, or one of its values cannot be served.
+    """
+    body, fields = _settings(text)
+    if missing := _REQUIRED - fields.keys():
+        raise RequestError("The picture's settings lack {names}.", names=", ".join(sorted(missing)))
+    prompt, negative = _split(body)
+    sampler, spacing = a1111_sampler(fields["Sampler"], fields.get("Schedule type", ""))
+    width, height = _size(fields["Size"])
+    values = {name: SETTINGS[name].kind.parse(fields[field]) for field, name in _LINE.items()
+              if field in fields}
+    values |= {
+        "prompts": _json(fields, _PROMPTS, [prompt]),
+        "own": _json(fields, _OWN, []),
+        "negative_prompt": fields.get(_NEGATIVES, negative),
+        "sampler": sampler,
+        "spacing": spacing,
+        "height": height,
+        "width": width,
+    }
+    return Request.check(values, Anything())
+
+
+def parse_token_downsampling(text: str) -> int:
+    """What a text says of how its picture was drawn and no request can set; 1 if it says nothing.
+
+    Raises:
+        RequestError: the text is something else.
+    """
+    _, fields = _settings(text)
+    named = re.fullmatch(r"[1-9]\d?", fields.get(_DOWNSAMPLING, ""), re.ASCII)
+    return int(named[0]) if named else 1
+
+
+def _settings(text: str) -> tuple[str, dict[str, str]]:
+    """What stands above the line of settings, and its fields by name."""
+    if len(text) > MAX_TEXT_LENGTH:
+        raise RequestError("The text is far too long to be a picture's settings.")
+    lines = text.replace("\r\n", "\n").split("\n")
+    last = max((i for i, line in enumerate(lines) if line.startswith("Steps:")), default=None)
+    if last is None:
+        raise RequestError("The text holds no picture settings: no line begins with 'Steps:'.")
+    fields = {name: _unquoted(value) for name, value in _FIELD.findall(lines[last])}
+    return "\n".join(lines[:last]), fields
+
+
+def _plain(text: str) -> str:
+    """The text without what a line of text in a PNG should not hold."""
+    return _CONTROLS.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _split(body: str) -> tuple[str, str]:
+    prompt, *negative = _NEGATIVE.split(body, maxsplit=1)
+    return prompt.strip(), "".join(negative).strip()
+
+
+def _quoted(value: str) -> str:
+    clean = value.isprintable() and value == value.strip() and not re.search('[,:"]', value)
+    return value if value and clean else json.dumps(value)
+
+
+def _unquoted(value: str) -> str:
+    if value.startswith('"'):
+        try:
+            return json.loads(value)
+        except ValueError:
+            pass
+    return value.strip()
+
+
+def _json(fields: dict[str, str], name: str, default: Any) -> Any:
+    if name not in fields:
+        return default
+    try:
+        return json.loads(fields[name])
+    except (ValueError, RecursionError):
+        raise RequestError("The picture's settings are garbled: {name}.", name=name) from None
+
+
+def a1111_sampler(name: str, schedule: str) -> tuple[str, str]:
+    """Key and spacing of what A1111 calls a sampler and a schedule type; what is unknown stays as
+    it is. A1111 before 1.9 wrote the schedule behind the sampler's name."""
+    name, schedule = name.lower()[:40], schedule.lower()[:40]
+    first, _, last = name.rpartition(" ")
+    if name not in _NAMES and last in ("karras", "exponential"):
+        name, schedule = first, schedule or last
+    return _NAMES.get(name, name), _A1111_SPACINGS.get(schedule, schedule)
+
+
+def a1111_name(sampler: str) -> str:
+    """What A1111 calls the sampler of this key."""
+    return _A1111_SAMPLERS.get(sampler, SAMPLERS[sampler].label)
+
+
+def _size(value: str) -> tuple[int, int]:
+    match = re.fullmatch("([0-9]{1,5})x([0-9]{1,5})", value)
+    if not match:
+        raise RequestError("The picture's size should be like 512x512, not {value}.",
+                           value=repr(value[:40]))
+    return int(match[1]), int(match[2])

@@ -1,0 +1,182 @@
+"""The Flax pipelines that begin with a picture: image to image, and filling in what a mask shows.
+
+Where those of diffusers draw latents of a picture from what the autoencoder finds likely, these
+take the likeliest, so that the same key and picture give the same picture in any batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from PIL import Image
+
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.pipelines.pipeline import ImageOutput, each_scale, flat, image_keys
+from sd_tpu.pipelines.stable_diffusion import FlaxStableDiffusionPipeline
+from sd_tpu.runtime.slots import KNOWN, MASKED, Given
+from sd_tpu.sampling.samplers import Table, steps_taken
+
+UNIT = 32  # pixels: the sides of prepared pictures are multiples of it
+Pictures = Image.Image | Sequence[Image.Image]
+
+
+class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
+    """Stable Diffusion 1.x and 2.x: prompts and pictures to pictures."""
+
+    def prepare_inputs(self, prompt: str | list[str], image: Pictures
+                       ) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids [B, 77] int32 of prompts, and pictures of one size as float32 [B, 3, H, W] in
+        [-1, 1], each side made smaller to a multiple of UNIT."""
+        return self._ids(self.tokenizer, prompt), _stacked(image)
+
+    def __call__(
+        self,
+        prompt_ids: Any,
+        image: Any,
+        params: Mapping[str, Any],
+        prng_seed: jax.Array,
+        strength: float = 0.8,
+        num_inference_steps: int = 50,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: Any = 7.5,
+        noise: Any = None,
+        neg_prompt_ids: Any = None,
+        return_dict: bool = True,
+        jit: bool = False,
+    ) -> ImageOutput | tuple[np.ndarray, bool]:
+        """Draws one picture for each row of token ids, beginning with a picture under noise.
+
+        Args:
+            prompt_ids: as `FlaxStableDiffusionPipeline` takes them.
+            image: float32 [B, 3, H, W] in [-1, 1], or [D, b, 3, H, W] as `shard` leaves them.
+            params: see there, like what is not said here.
+            prng_seed: see there.
+            strength: up to 1, the share of the steps that is taken: the last ones.
+            num_inference_steps: of which strength takes its share.
+            height: of the image; by default what the model was trained on.
+            width: likewise.
+            guidance_scale: see there.
+            noise: [B, C, h, w] or [D, b, C, h, w], in place of what prng_seed gives.
+            neg_prompt_ids: see there.
+            return_dict: see there.
+            jit: see there.
+
+        Raises:
+            CheckpointError: as there, and where only the scheduler itself knows its steps.
+            ValueError: as there, or the strength leaves no step.
+        """
+        del jit
+        size, texts = self._size(height, width), self._texts(prompt_ids, neg_prompt_ids)
+        count = len(texts[0])
+        taken = steps_taken(num_inference_steps, strength)
+        if not 1 <= taken <= num_inference_steps:
+            raise ValueError(f"strength should leave 1 to {num_inference_steps} steps, not {taken},"
+                             f" so strength {strength} is not possible.")
+        images = self._run(
+            params, _known(self._table(params, num_inference_steps, num_inference_steps - taken)),
+            size, *texts, each_scale(guidance_scale, count), None, image_keys(prng_seed, count),
+            [Given({KNOWN: each}) for each in _channels_last(image, "image", count, size)],
+            None if noise is None else flat(noise, 3, "noise"))
+        return self._output(images, prompt_ids, return_dict)
+
+
+class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
+    """Stable Diffusion's checkpoints for inpainting: draws what is white in a mask."""
+
+    index: ClassVar = {**StableDiffusion.index, "_class_name": "StableDiffusionInpaintPipeline",
+                       "_diffusers_version": "0.35.2"}  # which diffusers asks of such checkpoints
+    fills_in = True
+
+    def prepare_inputs(self, prompt: str | list[str], image: Pictures, mask: Pictures
+                       ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token ids [B, 77] int32 of prompts; what is kept of pictures, float32 [B, 3, H, W] in
+        [-1, 1]; and their masks [B, 1, H, W], 1 where they are white."""
+        masks = (_stacked(mask, "L", Image.Resampling.BICUBIC) >= 0).astype(np.float32)
+        return self._ids(self.tokenizer, prompt), _stacked(image) * (masks < 0.5), masks
+
+    def __call__(
+        self,
+        prompt_ids: Any,
+        mask: Any,
+        masked_image: Any,
+        params: Mapping[str, Any],
+        prng_seed: jax.Array,
+        num_inference_steps: int = 50,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: Any = 7.5,
+        latents: Any = None,
+        neg_prompt_ids: Any = None,
+        return_dict: bool = True,
+        jit: bool = False,
+    ) -> ImageOutput | tuple[np.ndarray, bool]:
+        """Draws one picture for each row of token ids, into what is kept of a picture.
+
+        Args:
+            prompt_ids: as `FlaxStableDiffusionPipeline` takes them.
+            mask: float32 [B, 1, H, W], 1 where something is drawn, or [D, b, 1, H, W].
+            masked_image: float32 [B, 3, H, W] in [-1, 1], 0 where something is drawn, or
+                [D, b, 3, H, W]. Both are resized to the height and the width.
+            params: see there, like what follows.
+            prng_seed: see there.
+            num_inference_steps: see there.
+            height: see there.
+            width: see there.
+            guidance_scale: see there.
+            latents: see there.
+            neg_prompt_ids: see there.
+            return_dict: see there.
+            jit: see there.
+
+        Raises:
+            CheckpointError: as there, and where only the scheduler itself knows its steps.
+            ValueError: as there.
+        """
+        del jit
+        size, texts = self._size(height, width), self._texts(prompt_ids, neg_prompt_ids)
+        count = len(texts[0])
+        kept, shown = flat(masked_image, 3, "masked_image"), flat(mask, 3, "mask")
+        kept = jax.image.resize(kept, (*kept.shape[:2], *size), "bicubic")
+        shown = jax.image.resize(shown, (*shown.shape[:2], *size), "nearest")
+        latent = [side // self.vae_scale_factor for side in size]
+        told = jax.image.resize(shown, (*shown.shape[:2], *latent), "nearest")
+        images = self._run(
+            params, _known(self._table(params, num_inference_steps)), size, *texts,
+            each_scale(guidance_scale, count),
+            None if latents is None else flat(latents, 3, "latents"), image_keys(prng_seed, count),
+            [Given({MASKED: picture}, under_noise=False, told=where) for picture, where in zip(
+                _channels_last(kept, "masked_image", count, size),
+                _channels_last(told, "mask", count, latent), strict=True)])
+        return self._output(images, prompt_ids, return_dict)
+
+
+def _known(table: Table | None) -> Table:
+    if table is None:
+        raise CheckpointError("This scheduler's steps cannot be written as a table; give the "
+                              "pipeline another to begin with a picture, such as "
+                              "FlaxDDIMScheduler.")
+    return table
+
+
+def _stacked(pictures: Pictures, mode: str = "RGB",
+             resampling: Image.Resampling = Image.Resampling.LANCZOS) -> np.ndarray:
+    """float32 [B, C, H, W] in [-1, 1]."""
+    pictures = [pictures] if isinstance(pictures, Image.Image) else list(pictures)
+    levels = [np.asarray(picture.resize(
+        [side - side % UNIT for side in picture.size], resampling).convert(mode), np.float32)
+        for picture in pictures]
+    stacked = 2 * (np.stack(levels) / 255) - 1
+    return stacked[:, None] if mode == "L" else stacked.transpose(0, 3, 1, 2)
+
+
+def _channels_last(images: Any, name: str, count: int, size: Sequence[int]) -> np.ndarray:
+    """float32 [B, H, W, C] of [B, C, H, W] or [D, b, C, H, W]; raises ValueError, which says the
+    name, for other sizes."""
+    images = flat(images, 3, name).astype(np.float32)
+    if len(images) != count or images.shape[2:] != tuple(size):
+        raise ValueError(f"{name} should be {count} of {size[0]}x{size[1]} for these prompts and "
+                         f"this height and width, not {images.shape}.")
+    return images.transpose(0, 2, 3, 1)

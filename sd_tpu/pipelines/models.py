@@ -1,0 +1,453 @@
+"""The Flax networks of diffusers up to 0.39 and transformers 4, as faces of ours.
+
+As Linen's modules they hold no parameters: `model.apply({"params": params}, ...)`. Images and
+latents are NCHW outside, as they were. Parameters are plain trees in Flax's names
+(`params["down_blocks_0"]["resnets_0"]["conv1"]["kernel"]`); trees in our names are taken as well.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.serialization import msgpack_restore
+
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    ProjectedTextEncoderConfig,
+    TextEncoderConfig,
+    UNetConfig,
+    VAEConfig,
+)
+from sd_tpu.checkpoint.folder import weight_files
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
+from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection, end_of_text
+from sd_tpu.pipelines.configs import Configured, warn_of_unknown
+from sd_tpu.pipelines.files import MSGPACK, find_part, take_options
+from sd_tpu.pipelines.names import check, to_flax, to_ours
+
+
+class Output:
+    """A result whose parts are had by attribute, by key and by number, those that are None left
+    out."""
+
+    def __getitem__(self, key: str | int) -> Any:
+        return getattr(self, key) if isinstance(key, str) else self.to_tuple()[key]
+
+    def to_tuple(self) -> tuple:
+        """All parts that there are."""
+        parts = (getattr(self, name) for name in self.__dataclass_fields__)
+        return tuple(part for part in parts if part is not None)
+
+
+@flax.struct.dataclass
+class SampleOutput(Output):
+    """What the UNet and the decoder return: [B, C, H, W] f32."""
+
+    sample: jax.Array
+
+
+@flax.struct.dataclass
+class LatentDistribution:
+    """The normal distribution of latents, each [B, h, w, C] f32, not scaled."""
+
+    mean: jax.Array
+    logvar: jax.Array
+
+    @property
+    def std(self) -> jax.Array:
+        """Standard deviation."""
+        return jnp.exp(0.5 * self.logvar)
+
+    @property
+    def var(self) -> jax.Array:
+        """Variance."""
+        return jnp.exp(self.logvar)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Latents drawn with this key."""
+        return self.mean + self.std * jax.random.normal(key, self.mean.shape)
+
+    def mode(self) -> jax.Array:
+        """The likeliest latents."""
+        return self.mean
+
+    def kl(self) -> jax.Array:
+        """Kullback-Leibler divergence from the standard normal distribution, [B]."""
+        return 0.5 * jnp.sum(self.mean**2 + self.var - 1.0 - self.logvar, axis=(1, 2, 3))
+
+
+@flax.struct.dataclass
+class EncoderOutput(Output):
+    """What the encoder returns."""
+
+    latent_dist: LatentDistribution
+
+
+@flax.struct.dataclass
+class TextOutput(Output):
+    """What the text encoder returns."""
+
+    last_hidden_state: jax.Array  # [B, L, D], after the final norm
+    pooler_output: jax.Array  # [B, D]: that of the end mark
+    hidden_states: tuple[jax.Array, ...] | None = None  # of the embeddings and after each layer
+
+
+@flax.struct.dataclass
+class ProjectedTextOutput(Output):
+    """What the text encoder with a projection returns."""
+
+    text_embeds: jax.Array  # [B, P]: of the end mark, projected
+    last_hidden_state: jax.Array  # as in TextOutput
+    hidden_states: tuple[jax.Array, ...] | None = None
+
+
+class Network(Configured):
+    """A network without its parameters."""
+
+    config_name = "config.json"
+    stem: ClassVar[str] = "diffusion_pytorch_model"  # of the weights' file
+    network: ClassVar[Callable[..., nnx.Module]]
+    network_config: ClassVar[Any]
+
+    def __init__(self, *args: Any, dtype: Any = jnp.float32, **values: Any):
+        """Takes the values of the config; `dtype` is that of the arithmetic."""
+        super().__init__(*args, **values)
+        self.dtype = dtype
+        self._bound: nnx.Module | None = None
+        self._rngs: Mapping[str, jax.Array] = {}
+
+    @cached_property
+    def _structure(self) -> tuple[nnx.GraphDef, Params]:
+        return weights.abstract(self._build)
+
+    def _build(self, *, rngs: Any) -> nnx.Module:
+        config = self.network_config.from_dict(self.config)
+        return self.network(config, dtype=self.dtype, rngs=rngs)
+
+    @property
+    def expected(self) -> Params:
+        """Our tree of the parameters' shapes."""
+        return self._structure[1]
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, dtype: Any = jnp.float32, *,
+                        subfolder: str | None = None,
+                        **options: Any) -> tuple[Self, dict[str, Any]]:
+        """Reads a network.
+
+        Args:
+            name: folder or hub id.
+            dtype: of the arithmetic; parameters are float32, as they are trained.
+            subfolder: of it, such as "unet".
+            options: as the pipelines take them, and values to put in place of the config's.
+
+        Returns:
+            The model and its parameters.
+
+        Raises:
+            CheckpointError: what is wrong with the checkpoint, in one message.
+        """
+        return cls._read(name, dtype, subfolder, options)
+
+    @classmethod
+    def _read(cls, name, dtype, subfolder, options) -> tuple[Self, dict[str, Any]]:
+        variant = options.get("variant")
+        hub = take_options(options)
+        config = options.pop("config", None)
+        values = {key: options.pop(key) for key in cls.defaults if key in options}
+        warn_of_unknown(options, cls.__name__)
+        folder = find_part(name, subfolder, hub)
+        config = config or cls.load_config(name, subfolder=subfolder, **hub)
+        model = cls.from_config(config, dtype=dtype, **values)
+        return model, model.load(folder, variant)
+
+    def load(self, folder: Path, variant: str | None = None, dtype: Any = jnp.float32,
+             sharding: jax.sharding.Sharding | None = None) -> dict[str, Any]:
+        """The parameters in a folder: safetensors or, without any, Flax's msgpack.
+
+        Raises:
+            CheckpointError: there are none, they are damaged or of another model.
+        """
+        packed = [folder / file for file in MSGPACK if (folder / file).is_file()]
+        if packed and not any(folder.glob("*.safetensors")):
+            return _unpacked(packed[0], self.expected, dtype, sharding)
+        files = weight_files(folder, self.stem, variant)
+        return to_flax(weights.load(files, self.expected, dtype, sharding))
+
+    def save_pretrained(self, folder: str | Path, params: Mapping[str, Any], *, dtype: Any = None,
+                        **options: Any) -> None:
+        """Writes config and parameters, those as safetensors, which PyTorch's class reads too.
+
+        Args:
+            folder: made if absent.
+            params: without a leading device axis.
+            dtype: of the file; by default that of the parameters.
+            options: of the old class; ignored with a warning.
+        """
+        take_options(options)
+        warn_of_unknown(options, type(self).__name__)
+        self.save_config(folder)
+        ours = to_ours(params, self.expected)
+        weights.save(ours, Path(folder) / f"{self.stem}.safetensors", dtype)
+
+    def init_weights(self, rng: jax.Array) -> dict[str, Any]:
+        """Random parameters."""
+        module = self._build(rngs=nnx.Rngs(params=rng))
+        return to_flax(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
+
+    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Random variables, whatever the arguments: shapes follow from the config."""
+        rng = rngs["params"] if isinstance(rngs, Mapping) else rngs
+        return {"params": self.init_weights(rng)}
+
+    def bind(self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array] | None = None
+             ) -> Self:
+        """This network with its parameters, `{"params": params}`."""
+        bound = copy.copy(self)
+        graph, expected = self._structure
+        bound._bound = nnx.merge(graph, to_ours(variables["params"], expected))
+        bound._rngs = rngs or {}
+        return bound
+
+    def apply(self, variables: Mapping[str, Any], *args: Any,
+              rngs: Mapping[str, jax.Array] | None = None,
+              method: Callable | str | None = None, **kwargs: Any) -> Any:
+        """Calls the network, or another method of it, with these parameters.
+
+        Args:
+            variables: `{"params": params}`.
+            args: of the method.
+            rngs: keys by name.
+            method: such as `vae.decode`; the call itself by default.
+            kwargs: of the method.
+        """
+        if isinstance(method, str):
+            method = getattr(self, method)
+        function = getattr(method, "__func__", method) or type(self).__call__
+        return function(self.bind(variables, rngs), *args, **kwargs)
+
+    def _module(self) -> Any:
+        if self._bound is None:
+            raise ValueError(f"{type(self).__name__} holds no parameters: call it by "
+                             'model.apply({"params": params}, ...).')
+        return self._bound
+
+    def to_bf16(self, params: Any, mask: Any = None) -> Any:
+        """The parameters in bfloat16, where `mask`, a tree of booleans, is true."""
+        return _cast(params, jnp.bfloat16, mask)
+
+    def to_fp16(self, params: Any, mask: Any = None) -> Any:
+        """The parameters in float16, likewise."""
+        return _cast(params, jnp.float16, mask)
+
+    def to_fp32(self, params: Any, mask: Any = None) -> Any:
+        """The parameters in float32, likewise."""
+        return _cast(params, jnp.float32, mask)
+
+
+def _cast(params: Any, dtype: Any, mask: Any) -> Any:
+    def cast(leaf, chosen=True):
+        floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        return leaf.astype(dtype) if chosen and floating else leaf
+
+    return jax.tree.map(cast, params) if mask is None else jax.tree.map(cast, params, mask)
+
+
+def _unpacked(file: Path, expected: Params, dtype: Any, sharding: Any) -> dict[str, Any]:
+    try:
+        params = msgpack_restore(file.read_bytes())
+    except Exception as error:  # msgpack and Flax raise whatever their parsers raise
+        raise CheckpointError(f"{file} is damaged or incomplete ({error}). Fetch or copy it "
+                              "again.") from error
+    check(params, expected, str(file.parent))
+    return jax.tree.map(lambda leaf: jax.device_put(leaf.astype(dtype), sharding), params)
+
+
+class FlaxUNet2DConditionModel(Network):
+    """The denoising UNet."""
+
+    network = UNet2DConditionModel
+    network_config = UNetConfig
+    defaults: ClassVar = dict(
+        sample_size=32, in_channels=4, out_channels=4,
+        down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
+        up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
+        mid_block_type="UNetMidBlock2DCrossAttn", only_cross_attention=False,
+        block_out_channels=(320, 640, 1280, 1280), layers_per_block=2, attention_head_dim=8,
+        num_attention_heads=None, cross_attention_dim=1280, dropout=0.0,
+        use_linear_projection=False, flip_sin_to_cos=True, freq_shift=0,
+        use_memory_efficient_attention=False, split_head_dim=False,
+        transformer_layers_per_block=1, addition_embed_type=None, addition_time_embed_dim=None,
+        addition_embed_type_num_heads=64, projection_class_embeddings_input_dim=None)
+    token_downsampling = 1
+
+    def with_token_downsampling(self, step: int) -> Self:
+        """The same with self-attention that is thinned out, as `UNet2DConditionModel` says."""
+        thinned = self.from_config(self.config, dtype=self.dtype)
+        thinned.token_downsampling = step
+        return thinned
+
+    def _build(self, *, rngs: Any) -> nnx.Module:
+        config = self.network_config.from_dict(self.config)
+        return self.network(config, token_downsampling=self.token_downsampling, dtype=self.dtype,
+                            rngs=rngs)
+
+    def __call__(self, sample: jax.Array, timesteps: Any, encoder_hidden_states: jax.Array,
+                 added_cond_kwargs: Mapping[str, jax.Array] | None = None, *,
+                 return_dict: bool = True, train: bool = False) -> SampleOutput | tuple:
+        """Predicts the noise (or velocity, or image) in a batch.
+
+        Args:
+            sample: [B, C, h, w].
+            timesteps: a number, or [B].
+            encoder_hidden_states: [B, L, D], of the text.
+            added_cond_kwargs: SDXL's `text_embeds` [B, P] and `time_ids` [B, 6].
+            return_dict: False for a plain tuple.
+            train: makes no difference, as there is no dropout.
+        """
+        times = jnp.broadcast_to(jnp.ravel(jnp.asarray(timesteps)), sample.shape[:1])
+        out = self._module()(sample.transpose(0, 2, 3, 1), times, encoder_hidden_states,
+                             added_cond_kwargs)
+        output = SampleOutput(out.transpose(0, 3, 1, 2))
+        return output if return_dict else output.to_tuple()
+
+
+class FlaxAutoencoderKL(Network):
+    """The autoencoder. Latents here are not scaled: `config.scaling_factor` is left to the
+    caller."""
+
+    network = AutoencoderKL
+    network_config = VAEConfig
+    defaults: ClassVar = dict(
+        in_channels=3, out_channels=3, down_block_types=("DownEncoderBlock2D",),
+        up_block_types=("UpDecoderBlock2D",), block_out_channels=(64,), layers_per_block=1,
+        act_fn="silu", latent_channels=4, norm_num_groups=32, sample_size=32,
+        scaling_factor=0.18215)
+
+    def encode(self, sample: jax.Array, deterministic: bool = True,
+               return_dict: bool = True) -> EncoderOutput | tuple:
+        """Pictures [B, 3, H, W] in [-1, 1] -> the distribution of their latents, which are NHWC.
+
+        `deterministic` makes no difference, as there is no dropout.
+        """
+        mean, logvar = self._module().encode(sample.transpose(0, 2, 3, 1))
+        scale = self.config.scaling_factor
+        output = EncoderOutput(LatentDistribution(mean / scale, logvar - 2 * jnp.log(scale)))
+        return output if return_dict else output.to_tuple()
+
+    def decode(self, latents: jax.Array, deterministic: bool = True,
+               return_dict: bool = True) -> SampleOutput | tuple:
+        """Latents [B, C, h, w] or [B, h, w, C] -> pictures [B, 3, H, W], about [-1, 1]."""
+        if latents.shape[-1] != self.config.latent_channels:
+            latents = latents.transpose(0, 2, 3, 1)
+        image = self._module().decode(latents * self.config.scaling_factor)
+        output = SampleOutput(image.transpose(0, 3, 1, 2))
+        return output if return_dict else output.to_tuple()
+
+    def __call__(self, sample: jax.Array, sample_posterior: bool = False,
+                 deterministic: bool = True, return_dict: bool = True) -> SampleOutput | tuple:
+        """Pictures, encoded and decoded; with `sample_posterior` their latents are drawn with the
+        key "gaussian"."""
+        latents = self.encode(sample).latent_dist
+        latents = latents.sample(self._rngs["gaussian"]) if sample_posterior else latents.mode()
+        return self.decode(latents, return_dict=return_dict)
+
+
+class FlaxCLIPTextModel(Network):
+    """CLIP's text encoder. As transformers' it may hold parameters (`params`) and is called."""
+
+    network = CLIPTextModel
+    network_config = TextEncoderConfig
+    stem = "model"
+    defaults: ClassVar = dict(
+        vocab_size=49408, hidden_size=512, intermediate_size=2048, projection_dim=512,
+        num_hidden_layers=12, num_attention_heads=8, max_position_embeddings=77,
+        hidden_act="quick_gelu", layer_norm_eps=1e-5, eos_token_id=49407)
+
+    def __init__(self, config: Any = None, *, dtype: Any = jnp.float32,
+                 params: Mapping[str, Any] | None = None, **values: Any):
+        """Takes a config, a mapping or transformers' own, or its values; and parameters."""
+        super().__init__(dtype=dtype, **values)
+        if config is not None:
+            self.config.update(config if isinstance(config, Mapping) else config.to_dict())
+        self.params = params
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, dtype: Any = jnp.float32, *,
+                        subfolder: str | None = None, _do_init: bool = True,
+                        **options: Any) -> Self | tuple[Self, dict[str, Any]]:
+        """As the other networks', but the model holds its parameters unless `_do_init` is False,
+        and is unpacked into itself and them where a pair is expected."""
+        model, params = cls._read(name, dtype, subfolder, options)
+        if not _do_init:
+            return model, params
+        model.params = params
+        return model
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self, self.params))
+
+    def save_pretrained(self, folder: str | Path, params: Mapping[str, Any] | None = None,
+                        **options: Any) -> None:
+        """As the other networks', by default with its own parameters."""
+        super().save_pretrained(folder, params or self.params, **options)
+
+    def __call__(self, input_ids: jax.Array, attention_mask: None = None,
+                 position_ids: None = None, params: Mapping[str, Any] | None = None,
+                 dropout_rng: jax.Array | None = None, train: bool = False,
+                 output_attentions: bool = False, output_hidden_states: bool = False,
+                 return_dict: bool = True) -> TextOutput | ProjectedTextOutput | tuple:
+        """Encodes token ids.
+
+        Args:
+            input_ids: [B, L].
+            attention_mask: none is supported: Stable Diffusion sees all of its 77 tokens.
+            position_ids: none is supported.
+            params: its own by default.
+            dropout_rng: makes no difference, as there is no dropout.
+            train: likewise.
+            output_attentions: False.
+            output_hidden_states: whether to return those of all layers.
+            return_dict: False for a plain tuple.
+
+        Raises:
+            ValueError: something is asked for that is not supported, or there are no parameters.
+        """
+        if attention_mask is not None or position_ids is not None or output_attentions:
+            raise ValueError("FlaxCLIPTextModel takes no attention_mask and no position_ids and "
+                             "returns no attentions.")
+        if params is None and self.params is None and self._bound is None:
+            raise ValueError("FlaxCLIPTextModel holds no parameters: give it params=.")
+        bound = self._bound or self.bind({"params": self.params if params is None else params}
+                                         )._bound
+        output = self._encode(bound, jnp.asarray(input_ids), output_hidden_states)
+        return output if return_dict else output.to_tuple()
+
+    def _encode(self, module: Any, ids: jax.Array, all_states: bool) -> Any:
+        states = module.text_model.hidden_states(ids)
+        last = module.text_model.final_layer_norm(states[-1])
+        pooled = last[jnp.arange(len(ids)), end_of_text(ids, self.config.eos_token_id)]
+        return self._output(module, last, pooled, tuple(states) if all_states else None)
+
+    def _output(self, module: Any, last: jax.Array, pooled: jax.Array,
+                states: tuple[jax.Array, ...] | None) -> Any:
+        return TextOutput(last, pooled, states)
+
+
+class FlaxCLIPTextModelWithProjection(FlaxCLIPTextModel):
+    """The second text encoder of SDXL."""
+
+    network = CLIPTextModelWithProjection
+    network_config = ProjectedTextEncoderConfig
+
+    def _output(self, module: Any, last: jax.Array, pooled: jax.Array,
+                states: tuple[jax.Array, ...] | None) -> ProjectedTextOutput:
+        return ProjectedTextOutput(module.text_projection(pooled), last, states)

@@ -1,0 +1,399 @@
+"""What the Flax pipelines of diffusers up to 0.39 have in common: named parts, parameters outside,
+reading and writing, and a loop over the steps that can be traced."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+from tqdm.auto import tqdm
+from transformers import CLIPTokenizer
+
+from sd_tpu.checkpoint import folder as checkpoint
+from sd_tpu.checkpoint.card import ModelCard
+from sd_tpu.checkpoint.config import CheckpointError, read_json
+from sd_tpu.families import find_family
+from sd_tpu.families.checkpoint import keep_compiled
+from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.pipelines.configs import Config, warn_of_unknown, write_json
+from sd_tpu.pipelines.files import fetch_packed, take_options
+from sd_tpu.pipelines.models import Network, Output
+from sd_tpu.pipelines.schedulers import Scheduler, SchedulerState, scheduler_for
+from sd_tpu.runtime.mesh import REPLICATED, SPLIT, make_mesh, replicated
+
+LEFT_OUT = ("safety_checker", "feature_extractor")  # parts that do nothing here
+
+
+@flax.struct.dataclass
+class ImageOutput(Output):
+    """What pipelines return: `.images`, also by key and as the first of two."""
+
+    images: Any
+    nsfw_content_detected: Any = None
+
+
+class FlaxDiffusionPipeline:
+    """A pipeline of whichever class a checkpoint was made for."""
+
+    networks: ClassVar[dict[str, type[Network]]] = {}
+    tokenizers: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    checkpoints: ClassVar[tuple[str, ...]] = ()  # the pipelines whose checkpoints are read
+    index: ClassVar[dict[str, Any]] = {}  # model_index.json, but for the scheduler
+
+    def __init__(self, dtype: Any = None, token_downsampling: int = 1, **parts: Any):
+        """Joins parts; `dtype` is that of the arithmetic.
+
+        Raises:
+            TypeError: a part is missing or unknown.
+        """
+        lacking = {*self._parts()} - parts.keys()
+        unknown = parts.keys() - {*self._parts(), *LEFT_OUT}
+        if lacking or unknown:
+            raise TypeError(f"{type(self).__name__} takes {', '.join(self._parts())}; "
+                            f"missing {sorted(lacking)}, unknown {sorted(unknown)}.")
+        for name in (*self._parts(), *LEFT_OUT):
+            setattr(self, name, parts.get(name))
+        if self.safety_checker is not None:
+            warnings.warn("Pictures are not checked here: safety_checker is ignored.", stacklevel=3)
+        self.dtype = jnp.float32 if dtype is None else dtype
+        self.token_downsampling = token_downsampling
+        if token_downsampling != 1:
+            self.unet = self.unet.with_token_downsampling(token_downsampling)
+        self.card: ModelCard | None = None
+        self._progress_bar: dict[str, Any] = {}
+        self._compilations: dict[tuple, Callable] = {}
+
+    @classmethod
+    def _parts(cls) -> tuple[str, ...]:
+        return *cls.networks, *cls.tokenizers, "scheduler"
+
+    # --- files ----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, dtype: Any = None,
+                        sharding: jax.sharding.Sharding | None = None,
+                        token_downsampling: int = 1,
+                        **options: Any) -> tuple["FlaxDiffusionPipeline", dict[str, Any]]:
+        """Reads a checkpoint in the diffusers layout from a folder or the hub.
+
+        What JAX compiles from then on is kept in the user's cache folder for the next start, unless
+        the program or the environment has said where, or not to.
+
+        Args:
+            name: the folder or the hub id.
+            dtype: of the parameters and the arithmetic, by default float32.
+            sharding: where the parameters go; by default on every device of this process.
+            token_downsampling: the UNet's finest self-attention takes its keys and values from
+                every so many rows and columns only; 1 is exact.
+            options: `revision`, `variant`, `cache_dir`, `local_files_only`, `token`; parts to take
+                in place of the checkpoint's, whose parameters are then the caller's; what asked
+                for things that are always so here, such as `from_pt` and `split_head_dim`, is
+                accepted, and what is unknown is ignored with a warning.
+
+        Returns:
+            The pipeline, and its parameters in Flax's names by part, with the scheduler's state as
+            "scheduler".
+
+        Raises:
+            CheckpointError: what is wrong with the checkpoint, in one message.
+            ValueError: the downsampling is no whole number from 1.
+        """
+        variant = options.get("variant")
+        hub = take_options(options)
+        folder = checkpoint.find(name, cls._components, variant=variant, **hub)
+        keep_compiled()
+        made = cls._class_for(read_json(folder / "model_index.json"))
+        given = {part: options.pop(part) for part in (*made._parts(), *LEFT_OUT) if part in options}
+        warn_of_unknown(options, made.__name__)
+        if not Path(name).expanduser().is_dir():
+            fetch_packed(str(name), folder, made.networks, hub)
+        parts = {**made._read(folder, dtype or jnp.float32, given), **given}
+        pipeline = made(**parts, dtype=dtype, token_downsampling=token_downsampling)
+        sharding = sharding or replicated(make_mesh())
+        params = {part: parts[part].load(folder / part, variant, pipeline.dtype, sharding)
+                  for part in made.networks if part not in given}
+        if "scheduler" not in given:
+            params["scheduler"] = pipeline.scheduler.create_state()
+        # A folder's whole path would travel in every picture.
+        local = Path(name).expanduser().is_dir()
+        pipeline.card = ModelCard.read(folder, folder.resolve().name if local else str(name))
+        return pipeline, params
+
+    @classmethod
+    def _components(cls, index: Mapping[str, Any]) -> dict[str, str]:
+        """The networks of a checkpoint, with what their weights' names begin with."""
+        return {part: network.stem for part, network in cls._class_for(index).networks.items()}
+
+    @classmethod
+    def _class_for(cls, index: Mapping[str, Any]) -> type[Self]:
+        name = index.get("_class_name")
+        if name in cls.checkpoints:
+            return cls
+        for made in cls.__subclasses__():
+            if name in made.checkpoints:
+                own = {each.__name__: each for each in made.__subclasses__()}
+                return own.get(name) or own.get(f"Flax{name}") or made
+        find_family(index)  # says it where nothing here draws with such a checkpoint
+        raise CheckpointError(f"{cls.__name__} cannot draw with a checkpoint for {name}.")
+
+    @classmethod
+    def _read(cls, folder: Path, dtype: Any, given: Iterable[str]) -> dict[str, Any]:
+        """The parts of a checkpoint but for those given."""
+        parts = {}
+        for part in (name for name in cls._parts() if name not in given):
+            if part in cls.networks:
+                network = cls.networks[part]
+                config = read_json(folder / part / network.config_name)
+                parts[part] = network.from_config(config, dtype=dtype)
+            elif part in cls.tokenizers:
+                parts[part] = Tokenizer.from_folder(folder / part).clip
+            else:
+                parts[part] = scheduler_for(read_json(folder / part / Scheduler.config_name))
+        return parts
+
+    def save_pretrained(self, folder: str | Path, params: Mapping[str, Any], dtype: Any = None,
+                        **options: Any) -> None:
+        """Writes the diffusers layout, which PyTorch's pipeline reads as well.
+
+        Args:
+            folder: made if absent.
+            params: by part, without a leading device axis; what is no part's is left out.
+            dtype: of the files; by default that of the parameters.
+            options: of the old class; ignored with a warning.
+
+        Raises:
+            CheckpointError: parameters are missing.
+        """
+        take_options(options)
+        warn_of_unknown(options, type(self).__name__)
+        folder = Path(folder)
+        for part in self.networks:
+            getattr(self, part).save_pretrained(folder / part, params[part], dtype=dtype)
+        for part in self.tokenizers:
+            getattr(self, part).save_pretrained(folder / part)
+        self.scheduler.save_config(folder / "scheduler")
+        scheduler = self.scheduler.config["_class_name"].removeprefix("Flax")
+        write_json(folder / "model_index.json",
+                   {**self.index, "scheduler": ["diffusers", scheduler]})
+        if self.card is not None:
+            write_json(folder / "sd_tpu.json", self.card.model_dump())
+
+    # --- what programs ask of any pipeline ------------------------------------------------------
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """All parts, to make another pipeline of."""
+        return {name: getattr(self, name) for name in (*self._parts(), *LEFT_OUT)}
+
+    @property
+    def config(self) -> Config:
+        """The parts' modules and classes by name."""
+        kinds = {name: type(part) for name, part in self.components.items() if part is not None}
+        named = {name: (kind.__module__.split(".")[0], kind.__name__)
+                 for name, kind in kinds.items()}
+        return Config({"_class_name": type(self).__name__,
+                       **{name: named.get(name, (None, None)) for name in self.components}})
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels of a picture along one side for each latent along that side."""
+        return 2 ** (len(self.vae.config.block_out_channels) - 1)
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Height and width of the pictures that the model was trained on."""
+        side = self.unet.config.sample_size * self.vae_scale_factor
+        return side, side
+
+    def set_progress_bar_config(self, **options: Any) -> None:
+        """Options of `progress_bar`. Drawing shows none: its loop is compiled."""
+        self._progress_bar = options
+
+    def progress_bar(self, iterable: Iterable) -> Iterable:
+        """The same, with a bar that shows how far it has come."""
+        return tqdm(iterable, **self._progress_bar)
+
+    @staticmethod
+    def numpy_to_pil(images: Any) -> list[Image.Image]:
+        """Float images [..., H, W, 3] in [0, 1], or one [H, W, 3], as a list of PIL images."""
+        images = np.asarray(images)
+        pixels = (images.reshape(-1, *images.shape[-3:]) * 255).round().astype(np.uint8)
+        return [Image.fromarray(image) for image in pixels]
+
+    def _ids(self, tokenizer: CLIPTokenizer, prompts: str | list[str]) -> np.ndarray:
+        """Token ids [B, 77] i32, cut and padded."""
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        return Tokenizer(tokenizer)(prompts)
+
+    # --- drawing --------------------------------------------------------------------------------
+
+    def _drawing_scheduler(self) -> Scheduler:
+        """The scheduler, without clipping of what are no pixels."""
+        if not isinstance(self.scheduler, Scheduler):
+            raise ValueError(f"{type(self.scheduler).__name__} does not draw in latents.")
+        scheduler = copy.copy(self.scheduler)
+        scheduler.config = Config(self.scheduler.config, clip_sample=False)
+        return scheduler
+
+    def _state(self, params: Mapping[str, Any]) -> SchedulerState:
+        """The scheduler's state among the parameters, or its first one if there is none."""
+        scheduler = self._drawing_scheduler()
+        state = params.get("scheduler")
+        return scheduler.create_state() if state is None else scheduler.consistent(state)
+
+    def _denoise(self, params: Mapping[str, Any], text: jax.Array, added: Mapping | None,
+                 latents: jax.Array, keys: jax.Array, steps: int, guidance: Any) -> jax.Array:
+        """Clean latents of one device's pictures, in a loop that can be traced.
+
+        Args:
+            params: in Flax's names.
+            text: [2b, L, D], the negative prompts' before the prompts'.
+            added: to the text, as the UNet takes it.
+            latents: [b, C, h, w], of unit variance.
+            keys: [b, 2] u32, of fresh noise.
+            steps: a number, not traced.
+            guidance: one number or b of them; up to 1 the prompt alone counts.
+        """
+        scheduler = self._drawing_scheduler()
+        state = scheduler.set_timesteps(self._state(params), steps, latents.shape)
+        scale = jnp.asarray(guidance, jnp.float32).reshape(-1, 1, 1, 1)
+
+        def one(i, carry):
+            x, state = carry
+            t = state.timesteps[i]
+            twice = scheduler.scale_model_input(state, jnp.concatenate([x] * 2), t)
+            out = self.unet.apply({"params": params["unet"]}, twice, t, text, added).sample
+            negative, positive = jnp.split(out, 2)
+            out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
+            fresh = {"noise": noise_of(keys, x.shape[1:], i)} if scheduler.stochastic else {}
+            return scheduler.step(state, out, t, x, **fresh).to_tuple()
+
+        first = latents.astype(jnp.float32) * state.init_noise_sigma
+        return jax.lax.fori_loop(0, len(state.timesteps), one, (first, state))[0]
+
+    def _decode(self, params: Mapping[str, Any], latents: jax.Array) -> jax.Array:
+        """Pictures [b, H, W, 3] f32 in [0, 1] of latents [b, C, h, w]."""
+        image = self.vae.apply({"params": params["vae"]}, latents / self.vae.config.scaling_factor,
+                               method=self.vae.decode).sample
+        return (image / 2 + 0.5).clip(0, 1).transpose(0, 2, 3, 1)
+
+    def _everywhere(self, ids: np.ndarray, params: Mapping[str, Any], keys: jax.Array,
+                    sizes: tuple[int, int, int], guidance: np.ndarray,
+                    latents: np.ndarray | None, negative: np.ndarray | None,
+                    **rest: Any) -> np.ndarray:
+        """What `_generate` gives for pictures divided over all devices, compiled for these sizes.
+
+        Args:
+            ids: [B, ...].
+            params: plain, or with the leading device axis of `replicate`.
+            keys: [B, 2] u32.
+            sizes: steps, height and width.
+            guidance: [B].
+            latents: [B, C, h, w], or None.
+            negative: like ids, or None.
+            rest: what else `_generate` takes that is not traced.
+        """
+        mesh = make_mesh()
+        params = {name: params[name] for name in (*self.networks, "scheduler") if name in params}
+        stacked = is_stacked(params)
+        if not stacked:
+            params = jax.device_put(params, replicated(mesh))
+        count = len(ids)
+
+        def filled(x):  # up to whole shares, by the last again
+            return x if x is None else np.pad(
+                x, ((0, -count % mesh.size), *[(0, 0)] * (np.ndim(x) - 1)), mode="edge")
+
+        each = [filled(x) for x in (ids, np.asarray(keys), guidance, latents, negative)]
+        return np.asarray(self._compiled(mesh, sizes, stacked, **rest)(params, *each)[:count])
+
+    def _compiled(self, mesh: jax.sharding.Mesh, sizes: tuple[int, int, int], stacked: bool,
+                  **rest: Any) -> Callable:
+        key = (mesh, sizes, stacked, *rest.items(), *map(id, self.components.values()))
+        if key not in self._compilations:
+            def one(params, ids, keys, guidance, latents, negative):
+                if stacked:
+                    params = jax.tree.map(lambda x: x[0], params)
+                return self._generate(ids, params, keys, *sizes, guidance, latents, negative,
+                                      **rest)
+
+            self._compilations[key] = jax.jit(jax.shard_map(
+                one, mesh=mesh, in_specs=(SPLIT if stacked else REPLICATED, *[SPLIT] * 5),
+                out_specs=SPLIT, check_vma=False))
+        return self._compilations[key]
+
+    def _first_latents(self, latents: jax.Array | None, keys: jax.Array, height: int,
+                       width: int) -> jax.Array:
+        """[b, C, h, w], given or drawn."""
+        unit = self.vae_scale_factor
+        if height % unit or width % unit:
+            raise ValueError(f"height and width should be multiples of {unit}, not {height} and "
+                             f"{width}.")
+        shape = (self.unet.config.in_channels, height // unit, width // unit)
+        if latents is None:
+            return noise_of(keys, shape)
+        if latents.shape != (len(keys), *shape):
+            raise ValueError(f"latents should be {(len(keys), *shape)} for these prompts and "
+                             f"sizes, not {latents.shape}.")
+        return latents
+
+
+def is_stacked(params: Mapping[str, Any]) -> bool:
+    """Whether parameters lead with a device axis, as flax's `replicate` leaves them."""
+    return params["unet"]["conv_in"]["kernel"].ndim == 5
+
+
+def flat(values: Any, trailing: int, name: str) -> np.ndarray:
+    """[B, ...] of values that lead with one axis, or with two if they are sharded.
+
+    Raises:
+        ValueError: they lead with others; it says the name.
+    """
+    values = np.asarray(values)
+    if values.ndim not in (trailing + 1, trailing + 2):
+        raise ValueError(f"{name} has the shape {values.shape}; it should lead with one axis, or "
+                         "with two if it is sharded.")
+    return values.reshape(-1, *values.shape[-trailing:])
+
+
+def each_scale(guidance: Any, count: int) -> np.ndarray:
+    """Guidance scales [count] f32, of one number, one for each device or one for each picture.
+
+    Raises:
+        ValueError: they cannot be divided over the pictures.
+    """
+    scales = np.asarray(guidance, np.float32).reshape(-1)
+    if count % len(scales):
+        raise ValueError(f"{len(scales)} guidance scales cannot be divided over {count} pictures.")
+    return scales.repeat(count // len(scales))
+
+
+def noise_of(keys: jax.Array, shape: tuple[int, ...], row: Any = None) -> jax.Array:
+    """The first noise of pictures with these keys [b, 2], or the fresh one after a row of their
+    tables: [b, *shape]."""
+    if row is not None:
+        keys = jax.vmap(lambda key: jax.random.fold_in(key, row))(keys)
+    return jax.vmap(lambda key: jax.random.normal(key, shape, jnp.float32))(keys)
+
+
+def image_keys(prng_seed: jax.Array, count: int) -> jax.Array:
+    """One raw key for each picture, [count, 2] u32, from one key, some, or one each.
+
+    Raises:
+        ValueError: the keys cannot be divided over the pictures.
+    """
+    if jnp.issubdtype(prng_seed.dtype, jax.dtypes.prng_key):
+        prng_seed = jax.random.key_data(prng_seed)
+    keys = jnp.reshape(prng_seed, (-1, 2))
+    if count % len(keys):
+        raise ValueError(f"{len(keys)} keys cannot be divided over {count} pictures.")
+    share = count // len(keys)
+    if share == 1:
+        return keys
+    return jax.vmap(lambda key: jax.random.split(key, share))(keys).reshape(-1, 2)

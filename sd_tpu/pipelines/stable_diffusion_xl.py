@@ -1,0 +1,151 @@
+"""The Flax pipeline of SDXL, Podell et al. 2023 (https://arxiv.org/abs/2307.01952)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
+from sd_tpu.pipelines.models import (
+    FlaxAutoencoderKL,
+    FlaxCLIPTextModel,
+    FlaxCLIPTextModelWithProjection,
+    FlaxUNet2DConditionModel,
+)
+from sd_tpu.pipelines.pipeline import (
+    FlaxDiffusionPipeline,
+    ImageOutput,
+    each_scale,
+    flat,
+    image_keys,
+)
+
+
+class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
+    """SDXL: prompts to pictures, with parameters kept outside."""
+
+    networks: ClassVar = dict(
+        text_encoder=FlaxCLIPTextModel, text_encoder_2=FlaxCLIPTextModelWithProjection,
+        vae=FlaxAutoencoderKL, unet=FlaxUNet2DConditionModel)
+    tokenizers = tuple(StableDiffusionXL.encoders.values())
+    checkpoints = StableDiffusionXL.pipelines
+    index: ClassVar = {**StableDiffusionXL.index, "force_zeros_for_empty_prompt": True}
+
+    def __init__(self, text_encoder: FlaxCLIPTextModel,
+                 text_encoder_2: FlaxCLIPTextModelWithProjection, vae: FlaxAutoencoderKL,
+                 tokenizer: Any, tokenizer_2: Any, unet: FlaxUNet2DConditionModel, scheduler: Any,
+                 dtype: Any = None, **rest: Any):
+        """Joins the parts; the tokenizers are transformers'."""
+        super().__init__(dtype, text_encoder=text_encoder, text_encoder_2=text_encoder_2, vae=vae,
+                         tokenizer=tokenizer, tokenizer_2=tokenizer_2, unet=unet,
+                         scheduler=scheduler, **rest)
+
+    def prepare_inputs(self, prompt: str | list[str]) -> np.ndarray:
+        """Token ids [B, 2, 77] int32 of one prompt or several, for both encoders."""
+        return np.stack([self._ids(getattr(self, name), prompt) for name in self.tokenizers], 1)
+
+    def get_embeddings(self, prompt_ids: jax.Array,
+                       params: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+        """The text as the UNet takes it, of ids [B, 2, 77]: [B, 77, D] of each word, from both
+        encoders' last layer but one, and [B, P] of the whole."""
+        first = self.text_encoder(prompt_ids[:, 0], params=params["text_encoder"],
+                                  output_hidden_states=True)
+        second = self.text_encoder_2(prompt_ids[:, 1], params=params["text_encoder_2"],
+                                     output_hidden_states=True)
+        words = [output["hidden_states"][-2] for output in (first, second)]
+        return jnp.concatenate(words, axis=-1), second["text_embeds"]
+
+    def __call__(
+        self,
+        prompt_ids: Any,
+        params: Mapping[str, Any],
+        prng_seed: jax.Array,
+        num_inference_steps: int = 50,
+        guidance_scale: Any = 7.5,
+        height: int | None = None,
+        width: int | None = None,
+        latents: Any = None,
+        neg_prompt_ids: Any = None,
+        return_dict: bool = True,
+        output_type: str | None = None,
+        jit: bool = False,
+    ) -> ImageOutput | tuple[np.ndarray]:
+        """Draws one picture for each row of token ids, divided over all devices.
+
+        Args:
+            prompt_ids: int32 [B, 2, 77], or [D, b, 2, 77] as `shard` leaves them.
+            params: as `from_pretrained` returns them, or with the leading device axis of
+                `replicate`.
+            prng_seed: one key, or one for each device, or one for each picture. A key that serves
+                several pictures is split among them.
+            num_inference_steps: of the pipeline's scheduler.
+            guidance_scale: a number, one for each device or one for each picture; up to 1 the
+                prompt alone counts.
+            height: of the pictures in pixels; by default what the model was trained on.
+            width: likewise.
+            latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of noise.
+            neg_prompt_ids: like prompt_ids; without them the text is zeros.
+            return_dict: False for a plain tuple.
+            output_type: "latent" for the latents [..., C, h, w] in place of pictures.
+            jit: accepted for old programs' sake; what is drawn is always compiled, anew for other
+                steps and sizes.
+
+        Returns:
+            Images float32 in [0, 1], in NumPy's arrays: [B, H, W, 3] for flat ids and
+            [D, b, H, W, 3] for sharded ones; as `.images` and as `[0]`.
+
+        Raises:
+            ValueError: shapes do not fit one another.
+        """
+        del jit
+        prompt_ids = np.asarray(prompt_ids)
+        ids = flat(prompt_ids, 2, "prompt_ids")
+        negative = neg_prompt_ids
+        if negative is not None:
+            negative = np.broadcast_to(flat(negative, 2, "neg_prompt_ids"), ids.shape)
+        default_height, default_width = self.default_size
+        images = self._everywhere(
+            ids, params, image_keys(prng_seed, len(ids)),
+            (num_inference_steps, height or default_height, width or default_width),
+            each_scale(guidance_scale, len(ids)),
+            None if latents is None else flat(latents, 3, "latents"),
+            negative, return_latents=output_type == "latent")
+        images = images.reshape(*prompt_ids.shape[:-2], *images.shape[1:])
+        return ImageOutput(images) if return_dict else (images,)
+
+    def _generate(
+        self,
+        prompt_ids: jax.Array,
+        params: Mapping[str, Any],
+        prng_seed: jax.Array,
+        num_inference_steps: int = 50,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: Any = 7.5,
+        latents: jax.Array | None = None,
+        neg_prompt_ids: jax.Array | None = None,
+        return_latents: bool = False,
+    ) -> jax.Array:
+        """One device's pictures [b, H, W, 3] float32 in [0, 1], or their latents [b, C, h, w], to
+        be mapped or compiled: `pmap(pipeline._generate)`.
+
+        prompt_ids [b, 2, 77], params without a device axis, prng_seed one key or b of them; the
+        rest as in the call, the steps and sizes not traced.
+        """
+        default_height, default_width = self.default_size
+        height, width = height or default_height, width or default_width
+        keys = image_keys(prng_seed, prompt_ids.shape[0])
+        first = self._first_latents(latents, keys, height, width)
+        words, pooled = self.get_embeddings(prompt_ids, params)
+        if neg_prompt_ids is None:
+            negative = jnp.zeros_like(words), jnp.zeros_like(pooled)
+        else:
+            negative = self.get_embeddings(neg_prompt_ids, params)
+        sizes = jnp.array([height, width, 0, 0, height, width], jnp.float32)
+        added = {"text_embeds": jnp.concatenate([negative[1], pooled]),
+                 "time_ids": jnp.tile(sizes, (2 * len(keys), 1))}
+        clean = self._denoise(params, jnp.concatenate([negative[0], words]), added, first, keys,
+                              num_inference_steps, guidance_scale)
+        return clean if return_latents else self._decode(params, clean)

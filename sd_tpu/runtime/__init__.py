@@ -1,0 +1,1 @@
+"""Slots, what is done to them, and the compiled programs over all devices."""

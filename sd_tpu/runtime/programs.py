@@ -1,0 +1,228 @@
+"""The three compiled programs, encode, advance and decode: `sd_tpu.runtime.slots` over all devices.
+
+The slots are divided over the devices; weights are on each device whole. What a picture begins with
+besides noise has a program of its own, `ImageEncoder`, for those who need it; so have previews by
+models that draw them.
+"""
+
+import ctypes
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, UInt8
+
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families.model import Model
+from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicated, split
+from sd_tpu.runtime.slots import (
+    Entry,
+    Slots,
+    advance_slots,
+    decode_slots,
+    empty_slots,
+    encode_images,
+    encode_slots,
+    preview_slots,
+    stack_entries,
+)
+
+# Options of the compiler by platform; it refuses those that it does not know.
+#
+# XLA leaves a CPU's products, convolutions and reductions to YNNPACK. With this option that gets
+# only what it can fuse with a reduction, such as scores with their softmax, and Eigen the rest:
+# faster on the processors where it was measured (benchmarks/RESULTS.md).
+OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}}
+ADVANCE_OPTIONS = {
+    # By default XLA transforms the kernels of all the UNet's convolutions early in a step, which
+    # takes four times the temporary memory. The decoder would take a quarter more with this.
+    "cpu": OPTIONS["cpu"] | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
+    # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
+    # decoder's large convolutions are three times as fast so, but the UNet's no faster, and
+    # everything between them moves float32 copies (benchmarks/RESULTS.md).
+    "tpu": {"xla_tpu_run_space_to_batch": False,
+            "xla_tpu_run_space_to_batch_on_new_platforms": False},
+}
+
+
+class Programs:
+    """encode, advance and decode for one model and one image size, compiled over a mesh.
+
+    `traces` counts how often each was traced: once, whatever changes between calls.
+    """
+
+    def __init__(self, model: Model, mesh: Mesh, *, slots: int, height: int, width: int,
+                 group: int = 1, stacked: bool = False):
+        """Prepares the programs; the first call of each compiles it.
+
+        Args:
+            model: the networks.
+            mesh: the devices.
+            slots: how many, rounded up to a multiple of the devices times `group`.
+            height: of the pictures, in pixels.
+            width: of the pictures, in pixels.
+            group: guided slots that a device steps together, in one doubled batch.
+            stacked: parameters lead with a device axis, as flax's `replicate` leaves them.
+
+        Raises:
+            ValueError: the model cannot make pictures of this size.
+        """
+        self.model, self.mesh = model, mesh
+        self.latent_shape = model.latent_shape(height, width)
+        share = mesh.size * group
+        self.slots = -(-slots // share) * share
+        self.traces: Counter[str] = Counter()
+        params = SPLIT if stacked else REPLICATED
+        self.stacked = stacked
+        self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
+        self._advance = self._compile("advance", partial(advance_slots, group=group),
+                                      (params, SPLIT, SPLIT), donate=1,
+                                      options=ADVANCE_OPTIONS)
+        self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
+        self._preview = self._compile("preview", preview_slots, (params, SPLIT, SPLIT))
+        self._empty = jax.jit(partial(empty_slots, model, self.slots, self.latent_shape),
+                              out_shardings=split(mesh))
+
+    def _compile(self, name: str, function, specs, donate=(), options=OPTIONS):
+        def traced(params, *arguments):
+            self.traces[name] += 1
+            return function(self.model, params, *arguments)
+
+        return _over_devices(traced, self.mesh, specs, donate=donate, options=options,
+                             stacked=self.stacked)
+
+    def _call(self, name: str, *arguments) -> Any:
+        before = self.traces[name]
+        result = getattr(self, f"_{name}")(*arguments)
+        if self.traces[name] > before:
+            return_freed_memory()
+        return result
+
+    def device(self, slot: int) -> int:
+        """The number of the mesh's device that a slot is on."""
+        return slot // (self.slots // self.mesh.size)
+
+    def empty(self) -> Slots:
+        """Idle slots, divided over the devices."""
+        return self._empty()
+
+    def encode(self, params: Params, slots: Slots, entries: Mapping[int, Entry | None]) -> Slots:
+        """Puts images into the slots with these numbers; None vacates one. Donates `slots`."""
+        return self._call("encode", params, slots, self.gather(entries))
+
+    def gather(self, entries: Mapping[int, Entry | None]) -> Entry:
+        """What the compiled `encode` takes of these images, divided over the devices."""
+        stacked = stack_entries(self.model, self.slots, self.latent_shape, entries)
+        return jax.device_put(stacked, split(self.mesh))
+
+    def advance(self, params: Params, slots: Slots, n: int | np.ndarray) -> Slots:
+        """Takes up to n rows in every live slot, or n [S] in each. Donates `slots`."""
+        rows = jax.device_put(np.full(self.slots, n, np.int32), split(self.mesh))
+        return self._call("advance", params, slots, rows)
+
+    def decode(self, params: Params, latents: Float[Array, "S h w C"],
+               wanted: Bool[np.ndarray, " S"]) -> UInt8[Array, "S H W 3"]:
+        """Pictures of latents, drawn where they are wanted."""
+        return self._call("decode", params, latents, jax.device_put(wanted, split(self.mesh)))
+
+    @property
+    def has_previewer(self) -> bool:
+        """Whether the model draws previews itself."""
+        return bool(self.model.previewer)
+
+    def preview(self, params: Params, latents: Float[Array, "S h w C"],
+                wanted: Bool[np.ndarray, " S"]) -> UInt8[Array, "S half_H half_W 3"]:
+        """Smaller pictures by the model's previewer, which not all have, where they are wanted."""
+        return self._call("preview", params, latents, jax.device_put(wanted, split(self.mesh)))
+
+
+class ImageEncoder:
+    """Makes latents of the pictures that images begin with, for one model and one size of them.
+
+    It is compiled when it is made, by whichever thread makes it, while others draw.
+    """
+
+    def __init__(self, model: Model, mesh: Mesh, params: Params, *, height: int, width: int,
+                 stacked: bool = False):
+        """Compiles it.
+
+        Args:
+            model: the networks.
+            mesh: the devices.
+            params: shapes of the model's parameters, without a device axis.
+            height: of the pictures, in pixels.
+            width: of the pictures, in pixels.
+            stacked: as `Programs` takes it.
+        """
+        self._mesh, self._shape = mesh, (height, width, 3)
+        specs = (SPLIT if stacked else REPLICATED), SPLIT, SPLIT
+        function = _over_devices(partial(encode_images, model), mesh, specs, stacked=stacked)
+        lead, where = ((mesh.size,), split(mesh)) if stacked else ((), replicated(mesh))
+
+        def shape(of: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*lead, *of.shape), of.dtype, sharding=where)
+
+        images = jax.ShapeDtypeStruct((mesh.size, *self._shape), np.float32, sharding=split(mesh))
+        wanted = jax.ShapeDtypeStruct((mesh.size,), bool, sharding=split(mesh))
+        self._compiled = function.lower(jax.tree.map(shape, params), images, wanted).compile()
+        return_freed_memory()
+
+    def encode(self, params: Params, entries: Mapping[int, Entry | None],
+               device: Callable[[int], int]) -> dict[int, Entry | None]:
+        """The entries with latents in place of their pictures.
+
+        Args:
+            params: as the programs take them.
+            entries: by slot.
+            device: of a slot, by whose parameters its pictures are encoded.
+        """
+        waiting = defaultdict(list)
+        for slot, entry in entries.items():
+            for name, image in (entry.pictures or {} if entry else {}).items():
+                waiting[device(slot)].append((slot, name, image))
+        latents: dict[int, dict[str, np.ndarray]] = defaultdict(dict)
+        for turn in itertools.zip_longest(*(waiting[d] for d in range(self._mesh.size))):
+            found = self._encode(params, [each and each[2] for each in turn])
+            for each, one in zip(turn, found, strict=True):
+                if each:
+                    latents[each[0]][each[1]] = one
+        return {slot: entry.encoded(latents[slot]) if slot in latents else entry
+                for slot, entry in entries.items()}
+
+    def _encode(self, params: Params, images: list[np.ndarray | None]) -> np.ndarray:
+        """Latents [D, h, w, C] of a picture for each device; zeros of None."""
+        blank, where = np.zeros(self._shape, np.float32), split(self._mesh)
+        filled = np.stack([blank if image is None else image for image in images])
+        wanted = np.array([image is not None for image in images])
+        return np.asarray(self._compiled(params, jax.device_put(filled, where),
+                                         jax.device_put(wanted, where)))
+
+
+def _over_devices(function: Callable, mesh: Mesh, specs, *, stacked: bool, donate=(),
+                  options=OPTIONS):
+    """A function of parameters and each device's share of the rest, to be compiled."""
+    def called(params, *arguments):
+        if stacked:
+            params = jax.tree.map(lambda x: x[0], params)
+        return function(params, *arguments)
+
+    # Varying-axes checking has no rule for loops whose trip count differs between devices.
+    mapped = jax.shard_map(called, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donate,
+                   compiler_options=options.get(mesh.devices.flat[0].platform))
+
+
+def return_freed_memory() -> None:
+    """Returns to the system what this process has freed and glibc keeps for its next use.
+
+    A compiler leaves much of that, and on a CPU pictures are drawn in the same memory: without it
+    the peak of SD 1.4 is 0.3 GB higher. Does nothing with another C library.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

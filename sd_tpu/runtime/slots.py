@@ -1,0 +1,495 @@
+"""The slots, and what is done to one device's share of them: encode, advance, decode.
+
+A slot holds one image on its way. Slots agree on nothing but the model's architecture and the image
+size: each has its own sampler table, step, guidance and random key, all of them data. Every array
+leads with the slot axis.
+"""
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Self, no_type_check
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int32, PyTree, Shaped, UInt8, UInt32
+
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families.model import Model
+from sd_tpu.models.platform import platform
+from sd_tpu.sampling.samplers import COLUMNS, HISTORY, Table
+
+MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
+NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
+KNOWN, MASKED = "known", "masked"  # the pictures that an image may begin with
+# The settings of a picture that `Entry.of` takes, by their names.
+TAKEN = ("guidance", "guidance_start", "guidance_stop", "cache_interval", "guidance_rescale")
+IDLE, ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW = range(5)  # what a row evaluates: `row_kinds`
+
+
+@no_type_check  # JAX makes trees of it that hold other things than arrays
+@flax.struct.dataclass
+class Slots:
+    """Images on their way; S slots, latents [h, w, C], table rows as `samplers.COLUMNS`."""
+
+    latents: Float[Array, "S h w C"]
+    history: Float[Array, "S H h w C"]  # newest first
+    clean: Float[Array, "S h w C"]  # the last step's estimate of the finished latents
+    cond: PyTree[Shaped[Array, "S ..."]]  # of the negative prompt and the prompt, as the family's
+    guidance: Float[Array, " S"]
+    rescale: Float[Array, " S"]  # the share of guided outputs that is brought back to its deviation
+    rows: Float[Array, "S R columns"]
+    kinds: Int32[Array, "S R"]  # of each row, IDLE from `end` on
+    row: Int32[Array, " S"]  # the next row
+    end: Int32[Array, " S"]  # rows of this image; row == end is an idle slot
+    key: UInt32[Array, "S 2"]
+    known: Float[Array, "S h w C"]  # clean latents of the picture that a mask is of
+    noise: Float[Array, "S h w C"]  # the first, under which they are put back in
+    keep: Float[Array, "S h w 1"]  # the share of them that is put back in after every row
+    levels: Float[Array, "S R 2"]  # alpha and sigma after each row
+    told: Float[Array, "S h w M"]  # the mask's channels, where the model takes any
+    cache: PyTree[Shaped[Array, "S ..."]]  # of each text's last whole evaluation, to reuse
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What an image begins with besides noise.
+
+    Attributes:
+        pictures: that are to be encoded, float32 [H, W, 3] in [-1, 1]: KNOWN is the start, MASKED
+            what is kept of it, for models that are told of masks.
+        under_noise: whether it begins with the start picture under noise; else with noise alone.
+        keep: as `Slots` has it, or 0.
+        told: the mask [h, w, 1] that such models are told, 1 where they draw; or 0.
+    """
+
+    pictures: Mapping[str, np.ndarray]
+    under_noise: bool = True
+    keep: np.ndarray | float = 0.0
+    told: np.ndarray | float = 0.0
+
+    @classmethod
+    def of(cls, model: Model, latent_shape: tuple[int, int, int], image: np.ndarray | None,
+           mask: np.ndarray | None, strength: float) -> "Given | None":
+        """What a model takes of a start picture; None if that is nothing.
+
+        Args:
+            model: which; one that is told of masks draws all where there is none.
+            latent_shape: (h, w, C).
+            image: float32 [H, W, 3] in [-1, 1], or None.
+            mask: float32 [H, W], 1 where something is drawn anew, or None for everywhere.
+            strength: at 1 what a mask lets draw anew begins with noise alone, as in diffusers.
+        """
+        if image is None and not model.mask_channels:
+            return None
+        h, w, _ = latent_shape
+        scale = model.downscale
+        if mask is None:
+            mask = np.ones((h * scale, w * scale), np.float32)
+        drawn = _drawn_latents(mask, scale)[..., None]
+        under_noise = image is not None and not (strength == 1 and (mask < 1).any())
+        pictures = {} if image is None else {KNOWN: image}
+        if not model.mask_channels:
+            return cls(pictures, under_noise, keep=1 - drawn)
+        blank = np.zeros((h * scale, w * scale, 3), np.float32)
+        masked = blank if image is None else image * (mask < 0.5)[..., None]
+        return cls({**(pictures if under_noise else {}), MASKED: masked}, under_noise,
+                   told=(drawn >= 0.5).astype(np.float32))
+
+
+def _drawn_latents(mask: Float[np.ndarray, "H W"], scale: int) -> Float[np.ndarray, "h w"]:
+    """How much of each latent is drawn anew: as in diffusers what its first pixel says. A mask so
+    fine that all of those are black counts by its lightest pixels."""
+    first = mask[::scale, ::scale]
+    if first.any():
+        return first
+    height, width = mask.shape
+    return mask.reshape(height // scale, scale, width // scale, scale).max(axis=(1, 3))
+
+
+@no_type_check  # likewise
+@flax.struct.dataclass
+class Entry:
+    """An image as it enters a slot, in NumPy's arrays; or, by `stack_entries`, all that enter.
+
+    The first latents are start + spread * noise: pure noise from a seed (start 0), latents that
+    were given (spread 0), or a picture under noise. Then `pictures` holds what is to be encoded,
+    and `start` the share of its latents, until `encoded` puts these in.
+    """
+
+    inputs: PyTree  # as the family's `prompt_inputs` returns them
+    guidance: Float[np.ndarray, "*S"]
+    rescale: Float[np.ndarray, "*S"]
+    rows: Float[np.ndarray, "*S R columns"]
+    kinds: Int32[np.ndarray, "*S R"]  # as `row_kinds` says
+    end: Int32[np.ndarray, "*S"]  # rows that the image has
+    key: UInt32[np.ndarray, "*S 2"]
+    start: Float[np.ndarray, "..."]  # [*S, h, w, C], or the number 0
+    spread: Float[np.ndarray, "*S"]
+    known: Float[np.ndarray, "..."]  # this and the next two as `Slots` has them, or 0
+    keep: Float[np.ndarray, "..."]
+    told: Float[np.ndarray, "..."]
+    levels: Float[np.ndarray, "*S R 2"]
+    fresh: Bool[np.ndarray, "*S"]  # where false the slot is left alone
+    pictures: dict[str, Float[np.ndarray, "H W 3"]] | None = None
+
+    @classmethod
+    def of(cls, table: Table, inputs: PyTree, *, guidance: float, key: np.ndarray,
+           latents: np.ndarray | None = None, given: Given | None = None,
+           guidance_start: float = 0.0, guidance_stop: float = 1.0, cache_interval: int = 1,
+           guidance_rescale: float = 0.0) -> Self:
+        """One image, with arrays of their own length.
+
+        Args:
+            table: of R rows.
+            inputs: as the family's `prompt_inputs` returns them.
+            guidance: the scale.
+            key: [2] u32, of all noise.
+            latents: [h, w, C], first latents of unit variance in place of noise.
+            given: what it begins with besides noise.
+            guidance_start: this and the next two as `row_kinds` takes them.
+            guidance_stop: see there.
+            cache_interval: see there.
+            guidance_rescale: as `_guided` takes it.
+
+        Raises:
+            ValueError: the table is longer than MAX_ROWS.
+        """
+        if len(table.rows) > MAX_ROWS:
+            raise ValueError(f"These steps take {len(table.rows)} evaluations of the model; at "
+                             f"most {MAX_ROWS} are possible.")
+        guidance, sigma = np.float32(guidance), table.init_noise_sigma
+        start, spread = (0, sigma) if latents is None else (latents * sigma, 0)
+        given = given or Given({}, under_noise=False)
+        if given.under_noise:
+            start, spread = table.levels[0]
+        kinds = row_kinds(table, guidance, start=guidance_start, stop=guidance_stop,
+                          interval=cache_interval)
+        return cls(inputs=inputs, guidance=guidance, rescale=np.float32(guidance_rescale),
+                   rows=table.rows.astype(np.float32),
+                   kinds=kinds, end=np.int32(len(kinds)), key=np.asarray(key),
+                   start=np.float32(start), spread=np.float32(spread),
+                   known=np.float32(0), levels=np.vstack([table.levels[1:], [1, 0]], dtype="f4"),
+                   keep=given.keep, told=given.told, fresh=np.True_,
+                   pictures=given.pictures or None)
+
+    def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
+        """The same with the latents [h, w, C] of its pictures."""
+        entry = self.replace(pictures=None)
+        if KNOWN in latents:
+            entry = entry.replace(start=self.start * latents[KNOWN], known=latents[KNOWN])
+        if MASKED in latents:
+            entry = entry.replace(told=np.concatenate([self.told, latents[MASKED]], axis=-1))
+        return entry
+
+
+def stack_entries(model: Model, count: int, latent_shape: tuple[int, int, int],
+                  entries: Mapping[int, Entry | None]) -> Entry:
+    """What `encode_slots` takes: images for the slots with these numbers, None to vacate one. The
+    other slots are left alone."""
+    def zeros(*shape, dtype=np.float32):
+        return np.zeros((count, *shape), dtype)
+
+    stacked = Entry(
+        inputs=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), model.input_shapes),
+        guidance=zeros(), rescale=zeros(), rows=zeros(MAX_ROWS, len(COLUMNS)),
+        kinds=zeros(MAX_ROWS, dtype=np.int32),
+        end=zeros(dtype=np.int32), key=zeros(2, dtype=np.uint32), start=zeros(*latent_shape),
+        spread=zeros(), known=zeros(*latent_shape), keep=zeros(*latent_shape[:2], 1),
+        told=zeros(*latent_shape[:2], model.mask_channels), levels=zeros(MAX_ROWS, 2),
+        fresh=zeros(dtype=bool),
+    )
+    for i, entry in entries.items():
+        stacked.fresh[i] = True
+        if entry is not None:
+            padding = (0, MAX_ROWS - entry.end)  # zeros are IDLE
+            entry = entry.replace(rows=np.pad(entry.rows, (padding, (0, 0))),
+                                  levels=np.pad(entry.levels, (padding, (0, 0))),
+                                  kinds=np.pad(entry.kinds, padding))
+            jax.tree.map(lambda into, one, i=i: operator.setitem(into, i, one), stacked, entry)
+    return stacked
+
+
+def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) -> Slots:
+    """Idle slots."""
+    def zeros(*shape, dtype=jnp.float32):
+        return jnp.zeros((count, *shape), dtype)
+
+    def like(shapes):
+        return jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), shapes)
+
+    return Slots(
+        latents=zeros(*latent_shape),
+        history=zeros(HISTORY, *latent_shape),
+        clean=zeros(*latent_shape),
+        cond=like(model.cond_shapes),
+        guidance=zeros(),
+        rescale=zeros(),
+        rows=zeros(MAX_ROWS, len(COLUMNS)),
+        kinds=zeros(MAX_ROWS, dtype=jnp.int32),
+        row=zeros(dtype=jnp.int32),
+        end=zeros(dtype=jnp.int32),
+        key=zeros(2, dtype=jnp.uint32),
+        known=zeros(*latent_shape),
+        noise=zeros(*latent_shape),
+        keep=zeros(*latent_shape[:2], 1),
+        levels=zeros(MAX_ROWS, 2),
+        told=zeros(*latent_shape[:2], model.mask_channels),
+        cache=like(model.cache_shapes(latent_shape)),
+    )
+
+
+def encode_slots(model: Model, params: Params, slots: Slots, entries: Entry) -> Slots:
+    """Fills the fresh slots: conditions, first latents, table; leaves the others alone."""
+    occupied = entries.fresh & (entries.end > 0)
+    order = jnp.argsort(~occupied, stable=True)
+
+    def one(i, cond):
+        encoded = model.encode_prompt(params, jax.tree.map(lambda x: x[order[i]], entries.inputs))
+        return jax.tree.map(lambda into, x: into.at[order[i]].set(x.astype(into.dtype)),
+                            cond, encoded)
+
+    cond = lax.fori_loop(0, occupied.sum(), one, slots.cond)
+    draw = jax.vmap(partial(gaussian, shape=slots.latents.shape[1:]))
+    noise = draw(entries.key)
+    latents = entries.start + _column(entries.spread, noise) * noise
+    entering = Slots(
+        latents=latents,
+        history=jnp.zeros_like(slots.history),
+        clean=latents,
+        cond=cond,
+        guidance=entries.guidance,
+        rescale=entries.rescale,
+        rows=entries.rows,
+        kinds=entries.kinds,
+        row=jnp.zeros_like(slots.row),
+        end=entries.end,
+        key=entries.key,
+        known=entries.known,
+        # Drawn anew: if the one above left the program, it would be rounded before it is scaled,
+        # and pictures would not be what they are without masks.
+        noise=draw(lax.optimization_barrier(entries.key)),
+        keep=entries.keep,
+        levels=entries.levels,
+        told=entries.told,
+        cache=slots.cache,  # another image's, but the first row of each text is a whole evaluation
+    )
+    return _where(entries.fresh, entering, slots)
+
+
+def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Array, " S"],
+                  group: int) -> Slots:
+    """Takes up to n rows in every live slot, or n [S] in each, in groups of 2 * group evaluations
+    of the model.
+
+    A slot that takes none stays as it is and costs nothing. A guided row takes two evaluations,
+    one of each text; one without guidance takes only the prompt's, so twice as many of those share
+    a group. Whole evaluations and shallow ones are in groups of their own. Slots are packed anew
+    wherever one of them stops or its rows change their kind, so the number of groups that run is
+    the least possible. A slot's result does not depend on which others it is grouped with.
+    """
+    def denoise(shallow, *inputs):
+        with jax.named_scope("shallow" if shallow else "whole"):  # told apart so in a profile
+            return model.denoise(params, *inputs, shallow)
+
+    stop = jnp.minimum(slots.row + n, slots.end)
+
+    def go_on(slots):
+        return jnp.any(slots.row < stop)
+
+    def take_stretch(slots):
+        kinds = jnp.take_along_axis(slots.kinds, slots.row[:, None], axis=1, mode="fill",
+                                    fill_value=IDLE)[:, 0]
+        kinds = jnp.where(slots.row < stop, kinds, IDLE)
+        length = _rows_alike(slots, kinds, stop)
+        for alone, guided, shallow in ((ALONE, GUIDED, False),
+                                       (ALONE_SHALLOW, GUIDED_SHALLOW, True)):
+            take = partial(_take_row, partial(denoise, shallow))
+            slots = _in_groups(take, slots, kinds == alone, kinds == guided, length, group)
+        return slots
+
+    return lax.while_loop(go_on, take_stretch, slots)
+
+
+def _rows_alike(slots: Slots, kinds: Int32[Array, " S"],
+                stop: Int32[Array, " S"]) -> Int32[Array, ""]:
+    """How many rows on the first live slot reaches row `stop`, or has a row of another kind than in
+    `kinds`, those of the next rows."""
+    ahead = jnp.arange(MAX_ROWS) - slots.row[:, None]
+    left = (stop - slots.row)[:, None]
+    changes = (ahead > 0) & (slots.kinds != kinds[:, None])
+    return jnp.min(jnp.where(changes, ahead, left), where=left > 0, initial=MAX_ROWS)
+
+
+def _in_groups(take_row, slots: Slots, alone: Bool[Array, " S"], guided: Bool[Array, " S"], n,
+               group: int) -> Slots:
+    """Takes n rows in the slots that are `alone` or `guided`, and in no others."""
+    order = jnp.argsort(jnp.where(guided, 0, jnp.where(alone, 1, 2)), stable=True)
+    guided_groups = -(-guided.sum() // group)
+    groups = guided_groups + -(-alone.sum() // (2 * group))
+    lanes = jnp.arange(2 * group)  # of a guided group: the negative texts, then the prompts
+
+    def run(g, slots):
+        pairs = g < guided_groups
+        at = jnp.where(pairs, g * group + lanes % group,
+                       guided.sum() + (g - guided_groups) * 2 * group + lanes)
+        filled = at < jnp.where(pairs, guided.sum(), guided.sum() + alone.sum())
+        index = jnp.where(filled, order[at], slots.row.size)
+        texts = jnp.where(pairs & (lanes < group), NEGATIVE, POSITIVE)
+        part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
+        cond, cache = jax.tree.map(lambda x: x[lanes, texts], (part.cond, part.cache))
+        part = part.replace(cond=cond, cache=cache)
+        part = lax.fori_loop(0, n, lambda _, part: take_row(part, pairs), part)
+        changed = {name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
+                   for name in ("latents", "history", "clean", "row")}
+        cache = jax.tree.map(lambda into, x: into.at[index, texts].set(x, mode="drop"),
+                             slots.cache, part.cache)
+        return slots.replace(**changed, cache=cache)
+
+    return lax.fori_loop(0, groups, run, slots)
+
+
+def is_guided(guidance):
+    """Whether guidance of this scale is any: up to 1 the prompt alone counts, as in diffusers."""
+    return guidance > 1
+
+
+def row_kinds(table: Table, guidance, *, start: float = 0.0, stop: float = 1.0, interval: int = 1):
+    """What each row of a table evaluates, [R] i32: both texts (GUIDED) or the prompt ALONE, with
+    the whole UNet or only the SHALLOW part of it.
+
+    Guidance in an interval: Kynkaanniemi et al. 2024, https://arxiv.org/abs/2404.07724. Reuse of
+    the UNet's deep features: DeepCache, Ma et al. 2023, https://arxiv.org/abs/2312.00858.
+
+    Args:
+        table: of R rows.
+        guidance: the scale; may be traced.
+        start: the share of the table's steps before guidance begins.
+        stop: the share of its steps after which guidance ends. As in diffusers' guiders both are
+            rounded down to whole steps; all rows of a step are alike.
+        interval: every so many rows the UNet is evaluated as a whole. So it is in the row in which
+            guidance begins, as the negative prompt has left nothing to reuse before.
+    """
+    steps, rows = table.step[-1] + 1, np.arange(len(table.step))
+    inside = (table.step >= int(start * steps)) & (table.step < int(stop * steps))
+    guided = is_guided(guidance) & inside
+    begins = guided & (rows == np.argmax(inside))
+    shallow = (rows % interval > 0) & ~begins
+    return (ALONE + (GUIDED - ALONE) * guided + (ALONE_SHALLOW - ALONE) * shallow).astype(np.int32)
+
+
+def _take_row(denoise: Callable, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
+    """One row of each lane's table: an evaluation of the model and the affine update after it.
+
+    A lane is a slot with the cond and the cache of one of its texts only. Where `pairs`, the slots
+    are there twice, first for their negative prompts.
+    """
+    rows = jnp.take_along_axis(lanes.rows, lanes.row[:, None, None], axis=1, mode="clip")[:, 0]
+    row = {name: _column(rows[:, i], lanes.latents) for i, name in enumerate(COLUMNS)}
+    x = lanes.latents
+    taken = row["c_in"] * x
+    if lanes.told.shape[-1]:
+        taken = jnp.concatenate([taken, lanes.told], axis=-1)
+    out, cache = denoise(taken, rows[:, COLUMNS.index("t")], lanes.cond, lanes.cache)
+    out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
+    newest = row["u"] * x + row["v"] * out
+    history = jnp.concatenate([newest[:, None], lanes.history[:, :-1]], axis=1)
+    keys = jax.vmap(jax.random.fold_in)(lanes.key, lanes.row)
+    noise = jax.vmap(partial(gaussian, shape=x.shape[1:]))(keys)
+    latents = row["a"] * x + row["s"] * noise
+    for k in range(HISTORY):
+        latents += row[f"b{k}"] * history[:, k]
+    latents = jnp.where(lanes.keep > 0, _kept(lanes, latents), latents)
+    return lanes.replace(latents=latents, history=history, row=lanes.row + 1, cache=cache,
+                         clean=row["p"] * x + row["q"] * out)
+
+
+def _kept(lanes: Slots, latents: Float[Array, "lanes h w C"]) -> Float[Array, "lanes h w C"]:
+    """Latents after a row with those of a picture put back in where they are kept, under as much
+    noise (Lugmayr et al. 2022, arXiv:2201.09865, without its resampling)."""
+    after = jnp.take_along_axis(lanes.levels, lanes.row[:, None, None], axis=1, mode="clip")[:, 0]
+    alpha, sigma = (_column(after[:, i], latents) for i in range(2))
+    known = alpha * lanes.known + sigma * lanes.noise
+    return lanes.keep * known + (1 - lanes.keep) * latents
+
+
+def _guided(out: Float[Array, "lanes h w C"], guidance: Float[Array, " lanes"],
+            rescale: Float[Array, " lanes"]) -> Float[Array, "lanes h w C"]:
+    """Classifier-free guidance (Ho and Salimans 2022, arXiv:2207.12598) of pairs, for both.
+
+    Of what guidance gives, the share `rescale` has the standard deviation that the prompt's output
+    has alone (Lin et al. 2023, arXiv:2305.08891, section 3.4): guidance raises it, and models whose
+    noise schedule ends in pure noise overexpose then.
+    """
+    negative, positive = jnp.split(out, 2)
+    scale, share = (_column(x[: len(negative)], negative) for x in (guidance, rescale))
+    guided = negative + scale * (positive - negative)
+    alone, raised = (jnp.std(x, axis=(1, 2, 3), keepdims=True) for x in (positive, guided))
+    rescaled = share * (alone / raised) * guided + (1 - share) * guided
+    return jnp.tile(jnp.where(share > 0, rescaled, guided), (2, 1, 1, 1))
+
+
+def decode_slots(model: Model, params: Params, latents: Float[Array, "S h w C"],
+                 wanted: Bool[Array, " S"]) -> UInt8[Array, "S H W 3"]:
+    """Pictures of latents where they are wanted; black elsewhere."""
+    return _where_wanted(lambda latent: _pixels(model.decode(params, latent)), latents, wanted)
+
+
+def preview_slots(model: Model, params: Params, latents: Float[Array, "S h w C"],
+                  wanted: Bool[Array, " S"]) -> UInt8[Array, "S half_H half_W 3"]:
+    """The same by the model's previewer, with sides half as long if they are even."""
+    def draw(latent):
+        image = jnp.clip(model.preview(params, latent), -1, 1)
+        height, width, channels = image.shape
+        side = math.gcd(2, height, width)
+        return _pixels(image.reshape(height // side, side, width // side, side, channels)
+                       .mean((1, 3)))
+
+    return _where_wanted(draw, latents, wanted)
+
+
+def _pixels(image: Float[Array, "H W 3"]) -> UInt8[Array, "H W 3"]:
+    return jnp.round(jnp.clip(image / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
+
+
+def encode_images(model: Model, params: Params, images: Float[Array, "n H W 3"],
+                  wanted: Bool[Array, " n"]) -> Float[Array, "n h w C"]:
+    """Latents of pictures in [-1, 1] where they are wanted; zeros elsewhere."""
+    return _where_wanted(partial(model.encode, params), images, wanted)
+
+
+def _where_wanted(draw: Callable[[jax.Array], jax.Array], given: jax.Array,
+                  wanted: Bool[Array, " n"]) -> jax.Array:
+    """What is drawn of each, one after the other; zeros where nothing is wanted."""
+    shape = jax.eval_shape(draw, jax.ShapeDtypeStruct(given.shape[1:], given.dtype))
+    black = jnp.zeros(shape.shape, shape.dtype)
+
+    def one(slot):
+        drawn, latent = slot
+        # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and
+        # products; for a TPU v6e it makes large convolutions slower in a loop's own body than in
+        # a branch (benchmarks/RESULTS.md).
+        if platform() == "cpu":
+            return lax.fori_loop(0, drawn.astype(jnp.int32), lambda *_: draw(latent), black)
+        return lax.cond(drawn, draw, lambda _: black, latent)
+
+    return lax.map(one, (wanted, given))
+
+
+def gaussian(key: UInt32[Array, "2"], shape: tuple[int, int, int]) -> Float[Array, "h w C"]:
+    """Standard normal latents (h, w, C), drawn as (C, h, w): the order of diffusers' latents."""
+    h, w, channels = shape
+    return jax.random.normal(key, (channels, h, w), jnp.float32).transpose(1, 2, 0)
+
+
+def _column(values: jax.Array, like: jax.Array) -> jax.Array:
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _where(condition: jax.Array, new: Slots, old: Slots) -> Slots:
+    return jax.tree.map(lambda a, b: jnp.where(_column(condition, b), a, b), new, old)

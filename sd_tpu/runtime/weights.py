@@ -1,0 +1,102 @@
+"""Which parameters lie on which device.
+
+Programs are compiled for an architecture, and each device may hold other checkpoints of it, or
+several. JAX has no name for an array that differs from device to device but for one that is divided
+over them: each device's copy leads with an axis of 1, and all of them together with one of the
+devices.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.runtime.mesh import AXIS, REPLICATED, split
+
+
+class DeviceWeights:
+    """The parameters on each device of a mesh, by any names."""
+
+    def __init__(self, mesh: Mesh):
+        """Nothing lies anywhere yet."""
+        self._mesh = mesh
+        self._placed: list[dict[Hashable, Params]] = [{} for _ in range(mesh.size)]
+        self._together: dict[tuple[Hashable, ...], Params] = {}
+
+    def on(self, devices: Sequence[int]) -> NamedSharding:
+        """Where arrays go that each of these devices, by their numbers in the mesh, holds whole."""
+        return NamedSharding(Mesh(self._mesh.devices.flat[list(devices)], (AXIS,)), REPLICATED)
+
+    def numbers(self, sharding: NamedSharding) -> list[int]:
+        """The devices of a sharding that `on` made."""
+        order = {device: number for number, device in enumerate(self._mesh.devices.flat)}
+        return [order[device] for device in sharding.mesh.devices.flat]
+
+    def spread(self, sharding: NamedSharding, copies: Sequence[Params]) -> Params:
+        """Equal copies, one on each device of a sharding that `on` made, as one tree of arrays
+        [1, ...]."""
+        return jax.tree.map(lambda *leaves: jax.make_array_from_single_device_arrays(
+            leaves[0].shape, sharding, list(leaves)), *copies)
+
+    def put(self, device: int, name: Hashable, params: Params) -> None:
+        """Gives a device a copy of parameters, in place of what it holds under that name.
+
+        Args:
+            device: from 0.
+            name: by which they are found.
+            params: arrays of NumPy, or of JAX wherever they lie. They travel one by one.
+        """
+        self.drop(device, name)
+        target = self._mesh.devices.flat[device]
+        self.take(device, name, jax.tree.map(
+            lambda x: jax.device_put(np.asarray(x)[None], target), params))
+
+    def take(self, device: int, name: Hashable, params: Params) -> None:
+        """Takes down parameters that lie on a device already.
+
+        Args:
+            device: from 0.
+            name: by which they are found.
+            params: arrays of JAX [1, ...], on this device and perhaps on others.
+        """
+        self.drop(device, name)
+        target = self._mesh.devices.flat[device]
+        self._placed[device][name] = jax.tree.map(
+            lambda x: next(s.data for s in x.addressable_shards if s.device == target), params)
+
+    def drop(self, device: int, name: Hashable) -> None:
+        """Gives up what a device holds under this name, if there is any."""
+        self._placed[device].pop(name, None)
+        self._together = {names: params for names, params in self._together.items()
+                          if names[device] != name}
+
+    def of(self, device: int, name: Hashable) -> Params | None:
+        """What a device holds under this name: arrays [1, ...] on it; None if there is nothing."""
+        return self._placed[device].get(name)
+
+    def names(self, device: int) -> list[Hashable]:
+        """Of what a device holds, the oldest first."""
+        return list(self._placed[device])
+
+    def together(self, names: Sequence[Hashable]) -> Params:
+        """The tree for `Programs(stacked=True)`: arrays [D, ...], assembled without a copy.
+
+        Args:
+            names: of what each device is to use, by its number; all of one architecture.
+
+        Raises:
+            ValueError: a device holds nothing under its name.
+        """
+        names = tuple(names)
+        if names not in self._together:
+            copies = [self.of(device, name) for device, name in enumerate(names)]
+            if empty := [device for device, copy in enumerate(copies) if copy is None]:
+                raise ValueError(f"The devices {empty} hold no parameters.")
+            self._together[names] = jax.tree.map(self._assemble, *copies)
+        return self._together[names]
+
+    def _assemble(self, *copies: jax.Array) -> jax.Array:
+        shape = (len(copies), *copies[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, split(self._mesh), list(copies))

@@ -1,0 +1,1 @@
+"""Noise schedules and samplers, as tables of numbers (NumPy)."""

@@ -1,0 +1,215 @@
+"""The models that a server offers, with their defaults and sizes: what requests are checked by."""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sd_tpu.checkpoint.card import ModelCard
+from sd_tpu.checkpoint.config import CheckpointError, paths_within
+from sd_tpu.checkpoint.library import Library
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.request import Sizes
+from sd_tpu.sampling.samplers import default_sampler
+from sd_tpu.sentence import Sentence
+from sd_tpu.serving.plan import Weights
+from sd_tpu.settings import Picture, RequestError, shortened
+from sd_tpu.styles import Styles
+from sd_tpu.wildcards import Wildcards
+
+AREAS = 4  # times its own that a model draws at most, unless the server says otherwise
+MAX_NAMED = 10  # models in a sentence
+# SDXL's, as its paper lists them (Podell et al. 2023, https://arxiv.org/abs/2307.01952), those that
+# are as wide as others are high left out.
+RATIOS = ((1024, 1024), (896, 1152), (832, 1216), (768, 1344), (640, 1536))
+
+
+@dataclasses.dataclass(frozen=True)
+class Offered:
+    """A model that has been opened; its parameters need not be anywhere."""
+
+    checkpoint: Checkpoint
+    weights: Weights
+    defaults: Picture
+
+
+class Catalog:
+    """The models of a server: the first one, and those in a library. They are opened when somebody
+    asks for them; those of one architecture share its name."""
+
+    def __init__(self, first: Checkpoint, library: Library,
+                 reopen: Callable[[Path], Checkpoint], *, size: tuple[int, int] | None = None,
+                 max_pixels: int | None = None, wildcards: Wildcards | None = None,
+                 styles: Styles | None = None):
+        """Takes the first model as opened.
+
+        Args:
+            first: the model of requests that name none.
+            library: the others.
+            reopen: opens one of them.
+            size: height and width by default, for models that can draw it; None is each model's.
+            max_pixels: of a picture; None is AREAS times the model's own.
+            wildcards: what prompts may stand for; None allows braces only.
+            styles: what prompts may be put into; None is none.
+
+        Raises:
+            ValueError: the first model cannot make pictures of that size.
+        """
+        self._library, self._reopen, self._size = library, reopen, size
+        self._max_pixels, self.wildcards = max_pixels, wildcards or Wildcards()
+        self.styles = styles or Styles()
+        self._architectures: dict[str, Checkpoint] = {}
+        self._stale: set[str] = set()
+        self._hashes: dict[str, str] = {}
+        self._lock, self._hashing = threading.Lock(), threading.Lock()
+        self.first = first.card.name
+        self._first_path = first.parameters.source
+        if size:
+            first.model.latent_shape(*size)
+        self._opened = {self.first: self._offered(self.first, first)}
+
+    # --- what is offered ------------------------------------------------------------------------
+
+    def models(self) -> list[str]:
+        """The names of all, the first one first."""
+        others = [name for name in self._library.paths() if name != self.first]
+        return [self.first, *others]
+
+    def open(self, model: str) -> Offered:
+        """The model of this name; "" is the first.
+
+        Raises:
+            RequestError: there is none, or its files are not what can be loaded.
+        """
+        name = model or self.first
+        if name not in self._opened or name in self._stale:
+            with self._lock:
+                if name not in self._opened or name in self._stale:
+                    self._opened[name] = self._offered(name, self._checkpoint(name))
+                    self._stale.discard(name)
+        return self._opened[name]
+
+    def known(self, model: str) -> Offered:
+        """The model of this name as it was when it was opened, wherever its files are now."""
+        return self._opened[model or self.first]
+
+    def forget(self, model: str) -> None:
+        """Has it opened again when it is next asked for, as its files have turned out to be other
+        than they were."""
+        self._stale.add(model)
+
+    def hash(self, model: str) -> str:
+        """As `Parameters.hash`, which reads all of a single file, but only once."""
+        with self._hashing:
+            if model not in self._hashes:
+                self._hashes[model] = self.known(model).checkpoint.parameters.hash()
+            return self._hashes[model]
+
+    def sample(self, architecture: str) -> tuple[Checkpoint, Picture]:
+        """A checkpoint of the architecture, and its defaults."""
+        checkpoint = self._architectures[architecture]
+        return checkpoint, _defaults(checkpoint, self._size)
+
+    # --- `sd_tpu.request.Offer` -----------------------------------------------------------------
+
+    def defaults(self, model: str) -> Picture:
+        """The settings of pictures that leave them open; raises RequestError as `open`."""
+        return self.open(model).defaults
+
+    def check(self, picture: Picture, of: Sentence | str = "") -> None:
+        """Raises RequestError if the model or the style is not there, or the model cannot draw
+        this size."""
+        checkpoint = self.open(picture.model).checkpoint
+        self.styles.applied(picture, of)
+        height, width = checkpoint.default_size
+        limit = self._max_pixels or AREAS * height * width
+        if picture.height * picture.width > limit:
+            raise RequestError("A picture of {width}x{height} is too large: here pictures have at "
+                               "most {limit} pixels.", width=picture.width, height=picture.height,
+                               limit=limit)
+        try:
+            checkpoint.model.latent_shape(picture.height, picture.width)
+        except ValueError as error:
+            raise RequestError("{reason}", reason=str(error)) from None
+
+    def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
+        """As `Wildcards.fill`."""
+        return self.wildcards.fill(prompts, seed)
+
+    def sizes(self, model: str) -> Sizes:
+        """Height and width of the pictures that people choose from: the default, then the usual
+        aspect ratios of about the area the model was trained on, high ones and wide ones.
+
+        Raises:
+            RequestError: as `open`.
+        """
+        offered = self.open(model)
+        height, width = offered.checkpoint.default_size
+        step = max(1, min(64, min(height, width) // 8))
+        scale = (height * width) ** 0.5 / 1024
+        sides = [tuple(round(side * scale / step) * step for side in ratio) for ratio in RATIOS]
+        usual = [(height, width)] + [pair for high, wide in sides[1:]
+                                     for pair in ((high, wide), (wide, high))]
+        sizes = [(offered.defaults.height, offered.defaults.width), *usual]
+        return [size for size in dict.fromkeys(sizes) if self._possible(offered, size)]
+
+    def _possible(self, offered: Offered, size: tuple[int, int]) -> bool:
+        try:
+            self.check(dataclasses.replace(offered.defaults, height=size[0], width=size[1]))
+        except RequestError:
+            return False
+        return True
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def _checkpoint(self, name: str) -> Checkpoint:
+        path = self._first_path if name == self.first else self._library.find(name)
+        if path is None:
+            known = self.models()
+            more = "…" if len(known) > MAX_NAMED else ""
+            raise RequestError("There is no model {value}; there are {known}.",
+                               value=shortened(name), known=", ".join(known[:MAX_NAMED]) + more)
+        try:
+            with paths_within(path.parent):
+                return self._reopen(path)
+        except (CheckpointError, OSError) as error:
+            told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise RequestError("The model {name} cannot be loaded: {reason}", name=name,
+                               reason=told.splitlines()[0]) from error
+
+    def _offered(self, name: str, checkpoint: Checkpoint) -> Offered:
+        weights = Weights(name=name, architecture=self._architecture(checkpoint),
+                          memory=checkpoint.parameters.memory)
+        defaults = _defaults(checkpoint, self._size)
+        return Offered(checkpoint, weights, dataclasses.replace(defaults, model=name))
+
+    def _architecture(self, checkpoint: Checkpoint) -> str:
+        """The name that all checkpoints with an equal model have."""
+        for name, other in self._architectures.items():
+            if other.model == checkpoint.model:
+                return name
+        name = f"{type(checkpoint.model).__name__} {len(self._architectures) + 1}"
+        self._architectures[name] = checkpoint
+        return name
+
+
+def _defaults(checkpoint: Checkpoint, size: tuple[int, int] | None) -> Picture:
+    height, width = checkpoint.default_size
+    if size:
+        try:
+            checkpoint.model.latent_shape(*size)
+            height, width = size
+        except ValueError:  # what another model draws
+            pass
+    defaults = card_defaults(checkpoint.card, checkpoint.configs["scheduler"])
+    return dataclasses.replace(defaults, height=height, width=width)
+
+
+def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Picture:
+    """What a model's own files say of how to draw with it; the size is not in these."""
+    sampler, spacing = default_sampler(scheduler_config)
+    if card.sampler:
+        sampler, spacing = card.sampler, card.spacing
+    return Picture(steps=card.steps, guidance=card.guidance, sampler=sampler,
+                   spacing=spacing or "")

@@ -1,0 +1,134 @@
+"""A job: a submitted request, and the events that tell whoever made it how it goes."""
+
+import dataclasses
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from sd_tpu.pictures.inputs import Canvas
+from sd_tpu.request import Request
+from sd_tpu.sentence import Sentence
+
+COMPILING = "compiling for the first time"  # what a job may wait for
+LOADING = "loading the model's weights"
+WAITING = "waiting for a free place"
+
+
+@dataclasses.dataclass(frozen=True)
+class Queued:
+    """Waiting for its turn: number `position` in the queue, from 1; `reason` says what for, and
+    `seconds` for how long, if that is known."""
+
+    position: int
+    reason: str
+    seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Step `step` of `steps`; previews uint8 [h, w, 3] by place, smaller than the pictures;
+    `seconds` until all pictures are there, if that is known.
+
+    `steps` are those of the image that takes most, and `step` is as far along them as the job is
+    with all its work: the evaluations of the model for all its images that are still wanted, of
+    which Heun's steps take two. For images that are alike it is the mean of their steps.
+    """
+
+    step: int
+    steps: int
+    previews: dict[int, np.ndarray]
+    seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageReady:
+    """The finished picture at `place`: uint8 [H, W, 3]."""
+
+    place: int
+    pixels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """All pictures that are still wanted are there; `seconds` since the first was begun."""
+
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cancelled:
+    """The job was cancelled; no more events follow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """The job failed for a reason that is not in the request."""
+
+    message: Sentence
+
+
+End = Done | Cancelled | Failed
+Event = Queued | Progress | ImageReady | End
+
+
+class Job:
+    """A submitted request: iterate over `events()`, or `cancel()` it."""
+
+    def __init__(self, request: Request, number: int, client: str,
+                 cancel: Callable[[int, int | None], None],
+                 canvases: Mapping[int, Canvas | None] | None = None):
+        """Made by `Engine.submit`, with what the pictures begin with, by place."""
+        self.request, self.number, self.client = request, number, client
+        self.end: End | None = None  # how it ended, once it has
+        self.since = time.monotonic()
+        self._cancel, self._canvases = cancel, canvases or {}
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._told = self._listening = False
+        self._heard = self.since
+
+    def events(self) -> Iterator[Event]:
+        """Yields events as they happen, each once; the last is Done, Cancelled or Failed."""
+        while not self._told:
+            self._listening = True
+            try:
+                event = self._events.get()
+            finally:
+                self._listening, self._heard = False, time.monotonic()
+            if isinstance(event, End):
+                self._told, self._canvases = True, {}
+            yield self._composed(event)  # here: the engine's thread has all clients waiting
+
+    def cancel(self, place: int | None = None) -> None:
+        """Stops the job, or only its picture at `place`.
+
+        What still waits is gone at once; a slot is free after one call of `advance`, and what is
+        finished by that call is delivered.
+        """
+        self._cancel(self.number, place)
+
+    def tell(self, event: Event) -> None:
+        """Adds an event, for the engine; after one that ends the job there are no more."""
+        if self.end is None:
+            self._events.put(event)
+        if isinstance(event, End) and self.end is None:
+            self.end = event
+
+    def _composed(self, event: Event) -> Event:
+        """The event with what is kept of start pictures as it was given."""
+        match event:
+            case ImageReady(place, pixels):
+                return ImageReady(place, self._with_kept(place, pixels))
+            case Progress(previews=previews) if previews:
+                return dataclasses.replace(event, previews={
+                    place: self._with_kept(place, pixels) for place, pixels in previews.items()})
+        return event
+
+    def _with_kept(self, place: int, drawn: np.ndarray) -> np.ndarray:
+        canvas = self._canvases.get(place)
+        return canvas.composed(drawn) if canvas else drawn
+
+    def unheard(self) -> float:
+        """Seconds since anybody took an event or waited for one."""
+        return 0.0 if self._listening else time.monotonic() - self._heard

@@ -1,0 +1,102 @@
+"""What scheduler and worker tell each other: tickets, plans and reports, all of it plain data.
+
+Nothing here knows JAX, a thread or a clock, and everything can be pickled, so the worker may be in
+another process or on another host.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+Key = tuple[int, int]  # of a picture: the number of its job, and its place in the request
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What shares compiled programs and slots: an architecture at a size, with extra networks."""
+
+    architecture: str
+    height: int
+    width: int
+    extras: tuple[str, ...] = ()
+    slots: int = 16  # over all devices; as many on each
+    group: int = 1  # guided slots that a device steps together
+    memory: int = 0  # bytes of slots and temporaries on each device
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The parameters of a checkpoint, with or without adapters merged into them."""
+
+    name: str
+    architecture: str = ""  # as `Batch` has it
+    adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
+    memory: int = 0  # bytes on each device that holds them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Ticket:
+    """One picture to be drawn.
+
+    `entry` is what the programs take, of which the scheduler knows nothing.
+    """
+
+    job: int
+    place: int
+    client: str
+    batch: Batch
+    weights: Weights
+    kinds: np.ndarray  # [R] of `slots.row_kinds`: what each row of its table evaluates
+    entry: Any = None
+
+    @property
+    def key(self) -> Key:
+        """What it is called in plans and reports."""
+        return self.job, self.place
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a worker does next, in this order; what is in the background may take many plans.
+
+    Rows are of one batch. All pictures that a device steps or decodes in one plan have the same
+    weights.
+    """
+
+    release: tuple[Batch, ...] = ()  # whose programs and slots are given up
+    drop: tuple[tuple[int, Weights], ...] = ()  # by device
+    bring: tuple[tuple[int, Weights], ...] = ()  # to devices, in the background
+    compile: tuple[Batch, ...] = ()  # in the background
+    batch: Batch | None = None  # None: wait until something in the background is over
+    weights: dict[int, Weights] = dataclasses.field(default_factory=dict)  # by device
+    enter: dict[int, Ticket] = dataclasses.field(default_factory=dict)  # by slot
+    rows: dict[int, int] = dataclasses.field(default_factory=dict)  # how many each slot takes
+    finish: tuple[int, ...] = ()  # slots whose pictures are done then, to be decoded
+    preview: tuple[int, ...] = ()  # slots whose pictures are shown as they are then
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What a batch takes on these devices, measured when it was compiled."""
+
+    seconds: float
+    row_seconds: tuple[float, float]  # of a group: a whole evaluation, and a shallow one
+    decode_seconds: float  # of a picture
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What came of a plan, and of earlier ones in the background."""
+
+    advance_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    preview_seconds: float = 0.0
+    pictures: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by slot: [H, W, 3]
+    previews: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # smaller ones
+    compiled: dict[Batch, Compiled] = dataclasses.field(default_factory=dict)
+    brought: dict[tuple[int, Weights], float] = dataclasses.field(default_factory=dict)  # seconds
+    # Why what was to be compiled or brought is not there, and why nothing was drawn: then whatever
+    # was in the slots of the plan's batch is lost.
+    failed: dict[Batch | tuple[int, Weights], str] = dataclasses.field(default_factory=dict)
+    error: str | None = None

@@ -1,0 +1,709 @@
+"""Who draws what next: all policy of serving, without JAX, threads or a clock.
+
+`submit` and `cancel` say what is wanted, `schedule` returns what a worker should do next, `update`
+takes in what came of it, and `events` tells what the makers of jobs should know. Pictures wait in
+queues of their clients, are placed in slots, and are drawn there in turns:
+
+- A free slot goes to the client with the fewest; nobody gets more of a batch's slots than are left
+  free after it, so there is always one for whoever comes next.
+- In each plan a device draws for the client whose turn it is (`FairShare`), and for others as far
+  as that costs nothing because the groups stepped together have room.
+- What a picture needs, weights on its device and a compiled batch, is prepared in the background;
+  what was used least recently makes room. Where nothing can go, a device takes in no others from
+  SWITCH_SECONDS on, until it is empty enough.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from sd_tpu.request import RequestError
+from sd_tpu.sentence import Sentence
+from sd_tpu.serving.fairness import FairShare
+from sd_tpu.serving.job import (
+    COMPILING,
+    LOADING,
+    WAITING,
+    Cancelled,
+    Done,
+    Event,
+    Failed,
+    ImageReady,
+    Progress,
+    Queued,
+)
+from sd_tpu.serving.latency import LatencyModel, in_turns, lanes_left, rows_left
+from sd_tpu.serving.memory import Item, Memory
+from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
+
+PREVIEW_ROW = 2  # the first after which a picture is worth looking at
+SWITCH_SECONDS = 5.0  # that a device keeps to its weights while others wait for room there
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much may be asked for and not drawn yet, in all and by one client."""
+
+    jobs: int = 400
+    pictures: int = 3200
+    client_jobs: int = 100
+    client_pictures: int = 800
+
+
+class Busy(RequestError):
+    """Too much is asked for already; `retry_after` says in how many seconds to try again."""
+
+    def __init__(self, template: str, retry_after: float):
+        """The message, as a Sentence takes it."""
+        super().__init__(template)
+        self.retry_after = max(1, math.ceil(retry_after))
+
+
+class _Picture:
+    """One that is wanted and not drawn yet."""
+
+    def __init__(self, ticket: Ticket, number: int, now: float):
+        self.ticket, self.number, self.since = ticket, number, now
+        self.left = len(ticket.kinds)
+        self.slot: int | None = None
+        self.device: int | None = None
+        self.entered = False  # its first plan puts it into its slot on the device
+        self.wanted = True
+        self.drawn_at = -math.inf
+        self._rows, self._lanes = rows_left(ticket.kinds), lanes_left(ticket.kinds)
+
+    @property
+    def kinds_left(self) -> np.ndarray:
+        return self.ticket.kinds[len(self.ticket.kinds) - self.left:]
+
+    def alone(self, model: LatencyModel) -> float:
+        return model.of(self.ticket.batch).alone(self._rows[self.left])
+
+    def in_crowd(self, model: LatencyModel) -> float:
+        return model.of(self.ticket.batch).in_crowd(self._lanes[self.left])
+
+    def lanes(self, rows: int) -> np.ndarray:
+        """What its next rows take [2]."""
+        return self._lanes[self.left] - self._lanes[self.left - rows]
+
+
+class _Job:
+    """What is known of a job until it ends."""
+
+    def __init__(self, number: int, client: str, pictures: dict[int, _Picture], steps: int,
+                 previews: bool):
+        self.number, self.client, self.pictures = number, client, pictures
+        self.steps, self.previews = steps, previews
+        self.unfinished = set(pictures)
+        self.begun: float | None = None
+        self.told: tuple[int, str] | None = None  # its position and what it waits for
+
+    def waiting(self) -> list[_Picture]:
+        return [self.pictures[place] for place in sorted(self.unfinished)]
+
+    def step(self) -> int:
+        """How far it is with all that is still wanted of it, along its steps."""
+        wanted = [p for p in self.pictures.values() if p.wanted] or self.pictures.values()
+        rows = sum(len(picture.ticket.kinds) for picture in wanted)
+        return self.steps * (rows - sum(picture.left for picture in wanted)) // rows
+
+
+class _Bench:
+    """A batch's slots, and whether its programs are there."""
+
+    def __init__(self, batch: Batch, devices: int, now: float):
+        self.batch, self.since = batch, now
+        self.ready = self.served = False
+        self.slots: list[_Picture | None] = [None] * batch.slots
+        self._share = batch.slots // devices
+
+    def pictures(self) -> list[_Picture]:
+        return [picture for picture in self.slots if picture]
+
+    def free(self, device: int) -> list[int]:
+        """The free slots on a device."""
+        return [slot for slot in range(device * self._share, (device + 1) * self._share)
+                if self.slots[slot] is None]
+
+
+@dataclasses.dataclass
+class _Moves:
+    """What a plan has prepared and given up."""
+
+    release: list[Batch] = dataclasses.field(default_factory=list)
+    drop: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
+    bring: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
+    compile: list[Batch] = dataclasses.field(default_factory=list)
+
+    def as_tuples(self) -> dict[str, tuple]:
+        return {field.name: tuple(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+class Scheduler:
+    """Decides for `devices` that one worker owns; called by one thread at a time.
+
+    `now` is in seconds, of any clock that does not go back.
+    """
+
+    def __init__(self, devices: int, model: LatencyModel, *, limits: Limits = Limits(),
+                 memory: int | None = None):
+        """Begins with nothing on the devices; `memory` bounds what lies on each, in bytes."""
+        self.limits, self._devices, self._model = limits, range(devices), model
+        self._memory = Memory(devices, memory)
+        self._share = FairShare()
+        self._jobs: dict[int, _Job] = {}
+        self._waiting: dict[tuple[str, Batch, Weights], deque[_Picture]] = {}
+        self._benches: dict[Batch, _Bench] = {}
+        self._coming: set[tuple[int, Weights]] = set()
+        self._taken_in = [-math.inf] * devices  # when a device was last given other weights
+        self._reserved: dict[int, _Picture] = {}  # devices that take in nothing else
+        self._plan = Plan()
+        self._evaluations = np.zeros(2)  # of the device with most to do in the plan
+        self._numbers = itertools.count()
+        self._events: list[tuple[int, Event]] = []
+
+    # --- what is wanted -------------------------------------------------------------------------
+
+    def submit(self, tickets: Sequence[Ticket], now: float, *, steps: int,
+               previews: bool = True) -> None:
+        """Takes in a job, of one client: its pictures wait from now on.
+
+        Args:
+            tickets: of the same job and client.
+            now: the time.
+            steps: those of the picture that takes most, along which progress is told.
+            previews: whether they are wanted.
+
+        Raises:
+            Busy: too much waits already.
+            RequestError: the devices can never hold what a picture needs.
+        """
+        number, client = tickets[0].job, tickets[0].client
+        self.check_room(tickets)
+        pictures = {ticket.place: _Picture(ticket, next(self._numbers), now) for ticket in tickets}
+        if not any(job.client == client for job in self._jobs.values()):
+            self._share.join(client)
+        self._jobs[number] = _Job(number, client, pictures, steps, previews)
+        for ticket, picture in zip(tickets, pictures.values(), strict=True):
+            queue = self._waiting.setdefault((client, ticket.batch, ticket.weights), deque())
+            queue.append(picture)
+        self._tell_positions(now)
+
+    def check_room(self, tickets: Sequence[Ticket]) -> None:
+        """Raises Busy or RequestError as `submit` would now."""
+        client, jobs = tickets[0].client, list(self._jobs.values())
+        mine = [job for job in jobs if job.client == client]
+        for asked, most_jobs, most_pictures, sentence in (
+            (jobs, self.limits.jobs, self.limits.pictures,
+             Sentence("Too many people are waiting; please try again in a minute.")),
+            (mine, self.limits.client_jobs, self.limits.client_pictures,
+             Sentence("Too many of your pictures are waiting; please try again when some are "
+                      "done.")),
+        ):
+            pictures = sum(len(job.unfinished) for job in asked)
+            if len(asked) >= most_jobs or pictures + len(tickets) > most_pictures:
+                raise Busy(sentence, self._seconds_of(asked) / max(1, len(asked)))
+        for ticket in tickets:
+            if not self._memory.fits(ticket.batch, ticket.weights):
+                raise RequestError("This model and size need more memory than the devices have.")
+
+    def cancel(self, number: int, now: float, place: int | None = None) -> None:
+        """Gives up a job, or only its picture at `place`; what is over stays over."""
+        job = self._jobs.get(number)
+        if job is None:
+            return
+        for picture in [job.pictures[p] for p in job.unfinished if place in (None, p)]:
+            picture.wanted = False
+            if picture.slot is None:
+                self._unqueue(picture)
+                self._over(picture, now)
+        self._tell_positions(now)
+
+    def events(self) -> list[tuple[int, Event]]:
+        """What has happened since the last call, each with the number of its job."""
+        told, self._events = self._events, []
+        return told
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to be drawn."""
+        return not self._jobs
+
+    @property
+    def occupied(self) -> int:
+        """How many slots have a picture on its way."""
+        return sum(len(bench.pictures()) for bench in self._benches.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many pictures have no slot yet."""
+        return sum(map(len, self._waiting.values()))
+
+    def jobs(self) -> list[int]:
+        """The numbers of those that are not over."""
+        return list(self._jobs)
+
+    # --- what to do, and what came of it --------------------------------------------------------
+
+    def prepare(self, batch: Batch, now: float) -> Plan:
+        """A plan that compiles a batch before anybody has asked for it."""
+        return Plan(compile=(self._open(batch, now).batch,))
+
+    def hold(self, device: int, weights: Weights) -> None:
+        """Takes down that a device has weights that were brought there without a plan."""
+        self._memory.use(device, weights)
+
+    def schedule(self, now: float) -> Plan:
+        """What to do next; `update` must be told what came of it before the next call."""
+        for picture in self._placed():
+            if not picture.wanted:
+                self._vacate(picture)
+                self._over(picture, now)
+        moves = _Moves()
+        self._place_all(moves, now)
+        self._plan = self._draw(moves, now)
+        self._tell_positions(now)
+        return self._plan
+
+    def update(self, report: Report, now: float) -> None:
+        """Takes in what came of the last plan, and what is over in the background."""
+        for batch, compiled in report.compiled.items():
+            self._model.compiled(batch, compiled)
+            bench = self._benches.get(batch) or self._open(batch, now)
+            bench.ready = True
+        for (device, weights), seconds in report.brought.items():
+            self._coming.discard((device, weights))
+            self._memory.use(device, weights)
+            self._model.brought(weights, seconds)
+        for what, reason in report.failed.items():
+            self._give_up(what, reason)
+        if self._plan.batch and report.error:
+            self._fail(self._benches[self._plan.batch].pictures(), Sentence(
+                "Making the pictures failed: {reason}", reason=report.error))
+        elif self._plan.batch:
+            self._take_in(self._benches[self._plan.batch], report, now)
+        self._plan = Plan()
+
+    def abandon(self, message: Sentence) -> None:
+        """Ends all jobs and forgets what waits and is in slots, after a fault; what is on the
+        devices stays, and what was to be prepared is asked for anew."""
+        for number in self.jobs():
+            self._tell(number, Failed(message))
+        self._share, self._plan = FairShare(), Plan()
+        for account in (self._jobs, self._waiting, self._reserved):
+            account.clear()
+        for device, weights in self._coming:
+            self._memory.remove(device, weights)
+        self._coming.clear()
+        for batch, bench in list(self._benches.items()):
+            bench.slots = [None] * batch.slots
+            if not bench.ready:
+                self._let_go(0, batch, _Moves())
+
+    def _seconds_of(self, jobs: Iterable[_Job]) -> float:
+        """What is left of them, on all devices together."""
+        return sum(picture.in_crowd(self._model) for job in jobs
+                   for picture in job.waiting()) / len(self._devices)
+
+    # --- placing pictures in slots --------------------------------------------------------------
+
+    def _place_all(self, moves: _Moves, now: float) -> None:
+        self._reserved = {device: picture for device, picture in self._reserved.items()
+                          if picture.wanted and picture.slot is None}
+        open_queues = {key: queue for key, queue in self._waiting.items()
+                       if self._is_open(key[1])}
+        while open_queues:
+            occupied = Counter(picture.ticket.client for picture in self._placed())
+            key = min(open_queues, key=lambda key: (
+                occupied[key[0]], self._share.used(key[0]), open_queues[key][0].number))
+            if not self._place(open_queues[key][0], moves, now):
+                del open_queues[key]
+                continue
+            open_queues[key].popleft()
+            if not open_queues[key]:
+                del open_queues[key], self._waiting[key]
+
+    def _is_open(self, batch: Batch) -> bool:
+        bench = self._benches.get(batch)
+        return bench is None or (bench.ready and None in bench.slots)
+
+    def _place(self, picture: _Picture, moves: _Moves, now: float) -> bool:
+        """Gives the picture a slot on a device that holds its weights or can; whether it did."""
+        ticket = picture.ticket
+        bench = self._benches.get(ticket.batch)
+        if bench is None:
+            if any(not other.ready for other in self._benches.values()):
+                return False  # they are compiled one after the other: turns are taken until then
+            if self._make_room(self._devices, picture, ticket.batch, moves, now):
+                moves.compile.append(self._open(ticket.batch, now).batch)
+            return False
+        taken = sum(other.ticket.client == ticket.client for other in bench.pictures())
+        free = bench.slots.count(None)
+        if not bench.ready or taken >= free:
+            return False
+        device = self._best_device(bench, picture)
+        if device is None:
+            self._reserve(self._devices, picture, ticket.weights, now)
+            return False
+        if not self._memory.holds(device, ticket.weights):
+            if not self._make_room([device], picture, ticket.weights, moves, now):
+                return False
+            moves.bring.append((device, ticket.weights))
+            self._coming.add((device, ticket.weights))
+            self._taken_in[device] = now
+        for item in (ticket.batch, ticket.weights):
+            self._memory.use(device, item)
+        picture.device, picture.slot = device, bench.free(device)[0]
+        bench.slots[picture.slot] = picture
+        bench.served = True
+        return True
+
+    def _best_device(self, bench: _Bench, picture: _Picture) -> int | None:
+        """Where it is drawn first by what is there already; None if there is no room for it."""
+        placed = Counter(other.device for other in self._placed())
+        seconds = picture.in_crowd(self._model)
+
+        def ready_after(device: int) -> tuple[float, int]:
+            held = self._memory.holds(device, picture.ticket.weights)
+            bring = 0.0 if held else self._model.of_bringing(picture.ticket.weights)
+            return bring + seconds * placed[device], not held, placed[device], device
+
+        free = [device for device in self._devices if bench.free(device)
+                and self._admits(device, picture)
+                and (self._memory.holds(device, picture.ticket.weights)
+                     or self._room(device, picture, picture.ticket.weights) is not None)]
+        return min(free, key=ready_after, default=None)
+
+    def _admits(self, device: int, picture: _Picture) -> bool:
+        reserved = self._reserved.get(device)
+        return reserved is None or (
+            (reserved.ticket.batch, reserved.ticket.weights)
+            == (picture.ticket.batch, picture.ticket.weights))
+
+    def _reserve(self, devices: Iterable[int], picture: _Picture, item: Item, now: float) -> None:
+        """Keeps others away from where there is no room, so that there will be: from all devices
+        for a batch, from the one with least to do for weights that no device has."""
+        free = [device for device in devices if device not in self._reserved
+                and now - max(picture.since, self._taken_in[device]) >= SWITCH_SECONDS]
+        if isinstance(item, Batch):
+            if len(free) == len(self._devices):
+                self._reserved = dict.fromkeys(free, picture)
+        elif free and not any(self._memory.holds(device, item) for device in self._devices) and (
+                item not in [other.ticket.weights for other in self._reserved.values()]):
+            left = Counter()
+            for other in self._placed():
+                left[other.device] += other.left
+            self._reserved[min(free, key=left.__getitem__)] = picture
+
+    def _room(self, device: int, picture: _Picture, item: Item) -> list[Item] | None:
+        """What can go from a device so that the item fits there."""
+        placed = self._placed()
+        comes_first = self._reserved.get(device) is picture
+
+        def needed(device: int, other: Item) -> bool:
+            if isinstance(other, Batch):
+                bench = self._benches[other]
+                return bool(not bench.ready or bench.pictures() or other == picture.ticket.batch
+                            or not (bench.served or comes_first))
+            return (device, other) in self._coming or any(
+                (p.device, p.ticket.weights) == (device, other) for p in placed)
+
+        return self._memory.room_for(device, item, needed)
+
+    def _make_room(self, devices: Iterable[int], picture: _Picture, item: Item, moves: _Moves,
+                   now: float) -> bool:
+        """Lets go of what is not needed until the item fits on these devices, and takes it down
+        there; whether that was possible."""
+        devices = list(devices)
+        gone = {device: self._room(device, picture, item) for device in devices}
+        if None in gone.values() or not all(self._admits(d, picture) for d in devices):
+            self._reserve(devices, picture, item, now)
+            return False
+        for device, others in gone.items():
+            for other in others:
+                self._let_go(device, other, moves)
+            self._memory.use(device, item)
+        return True
+
+    def _let_go(self, device: int, item: Item, moves: _Moves) -> None:
+        if isinstance(item, Weights):
+            self._memory.remove(device, item)
+            moves.drop.append((device, item))
+        elif item in self._benches:
+            for everywhere in self._devices:
+                self._memory.remove(everywhere, item)
+            del self._benches[item]
+            moves.release.append(item)
+
+    def _open(self, batch: Batch, now: float) -> _Bench:
+        bench = self._benches[batch] = _Bench(batch, len(self._devices), now)
+        for device in self._devices:
+            self._memory.use(device, batch)
+        return bench
+
+    # --- turns on the devices -------------------------------------------------------------------
+
+    def _in_turn(self, pictures: Iterable[_Picture]) -> list[_Picture]:
+        """The pictures in the order of turns: by client, then those that have waited longest."""
+        pictures = list(pictures)
+        shortest: dict[str, float] = {}
+        for picture in pictures:
+            client, seconds = picture.ticket.client, picture.alone(self._model)
+            shortest[client] = min(seconds, shortest.get(client, math.inf))
+        turn = {client: self._share.turn(client, of) for client, of in shortest.items()}
+        return sorted(pictures, key=lambda picture: (
+            turn[picture.ticket.client], picture.drawn_at, picture.number))
+
+    def _draw(self, moves: _Moves, now: float) -> Plan:
+        """The rows of a plan: those of the batch whose turn it is, on every device that has some
+        of its pictures."""
+        able = [picture for picture in self._placed()
+                if (picture.device, picture.ticket.weights) not in self._coming]
+        if not able:
+            return Plan(**moves.as_tuples())
+        bench = self._benches[self._in_turn(able)[0].ticket.batch]
+        drawn = [self._deal(bench.batch, pictures) for device in self._devices if (
+            pictures := [p for p in bench.pictures() if p.device == device and p in able])]
+        everywhere = [picture for pictures in drawn for picture in pictures]
+        least = min(picture.left for picture in everywhere)
+        rows, evaluations = self._model.of(bench.batch).next_rows(
+            [np.stack([picture.kinds_left[:least] for picture in pictures]) for pictures in drawn])
+        self._evaluations = evaluations
+        finish = [picture.slot for picture in everywhere if picture.left == rows]
+        for picture in everywhere:
+            job = self._jobs[picture.ticket.job]
+            job.begun, job.told = now if job.begun is None else job.begun, None
+        return Plan(
+            **moves.as_tuples(), batch=bench.batch,
+            weights={pictures[0].device: pictures[0].ticket.weights for pictures in drawn},
+            enter={p.slot: p.ticket for p in everywhere if not p.entered},
+            rows={picture.slot: rows for picture in everywhere},
+            finish=tuple(finish),
+            preview=tuple(p.slot for p in everywhere if self._previewed(p, rows)),
+        )
+
+    def _deal(self, batch: Batch, pictures: list[_Picture]) -> list[_Picture]:
+        """Those of a device's pictures that take rows now: all of the client whose turn it is that
+        have the same weights, and others of these weights if they cost nothing."""
+        first, *others = self._in_turn(pictures)
+        others = [picture for picture in others if picture.ticket.weights == first.ticket.weights]
+        drawn = [first, *(p for p in others if p.ticket.client == first.ticket.client)]
+        evaluations = self._model.of(batch).evaluations
+
+        def cost(of: list[_Picture]) -> int:
+            return evaluations(np.stack([picture.kinds_left[:1] for picture in of])).sum()
+
+        for picture in others:
+            if picture not in drawn and cost([*drawn, picture]) == cost(drawn):
+                drawn.append(picture)
+        return drawn
+
+    def _previewed(self, picture: _Picture, rows: int) -> bool:
+        """Whether a picture is shown after so many rows more."""
+        done = len(picture.ticket.kinds) - picture.left + rows
+        return (PREVIEW_ROW <= done < len(picture.ticket.kinds) and picture.wanted
+                and self._jobs[picture.ticket.job].previews)
+
+    # --- what came of a plan --------------------------------------------------------------------
+
+    def _take_in(self, bench: _Bench, report: Report, now: float) -> None:
+        plan, latency = self._plan, self._model.of(bench.batch)
+        pictures = {slot: bench.slots[slot] for slot in plan.rows}
+        decoded = _most_on_a_device(pictures[slot] for slot in plan.finish)
+        latency.learn(self._evaluations, report.advance_seconds)
+        if decoded:
+            latency.decode_seconds = report.decode_seconds / decoded
+        self._charge(pictures.values(), report.advance_seconds + report.decode_seconds
+                     + report.preview_seconds)
+        for slot, picture in pictures.items():
+            picture.left -= plan.rows[slot]
+            picture.entered, picture.drawn_at = True, now
+        for slot in plan.finish:
+            picture = pictures[slot]
+            self._tell(picture.ticket.job, ImageReady(picture.ticket.place, report.pictures[slot]))
+            self._vacate(picture)
+            self._over(picture, now)
+        self._tell_progress([p for p in pictures.values() if p.left and p.wanted], report)
+
+    def _charge(self, pictures: Iterable[_Picture], seconds: float) -> None:
+        lanes: Counter[str] = Counter()
+        for picture in pictures:
+            taken = picture.lanes(self._plan.rows[picture.slot])
+            lanes[picture.ticket.client] += taken @ self._model.of(picture.ticket.batch).row_seconds
+        total = sum(lanes.values())
+        self._share.charge({client: seconds * of / total for client, of in lanes.items()})
+
+    def _tell_progress(self, pictures: list[_Picture], report: Report) -> None:
+        for number in dict.fromkeys(picture.ticket.job for picture in pictures):
+            job = self._jobs[number]
+            previews = {p.ticket.place: report.previews[p.slot] for p in pictures
+                        if p.ticket.job == number and p.slot in report.previews}
+            self._tell(number, Progress(job.step(), job.steps, previews, self._seconds_left(job)))
+
+    def _give_up(self, what: Batch | tuple[int, Weights], reason: str) -> None:
+        """What could not be prepared is asked for by nobody any more."""
+        if isinstance(what, Batch):
+            self._benches.pop(what, None)
+            for device in self._devices:
+                self._memory.remove(device, what)
+            message = Sentence("Compiling failed: {reason}", reason=reason)
+            lost = [p for p in self._unfinished() if p.ticket.batch == what]
+        else:
+            self._coming.discard(what)
+            self._memory.remove(*what)
+            message = Sentence("Loading the model failed: {reason}", reason=reason)
+            lost = [p for p in self._unfinished()
+                    if p.ticket.weights == what[1] and p.device in (None, what[0])]
+        self._fail(lost, message)
+
+    def _fail(self, pictures: Iterable[_Picture], message: Sentence) -> None:
+        for job in [self._jobs[n] for n in sorted({picture.ticket.job for picture in pictures})]:
+            for picture in job.waiting():
+                if picture.slot is None:
+                    self._unqueue(picture)
+                else:
+                    self._vacate(picture)
+            self._end(job, Failed(message))
+
+    # --- what is told ---------------------------------------------------------------------------
+
+    def _tell(self, number: int, event: Event) -> None:
+        self._events.append((number, event))
+
+    def _tell_positions(self, now: float) -> None:
+        """Tells each job that waits its position, if that or the reason has changed; likewise one
+        that has begun, if all that is left of it waits until something is compiled.
+
+        The first jobs of all clients come before anybody's second.
+        """
+        of_client: dict[str, list[_Job]] = {}
+        for job in self._jobs.values():
+            if job.begun is None:
+                of_client.setdefault(job.client, []).append(job)
+        order = sorted((i, job.number) for jobs in of_client.values()
+                       for i, job in enumerate(jobs))
+        positions = {number: position for position, (_, number) in enumerate(order, start=1)}
+        positions |= {job.number: 1 for job in self._jobs.values()
+                      if job.begun is not None and self._stalled(job)}
+        changed = {}
+        for number, position in positions.items():
+            told = position, self._reason(self._jobs[number])
+            if self._jobs[number].told != told:
+                changed[number] = self._jobs[number].told = told
+        if changed:
+            waits = self._waits(changed, now)
+            for number, told in changed.items():
+                self._tell(number, Queued(*told, waits[number]))
+
+    def _reason(self, job: _Job) -> str:
+        first = job.waiting()[0]
+        if not self._is_ready(first.ticket.batch):
+            return COMPILING
+        return LOADING if (first.device, first.ticket.weights) in self._coming else WAITING
+
+    def _stalled(self, job: _Job) -> bool:
+        return all(not self._is_ready(picture.ticket.batch) for picture in job.waiting())
+
+    def _is_ready(self, batch: Batch) -> bool:
+        bench = self._benches.get(batch)
+        return bench is not None and bench.ready
+
+    def _waits(self, numbers: Iterable[int], now: float) -> dict[int, float | None]:
+        """How long these jobs wait for their turn, where that is known: until what their clients
+        asked for before is drawn, beside what others want."""
+        wanted: dict[str, float] = {}
+        before: dict[int, float] = {}
+        for job in self._jobs.values():
+            before[job.number] = wanted.get(job.client, 0.0)
+            wanted[job.client] = before[job.number] + self._seconds_of([job])
+        waits = {}
+        for number in numbers:
+            job = self._jobs[number]
+            others = {client: of for client, of in wanted.items() if client != job.client}
+            ready = self._seconds_until_ready(job.waiting()[0], now)
+            waits[number] = None if ready is None else ready + in_turns(before[number], others)
+        return waits
+
+    def _seconds_until_ready(self, picture: _Picture, now: float) -> float | None:
+        """Until a picture's batch is compiled, after those that come before it, and a device has
+        its weights, if that is known."""
+        ticket, seconds = picture.ticket, self._model.of_compiling()
+        held = any(self._memory.holds(device, ticket.weights) for device in self._devices)
+        bringing = 0.0 if held else self._model.of_bringing(ticket.weights)
+        if self._is_ready(ticket.batch):
+            return bringing
+        if seconds is None:
+            return None
+        left = sum(max(0.0, seconds - (now - bench.since))
+                   for bench in self._benches.values() if not bench.ready)
+        if ticket.batch in self._benches:
+            return bringing + left
+        cold = {batch for (_, batch, _), queue in self._waiting.items()
+                if batch not in self._benches and queue[0].number < picture.number}
+        return bringing + left + seconds * len(cold | {ticket.batch})
+
+    def _seconds_left(self, job: _Job) -> float | None:
+        """How long a job that has begun still takes, if that is known: its pictures in slots beside
+        those of others, then the ones that wait."""
+        model = self._model
+        if not all(self._is_ready(p.ticket.batch) for p in job.waiting()):
+            return None
+        placed = self._placed()
+        queueing = {client for (client, *_), queue in self._waiting.items() if queue}
+        last = 0.0
+        for picture in (p for p in placed if p.ticket.job == job.number):
+            mine = picture.in_crowd(model)
+            own, others = 0.0, dict[str, float]()
+            for other in (p for p in placed if p.device == picture.device):
+                client, theirs = other.ticket.client, other.in_crowd(model)
+                if client == job.client:
+                    own += min(theirs, mine)
+                else:
+                    more = math.inf if client in queueing else theirs
+                    others[client] = others.get(client, 0.0) + more
+            last = max(last, in_turns(max(own, picture.alone(model)), others))
+        waiting = sum(p.in_crowd(model) for p in job.waiting() if p.slot is None)
+        clients = len({other.client for other in self._jobs.values()})
+        return last + waiting * clients / len(self._devices)
+
+    # --- the account ----------------------------------------------------------------------------
+
+    def _placed(self) -> list[_Picture]:
+        return [picture for bench in self._benches.values() for picture in bench.pictures()]
+
+    def _unfinished(self) -> list[_Picture]:
+        return [picture for job in self._jobs.values() for picture in job.waiting()]
+
+    def _vacate(self, picture: _Picture) -> None:
+        self._benches[picture.ticket.batch].slots[picture.slot] = None
+
+    def _unqueue(self, picture: _Picture) -> None:
+        ticket = picture.ticket
+        key = ticket.client, ticket.batch, ticket.weights
+        self._waiting[key].remove(picture)
+        if not self._waiting[key]:
+            del self._waiting[key]
+
+    def _over(self, picture: _Picture, now: float) -> None:
+        """Takes down that nothing more is done for a picture, and ends its job after the last."""
+        job = self._jobs[picture.ticket.job]
+        job.unfinished.discard(picture.ticket.place)
+        if job.unfinished:
+            return
+        wanted = any(picture.wanted for picture in job.pictures.values())
+        self._end(job, Done(now - job.begun) if wanted else Cancelled())
+
+    def _end(self, job: _Job, event: Event) -> None:
+        self._tell(job.number, event)
+        del self._jobs[job.number]
+        if not any(other.client == job.client for other in self._jobs.values()):
+            self._share.leave(job.client)
+
+
+def _most_on_a_device(pictures: Iterable[_Picture]) -> int:
+    """How many of them are on the device that has most."""
+    return max(Counter(picture.device for picture in pictures).values(), default=0)

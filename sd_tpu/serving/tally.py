@@ -1,0 +1,37 @@
+"""What an engine has done since it began, for those who watch over it."""
+
+import dataclasses
+from collections import Counter
+
+from sd_tpu.serving.plan import Plan, Report
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counts that only grow.
+
+    Attributes:
+        pictures: that were finished.
+        rows: of tables that slots have taken, each of which evaluates the model.
+        refused: requests, because too much waited.
+        ended: jobs, by how.
+        seconds: by what the devices or the host did: advance, decode, preview,
+            compile, load.
+    """
+
+    pictures: int = 0
+    rows: int = 0
+    refused: int = 0
+    ended: Counter[str] = dataclasses.field(default_factory=Counter)
+    seconds: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    def take(self, plan: Plan, report: Report) -> None:
+        """Adds what came of a plan."""
+        self.pictures += len(report.pictures)
+        if not report.error:
+            self.rows += sum(plan.rows.values())
+        self.seconds["advance"] += report.advance_seconds
+        self.seconds["decode"] += report.decode_seconds
+        self.seconds["preview"] += report.preview_seconds
+        self.seconds["compile"] += sum(each.seconds for each in report.compiled.values())
+        self.seconds["load"] += sum(report.brought.values())

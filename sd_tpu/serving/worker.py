@@ -1,0 +1,284 @@
+"""Carries out plans on the devices and reports: plans in, reports out, both plain data."""
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, Sharding
+
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.runtime.mesh import split
+from sd_tpu.runtime.previews import SAMPLES, LatentPreview, sample_latents
+from sd_tpu.runtime.programs import Programs
+from sd_tpu.runtime.slots import Slots
+from sd_tpu.runtime.weights import DeviceWeights
+from sd_tpu.serving.plan import Batch, Compiled, Plan, Report, Weights
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.1  # that a plan without rows waits for the background at most
+
+Over = tuple[Batch, Compiled | str] | tuple[Weights, list[int], Params | str, float]
+
+
+class Worker:
+    """Owns the devices of this process; `execute` is called by one thread at a time.
+
+    Weights are brought one after the other, and batches compiled one after the other, beside one
+    another and beside what is drawn.
+    """
+
+    def __init__(self, mesh: Mesh, read: Callable[[Weights, Sharding], Params],
+                 build: Callable[[Batch], tuple[Programs, Any, Params]],
+                 prepare: Callable[[Plan, Programs, Params], dict[int, Any]] | None = None):
+        """Begins with nothing compiled and nothing on the devices.
+
+        Args:
+            mesh: the devices.
+            read: gives the parameters of weights, arrays [1, ...] placed as the sharding says.
+            build: gives a batch's programs, not compiled yet; an entry to time them with, of at
+                least four rows of which every second one is shallow; and its parameters' shapes.
+            prepare: gives the entries that enter by a plan, by slot, as the programs take them;
+                None where they are so already.
+        """
+        self._read, self._build, self._prepare = read, build, prepare
+        self.weights = DeviceWeights(mesh)
+        self._devices = range(mesh.size)
+        self._shapes: dict[str, Params] = {}  # by architecture
+        self._programs: dict[Batch, Programs] = {}
+        self._slots: dict[Batch, Slots] = {}
+        self._previews: dict[str, LatentPreview] = {}  # by architecture, whose fine-tunes share it
+        self._over: queue.SimpleQueue[Over] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of the weights, which compiling uses as well
+        self._loader, self._compiler = _Background("load"), _Background("compile")
+
+    def execute(self, plan: Plan) -> Report:
+        """Does what the plan says; what fails is in the report."""
+        for batch in plan.release:
+            self._programs.pop(batch, None)
+            self._slots.pop(batch, None)
+        with self._lock:
+            for device, weights in plan.drop:
+                self.weights.drop(device, weights)
+        for weights in dict.fromkeys(weights for _, weights in plan.bring):
+            self._bring(weights, [device for device, other in plan.bring if other == weights])
+        for batch in plan.compile:
+            self._compiler.do(lambda batch=batch: self._over.put((batch, self._compile(batch))),
+                              lambda reason, batch=batch: self._over.put((batch, reason)))
+        drawn = {} if plan.batch is None else self._draw_or_fail(plan)
+        return Report(**drawn, **self._finished_in_background(wait=plan.batch is None))
+
+    def close(self) -> None:
+        """Waits for what is in the background, which cannot be stopped."""
+        self._loader.close()
+        self._compiler.close()
+
+    # --- drawing --------------------------------------------------------------------------------
+
+    def _draw_or_fail(self, plan: Plan) -> dict[str, Any]:
+        try:
+            return self._draw(plan)
+        except Exception as error:  # whatever the devices raise: the other batches must go on
+            log.exception("a batch failed")
+            self._slots.pop(plan.batch, None)  # the failed call may have given them up
+            return {"error": reason_of(error)}
+
+    def _draw(self, plan: Plan) -> dict[str, Any]:
+        programs, params = self._programs[plan.batch], self._params_of(plan)
+        slots = self._slots.pop(plan.batch, None) or programs.empty()
+        if plan.enter:
+            entries = self._prepare(plan, programs, params) if self._prepare else {
+                slot: ticket.entry for slot, ticket in plan.enter.items()}
+            slots = programs.encode(params, slots, entries)
+        rows = np.zeros(programs.slots, np.int32)
+        rows[list(plan.rows)] = list(plan.rows.values())
+        slots, seconds = _timed(lambda: programs.advance(params, slots, rows))
+        self._slots[plan.batch] = slots
+        pictures, decode_seconds = _timed(
+            lambda: _drawn(programs, programs.decode, params, slots.latents, plan.finish))
+        previews, preview_seconds = _timed(
+            lambda: self._preview(plan, programs, params, slots.clean) if plan.preview else {})
+        return dict(advance_seconds=seconds, decode_seconds=decode_seconds,
+                    preview_seconds=preview_seconds, pictures=pictures, previews=previews)
+
+    def _params_of(self, plan: Plan) -> Params:
+        return self._together(plan.batch.architecture, plan.weights)
+
+    def _preview(self, plan: Plan, programs: Programs, params: Params,
+                 clean: jax.Array) -> dict[int, np.ndarray]:
+        if programs.has_previewer:
+            return _drawn(programs, programs.preview, params, clean, plan.preview)
+        architecture = plan.batch.architecture
+        if architecture not in self._previews:  # it was compiled before its parameters were there
+            self._previews[architecture], _ = _fit_preview(programs, params, plan.weights)
+        latents = np.asarray(clean)
+        return {slot: self._previews[architecture](latents[slot]) for slot in plan.preview}
+
+    def _together(self, architecture: str, wanted: dict[int, Weights]) -> Params:
+        """What the programs take: on each device what is wanted there. A device that draws nothing
+        may hold any parameters of the architecture, and zeros if it holds none."""
+        with self._lock:
+            return self._assembled(architecture, wanted)
+
+    def _assembled(self, architecture: str, wanted: dict[int, Weights]) -> Params:
+        return self.weights.together([wanted.get(device) or self._any(device, architecture)
+                                      for device in self._devices])
+
+    def _any(self, device: int, architecture: str) -> Weights:
+        for name in self.weights.names(device):
+            if name.architecture == architecture:
+                return name
+        zeros = Weights(name="", architecture=architecture)
+        self.weights.put(device, zeros, jax.tree.map(
+            lambda x: np.zeros(x.shape, x.dtype), self._shapes[architecture]))
+        return zeros
+
+    # --- the background -------------------------------------------------------------------------
+
+    def _bring(self, weights: Weights, devices: list[int]) -> None:
+        """Begins to bring weights to devices."""
+        begun = time.monotonic()
+        with self._lock:
+            for device in devices:  # what comes takes the place of zeros
+                self.weights.drop(device, Weights(name="", architecture=weights.architecture))
+
+        def over(result: Params | str) -> None:
+            self._over.put((weights, devices, result, time.monotonic() - begun))
+
+        def read() -> None:
+            over(jax.block_until_ready(self._read(weights, self.weights.on(devices))))
+
+        self._loader.do(read, over)
+
+    def _compile(self, batch: Batch) -> Compiled:
+        """Compiles the programs on slots of their own, and times the second whole and the
+        second shallow evaluation for a picture and the second call that decodes: the first ones
+        take much longer than any other.
+        """
+        begun = time.monotonic()
+        programs, entry, self._shapes[batch.architecture] = self._build(batch)
+        params = self._together(batch.architecture, {})
+        slots = programs.advance(params, programs.encode(params, programs.empty(), {}), 0)
+        _drawn(programs, programs.decode, params, slots.latents, [], always=True)
+        if programs.has_previewer:
+            _drawn(programs, programs.preview, params, slots.clean, [], always=True)
+        seconds = time.monotonic() - begun
+        slots = programs.encode(params, slots, {0: entry})
+        rows = [0.0, 0.0]
+        for row in range(4):
+            slots, rows[row % 2] = _timed(lambda: programs.advance(params, slots, 1))  # noqa: B023
+        with self._lock:  # by now the parameters may be there
+            held = {device: weights for device in self._devices
+                    for weights in self.weights.names(device)
+                    if weights.architecture == batch.architecture and weights.name}
+            params = self._assembled(batch.architecture, held)
+        preview, decode = _fit_preview(programs, params, held or self._devices)
+        if held:
+            self._previews[batch.architecture] = preview
+        self._programs[batch] = programs
+        return Compiled(seconds=seconds, row_seconds=tuple(rows), decode_seconds=decode)
+
+    def _finished_in_background(self, *, wait: bool) -> dict[str, Any]:
+        found = dict(compiled={}, brought={}, failed={})
+        try:
+            for first in itertools.chain([wait], itertools.repeat(False)):
+                self._note(self._over.get(first, WAIT_SECONDS), **found)
+        except queue.Empty:
+            return found
+
+    def _note(self, over: Over, compiled: dict, brought: dict, failed: dict) -> None:
+        match over:
+            case (Batch() as batch, Compiled() as result):
+                compiled[batch] = result
+            case (Batch() as batch, reason):
+                failed[batch] = reason
+            case (weights, devices, str() as reason, _):
+                failed.update({(device, weights): reason for device in devices})
+            case (weights, devices, params, seconds):
+                with self._lock:
+                    for device in devices:
+                        self.weights.take(device, weights, params)
+                        brought[device, weights] = seconds
+
+
+class _Background:
+    """A thread that does one thing after the other."""
+
+    def __init__(self, name: str):
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, job: Callable[[], None], failed: Callable[[str], None]) -> None:
+        """Does it after what was given before; what it raises goes to `failed`, in short."""
+        def run() -> None:
+            try:
+                job()
+            except Exception as error:  # such as a device without memory enough
+                log.exception("%s failed", self._thread.name)
+                failed(reason_of(error))
+
+        self._jobs.put(run)
+
+    def close(self) -> None:
+        """Ends after what it is doing."""
+        self._closed = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) and not self._closed:
+            job()
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    """What it returns, once that is there, and how many seconds that took."""
+    begun = time.monotonic()
+    result = jax.block_until_ready(function())
+    return result, max(time.monotonic() - begun, 1e-6)
+
+
+def _drawn(programs: Programs, draw: Callable, params: Params, latents: jax.Array,
+           wanted: Iterable[int], *, always: bool = False) -> dict[int, np.ndarray]:
+    """What `draw`, one of the programs, makes of the slots that are wanted; it is called for none
+    only if `always`."""
+    wanted = list(wanted)
+    if not (wanted or always):
+        return {}
+    mask = np.isin(np.arange(programs.slots), wanted)
+    images = np.asarray(draw(params, latents, mask))
+    return {slot: images[slot].copy() for slot in wanted}
+
+
+def _fit_preview(programs: Programs, params: Params,
+                 devices: Iterable[int]) -> tuple[LatentPreview, float]:
+    """What previews latents as these devices decode samples, in two calls; and the seconds that a
+    picture took in the second."""
+    free = [slot for slot in range(programs.slots) if programs.device(slot) in set(devices)]
+    h, w, channels = programs.latent_shape
+    used = free[:max(1, SAMPLES // (2 * h * w))]
+    samples = sample_latents(2 * programs.slots, (h, w, channels))
+    latents, pictures = [], []
+    for half in np.split(samples, 2):
+        on_devices = jax.device_put(half, split(programs.mesh))
+        drawn, seconds = _timed(
+            lambda: _drawn(programs, programs.decode, params, on_devices, used))  # noqa: B023
+        latents.append(half[used])
+        pictures.append(np.stack(list(drawn.values())))
+    most = max(Counter(map(programs.device, used)).values())
+    return LatentPreview.fit(np.concatenate(latents), np.concatenate(pictures)), seconds / most
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, in short; what was written for people as it is."""
+    kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+    return f"{kind}{error}".splitlines()[0]

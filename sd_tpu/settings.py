@@ -1,0 +1,409 @@
+"""Every setting of a picture, defined once: the fields of `Picture` are the table.
+
+What a field says of its setting is all that anybody knows of it: checks, the page's fields,
+captions, comparisons, command-line flags, the API, links and PNG metadata follow from it. A new
+setting is a field here, the arithmetic that it changes, and the translations of its texts.
+"""
+
+import dataclasses
+import math
+import numbers
+import random
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sd_tpu.sampling.samplers import SAMPLERS, steps_taken
+from sd_tpu.sampling.schedule import SPACINGS
+from sd_tpu.sentence import Sentence, SentenceError
+
+MAX_PROMPTS = 8
+MAX_MODEL_LENGTH = 1000  # characters of a name, which is a path
+MAX_STYLE_LENGTH = 200  # characters of its name
+MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
+MAX_SIZE = 1 << 16  # pixels; which sizes there are is the model's and the server's business
+MAX_SEED = 2**32 - 1
+RANDOM = -1  # where a person gives a seed; a picture has the one that was drawn
+MAX_SHOWN = 60  # characters of a bad value in a sentence
+
+
+class RequestError(SentenceError):
+    """A request that cannot be served; the message is for the person who made it."""
+
+
+# --- kinds of settings --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text without half characters and without spaces around it."""
+
+    limit: int = MAX_PROMPT_LENGTH
+    type = str
+
+    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
+        """The value as a picture holds it; None is the empty text. Raises RequestError."""
+        name, value = _whose(name, of), "" if value is None else value
+        if not isinstance(value, str):
+            raise RequestError("{name} should be text, not {kind}.", name=name,
+                               kind=type(value).__name__)
+        if len(value) > self.limit:
+            raise RequestError("{name} has {count} characters; at most {limit} are accepted.",
+                               name=name, count=len(value), limit=self.limit)
+        # Half of a surrogate pair is no character: it can neither be tokenized nor saved.
+        return value.encode("utf-8", "ignore").decode("utf-8").strip()
+
+    def parse(self, text: str) -> str:
+        """What a text from a link, a file or a command line stands for."""
+        return text
+
+    def shown(self, value: Any) -> str:
+        """The value as it stands in a caption, which is one line."""
+        return " ".join(str(value).split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Upload:
+    """A picture that is handed in beside the request, by the name of its content; "" is none."""
+
+    type = str
+
+    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
+        """The value as a picture holds it; None is none. Raises RequestError."""
+        value = "" if value is None else value
+        if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{64})?", value):
+            raise RequestError("{name} should be the name of a picture that was handed in, not "
+                               "{value}.", name=_whose(name, of), value=shortened(value))
+        return value
+
+    def parse(self, text: str) -> str:
+        """What a text from a link, a file or a command line stands for."""
+        return text
+
+    def shown(self, value: Any) -> str:
+        """As much of the name as tells it from others."""
+        return str(value)[:8]
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number of a type, int or float, with its bounds; `step` is what a field's arrows take."""
+
+    type: type
+    least: float
+    most: float
+    step: float = 1
+
+    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> float:
+        """The value as a picture holds it. Raises RequestError."""
+        name, whole = _whose(name, of), self.type is int
+        if whole and (not _is_number(value) or value != int(value)):
+            raise RequestError("{name} should be a whole number, not {value}.", name=name,
+                               value=shortened(value))
+        if not _is_number(value):
+            raise RequestError("{name} should be a number, not {value}.", name=name,
+                               value=shortened(value))
+        if not self.least <= value <= self.most:
+            shown = shortened(int(value)) if whole else f"{value:g}"
+            raise RequestError("{name} should be from {least} to {most}, not {value}.", name=name,
+                               least=self.least, most=self.most, value=shown)
+        return self.type(value)
+
+    def parse(self, text: str) -> float | str:
+        """The number, or what stands in its place: the check says what is wrong with it."""
+        for kind in (int, float):
+            try:
+                number = kind(text)
+            except ValueError:  # also for whole numbers of thousands of digits
+                continue
+            return number if _is_number(number) else text
+        return text
+
+    def shown(self, value: Any) -> str:
+        """The number without a fraction that says nothing."""
+        return str(value).removesuffix(".0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of several keys.
+
+    `options` are the keys and what people are shown of each: a name, or a Sentence. Where `per`
+    names another setting, only some of the keys go with a value of that, namely `offered`; the
+    empty key always does.
+    """
+
+    options: Mapping[str, str]
+    per: str = ""
+    offered: Callable[[str], tuple[str, ...]] = lambda _: ()
+    type = str
+
+    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
+        """The value as a picture holds it; None is the empty key. Raises RequestError."""
+        value = "" if value is None else value
+        if not isinstance(value, str) or value not in self.options:
+            raise RequestError("{name} {value}{of} is unknown; there are {known}.", name=name,
+                               value=shortened(value), of=of,
+                               known=", ".join(filter(None, self.options)))
+        return value
+
+    def parse(self, text: str) -> str:
+        """What a text from a link, a file or a command line stands for."""
+        return text
+
+    def shown(self, value: Any) -> str:
+        """What people are shown of a key."""
+        return self.options.get(value, str(value))
+
+    def allowed(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """The options that go with the other settings, by name."""
+        if not self.per:
+            return dict(self.options)
+        offered = ("", *self.offered(values[self.per]))
+        return {key: label for key, label in self.options.items() if key in offered}
+
+
+def _whose(name: Sentence, of: Sentence | str) -> Sentence:
+    return Sentence("{name}{of}", name=name, of=of) if of else name
+
+
+def shortened(value: Any) -> str:
+    """The value for a sentence: however long it is, the sentence is not."""
+    try:
+        text = reprlib.repr(value)
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 1]}…"
+    except ValueError:  # Python refuses to write out whole numbers of thousands of digits
+        return Sentence("a number as long as that")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+# --- what is worth comparing, around the model's own value --------------------------------------
+
+
+def _first(*keys: str) -> Callable[[str], list[str]]:
+    """The model's own, then these."""
+    return lambda own: list(dict.fromkeys((own, *keys)))[:MAX_PROMPTS]
+
+
+def _around(*values: float) -> Callable[[float], list[float]]:
+    """These, with the model's own in place of the nearest."""
+    def suggest(own: float) -> list[float]:
+        nearest = min(values, key=lambda value: abs(value - own))
+        return [own if value == nearest else value for value in values]
+
+    return suggest
+
+
+def _shares(least: int, most: int, *shares: float) -> Callable[[int], list[int]]:
+    """These shares of the model's own."""
+    return lambda own: list(dict.fromkeys(min(max(least, round(share * own)), most)
+                                          for share in shares))
+
+
+def _following(most: int) -> Callable[[int], list[int]]:
+    """The whole numbers from this one on, which begin again after the last."""
+    return lambda first: [(first + place) % (most + 1) for place in range(MAX_PROMPTS)]
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+PROMPT, BASIC, ADVANCED, FASTER, SIZE = "prompt", "basic", "advanced", "faster", "size"
+START = "start"
+FITS = {"cover": "cover", "contain": "contain", "stretch": "stretch", "extend": "extend"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is known of a setting; its texts are English, by which translations are found.
+
+    Attributes:
+        name: of the field of `Picture`, in the API and in links.
+        default: of a model that says nothing of it.
+        kind: what values it takes.
+        label: what people call it.
+        help: a sentence about it.
+        section: BASIC is for everybody; ADVANCED and FASTER are for experts and at their default
+            unless somebody asks for something else, FASTER what costs likeness for speed; a PROMPT
+            is written for each picture; height and width are a SIZE, which people choose as one;
+            START says what a picture begins with, and is nowhere where none can be handed in.
+        caption: what a caption says of a value; the value alone if it is empty.
+        caption_empty: what a caption says of the empty value.
+        png: the field of A1111's `parameters` text in PNG files.
+        a1111: the parameter in A1111's API.
+        flag: of the command line; None where it has none.
+        suggest: values worth comparing, given the model's own; None where there is nothing to
+            compare.
+    """
+
+    name: str
+    default: Any
+    kind: Text | Number | Choice | Upload
+    label: Sentence
+    help: str
+    section: str
+    caption: str
+    caption_empty: str
+    png: str
+    a1111: str
+    flag: str | None
+    suggest: Callable[[Any], list] | None
+
+    @property
+    def expert(self) -> bool:
+        """Whether it is shown, written and explained to experts only."""
+        return self.section in (ADVANCED, FASTER, START)
+
+    def check(self, value: Any, of: Sentence | str = "") -> Any:
+        """The value as a picture holds it; `of` says whose it is. Raises RequestError."""
+        return self.kind.check(value, self.label, of)
+
+    def told(self, value: Any) -> Sentence | str:
+        """The value as a caption: `20 steps`."""
+        shown = self.kind.shown(value)
+        if self.caption_empty and not str(value).strip():
+            return Sentence(self.caption_empty)
+        return Sentence(self.caption, value=shown) if self.caption else shown
+
+    def texts(self) -> list[str]:
+        """All that is to be translated."""
+        return [text for text in (self.label, self.help, self.caption, self.caption_empty) if text]
+
+
+def _setting(default: Any, kind: Text | Number | Choice | Upload, label: str, help: str, *,
+             section: str = BASIC, caption: str = "", caption_empty: str = "", png: str = "",
+             a1111: str = "", flag: str | None = "", suggest: Callable | None = None) -> Any:
+    """A field of `Picture`; what is left empty follows from the field's name or its label."""
+    return dataclasses.field(default=default, metadata=dict(
+        kind=kind, label=Sentence(label), help=help, section=section, caption=caption,
+        caption_empty=caption_empty, png=png or label, a1111=a1111, flag=flag, suggest=suggest))
+
+
+def _describe(field: dataclasses.Field) -> Setting:
+    said = dict(field.metadata)
+    flag = f"--{field.name.replace('_', '-')}" if said["flag"] == "" else said["flag"]
+    return Setting(**{**said, "name": field.name, "default": field.default, "flag": flag,
+                      "a1111": said["a1111"] or field.name})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """All that a picture depends on; what a model's files say of how to draw with it is one
+    without a prompt.
+
+    In lists of parameters and files the settings stand in this order, so new ones for experts
+    come last.
+    """
+
+    prompt: str = _setting(
+        "", Text(), "Prompt", "What to draw.", section=PROMPT, png="Prompts")
+    model: str = _setting(
+        "", Text(MAX_MODEL_LENGTH), "Model", "Which of the server's models draws.",
+        caption_empty="the first model", a1111="sd_model_checkpoint",
+        flag=None)
+    negative_prompt: str = _setting(
+        "", Text(), "Negative prompt", "What the pictures should not show.",
+        caption="without “{value}”", caption_empty="no negative prompt", png="Negative",
+        flag="--negative")
+    style: str = _setting(
+        "", Text(MAX_STYLE_LENGTH), "Style", "A template that the prompts are put into.",
+        caption="style {value}", caption_empty="no style", a1111="styles")
+    steps: int = _setting(
+        20, Number(int, 1, 200), "Steps", "More of them take longer and refine more.",
+        caption="{value} steps", suggest=_shares(1, 200, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5))
+    guidance: float = _setting(
+        7.5, Number(float, 0, 50, step=0.5), "Guidance",
+        "Higher follows the prompt closer; 1 is off.", caption="guidance {value}",
+        png="CFG scale", a1111="cfg_scale", suggest=_around(1, 2, 3, 4, 5, 7.5, 10, 15))
+    sampler: str = _setting(
+        "dpmpp_2m", Choice({key: sampler.label for key, sampler in SAMPLERS.items()}),
+        "Sampler", "The method that turns noise into a picture.", a1111="sampler_name",
+        suggest=_first("dpmpp_2m", "dpmpp_2m_sde", "euler", "euler_ancestral", "heun", "ddim",
+                       "pndm", "unipc"))
+    spacing: str = _setting(
+        "", Choice({"": Sentence("the model's own"), **{key: key for key in SPACINGS}},
+                   per="sampler", offered=lambda sampler: SAMPLERS[sampler].spacings),
+        "Spacing", "How the steps are spread over the noise.",
+        caption_empty="the model's own spacing", png="Schedule type", a1111="scheduler")
+    seed: int = _setting(
+        0, Number(int, 0, MAX_SEED), "Seed", "The noise that a picture begins with.",
+        caption="seed {value}", suggest=_following(MAX_SEED))
+    height: int = _setting(
+        512, Number(int, 1, MAX_SIZE), "Height", "Of the pictures, in pixels.", section=SIZE,
+        flag=None)
+    width: int = _setting(
+        512, Number(int, 1, MAX_SIZE), "Width", "Of the pictures, in pixels.", section=SIZE,
+        flag=None)
+    guidance_start: float = _setting(
+        0.0, Number(float, 0, 1, step=0.1), "Guidance start",
+        "After this share of the steps; 0 is at once.", section=FASTER,
+        caption="guidance from {value}")
+    guidance_stop: float = _setting(
+        1.0, Number(float, 0, 1, step=0.1), "Guidance stop",
+        "After this share of the steps; 1 is never.", section=FASTER,
+        caption="guidance until {value}", suggest=_around(1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
+    cache_interval: int = _setting(
+        1, Number(int, 1, 10), "Cache interval",
+        "1 is off; 3 runs the whole model every 3rd time; 10 at most.", section=FASTER,
+        caption="cache interval {value}", suggest=_around(1, 2, 3, 4, 5, 6, 8, 10))
+    guidance_rescale: float = _setting(
+        0.0, Number(float, 0, 1, step=0.1), "Guidance rescale",
+        "0.7 helps models that overexpose; 0 is off.", section=ADVANCED,
+        caption="guidance rescale {value}", suggest=_around(0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1))
+    init_image: str = _setting(
+        "", Upload(), "Start picture", "The picture that is changed.", section=START,
+        caption="from a picture", caption_empty="no start picture", png="Init image",
+        a1111="init_images")
+    strength: float = _setting(
+        0.75, Number(float, 0, 1, step=0.05), "Strength",
+        "How much of the start picture becomes noise; 1 is all of it.", section=START,
+        caption="strength {value}", png="Denoising strength", a1111="denoising_strength",
+        suggest=_around(0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1))
+    mask: str = _setting(
+        "", Upload(), "Mask", "What of the start picture is drawn anew is white in it.",
+        section=START, caption="with a mask", caption_empty="no mask")
+    mask_blur: int = _setting(
+        4, Number(int, 0, 64), "Mask blur",
+        "Over so many pixels inside its edge what is new fades in.", section=START,
+        caption="mask blur {value}")
+    fit: str = _setting(
+        "cover", Choice(FITS), "Fit",
+        "How a start picture of another size gets this one: cut, with a border, stretched, or "
+        "as it is with a border that is drawn.", section=START,
+        a1111="resize_mode")
+
+
+SETTINGS = {field.name: _describe(field) for field in dataclasses.fields(Picture)}
+OVERRIDABLE = {name: setting for name, setting in SETTINGS.items()  # by a single picture
+               if setting.section != PROMPT}
+SIDES = {name for name, setting in SETTINGS.items() if setting.section == SIZE}
+
+
+def check_together(picture: Picture, of: Sentence | str = "") -> None:
+    """Checks what only several settings together can say; raises RequestError."""
+    sampler, start, stop = SAMPLERS[picture.sampler], picture.guidance_start, picture.guidance_stop
+    if picture.spacing and picture.spacing not in sampler.spacings:
+        raise RequestError("{sampler}{of} has no {spacing} spacing; it has {known}.",
+                           sampler=sampler.label, of=of, spacing=picture.spacing,
+                           known=", ".join(sampler.spacings))
+    if start >= stop:
+        raise RequestError("Guidance{of} should start before it stops, not start at {start} and "
+                           "stop at {stop}.", of=of, start=f"{start:g}", stop=f"{stop:g}")
+    if picture.mask and not picture.init_image:
+        raise RequestError("The mask{of} needs a start picture that it is of.", of=of)
+    if picture.init_image and not steps_taken(picture.steps, picture.strength):
+        raise RequestError("A strength{of} of {strength} leaves none of {steps} steps to take.",
+                           of=of, strength=f"{picture.strength:g}", steps=picture.steps)
+
+
+def drawn_seed(value: Any) -> Any:
+    """A new seed in place of RANDOM, else the value, good or not: the check says which."""
+    return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else value

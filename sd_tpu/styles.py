@@ -1,0 +1,81 @@
+"""Styles: what a picture's prompts are put into, from a list in a file as A1111 keeps it.
+
+    name,prompt,negative_prompt
+    Watercolour,"watercolour painting of {prompt}, soft edges",photo
+    Sharp,"sharp focus, highly detailed",blurry
+"""
+
+import contextlib
+import csv
+import dataclasses
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from sd_tpu.sentence import Sentence
+from sd_tpu.settings import SETTINGS, Picture, RequestError, shortened
+
+PLACE = "{prompt}"  # where a prompt goes; it stands before a style that says nothing of it
+MAX_NAMED = 10  # in a sentence
+
+Templates = Mapping[str, tuple[str, str]]  # name -> what the prompt and the negative prompt become
+
+
+class Styles:
+    """The styles of a server."""
+
+    def __init__(self, file: Path | None = None):
+        """Without a file there are none; raises ValueError or OSError if it cannot be read."""
+        self._file = file
+        self._known = self._read() if file else {}
+
+    def templates(self) -> Templates:
+        """The styles by name, as the file has them now, or had while it could be read."""
+        if self._file:
+            with contextlib.suppress(OSError, ValueError):  # somebody is at it
+                self._known = self._read()
+        return self._known
+
+    def applied(self, picture: Picture, of: Sentence | str = "") -> Picture:
+        """The picture with its prompts in its style, and no style.
+
+        Raises:
+            RequestError: there is no such style, or a text becomes too long.
+        """
+        if not picture.style:
+            return picture
+        known = self.templates()
+        if picture.style not in known:
+            more = "…" if len(known) > MAX_NAMED else ""
+            raise RequestError("{name} {value}{of} is unknown; there are {known}.", of=of,
+                               name=SETTINGS["style"].label, value=shortened(picture.style),
+                               known=", ".join(list(known)[:MAX_NAMED]) + more or "–")
+        texts = zip(("prompt", "negative_prompt"), known[picture.style], strict=True)
+        put = {name: SETTINGS[name].check(_put(getattr(picture, name), style), of)
+               for name, style in texts}
+        return dataclasses.replace(picture, style="", **put)
+
+    def _read(self) -> Templates:
+        state = self._file.stat()
+        return _read(self._file, state.st_mtime_ns, state.st_size)
+
+
+def _put(text: str, style: str) -> str:
+    if PLACE in style:
+        return style.replace(PLACE, text)
+    return ", ".join(filter(None, (text, style)))
+
+
+@lru_cache(4)
+def _read(file: Path, *_state: int) -> Templates:
+    with file.open(newline="", encoding="utf-8-sig") as opened:
+        try:
+            rows = csv.DictReader(opened)
+            if not {"name", "prompt"} <= set(rows.fieldnames or ()):
+                raise ValueError(f"{str(file)!r} is not a list of styles: its first line should be "
+                                 "name,prompt,negative_prompt.")
+            return {row["name"].strip(): ((row["prompt"] or "").strip(),
+                                          (row.get("negative_prompt") or "").strip())
+                    for row in rows if (row["name"] or "").strip()}
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{str(file)!r} is not a list of styles: {error}.") from None

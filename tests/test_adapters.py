@@ -1,0 +1,99 @@
+"""Embeddings, folders of adapters, and files that are damaged."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sd_tpu.checkpoint import adapters
+from sd_tpu.checkpoint.config import CheckpointError
+
+
+def refusal(action, file: Path, *arguments) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        action(file, *arguments)
+    message = str(caught.value)
+    assert str(file) in message and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("read", [adapters.read_lora, adapters.read_embedding])
+@pytest.mark.parametrize("content, told", [
+    (b"", "damaged"), (b"\x80\x04\x95pickle", "damaged"), (b"\xff" * 8 + b"{}", "damaged"),
+    (None, "There is no file"),
+])
+def test_damaged_and_vanished_files_are_one_sentence(tmp_path, read, content, told):
+    if content is not None:
+        (tmp_path / "a.safetensors").write_bytes(content)
+    assert told in refusal(read, tmp_path / "a.safetensors", {})
+
+
+# --- embeddings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tensors", [
+    {"emb_params": torch.arange(128.0).reshape(2, 64)},
+    {"<my-word>": torch.arange(128.0).reshape(2, 64).half()},
+    {"word": torch.arange(64.0)},
+])
+def test_both_formats_of_one_encoders_embeddings_are_read(tmp_path, tensors):
+    save_file(tensors, tmp_path / "a-b, c.safetensors")
+    found = adapters.read_embedding(tmp_path / "a-b, c.safetensors", {"text_encoder": 64})
+    (expected,) = tensors.values()
+    assert found["text_encoder"].dtype == np.float32
+    np.testing.assert_array_equal(found["text_encoder"], expected.float().reshape(-1, 64).numpy())
+
+
+def test_sdxls_embeddings_have_vectors_for_each_encoder(tmp_path):
+    save_file({"clip_g": torch.ones(3, 128), "clip_l": torch.zeros(3, 64)},
+              tmp_path / "xl.safetensors")
+    found = adapters.read_embedding(tmp_path / "xl.safetensors",
+                                    {"text_encoder": 64, "text_encoder_2": 128})
+    assert found["text_encoder"].shape == (3, 64) and found["text_encoder_2"].shape == (3, 128)
+
+
+@pytest.mark.parametrize("tensors, told", [
+    ({"emb_params": torch.ones(2, 63)}, "63 numbers long, this model's 64"),
+    ({"clip_l": torch.ones(2, 64), "clip_g": torch.ones(2, 128)}, "64 and 128 numbers long"),
+    ({"emb_params": torch.ones(76, 64)}, "76 vectors"),
+    ({"emb_params": torch.ones(0, 64)}, "0 vectors"),
+    ({"emb_params": torch.ones(1, 1, 64)}, "for other models"),
+    ({"emb_params": torch.full((1, 64), float("nan"))}, "not finite"),
+    ({"emb_params": torch.ones(1, 64, dtype=torch.int32)}, "I32"),
+    ({"a": torch.ones(1, 64), "b": torch.ones(1, 64)}, "not understood"),
+])
+def test_an_embedding_that_does_not_fit_is_one_sentence(tmp_path, tensors, told):
+    save_file(tensors, tmp_path / "bad.safetensors")
+    assert told in refusal(adapters.read_embedding, tmp_path / "bad.safetensors",
+                           {"text_encoder": 64})
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def test_files_are_listed_by_stem_and_doubles_by_path(tmp_path):
+    for name in ("a b.safetensors", "x/deep.v1.SAFETENSORS", "x/a b.safetensors", "c.ckpt",
+                 "y/a b.safetensors", "ü<>:\n.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"\xff.safetensors"))).touch()
+    (tmp_path / "x" / "round").symlink_to(tmp_path)
+    listing = adapters.listing(tmp_path)
+    assert listing == {
+        "a b": tmp_path / "a b.safetensors", "deep.v1": tmp_path / "x/deep.v1.SAFETENSORS",
+        "x/a b": tmp_path / "x/a b.safetensors", "y/a b": tmp_path / "y/a b.safetensors",
+        "ü<>:\n": tmp_path / "ü<>:\n.safetensors",
+    }
+
+
+def test_fifty_thousand_files_are_listed_in_seconds(tmp_path):
+    for number in range(50_000):
+        os.close(os.open(tmp_path / f"{number}.safetensors", os.O_CREAT))
+    assert len(adapters.listing(tmp_path)) == 50_000
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
+    assert "No such file" in refusal(adapters.listing, tmp_path / "gone")

@@ -1,0 +1,183 @@
+"""LoRAs and embeddings that prompts name, in pictures."""
+
+import dataclasses
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from safetensors.torch import save_file
+
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.adapters import LowRank
+from sd_tpu.families.adapters import Adapters
+from sd_tpu.pictures.images import format_parameters, read_parameters, read_png
+from sd_tpu.request import Request
+from sd_tpu.runtime.merge import merge
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import Failed, ImageReady
+from sd_tpu.settings import RequestError
+
+PROMPT, STEPS = "a (red) cat", 4
+
+
+@pytest.fixture(scope="module")
+def loras(torch_pipelines, tmp_path_factory):
+    """A folder with eight LoRAs for both networks, and files that are none."""
+    folder = tmp_path_factory.mktemp("loras")
+    pipeline = torch_pipelines["sd1"]
+    for number in range(8):
+        torch.manual_seed(number)
+        tensors = {}
+        for part, prefix in (("unet", "lora_unet_"), ("text_encoder", "lora_te_")):
+            for name, layer in getattr(pipeline, part).named_modules():
+                if name.endswith(("to_q", "to_k", "to_v", "to_out.0", "q_proj", "out_proj")):
+                    outputs, inputs = layer.weight.shape
+                    name = name if name.startswith("text_model") or part == "unet" else (
+                        f"text_model.{name}")
+                    key = prefix + name.replace(".", "_")
+                    tensors |= {f"{key}.lora_down.weight": torch.randn(3, inputs) / 3,
+                                f"{key}.lora_up.weight": torch.randn(outputs, 3) / 3,
+                                f"{key}.alpha": torch.tensor(3.0)}
+        save_file(tensors, folder / f"style {number}.safetensors")
+    save_file({"lora_unet_other.lora_down.weight": torch.ones(1, 1)}, folder / "other.safetensors")
+    (folder / "damaged.safetensors").write_bytes(b"no header")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embeddings")
+    save_file({"emb_params": torch.ones(2, 32)}, folder / "good-hands.safetensors")
+    save_file({"emb_params": torch.ones(2, 48)}, folder / "wide.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module", params=[1, 8])
+def engine(request, checkpoints, loras, embeddings):
+    engine = Engine.open(checkpoints["sd1"], devices=request.param, lora_dir=loras,
+                         embedding_dir=embeddings, prompt_chunks=2)
+    yield engine
+    engine.close()
+
+
+def drawn(engine, *prompts: str) -> list[np.ndarray]:
+    values = dict(prompts=list(prompts), seed=3, steps=STEPS, sampler="ddim", guidance=3.0,
+                  same_seed=True)
+    request = Request.check({name: value for name, value in values.items()
+                             if name != "same_seed"}, engine.defaults)
+    # One seed for all: the pictures differ by what their prompts ask for alone.
+    pictures = tuple(picture and dataclasses.replace(picture, seed=3)
+                     for picture in request.pictures)
+    pixels = {}
+    for event in engine.submit(dataclasses.replace(request, pictures=pictures),
+                               previews=False).events():
+        assert not isinstance(event, Failed), event.message
+        if isinstance(event, ImageReady):
+            pixels[event.place] = event.pixels
+    return [pixels[place] for place in sorted(pixels)]
+
+
+def test_eight_pictures_with_eight_loras_are_each_what_they_are_alone(engine):
+    prompts = [f"{PROMPT} <lora:style {number}:0.8>" for number in range(8)]
+    before = drawn(engine, PROMPT)[0]
+    compiled = len(engine.worker._programs)
+    together = drawn(engine, *prompts)
+    assert len({picture.tobytes() for picture in [before, *together]}) == 9
+    for number in (0, 5):
+        np.testing.assert_array_equal(together[number], drawn(engine, prompts[number])[0])
+    np.testing.assert_array_equal(drawn(engine, PROMPT)[0], before)
+    assert len(engine.worker._programs) == compiled
+
+
+def test_long_prompts_are_drawn_by_programs_of_their_own(engine):
+    plain, again = drawn(engine, "a cat", "a cat BREAK in a hat")
+    np.testing.assert_array_equal(plain, drawn(engine, "a cat")[0])
+    assert (plain != again).any()
+
+
+def test_what_prompts_ask_for_and_is_not_there_is_one_sentence(engine):
+    for prompt, told in (
+        ("a <lora:nobody:1>", "no LoRA 'nobody' here"), ("a <lora:other:1>", "does not fit"),
+        ("a <lora:damaged:1>", "damaged"), ("a <lora::1>", "asks for no LoRA"),
+        ("wide", "embedding for other models"), ("(a:1000)", "weights go up to 100"),
+    ):
+        with pytest.raises(RequestError, match=told) as caught:
+            drawn(engine, prompt)
+        assert "\n" not in str(caught.value) and "/" not in str(caught.value)
+    long = Request.check({"prompts": ["word " * 160 + "End"]}, engine.defaults)
+    assert "End" in engine.notes(long)[0]
+
+
+def test_an_embedding_changes_the_picture(engine):
+    one, other = drawn(engine, "a cat, good-hands", "a cat, goodhands")
+    assert (one != other).any()
+
+
+def test_pictures_with_a_lora_are_those_of_pytorch(engine, loras, torch_pipelines):
+    """With the noise that a seed means here."""
+    pipeline = torch_pipelines["sd1"]
+    noise = jax.random.normal(jax.random.PRNGKey(3), (4, 16, 16), jnp.float32)
+    reference = type(pipeline)(**dict(pipeline.components, scheduler=DDIMScheduler.from_config(
+        pipeline.scheduler.config, clip_sample=False, set_alpha_to_one=False)))
+    reference.load_lora_weights(str(loras), weight_name="style 2.safetensors")
+    try:
+        reference.fuse_lora(lora_scale=0.7)
+        want = reference("a red cat", negative_prompt="", num_inference_steps=STEPS,
+                         guidance_scale=3.0, latents=torch.tensor(np.asarray(noise))[None],
+                         output_type="np").images[0]
+        reference.unfuse_lora()
+    finally:
+        reference.unload_lora_weights()
+    got = drawn(engine, "a red cat <lora:style 2:0.7>")[0]
+    away = np.abs(got.astype(int) - np.round(want * 255).astype(int))
+    assert (away <= 2).mean() > 0.995 and (away > 2).any(-1).mean() < 0.01
+    plain = drawn(engine, "a red cat")[0]
+    assert (np.abs(plain.astype(int) - np.round(want * 255)) > 2).mean() > 0.05
+
+
+def test_a_file_names_the_loras_that_drew_it_as_a1111_does(engine, loras):
+    """By the SHA-256 of all that follows the header, without the signs that would divide names."""
+    request = Request.check({"prompts": ["a <lora:style 1:0.5>", "b <lora:folder/a, b:1>"],
+                             "negative_prompt": "<lora:style 0>"}, engine.offer)
+    png = engine.to_png(np.zeros((8, 8, 3), np.uint8), request)
+    digests = {}
+    for name in ("style 1", "style 0"):
+        content = (loras / f"{name}.safetensors").read_bytes()
+        tensors = content[8 + int.from_bytes(content[:8], "little"):]
+        digests[name] = hashlib.sha256(tensors).hexdigest()[:12]
+    told = ", ".join(f"{name}: {digest}" for name, digest in digests.items())
+    assert f', Lora hashes: "{told}", Version' in read_parameters(png)
+    assert read_png(png).prompts == request.prompts
+    assert 'Lora hashes: "a b: 12ab"' in format_parameters(request, lora_hashes={"a, b": "12ab"})
+
+
+def test_merging_shares_what_no_adapter_touches_and_leaves_the_base():
+    rng = np.random.default_rng(0)
+    base = {"unet": {name: {"kernel": jnp.asarray(rng.standard_normal((1, 8, 6)), jnp.bfloat16)}
+                     for name in ("a", "b")}}
+    before = np.array(base["unet"]["a"]["kernel"])
+    deltas = [(LowRank(rng.standard_normal((8, rank)).astype(np.float16),
+                       rng.standard_normal((rank, 6)).astype(np.float16), np.float32(0.5)), s)
+              for rank, s in ((3, 0.7), (5, -1.2))]
+    merged = merge(base, {"unet": {"a.weight": deltas}})
+    want = before[0].astype(np.float32) + sum(
+        s * d.scale * d.left.astype(np.float32) @ d.right.astype(np.float32) for d, s in deltas)
+    np.testing.assert_array_equal(merged["unet"]["a"]["kernel"][0], want.astype(jnp.bfloat16))
+    assert merged["unet"]["b"]["kernel"] is base["unet"]["b"]["kernel"]
+    np.testing.assert_array_equal(base["unet"]["a"]["kernel"], before)
+
+
+def test_loras_are_summed_by_name_and_those_of_no_strength_are_none(loras):
+    adapters = Adapters(loras)
+    assert adapters.asked("a <lora:style 1:0.5> <lora:style 0>", "<lora:style 1:1>") == (
+        ("style 0", 1.0), ("style 1", 1.5))
+    assert adapters.asked("<lora:style 1:0>") == () == Adapters().asked("a cat")
+    with pytest.raises(ValueError, match="no folder of LoRAs"):
+        Adapters().asked("<lora:style 1>")
+    assert Adapters().hashes("<lora:style 1>") == adapters.hashes("<lora:gone>") == {}
+    assert weights.map_named(lambda name, leaf: name, {"a": {"scale": np.ones(2)}}) == {
+        "a": {"scale": "a.weight"}}

@@ -1,0 +1,81 @@
+"""What a family says of a checkpoint and of its own arrays."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sd_tpu.checkpoint.config import CheckpointError, read_json
+from sd_tpu.families import FAMILIES, find_family
+
+
+def read(folder):
+    """The family of a checkpoint and its configs."""
+    family = find_family(read_json(folder / "model_index.json"))
+    return family, {part: read_json(folder / part / "config.json") for part in family.components}
+
+
+@pytest.mark.parametrize("name, what", [
+    ("StableDiffusionXLImg2ImgPipeline", "is the refiner of SDXL"),
+    ("StableDiffusion3Pipeline", "is Stable Diffusion 3"),
+    ("FluxPipeline", "is FLUX"),
+    ("StableDiffusionInstructPix2PixPipeline", "is a model that edits pictures"),
+    ("KandinskyPipeline", "is for KandinskyPipeline"),
+    (None, "is for no pipeline that it names"),
+])
+def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_supported(name,
+                                                                                         what):
+    with pytest.raises(CheckpointError, match=what) as refused:
+        find_family({"_class_name": name})
+    assert name is None or name in str(refused.value)
+    assert str(refused.value).endswith(
+        "StableDiffusionPipeline and StableDiffusionXLPipeline are supported.")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_finds_the_checkpoints_of_its_pipelines(family):
+    assert [find_family({"_class_name": name}) for name in family.pipelines] == (
+        [family] * len(family.pipelines))
+
+
+def test_checkpoints_of_one_architecture_have_equal_models_and_others_do_not(checkpoints):
+    builds = {layout: partial(family.build, configs) for layout, (family, configs)
+              in ((layout, read(folder)) for layout, folder in checkpoints.items())}
+    one, again, other = builds["sd1"](jnp.float32), builds["sd1"](jnp.float32), builds["sd2"]
+    assert one[0] == again[0] and hash(one[0]) == hash(again[0])
+    assert one[0] != other(jnp.float32)[0]
+    assert one[0] != builds["sd1"](jnp.bfloat16)[0]
+    assert one[0] != builds["sd1"](jnp.float32, token_downsampling=2)[0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_arrays_have_the_shapes_that_the_family_tells_of_them(loaded, checkpoints, layout, dtype):
+    family, configs = read(checkpoints[layout])
+    model, params = family.build(configs, dtype)
+    params = jax.tree.map(lambda x: x.update(dtype=dtype), params)
+    inputs = loaded[0].prompt_inputs("a cat", "a dog", height=32, width=32, guidance=2.0)
+
+    def shapes(tree):
+        return jax.tree.map(lambda x: (x.shape, jnp.dtype(x.dtype)), tree)
+
+    assert shapes(inputs) == shapes(model.input_shapes)
+    cond = jax.eval_shape(model.encode_prompt, params, inputs)
+    assert shapes(cond) == shapes(model.cond_shapes)
+    latent_shape = model.latent_shape(32, 48)
+    cache = model.cache_shapes(latent_shape)
+    x = jax.ShapeDtypeStruct((2, *latent_shape), jnp.float32)
+    t = jax.ShapeDtypeStruct((2,), jnp.float32)
+    for shallow in (False, True):
+        denoise = partial(model.denoise, shallow=shallow)
+        out, left = jax.eval_shape(denoise, params, x, t, cond, cache)
+        assert shapes(out) == shapes(x) and shapes(left) == shapes(cache)
+    picture = jax.eval_shape(model.decode, params, jax.ShapeDtypeStruct(latent_shape, jnp.float32))
+    assert picture.shape == (32, 48, 3)
+
+
+def test_the_negative_prompt_comes_first(loaded):
+    checkpoint, _ = loaded
+    inputs = checkpoint.prompt_inputs("a cat", "a dog")["text_encoder"]
+    np.testing.assert_array_equal(inputs["ids"][:, 0], checkpoint.tokenizer(["a dog", "a cat"]))

@@ -1,0 +1,165 @@
+"""The Flax networks' faces against PyTorch's networks, and their trees in Flax's names."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax.core import freeze
+from flax.serialization import to_bytes
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.pipelines.models import FlaxAutoencoderKL, FlaxCLIPTextModel, FlaxUNet2DConditionModel
+from sd_tpu.pipelines.stable_diffusion import FlaxStableDiffusionPipeline
+
+CLASSES = dict(unet=FlaxUNet2DConditionModel, vae=FlaxAutoencoderKL,
+               text_encoder=FlaxCLIPTextModel)
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def differ(ours, theirs) -> float:
+    theirs = theirs.detach().numpy()
+    return np.abs(ours - theirs).max() / np.abs(theirs).max()
+
+
+@pytest.fixture(scope="module")
+def parts(checkpoints, layout) -> dict:
+    """(model, params) of each network."""
+    return {name: tuple(network.from_pretrained(checkpoints[layout], subfolder=name))
+            for name, network in CLASSES.items()}
+
+
+def test_the_unet_takes_and_gives_nchw(parts, torch_pipelines, layout):
+    unet, params = parts["unet"]
+    x, text = numbers(2, 4, 16, 16), numbers(2, 77, 32, seed=1)
+    reference = torch_pipelines[layout].unet
+    for times in (torch.tensor([3, 801]), torch.tensor(500)):
+        theirs = reference(torch.tensor(x), times, torch.tensor(text)).sample
+        apply = jax.jit(lambda params, *inputs: unet.apply({"params": params}, *inputs))
+        ours = apply(freeze(params), x, times.numpy(), text)
+        assert differ(ours.sample, theirs) < 1e-5
+        assert ours["sample"] is ours[0] is ours.sample
+
+
+def test_the_autoencoder_takes_pictures_and_gives_distributions_of_latents(parts, torch_pipelines,
+                                                                           layout):
+    vae, params = parts["vae"]
+    image, reference = numbers(2, 3, 32, 32), torch_pipelines[layout].vae
+    theirs = reference.encode(torch.tensor(image)).latent_dist
+    ours = vae.apply({"params": params}, image, deterministic=True, method=vae.encode).latent_dist
+    assert differ(ours.mode(), theirs.mean.permute(0, 2, 3, 1)) < 1e-5
+    assert differ(ours.std, theirs.std.permute(0, 2, 3, 1)) < 1e-5
+    assert differ(ours.kl(), theirs.kl()) < 1e-5
+    key = jax.random.PRNGKey(0)
+    fresh = jax.random.normal(key, ours.mean.shape)
+    assert np.allclose(ours.sample(key), ours.mean + ours.std * fresh)
+    decoded = reference.decode(theirs.mean).sample
+    for latents in (ours.mean, ours.mean.transpose(0, 3, 1, 2)):
+        again = vae.apply({"params": params}, latents, method="decode")
+        assert differ(again.sample, decoded) < 1e-5
+    assert differ(vae.apply({"params": params}, image).sample, decoded) < 1e-5
+    drawn = vae.apply({"params": params}, image, sample_posterior=True, rngs={"gaussian": key})
+    expected = vae.apply({"params": params}, ours.sample(key), method=vae.decode)
+    assert np.allclose(drawn.sample, expected.sample)
+
+
+def test_the_text_encoder_is_called_with_its_own_or_given_parameters(parts, torch_pipelines,
+                                                                     layout):
+    encoder, params = parts["text_encoder"]
+    ids = torch_pipelines[layout].tokenizer(
+        ["a cat", "two dogs on a mat"], padding="max_length", max_length=77,
+        return_tensors="np").input_ids
+    theirs = torch_pipelines[layout].text_encoder(torch.tensor(ids), output_hidden_states=True)
+    ours = encoder(ids, params=params, output_hidden_states=True)
+    assert differ(ours[0], theirs.last_hidden_state) < 1e-5
+    assert differ(ours.pooler_output, theirs.pooler_output) < 1e-5
+    assert differ(ours["hidden_states"][-2], theirs.hidden_states[-2]) < 1e-5
+    assert np.array_equal(encoder(ids)[0], ours[0])
+    assert len(encoder(ids, return_dict=False)) == 2
+
+
+def test_layers_have_the_names_of_flax_to_read_and_to_write(parts):
+    unet, params = parts["unet"]
+    flat = flatten_dict(params)
+    assert ("down_blocks_0", "attentions_0", "transformer_blocks_0", "attn1", "to_out_0",
+            "kernel") in flat
+    assert ("mid_block", "attentions_0", "transformer_blocks_0", "ff", "net_0", "proj",
+            "bias") in flat
+    assert "query" in parts["vae"][1]["encoder"]["mid_block"]["attentions_0"]
+    assert "q_proj" in parts["text_encoder"][1]["text_model"]["encoder"]["layers"]["0"]["self_attn"]
+    x, text = numbers(1, 4, 16, 16), numbers(1, 77, 32)
+    flat[("conv_out", "bias")] += 1.0
+    moved = unet.apply({"params": unflatten_dict(flat)}, x, 7, text).sample
+    before = unet.apply({"params": params}, x, 7, text).sample
+    assert np.allclose(moved, before + 1.0, atol=1e-5)
+    del flat[("conv_out", "bias")]
+    with pytest.raises(CheckpointError, match=r"1 parameters are missing: conv_out\.bias"):
+        unet.apply({"params": unflatten_dict(flat)}, x, 7, text)
+
+
+def test_a_gradient_has_the_tree_of_the_parameters(parts):
+    unet, params = parts["unet"]
+    x, text = numbers(1, 4, 16, 16), numbers(1, 77, 32)
+
+    def loss(params):
+        return (unet.apply({"params": params}, x, 7, text, train=True).sample ** 2).mean()
+
+    gradient = jax.jit(jax.grad(loss))(params)
+    assert jax.tree.structure(gradient) == jax.tree.structure(params)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient["conv_in"]))
+
+
+def test_networks_are_made_from_a_config_alone(parts):
+    made = FlaxAutoencoderKL.from_config(parts["vae"][0].config, dtype=jnp.bfloat16)
+    variables = made.init(jax.random.PRNGKey(0), jnp.zeros((1, 3, 32, 32)))
+    shapes = jax.tree.map(jnp.shape, variables["params"])
+    assert shapes == jax.tree.map(jnp.shape, parts["vae"][1])
+    assert made.config.scaling_factor == made.config["scaling_factor"] == 0.18215
+    half = made.to_bf16(variables["params"])
+    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype(jnp.bfloat16)}
+    mask = jax.tree.map(lambda leaf: leaf.ndim > 1, half)
+    back = made.to_fp32(half, mask)["decoder"]["conv_in"]
+    assert (back["kernel"].dtype, back["bias"].dtype) == (jnp.float32, jnp.bfloat16)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_networks_are_saved_and_read_again_also_from_flaxs_own_files(parts, name, tmp_path):
+    model, params = parts[name]
+    model.save_pretrained(tmp_path / "new", params=params)
+    model.save_config(tmp_path / "old")
+    file = "flax_model.msgpack" if name == "text_encoder" else "diffusion_flax_model.msgpack"
+    (tmp_path / "old" / file).write_bytes(to_bytes(params))
+    for folder in ("new", "old"):
+        again, loaded = CLASSES[name].from_pretrained(tmp_path / folder, from_pt=True)
+        assert jax.tree.all(jax.tree.map(np.array_equal, loaded, params))
+        assert dict(again.config) == dict(model.config)
+
+
+def test_bad_files_and_unknown_keywords_are_said_in_a_sentence(parts, tmp_path):
+    model, params = parts["vae"]
+    model.save_config(tmp_path)
+    (tmp_path / "diffusion_flax_model.msgpack").write_bytes(to_bytes(params)[:1000])
+    with pytest.raises(CheckpointError, match="damaged or incomplete"):
+        FlaxAutoencoderKL.from_pretrained(tmp_path)
+    (tmp_path / "diffusion_flax_model.msgpack").write_bytes(to_bytes({"quant_conv": params}))
+    with pytest.raises(CheckpointError, match="do not fit the model"):
+        FlaxAutoencoderKL.from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, params)
+    with pytest.warns(UserWarning, match="FlaxAutoencoderKL has no speed: ignored"):
+        FlaxAutoencoderKL.from_pretrained(tmp_path, speed=2, split_head_dim=True)
+    with pytest.raises(CheckpointError, match="neither a folder here"):
+        FlaxAutoencoderKL.from_pretrained("nobody/nothing", local_files_only=True)
+    with pytest.raises(ValueError, match="holds no parameters"):
+        model(numbers(1, 3, 32, 32))
+
+
+def test_a_unet_that_fills_in_pictures_is_no_part_of_a_pipeline_that_only_draws(parts):
+    drawing = {name: part for name, (part, _) in parts.items()}
+    filling = FlaxUNet2DConditionModel.from_config(drawing["unet"].config, in_channels=9)
+    FlaxStableDiffusionPipeline(**drawing, tokenizer=None, scheduler=None)
+    with pytest.raises(CheckpointError, match="fills in pictures"):
+        FlaxStableDiffusionPipeline(**{**drawing, "unet": filling}, tokenizer=None, scheduler=None)

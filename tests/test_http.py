@@ -1,0 +1,458 @@
+"""The APIs of A1111 and OpenAI, as the users of their own clients call them."""
+
+import asyncio
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import uvicorn
+import webuiapi
+from PIL import Image
+
+from sd_tpu.http import create_api
+from sd_tpu.http.access import Access
+from sd_tpu.pictures.images import read_png
+from sd_tpu.pictures.inputs import Input
+from sd_tpu.request import Request
+from sd_tpu.serving.job import ImageReady
+from sd_tpu.styles import Styles
+
+PATIENCE = 60.0  # seconds
+PHOTO = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+HOLE = np.zeros((40, 48), np.uint8)
+HOLE[12:28, 20:30] = 255
+MANY = 50  # more than a server has threads for handlers
+NO_LIMITS = httpx.Limits(max_connections=None)
+
+
+@contextmanager
+def served(app) -> Iterator[str]:
+    """The address of an application while it is served."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def until(condition) -> None:
+    """Waits until it holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def address(page_engine) -> Iterator[str]:
+    """Where the APIs are served to this machine."""
+    assert page_engine.ready.wait(300)
+    with served(create_api(page_engine, Access())) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def a1111(address) -> webuiapi.WebUIApi:
+    """A program of A1111's users."""
+    return webuiapi.WebUIApi(baseurl=f"{address}/sdapi/v1", sampler="Euler", steps=2)
+
+
+@pytest.fixture(scope="module")
+def client(address) -> Iterator[openai.OpenAI]:
+    """A program of OpenAI's users."""
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+# --- A1111 --------------------------------------------------------------------------------------
+
+
+def test_webuiapi_draws_batches_whose_seeds_run_on_and_whose_files_say_how(a1111):
+    result = a1111.txt2img(prompt="a {red|green} fox", negative_prompt="blur", seed=7, cfg_scale=3,
+                           sampler_name="Euler", scheduler="Karras", steps=3, width=32, height=32,
+                           batch_size=2, n_iter=2, styles=["Bright", "Ink"])
+    assert result.info["all_seeds"] == [7, 8, 9, 10] and len(result.images) == 4
+    assert result.info["all_prompts"] == [
+        "ink drawing of a red fox, bright", "ink drawing of a green fox, bright"] * 2
+    file = BytesIO(base64.b64decode(result.json["images"][3]))
+    made = read_png(file).pictures[0]
+    assert (made.prompt, made.negative_prompt, made.seed, made.guidance, made.steps) == (
+        "ink drawing of a green fox, bright", "blur, photo", 10, 3, 3)
+    assert (made.sampler, made.spacing) == ("euler", "karras")
+    told = a1111.png_info(Image.open(file))
+    assert told.info.startswith("ink drawing of a green fox, bright\nNegative prompt: blur, photo"
+                                "\nSteps: 3, Sampler: Euler, ")
+    assert told.parameters["seed"] == 10
+
+
+def test_a_picture_is_the_same_whichever_api_asked_for_it(a1111, client):
+    one = a1111.txt2img(prompt="a fox", seed=3, width=32, height=32, cfg_scale=2).image
+    answer = client.images.generate(prompt="a fox", size="32x32", extra_body={
+        "seed": 3, "steps": 2, "sampler": "euler", "guidance": 2})
+    other = Image.open(BytesIO(base64.b64decode(answer.data[0].b64_json)))
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [
+    (dict(steps=0), "Steps should be from 1 to 200, not 0."),
+    (dict(sampler_name="magic"), "Sampler 'magic' is unknown"),
+    (dict(enable_hr=True), "This server does not have: enable_hr."),
+    (dict(restore_faces=True, tiling=True), "This server does not have: restore_faces, tiling."),
+    (dict(alwayson_scripts={"ADetailer": {"args": []}}), "alwayson_scripts (ADetailer)"),
+    (dict(override_settings={"CLIP_stop_at_last_layers": 2}),
+     "This server does not have the options: CLIP_stop_at_last_layers."),
+    (dict(override_settings={"sd_model_checkpoint": "nothing"}), "There is no model 'nothing'"),
+    (dict(styles=["Oil"]), "Style 'Oil' is unknown; there are Ink, Bright."),
+    (dict(batch_size=9), "batch_size should be from 1 to 8, not 9."),
+    (dict(batch_size=8, n_iter=100), "800 pictures were asked for; at most 64"),
+])
+def test_webuiapi_is_refused_with_the_sentence_that_names_what_is_wrong(a1111, asked, sentence):
+    with pytest.raises(RuntimeError) as refused:
+        a1111.txt2img(**{"prompt": "a fox", "width": 32, "height": 32, **asked})
+    status, text = refused.value.args
+    assert status == 400 and sentence in json.loads(text)["detail"]
+
+
+def test_parameters_that_nobody_knows_are_refused_by_name(address):
+    answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a", "step": 3})
+    assert (answer.status_code, answer.json()["detail"]) == (
+        400, "This server does not have: step.")
+    answer = httpx.post(f"{address}/sdapi/v1/txt2img", content="{")
+    assert answer.status_code == 400 and "cannot be read" in answer.json()["detail"]
+
+
+def test_webuiapi_lists_what_there_is_and_chooses_the_model(a1111, page_engine):
+    name = page_engine.offer.first
+    assert a1111.util_get_model_names() == [name] and "Euler a" in a1111.util_get_sampler_names()
+    assert "karras" in a1111.util_get_scheduler_names()
+    a1111.util_set_model(name)
+    assert a1111.util_get_current_model() == name
+    assert a1111.get_sd_vae() == a1111.get_loras() == []
+    assert a1111.get_prompt_styles() == [
+        {"name": "Ink", "prompt": "ink drawing of {prompt}", "negative_prompt": "photo"},
+        {"name": "Bright", "prompt": "bright", "negative_prompt": ""}]
+    assert a1111.get_embeddings() == {"loaded": {}, "skipped": {}}
+    assert a1111.get_latent_upscale_modes() == [] and a1111.get_upscalers()[0]["name"] == "None"
+    assert a1111.get_memory()["ram"]["total"] > 0
+    assert "There is no model" in a1111.set_options({"sd_model_checkpoint": "other"})["detail"]
+
+
+def test_webuiapi_follows_a_request_and_interrupts_it(a1111, slow_engine):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(a1111.txt2img(
+        prompt="a fox", steps=200, width=32, height=32, n_iter=2)))
+    thread.start()
+    until(lambda: a1111.get_progress()["progress"] > 0)
+    told = a1111.get_progress()
+    assert 0 < told["progress"] < 0.5 and told["eta_relative"] > 0
+    assert told["state"]["job_count"] == 2 and told["state"]["sampling_steps"] == 200
+    a1111.skip()
+    until(lambda: a1111.get_progress()["state"]["job_no"] == 1)
+    a1111.interrupt()
+    thread.join(PATIENCE)
+    assert results[0].images == [] and not slow_engine.jobs()
+    assert a1111.get_progress()["progress"] == 0
+
+
+def drawn_by(engine, **values) -> list[np.ndarray]:
+    """What the engine itself draws; pictures in place of their names."""
+    inputs = {name: Input.of_pixels(value) for name, value in values.items()
+              if isinstance(value, np.ndarray)}
+    values |= {name: each.name for name, each in inputs.items()}
+    job = engine.submit(Request.check({"prompts": ["a fox"], **values}, engine.offer),
+                        inputs={each.name: each for each in inputs.values()})
+    return [event.pixels for event in job.events() if isinstance(event, ImageReady)]
+
+
+def test_webuiapi_begins_each_picture_of_a_batch_with_its_own(a1111, page_engine):
+    photos = [PHOTO, np.ascontiguousarray(PHOTO[::-1])]
+    result = a1111.img2img(images=[Image.fromarray(photo) for photo in photos], prompt="a fox",
+                           seed=7, width=32, height=32, steps=4, resize_mode=1,
+                           denoising_strength=0.5)
+    assert result.info["all_seeds"] == [7, 8] and result.info["denoising_strength"] == 0.5
+    assert "Denoising strength: 0.5" in result.info["infotexts"][0]
+    assert "init_images" not in result.parameters
+    for image, photo, seed in zip(result.images, photos, [7, 8], strict=True):
+        alone = drawn_by(page_engine, init_image=photo, strength=0.5, seed=seed, steps=4,
+                         sampler="euler", guidance=7.0)
+        assert np.array_equal(image, alone[0])
+
+
+@pytest.mark.parametrize(("asked", "fresh"), [
+    (dict(inpainting_fill=1), HOLE > 0),
+    (dict(inpainting_mask_invert=True, inpaint_full_res_padding=4), HOLE == 0),
+])
+def test_webuiapi_draws_what_is_masked_alone_and_the_rest_comes_back_as_it_was(a1111, asked, fresh):
+    result = a1111.img2img(images=[Image.fromarray(PHOTO)], mask_image=Image.fromarray(HOLE),
+                           prompt="a fox", width=32, height=32, mask_blur=0, seed=3,
+                           denoising_strength=0.9, **asked)
+    changed = (np.asarray(result.image) != PHOTO).any(axis=-1)
+    assert not changed[~fresh].any() and changed[fresh].mean() > 0.9
+    assert "Mask blur: 0" in result.info["infotexts"][0]
+
+
+def test_webuiapi_draws_the_whole_picture_as_the_engine_does_if_asked_to(a1111, page_engine):
+    values = dict(width=32, height=32, mask_blur=2, steps=4, seed=3)
+    result = a1111.img2img(images=[Image.fromarray(PHOTO)], mask_image=Image.fromarray(HOLE),
+                           prompt="a fox", inpaint_full_res=False, inpainting_fill=1, **values)
+    alone = drawn_by(page_engine, init_image=PHOTO, mask=HOLE, fit="stretch", guidance=7.0,
+                     sampler="euler", **values)
+    assert np.array_equal(result.image, alone[0])
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [
+    (dict(images=[]), "init_images should be a list of up to 8 pictures."),
+    (dict(resize_mode=3), "resize_mode should be from 0 to 2, not 3."),
+    (dict(denoising_strength=2), "Strength should be from 0 to 1, not 2."),
+    (dict(denoising_strength=0), "A strength of 0 leaves none of 2 steps to take."),
+    (dict(initial_noise_multiplier=1.1), "This server does not have: initial_noise_multiplier."),
+    (dict(mask_image=Image.new("L", (9, 9), 255)), "The mask has 9x9 pixels and the picture 48x40"),
+    (dict(mask_image=Image.new("L", (48, 40))), "The mask is black everywhere"),
+    (dict(images=[Image.fromarray(PHOTO)] * 2, n_iter=33), "66 pictures were asked for"),
+])
+def test_webuiapi_is_told_what_is_wrong_with_its_pictures(a1111, asked, sentence):
+    with pytest.raises(RuntimeError) as refused:
+        a1111.img2img(**{"images": [Image.fromarray(PHOTO)], "prompt": "a fox", "width": 32,
+                         "height": 32, **asked})
+    status, text = refused.value.args
+    assert status == 400 and sentence in json.loads(text)["detail"]
+
+
+@pytest.mark.parametrize(("image", "sentence"), [
+    ("http://192.0.2.1/a.png", "file in base64"), ("/etc/passwd", "file in base64"), (3, "base64"),
+    (base64.b64encode(b"<svg/>").decode(), "Picture 1 is a drawing of lines (SVG)"),
+    (base64.b64encode(b"GIF89a").decode(), "Picture 1 is"),
+])
+def test_nothing_but_a_picture_itself_is_taken_for_one(address, image, sentence):
+    asked = {"prompt": "a", "init_images": [image]}
+    answer = httpx.post(f"{address}/sdapi/v1/img2img", json=asked)
+    assert answer.status_code == 400 and sentence in answer.json()["detail"]
+    answer = httpx.post(f"{address}/sdapi/v1/txt2img", json=asked)
+    assert answer.json()["detail"] == "This server does not have: init_images."
+
+
+# --- OpenAI -------------------------------------------------------------------------------------
+
+
+def test_openai_draws_several_pictures_as_files_that_say_how(client):
+    answer = client.images.generate(prompt="a fox", n=3, size="32x32", style="Ink", extra_body={
+        "seed": 7, "steps": 2, "negative_prompt": "blur"})
+    made = [read_png(base64.b64decode(image.b64_json)).pictures[0] for image in answer.data]
+    assert [picture.seed for picture in made] == [7, 8, 9]
+    assert {(picture.prompt, picture.negative_prompt) for picture in made} == {
+        ("ink drawing of a fox", "blur, photo")} and answer.size == "32x32"
+
+
+def test_openai_is_told_the_style_that_was_drawn_though_its_file_has_changed(client, page_engine,
+                                                                             monkeypatch):
+    submit = page_engine.submit
+
+    def and_forget(*args, **options):
+        job = submit(*args, **options)
+        monkeypatch.setattr(page_engine.offer, "styles", Styles())
+        return job
+
+    monkeypatch.setattr(page_engine, "submit", and_forget)
+    answer = client.images.generate(prompt="a fox", style="Ink", extra_body={"steps": 1})
+    made = read_png(base64.b64decode(answer.data[0].b64_json)).pictures[0]
+    assert made.prompt == "ink drawing of a fox"
+
+
+def test_openai_gets_addresses_and_other_formats(client, address):
+    answer = client.images.generate(prompt="a fox", style="vivid", response_format="url",
+                                    output_format="webp", extra_body={"steps": 1})
+    assert answer.data[0].url.startswith(f"{address}/v1/images/files/")
+    fetched = httpx.get(answer.data[0].url)
+    assert fetched.headers["content-type"] == "image/webp"
+    assert Image.open(BytesIO(fetched.content)).size == (32, 32)
+    assert httpx.get(f"{address}/v1/images/files/other.png").status_code == 404
+
+
+def test_openai_streams_partial_pictures_and_then_each_finished_one(client, slow_engine):
+    events = list(client.images.generate(prompt="a fox", n=2, stream=True, partial_images=1,
+                                         extra_body={"steps": 20, "seed": 1}))
+    partial = [event for event in events if event.type == "image_generation.partial_image"]
+    assert [event.partial_image_index for event in partial] == [0, 0]
+    finished = [event for event in events if event.type == "image_generation.completed"]
+    made = [read_png(base64.b64decode(event.b64_json)).seed for event in finished]
+    assert sorted(made) == [1, 2] and events[-1] == finished[-1]
+    assert finished[0].usage.input_tokens == 4
+
+
+def test_openai_lists_the_models(client, page_engine):
+    name = page_engine.offer.first
+    assert [model.id for model in client.models.list()] == [name]
+    assert client.models.retrieve(name).id == name
+    with pytest.raises(openai.NotFoundError, match="There is no model 'dall-e-9'"):
+        client.models.retrieve("dall-e-9")
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [
+    (dict(size="huge"), "size should be like 512x512 or auto, not 'huge'."),
+    (dict(size="33x32"), "33"),
+    (dict(n=9), "n should be from 1 to 8, not 9."),
+    (dict(model="dall-e-9"), "There is no model 'dall-e-9'"),
+    (dict(background="transparent"), "This server does not have: background."),
+    (dict(extra_body={"stepps": 1}), "This server does not have: stepps."),
+    (dict(extra_body={"steps": "many"}), "Steps should be a whole number, not 'many'."),
+    (dict(stream=True, extra_body={"steps": 0}), "Steps should be from 1 to 200, not 0."),
+])
+def test_openai_is_refused_with_the_sentence_that_names_what_is_wrong(client, asked, sentence):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.images.generate(**{"prompt": "a fox", **asked})
+    assert sentence in refused.value.body["message"]
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+CLEAR = np.dstack([PHOTO, 255 - HOLE])  # transparent in the hole
+
+
+@pytest.mark.parametrize("files", [
+    dict(image=png(PHOTO), mask=("mask.png", png(CLEAR), "image/png")),
+    dict(image=[png(CLEAR)]),
+])
+def test_openai_edits_what_is_transparent(client, page_engine, files):
+    answer = client.images.edit(prompt="a fox", n=2, size="32x32", input_fidelity="low", **files,
+                                extra_body={"seed": 7, "steps": 2, "mask_blur": 0})
+    drawn = [base64.b64decode(image.b64_json) for image in answer.data]
+    made = [read_png(file).pictures[0] for file in drawn]
+    assert [(each.seed, each.strength, each.mask_blur) for each in made] == [(7, 1, 0), (8, 1, 0)]
+    start = PHOTO if "mask" in files else np.where(HOLE[..., None] > 0, np.uint8(255), PHOTO)
+    alone = drawn_by(page_engine, init_image=start, mask=HOLE, strength=1.0, steps=2, seed=7,
+                     mask_blur=0)
+    assert np.array_equal(Image.open(BytesIO(drawn[0])), alone[0])
+
+
+def test_openai_streams_a_changed_picture(client, page_engine):
+    events = list(client.images.edit(image=png(PHOTO), prompt="a fox", stream=True, extra_body={
+        "seed": 1, "steps": 4, "strength": 0.5}))
+    assert [event.type for event in events] == ["image_edit.completed"]
+    alone = drawn_by(page_engine, init_image=PHOTO, strength=0.5, steps=4, seed=1)
+    assert np.array_equal(Image.open(BytesIO(base64.b64decode(events[0].b64_json))), alone[0])
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [
+    (dict(image=b"nothing"), "The picture is in no format that is read here"),
+    (dict(image=[png(PHOTO)] * 2), "image should be one picture"),
+    (dict(mask=png(PHOTO)), "Nothing in the mask is transparent"),
+    (dict(mask=png(CLEAR[6:20])), "The mask has 48x14 pixels and the picture 48x40"),
+    (dict(n=9), "n should be from 1 to 8, not 9."),
+    (dict(input_fidelity="high"), "This server does not have: input_fidelity."),
+    (dict(extra_body={"strength": "much"}), "Strength should be a number, not 'much'."),
+    (dict(extra_body={"init_image": "0" * 64}), "This server does not have: init_image."),
+])
+def test_openai_is_told_what_is_wrong_with_an_edit(client, asked, sentence):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.images.edit(**{"image": png(PHOTO), "prompt": "a fox", **asked})
+    assert sentence in refused.value.body["message"]
+
+
+# --- both ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_nobody_waits_for_any_more_is_not_drawn(address, slow_engine, stream):
+    with httpx.Client(base_url=address) as http, pytest.raises(httpx.ReadTimeout):
+        asked = {"prompt": "a fox", "steps": 200, "stream": stream}
+        with http.stream("POST", "/v1/images/generations", json=asked,
+                         timeout=httpx.Timeout(PATIENCE, read=1)) as answer:
+            for _ in answer.iter_bytes():
+                pass
+    until(lambda: not slow_engine.jobs())
+
+
+def test_many_wait_without_holding_anybody_up(address, slow_engine):
+    async def crowd() -> int:
+        asked = {"prompt": "a", "steps": 200}
+        async with httpx.AsyncClient(base_url=address, timeout=PATIENCE, limits=NO_LIMITS) as http:
+            waiting = [asyncio.create_task(http.post("/sdapi/v1/txt2img", json=asked))
+                       for _ in range(MANY)]
+            while len(slow_engine.jobs()) < MANY:
+                await asyncio.sleep(0.1)
+            answer = await http.get("/sdapi/v1/sd-models")
+            for each in waiting:
+                each.cancel()
+            return answer.status_code
+
+    assert asyncio.run(asyncio.wait_for(crowd(), 2 * PATIENCE)) == 200
+    until(lambda: not slow_engine.jobs())
+
+
+def test_a_key_opens_both_apis_and_nothing_else_does(page_engine):
+    with served(create_api(page_engine, Access(keys=("first", "second")))) as address:
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="second", max_retries=0) as client:
+            assert client.models.list().data
+        with (openai.OpenAI(base_url=f"{address}/v1", api_key="third", max_retries=0) as client,
+              pytest.raises(openai.AuthenticationError, match="asks for an API key")):
+            client.models.list()
+        a1111 = webuiapi.WebUIApi(baseurl=f"{address}/sdapi/v1", username="any", password="first")
+        assert a1111.get_samplers()
+        assert httpx.get(f"{address}/sdapi/v1/samplers").status_code == 401
+
+
+@pytest.mark.parametrize(("headers", "status"), [
+    ({}, 200),
+    ({"x-forwarded-for": "192.0.2.1"}, 403),  # a proxy on this machine, for somebody else
+    ({"host": "somebody.example"}, 403),
+])
+def test_without_a_key_this_machine_is_served_and_nobody_else(address, headers, status):
+    assert httpx.get(f"{address}/v1/models", headers=headers).status_code == status
+
+
+def test_without_a_key_everybody_is_served_if_that_is_asked_for(page_engine):
+    with served(create_api(page_engine, Access(public=True))) as address:
+        headers = {"x-forwarded-for": "192.0.2.1"}
+        assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 200
+
+
+def test_openapi_tells_every_setting_with_its_bounds(address):
+    schemas = httpx.get(f"{address}/openapi.json").json()["components"]["schemas"]
+    steps = schemas["Txt2Img"]["properties"]["steps"]
+    assert (steps["minimum"], steps["maximum"], steps["type"]) == (1, 200, "integer")
+    assert "Steps" in steps["description"] and "cfg_scale" in schemas["Txt2Img"]["properties"]
+    assert "guidance" in schemas["Generation"]["properties"]
+    assert httpx.get(f"{address}/docs").status_code == 200
+
+
+def test_figures_for_prometheus_count_what_is_drawn_and_say_nothing_of_it(address, client,
+                                                                          page_engine):
+    def figures() -> dict[str, float]:
+        text = httpx.get(f"{address}/metrics").text
+        assert "secret" not in text
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+                for line in text.splitlines() if not line.startswith("#")}
+
+    before = figures()
+    client.images.generate(prompt="a secret", n=2, extra_body={"steps": 3, "sampler": "euler"})
+    after = figures()
+    grown = {name: after[name] - before[name] for name in before}
+    assert grown["sd_tpu_pictures_total"] == 2 and grown["sd_tpu_rows_total"] == 6
+    assert grown['sd_tpu_jobs_ended_total{how="done"}'] == 1
+    assert grown['sd_tpu_seconds_total{kind="advance"}'] > 0
+    assert after['sd_tpu_seconds_total{kind="compile"}'] > 0
+    assert after["sd_tpu_jobs"] == after["sd_tpu_slots_occupied"] == 0
+    assert after["process_resident_memory_bytes"] > 0
+
+
+def test_the_server_says_whether_it_draws(address, page_engine, monkeypatch):
+    assert httpx.get(f"{address}/readyz").status_code == 200
+    monkeypatch.setattr(page_engine, "_draining", True)
+    assert httpx.get(f"{address}/readyz").status_code == 503
+    assert httpx.get(f"{address}/healthz").status_code == 200

@@ -1,0 +1,329 @@
+"""LoRA, LoHa and LoKr against diffusers' and PEFT's fused weights."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import UNETS, make_pipeline, original_unet
+
+from sd_tpu.checkpoint import adapters, weights
+from sd_tpu.checkpoint.config import CheckpointError
+
+TEXT = re.compile(r"(q_proj|k_proj|v_proj|out_proj|fc1|fc2)$")
+
+
+@pytest.fixture(scope="module")
+def pipelines() -> dict[str, diffusers.DiffusionPipeline]:
+    return {layout: make_pipeline(layout) for layout in ("sd1", "sdxl")}
+
+
+def networks(pipeline) -> dict[str, torch.nn.Module]:
+    return {name: getattr(pipeline, name) for name in ("unet", "text_encoder", "text_encoder_2")
+            if getattr(pipeline, name, None) is not None}
+
+
+def shapes_of(models: dict[str, torch.nn.Module]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """As `weights.shapes` gives those of our networks, whose names are the same."""
+    return {part: {weights.modern(name): tuple(tensor.shape)
+                   for name, tensor in model.state_dict().items()}
+            for part, model in models.items()}
+
+
+def layers_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    return {weights.modern(f"{name}.").removesuffix("."): layer
+            for name, layer in model.named_modules()
+            if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)}
+
+
+def factors(layer: torch.nn.Module, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random (down, up)."""
+    outputs, *inputs = layer.weight.shape
+    return torch.randn(rank, *inputs), torch.randn(outputs, rank, *[1] * len(inputs[1:]))
+
+
+def in_pytorchs_order(weight: jax.Array) -> np.ndarray:
+    return np.moveaxis(np.asarray(weight), (-1, -2), (0, 1))
+
+
+def assert_fused(file: Path, before: dict, after: dict, strength: float = 1.0, changed=None):
+    """Our merged weights are those that were fused, and no other was changed."""
+    deltas = adapters.read_lora(file, shapes_of(before))
+    merge = jax.jit(adapters.merged)
+    count = 0
+    for part, model in before.items():
+        fused = {weights.modern(n): t for n, t in after[part].state_dict().items()}
+        for name, tensor in model.state_dict().items():
+            name = weights.modern(name)
+            delta = deltas.get(part, {}).get(name)
+            ours = tensor = tensor.detach().numpy()
+            if delta is not None:
+                kernel = jnp.asarray(np.moveaxis(ours, (0, 1), (-1, -2)))
+                ours, count = in_pytorchs_order(merge(kernel, delta, strength)), count + 1
+                assert np.abs(ours - tensor).max() > 1e-3
+            np.testing.assert_allclose(ours, fused[name].detach().numpy(), rtol=1e-5, atol=1e-4,
+                                       err_msg=f"{part} {name}")
+    assert count == changed if changed else count > 10
+
+
+def fused_by_diffusers(pipeline, file: Path, strength: float = 1.0):
+    copied = type(pipeline)(**{name: copy.deepcopy(part) if isinstance(part, torch.nn.Module)
+                               else part for name, part in pipeline.components.items()})
+    copied.load_lora_weights(str(file.parent), weight_name=file.name)
+    copied.fuse_lora(lora_scale=strength)
+    copied.unload_lora_weights()
+    return networks(copied)
+
+
+def refusal(action, file: Path, *arguments) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        action(file, *arguments)
+    message = str(caught.value)
+    assert str(file) in message and "\n" not in message
+    return message
+
+
+# --- LoRA against diffusers ---------------------------------------------------------------------
+
+
+def kohya_names(layout: str, pipeline, original: bool) -> dict[tuple[str, str], str]:
+    """(component, module) -> the name that kohya's trainer gives it."""
+    names, unet = {}, UNETS[layout]
+    attends = [kind.startswith("Cross") for kind in unet["down_block_types"]]
+    for part, model in networks(pipeline).items():
+        for module in layers_of(model):
+            if part == "unet":
+                spelling = original_unet(f"{module}.weight", len(attends),
+                                         unet["layers_per_block"], attends) if original \
+                    else f"{module}.weight"
+                spelling, prefix = spelling.removesuffix(".weight"), "lora_unet_"
+            else:
+                spelling = module
+                prefix = {"text_encoder_2": "lora_te2_"}.get(
+                    part, "lora_te1_" if layout == "sdxl" else "lora_te_")
+            names[part, module] = prefix + spelling.replace(".", "_")
+    return names
+
+
+@pytest.mark.parametrize("layout, original", [("sd1", False), ("sdxl", False), ("sdxl", True)])
+def test_kohyas_files_give_the_weights_that_diffusers_fuses(pipelines, tmp_path, layout, original):
+    torch.manual_seed(2)
+    pipeline, tensors = pipelines[layout], {}
+    names = kohya_names(layout, pipeline, original)
+    for number, ((part, module), name) in enumerate(names.items()):
+        layer = layers_of(getattr(pipeline, part))[module]
+        # diffusers knows SDXL's embedding of sizes by its original name only.
+        unknown = module.startswith("add_embedding") and not original
+        if unknown or (part != "unet" and not TEXT.search(module)):
+            continue
+        down, up = factors(layer, rank=1 + number % 4)
+        # One alpha for all: of several, diffusers applies the most frequent to layers whose keys
+        # it has renamed.
+        tensors |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up,
+                    f"{name}.alpha": torch.tensor(3.0)}
+    save_file(tensors, tmp_path / "my lora.safetensors")
+    after = fused_by_diffusers(pipeline, tmp_path / "my lora.safetensors", 0.7)
+    assert_fused(tmp_path / "my lora.safetensors", networks(pipeline), after, 0.7,
+                 changed=len(tensors) // 3)
+
+
+@pytest.mark.parametrize("metadata", [False, True])
+@pytest.mark.parametrize("layout", ["sd1", "sdxl"])
+def test_diffusers_own_files_give_the_weights_that_diffusers_fuses(
+    pipelines, tmp_path, layout, metadata
+):
+    torch.manual_seed(3)
+    tensors, configs = {}, {}
+    for part, model in networks(pipelines[layout]).items():
+        targets = ["to_q", "to_out.0", "conv1", "proj_in"] if part == "unet" else ["q_proj", "fc1"]
+        config = peft.LoraConfig(
+            r=4, lora_alpha=6 if metadata else 4, target_modules=targets, init_lora_weights=False,
+            use_rslora=metadata and part == "unet",
+            alpha_pattern={"proj_in": 2} if metadata else {})
+        adapted = peft.get_peft_model(copy.deepcopy(model), config)
+        tensors[part] = {name.removeprefix("base_model.model."): tensor for name, tensor
+                         in peft.get_peft_model_state_dict(adapted).items()}
+        configs[part] = config.to_dict() if metadata else None
+    name = "lora.safetensors"
+    type(pipelines[layout]).save_lora_weights(
+        tmp_path, weight_name=name,
+        **{f"{part}_lora_layers": value for part, value in tensors.items()},
+        **{f"{part}_lora_adapter_metadata": value for part, value in configs.items()})
+    after = fused_by_diffusers(pipelines[layout], tmp_path / name)
+    assert_fused(tmp_path / name, networks(pipelines[layout]), after,
+                 changed=sum(map(len, tensors.values())) // 2)
+
+
+@pytest.mark.parametrize("renames", [
+    ((".to_q.lora_A.", ".processor.to_q_lora.down."), (".to_q.lora_B.", ".processor.to_q_lora.up."),
+     (".to_out.0.lora_A.", ".processor.to_out_lora.down."),
+     (".to_out.0.lora_B.", ".processor.to_out_lora.up."),
+     (".q_proj.lora_A.", ".to_q_lora.down."), (".q_proj.lora_B.", ".to_q_lora.up."),
+     (".out_proj.lora_A.", ".to_out_lora.down."), (".out_proj.lora_B.", ".to_out_lora.up.")),
+    ((".to_q.lora_A.", ".to_q.lora.down."), (".to_q.lora_B.", ".to_q.lora.up."),
+     (".to_out.0.lora_A.", ".to_out.0.lora.down."), (".to_out.0.lora_B.", ".to_out.0.lora.up."),
+     ("_proj.lora_A.", "_proj.lora_linear_layer.down."),
+     ("_proj.lora_B.", "_proj.lora_linear_layer.up.")),
+])
+def test_diffusers_older_names_are_understood(pipelines, tmp_path, renames):
+    torch.manual_seed(4)
+    tensors = {}
+    for part, model in networks(pipelines["sd1"]).items():
+        for module, layer in layers_of(model).items():
+            if module.endswith(("to_q", "to_out.0", "q_proj", "out_proj")):
+                down, up = factors(layer, 2)
+                for old, tensor in (("lora_A", down), ("lora_B", up)):
+                    name = f"{part}.{module}.{old}.weight"
+                    for before, after in renames:
+                        name = name.replace(before, after)
+                    tensors[name] = tensor
+    save_file(tensors, tmp_path / "old.safetensors")
+    after = fused_by_diffusers(pipelines["sd1"], tmp_path / "old.safetensors")
+    assert_fused(tmp_path / "old.safetensors", networks(pipelines["sd1"]), after,
+                 changed=len(tensors) // 2)
+
+
+# --- PEFT's merged weights ----------------------------------------------------------------------
+
+TARGETS = ["to_q", "to_v", "net.2", "conv1", "conv_shortcut", "proj_in"]
+CONFIGS = {
+    "lora": peft.LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False),
+    "loha": peft.LoHaConfig(r=4, alpha=2, target_modules=TARGETS, init_weights=False),
+    "loha, conv": peft.LoHaConfig(r=4, alpha=2, target_modules=TARGETS, init_weights=False,
+                                  use_effective_conv2d=True),
+    "lokr": peft.LoKrConfig(r=2, alpha=3, target_modules=TARGETS, init_weights=False),
+    "lokr, conv": peft.LoKrConfig(r=2, alpha=3, target_modules=TARGETS, init_weights=False,
+                                  use_effective_conv2d=True, decompose_both=True,
+                                  decompose_factor=4),
+    "lokr, whole": peft.LoKrConfig(r=64, alpha=64, target_modules=TARGETS, init_weights=False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_pefts_adapters_give_the_weights_that_peft_merges(pipelines, tmp_path, kind, dtype):
+    """Also under kohya's names, as LyCORIS writes them with the alpha of each layer."""
+    torch.manual_seed(5)
+    unet = pipelines["sd1"].unet
+    adapted = peft.get_peft_model(copy.deepcopy(unet), CONFIGS[kind])
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if re.search("lora_|hada_|lokr_", name):
+                parameter.copy_(0.3 * torch.randn_like(parameter).to(dtype))
+    tensors = {name: tensor.to(dtype) for name, tensor
+               in peft.get_peft_model_state_dict(adapted).items()}
+    merged = adapted.merge_and_unload()
+    files = [tmp_path / "peft.safetensors"] if kind in ("lora", "lokr, whole") else []
+    if files:
+        save_file(tensors, files[0])
+    if kind != "lora":
+        alpha = torch.tensor(float(CONFIGS[kind].alpha))
+        lycoris = {}
+        for name, value in tensors.items():
+            module, factor = name.removeprefix("base_model.model.").rsplit(".", 1)
+            lycoris[f"lora_unet_{module.replace('.', '_')}.{factor}"] = value
+        lycoris |= {f"{name.split('.')[0]}.alpha": alpha.clone() for name in lycoris}
+        save_file(lycoris, tmp_path / "lycoris.safetensors")
+        files.append(tmp_path / "lycoris.safetensors")
+    for file in files:
+        assert_fused(file, {"unet": unet}, {"unet": merged})
+
+
+def test_a_middle_factor_is_a_convolution_between_the_others(pipelines, tmp_path):
+    torch.manual_seed(6)
+    module = "down_blocks.0.resnets.0.conv1"
+    name, layer = f"lora_unet_{module.replace('.', '_')}", layers_of(pipelines["sd1"].unet)[module]
+    down, mid = torch.randn(3, layer.in_channels, 1, 1), torch.randn(5, 3, 3, 3)
+    up = torch.randn(layer.out_channels, 5, 1, 1)
+    save_file({f"{name}.lora_down.weight": down, f"{name}.lora_mid.weight": mid,
+               f"{name}.lora_up.weight": up}, tmp_path / "mid.safetensors")
+    deltas = adapters.read_lora(tmp_path / "mid.safetensors", shapes_of(networks(
+        pipelines["sd1"])))
+    delta = deltas["unet"][f"{module}.weight"]
+    kernel = torch.tensor(in_pytorchs_order(adapters.difference(delta)))
+    image = torch.randn(1, layer.in_channels, 6, 6)
+    conv = torch.nn.functional.conv2d
+    torch.testing.assert_close(conv(image, kernel), conv(conv(conv(image, down), mid), up),
+                               rtol=1e-4, atol=1e-3)
+
+
+def test_taking_a_lora_of_no_strength_leaves_the_bytes(pipelines, tmp_path):
+    name = "lora_unet_mid_block_attentions_0_proj_out"
+    layer = layers_of(pipelines["sd1"].unet)["mid_block.attentions.0.proj_out"]
+    down, up = factors(layer, 4)
+    save_file({f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up},
+              tmp_path / "a.safetensors")
+    deltas = adapters.read_lora(tmp_path / "a.safetensors", shapes_of(networks(pipelines["sd1"])))
+    (delta,) = deltas["unet"].values()
+    weight = jnp.asarray(np.random.default_rng(0).standard_normal((1, 1, 64, 64)), jnp.bfloat16)
+    merge = jax.jit(adapters.merged)
+    assert merge(weight, delta, 0.0).dtype == jnp.bfloat16
+    assert jnp.array_equal(merge(weight, delta, 0.0), weight)
+    assert not jnp.array_equal(merge(weight, delta, 1.0), weight)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+MODULE = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn2_to_k"
+
+
+def spoilt(change, tmp_path: Path) -> Path:
+    """A small LoRA after a change of its tensors."""
+    tensors = {f"{MODULE}.lora_down.weight": torch.ones(2, 64),
+               f"{MODULE}.lora_up.weight": torch.ones(64, 2), f"{MODULE}.alpha": torch.tensor(1.0)}
+    change(tensors)
+    save_file(tensors, tmp_path / "spoilt (1) ünï.safetensors")
+    return tmp_path / "spoilt (1) ünï.safetensors"
+
+
+@pytest.mark.parametrize("change, told", [
+    (lambda t: t.update({f"{MODULE}.dora_scale": torch.ones(64)}), "is a DoRA"),
+    (lambda t: t.update({f"{MODULE}.oft_blocks": torch.ones(64)}), "not understood"),
+    (lambda t: t.update({f"{MODULE}.diff": torch.ones(64)}), "not understood"),
+    (lambda t: t.pop(f"{MODULE}.lora_up.weight"), "1 of its 1 layers differ"),
+    (lambda t: t.update({f"{MODULE}.lora_up.weight": torch.ones(64, 3)}), "layers differ"),
+    (lambda t: t.update({f"{MODULE}.lora_up.weight": torch.ones(2, 64)}), "layers differ"),
+    (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.ones(2, 63)}), "other models"),
+    (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.ones(2, 768)}),
+     "for Stable Diffusion 1 "),
+    (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.ones(2, 1024)}),
+     "for Stable Diffusion 2 "),
+    (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.ones(2, 2048)}), "for SDXL "),
+    (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.ones(0, 64)}), "layers differ"),
+    (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.tensor(1.0)}), "layers differ"),
+    (lambda t: t.update({f"{MODULE}.alpha": torch.tensor(float("nan"))}), "layers differ"),
+    (lambda t: t.update({f"{MODULE}.lora_up.weight": torch.ones(64, 2, dtype=torch.int8)}), "I8"),
+    (lambda t: t.update({"lora_te2_text_projection.lora_down.weight": torch.ones(2, 4),
+                         "lora_te2_text_projection.lora_up.weight": torch.ones(4, 2)}),
+     "for SDXL "),
+    (lambda t: t.update({"lora_unet_double_blocks_0_img_attn.lora_down.weight": torch.ones(2, 4),
+                         "lora_unet_double_blocks_0_img_attn.lora_up.weight": torch.ones(4, 2)}),
+     "for FLUX "),
+    (lambda t: t.clear(), "holds no tensors"),
+])
+def test_a_lora_that_does_not_fit_is_one_sentence(pipelines, tmp_path, change, told):
+    file = spoilt(change, tmp_path)
+    assert told in refusal(adapters.read_lora, file, shapes_of(networks(pipelines["sd1"])))
+
+
+def test_a_lora_that_fits_is_not_refused(pipelines, tmp_path):
+    file = spoilt(lambda tensors: None, tmp_path)
+    deltas = adapters.read_lora(file, shapes_of(networks(pipelines["sd1"])))
+    assert list(deltas) == ["unet"] and len(deltas["unet"]) == 1
+
+
+def test_dora_in_pefts_metadata_is_refused(pipelines, tmp_path):
+    file = spoilt(lambda tensors: None, tmp_path)
+    save_file(load_file(file), file,
+              metadata={"lora_adapter_metadata": json.dumps({"unet.use_dora": True})})
+    assert "is a DoRA" in refusal(adapters.read_lora, file, {})
+    save_file(load_file(file), file, metadata={"lora_adapter_metadata": "{"})
+    assert "damaged" in refusal(adapters.read_lora, file, {})

@@ -1,0 +1,128 @@
+"""What visitors leave behind in the server's memory: next to nothing, and that not for long."""
+
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, islice
+
+import gradio as gr
+import httpx
+import pytest
+from visitor import LONG
+
+from sd_tpu.page import build, launch, sessions
+
+WARM_UP, VISITS, ROUNDS = 5, 8, 4
+KEPT_OF_A_CALL = 4096  # bytes: what Gradio notes of the last 10,000 events is about 700
+KEPT_OF_A_PAGE = 32768  # bytes: a Gradio session has 450,000 before anything happens in it
+
+
+@pytest.fixture(scope="module")
+def page(page_engine) -> Iterator[gr.Blocks]:
+    """A page that is served."""
+    page = build(page_engine)
+    assert page_engine.ready.wait(300)
+    launch(page, server_name="127.0.0.1")
+    yield page
+    page.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def http(page) -> Iterator[httpx.Client]:
+    """Whoever visits it."""
+    with httpx.Client(base_url=page.local_api_url, timeout=60) as http:
+        yield http
+
+
+def left_by(visit: Callable[[str], None]) -> float:
+    """Bytes that stay of each visit.
+
+    That is what the best of several rounds leaves: threads, buffers and caches that grow once are
+    in one round, what each visit leaves for good is in all.
+    """
+    for number in range(WARM_UP):
+        visit(f"early{number}")
+    names, left = (f"visit{number}" for number in count()), []
+    tracemalloc.start()
+    try:
+        for _ in range(ROUNDS):
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            for name in islice(names, VISITS):
+                visit(name)
+            gc.collect()
+            left.append((tracemalloc.get_traced_memory()[0] - before) / VISITS)
+    finally:
+        tracemalloc.stop()
+    return min(left)
+
+
+@contextmanager
+def opened(page: gr.Blocks, http: httpx.Client, session: str) -> Iterator[None]:
+    """A page in a browser, which asks for an answer and for what lasts."""
+    hub, = [each for each in page.config["components"] if each["props"].get("elem_id") == "hub"]
+    asks, = [each for each in page.config["dependencies"]
+             if [hub["id"], "click"] in [list(target) for target in each["targets"]]]
+    with http.stream("GET", f"heartbeat/{session}") as heart:
+        beats = heart.iter_lines()  # which would end the answer if it were thrown away
+        assert next(beats) == "data: ALIVE"
+        look = {"session_hash": session, "component_id": hub["id"], "fn_name": "answer",
+                "data": {"do": "about", "lang": "ko"}}
+        assert "JAX" in http.post("component_server", json=look).json()["about"]
+        asked = {"fn_index": asks["id"], "session_hash": session, "trigger_id": hub["id"],
+                 "data": [], "event_data": {"do": "generate", "lang": "ko"}}
+        http.post("queue/join", json=asked).raise_for_status()
+        with http.stream("GET", "queue/data", params={"session_hash": session}) as told:
+            end = next(line for line in told.iter_lines() if "process_completed" in line)
+        assert '"success":true' in end.replace(" ", "")
+        yield
+
+
+def test_a_program_leaves_nothing_behind(http):
+    def ask(session: str) -> None:
+        answer = http.post("run/samplers", json={"data": [], "session_hash": session})
+        assert answer.json()["data"][0]
+
+    def call(_: str) -> None:
+        event = http.post("call/samplers", json={"data": []}).json()["event_id"]
+        assert "complete" in http.get(f"call/samplers/{event}").text
+
+    assert left_by(ask) < KEPT_OF_A_CALL
+    assert left_by(call) < KEPT_OF_A_CALL
+
+
+def test_a_page_that_is_closed_leaves_little(page, http):
+    def visit(session: str) -> None:
+        with opened(page, http, session):
+            pass
+
+    assert left_by(visit) < KEPT_OF_A_PAGE
+    assert not page.state_holder.session_data
+
+
+def test_nothing_is_kept_of_a_visitor_that_another_would_see(page):
+    number, component = next(iter(page.blocks.items()))
+    page.state_holder["somebody"][number] = "secret"
+    for visitor in ("somebody", "another"):
+        assert page.state_holder[visitor][number] is component
+
+
+def test_what_nobody_listens_to_is_not_drawn(page, http, slow_engine, monkeypatch):
+    event = next(each for each in page.config["dependencies"] if each["api_name"] == "generate")
+    info = http.get("info").json()["named_endpoints"]["/generate"]["parameters"]
+    given = {"prompts": ["a fox"] * 8, "steps": LONG}
+    asked = [given.get(each["parameter_name"], each.get("parameter_default")) for each in info]
+    for number in range(5):
+        http.post("queue/join", json={"fn_index": event["id"], "session_hash": f"silent{number}",
+                                      "data": asked}).raise_for_status()
+    deadline = time.monotonic() + 60
+    while len(slow_engine.jobs()) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    monkeypatch.setattr(sessions, "SILENT_SECONDS", 0.5)
+    while slow_engine.jobs():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not any(name.startswith("silent") for name in page._queue.pending_messages_per_session)

@@ -1,0 +1,145 @@
+"""Pictures that go in by the page: from a card, by a drop or the clipboard, and their masks."""
+
+import base64
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, expect
+from visitor import figures, fill, make, says, unfold
+
+from sd_tpu.page.inputs import MAX_KEPT, SIDE, Inputs, painted
+from sd_tpu.pictures.images import read_png
+from sd_tpu.pictures.inputs import Input
+
+PHOTO = np.random.default_rng(0).integers(0, 256, (48, 32, 3), np.uint8)
+
+
+def png(pixels: np.ndarray = PHOTO) -> bytes:
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def hand_in(tab: Page, how: str, where: str, file: bytes, name: str = "photo.png") -> None:
+    """Drops a file on an element, or pastes it there."""
+    tab.locator(where).first.evaluate("""(element, [how, bytes, name]) => {
+        const held = new DataTransfer(), raw = Uint8Array.from(atob(bytes), (c) => c.charCodeAt());
+        held.items.add(new File([raw], name, { type: "image/png" }));
+        element.dispatchEvent(how === "drop"
+            ? new DragEvent("drop", { dataTransfer: held, bubbles: true })
+            : new ClipboardEvent("paste", { clipboardData: held, bubbles: true }));
+    }""", [how, base64.b64encode(file).decode(), name])
+
+
+def made_from(tab: Page, number: int):
+    """What the picture says of itself."""
+    address = figures(tab).nth(number - 1).locator("a[download]").get_attribute("href")
+    return read_png(tab.request.get(f"{tab.url.split('#')[0]}{address}").body()).pictures[0]
+
+
+def strength(tab: Page, panel: str):
+    return tab.locator(f"#{panel}-panel [name=strength] + [type=range]")
+
+
+def slide(tab: Page, panel: str, value: float) -> None:
+    strength(tab, panel).evaluate("""(slider, value) => {
+        slider.value = value;
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+    }""", value)
+
+
+def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
+    fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=4)
+    make(tab)
+    tab.get_by_role("button", name="Start from picture 1").click()
+    expect(tab.locator("#own-panel .start")).to_have_attribute("open", "")
+    expect(tab.locator("#own-panel .upload img").first).to_be_visible()
+    slide(tab, "own", 0.5)
+    expect(tab.locator(".below .own").first).to_contain_text("strength 0.5 · from a picture")
+    make(tab)
+    first, second = made_from(tab, 1), made_from(tab, 2)
+    assert first.init_image and first.strength == 0.5 and not second.init_image
+    tab.get_by_role("button", name="The same for all").click()
+    make(tab)
+    again = made_from(tab, 2)
+    assert (again.init_image, again.strength) == (first.init_image, 0.5)
+    assert "init" not in tab.locator("[data-do=link]").get_attribute("data-link")
+    tab.reload()
+    tab.wait_for_function("window.sdTpu?.arrived")
+    unfold(tab, "Settings")
+    tab.locator("#settings-panel .start").evaluate("start => { start.open = true }")
+    expect(tab.locator("#settings-panel .upload img").first).to_be_visible()
+    tab.locator("#settings-panel [data-do=take_away]").first.click()
+    expect(tab.locator("#settings-panel .upload img").first).to_be_hidden()
+    tab.get_by_role("button", name="Undo", exact=True).click()
+    expect(tab.locator("#settings-panel .upload img").first).to_be_visible()
+
+
+@pytest.mark.parametrize("how", ["drop", "paste"])
+def test_a_picture_dropped_on_a_card_or_pasted_in_its_box_is_what_it_begins_with(tab, how):
+    fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
+    where = "#cards > .card:nth-child(2) figure" if how == "drop" else "#prompt-2 textarea"
+    hand_in(tab, how, where, png())
+    expect(tab.locator(".below .own").nth(1)).to_contain_text("from a picture")
+    make(tab)
+    assert made_from(tab, 2).init_image == Input(png()).name and not made_from(tab, 1).init_image
+
+
+def test_a_picture_dropped_beside_the_cards_is_read_if_it_has_settings_and_else_begins_all(tab):
+    fill(tab, ["a fox", *[""] * 7], seed=3, steps=2)
+    make(tab)
+    address = figures(tab).first.locator("a[download]").get_attribute("href")
+    made = tab.request.get(f"{tab.url}{address}").body()
+    hand_in(tab, "drop", "header", made)
+    says(tab, "are in the boxes")
+    hand_in(tab, "drop", "header", png())
+    expect(tab.locator("#settings-panel [name=init_image]")).to_have_value(Input(png()).name)
+    hand_in(tab, "drop", "header", b"<svg/>")
+    says(tab, "is a drawing of lines (SVG)")
+
+
+def test_a_mask_is_painted_undone_and_inverted(tab):
+    fill(tab, ["a fox", *[""] * 7], seed=3, steps=2)
+    hand_in(tab, "drop", "#cards > .card figure", png())
+    expect(tab.locator(".below .own").first).to_contain_text("from a picture")
+    tab.locator(".below .fold").first.click()
+    tab.locator("#own-panel .start").evaluate("start => { start.open = true }")
+    tab.locator("#own-panel [data-do=paint]").click()
+    canvas = tab.locator("#painter canvas")
+    expect(tab.get_by_role("button", name="Done", exact=True)).to_be_disabled()
+    spot = canvas.bounding_box()
+    for share in (0.25, 0.75):
+        tab.mouse.move(spot["x"] + spot["width"] * share, spot["y"] + spot["height"] * 0.2)
+        tab.mouse.down()
+        tab.mouse.move(spot["x"] + spot["width"] * share, spot["y"] + spot["height"] * 0.4)
+        tab.mouse.up()
+    painter = tab.locator("#painter")
+    painter.get_by_role("button", name="Undo").click()
+    covered = """canvas => {
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const at = (x, y) => data[4 * (Math.round(y * canvas.height) * canvas.width
+            + Math.round(x * canvas.width)) + 3];
+        return [at(0.25, 0.3), at(0.75, 0.3)];
+    }"""
+    assert canvas.evaluate(covered) == [255, 0]
+    painter.get_by_role("button", name="Invert").click()
+    assert canvas.evaluate(covered) == [0, 255]
+    painter.get_by_role("button", name="Invert").click()
+    painter.get_by_role("button", name="Done").click()
+    expect(tab.locator(".below .own").first).to_contain_text("with a mask")
+    make(tab)
+    made = made_from(tab, 1)
+    assert made.mask and made.init_image == Input(png()).name
+
+
+def test_what_a_browser_has_handed_in_is_bounded_and_nobody_elses():
+    kept = Inputs()
+    names = [kept.add("a", Input(png(PHOTO + np.uint8(i)))) for i in range(MAX_KEPT + 1)]
+    assert list(kept.of("a")) == names[1:] and not kept.of("b")
+    large = Input(png(np.zeros((10, SIDE + 100, 3), np.uint8)))
+    name = kept.add("b", large)
+    assert kept.of("b")[name].size[0] == SIDE
+    mask = painted(Input(png(np.full((12, 8, 3), 255, np.uint8))), Input(png()))
+    assert mask.size == (32, 48)

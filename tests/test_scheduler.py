@@ -1,0 +1,474 @@
+"""The scheduler by itself: a worker that only counts, and a clock that the test moves."""
+
+import dataclasses
+import itertools
+import math
+import pickle
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sd_tpu.request import RequestError
+from sd_tpu.runtime.slots import ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW
+from sd_tpu.serving import latency
+from sd_tpu.serving.job import (
+    COMPILING,
+    LOADING,
+    WAITING,
+    Cancelled,
+    Done,
+    Failed,
+    ImageReady,
+    Progress,
+    Queued,
+)
+from sd_tpu.serving.latency import LatencyModel
+from sd_tpu.serving.plan import Batch, Compiled, Plan, Report, Ticket, Weights
+from sd_tpu.serving.scheduler import SWITCH_SECONDS, Busy, Limits, Scheduler
+
+SMALL = Batch(architecture="sd", height=64, width=64, slots=16, memory=2)
+WIDE = Batch(architecture="sd", height=64, width=96, slots=16, group=4, memory=3)
+BASE, OTHER = Weights(name="base", memory=4), Weights(name="other", memory=4)
+PIXELS = np.zeros((1, 1, 3), np.uint8)
+DEFAULT = Limits()
+ROW, DECODE, COMPILE, BRING = 0.05, 0.02, 20.0, 2.0  # seconds
+
+
+class Devices:
+    """A worker that takes the time which it is told to; checks that each plan can be carried out.
+    """
+
+    def __init__(self, count: int = 1, *, memory: int | None = None, limits: Limits = DEFAULT):
+        self.scheduler = Scheduler(count, LatencyModel(), limits=limits, memory=memory)
+        self.count, self.memory, self.now, self.decode = count, memory, 0.0, DECODE
+        self.preview = 0.0  # seconds of one
+        self.slots: dict[Batch, dict[int, list]] = {}  # by slot: [ticket, rows left]
+        self.held: list[set] = [set() for _ in range(count)]
+        self.background: list[tuple[float, object]] = []  # when it is over
+        self.compiler, self.compilations = 0.0, 0  # until when it is busy, with one at a time
+        self.told = defaultdict(list)
+        self.drawn = Counter()  # seconds by client
+        self.numbers = iter(range(1, 10**9))
+
+    def ask(self, client="", pictures=1, steps=10, *, kind=GUIDED, batch=SMALL, weights=BASE,
+            previews=False) -> int:
+        """Submits a job; its number."""
+        job = next(self.numbers)
+        batches = itertools.cycle([batch] if isinstance(batch, Batch) else batch)
+        tickets = [Ticket(job=job, place=place, client=client, batch=batch, weights=weights,
+                          kinds=np.full(steps, kind))
+                   for place, batch in zip(range(pictures), batches, strict=False)]
+        self.scheduler.submit(tickets, self.now, steps=steps, previews=previews)
+        return job
+
+    def step(self) -> Plan:
+        """One plan, carried out."""
+        plan = self.scheduler.schedule(self.now)
+        report = self._carry_out(pickle.loads(pickle.dumps(plan)))
+        self.scheduler.update(report, self.now)
+        for job, event in self.scheduler.events():
+            self.told[job].append(event)
+        return plan
+
+    def run(self, until=lambda: False, seconds: float = math.inf) -> None:
+        """Goes on until nothing is left to be drawn."""
+        end = self.now + seconds
+        while not (self.scheduler.idle or until() or self.now >= end):
+            self.step()
+
+    def took(self, job: int) -> float:
+        """Seconds until the job is done."""
+        begun = self.now
+        self.run(lambda: self.over(job))
+        assert isinstance(self.told[job][-1], Done)
+        return self.now - begun
+
+    def over(self, job: int) -> bool:
+        return bool(self.told[job]) and isinstance(self.told[job][-1], Done | Cancelled | Failed)
+
+    def _carry_out(self, plan: Plan) -> Report:
+        for batch in plan.release:
+            assert not self.slots.pop(batch), "pictures are lost"
+        for device, weights in plan.drop:
+            self.held[device].remove(weights)
+        for what in plan.bring:
+            self.background.append((self.now + BRING, what))
+        for batch in plan.compile:
+            self.compiler = max(self.compiler, self.now) + COMPILE
+            self.compilations += 1
+            self.background.append((self.compiler, batch))
+        self._check_memory()
+        drawn = self._draw(plan) if plan.batch else {}
+        if not plan.batch:
+            assert self.background, "nothing is to be done, and nothing is on its way"
+            self.now = max(self.now, min(when for when, _ in self.background))
+        return Report(**drawn, **self._come())
+
+    def _draw(self, plan: Plan) -> dict:
+        slots, share = self.slots[plan.batch], plan.batch.slots // self.count
+        for slot, ticket in plan.enter.items():
+            assert plan.rows[slot] > 0
+            slots[slot] = [ticket, len(ticket.kinds)]
+        rounds = Counter()
+        for slot, rows in plan.rows.items():
+            ticket, left = slots[slot]
+            device = slot // share
+            assert plan.weights[device] == ticket.weights in self.held[device]
+            assert 0 < rows <= left
+            kind = ticket.kinds[-left]
+            rounds[device] += rows * (1 if kind in (GUIDED, GUIDED_SHALLOW) else 0.5)
+            slots[slot][1] -= rows
+        assert set(plan.finish) == {slot for slot in plan.rows if slots[slot][1] == 0}
+        seconds = ROW * max(-(-of // plan.batch.group) for of in rounds.values())
+        decoded = self.decode * len(plan.finish)
+        previewed = self.preview * len(plan.preview)
+        self.now += seconds + decoded + previewed
+        for slot, rows in plan.rows.items():
+            self.drawn[slots[slot][0].client] += (
+                seconds + decoded + previewed) * rows / sum(plan.rows.values())
+        for slot in plan.finish:
+            del slots[slot]
+        return dict(advance_seconds=seconds, decode_seconds=decoded,
+                    preview_seconds=previewed, pictures=dict.fromkeys(plan.finish, PIXELS),
+                    previews=dict.fromkeys(plan.preview, PIXELS))
+
+    def _come(self) -> dict:
+        over = [what for when, what in self.background if when <= self.now]
+        self.background = [(when, what) for when, what in self.background if when > self.now]
+        for what in over:
+            if isinstance(what, Batch):
+                self.slots[what] = {}
+            else:
+                self.held[what[0]].add(what[1])
+        speed = Compiled(seconds=COMPILE, row_seconds=(ROW, ROW / 5), decode_seconds=DECODE)
+        return dict(compiled={what: speed for what in over if isinstance(what, Batch)},
+                    brought={what: BRING for what in over if not isinstance(what, Batch)})
+
+    def _check_memory(self) -> None:
+        compiled = {*self.slots, *(w for _, w in self.background if isinstance(w, Batch))}
+        for device, held in enumerate(self.held):
+            coming = {w[1] for _, w in self.background if not isinstance(w, Batch)
+                      and w[0] == device}
+            used = sum(item.memory for item in compiled | held | coming)
+            assert self.memory is None or used <= self.memory
+
+
+@pytest.fixture
+def one() -> Devices:
+    """One device, ready to draw."""
+    return warm(Devices())
+
+
+def warm(devices: Devices, *batches: Batch) -> Devices:
+    for batch in batches or [SMALL]:
+        devices.took(devices.ask("first", steps=1, batch=batch))
+    return devices
+
+
+def test_a_small_picture_of_another_client_is_done_in_three_times_what_it_takes_alone(one):
+    alone = one.took(one.ask("visitor", steps=5))
+    for _ in range(100):
+        one.ask("crowd", pictures=8, steps=200)
+    one.run(seconds=60)
+    for _ in range(5):
+        one.run(seconds=20)
+        assert one.took(one.ask("visitor", steps=5)) <= 3 * alone
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_clients_who_always_want_something_get_the_same(count):
+    devices = warm(Devices(count))
+    for client, pictures, steps in (("few", 1, 40), ("many", 8, 90), ("short", 4, 5)):
+        for _ in range(90 if steps > 5 else 100):
+            devices.ask(client, pictures=pictures, steps=steps * count)
+    devices.drawn.clear()
+    devices.run(seconds=40)
+    if count == 1:
+        shares = [devices.drawn[client] for client in ("few", "many", "short")]
+        assert max(shares) - min(shares) < 5
+    else:  # one picture is on one device, however many there are
+        assert devices.drawn["few"] > 2
+
+
+def test_a_client_who_comes_again_and_again_gets_half_and_no_more(one):
+    one.ask("crowd", pictures=8, steps=1000)
+    one.run(seconds=5)
+    one.drawn.clear()
+    while one.drawn.total() < 300:
+        one.took(one.ask("visitor", steps=5))
+    assert 0.45 < one.drawn["visitor"] / one.drawn.total() < 0.6
+
+
+def test_newcomers_without_end_do_not_keep_anybody_waiting_for_ever(one):
+    waiting = one.ask("patient", steps=100)
+    for number in range(600):
+        one.ask(f"newcomer {number}", steps=20)
+        one.run(seconds=1)
+        if one.over(waiting):
+            break
+    assert isinstance(one.told[waiting][-1], Done) and one.now < 400
+
+
+def test_a_client_fills_no_more_slots_than_it_leaves_free(one):
+    one.ask("crowd", pictures=30, steps=1000)
+    one.step()
+    assert one.scheduler.occupied == 8
+    for occupied in (12, 14, 15, 16, 16):
+        one.ask(f"client {occupied} {one.now}", pictures=8, steps=1000)
+        one.step()
+        assert one.scheduler.occupied == occupied
+
+
+def test_others_ride_along_where_a_group_has_room_and_not_where_they_cost():
+    devices = warm(Devices(), SMALL, WIDE)
+    for batch, together in ((SMALL, 1), (WIDE, 4)):
+        other = devices.ask("other", pictures=8, steps=100, batch=batch)
+        devices.step()
+        devices.ask("lead", steps=10, batch=batch)
+        assert len(devices.step().rows) == together
+        devices.took(other)
+
+
+def test_pictures_are_divided_over_the_devices():
+    devices = warm(Devices(8))
+    devices.ask(pictures=8, steps=200)
+    devices.run(seconds=BRING)
+    assert sorted(slot // 2 for slot in devices.step().rows) == list(range(8))
+
+
+def test_what_is_cancelled_leaves_within_one_plan(one):
+    job, waiting = (one.ask(pictures=8, steps=1000) for _ in range(2))
+    one.step()
+    one.scheduler.cancel(waiting, one.now)
+    assert (waiting, Cancelled()) in one.scheduler.events()
+    one.scheduler.cancel(job, one.now, place=3)
+    assert len(one.step().rows) == 7
+    one.scheduler.cancel(job, one.now)
+    assert not one.scheduler.schedule(one.now).rows
+    assert one.scheduler.events() == [(job, Cancelled())] and one.scheduler.idle
+
+
+@pytest.mark.parametrize("limits, of_others, sentence", [
+    (Limits(jobs=3), 2, "Too many people are waiting"),
+    (Limits(pictures=9), 2, "Too many people are waiting"),
+    (Limits(client_jobs=1), 0, "Too many of your pictures"),
+    (Limits(client_pictures=5), 0, "Too many of your pictures"),
+])
+def test_every_bound_holds_and_a_refusal_says_when_to_come_back(limits, of_others, sentence):
+    devices = warm(Devices(limits=limits))
+    devices.ask("me", pictures=3, steps=20)
+    for other in range(of_others):
+        devices.ask(f"other {other}", pictures=2, steps=20)
+    with pytest.raises(Busy, match=sentence) as refused:
+        devices.ask("me", pictures=3)
+    assert 1 <= refused.value.retry_after <= 10
+    devices.run()
+    devices.ask("me", pictures=3)
+
+
+def test_waiting_jobs_are_told_their_position_the_reason_and_the_time(one):
+    one.ask("crowd", pictures=8, steps=100)
+    one.step()
+    jobs = [one.ask(client, pictures=8) for client in ("crowd", "crowd", "other", "other")]
+    told = {job: event for job, event in one.scheduler.events() if isinstance(event, Queued)}
+    assert [told[job].position for job in jobs] == [1, 3, 2, 4]
+    assert {event.reason for event in told.values()} == {WAITING}
+    crowd, job = 8 * 100 * ROW, 8 * 10 * ROW
+    assert told[jobs[0]].seconds == pytest.approx(crowd + DECODE * 8, rel=0.2)
+    assert told[jobs[3]].seconds == pytest.approx(2 * job + 2 * 8 * DECODE, rel=0.2)
+
+
+def test_progress_says_how_long_the_rest_takes(one):
+    job = one.ask(pictures=2, steps=100)
+    one.run(lambda: one.told[job] and isinstance(one.told[job][-1], Progress)
+            and one.told[job][-1].step >= 50)
+    left, begun = one.told[job][-1].seconds, one.now
+    one.run()
+    assert left == pytest.approx(one.now - begun, rel=0.05)
+
+
+def test_pictures_are_shown_from_their_second_row_to_the_last_but_one(one, monkeypatch):
+    monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time
+    shown, other = one.ask("a", steps=6, previews=True), one.ask("b", steps=9)
+    one.decode = 1e6 * DECODE  # previews need no decoder
+    while not one.scheduler.idle:
+        one.step()
+    told = {job: [event for event in one.told[job] if isinstance(event, Progress)]
+            for job in (shown, other)}
+    assert {event.step: set(event.previews) for event in told[shown]} == {
+        1: set(), 2: {0}, 3: {0}, 4: {0}, 5: {0}}
+    assert told[other] and not any(event.previews for event in told[other])
+
+
+def test_previews_that_take_long_make_calls_no_shorter(one):
+    one.preview = 10 * ROW
+    one.ask(steps=400, previews=True)
+    one.run(seconds=15)
+    assert set(one.step().rows.values()) == {round(latency.CALL_SECONDS / ROW)}
+
+
+def test_a_new_batch_is_compiled_while_another_draws(one):
+    job = one.ask(steps=1000)
+    one.step()
+    other = one.ask(batch=WIDE)
+    one.step()
+    (told,) = [event for event in one.told[other] if isinstance(event, Queued)]
+    assert told.reason == COMPILING and told.seconds >= COMPILE
+    one.run(lambda: one.over(other))
+    steps = [event.step for event in one.told[job] if isinstance(event, Progress)]
+    assert len(steps) > 20, "one waited for the other's programs"
+
+
+def test_many_new_sizes_do_not_drive_out_what_another_client_draws_with():
+    devices = warm(Devices(memory=2 * SMALL.memory + BASE.memory))
+    warmed = devices.compilations
+    sizes = [dataclasses.replace(SMALL, width=64 + 8 * n) for n in range(1, 9)]
+    devices.ask("many", pictures=8, batch=sizes)
+    devices.step()
+    assert devices.took(devices.ask("visitor")) < 2 * COMPILE
+    devices.run()
+    assert devices.compilations - warmed <= 9
+
+
+def test_each_of_three_new_sizes_is_told_how_long_those_before_it_take(one):
+    jobs = [one.ask(str(n), steps=1, batch=dataclasses.replace(SMALL, width=64 + 8 * n))
+            for n in (1, 2, 3)]
+    begun = one.now
+    for job in jobs:
+        one.run(lambda: one.over(job))  # noqa: B023
+        told = [event for event in one.told[job] if isinstance(event, Queued)]
+        assert told[0].seconds == pytest.approx(one.now - begun, abs=1)
+
+
+def test_how_long_a_job_takes_is_not_known_while_its_rest_waits_for_programs(one):
+    job = one.ask(pictures=2, steps=50, batch=(SMALL, WIDE))
+    one.run(lambda: any(isinstance(event, Progress) for event in one.told[job]))
+    assert one.told[job][-1].seconds is None
+
+
+def test_a_job_of_two_sizes_says_once_that_its_rest_waits_for_programs(one):
+    job = one.ask(pictures=2, batch=(SMALL, WIDE))
+    one.run()
+    kinds = [type(event) for event in one.told[job]]
+    first = kinds.index(ImageReady)
+    (told,) = [event for event in one.told[job][first:] if isinstance(event, Queued)]
+    assert told.position == 1 and told.reason == COMPILING and 0 < told.seconds <= COMPILE
+    assert kinds.count(ImageReady) == 2 and kinds[-1] == Done
+
+
+def test_what_cannot_be_compiled_or_drawn_fails_its_own_jobs_only(one):
+    good, bad, waits = one.ask(steps=100), one.ask(batch=WIDE), one.ask("other", pictures=30)
+    plan = one.scheduler.schedule(one.now)
+    assert plan.compile == (WIDE,)
+    one._carry_out(plan)
+    pictures = dict(advance_seconds=ROW, pictures={})
+    one.scheduler.update(Report(failed={WIDE: "no memory"}, **pictures), one.now)
+    assert [job for job, event in one.scheduler.events() if isinstance(event, Failed)] == [bad]
+    one.scheduler.schedule(one.now)
+    one.scheduler.update(Report(error="no memory"), one.now)
+    failed = [job for job, event in one.scheduler.events() if isinstance(event, Failed)]
+    assert failed == [good, waits] and one.scheduler.idle
+    one.slots[SMALL].clear()
+    one.took(one.ask())
+
+
+def test_a_picture_goes_to_a_device_that_has_its_weights():
+    devices = warm(Devices(2))
+    devices.took(devices.ask(weights=OTHER))
+    brought = [set(held) for held in devices.held]
+    for weights in (BASE, OTHER, OTHER, BASE):
+        devices.took(devices.ask(weights=weights))
+    assert devices.held == brought, "weights were brought to where they were not needed"
+
+
+def test_weights_that_come_are_waited_for_and_others_go_on(one):
+    job = one.ask(steps=400)
+    one.step()
+    other = one.ask("other", weights=OTHER)
+    one.step()
+    assert LOADING in [event.reason for event in one.told[other] if isinstance(event, Queued)]
+    begun = one.now
+    one.run(lambda: one.over(other))
+    assert BRING < one.now - begun < BRING + 2 and not one.over(job)
+
+
+def test_weights_take_turns_where_only_one_fits_and_nobody_starves():
+    devices = warm(Devices(memory=SMALL.memory + BASE.memory))
+    for number in range(80):  # which do not end together
+        for weights in (BASE, OTHER):
+            devices.ask(weights=weights, client=weights.name, steps=15 + 7 * number % 29)
+    begun, plans = devices.now, []
+    devices.run(lambda: OTHER in devices.held[0])
+    assert devices.now - begun < 2 * SWITCH_SECONDS + BRING + 8 * 44 * ROW
+    while not devices.scheduler.idle:
+        plans.append(devices.step())
+    switches = sum(len(plan.bring) for plan in plans)
+    assert 1 <= switches < devices.now / SWITCH_SECONDS
+
+
+def test_what_was_used_least_recently_makes_room_for_a_batch():
+    devices = warm(Devices(memory=SMALL.memory + WIDE.memory + BASE.memory), SMALL, WIDE)
+    third = Batch(architecture="sd", height=96, width=96, slots=16, memory=2)
+    devices.took(devices.ask(batch=SMALL))
+    devices.took(devices.ask(batch=third))
+    assert set(devices.slots) == {SMALL, third}
+    with pytest.raises(RequestError, match="more memory than the devices have"):
+        devices.ask(batch=Batch(architecture="xl", height=1024, width=1024, memory=6))
+
+
+asks = st.fixed_dictionaries(dict(
+    client=st.sampled_from("abcde"), pictures=st.integers(1, 8), steps=st.integers(1, 60),
+    kind=st.sampled_from((GUIDED, ALONE, GUIDED_SHALLOW, ALONE_SHALLOW)),
+    batch=st.sampled_from((SMALL, WIDE)), weights=st.sampled_from((BASE, OTHER)),
+    previews=st.booleans()))
+cancels = st.tuples(st.integers(0, 30), st.none() | st.integers(0, 7))
+
+
+@given(st.lists(asks | cancels | st.floats(0.1, 30), max_size=40),
+       st.sampled_from((1, 2, 8)), st.sampled_from((None, 9, 10)))
+@settings(max_examples=40, deadline=None, derandomize=True,
+          suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_is_asked_is_drawn_once_or_cancelled(happens, count, memory):
+    devices, asked = Devices(count, memory=memory), {}
+    for what in happens:
+        match what:
+            case dict():
+                asked[devices.ask(**what)] = what["pictures"]
+            case tuple():
+                devices.scheduler.cancel(what[0], devices.now, what[1])
+            case seconds:
+                devices.run(seconds=seconds)
+    devices.run()
+    for job, event in devices.scheduler.events():
+        devices.told[job].append(event)
+    for job, pictures in asked.items():
+        *before, end = devices.told[job]
+        assert not any(isinstance(event, Done | Cancelled | Failed) for event in before)
+        places = [event.place for event in before if isinstance(event, ImageReady)]
+        assert len(places) == len(set(places)) <= pictures
+        assert isinstance(end, Done | Cancelled)
+        if not any(isinstance(what, tuple) for what in happens):
+            assert isinstance(end, Done) and len(places) == pictures
+    assert not devices.scheduler.occupied
+
+
+def test_a_year_of_traffic_is_served():
+    devices, random = Devices(8, memory=9), np.random.default_rng(0)
+    year, bursts, worst = 365 * 24 * 3600, 250, 0.0
+    for arrives in np.sort(random.uniform(0, year, bursts)):
+        devices.run(lambda: devices.now >= arrives)  # noqa: B023
+        devices.now = max(devices.now, arrives)
+        begun, burst = devices.now, []
+        for _ in range(random.geometric(0.5)):
+            burst.append(devices.ask(str(random.integers(5)), pictures=int(random.integers(1, 9)),
+                                     steps=int(random.integers(1, 50)),
+                                     batch=(SMALL, WIDE)[random.integers(2)],
+                                     weights=(BASE, OTHER)[random.integers(2)]))
+        devices.run()
+        worst = max(worst, devices.now - begun)
+        assert all(isinstance(devices.told.pop(job)[-1], Done) for job in burst)
+    assert devices.now >= 0.99 * year and worst < 300
+    assert devices.scheduler.idle and not devices.scheduler.occupied

@@ -1,0 +1,215 @@
+"""The server around page and APIs: whom it answers, and how it ends."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+from visitor import fill, make, visit
+
+from sd_tpu import app
+from sd_tpu.http import gate
+from sd_tpu.http.access import Access
+from sd_tpu.http.gate import Gate, Names
+from sd_tpu.page.files import temporary_folder
+
+PATIENCE = 120.0  # seconds
+# What a shell starts in the background ignores Ctrl+C, and so would what these tests start.
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_path("app.py", run_name="__main__")
+"""
+
+
+def ask(names: Names, path: str = "/", root: str = "", **headers: str) -> httpx.Response:
+    """What a server of these names answers, whose page says "page" and whose API says "api"; it is
+    told that it lies in the folder `root` of a site.
+    """
+    served = Gate(PlainTextResponse("page"), names=names, access=Access(("a-key",)),
+                  api=PlainTextResponse("api"), paths=("/v1/",))
+
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(served, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post(path, headers=headers)
+
+    return asyncio.run(post())
+
+
+# --- whom it answers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost:7860", "127.0.0.1:7860", "[::1]:7860", "192.0.2.7",
+                                  "pictures.example.org", "any.example.net"])
+def test_the_server_answers_to_its_own_names(host):
+    names = Names(frozenset({"pictures.example.org", "*.example.net"}))
+    assert ask(names, host=host).text == "page"
+    assert ask(names, "/v1/models", host=host).text == "api"
+
+
+def test_the_tools_for_assistants_ask_for_the_key_of_the_apis():
+    assert ask(Names(), "/gradio_api/mcp/").status_code == 401
+    assert ask(Names(), "/gradio_api/mcp/", authorization="Bearer a-key").text == "page"
+    assert ask(Names(), "/draw/gradio_api/mcp/", root="/draw").status_code == 401
+    assert ask(Names(), "/draw/v1/models", root="/draw").text == "api"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "example.org",
+                                  "evilexample.net", "127.0.0.1.evil.example", ""])
+def test_a_name_that_leads_here_but_is_not_the_servers_is_refused_in_a_sentence(host):
+    answer = ask(Names(frozenset({"pictures.example.org", "*.example.net"})), host=host)
+    assert answer.status_code == 403 and "does not answer to the name" in answer.text
+
+
+@pytest.mark.parametrize(("host", "origin", "status"), [
+    ("127.0.0.1:7860", "http://127.0.0.1:7860", 200),
+    ("localhost:7860", "http://127.0.0.1:3000", 200),
+    ("192.0.2.7:7860", "http://192.0.2.7:7860", 200),
+    ("192.0.2.7:7860", "http://192.0.2.7:3000", 403),
+    ("192.0.2.7:7860", "https://pictures.example.org", 200),  # behind a proxy
+    ("127.0.0.1:7860", "https://evil.example", 403),
+    ("127.0.0.1:7860", "http://192.0.2.9", 403),
+    ("127.0.0.1:7860", "null", 403),
+])
+def test_what_a_page_of_another_website_asks_for_is_refused(host, origin, status):
+    names = Names(frozenset({"pictures.example.org"}))
+    assert ask(names, host=host, origin=origin).status_code == status
+
+
+def test_of_a_body_no_more_is_taken_than_a_picture_needs(monkeypatch):
+    monkeypatch.setattr(gate, "MAX_BODY_BYTES", 1 << 20)
+    assert ask(Names(), **{"content-length": str(1 << 20)}).text == "page"
+    assert ask(Names(), **{"content-length": str((1 << 20) + 1)}).status_code == 413
+    taken = []
+
+    async def swallow(scope, receive, send) -> None:
+        while (message := await receive())["type"] == "http.request":
+            taken.append(len(message["body"]))
+
+    async def endless():
+        return {"type": "http.request", "body": bytes(1 << 16), "more_body": True}
+
+    asyncio.run(Gate(swallow, names=Names(), access=Access(), api=None, paths=())(
+        {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}, endless, None))
+    assert sum(taken) == 1 << 20
+
+
+def test_browsers_are_told_what_the_page_may_load_and_who_may_show_it():
+    headers = ask(Names()).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "object-src 'none'" in headers["content-security-policy"]
+    assert "frame-ancestors 'self' http://localhost:*" in headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(("variable", "value", "frames"), [
+    ("SYSTEM", "spaces", "https://huggingface.co"), ("COLAB_RELEASE_TAG", "release", "https:")])
+def test_a_space_and_a_hosted_notebook_answer_to_every_name_and_are_shown_there(
+        variable, value, frames, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    answer = ask(Names.here([]), host="somebody-drawing.example", origin="https://any.example")
+    assert answer.text == "page"
+    assert f"frame-ancestors 'self' {frames}" in answer.headers["content-security-policy"]
+
+
+def test_a_shared_link_and_a_proxys_address_are_names_of_the_server(monkeypatch):
+    monkeypatch.setenv("GRADIO_ROOT_PATH", "https://pictures.example.org/draw")
+    names = Names.here(["Given.example.org"], share=True)
+    for host in ("abc.gradio.live", "pictures.example.org", "given.example.org"):
+        assert ask(names, host=host).status_code == 200
+    assert ask(Names.here([]), host="abc.gradio.live").status_code == 403
+
+
+def test_a_browser_finds_nothing_on_the_page_that_it_was_told_not_to_load(visitor, address):
+    with visitor.new_page() as tab:
+        refused = []
+        tab.on("console", lambda message: refused.append(message.text)
+               if "Content Security Policy" in message.text else None)
+        visit(tab, address)
+        fill(tab, ["a fox"])
+        make(tab)
+        assert refused == []
+
+
+# --- how it ends --------------------------------------------------------------------------------
+
+
+def test_gradios_files_do_not_outlive_their_server_even_if_it_was_killed(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    killed, others = tmp_path / f"sd_tpu-page-{gone.pid}-x", tmp_path / "somebody-elses"
+    for folder in (killed, others):
+        folder.mkdir()
+        (folder / "picture.png").write_bytes(b"")
+    with temporary_folder() as first, temporary_folder() as second:
+        assert first.parent == tmp_path and first.is_dir() and second.is_dir()
+        assert os.environ["GRADIO_TEMP_DIR"] == str(second)
+    assert [*tmp_path.iterdir()] == [others] and os.environ["GRADIO_TEMP_DIR"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(("flags", "sentence"), [
+    (["--api-key", "k"], "The APIs are not served without --api."),
+    (["--api", "--api-key", " "], "An API key is not empty."),
+    (["--api", "--api-public", "--api-key", "k"], "leave one of them out"),
+    (["--api", "--api-key-file", "EMPTY"], "There is no API key in"),
+    (["--decoder-for", "pictures"], "name one with --decoder."),
+])
+def test_flags_that_cannot_be_meant_are_refused_before_anything_is_loaded(flags, sentence, tmp_path,
+                                                                          capsys):
+    (tmp_path / "keys").write_text("# none yet\n\n")
+    assert app.main([flag.replace("EMPTY", str(tmp_path / "keys")) for flag in flags]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, checkpoints, tmp_path):
+    (tmp_path / "keys").write_text("a-key\n")
+    files = tmp_path / "files"
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, "--model", str(checkpoints["sd1"]), "--devices", "1",
+         "--no-history", "--grace", "100", "--api", "--api-key-file", str(tmp_path / "keys")],
+        cwd=Path(app.__file__).parents[1], env={**os.environ, "GRADIO_TEMP_DIR": str(files)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    address = next(found[1] for line in program.stdout
+                   if (found := re.match("Ready on (http[^ ]+) ", line)))
+    answers = []
+
+    def draw() -> None:
+        try:
+            answers.append(post("drawn to its end", 2))
+        except httpx.TransportError as error:
+            answers.append(error)
+
+    def post(prompt: str, count: int) -> httpx.Response:
+        return httpx.post(f"{address}sdapi/v1/txt2img", auth=("", "a-key"), timeout=PATIENCE, json={
+            "prompt": prompt, "steps": 200, "batch_size": count})
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    deadline = time.monotonic() + PATIENCE
+    while not httpx.get(f"{address}sdapi/v1/progress", auth=("", "a-key")).json()["progress"]:
+        assert time.monotonic() < deadline and not answers
+    program.send_signal(ending)
+    if ending == signal.SIGTERM:
+        assert program.stdout.readline().startswith("Ending")
+        refused = post("too late", 1)
+        assert refused.status_code == 503 and "shutting down" in refused.json()["detail"]
+    thread.join()
+    assert program.wait(PATIENCE) == (0 if ending == signal.SIGTERM else 130)
+    program.stdout.close()
+    if ending == signal.SIGTERM:
+        assert len(answers[0].json()["images"]) == 2
+    else:
+        assert isinstance(answers[0], httpx.TransportError) or answers[0].status_code == 500
+        assert program.stderr.read() == "Stopped.\n"
+    program.stderr.close()
+    assert not list(files.glob("sd_tpu-*"))

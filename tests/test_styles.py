@@ -1,0 +1,68 @@
+"""Styles: what prompts are put into, from a list as A1111 keeps it."""
+
+import pytest
+
+from sd_tpu.settings import MAX_PROMPT_LENGTH, Picture, RequestError
+from sd_tpu.styles import Styles
+
+LIST = """\ufeffname,prompt,negative_prompt
+Watercolour,"watercolour of {prompt}, {prompt} again",photo
+Sharp,"sharp, ""so"" sharp",
+"Two, lines","{prompt},
+bright","{prompt}, dull"
+Old
+,nameless,
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "styles.csv").write_text(LIST, "utf-8")
+    return tmp_path / "styles.csv"
+
+
+def applied(styles, prompt, negative, name):
+    drawn = styles.applied(Picture(prompt=prompt, negative_prompt=negative, style=name, steps=3))
+    assert (drawn.style, drawn.steps) == ("", 3)
+    return drawn.prompt, drawn.negative_prompt
+
+
+@pytest.mark.parametrize("name, prompt, negative, told", [
+    ("Watercolour", "a fox", "fog", ("watercolour of a fox, a fox again", "fog, photo")),
+    ("Watercolour", "a fox", "", ("watercolour of a fox, a fox again", "photo")),
+    ("Sharp", "a fox", "fog", ('a fox, sharp, "so" sharp', "fog")),
+    ("Two, lines", "a fox", "fog", ("a fox,\nbright", "fog, dull")),
+    ("Old", "a fox", "", ("a fox", "")),
+    ("", "a {prompt}", "fog", ("a {prompt}", "fog")),
+])
+def test_prompts_are_put_into_a_style_as_a1111_does_it(name, prompt, negative, told, file):
+    assert applied(Styles(file), prompt, negative, name) == told
+
+
+def test_a_list_is_read_again_when_it_has_changed_and_can_be_read(file):
+    styles = Styles(file)
+    assert [*styles.templates()] == ["Watercolour", "Sharp", "Two, lines", "Old"]
+    file.write_text("name,prompt\nNew,new {prompt}\n")
+    assert applied(styles, "x", "", "New") == ("new x", "")
+    for broken in ("name;prompt\n", "\x00"):
+        file.write_text(broken)
+        assert [*styles.templates()] == ["New"]
+    file.unlink()
+    assert [*styles.templates()] == ["New"]
+
+
+def test_what_is_no_style_is_refused_by_name(file):
+    for styles, known in (Styles(file), "Watercolour, Sharp, Two, lines, Old"), (Styles(), "–"):
+        with pytest.raises(RequestError, match=f"^Style 'no' is unknown; there are {known}.$"):
+            applied(styles, "x", "", "no")
+    with pytest.raises(RequestError, match=f"^Negative prompt has .* at most {MAX_PROMPT_LENGTH}"):
+        applied(Styles(file), "x", "x" * (MAX_PROMPT_LENGTH - 1), "Watercolour")
+
+
+def test_what_is_no_list_is_refused_at_the_start(file):
+    for broken in ("", "a,b\n", "prompt\nx\n"):
+        file.write_text(broken)
+        with pytest.raises(ValueError, match="its first line should be name,prompt"):
+            Styles(file)
+    with pytest.raises(OSError):
+        Styles(file.with_name("nowhere.csv"))

@@ -1,0 +1,96 @@
+"""What prompts with wildcards stand for: each value once where all fit, by chance otherwise."""
+
+import pytest
+
+from sd_tpu.request import Request
+from sd_tpu.settings import MAX_PROMPT_LENGTH, RequestError
+from sd_tpu.wildcards import Wildcards
+
+SEVEN = [""] * 7  # boxes left empty
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in" / "more").mkdir(parents=True)
+    (tmp_path / "in" / "animal.txt").write_text("\ufeffcat\n\n# not this\n(small:1.2) {dog|fox}\n",
+                                                "utf-8")
+    (tmp_path / "in" / "more" / "über uns.txt").write_text("a $5 # b\n", "utf-8")
+    (tmp_path / "in" / "self.txt").write_text("__self__ again\n")
+    (tmp_path / "in" / "empty.txt").write_text("# nothing\n")
+    (tmp_path / "secret.txt").write_text("secret\n")
+    (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    return tmp_path / "in"
+
+
+@pytest.mark.parametrize("prompts, filled", [
+    (["a {red|green|} fox", *SEVEN],
+     ["a red fox", "a green fox", "a  fox", *[""] * 5]),
+    (["{a|b} {1|2}", "", "", "", "x"], ["a 1", "a 2", "b 1", "b 2", "x"]),
+    (["x", "", "{a|b}", "", ""], ["x", "", "a", "b", ""]),
+    (["{a|{b|c} d}", *SEVEN], ["a", "b d", "c d", *[""] * 5]),
+    (["{a|b}"] * 5, ["a", "b", "a", "b", "a"]),
+    (["__animal__", *SEVEN], ["cat", "(small:1.2) dog", "(small:1.2) fox", *[""] * 5]),
+    (["__more/über uns__, __animal____animal__", "", ""], None),
+])
+def test_what_stands_for_several_fills_the_empty_places_after_it(prompts, filled, folder):
+    told = Wildcards(folder).fill(prompts, 1)
+    if filled is None:  # nine values for three places
+        assert len({*told}) == 3 and all(each.startswith("a $5 # b, ") for each in told)
+    else:
+        assert told == filled
+
+
+@pytest.mark.parametrize("prompt", [
+    "{masterpiece}, (a cat:1.2) [x] \\{", "{a|b", "a|b}", "<lora:a__b__c:0.8>", "foo__bar__baz",
+    "x __ y __ z", "a # b, $5, ____", "",
+])
+def test_what_stands_for_nothing_else_stays_as_it_is(prompt, folder):
+    assert Wildcards(folder).fill([prompt, ""], 1) == [prompt, ""]
+
+
+def test_what_does_not_fit_is_drawn_by_the_seed_and_no_two_are_alike(folder):
+    asked, wildcards = ["{a|b|c|d} {1|2|3}", *SEVEN], Wildcards(folder)
+    first, again, other = (wildcards.fill(asked, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len({*first}) == 8
+    assert first[2:3] == wildcards.fill(["", "", asked[0]], 1)[2:], "whatever stands elsewhere"
+    many = ["{a|b} " * 600, *SEVEN]
+    assert len({*wildcards.fill(many, 1)}) == 8
+
+
+@pytest.mark.parametrize("prompt, told", [
+    ("__nobody__", "asks for a value of 'nobody', of which there is none"),
+    ("__../secret__", "there is none"), ("__link__", "there is none"),
+    ("__empty__", "there is none"), ("__" + "x" * 300 + "__", "there is none"),
+    ("__self__", "without end"), ("{|}", "one of its values is empty"),
+    ("{2$$a|b}", "not known here: 2$$"), ("{a|0.5::b}", "not known here: 0.5::"),
+])
+def test_what_cannot_be_found_is_refused_by_name(prompt, told, folder):
+    with pytest.raises(RequestError, match=r"^Prompt 2 ") as caught:
+        Wildcards(folder).fill(["a", prompt], 1)
+    assert told in str(caught.value)
+
+
+def test_values_of_values_have_a_bound(folder):
+    (folder / "long.txt").write_text("x" * (MAX_PROMPT_LENGTH - 1) + "\n")
+    with pytest.raises(RequestError, match=f"at most {MAX_PROMPT_LENGTH}"):
+        Wildcards(folder).fill(["__long__ __long__"], 1)
+
+
+def test_files_are_listed_and_read_again_when_they_have_changed(folder):
+    wildcards = Wildcards(folder)
+    assert wildcards.names() == ["animal", "empty", "more/über uns", "self"]
+    (folder / "animal.txt").write_text("whale\n")
+    assert wildcards.fill(["__animal__"], 1) == ["whale"]
+    with pytest.raises(RequestError, match="no folder of wildcards was given"):
+        Wildcards().fill(["__animal__"], 1)
+    with pytest.raises(ValueError, match="There is no folder"):
+        Wildcards(folder / "nowhere")
+
+
+def test_a_request_has_the_values_and_not_the_signs(page_engine):
+    offer = page_engine.offer
+    asked = Request.check({"prompts": ["a {red|green} fox", *SEVEN], "seed": 3}, offer)
+    assert asked.prompts[:3] == ("a red fox", "a green fox", "")
+    assert [picture.seed for picture in asked.pictures if picture] == [3, 4]
+    assert Request.check(asked.values(), offer) == asked

@@ -1,0 +1,130 @@
+"""What a worker makes of plans, with programs that only count."""
+
+import pickle
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.runtime.mesh import make_mesh
+from sd_tpu.serving.plan import Batch, Plan, Ticket, Weights
+from sd_tpu.serving.worker import Worker
+
+BATCH, BASE = Batch(architecture="sd", height=8, width=8, slots=4), Weights(name="base",
+                                                                           architecture="sd")
+
+
+class Programs:
+    """Slots that hold a number each: what entered, and one more with every row."""
+
+    slots, latent_shape, mesh, has_previewer = 4, (1, 1, 1), make_mesh(1), False
+
+    def device(self, slot):
+        return 0
+
+    def empty(self):
+        return SimpleNamespace(latents=np.zeros((4, 1, 1, 1)), clean=np.full((4, 1, 1, 1), 2.0))
+
+    def encode(self, params, slots, entries):
+        for slot, entry in entries.items():
+            slots.latents[slot] = entry
+        return slots
+
+    def advance(self, params, slots, n):
+        slots.latents = slots.latents + np.reshape(n, (-1, 1, 1, 1))
+        return slots
+
+    def decode(self, params, latents, wanted):
+        """Grey, as bright as the latent says."""
+        bright = (100 + 10 * np.tile(latents, 3)).clip(0, 255).round().astype(np.uint8)
+        return np.where(wanted[:, None, None, None], bright, np.uint8(77))
+
+
+def grey(value, **within):
+    return pytest.approx(np.full((1, 1, 3), value), **within)
+
+
+def ticket(entry) -> Ticket:
+    return Ticket(job=1, place=0, client="", batch=BATCH, weights=BASE, kinds=np.ones(5, int),
+                  entry=entry)
+
+
+def plan(**values) -> Plan:
+    return Plan(batch=BATCH, weights={0: BASE}, **values)
+
+
+def compiled(build) -> tuple[Worker, object]:
+    worker = Worker(make_mesh(1), lambda weights, sharding: {}, build)
+    report = worker.execute(Plan(compile=(BATCH,)))
+    while not (report.compiled or report.failed):
+        report = worker.execute(Plan())
+    worker.close()
+    return worker, report
+
+
+@pytest.fixture
+def worker() -> Worker:
+    worker, report = compiled(lambda batch: (Programs(), 7.0, {}))
+    assert report.compiled[BATCH].decode_seconds > 0
+    worker.weights.take(0, BASE, {})
+    return worker
+
+
+def test_pictures_enter_take_their_rows_and_are_decoded(worker):
+    report = worker.execute(plan(enter={1: ticket(2.0), 3: ticket(5.0)}, rows={1: 3, 3: 2},
+                                 finish=(3,), preview=(1,)))
+    report = pickle.loads(pickle.dumps(report))
+    assert report.pictures == {3: grey(170)}
+    assert report.previews == {1: grey(120, abs=3)} and report.previews[1].dtype == np.uint8
+    assert report.advance_seconds > 0 and report.error is None
+    report = worker.execute(plan(rows={1: 1}, finish=(1,)))
+    assert report.pictures == {1: grey(160)}
+
+
+def test_after_a_failure_the_slots_are_empty_and_the_next_plan_is_carried_out(worker, monkeypatch):
+    worker.execute(plan(enter={0: ticket(2.0)}, rows={0: 1}))
+    with monkeypatch.context() as broken:
+        broken.setattr(Programs, "advance", lambda *_: 1 / 0)
+        assert worker.execute(plan(rows={0: 1})).error == "ZeroDivisionError: division by zero"
+    report = worker.execute(plan(enter={1: ticket(3.0)}, rows={1: 1}, finish=(0, 1)))
+    assert report.pictures == {0: grey(100), 1: grey(140)}
+
+
+def test_what_cannot_be_compiled_is_reported(worker):
+    _, report = compiled(lambda batch: 1 / 0)
+    assert report.failed == {BATCH: "ZeroDivisionError: division by zero"}
+
+
+def test_weights_are_brought_to_the_devices_that_want_them_and_dropped_again():
+    asked = []
+
+    def read(weights, sharding):
+        asked.append((weights.name, len(sharding.device_set)))
+        return {"a": jax.device_put(np.full((1, 3), float(weights.name)), sharding)}
+
+    worker = Worker(make_mesh(4), read, lambda batch: 1 / 0)
+    one, two = Weights(name="1"), Weights(name="2")
+    report = worker.execute(Plan(bring=((0, one), (2, one), (3, two))))
+    brought = dict(report.brought)
+    while len(brought) < 3:
+        brought |= worker.execute(Plan()).brought
+    worker.close()
+    assert asked == [("1", 2), ("2", 1)], "each is read once, whoever wants it"
+    assert set(brought) == {(0, one), (2, one), (3, two)}
+    assert worker.weights.of(2, one)["a"].device == worker.weights.on([2]).mesh.devices.flat[0]
+    worker.execute(Plan(drop=((2, one),), bring=()))
+    assert worker.weights.of(2, one) is None and worker.weights.of(0, one) is not None
+
+
+def test_weights_that_cannot_be_read_are_reported_in_a_sentence():
+    def read(weights, sharding):
+        raise CheckpointError("The file is gone.\nMore of it.")
+
+    worker = Worker(make_mesh(1), read, lambda batch: 1 / 0)
+    report = worker.execute(Plan(bring=((0, BASE),)))
+    while not report.failed:
+        report = worker.execute(Plan())
+    worker.close()
+    assert report.failed == {(0, BASE): "The file is gone."}

@@ -1,0 +1,32 @@
+"""Draws the pictures that a page shows of a model before anybody has drawn any:
+python -m training.examples [FOLDER]"""
+
+import argparse
+from pathlib import Path
+
+from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.pictures.images import to_webp
+from sd_tpu.request import Request
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import ImageReady
+
+SEED, QUALITY = 1338, 85
+
+
+def main() -> None:
+    """The card's first prompts, one seed, nothing chosen -> a WebP of each by its place."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
+    folder = parser.parse_args().folder
+    engine = Engine.open(folder)
+    examples = folder / "examples"
+    examples.mkdir(exist_ok=True)
+    values = {"prompts": list(engine.pipeline.card.prompts), "seed": SEED}
+    for event in engine.submit(Request.check(values, engine.offer), previews=False).events():
+        if isinstance(event, ImageReady):
+            (examples / f"{event.place}.webp").write_bytes(to_webp(event.pixels, QUALITY))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
