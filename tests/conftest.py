@@ -91,14 +91,6 @@ def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusion
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a browser shows is looked at a second time where it was not as expected, and reported as
-    such: on two busy cores it may be late. What fails twice is broken."""
-    for item in items:
-        if "chromium" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.flaky(reruns=1))
-
-
 def pytest_unconfigure() -> None:
     """Removes what was compiled, once all are done with it."""
     if "PYTEST_XDIST_WORKER" not in os.environ:

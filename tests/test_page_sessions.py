@@ -32,7 +32,10 @@ def page(page_engine) -> Iterator[gr.Blocks]:
 @pytest.fixture(scope="module")
 def http(page) -> Iterator[httpx.Client]:
     """Whoever visits it."""
-    with httpx.Client(base_url=page.local_api_url, timeout=60) as http:
+    # A connection for each request: the server ends an idle one after five seconds, and counting
+    # the memory may take as long.
+    with httpx.Client(base_url=page.local_api_url, timeout=60,
+                      limits=httpx.Limits(max_keepalive_connections=0)) as http:
         yield http
 
 
