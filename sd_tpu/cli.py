@@ -24,7 +24,17 @@ from sd_tpu.runtime.mesh import make_mesh, set_host_devices
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.catalog import card_defaults
 from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import COMPILING, Done, Event, Failed, ImageReady, Job, Progress, Queued
+from sd_tpu.serving.job import (
+    BLURRED,
+    COMPILING,
+    Done,
+    Event,
+    Failed,
+    ImageReady,
+    Job,
+    Progress,
+    Queued,
+)
 from sd_tpu.settings import (
     MAX_PROMPTS,
     OVERRIDABLE,
@@ -88,6 +98,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--token-downsampling", type=int, choices=(1, 2), default=1,
         help="2 lets the finest self-attention take its keys and values from every second row and "
              "column only: faster for large pictures, and not quite the same (default: 1)")
+    add("--safety-checker", action=argparse.BooleanOptionalAction,
+        help="whether models that bring a safety checker blur what it flags as not safe for work "
+             "(default: where the page is served to others)")
     add("--prediction-type", choices=("epsilon", "v_prediction"),
         help="what the UNet of --model predicts, if its files do not say so")
     add("--zero-snr", action=argparse.BooleanOptionalAction,
@@ -123,7 +136,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
                        decoder_for=args.decoder_for, prediction_type=args.prediction_type,
                        zero_snr=args.zero_snr, lora_dir=args.lora_dir,
                        embedding_dir=args.embedding_dir, prompt_chunks=args.prompt_chunks,
-                       wildcard_dir=args.wildcard_dir, styles=args.styles)
+                       wildcard_dir=args.wildcard_dir, styles=args.styles,
+                       safety_checker=bool(args.safety_checker))
 
 
 def find_devices(count: int | None) -> list[jax.Device]:
@@ -301,6 +315,8 @@ def _save(job: Job, folder: Path, to_png: Callable[[np.ndarray, Request], bytes]
             if isinstance(event, ImageReady):
                 pictures[event.place] = event.pixels
                 line.clear()
+                if event.unsafe:
+                    print(f"{BLURRED}.", file=sys.stderr)
                 _write(folder / f"{event.place:02}.png",
                        to_png(event.pixels, request.only(event.place)))
     finally:

@@ -121,7 +121,7 @@ class Engine:
              zero_snr: bool | None = None, lora_dir: Path | None = None,
              embedding_dir: Path | None = None,
              prompt_chunks: int = PromptOptions.chunks, wildcard_dir: Path | None = None,
-             styles: Path | None = None) -> Self:
+             styles: Path | None = None, safety_checker: bool = False) -> Self:
         """Loads a checkpoint and starts an engine for it.
 
         Args:
@@ -149,6 +149,8 @@ class Engine:
             prompt_chunks: see there.
             wildcard_dir: as `Wildcards` takes it.
             styles: as `Styles` takes it.
+            safety_checker: have models that bring one look at what they draw, and blur pictures
+                that are not safe for work.
 
         Raises:
             CheckpointError: the model cannot be loaded, or a folder cannot be read.
@@ -159,7 +161,7 @@ class Engine:
         mesh = make_mesh(devices)
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         options = dict(dtype=dtype or ("float32" if on_cpu else "bfloat16"), variant=variant,
-                       token_downsampling=token_downsampling)
+                       token_downsampling=token_downsampling, safety_checker=safety_checker)
         if models is not None and not models.is_dir():
             raise ValueError(f"There is no folder {str(models)!r} with models.")
         library = Library(models)

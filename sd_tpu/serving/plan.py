@@ -93,6 +93,7 @@ class Report:
     decode_seconds: float = 0.0
     preview_seconds: float = 0.0
     pictures: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by slot: [H, W, 3]
+    unsafe: frozenset[int] = frozenset()  # slots whose pictures are blurred, not safe for work
     previews: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # smaller ones
     compiled: dict[Batch, Compiled] = dataclasses.field(default_factory=dict)
     brought: dict[tuple[int, Weights], float] = dataclasses.field(default_factory=dict)  # seconds

@@ -524,7 +524,8 @@ class Scheduler:
             picture.entered, picture.drawn_at = True, now
         for slot in plan.finish:
             picture = pictures[slot]
-            self._tell(picture.ticket.job, ImageReady(picture.ticket.place, report.pictures[slot]))
+            self._tell(picture.ticket.job, ImageReady(picture.ticket.place, report.pictures[slot],
+                                                      unsafe=slot in report.unsafe))
             self._vacate(picture)
             self._over(picture, now)
         self._tell_progress([p for p in pictures.values() if p.left and p.wanted], report)

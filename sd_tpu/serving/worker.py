@@ -15,6 +15,7 @@ from jax.sharding import Mesh, Sharding
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.weights import Params
+from sd_tpu.pictures.images import blurred
 from sd_tpu.runtime.mesh import split
 from sd_tpu.runtime.previews import SAMPLES, LatentPreview, sample_latents
 from sd_tpu.runtime.programs import Programs
@@ -104,10 +105,13 @@ class Worker:
         self._slots[plan.batch] = slots
         pictures, decode_seconds = _timed(
             lambda: _drawn(programs, programs.decode, params, slots.latents, plan.finish))
+        unsafe = programs.unsafe(params, pictures)
+        pictures |= {slot: blurred(pictures[slot]) for slot in unsafe}
         previews, preview_seconds = _timed(
             lambda: self._preview(plan, programs, params, slots.clean) if plan.preview else {})
         return dict(advance_seconds=seconds, decode_seconds=decode_seconds,
-                    preview_seconds=preview_seconds, pictures=pictures, previews=previews)
+                    preview_seconds=preview_seconds, pictures=pictures, previews=previews,
+                    unsafe=frozenset(unsafe))
 
     def _params_of(self, plan: Plan) -> Params:
         return self._together(plan.batch.architecture, plan.weights)
@@ -168,6 +172,7 @@ class Worker:
         params = self._together(batch.architecture, {})
         slots = programs.advance(params, programs.encode(params, programs.empty(), {}), 0)
         _drawn(programs, programs.decode, params, slots.latents, [], always=True)
+        programs.unsafe(params, {0: np.zeros((batch.height, batch.width, 3), np.uint8)})
         if programs.has_previewer:
             _drawn(programs, programs.preview, params, slots.clean, [], always=True)
         seconds = time.monotonic() - begun
