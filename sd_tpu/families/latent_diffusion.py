@@ -152,6 +152,12 @@ class LatentDiffusion:
         of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
         return text.encoder_inputs(of, self.text_widths, texts, options)
 
+    def plain_text_inputs(self, *texts: np.ndarray) -> Arrays:
+        """The same of ids [77] i32, or [E, 77] for E encoders, of one chunk without emphasis."""
+        ids = np.stack(texts).reshape(len(texts), len(self.encoders), -1)
+        return {part: text.plain_inputs(ids[:, number], width)
+                for number, (part, width) in enumerate(self.text_widths.items())}
+
     # --- guidance that the UNet is told ---------------------------------------------------------
 
     @property
