@@ -119,6 +119,23 @@ def test_weights_are_brought_to_the_devices_that_want_them_and_dropped_again():
 
 
 def test_weights_that_cannot_be_read_are_reported_in_a_sentence():
+def test_what_is_merged_finds_its_base_though_both_come_by_one_plan():
+    base = Weights(name="base")
+    merged, found = Weights(name="base", adapters=(("a", 1.0),), base=base), []
+
+    def read(weights, sharding):
+        if weights.base:
+            found.append(worker.weights.of(0, weights.base))
+        return {"a": jax.device_put(np.ones((1, 3)), sharding)}
+
+    worker = Worker(make_mesh(1), read, lambda batch: 1 / 0)
+    brought = dict(worker.execute(Plan(bring=((0, base), (0, merged)))).brought)
+    while len(brought) < 2:
+        brought |= worker.execute(Plan()).brought
+    worker.close()
+    assert found == [worker.weights.of(0, base)] != [None]
+
+
     def read(weights, sharding):
         raise CheckpointError("The file is gone.\nMore of it.")
 

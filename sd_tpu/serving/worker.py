@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1  # that a plan without rows waits for the background at most
 
-Over = tuple[Batch, Compiled | str] | tuple[Weights, list[int], Params | str, float]
+Over = tuple[Batch, Compiled | str] | tuple[Weights, list[int], str | None, float]
 
 
 class Worker:
@@ -150,11 +150,15 @@ class Worker:
             for device in devices:  # what comes takes the place of zeros
                 self.weights.drop(device, Weights(name="", architecture=weights.architecture))
 
-        def over(result: Params | str) -> None:
-            self._over.put((weights, devices, result, time.monotonic() - begun))
+        def over(reason: str | None) -> None:
+            self._over.put((weights, devices, reason, time.monotonic() - begun))
 
         def read() -> None:
-            over(jax.block_until_ready(self._read(weights, self.weights.on(devices))))
+            params = jax.block_until_ready(self._read(weights, self.weights.on(devices)))
+            with self._lock:  # at once: what is read next may be merged into these
+                for device in devices:
+                    self.weights.take(device, weights, params)
+            over(None)
 
         self._loader.do(read, over)
 
@@ -202,11 +206,8 @@ class Worker:
                 failed[batch] = reason
             case (weights, devices, str() as reason, _):
                 failed.update({(device, weights): reason for device in devices})
-            case (weights, devices, params, seconds):
-                with self._lock:
-                    for device in devices:
-                        self.weights.take(device, weights, params)
-                        brought[device, weights] = seconds
+            case (weights, devices, None, seconds):
+                brought.update({(device, weights): seconds for device in devices})
 
 
 class _Background:
