@@ -20,6 +20,7 @@ class Programs:
     """Slots that hold a number each: what entered, and one more with every row."""
 
     slots, latent_shape, mesh, has_previewer = 4, (1, 1, 1), make_mesh(1), False
+    autoencoder = "vae"
 
     def device(self, slot):
         return 0
@@ -68,7 +69,7 @@ def compiled(build) -> tuple[Worker, object]:
 def worker() -> Worker:
     worker, report = compiled(lambda batch: (Programs(), 7.0, {}))
     assert report.compiled[BATCH].decode_seconds > 0
-    worker.weights.take(0, BASE, {})
+    worker.weights.take(0, BASE, {"vae": {}})
     return worker
 
 
@@ -118,7 +119,6 @@ def test_weights_are_brought_to_the_devices_that_want_them_and_dropped_again():
     assert worker.weights.of(2, one) is None and worker.weights.of(0, one) is not None
 
 
-def test_weights_that_cannot_be_read_are_reported_in_a_sentence():
 def test_what_is_merged_finds_its_base_though_both_come_by_one_plan():
     base = Weights(name="base")
     merged, found = Weights(name="base", adapters=(("a", 1.0),), base=base), []
@@ -136,6 +136,7 @@ def test_what_is_merged_finds_its_base_though_both_come_by_one_plan():
     assert found == [worker.weights.of(0, base)] != [None]
 
 
+def test_weights_that_cannot_be_read_are_reported_in_a_sentence():
     def read(weights, sharding):
         raise CheckpointError("The file is gone.\nMore of it.")
 

@@ -46,6 +46,7 @@ class LatentDiffusion:
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
 
+    autoencoder: ClassVar = "vae"
     encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
     decoders: ClassVar[tuple[str, ...]]  # what tiny decoders of its latents are called
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose

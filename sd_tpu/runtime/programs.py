@@ -132,6 +132,11 @@ class Programs:
         return self._call("decode", params, latents, jax.device_put(wanted, split(self.mesh)))
 
     @property
+    def autoencoder(self) -> str:
+        """The component of the parameters that decodes."""
+        return self.model.autoencoder
+
+    @property
     def has_previewer(self) -> bool:
         """Whether the model draws previews itself."""
         return bool(self.model.previewer)
