@@ -225,7 +225,7 @@ class Engine:
         return job
 
     def _styled(self, request: Request) -> Request:
-        return Request(tuple(picture and self.offer.styles.applied(picture)
+        return Request(tuple(picture and self.offer.styled(picture)
                              for picture in request.pictures))
 
     def _check_room(self, tickets: Sequence[Ticket]) -> None:
