@@ -59,6 +59,7 @@ class LatentDiffusion:
     previewer: str = ""  # the component whose decoder draws previews, if any does
     safety_checker: nnx.GraphDef | None = None
 
+    autoencoder: ClassVar = "vae"
     encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
     decoders: ClassVar[tuple[str, ...]]  # what tiny decoders of its latents are called
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
@@ -167,6 +168,12 @@ class LatentDiffusion:
         """What each encoder takes of the negative prompt and the prompt."""
         of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
         return text.encoder_inputs(of, self.text_widths, texts, options)
+
+    def plain_text_inputs(self, *texts: np.ndarray) -> Arrays:
+        """The same of ids [77] i32, or [E, 77] for E encoders, of one chunk without emphasis."""
+        ids = np.stack(texts).reshape(len(texts), len(self.encoders), -1)
+        return {part: text.plain_inputs(ids[:, number], width)
+                for number, (part, width) in enumerate(self.text_widths.items())}
 
     # --- guidance that the UNet is told ---------------------------------------------------------
 

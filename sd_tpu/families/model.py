@@ -31,6 +31,7 @@ class Model(Protocol):
     # That a UNet takes beside those of the latents: 0, or what is drawn anew of a picture and the
     # latents of what is kept of it, 1 + C.
     mask_channels: int
+    autoencoder: str  # the component of its parameters that `encode` and `decode` use
     previewer: str  # the component of its parameters that draws previews; "" if none does
     checks_safety: bool  # whether it has what tells pictures that are not safe for work
 

@@ -147,6 +147,11 @@ class Programs:
         return set(np.flatnonzero(np.asarray(found)).tolist())
 
     @property
+    def autoencoder(self) -> str:
+        """The component of the parameters that decodes."""
+        return self.model.autoencoder
+
+    @property
     def has_previewer(self) -> bool:
         """Whether the model draws previews itself."""
         return bool(self.model.previewer)
