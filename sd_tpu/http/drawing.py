@@ -49,7 +49,7 @@ async def drawn(engine: Engine, request: Request, visitor: fastapi.Request, clie
     begun(job)
     watch = asyncio.create_task(_cancel_if_gone(job, visitor))
     try:
-        async for event in _events(job):
+        async for event in events_of(job):
             if isinstance(event, Failed):
                 raise DrawingFailed("{reason}", reason=event.message)
             yield event
@@ -63,7 +63,7 @@ async def png_of(engine: Engine, pixels: np.ndarray, request: Request, place: in
     return await run_sync(engine.to_png, pixels, request.only(place))
 
 
-async def _events(job: Job) -> AsyncIterator[Event]:
+async def events_of(job: Job) -> AsyncIterator[Event]:
     """What a job tells, which comes from a thread that waits for it."""
     loop, told = asyncio.get_running_loop(), asyncio.Queue()
 

@@ -27,7 +27,7 @@ def make_router(engine: Engine, access: Access) -> fastapi.APIRouter:
     @router.get("/readyz")
     async def readyz() -> PlainTextResponse:
         """200 as long as it draws; 503 while it compiles, and from when it is about to end."""
-        if engine.taking:
+        if engine.status().taking:
             return PlainTextResponse("The server draws.\n")
         return PlainTextResponse("The server does not draw now.\n", 503)
 
@@ -47,12 +47,13 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The figures."""
-        engine, tally = self._engine, self._engine.tally
-        yield GaugeMetricFamily("sd_tpu_jobs", "Requests that are not over.", len(engine.jobs()))
+        status = self._engine.status()
+        tally = status.tally
+        yield GaugeMetricFamily("sd_tpu_jobs", "Requests that are not over.", status.jobs)
         yield GaugeMetricFamily("sd_tpu_pictures_waiting", "Pictures without a slot.",
-                                engine.waiting)
+                                status.waiting)
         yield GaugeMetricFamily("sd_tpu_slots_occupied", "Pictures that are drawn.",
-                                engine.occupied)
+                                status.occupied)
         yield CounterMetricFamily("sd_tpu_pictures", "Pictures that were finished.",
                                   tally.pictures)
         yield CounterMetricFamily("sd_tpu_rows", "Evaluations of the model, by slot.", tally.rows)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -134,9 +135,9 @@ def preset_steps(steps: int) -> list[int]:
 
 def about(engine: Engine, language: Language) -> str:
     """What the pictures are made with."""
-    devices = list(engine.mesh.devices.flat)
-    kind = f"{len(devices)} × {devices[0].device_kind.replace('cpu', 'CPU')}"
+    kinds = Counter(engine.status().devices)
+    devices = ", ".join(f"{count} × {kind.replace('cpu', 'CPU')}" for kind, count in kinds.items())
     packages = ", ".join(f"{name} {version(name)}" for name in ("flax", "gradio"))
     python = ".".join(map(str, sys.version_info[:3]))
     versions = f"sd_tpu {VERSION}, JAX {jax.__version__}, {packages}, Python {python}"
-    return part("about", language, engine, kind, versions)
+    return part("about", language, engine, devices, any("TPU" in kind for kind in kinds), versions)

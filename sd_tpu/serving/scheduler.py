@@ -243,6 +243,17 @@ class Scheduler:
         """How many pictures have no slot yet."""
         return sum(map(len, self._waiting.values()))
 
+    @property
+    def rows(self) -> int:
+        """How many rows are left of all pictures that are wanted."""
+        return sum(picture.left for picture in self._unfinished())
+
+    @property
+    def held(self) -> frozenset[Weights]:
+        """The weights that lie on a device, or are on their way there."""
+        return frozenset(item for device in self._devices for item in self._memory.on(device)
+                         if isinstance(item, Weights))
+
     def jobs(self) -> list[int]:
         """The numbers of those that are not over."""
         return list(self._jobs)
