@@ -25,8 +25,8 @@ from ray.serve.config import (
 from ray.serve.handle import DeploymentHandle
 
 from deploy.drawing import Drawing
-from deploy.orders import ByRows, ByWeights
 from deploy.remote import RemoteEngine
+from deploy.routing import ByRows, ByWeights
 from sd_tpu.app import add_page_flags, make_site
 from sd_tpu.cli import model_options
 from sd_tpu.page.files import temporary_folder
@@ -47,6 +47,7 @@ class Options(pydantic.BaseModel):
         cpus: that a host has to have free.
         gpus: likewise; a replica uses so many.
         tpus: the same of TPU chips, such as 8 of a v5e-8.
+        place: a resource of Ray's that the host has on which the page is to be; "" is any.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -58,6 +59,7 @@ class Options(pydantic.BaseModel):
     cpus: float = pydantic.Field(1, ge=0)
     gpus: float = pydantic.Field(0, ge=0)
     tpus: float = pydantic.Field(0, ge=0)
+    place: str = ""
 
 
 def app(options: Options) -> Application:
@@ -80,13 +82,15 @@ def app(options: Options) -> Application:
         request_router_config=RequestRouterConfig(request_router_class=ByWeights,
                                                   request_routing_stats_period_s=2.0),
     ).bind({**model_options(args), "dtype": args.dtype, "memory": args.memory}, args.devices)
-    return Page.bind(drawing, options.flags)
+    # The runs that people watch are in its memory, so there is one. It draws nothing, and keeps
+    # away from accelerators, which only one process can have.
+    page = serve.deployment(Page).options(
+        max_ongoing_requests=MAX_VISITORS,
+        ray_actor_options={"num_cpus": 1, "resources": {options.place: 1} if options.place else {},
+                           "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu"}}})
+    return page.bind(drawing, options.flags)
 
 
-# The runs that people watch are in its memory, so there is one. It draws nothing, and keeps away
-# from accelerators, which only one process can have.
-@serve.deployment(max_ongoing_requests=MAX_VISITORS, ray_actor_options={
-    "num_cpus": 1, "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu"}}})
 @serve.ingress()
 class Page:
     """Page and APIs for the hosts that draw."""

@@ -41,7 +41,7 @@ class Drawing:
         try:
             job = await asyncio.to_thread(partial(
                 self._engine.submit, order.request, previews=order.previews, client=order.client,
-                inputs=order.inputs))
+                address=order.address, inputs=order.inputs))
         except RequestError as error:
             yield error
             return

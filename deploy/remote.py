@@ -59,7 +59,7 @@ class RemoteEngine(EngineClient):
         self.ready.set()
 
     def submit(self, request: Request, *, previews: bool = True, client: str = "",
-               inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
+               address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
         """As `EngineClient.submit`."""
         if self._closing.is_set():
             raise Closing("The server is shutting down.")
@@ -69,7 +69,7 @@ class RemoteEngine(EngineClient):
             self.offer.check(picture)
         asked = {name for picture in pictures for name in (picture.init_image, picture.mask)}
         order = Order(
-            uuid.uuid4().hex, request, client, previews,
+            uuid.uuid4().hex, request, client, address, previews,
             {name: each for name, each in inputs.items() if name in asked},
             frozenset(self._weights_of(request, place) for place in request.places()))
         told = self._told(order)
@@ -77,7 +77,8 @@ class RemoteEngine(EngineClient):
             raise refusal
         with self._lock:
             self._number += 1
-            job = self._jobs[self._number] = Job(request, self._number, client, self._cancel)
+            job = self._jobs[self._number] = Job(request, self._number, client, self._cancel,
+                                                address=address)
             self._keys[job.number] = order.key
         threading.Thread(target=self._pass_on, args=(job, told), name="job", daemon=True).start()
         return job

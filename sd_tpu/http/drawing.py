@@ -45,6 +45,7 @@ async def drawn(engine: Engine, request: Request, visitor: fastapi.Request, clie
         DrawingFailed: the reason is the server's.
     """
     job = await run_sync(partial(engine.submit, request, previews=previews, client=client,
+                                 address=visitor.client.host if visitor.client else "",
                                  inputs={each.name: each for each in inputs}))
     begun(job)
     watch = asyncio.create_task(_cancel_if_gone(job, visitor))

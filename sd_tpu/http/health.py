@@ -49,6 +49,7 @@ class _Figures(Collector):
         """The figures."""
         status = self._engine.status()
         tally = status.tally
+        yield GaugeMetricFamily("sd_tpu_devices", "Devices that draw.", len(status.devices))
         yield GaugeMetricFamily("sd_tpu_jobs", "Requests that are not over.", status.jobs)
         yield GaugeMetricFamily("sd_tpu_pictures_waiting", "Pictures without a slot.",
                                 status.waiting)

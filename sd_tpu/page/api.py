@@ -163,7 +163,8 @@ def _answers(engine: Engine, runs: Runs, asked: dict[str, Any], visitor: gr.Requ
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
     try:
         run = runs.start(Request.check(asked, engine.offer), grace=0, previews=False,
-                         program=f"program {visitor.client.host}", seed=int(asked["seed"]))
+                         program=f"program {visitor.client.host}",
+                         address=visitor.client.host, seed=int(asked["seed"]))
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)

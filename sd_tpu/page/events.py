@@ -215,7 +215,8 @@ class Streams:
         former = self.runs.find(asked.data.get("run"))
         # What its page has not been told of yet is shown as well.
         given_up = {former, self.runs.shown(visitor.session_hash)} - {None}
-        run = self.runs.start(request, browser=asked.browser, seed=seed, former=former, keep=keep)
+        run = self.runs.start(request, browser=asked.browser, address=visitor.client.host,
+                              seed=seed, former=former, keep=keep)
         if run is None:
             told = Sentence("All pictures are there already, as they are asked for.")
             yield self._say(Line(told, "over"), asked.language)
@@ -258,7 +259,7 @@ class Streams:
             if begins:
                 picture = self._soon(filled, place) if live else self._anew(filled, place)
                 run = self.runs.start(Request((*[None] * place, picture)), live=True,
-                                      browser=asked.browser)
+                                      browser=asked.browser, address=visitor.client.host)
                 self.runs.show(session, run)
         seen = 0
         if not begins and run:

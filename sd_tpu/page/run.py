@@ -120,7 +120,8 @@ class Run:
         self.key = secrets.token_urlsafe(16)
         self.request, self.begun = request or job.request, time.time()
         self.seed = job.request.seed if seed is None else seed  # of place 0, where seeds run on
-        self._engine, self._store, self._client = engine, store, job.client
+        self._engine, self._store = engine, store
+        self._client, self._address = job.client, job.address
         self._inputs = inputs
         self._grace, self._browser = grace, browser
         self._change = threading.Condition()  # guards the rest
@@ -191,7 +192,7 @@ class Run:
             if request == self.request and before.state in ("waiting", "forming", "done"):
                 return None
             job = self._engine.submit(request.with_only(place), client=self._client,
-                                      inputs=self._inputs.of(self._browser))
+                                      address=self._address, inputs=self._inputs.of(self._browser))
             if kept := self.finished(place):
                 self._former[place] = kept
             self.request = request

@@ -88,7 +88,7 @@ class EngineClient(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, request: Request, *, previews: bool = True, client: str = "",
-               inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
+               address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
         """Queues a checked request; without `previews` none are made. The job's request
         holds the prompts with styles applied.
 
@@ -96,7 +96,8 @@ class EngineClient(abc.ABC):
         size compiles what encodes them before this returns.
 
         Clients share the devices fairly. A job of a named client ends when nobody takes its events
-        for UNHEARD_SECONDS; "" is whoever runs this program.
+        for UNHEARD_SECONDS; "" is whoever runs this program. How
+        much may wait is bounded by client, and by the `address` it comes from, where that is known.
 
         Raises:
             Busy: too much waits already.

@@ -131,16 +131,17 @@ class Engine(EngineClient):
         return cls(offer, mesh, group=group, memory=memory, adapters=adapters)
 
     def submit(self, request: Request, *, previews: bool = True, client: str = "",
-               inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
+               address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
         """As `EngineClient.submit`."""
         request = self._styled(request)
         canvases = self._canvases(request, inputs)
         arrivals = {place: self.arrival(request, place, canvas)
                     for place, canvas in canvases.items()}
         number = next(self._numbers)
-        tickets = [Ticket(job=number, place=place, client=client, kinds=arrival.kinds,
+        tickets = [Ticket(job=number, place=place, client=client, address=address,
                           batch=self._batch(request.pictures[place], arrival),
-                          weights=self._weights_of(request, place), entry=arrival)
+                          weights=self._weights_of(request, place), kinds=arrival.kinds,
+                          entry=arrival)
                    for place, arrival in arrivals.items()]
         with self._change:
             self._check_room(tickets)  # before anything is compiled for them
@@ -151,7 +152,8 @@ class Engine(EngineClient):
             self._check_room(tickets)
             self.scheduler.submit(tickets, time.monotonic(), previews=previews,
                                   steps=max(_steps(request.pictures[place]) for place in arrivals))
-            job = self._jobs[number] = Job(request, number, client, self._cancel, canvases)
+            job = self._jobs[number] = Job(request, number, client, self._cancel, canvases,
+                                           address)
             self._tell()
             self._change.notify_all()
         return job

@@ -1,0 +1,233 @@
+"""Page, APIs and hosts that draw by Ray Serve; containers and manifests; the Space's header."""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import psutil
+import pytest
+import yaml
+from gradio_client import Client
+from PIL import Image
+
+from deploy.app import Options, app
+from deploy.orders import SLACK, Host, ranked
+from deploy.routing import ByRows
+from sd_tpu.pictures.images import read_png
+from sd_tpu.serving.plan import Weights
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 120.0  # seconds, on a machine that has much else to do
+BASE, OTHER = Weights(name="base"), Weights(name="other")
+
+# Ray's example for TPUs, as ray-project/serve_config_examples had it, in few words: it calls the
+# pipeline as there, and only the import and the model's name are others.
+EXAMPLE = '''
+from io import BytesIO
+from fastapi import FastAPI
+from fastapi.responses import Response
+from ray import serve
+
+app, BATCH = FastAPI(), 64
+
+@serve.deployment(num_replicas=1)
+@serve.ingress(app)
+class APIIngress:
+    def __init__(self, diffusion_model_handle):
+        self.handle = diffusion_model_handle
+
+    @app.get("/imagine", response_class=Response)
+    async def generate(self, prompt: str):
+        return await self.handle.generate.remote(prompt)
+
+@serve.deployment(ray_actor_options={"resources": {"TPU": 4}})
+class StableDiffusion:
+    def __init__(self):
+        from sd_tpu import FlaxStableDiffusionPipeline
+        from flax.jax_utils import replicate
+        import jax.numpy as jnp
+        from jax import pmap
+
+        self._pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(
+            "MODEL", revision="bf16", dtype=jnp.bfloat16)
+        self._p_params = replicate(params)
+        self._p_generate = pmap(self._pipeline._generate)
+
+    def generate_tpu(self, prompts):
+        from flax.training.common_utils import shard
+        import jax
+        import numpy as np
+
+        rng = jax.random.split(jax.random.PRNGKey(0), jax.device_count())
+        prompt_ids = shard(self._pipeline.prepare_inputs(prompts))
+        images = self._p_generate(prompt_ids, self._p_params, rng)
+        images = images.block_until_ready()
+        images = images.reshape((images.shape[0] * images.shape[1],) + images.shape[-3:])
+        return self._pipeline.numpy_to_pil(np.array(images))
+
+    @serve.batch(batch_wait_timeout_s=1, max_batch_size=BATCH)
+    async def batched_generate_handler(self, prompts):
+        images = self.generate_tpu(prompts + ["Scratch request"] * (BATCH - len(prompts)))
+        results = []
+        for image in images[:len(prompts)]:
+            file_stream = BytesIO()
+            image.save(file_stream, "PNG")
+            results.append(Response(content=file_stream.getvalue(), media_type="image/png"))
+        return results
+
+    async def generate(self, prompt):
+        return await self.batched_generate_handler(prompt)
+
+deployment = APIIngress.bind(StableDiffusion.bind())
+'''
+
+
+# --- where orders go, and how many hosts there are ------------------------------------------------
+
+
+def test_an_order_goes_where_its_client_is_then_where_its_weights_lie_then_where_least_is_to_do():
+    hosts = {"idle": Host(0), "held": Host(9, [BASE]), "last": Host(99, last=True)}
+    assert ranked(hosts, [BASE]) == ["last", "held", "idle"]
+    assert ranked(hosts, [OTHER]) == ["last", "idle", "held"]
+    assert ranked({"more": Host(5, [BASE]), "less": Host(4, [BASE])}, [BASE]) == ["less", "more"]
+    hosts["last"] = Host(SLACK + 1, [BASE], last=True)
+    assert ranked(hosts, [BASE]) == ["held", "idle", "last"], "nobody waits for what is near"
+
+
+@pytest.mark.parametrize("rows, hosts", [({}, 0), ({"a": 0.0}, 0), ({"a": 1.0, "b": 0.0}, 1),
+                                         ({"a": 900.0, "b": 101.0}, 11)])
+def test_there_are_as_many_hosts_as_the_rows_that_wait_are_worth(rows, hosts):
+    assert ByRows(100)(SimpleNamespace(aggregated_metrics={"rows": rows})) == (hosts, {})
+
+
+@pytest.mark.parametrize("flags", ["--no-such-flag", "--devices 0"])
+def test_flags_that_cannot_be_read_are_named_before_anything_is_started(flags):
+    with pytest.raises(ValueError, match=r"^flags: .*"):
+        app(Options(flags=flags))
+
+
+# --- on this machine ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def serving(checkpoints, tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """Two hosts that draw, with page and APIs before them, and Ray's own example."""
+    folder = tmp_path_factory.mktemp("serve")
+    model = checkpoints["sd1"]
+    (folder / "example.py").write_text(EXAMPLE.replace("MODEL", str(model)))
+    (folder / "keys").write_text("\n".join(f"key-{number}" for number in range(8)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = f"--model {model} --devices 1 --no-history --api --api-key-file {folder / 'keys'}"
+    (folder / "serve.yaml").write_text(yaml.safe_dump({
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [
+            {"name": "sd-tpu", "import_path": "deploy.app:app", "route_prefix": "/",
+             "args": {"flags": flags, "hosts": 2, "cpus": 0.25}},
+            {"name": "example", "import_path": "example:deployment", "route_prefix": "/example"}]}))
+    output = (folder / "output").open("w+")
+    program = subprocess.Popen(
+        [Path(sys.executable).parent / "serve", "run", folder / "serve.yaml"], cwd=ROOT,
+        stdout=output, stderr=subprocess.STDOUT, env={
+            **os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 4, "TPU": 4})})
+    here = psutil.Process(program.pid)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE,
+                          headers={"authorization": "Bearer key-0"}) as http:
+            yield SimpleNamespace(http=http, process=here, output=folder / "output")
+    finally:
+        left = here.children(recursive=True)
+        program.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(20)
+        for process in [*left, here]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        output.close()
+
+
+def until(true, serving) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, serving.output.read_text()[-5000:]
+        time.sleep(0.2)
+
+
+def devices(serving) -> int:
+    """How many of them are ready, over all hosts."""
+    with contextlib.suppress(httpx.TransportError):
+        answer = serving.http.get("/metrics")
+        if answer.is_success:
+            return int(float(re.search(r"^sd_tpu_devices (.*)$", answer.text, re.M)[1]))
+    return 0
+
+
+def draw(serving, seed: int, key: int) -> list[bytes]:
+    answer = serving.http.post("/sdapi/v1/txt2img", auth=("", f"key-{key}"), json={
+        "prompt": f"picture {seed}", "seed": seed, "steps": 150, "batch_size": 3})
+    assert answer.status_code == 200, answer.text
+    return [base64.b64decode(image) for image in answer.json()["images"]]
+
+
+def test_a_host_that_is_killed_under_load_loses_nothing(serving):
+    until(lambda: devices(serving) == 2, serving)
+    drawing = [process for process in serving.process.children(recursive=True)
+               if "ServeReplica:sd-tpu:Drawing" in " ".join(process.cmdline())]
+    assert len(drawing) == 2
+    killed = threading.Timer(0.7, drawing[0].kill)
+    killed.start()
+    seeds = [10 * number for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        first = list(pool.map(lambda seed: draw(serving, seed, seed // 10 % 8), seeds))
+    assert not drawing[0].is_running()
+    for seed, files in zip(seeds, first, strict=True):
+        assert [(read_png(file).prompt, read_png(file).seed) for file in files] == [
+            (f"picture {seed}", seed + place) for place in range(3)], "none lost, none crossed"
+    until(lambda: "asked for again" in serving.output.read_text(), serving)
+    assert draw(serving, 0, 0) == first[0], "the same wherever it is drawn"
+
+
+def test_the_page_streams_and_stops_through_serve(serving):
+    until(lambda: devices(serving), serving)
+    client = Client(str(serving.http.base_url), verbose=False)
+    pictures, seed, told = client.predict(["a cat"] * 2, seed=7, steps=4, api_name="/generate")
+    assert len(pictures) == 2 and seed == 7 and told.startswith("Done")
+    asked = client.submit(["a cat"] * 8, steps=200, api_name="/generate")
+    until(lambda: any("Step" in told[2] for told in asked.outputs()), serving)
+    asked.cancel()
+    client.close()
+    until(lambda: re.search(r"^sd_tpu_jobs 0", serving.http.get("/metrics").text, re.M), serving)
+    until(lambda: re.search(r"^sd_tpu_slots_occupied 0", serving.http.get("/metrics").text, re.M),
+          serving)
+
+
+def test_what_a_host_refuses_is_said_as_it_would_be_here(serving):
+    until(lambda: devices(serving), serving)
+    answer = serving.http.post("/v1/images/generations", json={"prompt": "a cat", "n": 99})
+    assert answer.status_code == 400 and "99" in answer.json()["error"]["message"]
+
+
+def test_rays_own_example_for_tpus_draws_with_another_import(serving, tmp_path):
+    def there() -> bool:
+        return serving.http.get("/example/docs").status_code == 200
+
+    until(lambda: devices(serving) and there(), serving)
+    answer = serving.http.get("/example/imagine", params={"prompt": "a cat"})
+    assert answer.headers["content-type"] == "image/png", answer.text
+    (tmp_path / "cat.png").write_bytes(answer.content)
+    assert Image.open(tmp_path / "cat.png").size == (32, 32)
