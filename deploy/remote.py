@@ -168,7 +168,8 @@ class RemoteEngine(EngineClient):
             self._lock.notify_all()
 
     def _cancel(self, number: int, place: int | None) -> None:
-        if key := self._keys.get(number):
+        job, key = self._jobs.get(number), self._keys.get(number)
+        if job and key and job.end is None:
             self._pool.submit(self._all, "cancel", key, place)
 
     # --- hosts ----------------------------------------------------------------------------------
