@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from sd_tpu.serving import journal
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.engine import Engine
 
+FLAGS = "SD_TPU_FLAGS"  # of the environment: come before those of the command line
 MAX_PORT = 65535
 GRACE_SECONDS = 30.0  # as container schedulers have it
 LAST_LOOK_SECONDS = 2.0  # in which browsers fetch what was finished at the very end
@@ -38,7 +40,8 @@ class _Terminated(BaseException):
 
 def main(arguments: list[str] | None = None) -> int:
     """Loads, compiles and serves until interrupted; the exit code."""
-    args = _parser().parse_args(arguments)
+    args = _parser().parse_args([*shlex.split(os.environ.get(FLAGS, "")),
+                                 *(sys.argv[1:] if arguments is None else arguments)])
     try:
         with _termination(), temporary_folder():
             return _serve(args)
@@ -174,7 +177,9 @@ def _check_address(host: str | None, port: int | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Stable Diffusion's page: eight prompts, a seed.")
+    parser = argparse.ArgumentParser(
+        description="Stable Diffusion's page: eight prompts, a seed.",
+        epilog=f"Flags in the environment's {FLAGS} count as well, before those given here.")
     add_page_flags(parser)
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network")
     parser.add_argument("--port", type=int, help="by default the first free one from 7860")

@@ -1,5 +1,6 @@
 """Page, APIs and hosts that draw by Ray Serve; containers and manifests; the Space's header."""
 
+import argparse
 import base64
 import contextlib
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,19 +20,25 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import kubernetes_validate
 import psutil
 import pytest
+import ray
 import yaml
 from gradio_client import Client
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from PIL import Image
+from ray.serve.schema import ServeDeploySchema
 
-from deploy.app import Options, app
+from deploy.app import GRACE_SECONDS, Options, app
 from deploy.orders import SLACK, Host, ranked
 from deploy.routing import ByRows
+from sd_tpu.app import add_page_flags
 from sd_tpu.pictures.images import read_png
 from sd_tpu.serving.plan import Weights
 
-ROOT = Path(__file__).parent.parent
+ROOT, BIN = Path(__file__).parent.parent, Path(sys.executable).parent
 PATIENCE = 120.0  # seconds, on a machine that has much else to do
 BASE, OTHER = Weights(name="base"), Weights(name="other")
 
@@ -121,6 +129,65 @@ def test_flags_that_cannot_be_read_are_named_before_anything_is_started(flags):
         app(Options(flags=flags))
 
 
+# --- containers, manifests, the Space ------------------------------------------------------------
+
+
+def test_the_containers_file_has_nothing_that_its_linter_minds():
+    found = subprocess.run([BIN / "hadolint", ROOT / "deploy" / "Dockerfile"], capture_output=True,
+                           text=True)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("chips", ["v5e", "v6e"])
+def test_kubernetes_and_ray_can_read_the_manifests(chips):
+    service, claim = yaml.safe_load_all(
+        (ROOT / f"deploy/rayservice-{chips}-8.yaml").read_text("utf-8"))
+    kubernetes_validate.validate(claim, "1.33", strict=True)
+    cluster = service["spec"]["rayClusterConfig"]
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    for group in (head, workers):
+        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+                                      **group["template"]}, "1.33", strict=True)
+    assert cluster["rayVersion"] == ray.__version__
+    (application,) = ServeDeploySchema.model_validate(
+        yaml.safe_load(service["spec"]["serveConfigV2"])).applications
+    options = Options(**application.args)
+    assert application.import_path == "deploy.app:app" and app(options)
+    assert options.place in json.loads(json.loads(head["rayStartParams"]["resources"]))
+    assert (options.hosts, options.most) == (workers["minReplicas"], workers["maxReplicas"])
+    (container,) = workers["template"]["spec"]["containers"]
+    assert str(int(options.tpus)) == container["resources"]["limits"]["google.com/tpu"]
+    assert workers["template"]["spec"]["terminationGracePeriodSeconds"] > GRACE_SECONDS
+
+
+def test_the_manifests_differ_in_their_chips_alone():
+    one, other = ((ROOT / f"deploy/rayservice-{chips}-8.yaml").read_text("utf-8")
+                  for chips in ("v5e", "v6e"))
+    names = {"v5e": "v6e", "tpu-v5-lite-podslice": "tpu-v6e-slice",
+             "ct5lp-hightpu-8t": "ct6e-standard-8t"}
+    for mine, theirs in names.items():
+        one = one.replace(mine, theirs)
+    assert one == other
+
+
+def test_the_spaces_header_names_what_is_there():
+    _, head, text = (ROOT / "README.md").read_text("utf-8").split("---\n", 2)
+    header = yaml.safe_load(head)
+    assert (ROOT / header["app_file"]).is_file() and header["sdk"] == "gradio"
+    needed = (ROOT / "requirements.txt").read_text("utf-8")
+    gradio = next(Requirement(line) for line in needed.splitlines() if line.startswith("gradio"))
+    assert header["sdk_version"] in gradio.specifier
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert header["license"] == project["license"].lower()
+    assert header["python_version"] in SpecifierSet(project["requires-python"])
+    assert header["suggested_hardware"] == "cpu-basic"
+    preset = next(line for line in text.splitlines() if line.startswith("    --model "))
+    flags = argparse.ArgumentParser()
+    add_page_flags(flags)
+    asked = flags.parse_args(preset.split())
+    assert header["models"] == [asked.model, asked.decoder]
+
+
 # --- on this machine ------------------------------------------------------------------------------
 
 
@@ -143,7 +210,7 @@ def serving(checkpoints, tmp_path_factory) -> Iterator[SimpleNamespace]:
             {"name": "example", "import_path": "example:deployment", "route_prefix": "/example"}]}))
     output = (folder / "output").open("w+")
     program = subprocess.Popen(
-        [Path(sys.executable).parent / "serve", "run", folder / "serve.yaml"], cwd=ROOT,
+        [BIN / "serve", "run", folder / "serve.yaml"], cwd=ROOT,
         stdout=output, stderr=subprocess.STDOUT, env={
             **os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 4, "TPU": 4})})

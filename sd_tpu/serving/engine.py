@@ -221,6 +221,11 @@ class Engine(EngineClient):
         with self._change:
             return self.scheduler.occupied
 
+    def jobs(self) -> list[Job]:
+        """Those that are not over."""
+        with self._change:
+            return list(self._jobs.values())
+
     def status(self) -> Status:
         """As `EngineClient.status`."""
         with self._change:
