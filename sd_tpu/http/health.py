@@ -10,10 +10,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from sd_tpu.http.access import Access
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 
 
-def make_router(engine: Engine, access: Access) -> fastapi.APIRouter:
+def make_router(engine: EngineClient, access: Access) -> fastapi.APIRouter:
     """The routes for an engine; its figures are told to whom `access` admits."""
     router, registry = fastapi.APIRouter(), CollectorRegistry()
     registry.register(_Figures(engine))
@@ -42,7 +42,7 @@ def make_router(engine: Engine, access: Access) -> fastapi.APIRouter:
 class _Figures(Collector):
     """An engine's, as they are when somebody asks."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: EngineClient):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:

@@ -21,17 +21,18 @@ from sd_tpu.page.sessions import remember_nothing
 from sd_tpu.page.theme import HEAD, ICON, style, theme
 from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
-from sd_tpu.serving.engine import MAX_WAITING, Engine
+from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.scheduler import Limits
 
 # At each event Gradio's browser part visits all components on which any event so far shows its
 # progress, by default its outputs, also where nothing of it is to be seen.
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
 # Each visitor who waits or watches holds a thread; Stop and the files need some as well.
-THREADS = MAX_WAITING + 60
+THREADS = Limits().client_jobs + 60
 CLOSE_SECONDS = 2.0  # in which what is being sent may still go out
 
 
-def build(engine: Engine, history: History | None = None) -> gr.Blocks:
+def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     """The page on an engine, which keeps browsers' pictures in the history, if there is one;
     `launch` shows it.
     """

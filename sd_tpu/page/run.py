@@ -19,7 +19,7 @@ from sd_tpu.page.language import duration
 from sd_tpu.pictures.history import HistoryError
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import (
     COMPILING,
     WAITING,
@@ -110,7 +110,7 @@ class Run:
     until its successor comes, and is given back if none does.
     """
 
-    def __init__(self, job: Job, engine: Engine, store: Store, inputs: Inputs, grace: float,
+    def __init__(self, job: Job, engine: EngineClient, store: Store, inputs: Inputs, grace: float,
                  browser: str = "", *, live: bool = False, seed: int | None = None,
                  former: Self | None = None, request: Request | None = None):
         """Begins with every place that the job draws waiting.

@@ -9,7 +9,7 @@ from sd_tpu.page.files import Store
 from sd_tpu.page.inputs import Inputs
 from sd_tpu.page.run import GRACE_SECONDS, Run, Snapshot
 from sd_tpu.request import Request
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 
 MAX_KEPT = 256  # runs, for browsers that come back
 KEEP_SECONDS = 24 * 3600  # how long its pictures' files are there
@@ -18,7 +18,7 @@ KEEP_SECONDS = 24 * 3600  # how long its pictures' files are there
 class Runs:
     """The runs of everybody who shares an engine; each is private to who has its key."""
 
-    def __init__(self, engine: Engine, store: Store, inputs: Inputs):
+    def __init__(self, engine: EngineClient, store: Store, inputs: Inputs):
         """Finished pictures go to the store; `inputs` are what they may begin with."""
         self._engine, self._store, self._inputs = engine, store, inputs
         self._lock = threading.Lock()

@@ -48,7 +48,7 @@ from sd_tpu.serving.client import (
 from sd_tpu.serving.job import Cancelled, Event, Job
 from sd_tpu.serving.latency import LatencyModel
 from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
-from sd_tpu.serving.scheduler import Busy, Limits, Scheduler
+from sd_tpu.serving.scheduler import Busy, Scheduler
 from sd_tpu.serving.tally import Tally
 from sd_tpu.serving.worker import Worker, reason_of
 from sd_tpu.settings import Picture, RequestError
@@ -58,7 +58,6 @@ log = logging.getLogger(__name__)
 SLOTS = 8
 ACCELERATOR_GROUP = 4  # slots stepped together at most; a guess until it has been measured
 MAX_ENCODERS = 16  # of start pictures, compiled for so many models and sizes
-MAX_WAITING = Limits().client_jobs
 
 
 class Engine(EngineClient):
