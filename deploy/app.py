@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import shlex
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import fastapi
 import pydantic
@@ -61,6 +61,13 @@ class Options(pydantic.BaseModel):
     tpus: float = pydantic.Field(0, ge=0)
     place: str = ""
 
+    @pydantic.model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.most is not None and self.most < self.hosts:
+            raise ValueError(f"There cannot be at most {self.most} hosts and at least "
+                             f"{self.hosts}.")
+        return self
+
 
 def app(options: Options) -> Application:
     """The application.
@@ -74,7 +81,7 @@ def app(options: Options) -> Application:
     drawing = serve.deployment(Drawing).options(
         ray_actor_options=actor,
         autoscaling_config=AutoscalingConfig(
-            min_replicas=options.hosts, max_replicas=max(options.hosts, options.most or 1),
+            min_replicas=options.hosts, max_replicas=options.most or options.hosts,
             policy=AutoscalingPolicy(policy_function=ByRows,
                                      policy_kwargs={"rows": options.rows})),
         max_ongoing_requests=Limits().jobs + 100,  # what is too much is for its scheduler to say

@@ -123,6 +123,11 @@ def test_there_are_as_many_hosts_as_the_rows_that_wait_are_worth(rows, hosts):
     assert ByRows(100)(SimpleNamespace(aggregated_metrics={"rows": rows})) == (hosts, {})
 
 
+def test_at_most_so_many_hosts_are_no_fewer_than_at_least():
+    with pytest.raises(ValueError, match=r"at most 2 hosts.* at least 3"):
+        Options(hosts=3, most=2)
+
+
 @pytest.mark.parametrize("flags", ["--no-such-flag", "--devices 0"])
 def test_flags_that_cannot_be_read_are_named_before_anything_is_started(flags):
     with pytest.raises(ValueError, match=r"^flags: .*"):
@@ -282,6 +287,14 @@ def test_the_page_streams_and_stops_through_serve(serving):
     until(lambda: re.search(r"^sd_tpu_jobs 0", serving.http.get("/metrics").text, re.M), serving)
     until(lambda: re.search(r"^sd_tpu_slots_occupied 0", serving.http.get("/metrics").text, re.M),
           serving)
+
+
+def test_assistants_find_their_tools_through_serve(serving):
+    until(lambda: devices(serving), serving)
+    answer = serving.http.post(
+        "/gradio_api/mcp/", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
+        headers={"accept": "application/json, text/event-stream"})
+    assert answer.status_code == 200 and '"draw"' in answer.text
 
 
 def test_what_a_host_refuses_is_said_as_it_would_be_here(serving):
