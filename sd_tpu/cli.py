@@ -131,15 +131,17 @@ def open_engine(args: argparse.Namespace) -> Engine:
         ValueError: the model cannot be loaded, or the devices or the size are not possible.
     """
     find_devices(args.devices)
-    return Engine.open(args.model, models=args.models, revision=args.revision,
-                       variant=args.variant, dtype=args.dtype, devices=args.devices,
-                       size=args.size, max_pixels=args.max_pixels, memory=args.memory,
-                       token_downsampling=args.token_downsampling, decoder=args.decoder,
-                       decoder_for=args.decoder_for, prediction_type=args.prediction_type,
-                       zero_snr=args.zero_snr, lora_dir=args.lora_dir,
-                       embedding_dir=args.embedding_dir, prompt_chunks=args.prompt_chunks,
-                       wildcard_dir=args.wildcard_dir, styles=args.styles,
-                       safety_checker=bool(args.safety_checker))
+    return Engine.open(devices=args.devices, memory=args.memory, dtype=args.dtype,
+                       **model_options(args))
+
+
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say of models, as `serving.client.open_models` takes it; not the dtype."""
+    names = ("model", "models", "revision", "variant", "size", "max_pixels", "token_downsampling",
+             "decoder", "decoder_for", "prediction_type", "zero_snr", "lora_dir", "embedding_dir",
+             "prompt_chunks", "wildcard_dir", "styles")
+    return {**{name: getattr(args, name) for name in names},
+            "safety_checker": bool(args.safety_checker)}
 
 
 def find_devices(count: int | None) -> list[jax.Device]:

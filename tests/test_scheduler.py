@@ -57,12 +57,12 @@ class Devices:
         self.numbers = iter(range(1, 10**9))
 
     def ask(self, client="", pictures=1, steps=10, *, kind=GUIDED, batch=SMALL, weights=BASE,
-            previews=False) -> int:
+            previews=False, address="") -> int:
         """Submits a job; its number."""
         job = next(self.numbers)
         batches = itertools.cycle([batch] if isinstance(batch, Batch) else batch)
-        tickets = [Ticket(job=job, place=place, client=client, batch=batch, weights=weights,
-                          kinds=np.full(steps, kind))
+        tickets = [Ticket(job=job, place=place, client=client, address=address, batch=batch,
+                          weights=weights, kinds=np.full(steps, kind))
                    for place, batch in zip(range(pictures), batches, strict=False)]
         self.scheduler.submit(tickets, self.now, steps=steps, previews=previews)
         return job
@@ -125,7 +125,7 @@ class Devices:
         for slot, ticket in plan.enter.items():
             assert plan.rows[slot] > 0
             slots[slot] = [ticket, len(ticket.kinds)]
-        rounds = Counter()
+        lanes = Counter()  # by device: what is stepped at a time
         for slot, rows in plan.rows.items():
             ticket, left = slots[slot]
             device = slot // share
@@ -133,10 +133,11 @@ class Devices:
             assert {ticket.weights, *ticket.weights.needs} <= self.held[device]
             assert 0 < rows <= left
             kind = ticket.kinds[-left]
-            rounds[device] += rows * (1 if kind in (GUIDED, GUIDED_SHALLOW) else 0.5)
+            lanes[device] += 1 if kind in (GUIDED, GUIDED_SHALLOW) else 0.5
             slots[slot][1] -= rows
         assert set(plan.finish) == {slot for slot in plan.rows if slots[slot][1] == 0}
-        seconds = ROW * max(-(-of // plan.batch.group) for of in rounds.values())
+        (rows,) = set(plan.rows.values())
+        seconds = ROW * rows * max(-(-of // plan.batch.group) for of in lanes.values())
         decoded = self.decode * len(plan.finish)
         previewed = self.preview * len(plan.preview)
         self.now += seconds + decoded + previewed
@@ -185,14 +186,16 @@ def warm(devices: Devices, *batches: Batch) -> Devices:
     return devices
 
 
-def test_a_small_picture_of_another_client_is_done_in_three_times_what_it_takes_alone(one):
-    alone = one.took(one.ask("visitor", steps=5))
+@pytest.mark.parametrize("count, batch", [(1, SMALL), (1, WIDE), (8, SMALL)])
+def test_a_small_picture_of_another_client_is_done_in_three_times_what_it_takes_alone(count, batch):
+    devices = warm(Devices(count), batch)
+    alone = devices.took(devices.ask("visitor", steps=5, batch=batch))
     for _ in range(100):
-        one.ask("crowd", pictures=8, steps=200)
-    one.run(seconds=60)
+        devices.ask("crowd", pictures=8, steps=200, batch=batch, previews=True)
+    devices.run(seconds=60)
     for _ in range(5):
-        one.run(seconds=20)
-        assert one.took(one.ask("visitor", steps=5)) <= 3 * alone
+        devices.run(seconds=20)
+        assert devices.took(devices.ask("visitor", steps=5, batch=batch)) <= 3 * alone
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -284,6 +287,19 @@ def test_every_bound_holds_and_a_refusal_says_when_to_come_back(limits, of_other
     assert 1 <= refused.value.retry_after <= 10
     devices.run()
     devices.ask("me", pictures=3)
+
+
+def test_one_address_leaves_room_for_others_whatever_names_it_gives_itself(one):
+    with pytest.raises(Busy, match="from your network") as refused:
+        for number in itertools.count():
+            one.ask(f"made up {number}", address="192.0.2.1")
+    assert number == DEFAULT.address_jobs == DEFAULT.jobs // 2 and refused.value.retry_after >= 1
+    one.ask("somebody", address="192.0.2.2")
+    one.ask("of an address that is not known")
+    with pytest.raises(Busy, match="from your network"):
+        one.ask("made up", pictures=8, address="192.0.2.1")
+    one.run()
+    one.ask("made up", address="192.0.2.1")
 
 
 def test_waiting_jobs_are_told_their_position_the_reason_and_the_time(one):

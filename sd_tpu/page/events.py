@@ -41,7 +41,7 @@ from sd_tpu.pictures.images import (
 from sd_tpu.pictures.inputs import Input, find_input
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import (
     FASTER,
@@ -135,7 +135,7 @@ class Asked:
 class Streams:
     """What is told as it happens; each returns what changes on the page, again and again."""
 
-    engine: Engine
+    engine: EngineClient
     view: View
     runs: Runs
     history: History | None
@@ -215,7 +215,8 @@ class Streams:
         former = self.runs.find(asked.data.get("run"))
         # What its page has not been told of yet is shown as well.
         given_up = {former, self.runs.shown(visitor.session_hash)} - {None}
-        run = self.runs.start(request, browser=asked.browser, seed=seed, former=former, keep=keep)
+        run = self.runs.start(request, browser=asked.browser, address=visitor.client.host,
+                              seed=seed, former=former, keep=keep)
         if run is None:
             told = Sentence("All pictures are there already, as they are asked for.")
             yield self._say(Line(told, "over"), asked.language)
@@ -258,7 +259,7 @@ class Streams:
             if begins:
                 picture = self._soon(filled, place) if live else self._anew(filled, place)
                 run = self.runs.start(Request((*[None] * place, picture)), live=True,
-                                      browser=asked.browser)
+                                      browser=asked.browser, address=visitor.client.host)
                 self.runs.show(session, run)
         seen = 0
         if not begins and run:
@@ -334,7 +335,8 @@ class Streams:
                 for card in (run.cards("stopped") if run else [])}
 
 
-def alone(filled: Mapping[str, Any], place: int, engine: Engine, seed: int = RANDOM) -> Picture:
+def alone(filled: Mapping[str, Any], place: int, engine: EngineClient,
+          seed: int = RANDOM) -> Picture:
     """The picture that the box at `place` asks for; with this seed where that is left open.
 
     Raises:
@@ -354,7 +356,7 @@ def _reseeded(picture: Picture) -> Picture:
     return dataclasses.replace(picture, seed=drawn_seed(RANDOM))
 
 
-def too_slow(engine: Engine, picture: Picture) -> RequestError | None:
+def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
     """Why no picture is drawn with these settings while somebody types, if there is a reason; until
     it is known there is none."""
     seconds = engine.seconds(picture) or 0.0
@@ -369,7 +371,7 @@ def too_slow(engine: Engine, picture: Picture) -> RequestError | None:
 class Answers:
     """What is answered at once: each returns what page.js shows, `told` in the progress line."""
 
-    engine: Engine
+    engine: EngineClient
     runs: Runs
     files: Files
     inputs: Inputs
@@ -658,7 +660,7 @@ def _has_settings(file: Path) -> bool:
         return False
 
 
-def remark(prompt: str, value: str, engine: Engine, model: str) -> tuple[str, Sentence | str]:
+def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[str, Sentence | str]:
     """What is worth saying of a prompt, and of what kind it is: one of its values where it stands
     for several, that it is near the model's limit or beyond it, which words mean nothing to the
     model; mostly nothing."""

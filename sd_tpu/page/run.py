@@ -19,7 +19,7 @@ from sd_tpu.page.language import duration
 from sd_tpu.pictures.history import HistoryError
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import (
     BLURRED,
     COMPILING,
@@ -112,7 +112,7 @@ class Run:
     until its successor comes, and is given back if none does.
     """
 
-    def __init__(self, job: Job, engine: Engine, store: Store, inputs: Inputs, grace: float,
+    def __init__(self, job: Job, engine: EngineClient, store: Store, inputs: Inputs, grace: float,
                  browser: str = "", *, live: bool = False, seed: int | None = None,
                  former: Self | None = None, request: Request | None = None):
         """Begins with every place that the job draws waiting.
@@ -122,7 +122,8 @@ class Run:
         self.key = secrets.token_urlsafe(16)
         self.request, self.begun = request or job.request, time.time()
         self.seed = job.request.seed if seed is None else seed  # of place 0, where seeds run on
-        self._engine, self._store, self._client = engine, store, job.client
+        self._engine, self._store = engine, store
+        self._client, self._address = job.client, job.address
         self._inputs = inputs
         self._grace, self._browser = grace, browser
         self._change = threading.Condition()  # guards the rest
@@ -193,7 +194,7 @@ class Run:
             if request == self.request and before.state in ("waiting", "forming", "done"):
                 return None
             job = self._engine.submit(request.with_only(place), client=self._client,
-                                      inputs=self._inputs.of(self._browser))
+                                      address=self._address, inputs=self._inputs.of(self._browser))
             if kept := self.finished(place):
                 self._former[place] = kept
             self.request = request

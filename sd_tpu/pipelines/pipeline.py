@@ -23,6 +23,7 @@ from sd_tpu.families import find_family
 from sd_tpu.families.checkpoint import keep_compiled
 from sd_tpu.families.latent_diffusion import LatentDiffusion
 from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.models.unet import guidance_encoding
 from sd_tpu.pipelines.configs import Config, warn_of_unknown, write_json
 from sd_tpu.pipelines.files import fetch_packed, take_options
 from sd_tpu.pipelines.models import Network, Output
@@ -442,19 +443,27 @@ class FlaxDiffusionPipeline:
             latents: [b, C, h, w], of unit variance.
             keys: [b, 2] u32, of fresh noise.
             steps: a number, not traced.
-            guidance: one number or b of them; up to 1 the prompt alone counts.
+            guidance: one number or b of them; up to 1 the prompt alone counts. A latent consistency
+                model is told it, and draws the prompt alone.
         """
         scheduler = self._drawing_scheduler()
         state = scheduler.set_timesteps(self._state(params), steps, latents.shape)
         scale = jnp.asarray(guidance, jnp.float32).reshape(-1, 1, 1, 1)
+        told = self.unet.config.get("time_cond_proj_dim")
+        if told:
+            text = jnp.split(text, 2)[1]
+            each = jnp.broadcast_to(jnp.ravel(scale), len(latents))
+            added = jax.tree.map(lambda x: jnp.split(x, 2)[1], added or {})
+            added["timestep_cond"] = guidance_encoding(each - 1, told)
 
         def one(i, carry):
             x, state = carry
             t = state.timesteps[i]
-            twice = scheduler.scale_model_input(state, jnp.concatenate([x] * 2), t)
-            out = self.unet.apply({"params": params["unet"]}, twice, t, text, added).sample
-            negative, positive = jnp.split(out, 2)
-            out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
+            taken = scheduler.scale_model_input(state, x if told else jnp.concatenate([x] * 2), t)
+            out = self.unet.apply({"params": params["unet"]}, taken, t, text, added).sample
+            if not told:
+                negative, positive = jnp.split(out, 2)
+                out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
             fresh = {"noise": noise_of(keys, x.shape[1:], i)} if scheduler.stochastic else {}
             return scheduler.step(state, out, t, x, **fresh).to_tuple()
 

@@ -81,9 +81,10 @@ class Job:
 
     def __init__(self, request: Request, number: int, client: str,
                  cancel: Callable[[int, int | None], None],
-                 canvases: Mapping[int, Canvas | None] | None = None):
-        """Made by `Engine.submit`, with what the pictures begin with, by place."""
-        self.request, self.number, self.client = request, number, client
+                 canvases: Mapping[int, Canvas | None] | None = None, address: str = ""):
+        """Made by `EngineClient.submit`, with what the pictures begin with, by place."""
+        self.request, self.number = request, number
+        self.client, self.address = client, address
         self.end: End | None = None  # how it ended, once it has
         self.since = time.monotonic()
         self._cancel, self._canvases = cancel, canvases or {}

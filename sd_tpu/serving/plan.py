@@ -59,6 +59,7 @@ class Ticket:
     job: int
     place: int
     client: str
+    address: str = ""  # from which it was asked for, where that is known
     batch: Batch
     weights: Weights
     kinds: np.ndarray  # [R] of `slots.row_kinds`: what each row of its table evaluates

@@ -46,12 +46,15 @@ SWITCH_SECONDS = 5.0  # that a device keeps to its weights while others wait for
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much may be asked for and not drawn yet, in all and by one client."""
+    """How much may be asked for and not drawn yet: in all, by one client, and from one address, as
+    browsers can give themselves any number of names."""
 
     jobs: int = 400
     pictures: int = 3200
     client_jobs: int = 100
     client_pictures: int = 800
+    address_jobs: int = 200
+    address_pictures: int = 1600
 
 
 class Busy(RequestError):
@@ -94,9 +97,10 @@ class _Picture:
 class _Job:
     """What is known of a job until it ends."""
 
-    def __init__(self, number: int, client: str, pictures: dict[int, _Picture], steps: int,
-                 previews: bool):
-        self.number, self.client, self.pictures = number, client, pictures
+    def __init__(self, number: int, client: str, address: str, pictures: dict[int, _Picture],
+                 steps: int, previews: bool):
+        self.number, self.client, self.address = number, client, address
+        self.pictures = pictures
         self.steps, self.previews = steps, previews
         self.unfinished = set(pictures)
         self.begun: float | None = None
@@ -187,7 +191,7 @@ class Scheduler:
         pictures = {ticket.place: _Picture(ticket, next(self._numbers), now) for ticket in tickets}
         if not any(job.client == client for job in self._jobs.values()):
             self._share.join(client)
-        self._jobs[number] = _Job(number, client, pictures, steps, previews)
+        self._jobs[number] = _Job(number, client, tickets[0].address, pictures, steps, previews)
         for ticket, picture in zip(tickets, pictures.values(), strict=True):
             queue = self._waiting.setdefault((client, ticket.batch, ticket.weights), deque())
             queue.append(picture)
@@ -195,14 +199,17 @@ class Scheduler:
 
     def check_room(self, tickets: Sequence[Ticket]) -> None:
         """Raises Busy or RequestError as `submit` would now."""
-        client, jobs = tickets[0].client, list(self._jobs.values())
+        client, address, jobs = tickets[0].client, tickets[0].address, list(self._jobs.values())
         mine = [job for job in jobs if job.client == client]
+        near = [job for job in jobs if job.address == address] if address else []
         for asked, most_jobs, most_pictures, sentence in (
             (jobs, self.limits.jobs, self.limits.pictures,
              Sentence("Too many people are waiting; please try again in a minute.")),
             (mine, self.limits.client_jobs, self.limits.client_pictures,
              Sentence("Too many of your pictures are waiting; please try again when some are "
                       "done.")),
+            (near, self.limits.address_jobs, self.limits.address_pictures,
+             Sentence("Too much is asked for from your network; please try again in a minute.")),
         ):
             pictures = sum(len(job.unfinished) for job in asked)
             if len(asked) >= most_jobs or pictures + len(tickets) > most_pictures:
@@ -242,6 +249,17 @@ class Scheduler:
     def waiting(self) -> int:
         """How many pictures have no slot yet."""
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def rows(self) -> int:
+        """How many rows are left of all pictures that are wanted."""
+        return sum(picture.left for picture in self._unfinished())
+
+    @property
+    def held(self) -> frozenset[Weights]:
+        """The weights that lie on a device, or are on their way there."""
+        return frozenset(item for device in self._devices for item in self._memory.on(device)
+                         if isinstance(item, Weights))
 
     def jobs(self) -> list[int]:
         """The numbers of those that are not over."""
