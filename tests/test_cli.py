@@ -349,8 +349,8 @@ def test_open_engine_hands_every_flag_on(opened):
                           "--wildcard-dir", "w", "--styles", "s.csv",
                           "--prediction-type", "v_prediction", "--zero-snr", "--safety-checker"))
     assert opened[-1] == (dict(
-        model="org/name", models=Path("m"), revision="r", variant="fp16", dtype="bfloat16", devices=4,
-        size=(512, 768), max_pixels=9999, memory=1_500_000_000, token_downsampling=2,
+        model="org/name", models=Path("m"), revision="r", variant="fp16", dtype="bfloat16",
+        devices=4, size=(512, 768), max_pixels=9999, memory=1_500_000_000, token_downsampling=2,
         decoder="d", decoder_for="pictures", prediction_type="v_prediction", zero_snr=True,
         lora_dir=Path("l"), embedding_dir=Path("e"), prompt_chunks=2,
         wildcard_dir=Path("w"), styles=Path("s.csv"), safety_checker=True),)
@@ -359,8 +359,8 @@ def test_open_engine_hands_every_flag_on(opened):
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
     cli.open_engine(parse())
     assert opened == ["mesh", (dict(
-        model=BUNDLED_MODEL, models=None, revision=None, variant=None, dtype=None, devices=None, size=None,
-        max_pixels=None, memory=None, token_downsampling=1, decoder=None, decoder_for="pictures",
+        model=BUNDLED_MODEL, models=None, revision=None, variant=None, dtype=None, devices=None,
+        size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None, decoder_for="pictures",
         prediction_type=None, zero_snr=None, lora_dir=None, embedding_dir=None, prompt_chunks=3,
         wildcard_dir=None, styles=None, safety_checker=False),)]
 
