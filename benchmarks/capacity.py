@@ -34,6 +34,7 @@ CLOCK = 197e12 / (4 * 128 * 128 * 2)  # Hz: peak over what four matrix units do 
 MODELS = {"SD 1.5, 512x512": "sd14", "SDXL, 1024x1024": "sdxl"}  # 1.4 and 1.5 are one architecture
 PRICE = 1.20  # dollars an hour and chip: the list price on demand (cloud.google.com/tpu/pricing)
 LOADS = (0.5, 0.8, 0.95)
+OVERLOAD, SATURATING = 1.5, 200  # of what is possible on paper, and so many requests
 PICTURES = (1, 4, 8)  # of a request, each as often
 WEIGHTS, PIXELS = Weights(name="weights"), np.zeros((1, 1, 3), np.uint8)
 ENDLESS = Limits(*[1 << 40] * 4)
@@ -110,18 +111,26 @@ class Simulated:
 
 @dataclasses.dataclass
 class Visit:
-    """A request: when it came, was begun and was done."""
+    """A request: when it came, for how many pictures, and when it was begun and done."""
 
     came: float
+    pictures: int
     begun: float = math.nan
     done: float = math.nan
 
 
-def simulate(cost: Cost, hosts: int, steps: int, load: float, requests: int, seed: int = 0
+def at_most(cost: Cost, steps: int) -> float:
+    """Pictures a second that a host draws which is asked for more than it can. That is less than on
+    paper: all its chips wait while one of them decodes."""
+    rate = OVERLOAD * CHIPS / cost.picture(steps) / np.mean(PICTURES)
+    visits = simulate(cost, 1, steps, rate, SATURATING)
+    return sum(visit.pictures for visit in visits) / max(visit.done for visit in visits)
+
+
+def simulate(cost: Cost, hosts: int, steps: int, rate: float, requests: int, seed: int = 0
              ) -> list[Visit]:
-    """Requests of clients who each ask once, at a share `load` of what the hosts can draw."""
+    """Requests of clients who each ask once, so many of them a second."""
     chance, numbers = random.Random(seed), itertools.count()
-    rate = load * hosts * CHIPS / cost.picture(steps) / np.mean(PICTURES)  # requests a second
     park = [Simulated(cost) for _ in range(hosts)]
     visits: dict[int, Visit] = {}
     happens: list[tuple[float, int, int | None]] = [(0.0, next(numbers), None)]  # host, or arrival
@@ -129,7 +138,7 @@ def simulate(cost: Cost, hosts: int, steps: int, load: float, requests: int, see
         now, _, which = heapq.heappop(happens)
         if which is None:
             job, count = len(visits), chance.choice(PICTURES)
-            visits[job] = Visit(now)
+            visits[job] = Visit(now, count)
             which, *_ = ranked({place: Host(host.scheduler.rows)
                                 for place, host in enumerate(park)}, [WEIGHTS])
             host = park[which]
@@ -159,16 +168,17 @@ def rows(text: str, steps: int, price: float, requests: int, hosts: Sequence[int
     """The table's rows."""
     for name, model in MODELS.items():
         cost = Cost.of(model, text)
+        most = at_most(cost, steps)
         for count, load in itertools.product(hosts, LOADS):
-            visits = simulate(cost, count, steps, load, requests)
+            drawn = load * count * most
+            visits = simulate(cost, count, steps, drawn / np.mean(PICTURES), requests)
             settled = visits[len(visits) // 10:]  # before that the queue is shorter than it will be
             waited, total = ([getattr(visit, field) - visit.came for visit in settled]
                              for field in ("begun", "done"))
             chips = count * CHIPS
-            drawn = load * chips / cost.picture(steps)
             yield {"model": name, "chips": chips, "s a step": cost.step,
-                   "s a picture": cost.picture(steps), "load": f"{load:.0%}",
-                   "pictures/s": drawn,
+                   "s a picture": cost.picture(steps), "paper/s": chips / cost.picture(steps),
+                   "at most/s": count * most, "load": f"{load:.0%}", "pictures/s": drawn,
                    **{f"{what} p{share}": float(np.percentile(seconds, share))
                       for what, seconds in (("waiting", waited), ("in all", total))
                       for share in (50, 95)},
@@ -182,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--price", type=float, default=PRICE, metavar="DOLLARS",
                        help="of a chip for an hour; by default (%(default).2f) Google's list price "
                             "of v5e on demand")
-    flags.add_argument("--requests", type=_positive, default=2000, help="to simulate (%(default)s)")
+    flags.add_argument("--requests", type=_positive, default=1000, help="to simulate (%(default)s)")
     flags.add_argument("--hosts", type=_positive, nargs="+", default=[1, 4],
                        help=f"each of {CHIPS} chips (%(default)s)")
     flags.add_argument("--cycles", type=Path, default=RESULTS, metavar="FILE",
@@ -193,10 +203,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *rows(text, args.steps, args.price, args.requests, args.hosts)], args.results, notes=[
         f"On paper, not on a TPU: cycles as the compiler of {CHIP} expects them, at "
         f"{CLOCK / 1e9:.2f} GHz, without attention's kernels, for which it expects nothing, and "
-        f"without what the host does. Requests of {', '.join(map(str, PICTURES))} pictures come by "
-        f"chance, each of another client; {args.requests} for each row. Seconds until the first of "
-        f"a request's pictures is begun, and until the last is done; ${args.price:.2f} for a chip "
-        "and hour."])
+        "without what the host does. At most so many a second come of the scheduler's own plans "
+        f"under {OVERLOAD:g} times that load, as all chips of a host wait while one decodes; loads "
+        f"are shares of these. Requests of {', '.join(map(str, PICTURES))} pictures come by chance, "
+        f"each of another client; {args.requests} for each row. Seconds until the first of a "
+        f"request's pictures is begun, and until the last is done; ${args.price:.2f} for a chip and "
+        "hour."])
 
 
 def _positive(text: str) -> int:

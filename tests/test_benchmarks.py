@@ -258,7 +258,9 @@ def test_capacity(tmp_path):
     for row in rows:
         row |= {name: float(value) for name, value in row.items() if "%" not in value and
                 name != "model"}
-        drawn = float(row["load"].strip("%")) / 100 * row["chips"] / row["s a picture"]
+        drawn = float(row["load"].strip("%")) / 100 * row["at most/s"]
+        assert row["paper/s"] == pytest.approx(row["chips"] / row["s a picture"], rel=1e-3)
+        assert row["at most/s"] < row["paper/s"]
         assert row["pictures/s"] == pytest.approx(drawn, rel=1e-3)
         assert row["$ per 1,000"] == pytest.approx(
             1000 * row["chips"] * capacity.PRICE / 3600 / drawn, rel=1e-3)
@@ -267,10 +269,16 @@ def test_capacity(tmp_path):
 
 def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for():
     cost, steps = capacity.Cost(step=0.01, decode=0.02), 20
+    most = capacity.at_most(cost, steps)
     waited = {load: np.mean([visit.begun - visit.came for visit in capacity.simulate(
-        cost, 1, steps, load, 300)]) for load in (0.01, 0.5, 0.95)}
+        cost, 1, steps, load * most / np.mean(capacity.PICTURES), 300)])
+        for load in (0.01, 0.5, 0.95)}
     assert waited[0.01] < 0.05 * cost.picture(steps) and waited[0.01] < waited[0.5] < waited[0.95]
-    visits = capacity.simulate(cost, 1, steps, 0.01, 50)
+    undecoded = capacity.Cost(step=0.01, decode=0.0)
+    paper = capacity.CHIPS / undecoded.picture(steps)
+    assert most < 0.9 * capacity.CHIPS / cost.picture(steps), "all chips wait while one decodes"
+    assert capacity.at_most(undecoded, steps) > 0.9 * paper
+    visits = capacity.simulate(cost, 1, steps, 0.01 * most, 50)
     assert min(visit.done - visit.came for visit in visits) == pytest.approx(cost.picture(steps))
 
 
