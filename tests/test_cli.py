@@ -360,8 +360,8 @@ def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
     cli.open_engine(parse())
     assert opened == ["mesh", (dict(
         model=BUNDLED_MODEL, models=None, revision=None, variant=None, dtype=None, devices=None,
-        size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None, decoder_for="pictures",
-        prediction_type=None, zero_snr=None, lora_dir=None, embedding_dir=None, prompt_chunks=3,
+        size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None,
+        decoder_for="pictures", prediction_type=None, zero_snr=None, lora_dir=None, embedding_dir=None, prompt_chunks=3,
         wildcard_dir=None, styles=None, safety_checker=False),)]
 
 
