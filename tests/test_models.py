@@ -23,6 +23,7 @@ from transformers import CLIPTextModelWithProjection as TorchTextModelWithProjec
 from benchmarks.make_checkpoint import MODELS
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import (
+    ControlNetConfig,
     ProjectedTextEncoderConfig,
     TextEncoderConfig,
     TinyVAEConfig,
@@ -34,6 +35,7 @@ from sd_tpu.models import (
     AutoencoderTiny,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    ControlNetModel,
     UNet2DConditionModel,
     convolution,
     layers,
@@ -413,6 +415,61 @@ def test_the_first_and_the_last_layer_with_the_features_of_a_whole_pass_give_wha
     out, same, near, exact = compiled(both, ours, *inputs)
     np.testing.assert_allclose(same, out, atol=1e-5)
     assert 1e-4 < relative(near, exact) < 0.9
+
+
+# A ControlNet of each kind of UNet: its blocks need not be the UNet's, but its maps are.
+CONTROLNETS = {
+    "SD 1: heads a number, four levels": {},
+    "SD 2: heads a list, linear projection, upcast": dict(
+        controlnet_conditioning_channel_order="bgr"),
+    "SDXL: attention below, in stacks, and a pooled text with sizes": {},
+    "SDXL, small": dict(down_block_types=("DownBlock2D",) * 3, mid_block_type="UNetMidBlock2D"),
+}
+
+
+def controlnet_config(kind: str) -> dict:
+    """Of a tiny ControlNet whose pictures have two pixels for each latent."""
+    unet = UNETS["SDXL: attention below, in stacks, and a pooled text with sizes"
+                 if kind == "SDXL, small" else kind]
+    return {name: value for name, value in unet.items()
+            if name not in ("up_block_types", "sample_size")} | dict(
+                conditioning_embedding_out_channels=(4, 6)) | CONTROLNETS[kind]
+
+
+@pytest.mark.parametrize("kind", CONTROLNETS)
+def test_a_controlnet_and_the_unet_that_it_steers_are_those_of_diffusers(ported, kind):
+    config = controlnet_config(kind)
+    theirs = randomized(diffusers.ControlNetModel(**config))
+    ours = ported(theirs, partial(ControlNetModel, ControlNetConfig.from_dict(config)))
+    (latents, times, text), added = unet_inputs(config)
+    picture = torch.rand(2, 3, 16, 32)
+    expected = theirs(latents, times, text, picture, conditioning_scale=0.7,
+                      added_cond_kwargs=added)
+    arrays = as_arrays([latents, times, text], added)
+
+    def control(model, picture, latents, times, text, added):
+        return [0.7 * each for each in model(latents, times, text, model.embed(picture), added)]
+
+    found = compiled(control, ours, nhwc(picture), *arrays)
+    maps = [*expected.down_block_res_samples, expected.mid_block_res_sample]
+    for number, (one, other) in enumerate(zip(found, maps, strict=True)):
+        assert_agrees(f"ControlNetModel, {kind}, map {number}", one, nhwc(other))
+
+    kind = "SDXL: attention below, in stacks, and a pooled text with sizes" if (
+        kind == "SDXL, small") else kind
+    steered = randomized(diffusers.UNet2DConditionModel(**UNETS[kind]))
+    ours = ported(steered, partial(UNet2DConditionModel, UNetConfig.from_dict(UNETS[kind])))
+
+    def both(model, latents, times, text, added, found):
+        out, deep = model.whole(latents, times, text, added, found)
+        return out, model.shallow(latents, times, text, deep, added, found[0])
+
+    whole, shallow = compiled(both, ours, *arrays, found)
+    assert_agrees(f"UNet2DConditionModel with a ControlNet, {kind}", whole, nhwc(steered(
+        latents, times, text, added_cond_kwargs=added,
+        down_block_additional_residuals=expected.down_block_res_samples,
+        mid_block_additional_residual=expected.mid_block_res_sample).sample))
+    np.testing.assert_allclose(shallow, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind, name", [
