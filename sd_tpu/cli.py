@@ -104,6 +104,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--styles", type=Path, metavar="FILE",
         help="a list of styles as A1111 keeps it: name,prompt,negative_prompt, where {prompt} "
              "stands for the prompt")
+    add("--controlnet", dest="controlnets", action="append", default=[], metavar="DIR_OR_HUB_ID",
+        help="a ControlNet that follows control pictures, such as lllyasviel/sd-controlnet-canny; "
+             "several times for several")
     add("--prompt-chunks", type=int, choices=range(1, 11), default=3, metavar="N",
         help="of 75 tokens that a prompt may have; what is longer is cut (default: 3)")
     _add_devices_flag(parser)
@@ -123,7 +126,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
                        decoder_for=args.decoder_for, prediction_type=args.prediction_type,
                        zero_snr=args.zero_snr, lora_dir=args.lora_dir,
                        embedding_dir=args.embedding_dir, prompt_chunks=args.prompt_chunks,
-                       wildcard_dir=args.wildcard_dir, styles=args.styles)
+                       wildcard_dir=args.wildcard_dir, styles=args.styles,
+                       controlnets=args.controlnets)
 
 
 def find_devices(count: int | None) -> list[jax.Device]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from asking import make_request
 from PIL import Image
+from test_control import make_controlnet
 
 from sd_tpu import cli
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
@@ -118,9 +119,26 @@ def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
     assert "Denoising strength: 0.5, " in Image.open(tmp_path / "00.png").text[KEY]
 
 
-def test_a_picture_that_cannot_be_read_is_named(tmp_path):
+def test_a_picture_follows_the_lines_of_another(checkpoints, torch_pipelines, tmp_path):
+    make_controlnet(torch_pipelines["sd1"].unet, conditioning_embedding_out_channels=(8, 16)
+                    ).save_pretrained(tmp_path / "lines")
+    photo = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8).repeat(5, 0).repeat(5, 1)
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    code, _, err = run(
+        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps", 2,
+        "--controlnet", tmp_path / "lines", "--control-image", tmp_path / "photo.png",
+        "--control-scale", 0.8, "--control-start", 0.25, "--control-stop", 1, "--detector",
+        "canny", "--devices", 1, "--out", tmp_path)
+    assert code == 0, err
+    with Image.open(tmp_path / "00.png") as image:
+        assert ('ControlNet 0: "Module: canny, Model: lines, Weight: 0.8, Guidance Start: 0.25, '
+                'Guidance End: 1"') in image.text[KEY]
+
+
+@pytest.mark.parametrize("flag", ["--init-image", "--control-image"])
+def test_a_picture_that_cannot_be_read_is_named(flag, tmp_path):
     (tmp_path / "cut.png").write_bytes(b"no picture at all")
-    code, _, err = run("generate", "--prompt", "a cat", "--init-image", tmp_path / "cut.png",
+    code, _, err = run("generate", "--prompt", "a cat", flag, tmp_path / "cut.png",
                        "--out", tmp_path / "out")
     assert (code, err.splitlines()[-1]) == (
         2, f"{tmp_path / 'cut.png'} is in no format that is read here; save it as PNG.")

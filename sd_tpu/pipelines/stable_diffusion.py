@@ -15,6 +15,7 @@ from sd_tpu.pipelines.models import (
     FlaxAutoencoderKL,
     FlaxCLIPTextModel,
     FlaxUNet2DConditionModel,
+    Network,
 )
 from sd_tpu.pipelines.names import to_ours
 from sd_tpu.pipelines.pipeline import (
@@ -43,15 +44,18 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
 
     def __init__(self, vae: FlaxAutoencoderKL, text_encoder: FlaxCLIPTextModel, tokenizer: Any,
                  unet: FlaxUNet2DConditionModel, scheduler: Any, safety_checker: Any = None,
-                 feature_extractor: Any = None, dtype: Any = None, token_downsampling: int = 1):
-        """Joins the parts; `tokenizer` is transformers'. Pictures are not checked.
+                 feature_extractor: Any = None, dtype: Any = None, token_downsampling: int = 1,
+                 **networks: Network):
+        """Joins the parts; `tokenizer` is transformers', and `networks` are a subclass's own.
+        Pictures are not checked.
 
         Raises:
             CheckpointError: the parts do not fit one another, as in an inpainting checkpoint.
         """
         super().__init__(dtype, token_downsampling, vae=vae, text_encoder=text_encoder,
                          tokenizer=tokenizer, unet=unet, scheduler=scheduler,
-                         safety_checker=safety_checker, feature_extractor=feature_extractor)
+                         safety_checker=safety_checker, feature_extractor=feature_extractor,
+                         **networks)
         self._programs: dict[tuple, Programs] = {}
         self._encoders: dict[tuple, ImageEncoder] = {}
         self._built: tuple[tuple, StableDiffusion, Params] | None = None
@@ -133,12 +137,17 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
         """
         keys = image_keys(prng_seed, prompt_ids.shape[0])
         first = self._first_latents(latents, keys, *self._size(height, width))
+        text = self._embedded(prompt_ids, neg_prompt_ids, params)
+        clean = self._denoise(params, text, None, first, keys, num_inference_steps, guidance_scale)
+        return self._decode(params, clean)
+
+    def _embedded(self, prompt_ids: jax.Array, neg_prompt_ids: jax.Array | None,
+                  params: Mapping[str, Any]) -> jax.Array:
+        """The embeddings [2b, 77, D] of negative prompts and prompts."""
         negative = self._ids(self.tokenizer, "") if neg_prompt_ids is None else neg_prompt_ids
         ids = jnp.concatenate([jnp.broadcast_to(jnp.asarray(negative), prompt_ids.shape),
                                prompt_ids])
-        text = self.text_encoder(ids, params=params["text_encoder"])[0]
-        clean = self._denoise(params, text, None, first, keys, num_inference_steps, guidance_scale)
-        return self._decode(params, clean)
+        return self.text_encoder(ids, params=params["text_encoder"])[0]
 
     # --- what a call is given and gives ---------------------------------------------------------
 

@@ -27,11 +27,13 @@ from sd_tpu.checkpoint.library import Library
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint, bytes_of
+from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.decoder import TinyDecoder
+from sd_tpu.families.latent_diffusion import CONTROL
 from sd_tpu.families.model import Model
 from sd_tpu.families.text import Count, PromptOptions, count
 from sd_tpu.pictures.images import to_png
-from sd_tpu.pictures.inputs import Canvas, Input
+from sd_tpu.pictures.inputs import Canvas, Input, control_pixels
 from sd_tpu.request import Request
 from sd_tpu.runtime.merge import merge
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
@@ -64,6 +66,16 @@ class Closing(RequestError):
     """Nothing new is taken, as the server is about to end."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What the programs of a batch are for: a checkpoint's architecture by its name, the model for
+    such texts, and what steers it."""
+
+    architecture: str
+    model: Model
+    controlnet: ControlNet | None = None
+
+
 class Engine:
     """Makes pictures for whoever asks, on all devices of its mesh."""
 
@@ -92,7 +104,7 @@ class Engine:
         self.worker = Worker(mesh, self._read, self._build, self._prepare)
         params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
         self._batches: dict[tuple, Batch] = {}
-        self._models: dict[Batch, Model] = {}
+        self._kinds: dict[Batch, _Kind] = {}
         self.batch = self._batch(self.defaults)
         self.programs = self._programs_of(self.batch)
         self.latency = LatencyModel()
@@ -121,7 +133,7 @@ class Engine:
              zero_snr: bool | None = None, lora_dir: Path | None = None,
              embedding_dir: Path | None = None,
              prompt_chunks: int = PromptOptions.chunks, wildcard_dir: Path | None = None,
-             styles: Path | None = None) -> Self:
+             styles: Path | None = None, controlnets: Sequence[str | Path] = ()) -> Self:
         """Loads a checkpoint and starts an engine for it.
 
         Args:
@@ -149,9 +161,10 @@ class Engine:
             prompt_chunks: see there.
             wildcard_dir: as `Wildcards` takes it.
             styles: as `Styles` takes it.
+            controlnets: folders or hub ids of ControlNets that pictures may be steered by.
 
         Raises:
-            CheckpointError: the model cannot be loaded, or a folder cannot be read.
+            CheckpointError: the model or a ControlNet cannot be loaded, or a folder cannot be read.
             ValueError: there are too few devices, the size or the downsampling is not possible,
                 or the decoder is for none of the models.
         """
@@ -178,7 +191,9 @@ class Engine:
             return Checkpoint.open(path, **of_first if again else {}, **options)
 
         offer = Catalog(first, library, reopen, size=size, max_pixels=max_pixels,
-                        wildcards=Wildcards(wildcard_dir), styles=Styles(styles))
+                        wildcards=Wildcards(wildcard_dir), styles=Styles(styles),
+                        controlnets=[ControlNet.open(name, dtype=options["dtype"], variant=variant)
+                                     for name in controlnets])
         if group is None:
             group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
         return cls(offer, mesh, group=group, memory=memory, adapters=adapters)
@@ -186,7 +201,7 @@ class Engine:
     def submit(self, request: Request, *, previews: bool = True, client: str = "",
                inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
         """Queues a checked request; without `previews` none are made. The job's request
-        holds the prompts with styles applied.
+        holds the prompts with styles applied, and which ControlNet steers a picture.
 
         `inputs` are the pictures that it begins with, by their names. The first of a model and a
         size compiles what encodes them before this returns.
@@ -200,9 +215,9 @@ class Engine:
             RequestError: a sampler cannot take its steps, a prompt cannot be drawn, or what a
                 picture begins with is missing or cannot be used, or cannot be compiled for.
         """
-        request = self._styled(request)
-        canvases = self._canvases(request, inputs)
-        arrivals = {place: self.arrival(request, place, canvas)
+        request = self._settled(request)
+        canvases, controls = self._canvases(request, inputs), self._controls(request, inputs)
+        arrivals = {place: self.arrival(request, place, canvas, controls[place])
                     for place, canvas in canvases.items()}
         number = next(self._numbers)
         tickets = [Ticket(job=number, place=place, client=client, kinds=arrival.kinds,
@@ -223,9 +238,14 @@ class Engine:
             self._change.notify_all()
         return job
 
-    def _styled(self, request: Request) -> Request:
-        return Request(tuple(picture and self.offer.styles.applied(picture)
-                             for picture in request.pictures))
+    def _settled(self, request: Request) -> Request:
+        """The same with styles applied, and ControlNets named that were left open."""
+        def one(picture: Picture) -> Picture:
+            controlnet = self.offer.controlnet(picture)
+            named = {"controlnet": controlnet.name} if controlnet else {}
+            return dataclasses.replace(self.offer.styles.applied(picture), **named)
+
+        return Request(tuple(picture and one(picture) for picture in request.pictures))
 
     def _check_room(self, tickets: Sequence[Ticket]) -> None:
         """Raises what `submit` raises where they are not taken. Needs the lock."""
@@ -237,15 +257,17 @@ class Engine:
             self.tally.refused += 1
             raise
 
-    def arrival(self, request: Request, place: int, canvas: Canvas | None = None) -> Entry:
-        """The picture at `place` as the programs take it, with what it begins with.
+    def arrival(self, request: Request, place: int, canvas: Canvas | None = None,
+                control: np.ndarray | None = None) -> Entry:
+        """The picture at `place` as the programs take it, with what it begins with and what steers
+        it, as `control_pixels` gives it.
 
         Raises:
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
         """
         picture = request.pictures[place]
         with _told_by_whose(request, place):
-            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas)
+            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas, control)
 
     def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
         """What the pictures begin with, by place; those that begin with the same share it."""
@@ -261,6 +283,20 @@ class Engine:
             canvases[place] = made[key]
         return canvases
 
+    def _controls(self, request: Request,
+                  inputs: Mapping[str, Input]) -> dict[int, np.ndarray | None]:
+        """What steers the pictures, by place; those that follow the same share it."""
+        made, controls = {}, {}
+        for place in request.places():
+            picture = request.pictures[place]
+            key = (picture.steered, picture.control_image, picture.detector, picture.fit,
+                   picture.height, picture.width)
+            if key not in made:
+                with _told_by_whose(request, place):
+                    made[key] = control_pixels(picture, inputs)
+            controls[place] = made[key]
+        return controls
+
     def _weights_of(self, request: Request, place: int) -> Weights:
         """The parameters that the picture is drawn with.
 
@@ -272,19 +308,22 @@ class Engine:
         with _told_by_whose(request, place):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
             self.adapters.check(asked, offered.checkpoint.parameters.shapes)
-        return dataclasses.replace(offered.weights, adapters=asked)
+            controlnet = self.offer.controlnet(picture)
+        weights = dataclasses.replace(offered.weights, adapters=asked)
+        return self.offer.steered(weights, controlnet) if controlnet else weights
 
-    def _entry(self, checkpoint: Checkpoint, picture: Picture,
-               canvas: Canvas | None = None) -> Entry:
+    def _entry(self, checkpoint: Checkpoint, picture: Picture, canvas: Canvas | None = None,
+               control: np.ndarray | None = None) -> Entry:
         settings = {name: getattr(picture, name) for name in TAKEN}
         model = checkpoint.model
         settings["guidance"] = model.cfg_scale(picture.guidance)
+        inputs = checkpoint.prompt_inputs(picture.prompt, picture.negative_prompt,
+                                          height=picture.height, width=picture.width,
+                                          guidance=picture.guidance,
+                                          options=self.adapters.options(model))
         return Entry.of(
             _table(checkpoint, picture),
-            checkpoint.prompt_inputs(picture.prompt, picture.negative_prompt,
-                                     height=picture.height, width=picture.width,
-                                     guidance=picture.guidance,
-                                     options=self.adapters.options(model)),
+            inputs if control is None else {**inputs, "control": control},
             **settings,
             given=Given.of(model, model.latent_shape(picture.height, picture.width),
                            canvas and canvas.image, canvas and canvas.mask, picture.strength),
@@ -337,7 +376,7 @@ class Engine:
         Raises:
             RequestError: a prompt cannot be drawn.
         """
-        request = self._styled(request)
+        request = self._settled(request)
         pictures = {place: request.pictures[place] for place in request.places()}
         models = {place: self.offer.open(picture.model).checkpoint
                   for place, picture in pictures.items()}
@@ -367,7 +406,7 @@ class Engine:
     def to_png(self, pixels: np.ndarray, request: Request) -> bytes:
         """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
         names the spacing of the steps also where that was left to the model."""
-        request = self._styled(request)  # that of a job is so already, and stays what was drawn
+        request = self._settled(request)  # that of a job is so already, and stays what was drawn
         drawn = [request.pictures[place] for place in request.places()]
         checkpoint = self.offer.known(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
@@ -439,6 +478,13 @@ class Engine:
 
     def _read(self, weights: Weights, sharding: Sharding) -> Params:
         """The parameters of weights that are to be brought."""
+        if weights.controlnet:
+            controlnet = self.offer.controlnets[weights.controlnet]
+            with paths_within(controlnet.folder.parent):
+                own = controlnet.load(sharding, leading=True)
+            offered = self.offer.known(weights.name).weights
+            base = dataclasses.replace(offered, adapters=weights.adapters)
+            return {**self._base(base, sharding), CONTROL: own}
         if weights.adapters:
             base = self._base(dataclasses.replace(weights, adapters=()), sharding)
             shapes = self.offer.known(weights.name).checkpoint.parameters.shapes
@@ -456,7 +502,8 @@ class Engine:
         return params
 
     def _base(self, weights: Weights, sharding: Sharding) -> Params:
-        """The parameters that adapters are merged into: those on the devices, or else read."""
+        """The parameters that adapters are merged into or a ControlNet is put beside: those on the
+        devices, which are shared, or else read."""
         there = self.worker.weights
         placed = [there.of(device, weights) for device in there.numbers(sharding)]
         return there.spread(sharding, placed) if all(placed) else self._read(weights, sharding)
@@ -464,32 +511,37 @@ class Engine:
     def _batch(self, picture: Picture, entry: Entry | None = None) -> Batch:
         """What draws a picture of this model and size, of texts as in the entry."""
         weights = self.offer.open(picture.model).weights
-        model = self.offer.sample(weights.architecture)[0].model
+        architecture, controlnet = weights.architecture, self.offer.controlnet(picture)
+        checkpoint, _ = self.offer.sample(architecture)
+        model = checkpoint.model
         model = model.for_inputs(entry.inputs) if entry else model
+        if controlnet:
+            model = model.steered_by(controlnet.network, picture.height, picture.width)
+            weights = self.offer.steered(weights, controlnet)
         key = weights.architecture, picture.height, picture.width, model.extras
         if key not in self._batches:
             share = self.mesh.size * self._group
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
-            checkpoint, _ = self.offer.sample(weights.architecture)
-            memory = self._memory_of(checkpoint, picture, slots)
+            memory = self._memory_of(model, weights, picture, slots)
             batch = Batch(architecture=key[0], height=picture.height, width=picture.width,
                           slots=slots, group=self._group, extras=model.extras, memory=memory)
-            self._models[batch] = model
+            self._kinds[batch] = _Kind(architecture, model, controlnet)
             self._batches[key] = batch
         return self._batches[key]
 
-    def _memory_of(self, checkpoint: Checkpoint, picture: Picture, slots: int) -> int:
+    def _memory_of(self, model: Model, weights: Weights, picture: Picture, slots: int) -> int:
         """Bytes on a device of a batch's slots, of which there are two while they change; and of
         parameters on a device that holds none of the architecture, while others draw."""
-        shape = checkpoint.model.latent_shape(picture.height, picture.width)
-        slots_there = jax.eval_shape(partial(empty_slots, checkpoint.model, slots, shape))
-        zeros = checkpoint.parameters.memory if self.mesh.size > 1 else 0
+        shape = model.latent_shape(picture.height, picture.width)
+        slots_there = jax.eval_shape(partial(empty_slots, model, slots, shape))
+        zeros = weights.memory if self.mesh.size > 1 else 0
         return 2 * bytes_of(slots_there) // self.mesh.size + zeros
 
     def _build(self, batch: Batch) -> tuple[Programs, Entry, Params]:
         """The programs of a batch, an entry to time them with, and its parameters' shapes."""
-        checkpoint, defaults = self.offer.sample(batch.architecture)
+        kind = self._kinds[batch]
+        checkpoint, defaults = self.offer.sample(kind.architecture)
         sample = dataclasses.replace(defaults, prompt="a sample", cache_interval=2,
                                      height=batch.height, width=batch.width,
                                      steps=max(4, defaults.steps))
@@ -497,10 +549,13 @@ class Engine:
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
         entry = self._entry(checkpoint, sample).replace(inputs=inputs, pictures=None)
-        return programs, entry, checkpoint.parameters.shapes
+        shapes = checkpoint.parameters.shapes
+        if kind.controlnet:
+            shapes = {**shapes, CONTROL: kind.controlnet.shapes}
+        return programs, entry, shapes
 
     def _programs_of(self, batch: Batch) -> Programs:
-        return Programs(self._models[batch], self.mesh, slots=batch.slots, height=batch.height,
+        return Programs(self._kinds[batch].model, self.mesh, slots=batch.slots, height=batch.height,
                         width=batch.width, group=batch.group, stacked=True)
 
     def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, Entry]:
@@ -508,12 +563,13 @@ class Engine:
         entries = {slot: ticket.entry for slot, ticket in plan.enter.items()}
         if not any(entry.pictures for entry in entries.values()):
             return entries
-        return self._encoder(plan.batch).encode(params, entries, programs.device)
+        own = {part: params[part] for part in params if part != CONTROL}
+        return self._encoder(plan.batch).encode(own, entries, programs.device)
 
     def _encoder(self, batch: Batch) -> ImageEncoder:
         """What encodes the pictures that a batch's images begin with. Whoever asks first compiles
         it, and only who asks for the same one waits; a failure is a RequestError to all of them."""
-        key = batch.architecture, batch.height, batch.width
+        key = self._kinds[batch].architecture, batch.height, batch.width
         with self._finding:
             found = self._encoders.pop(key, None)
             encoder = self._encoders[key] = found or Future()  # the last is that used last
@@ -525,7 +581,7 @@ class Engine:
 
     def _compile_encoder(self, batch: Batch, key: tuple, encoder: Future[ImageEncoder]) -> None:
         try:
-            checkpoint, _ = self.offer.sample(batch.architecture)
+            checkpoint, _ = self.offer.sample(key[0])
             encoder.set_result(ImageEncoder(
                 checkpoint.model, self.mesh, checkpoint.parameters.shapes, height=batch.height,
                 width=batch.width, stacked=True))

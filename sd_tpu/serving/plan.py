@@ -32,6 +32,7 @@ class Weights:
     name: str
     architecture: str = ""  # as `Batch` has it
     adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
+    controlnet: str = ""  # the name of the ControlNet beside them, if there is one
     memory: int = 0  # bytes on each device that holds them
 
 
