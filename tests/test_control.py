@@ -1,8 +1,11 @@
 """ControlNets: pictures against PyTorch's pipelines, batches of their own, and what is refused."""
 
 import shutil
+from functools import partial
 
 import diffusers
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -12,12 +15,13 @@ from PIL import Image
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
+from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.pictures.images import parse_parameters, read_parameters
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.runtime.programs import Programs
-from sd_tpu.runtime.slots import Entry, control_strength
+from sd_tpu.runtime.slots import Entry, advance_slots, control_strength, empty_slots
 from sd_tpu.sampling.samplers import make_table
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
@@ -244,7 +248,7 @@ def test_what_a_picture_cannot_follow_is_refused_in_a_sentence(engine, values, g
     ("sd1", dict(conditioning_embedding_out_channels=(8, 16)),
      "takes 2 pixels along a side for each latent; for this model it should be 4"),
     ("sd1", dict(in_channels=9), "takes latents of 9 channels"),
-    ("sd1", dict(layers_per_block=1), "adds to maps of 32, 32, 32, 64 channels; .* should be 32, 32"),
+    ("sd1", dict(layers_per_block=1), "adds to maps of 32, 32, 32, 64 channels; .* be 32, 32"),
     ("sd1", dict(addition_embed_type="text_time", addition_time_embed_dim=8,
                  projection_class_embeddings_input_dim=144), "is told 8, 144 numbers beside"),
 ])
@@ -257,6 +261,19 @@ def test_a_controlnet_that_fits_no_model_is_refused_before_anything_is_compiled(
     made.save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match=f"The ControlNet other {complaint}"):
         Engine.open(folder / "model", devices=1, controlnets=[tmp_path / "other"])
+
+
+def test_a_controlnet_is_given_latents_without_the_channels_of_a_mask(folder):
+    configs = Checkpoint.open(folder / "model").configs
+    configs |= {"unet": configs["unet"] | {"in_channels": 9}}
+    model, shapes = StableDiffusion.build(configs, jnp.float32)
+    controlnet = ControlNet.open(folder / "lines")
+    controlnet.check(model)
+    model = model.steered_by(controlnet.network, SIDE, SIDE)
+    slots = jax.eval_shape(partial(empty_slots, model, 2, model.latent_shape(SIDE, SIDE)))
+    after = jax.eval_shape(partial(advance_slots, model, n=1, group=1),
+                           {**shapes, "controlnet": controlnet.shapes}, slots)
+    assert slots.told.shape[-1] == 5 and jax.tree.leaves(after) == jax.tree.leaves(slots)
 
 
 def test_what_is_no_controlnet_is_refused_in_a_sentence(folder, tmp_path):

@@ -4,6 +4,7 @@ Weights travel by way of a safetensors file, so the names are tested as well. Ea
 prints its relative error: `pytest -rP tests/test_models.py | grep parity`.
 """
 
+import inspect
 from functools import partial
 
 import diffusers
@@ -427,13 +428,18 @@ CONTROLNETS = {
 }
 
 
+def controlnet_of(unet: dict) -> dict:
+    """The config of a ControlNet for a UNet of this one."""
+    names = inspect.signature(diffusers.ControlNetModel).parameters
+    return {name: value for name, value in unet.items() if name in names}
+
+
 def controlnet_config(kind: str) -> dict:
     """Of a tiny ControlNet whose pictures have two pixels for each latent."""
     unet = UNETS["SDXL: attention below, in stacks, and a pooled text with sizes"
                  if kind == "SDXL, small" else kind]
-    return {name: value for name, value in unet.items()
-            if name not in ("up_block_types", "sample_size")} | dict(
-                conditioning_embedding_out_channels=(4, 6)) | CONTROLNETS[kind]
+    return controlnet_of(unet) | dict(conditioning_embedding_out_channels=(4, 6)) | (
+        CONTROLNETS[kind])
 
 
 @pytest.mark.parametrize("kind", CONTROLNETS)
@@ -650,6 +656,7 @@ BUILDERS = dict(
     unet=(UNet2DConditionModel, UNetConfig, diffusers.UNet2DConditionModel.from_config),
     vae=(AutoencoderKL, VAEConfig, diffusers.AutoencoderKL.from_config),
     decoder=(AutoencoderTiny, TinyVAEConfig, diffusers.AutoencoderTiny.from_config),
+    controlnet=(ControlNetModel, ControlNetConfig, diffusers.ControlNetModel.from_config),
 )
 
 # The published configs that no checkpoint of the benchmarks has, as far as they shape the networks.
@@ -668,6 +675,8 @@ PUBLISHED = MODELS | {
         layers_per_block=1, mid_block_type=None, block_out_channels=[320, 640, 1280],
         down_block_types=["CrossAttnDownBlock2D"] * 3, up_block_types=["CrossAttnUpBlock2D"] * 3)),
     "taesd": dict(decoder={}),
+    "sd14-canny": dict(controlnet=controlnet_of(MODELS["sd14"]["unet"])),
+    "sdxl-canny": dict(controlnet=controlnet_of(SDXL)),
 }
 
 
@@ -685,6 +694,8 @@ PUBLISHED = MODELS | {
     ("bk-sdm-small", "unet", 482_346_884),
     ("bk-sdm-tiny", "unet", 323_384_964),
     ("taesd", "decoder", 2_445_063),
+    ("sd14-canny", "controlnet", 361_279_120),
+    ("sdxl-canny", "controlnet", 1_251_014_160),
 ])
 def test_full_size_models_have_the_published_parameters(model, part, count):
     config = PUBLISHED[model][part]

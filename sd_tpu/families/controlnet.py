@@ -47,9 +47,10 @@ class ControlNet:
         Raises:
             CheckpointError: it is not there, or is no ControlNet that can be used here.
         """
-        mark = f".{variant}" if variant else ""
-        files = ["config.json", f"{STEM}{mark}.safetensors", f"{STEM}.safetensors"]
-        folder = checkpoint.fetch(name, files)
+        named = f"{STEM}.{variant}.safetensors" if variant else f"{STEM}.safetensors"
+        folder = checkpoint.fetch(name, ["config.json", named])
+        if not (folder / named).is_file():
+            checkpoint.fetch(name, [f"{STEM}.safetensors"])
         config = read_json(folder / "config.json")
         if (kind := str(config.get("_class_name")).removeprefix("Flax")) != CLASS:
             raise CheckpointError(f"The ControlNet {str(name)!r} is {kind}; {CLASS} is supported.")
