@@ -124,22 +124,21 @@ class Catalog:
         named = picture.controlnet
         if not picture.steered:
             return None
+        if not self.controlnets:
+            raise RequestError("Control pictures need a ControlNet, and this server has none.")
         if named and named not in self.controlnets:
+            known = ", ".join([*self.controlnets][:MAX_NAMED])
             raise RequestError("There is no ControlNet {value}; there are {known}.",
-                               value=shortened(named), known=", ".join(
-                                   [*self.controlnets][:MAX_NAMED]) or "—")
+                               value=shortened(named), known=known)
         model = self.open(picture.model).checkpoint.model
-        asked = [self.controlnets[named]] if named else list(self.controlnets.values())
-        refused: list[CheckpointError] = []
-        for controlnet in asked:
+        refused = ""
+        for controlnet in [self.controlnets[named]] if named else self.controlnets.values():
             try:
                 controlnet.check(model)
                 return controlnet
             except CheckpointError as error:
-                refused.append(error)
-        if refused:
-            raise RequestError("{reason}", reason=str(refused[0]))
-        raise RequestError("Control pictures need a ControlNet, and this server has none.")
+                refused = refused or str(error)
+        raise RequestError("{reason}", reason=refused)
 
     def steered(self, weights: Weights, controlnet: ControlNet) -> Weights:
         """The same parameters with those of a ControlNet beside them."""

@@ -241,9 +241,11 @@ class Engine:
     def _settled(self, request: Request) -> Request:
         """The same with styles applied, and ControlNets named that were left open."""
         def one(picture: Picture) -> Picture:
-            controlnet = self.offer.controlnet(picture)
-            named = {"controlnet": controlnet.name} if controlnet else {}
-            return dataclasses.replace(self.offer.styles.applied(picture), **named)
+            picture = self.offer.styles.applied(picture)
+            if picture.steered and not picture.controlnet:
+                found = self.offer.controlnet(picture).name
+                picture = dataclasses.replace(picture, controlnet=found)
+            return picture
 
         return Request(tuple(picture and one(picture) for picture in request.pictures))
 
