@@ -16,6 +16,7 @@ from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.page import layout
 from sd_tpu.pictures.images import parse_parameters, read_parameters
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
@@ -25,7 +26,8 @@ from sd_tpu.runtime.slots import Entry, advance_slots, control_strength, empty_s
 from sd_tpu.sampling.samplers import make_table
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
-from sd_tpu.settings import RequestError
+from sd_tpu.settings import CONTROL as CONTROLLED
+from sd_tpu.settings import SETTINGS, RequestError
 
 SIDE = 64
 ASKED = dict(prompts=["a cat"], seed=3, steps=6, guidance=4.0, negative_prompt="fog")
@@ -292,3 +294,9 @@ def test_control_pictures_without_a_controlnet_are_refused_and_names_count_for_n
     with pytest.raises(RequestError, match="need a ControlNet, and this server has none"):
         Request.check({**ASKED, "control_image": CONTROL.name}, page_engine.offer)
     assert Request.check({**ASKED, "controlnet": "pose"}, page_engine.offer)
+
+
+def test_what_cannot_be_handed_in_on_the_page_is_not_asked_for_there():
+    choices = layout._choices(["model"], ["style"])
+    names = [name for name, setting in SETTINGS.items() if setting.section == CONTROLLED]
+    assert "control_scale" in names and all(choices[name] is None for name in names)

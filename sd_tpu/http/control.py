@@ -13,7 +13,7 @@ from sd_tpu.settings import Number, Picture, shortened
 
 SCRIPT = "controlnet"  # as it is called, in any letters, among the scripts that are always on
 _FITS = ("stretch", "cover", "contain")  # by A1111's number, and by its names
-_FIT_NAMES = {"just resize": "stretch", "crop and resize": "cover", "resize and fill": "contain"}
+_FIT_NAMES = {"Just Resize": "stretch", "Crop and Resize": "cover", "Resize and Fill": "contain"}
 _SETTINGS = {"weight": "control_scale", "guidance_start": "control_start",
              "guidance_end": "control_stop"}
 _BOUND = Number(float, 0, 255)  # of a threshold
@@ -110,13 +110,14 @@ def _detector(module: Any) -> str:
 
 def modules() -> list[str]:
     """What A1111's extension calls the detectors."""
-    named = {detector: name for name, detector in reversed(MODULES.items())}
-    return list(reversed(named.values()))
+    first: dict[str, str] = {}
+    for name, detector in MODULES.items():
+        first.setdefault(detector, name)
+    return list(first.values())
 
 
 def _fit(mode: Any) -> str:
     fits = _FIT_NAMES | dict(enumerate(_FITS))
-    mode = mode.lower() if isinstance(mode, str) else mode
     if not isinstance(mode, str | int) or mode not in fits:
         raise ParameterError("controlnet has no resize_mode {value}; there are {known}.",
                              value=shortened(mode), known=", ".join(_FIT_NAMES))
