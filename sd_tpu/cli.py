@@ -197,7 +197,7 @@ def _help(setting: Setting) -> str:
     listed = ""
     if isinstance(setting.kind, Choice):
         listed = " See `samplers`." if setting.name in ("sampler", "spacing") else (
-            f" One of {', '.join(setting.kind.options)}.")
+            f" One of {', '.join(filter(None, setting.kind.options))}.")
     told = "" if isinstance(setting.kind, Text | Upload) else f" (default: {default})"
     return f"{setting.label}. {setting.help}{listed}{told}"
 
