@@ -128,4 +128,6 @@ class _Flags(argparse.ArgumentParser):
 def _parse(flags: str) -> argparse.Namespace:
     parser = _Flags()
     add_page_flags(parser)
-    return parser.parse_args(shlex.split(flags))
+    args = parser.parse_args(shlex.split(flags))
+    args.safety_checker = args.safety_checker is not False  # it is served to others
+    return args

@@ -19,7 +19,7 @@ from starlette.middleware import Middleware
 from sd_tpu import http
 from sd_tpu.cli import INTERRUPTED, add_model_flags, open_engine
 from sd_tpu.folders import data_folder
-from sd_tpu.http.access import Access, read_keys
+from sd_tpu.http.access import Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names
 from sd_tpu.page import build, close, launch, mount
 from sd_tpu.page.files import temporary_folder
@@ -61,6 +61,8 @@ def _serve(args: argparse.Namespace) -> int:
     names = Names.here([*args.allowed_host, *filter(None, [args.host])], share=bool(args.share))
     begun = time.monotonic()
     print(f"Loading {args.model} ...", flush=True)
+    if args.safety_checker is None:
+        args.safety_checker = _is_served_to_others(args)
     engine = open_engine(args)
     print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
     engine.ready.wait()
@@ -159,9 +161,18 @@ def _open_history(folder: Path | None) -> History | None:
                          "--no-history.") from error
 
 
+def _host(given: str | None) -> str:
+    """Where the page is served, as Gradio finds it."""
+    return given or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+
+
+def _is_served_to_others(args: argparse.Namespace) -> bool:
+    return bool(args.share) or not is_loopback(_host(args.host))
+
+
 def _check_address(host: str | None, port: int | None) -> None:
     """Refuses an address where nothing can listen, before minutes go into loading."""
-    host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    host = _host(host)
     if port is None and "GRADIO_SERVER_PORT" in os.environ:
         port = int(os.environ["GRADIO_SERVER_PORT"])
     if port is not None and not 1 <= port <= MAX_PORT:  # the system would take another

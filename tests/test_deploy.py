@@ -39,7 +39,7 @@ from sd_tpu.pictures.images import read_png
 from sd_tpu.serving.plan import Weights
 
 ROOT, BIN = Path(__file__).parent.parent, Path(sys.executable).parent
-PATIENCE = 120.0  # seconds, on a machine that has much else to do
+PATIENCE = 240.0  # seconds, on a machine that has much else to do
 BASE, OTHER = Weights(name="base"), Weights(name="other")
 
 # Ray's example for TPUs (stable_diffusion_tpu.py of ray-project/serve_config_examples) in fewer
@@ -199,6 +199,10 @@ def test_the_spaces_header_names_what_is_there():
 @pytest.fixture(scope="module")
 def serving(checkpoints, tmp_path_factory) -> Iterator[SimpleNamespace]:
     """Two hosts that draw, with page and APIs before them, and Ray's own example."""
+    alone = subprocess.run([sys.executable, "-c", "import ray; ray.init(num_cpus=1)"], text=True,
+                           capture_output=True, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"})
+    if alone.returncode:
+        pytest.skip(f"Ray itself does not start on this machine: {alone.stderr[-500:]}")
     folder = tmp_path_factory.mktemp("serve")
     model = checkpoints["sd1"]
     (folder / "example.py").write_text(EXAMPLE.replace("MODEL", str(model)))

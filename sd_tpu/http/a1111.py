@@ -35,7 +35,7 @@ from sd_tpu.request import Offer, Request, changed
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.job import Cancelled, ImageReady, Job, Progress
+from sd_tpu.serving.job import BLURRED, Cancelled, ImageReady, Job, Progress
 from sd_tpu.settings import (
     MAX_PROMPTS,
     MAX_SEED,
@@ -246,6 +246,7 @@ class _Task:
         what was written, which may stand for several."""
         self.picture, self.size, self.batches, self.batch = pictures[0], len(pictures), batches, 0
         self.interrupted = self.skipped = False
+        self.comments: set[str] = set()
         self._pictures, self._start, self._prompt = pictures, start, prompt
         self._job: Job | None = None
         self._progress = Progress(0, self.picture.steps, {})
@@ -263,7 +264,8 @@ class _Task:
             async for event in drawn(engine, request, visitor, client, previews=True,
                                      inputs=self._start.inputs, begun=self._begin):
                 match event:
-                    case ImageReady(place, pixels):
+                    case ImageReady(place, pixels, unsafe):
+                        self.comments |= {str(BLURRED)} if unsafe else set()
                         whole = await run_sync(self._start.finished, place, pixels)
                         png = await png_of(engine, whole, self._job.request, place)
                         files.append((batch, place, png))
@@ -311,7 +313,7 @@ class _Task:
             "all_prompts": [picture.prompt for picture in made],
             "all_negative_prompts": [picture.negative_prompt for picture in made],
             "all_seeds": [picture.seed for picture in made], "sd_model_name": first.model,
-            "index_of_first_image": 0, "infotexts": texts,
+            "index_of_first_image": 0, "infotexts": texts, "comments": sorted(self.comments),
         }
 
     def _request(self, offer: Offer) -> Request:

@@ -21,6 +21,7 @@ from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import (
+    BLURRED,
     COMPILING,
     WAITING,
     Cancelled,
@@ -99,6 +100,7 @@ class Work:
         self.job, self.live, self.whole = job, live, whole
         self.line = dataclasses.replace(STARTING, single=not whole)
         self.places = set(job.request.places())
+        self.blurred = False  # whether a picture is, not being safe for work
         self.unkept: Sentence | None = None  # why the history lacks a picture
 
 
@@ -356,7 +358,8 @@ class Run:
             case Progress(previews=previews):
                 return {place: dict(state="forming", preview=data_url(pixels))
                         for place, pixels in previews.items()}
-            case ImageReady(place, pixels) if place in work.places:
+            case ImageReady(place, pixels, unsafe) if place in work.places:
+                work.blurred |= unsafe
                 picture = self._store.add(work.job.request, place, pixels, self._browser)
                 kept = self._keep(work, place, picture)
                 return {place: dict(state="done", picture=picture, kept=kept)}
@@ -394,6 +397,8 @@ class Run:
             case Done(seconds):
                 seed = self.seed if work.whole else self.seed_at(*work.places)
                 told = Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
+                if work.blurred:
+                    told = Sentence("{done}. {reason}", done=told, reason=BLURRED)
                 if work.unkept:
                     told = Sentence("{done}. {reason}", done=told, reason=work.unkept)
                 return Line(told, "over", 1.0, aloud=not work.live)

@@ -96,8 +96,8 @@ class EngineClient(abc.ABC):
         size compiles what encodes them before this returns.
 
         Clients share the devices fairly. A job of a named client ends when nobody takes its events
-        for UNHEARD_SECONDS; "" is whoever runs this program. How
-        much may wait is bounded by client, and by the `address` it comes from, where that is known.
+        for UNHEARD_SECONDS; "" is whoever runs this program. How much may wait is bounded by
+        client, and by the `address` it comes from, where that is known.
 
         Raises:
             Busy: too much waits already.
@@ -175,7 +175,7 @@ class EngineClient(abc.ABC):
                           for text in (picture.prompt, picture.negative_prompt))))
 
     def _styled(self, request: Request) -> Request:
-        return Request(tuple(picture and self.offer.styles.applied(picture)
+        return Request(tuple(picture and self.offer.styled(picture)
                              for picture in request.pictures))
 
     def _weights_of(self, request: Request, place: int) -> Weights:
@@ -188,8 +188,11 @@ class EngineClient(abc.ABC):
         offered = self.offer.open(picture.model)
         with told_by_whose(request, place):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
-            self.adapters.check(asked, offered.checkpoint.parameters.shapes)
-        return dataclasses.replace(offered.weights, adapters=asked)
+            if not asked:
+                return offered.weights
+            memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
+        return dataclasses.replace(offered.weights, adapters=asked, base=offered.weights,
+                                   memory=memory)
 
 
 def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path | None = None,
@@ -199,8 +202,8 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
                 decoder_for: str = "previews", prediction_type: str | None = None,
                 zero_snr: bool | None = None, lora_dir: Path | None = None,
                 embedding_dir: Path | None = None, prompt_chunks: int = PromptOptions.chunks,
-                wildcard_dir: Path | None = None, styles: Path | None = None
-                ) -> tuple[Catalog, Adapters]:
+                wildcard_dir: Path | None = None, styles: Path | None = None,
+                safety_checker: bool = False) -> tuple[Catalog, Adapters]:
     """Finds the models of a server, and what prompts may use beside them; reads no parameters.
 
     Args:
@@ -224,6 +227,8 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
         prompt_chunks: see there.
         wildcard_dir: as `Wildcards` takes it.
         styles: as `Styles` takes it.
+        safety_checker: have models that bring one look at what they draw, and blur pictures that
+            are not safe for work.
 
     Raises:
         CheckpointError: the model cannot be opened, or a folder cannot be read.
@@ -231,7 +236,8 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
             models.
     """
     adapters = Adapters(lora_dir, embedding_dir, prompt_chunks)
-    options = dict(dtype=dtype, variant=variant, token_downsampling=token_downsampling)
+    options = dict(dtype=dtype, variant=variant, token_downsampling=token_downsampling,
+                   safety_checker=safety_checker)
     if models is not None and not models.is_dir():
         raise ValueError(f"There is no folder {str(models)!r} with models.")
     library = Library(models)

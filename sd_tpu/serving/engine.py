@@ -22,17 +22,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
-from sd_tpu.checkpoint.config import BUNDLED_MODEL, paths_within
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_within
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint, bytes_of
 from sd_tpu.families.model import Model
 from sd_tpu.pictures.inputs import Canvas, Input
 from sd_tpu.request import Request
-from sd_tpu.runtime.merge import merge
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import TAKEN, Entry, Given, empty_slots
+from sd_tpu.runtime.weights import merge
 from sd_tpu.sampling.samplers import Table, make_table, steps_taken
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
@@ -89,7 +89,8 @@ class Engine(EngineClient):
         self.batch = self._batch(self.defaults)
         self.programs = self._programs_of(self.batch)
         self.latency = LatencyModel()
-        limit = memory or max(device_bytes(mesh), self.batch.memory + self.weights.memory)
+        least = sum(each.memory for each in (self.batch, *self.batch.needs, self.weights))
+        limit = memory or max(device_bytes(mesh), least)
         self.scheduler = Scheduler(mesh.size, self.latency, memory=limit)
         for device in range(mesh.size):
             self.scheduler.hold(device, self.weights)
@@ -305,9 +306,13 @@ class Engine(EngineClient):
     def _read(self, weights: Weights, sharding: Sharding) -> Params:
         """The parameters of weights that are to be brought."""
         if weights.adapters:
-            base = self._base(dataclasses.replace(weights, adapters=()), sharding)
+            there = self.worker.weights
+            placed = [there.of(device, weights.base) for device in there.numbers(sharding)]
+            if not all(placed):
+                raise CheckpointError("The model that LoRAs are merged into is not there.")
             shapes = self.offer.known(weights.name).checkpoint.parameters.shapes
-            return merge(base, self.adapters.deltas(weights.adapters, shapes))
+            return merge(there.spread(sharding, placed),
+                         self.adapters.deltas(weights.adapters, shapes))
         parameters = self.offer.known(weights.name).checkpoint.parameters
         tiny = parameters.decoder
         try:
@@ -320,12 +325,6 @@ class Engine(EngineClient):
         threading.Thread(target=self.offer.hash, args=(weights.name,), daemon=True).start()
         return params
 
-    def _base(self, weights: Weights, sharding: Sharding) -> Params:
-        """The parameters that adapters are merged into: those on the devices, or else read."""
-        there = self.worker.weights
-        placed = [there.of(device, weights) for device in there.numbers(sharding)]
-        return there.spread(sharding, placed) if all(placed) else self._read(weights, sharding)
-
     def _batch(self, picture: Picture, entry: Entry | None = None) -> Batch:
         """What draws a picture of this model and size, of texts as in the entry."""
         weights = self.offer.open(picture.model).weights
@@ -337,20 +336,21 @@ class Engine(EngineClient):
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
             checkpoint, _ = self.offer.sample(weights.architecture)
-            memory = self._memory_of(checkpoint, picture, slots)
+            # On several devices some draw while others have no parameters yet, or none any more.
+            zeros = Weights(name="", architecture=key[0], memory=checkpoint.parameters.memory)
             batch = Batch(architecture=key[0], height=picture.height, width=picture.width,
-                          slots=slots, group=self._group, extras=model.extras, memory=memory)
+                          slots=slots, group=self._group, extras=model.extras,
+                          zeros=zeros if self.mesh.size > 1 else None,
+                          memory=self._memory_of(model, picture, slots))
             self._models[batch] = model
             self._batches[key] = batch
         return self._batches[key]
 
-    def _memory_of(self, checkpoint: Checkpoint, picture: Picture, slots: int) -> int:
-        """Bytes on a device of a batch's slots, of which there are two while they change; and of
-        parameters on a device that holds none of the architecture, while others draw."""
-        shape = checkpoint.model.latent_shape(picture.height, picture.width)
-        slots_there = jax.eval_shape(partial(empty_slots, checkpoint.model, slots, shape))
-        zeros = checkpoint.parameters.memory if self.mesh.size > 1 else 0
-        return 2 * bytes_of(slots_there) // self.mesh.size + zeros
+    def _memory_of(self, model: Model, picture: Picture, slots: int) -> int:
+        """Bytes on a device of a batch's slots, of which there are two while they change."""
+        shape = model.latent_shape(picture.height, picture.width)
+        slots_there = jax.eval_shape(partial(empty_slots, model, slots, shape))
+        return 2 * bytes_of(slots_there) // self.mesh.size
 
     def _build(self, batch: Batch) -> tuple[Programs, Entry, Params]:
         """The programs of a batch, an entry to time them with, and its parameters' shapes."""
