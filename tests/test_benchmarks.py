@@ -268,13 +268,13 @@ def test_capacity(tmp_path):
 
 
 def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for():
-    cost, steps = capacity.Cost(step=0.01, decode=0.02), 20
+    cost, steps = capacity.Cost(step=0.05, decode=0.2), 20
     most = capacity.at_most(cost, steps)
     waited = {load: np.mean([visit.begun - visit.came for visit in capacity.simulate(
         cost, 1, steps, load * most / np.mean(capacity.PICTURES), 300)])
         for load in (0.01, 0.5, 0.95)}
     assert waited[0.01] < 0.05 * cost.picture(steps) and waited[0.01] < waited[0.5] < waited[0.95]
-    undecoded = capacity.Cost(step=0.01, decode=0.0)
+    undecoded = capacity.Cost(step=0.05, decode=0.0)
     paper = capacity.CHIPS / undecoded.picture(steps)
     assert most < 0.9 * capacity.CHIPS / cost.picture(steps), "all chips wait while one decodes"
     assert capacity.at_most(undecoded, steps) > 0.9 * paper
