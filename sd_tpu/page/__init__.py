@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from sd_tpu.page import api
+from sd_tpu.page.assets import Assets
 from sd_tpu.page.events import Answers, Streams
 from sd_tpu.page.files import Files, Store
 from sd_tpu.page.inputs import Inputs
@@ -73,8 +74,11 @@ def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) ->
         max_file_size=MAX_FILE_BYTES,
         footer_links=["api"],
         run_history=False,
-        # The page itself, which Gradio sends as it is, becomes a fifth.
-        app_kwargs={"middleware": [*middleware, Middleware(GZipMiddleware)]},
+        # Gradio sends answers as they are.
+        app_kwargs={"middleware": [
+            *middleware, Middleware(Assets, components={block.get_block_name() for block
+                                                        in page.blocks.values()}),
+            Middleware(GZipMiddleware)]},
         prevent_thread_lock=True,
         quiet=True,
         **options,

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import gradio as gr
 import numpy as np
 import psutil
 from gradio.processing_utils import hash_bytes
+from gradio.utils import get_upload_folder
 from PIL import Image
 
 from sd_tpu import settings
@@ -35,6 +37,7 @@ from sd_tpu.pictures.images import (
     with_labels,
 )
 from sd_tpu.request import Request
+from sd_tpu.settings import RequestError
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +201,14 @@ class _Names(set):
             with suppress(OSError):  # something else is in it
                 Path(path).parent.rmdir()
         return super().__isub__(deleted)
+
+
+def uploaded(path: Any) -> Path:
+    """A file that somebody has handed in; raises RequestError for any other of the server's."""
+    file = Path(str(path)).resolve()
+    if not file.is_relative_to(Path(get_upload_folder()).resolve()):
+        raise RequestError("This file has not been uploaded.")
+    return file
 
 
 def url(path: str) -> str:
