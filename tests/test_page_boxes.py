@@ -221,10 +221,16 @@ def test_a_bad_value_is_answered_in_a_sentence_and_costs_no_prompt(tab, label, v
     expect(generate(tab)).to_be_enabled()
 
 
-def test_no_prompt_at_all_is_answered_in_a_sentence(tab):
-    fill(tab, [""] * 8)
+def test_a_refusal_stands_no_longer_than_its_reason_or_the_next_thing_done(tab):
+    tab.get_by_role("button", name="Clear", exact=True).click()
     generate(tab).click()
     says(tab, "There is no prompt yet")
+    tab.get_by_role("button", name="Undo", exact=True).click()
+    says(tab, "Ready")
+    tab.get_by_role("button", name="Reuse last").click()
+    says(tab, "There is no seed to reuse yet")
+    unfold(tab, "Settings")
+    says(tab, "Ready")
 
 
 def test_an_emptied_setting_shows_what_is_taken_instead(tab):

@@ -433,6 +433,11 @@ def test_without_the_switch_nothing_is_drawn(tab):
     tab.wait_for_timeout(1500)
     assert sources(tab) == before
     assert alts(tab) == THREE[:3]
+    told = figures(tab).first.locator(".words")
+    assert told.evaluate("words => words.getBoundingClientRect().height") > 10, "of which it is"
+    write(tab, 1, "first")
+    tab.wait_for_function("!document.querySelector('figure.other')")
+    assert told.evaluate("words => words.getBoundingClientRect().height") < 2
 
 
 def test_an_emptied_box_leaves_its_place_blank(tab):

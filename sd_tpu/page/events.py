@@ -18,12 +18,11 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
-from gradio.utils import get_upload_folder
 
 from sd_tpu.page import form, layout
 from sd_tpu.page import history as panel
 from sd_tpu.page.compare import comparison, read_comparison
-from sd_tpu.page.files import Files, url
+from sd_tpu.page.files import Files, data_url, uploaded, url
 from sd_tpu.page.form import GARBLED, read_link
 from sd_tpu.page.inputs import Inputs, painted, to_paint_on
 from sd_tpu.page.language import ENGLISH, Language, duration, language_of
@@ -37,8 +36,9 @@ from sd_tpu.pictures.images import (
     parse_parameters,
     parse_token_downsampling,
     read_parameters,
+    read_png,
 )
-from sd_tpu.pictures.inputs import Input, find_input
+from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.engine import Engine
@@ -380,7 +380,7 @@ class Answers:
         asked = Asked(data if isinstance(data, dict) else {})
         answers = {"look": self._look, "model": self._model, "link": self._link,
                    "again": self._again, "read": self._read, "stop": self._stop,
-                   "take": self._take, "paint": self._paint,
+                   "take": self._take, "paint": self._paint, "before": self._before,
                    "zip": self._pack, "grid": self._pack, "large": self._large,
                    "about": self._about, "known": self._known, "reuse": self._reuse,
                    "history": self._history}
@@ -423,17 +423,16 @@ class Answers:
             "faster": part("summary", language, faster),
             "inputs": self._shown(filled, asked.browser),
             "slow": self._slow(filled, language),
-            "line": part("progress", language, run.line if run else Line()),
+            "line": part("progress", language,
+                         run.line if run and run.line.kind != "wrong" else Line()),
             **self._offered(filled),
             **refused,
         }
 
     def _shown(self, filled: Mapping[str, Any], browser: str) -> dict[str, str]:
         """The pictures that are filled in, small, by name."""
-        shown = self.inputs.shown(browser)
-        named = {each.get(name) for each in (filled, *filled["own"])
-                 for name in ("init_image", "mask")}
-        return {name: shown[name] for name in named & shown.keys()}
+        return self.inputs.shown(browser, {each.get(name) for each in (filled, *filled["own"])
+                                           for name in ("init_image", "mask")})
 
     def _offered(self, filled: Mapping[str, Any]) -> dict[str, Any]:
         """The steps of the presets and the sizes of the model that is filled in, if there is one.
@@ -489,20 +488,13 @@ class Answers:
         return {"form": {**form.show(request.values(), self.engine.offer), "keep": []},
                 "told": asked.language.translate(told)}
 
-    def _uploaded(self, asked: Asked) -> Path:
-        """A file that has been uploaded; no other file of the server."""
-        file = Path(str(asked.data.get("file"))).resolve()
-        if not file.is_relative_to(Path(get_upload_folder()).resolve()):
-            raise RequestError(GARBLED.template)
-        return file
-
     def _take(self, asked: Asked) -> dict[str, Any]:
         """Takes a picture in: one of a card or of the history, or a file that has been uploaded;
         from one of these the settings are read instead if that is asked for and it has any."""
         if asked.data.keys() & {"id", "of"}:
             file = self._picture(asked, asked.data.get("of"))
         else:
-            file = self._uploaded(asked)
+            file = uploaded(asked.data.get("file"))
             if asked.data.get("or_read") and _has_settings(file):
                 return self._read(asked)
         with file.open("rb") as opened:
@@ -511,15 +503,25 @@ class Answers:
             given = painted(given, self._handed_in(asked, "mask_of"))
         return {"input": self.inputs.add(asked.browser, given)}
 
+    def _before(self, asked: Asked) -> dict[str, Any]:
+        """What a picture began with, as it was put under it; nothing if it is not there any more.
+        """
+        with suppress(RequestError):
+            made = read_png(self._picture(asked, asked.data.get("of")))
+            canvas = Canvas.of(made.pictures[0], self.inputs.of(asked.browser))
+            return {"before": data_url(canvas.pixels)} if canvas else {}
+        return {}
+
     def _paint(self, asked: Asked) -> dict[str, Any]:
         return {"view": to_paint_on(self._handed_in(asked, "input"))}
 
     def _handed_in(self, asked: Asked, key: str) -> Input:
-        return find_input(self.inputs.of(asked.browser), str(asked.data.get(key)))
+        name = str(asked.data.get(key))
+        return find_input(self.inputs.of(asked.browser, {name}), name)
 
     def _read(self, asked: Asked) -> dict[str, Any]:
         """Reads a PNG that has been uploaded."""
-        file = self._uploaded(asked)
+        file = uploaded(asked.data.get("file"))
         return self._put(file, Sentence(
             "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name),
             asked)
@@ -622,8 +624,9 @@ class Answers:
                 known = self.history.delete(owner, name if act == "delete" else None)
                 for file in known:
                     self.files.forget(file, owner)
-                news = (say("The picture is deleted.") if act == "delete"
-                        else say("All pictures are deleted."))
+                news = say("The picture is deleted.")
+                if act == "clear":
+                    known, news = True, say("All but the favourites are deleted.")
             case "restore":
                 known = self.history.restore(owner)
                 news = say("The deleted pictures are back.")

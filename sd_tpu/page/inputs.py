@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 
 import numpy as np
 from PIL import Image
@@ -12,6 +13,7 @@ from sd_tpu.pictures.inputs import Input
 
 MAX_KEPT = 32  # of a browser; what it used last
 MAX_BYTES = 1 << 29  # of all browsers
+OVERHEAD = 1 << 12  # bytes that one takes beside its file and what is shown of it, or so
 SIDE = 2048  # pixels: larger pictures are made smaller, as none so large are drawn
 PAINTED = 1024, 512  # pixels of a side: at most and about at least, where a mask is painted
 
@@ -35,21 +37,34 @@ class Inputs:
             own = [key for key in self._kept if key[0] == browser]
             for key in own[:-MAX_KEPT]:
                 del self._kept[key]
-            while sum(each.bytes for each, _ in self._kept.values()) > MAX_BYTES:
-                self._kept.popitem(last=False)
+            bytes = sum(map(_bytes, self._kept.values()))
+            while bytes > MAX_BYTES:
+                bytes -= _bytes(self._kept.popitem(last=False)[1])
         return given.name
 
-    def of(self, browser: str) -> dict[str, Input]:
-        """What this browser has handed in, by name."""
+    def of(self, browser: str, used: Collection[str] = ()) -> dict[str, Input]:
+        """What this browser has handed in, by name; it uses these, which stay longest."""
         with self._lock:
+            self._use(browser, used)
             return {name: given for (whose, name), (given, _) in self._kept.items()
                     if whose == browser}
 
-    def shown(self, browser: str) -> dict[str, str]:
-        """The same, small, as addresses that hold the pictures themselves."""
+    def shown(self, browser: str, used: Collection[str]) -> dict[str, str]:
+        """What of these is there, small, as addresses that hold the pictures themselves."""
         with self._lock:
-            return {name: small for (whose, name), (_, small) in self._kept.items()
-                    if whose == browser}
+            return {name: self._kept[browser, name][1] for name in self._use(browser, used)}
+
+    def _use(self, browser: str, names: Collection[str]) -> list[str]:
+        """Those that are there, which were used last from now on; called with the lock held."""
+        there = [name for name in names if (browser, name) in self._kept]
+        for name in there:
+            self._kept.move_to_end((browser, name))
+        return there
+
+
+def _bytes(entry: tuple[Input, str]) -> int:
+    given, shown = entry
+    return given.bytes + len(shown) + OVERHEAD
 
 
 def to_paint_on(given: Input) -> str:

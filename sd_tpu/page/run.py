@@ -190,8 +190,9 @@ class Run:
             request = self.request.replaced(place, picture)
             if request == self.request and before.state in ("waiting", "forming", "done"):
                 return None
-            job = self._engine.submit(request.with_only(place), client=self._client,
-                                      inputs=self._inputs.of(self._browser))
+            alone = request.with_only(place)
+            job = self._engine.submit(alone, client=self._client,
+                                      inputs=self._inputs.of(self._browser, alone.inputs()))
             if kept := self.finished(place):
                 self._former[place] = kept
             self.request = request
@@ -391,7 +392,8 @@ class Run:
             case Progress(step, steps, _, seconds):
                 return Line(at_step(step, steps, seconds), "busy", step / steps)
             case Done(seconds):
-                seed = self.seed if work.whole else self.seed_at(*work.places)
+                pictures = work.job.request.pictures  # the first of them may be kept, or none
+                seed = next(picture.seed for picture in pictures if picture)
                 told = Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
                 if work.unkept:
                     told = Sentence("{done}. {reason}", done=told, reason=work.unkept)

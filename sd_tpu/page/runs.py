@@ -46,7 +46,7 @@ class Runs:
         if not drawn.places():
             return None
         job = self._engine.submit(drawn, previews=previews, client=browser or program,
-                                  inputs=self._inputs.of(browser))
+                                  inputs=self._inputs.of(browser, drawn.inputs()))
         run = Run(job, self._engine, self._store, self._inputs, grace, browser, live=live,
                   seed=seed, former=former, request=request)
         with self._lock:
