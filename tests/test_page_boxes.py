@@ -26,10 +26,10 @@ from visitor import (
     visit,
 )
 
+from sd_tpu.language import ENGLISH
 from sd_tpu.page import form as form_module
-from sd_tpu.page.events import culprit, remark
+from sd_tpu.page.events import remark
 from sd_tpu.page.form import read_link, write_link
-from sd_tpu.page.language import ENGLISH
 from sd_tpu.page.layout import sample_sets
 from sd_tpu.pictures.images import MAX_FILE_BYTES, to_png
 from sd_tpu.request import Request
@@ -94,7 +94,7 @@ def test_a_request_of_another_size_is_shown_and_read_with_it(page_engine):
 def test_the_field_that_a_refusal_is_about_is_found(values, found):
     with pytest.raises(RequestError) as refused:
         Request.check(values, Picture())
-    assert culprit(refused.value) == found
+    assert refused.value.culprit == found
 
 
 def test_the_first_prompt_is_copied_to_all_boxes_and_all_are_cleared(tab):

@@ -88,6 +88,9 @@ def test_pictures_appear_by_run_newest_first_also_while_the_history_is_open(some
     expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
     assert names(somebody) == ["first", "<b>third</b>", "fourth"], "in the gallery's order"
     assert somebody.locator("#history-panel .run").inner_text().count("seed 20") == 1
+    heights = somebody.locator("#history-panel .words").evaluate_all(
+        "all => all.map(words => words.getBoundingClientRect().height)")
+    assert len(heights) == 3 and min(heights) > 10, "each with its prompt in sight"
     width = kept(somebody).first.evaluate("image => image.decode().then(() => image.naturalWidth)")
     assert width == 32
     make(somebody)
@@ -339,7 +342,7 @@ def test_what_programs_make_is_not_kept(keeping, folder):
     assert list((folder / "pictures").iterdir()) == before
 
 
-def test_a_picture_of_the_history_is_what_all_begin_with_and_is_seen_beside_what_came_of_it(somebody):
+def test_a_picture_of_the_history_begins_others_and_is_seen_beside_them(somebody):
     unfold(somebody, "History")
     somebody.locator("#history-panel .view").last.click()
     viewer = somebody.locator("#viewer")

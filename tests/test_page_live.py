@@ -31,11 +31,11 @@ from visitor import (
 )
 
 from sd_tpu import settings
+from sd_tpu.language import ENGLISH
 from sd_tpu.page.files import Picture, Store
-from sd_tpu.page.inputs import Inputs
-from sd_tpu.page.language import ENGLISH
 from sd_tpu.page.runs import Runs
 from sd_tpu.pictures.images import read_png
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.job import Cancelled, Done, ImageReady
 from sd_tpu.settings import RequestError
 

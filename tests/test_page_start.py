@@ -9,10 +9,10 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 from visitor import figures, fill, make, says, unfold
 
-from sd_tpu.page import inputs
-from sd_tpu.page.inputs import MAX_KEPT, OVERHEAD, SIDE, Inputs, painted
+from sd_tpu.pictures import uploads
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.inputs import Input
+from sd_tpu.pictures.uploads import MAX_KEPT, OVERHEAD, SIDE, Inputs, painted
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (48, 32, 3), np.uint8)
 
@@ -143,7 +143,7 @@ def test_what_a_browser_has_handed_in_is_bounded_and_nobody_elses(monkeypatch):
     kept.of("a", {names[2]})
     newer = kept.add("a", Input(png(PHOTO - np.uint8(1)))), kept.add("a", Input(png(PHOTO // 2)))
     assert [*kept.of("a")] == [*names[5:], names[1], names[2], *newer], "what is used stays"
-    monkeypatch.setattr(inputs, "MAX_BYTES", 3 * OVERHEAD)
+    monkeypatch.setattr(uploads, "MAX_BYTES", 3 * OVERHEAD)
     large = Input(png(np.zeros((10, SIDE + 100, 3), np.uint8)))
     name = kept.add("b", large)
     assert kept.of("b")[name].size[0] == SIDE and len(kept.of("a")) <= 1, "all have a bound"

@@ -22,7 +22,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FRONTEND = Path(gradio.__file__).parent / "templates" / "frontend"
 PATH = "/assets/"
-ONCE, EACH_TIME = 11, 5  # qualities of Brotli: of files, and of the page, which is each visitor's
+# Gradio loads no style that has a link already, and browsers none whose link is disabled, unless
+# they read of it in the page.
+_SKIPPED = """<script>for (const href of %s) {
+    const link = Object.assign(document.createElement("link"), { rel: "stylesheet", href });
+    link.setAttribute("disabled", "");
+    document.head.append(link);
+}</script>"""
+# What tells a frame how large its page is: nobody else needs it.
+_RESIZING = (b"document.head.appendChild(script)",
+             b"if (window.parent !== window) document.head.appendChild(script)")
+ONCE, EACH_TIME = 11, 9  # qualities of Brotli: of files, and of the page, which is each visitor's
 FOR_GOOD = "public, max-age=31536000, immutable"  # a file's name changes with its content
 
 
@@ -36,12 +46,11 @@ class Assets:
         style = b"\n".join(map(_read, styles))
         name = f"{hashlib.sha256(style).hexdigest()[:16]}.css"
         self._files = {name: style, **{each: _read(each) for each in files if each not in styles}}
-        links = [f'<link rel="stylesheet" href=".{PATH}{name}">']
-        # Gradio loads no style that has a link already, and browsers none that is disabled.
-        links += [f'<link rel="stylesheet" href=".{PATH}{each}" disabled>' for each in styles]
+        links = [f'<link rel="stylesheet" href=".{PATH}{name}">',
+                 _SKIPPED % json.dumps([f".{PATH}{each}" for each in styles])]
         links += [f'<link rel="modulepreload" crossorigin href=".{PATH}{each}">'
                   for each in files if each not in styles]
-        self._head = "".join(links).encode() if files else b""
+        self._head = "".join(links).encode() if styles else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""
@@ -76,6 +85,7 @@ class Assets:
             if message.get("more_body"):
                 return
             body = body.replace(b"</head>", self._head + b"</head>", 1)
+            body = body.replace(*_RESIZING, 1)
             headers = MutableHeaders(scope=begun)
             headers.add_vary_header("Accept-Encoding")
             if packs:
@@ -97,8 +107,9 @@ def files_of(components: Collection[str]) -> list[str]:
     for name in [*files]:
         files |= dict.fromkeys(_listed(name))
     for name in [*files]:
-        for kind in components:
-            files |= dict.fromkeys(_listed(name, rf"[{{,]{kind}:\{{[^{{}}]*component:[^{{}}]*?"))
+        for before in (r"import\(`\./Blocks-[^_]*", *(rf"[{{,]{kind}:\{{[^{{}}]*component:[^{{}}]*?"
+                                                   for kind in components)):
+            files |= dict.fromkeys(_listed(name, before))
     return [name for name in files if (FRONTEND / "assets" / name).is_file()
             and not (name.endswith(".css") and name in page)]
 

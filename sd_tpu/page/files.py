@@ -4,15 +4,11 @@ server.
 The page shows WebP, which is small; what is downloaded is PNG and carries its settings.
 """
 
-import base64
 import dataclasses
 import logging
-import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,6 @@ from urllib.parse import quote
 
 import gradio as gr
 import numpy as np
-import psutil
 from gradio.processing_utils import hash_bytes
 from gradio.utils import get_upload_folder
 from PIL import Image
@@ -28,6 +23,7 @@ from PIL import Image
 from sd_tpu import settings
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import (
+    data_url,
     enlarged,
     framed,
     make_grid,
@@ -44,8 +40,6 @@ log = logging.getLogger(__name__)
 SMALL = 256  # pixels: smaller pictures are shown enlarged, where each fault of a pixel is seen
 QUALITY = 92  # of the WebP of larger ones
 LARGE, GAP = 1024, 8  # pixels: the least width of what is enlarged, and between pictures of a grid
-_PREFIX = "sd_tpu-page"
-FOLDER = "GRADIO_TEMP_DIR"  # the variable that names Gradio's
 MAX_THUMBNAILS = 1024  # kept in memory, of some kilobytes each
 
 
@@ -216,16 +210,6 @@ def url(path: str) -> str:
     return f"gradio_api/file={quote(path)}"
 
 
-def data_url(pixels: np.ndarray) -> str:
-    """Pixels [H, W, 3] uint8 as a small picture inside the page, needing no request of its own."""
-    return webp_url(to_webp(pixels, 70))
-
-
-def webp_url(file: bytes) -> str:
-    """A WebP file inside the page."""
-    return f"data:image/webp;base64,{base64.b64encode(file).decode()}"
-
-
 @lru_cache(MAX_THUMBNAILS)
 def thumbnail(file: Path) -> str:
     """A picture's file as a small picture inside the page. Raises OSError."""
@@ -240,39 +224,3 @@ def _name(picture: settings.Picture) -> str:
 
 def _words(prompt: str) -> str:
     return re.sub(r"\W+", "-", prompt.lower())[:40].strip("-") or "picture"
-
-
-# --- the folder -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Has Gradio put files into a new folder, for this user alone to read; it is there as long as
-    this context. Those of servers that were killed are removed."""
-    before = os.environ.get(FOLDER)
-    base = Path(before or tempfile.gettempdir())
-    base.mkdir(parents=True, exist_ok=True)
-    for folder in base.glob(f"{_PREFIX}-*"):
-        if _orphaned(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=base))
-    os.environ[FOLDER] = str(folder)
-    try:
-        yield folder
-    finally:
-        os.environ.pop(FOLDER)
-        if before is not None:
-            os.environ[FOLDER] = before
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _orphaned(folder: Path) -> bool:
-    """Whether its server is no more: its number may have gone to a program that began later."""
-    named = re.fullmatch(rf"{_PREFIX}-([0-9]+)-.*", folder.name)
-    try:
-        return bool(named) and (
-            psutil.Process(int(named[1])).create_time() > folder.stat().st_mtime)
-    except psutil.NoSuchProcess:
-        return True
-    except (OSError, psutil.AccessDenied):
-        return False

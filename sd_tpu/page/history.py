@@ -7,8 +7,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from sd_tpu.language import Language
 from sd_tpu.page.files import thumbnail
-from sd_tpu.page.language import Language
 from sd_tpu.page.parts import all_words, part, words
 from sd_tpu.pictures.history import Entry, History
 from sd_tpu.request import Request

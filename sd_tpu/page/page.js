@@ -69,13 +69,11 @@ window.sdTpu = {
         [answer, stream, upload] = [ask, follow, send];
         connected();
     },
-    // When all is there: what was filled in last, or what a link brings. `saved` is what an earlier
-    // version kept in Gradio's own way.
-    async arrive(saved) {
+    // When all is there: what was filled in last, or what a link brings.
+    async arrive() {
         await connecting;
         speak();
-        const stored = kept.get(local, `sd_tpu/${title()}`)
-            ?? (saved?.browser ? old(saved) : null);
+        const stored = kept.get(local, `sd_tpu/${title()}`);
         browser = stored?.browser ?? newName();
         [past, future] = readPast();
         if (stored?.live) $("#live input").checked = true;
@@ -108,11 +106,6 @@ function speak() {
         $("textarea", element).placeholder = said(props.placeholder);
         $("[data-testid=block-info]", element).textContent = said(props.label);
     }
-}
-
-function old({ browser, form = [] }) {
-    const [seed] = form.slice(8);
-    return { browser, form: form.length < 9 ? {} : { prompts: form.slice(0, 8), seed: `${seed}` } };
 }
 
 // A name for this browser that nobody can guess: its runs are found by it.
@@ -671,7 +664,11 @@ const ACTIONS = {
         replace({ seed: "-1" });
         tell(told, "idle", true);
     },
-    reuse: () => ask("reuse"),
+    reuse({ none }) {
+        const { seed } = $("#collection [data-run]").dataset;
+        if (seed) replace({ seed });
+        else tell(none, "wrong", true);
+    },
     preset: ({ steps }) => replace({ settings: { steps } }),
     reset({ place }) {
         if (place === undefined) {
@@ -1128,7 +1125,7 @@ async function inHistory({ act, id, to }) {
         $("#history-panel [data-act=only]").ariaPressed = album.favourites;
         $("#history-panel [data-act=clear]").hidden = album.favourites || album.words;
     }
-    const told = await showHistory(act, { id, to });
+    const told = act === "again" ? await ask(act, { id }) : await showHistory(act, { id, to });
     if (told.form) {
         fold();
         $("#generate").focus();

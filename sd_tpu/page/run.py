@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from sd_tpu import settings
-from sd_tpu.page.files import Picture, Store, data_url, url
-from sd_tpu.page.inputs import Inputs
-from sd_tpu.page.language import duration
+from sd_tpu.page.files import Picture, Store, url
 from sd_tpu.pictures.history import HistoryError
+from sd_tpu.pictures.images import data_url
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.engine import Engine
@@ -32,7 +32,7 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
-from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, SIDES
+from sd_tpu.settings import MAX_PROMPTS, MAX_SEED
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Run:
         self._cards = [self._first_card(place) for place in range(MAX_PROMPTS)]
         for place in {*self.request.places()} - {*job.request.places()}:
             card, _ = self._former.pop(place)
-            self._cards[place] = dataclasses.replace(card, named=labelled(self.request, place))
+            self._cards[place] = dataclasses.replace(card, named=self.request.labelled(place))
         self._works: list[Work] = []  # which are not over, in the order in which they began
         self._redrawn: dict[int, str] = {}  # what the history has of each place that was
         self._farewell: threading.Timer | None = None
@@ -279,7 +279,7 @@ class Run:
         self._version += 1
         self._cards[place], self._changed[place] = card, self._version
         for other in self.request.places():
-            named = labelled(self.request, other)
+            named = self.request.labelled(other)
             if named != self._cards[other].named:
                 self._cards[other] = dataclasses.replace(self._cards[other], named=named)
                 self._changed[other] = self._version
@@ -408,34 +408,11 @@ class Run:
         if place not in self.request.places():
             return Card(place)
         picture, kept = self.request.pictures[place], self._former.get(place)
-        return Card(place, "waiting", picture.prompt, picture.seed, labelled(self.request, place),
+        return Card(place, "waiting", picture.prompt, picture.seed, self.request.labelled(place),
                     preview=url(kept[0].picture.shown) if kept else "")
 
 
 # --- what is said ---------------------------------------------------------------------------------
-
-
-def is_comparison(request: Request) -> bool:
-    """Whether it draws one prompt several times."""
-    return len(request.places()) > 1 and len({*filter(None, request.prompts)}) == 1
-
-
-def labelled(request: Request, place: int) -> dict[str, Any]:
-    """The settings, by name, that the label of the picture at `place` should name.
-
-    Where the prompts differ, these are the picture's own. Where all are the same, it is a
-    comparison: every picture is labelled by what differs among them, which is their seeds if it is
-    nothing else. A seed is no part of other labels, for it is shown anyway.
-    """
-    places = request.places()
-    compared = is_comparison(request)
-    names = {name for i in (places if compared else [place]) for name in request.overrides(i)}
-    names -= {"seed"}
-    if names & SIDES:
-        names |= SIDES
-    if compared and not names:
-        names = {"seed"}
-    return {name: getattr(request.pictures[place], name) for name in names}
 
 
 def making(count: int) -> Sentence:
@@ -466,6 +443,13 @@ def queued(position: int, reason: str, wait: float | None) -> Sentence:
         return Sentence("Queued as number {position}", position=position)
     return Sentence("Queued as number {position}, about {time} until it starts", position=position,
                     time=duration(wait))
+
+
+def duration(seconds: float) -> Sentence:
+    """A time that is only an estimate."""
+    if seconds < 90:
+        return Sentence("{count} s", count=max(1, round(seconds)))
+    return Sentence("{count} min", count=round(seconds / 60))
 
 
 def at_step(step: int, steps: int, left: float | None) -> Sentence:

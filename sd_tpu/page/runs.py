@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
 from sd_tpu.page.files import Store
-from sd_tpu.page.inputs import Inputs
 from sd_tpu.page.run import GRACE_SECONDS, Run, Snapshot
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 

@@ -1,5 +1,6 @@
 """What the page looks like: colours here, layout in page.css, behaviour in page.js."""
 
+import re
 from pathlib import Path
 
 import gradio as gr
@@ -64,4 +65,5 @@ def style(defaults: Picture) -> str:
 
 _HERE = Path(__file__).parent
 ICON = str(_HERE / "icon.svg")
-HEAD = f"<script>{(_HERE / 'page.js').read_text(encoding='utf-8')}</script>"
+_SCRIPT = re.sub(r"(?m)^\s*(//.*)?\n?", "", (_HERE / "page.js").read_text(encoding="utf-8"))
+HEAD = f"<script>{_SCRIPT}</script>"  # without what is for those who read it

@@ -7,10 +7,10 @@ from collections.abc import Collection
 import numpy as np
 from PIL import Image
 
-from sd_tpu.page.files import SMALL, data_url
-from sd_tpu.pictures.images import enlarged
+from sd_tpu.pictures.images import data_url, enlarged
 from sd_tpu.pictures.inputs import Input
 
+SHOWN = 256  # pixels of a side of what is shown of one
 MAX_KEPT = 32  # of a browser; what it used last
 MAX_BYTES = 1 << 29  # of all browsers
 OVERHEAD = 1 << 12  # bytes that one takes beside its file and what is shown of it, or so
@@ -30,7 +30,7 @@ class Inputs:
         """Keeps a picture for a browser; returns its name. Raises RequestError if it is damaged."""
         if max(given.size) > SIDE:
             given = Input.of_pixels(np.asarray(_smaller(given.on_white(), SIDE)))
-        shown = data_url(np.asarray(_smaller(given.on_white(), SMALL)))
+        shown = data_url(np.asarray(_smaller(given.on_white(), SHOWN)))
         with self._lock:
             self._kept[browser, given.name] = given, shown
             self._kept.move_to_end((browser, given.name))
