@@ -471,8 +471,9 @@ class Answers:
             file = self._picture(asked, asked.data.get("of"))
         else:
             file = uploaded(asked.data.get("file"))
-            if asked.data.get("or_read") and _has_settings(file):
-                return self._read(asked)
+            if asked.data.get("or_read"):
+                with suppress(RequestError):  # it has none
+                    return self._read(asked)
         with file.open("rb") as opened:
             given = Input(opened.read(MAX_FILE_BYTES + 1))
         if asked.data.get("mask_of"):
@@ -614,13 +615,6 @@ class Answers:
         request, lost = self._here(panel.request_of(entries), asked)
         told = asked.language.say("Prompts, seeds and settings of the run are in the boxes.")
         return self._filled(request, " ".join([told, *lost]), asked)
-
-
-def _has_settings(file: Path) -> bool:
-    try:
-        return bool(parse_parameters(read_parameters(file)))
-    except RequestError:
-        return False
 
 
 def remark(prompt: str, value: str, engine: Engine, model: str) -> tuple[str, Sentence | str]:
