@@ -24,6 +24,7 @@ train: $(VENV)/.dev
 	$(BIN)/python -m training.autoencoder
 	$(BIN)/python -m training.diffusion
 	$(BIN)/python -m training.enlarge
+	$(BIN)/python -m training.sharpen
 	$(BIN)/python -m training.export
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)

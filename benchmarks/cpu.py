@@ -200,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not 0 < args.rounds < LONG - 1:
         flags.error(f"--rounds should be from 1 to {LONG - 2}, not {args.rounds}")
     _on_cpu()
-    folder = checkpoint_folder(args.model)
+    # Made elsewhere, where need be: large models' contestants need the memory that this takes.
+    folder = in_fresh_process(checkpoint_folder, args.model)
     picture = f"{args.model}, {args.size}x{args.size}, float32"
 
     case = folder, args.size, args.steps

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -12,18 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+import fastapi
 from starlette.middleware import Middleware
 
 from sd_tpu import http
 from sd_tpu.cli import INTERRUPTED, add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
-from sd_tpu.http.access import Access, read_keys
+from sd_tpu.http.access import Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names
-from sd_tpu.page import build, close, launch
+from sd_tpu.page import build, close, launch, mount
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.serving import journal
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.engine import Engine
 
+FLAGS = "SD_TPU_FLAGS"  # of the environment: come before those of the command line
 MAX_PORT = 65535
 GRACE_SECONDS = 30.0  # as container schedulers have it
 LAST_LOOK_SECONDS = 2.0  # in which browsers fetch what was finished at the very end
@@ -35,11 +39,9 @@ class _Terminated(BaseException):
 
 def main(arguments: list[str] | None = None) -> int:
     """Loads, compiles and serves until interrupted; the exit code."""
-    args = _parser().parse_args(arguments)
+    args = _parser().parse_args([*shlex.split(os.environ.get(FLAGS, "")),
+                                 *(sys.argv[1:] if arguments is None else arguments)])
     try:
-        if args.decoder_for == "pictures" and not args.decoder:
-            raise ValueError("--decoder-for pictures says what a decoder draws; name one with "
-                             "--decoder.")
         with _termination(), temporary_folder():
             return _serve(args)
     except KeyboardInterrupt:
@@ -54,12 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     _check_address(args.host, args.port)
-    access = _access(args)
-    if args.log:
-        journal.keep(args.log, prompts=args.log_prompts)
-    history = _open_history(args.history)
+    access, history = _opened(args)
+    names = Names.here([*args.allowed_host, *filter(None, [args.host])], share=bool(args.share))
     begun = time.monotonic()
     print(f"Loading {args.model} ...", flush=True)
+    if args.safety_checker is None:
+        args.safety_checker = _is_served_to_others(args)
     engine = open_engine(args)
     print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
     engine.ready.wait()
@@ -70,7 +72,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         address = launch(page, server_name=args.host, server_port=args.port, share=args.share,
                          mcp_server=args.api,
-                         middleware=[_gate(args, engine, access)])
+                         middleware=[_gate(args, engine, access, names)])
         print(f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
               "browser; Ctrl+C ends it.", flush=True)
         _wait(engine, args.grace)
@@ -108,6 +110,26 @@ def _termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI:
+    """Page and APIs on an engine as an ASGI application, as the flags of `add_page_flags` say, for
+    whatever serves it; raises ValueError or OSError where they cannot be followed."""
+    access, history = _opened(args)
+    return mount(build(engine, history), mcp_server=args.api,
+                 middleware=[_gate(args, engine, access, Names.here(args.allowed_host))])
+
+
+def _opened(args: argparse.Namespace) -> tuple[Access, History | None]:
+    """Whom the APIs serve, and what pictures are kept in, before minutes go into loading; the log
+    is kept from now on."""
+    if args.decoder_for == "pictures" and not args.decoder:
+        raise ValueError("--decoder-for pictures says what a decoder draws; name one with "
+                         "--decoder.")
+    access, history = _access(args), _open_history(args.history)
+    if args.log:
+        journal.keep(args.log, prompts=args.log_prompts)
+    return access, history
+
+
 def _access(args: argparse.Namespace) -> Access:
     """Whom the APIs serve; raises ValueError or OSError if that cannot be read."""
     if not args.api and (args.api_key or args.api_key_file or args.api_public):
@@ -121,16 +143,16 @@ def _access(args: argparse.Namespace) -> Access:
     return Access(tuple(keys), public=args.api_public)
 
 
-def _gate(args: argparse.Namespace, engine: Engine, access: Access) -> Middleware:
+def _gate(args: argparse.Namespace, engine: EngineClient, access: Access, names: Names
+          ) -> Middleware:
     """What is served beside the page."""
-    given = [*args.allowed_host, *filter(None, [args.host])]
-    return Middleware(Gate, names=Names.here(given, share=bool(args.share)),
+    return Middleware(Gate, names=names,
                       access=access, api=http.create_api(engine, access),
                       paths=http.HEALTH_PATHS + http.API_PATHS * args.api)
 
 
 def _open_history(folder: Path | None) -> History | None:
-    """The history in the folder, if there is to be one; opened before minutes go into loading."""
+    """The history in the folder, if there is to be one."""
     try:
         return folder and History(folder)
     except HistoryError as error:
@@ -138,9 +160,18 @@ def _open_history(folder: Path | None) -> History | None:
                          "--no-history.") from error
 
 
+def _host(given: str | None) -> str:
+    """Where the page is served, as Gradio finds it."""
+    return given or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+
+
+def _is_served_to_others(args: argparse.Namespace) -> bool:
+    return bool(args.share) or not is_loopback(_host(args.host))
+
+
 def _check_address(host: str | None, port: int | None) -> None:
     """Refuses an address where nothing can listen, before minutes go into loading."""
-    host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    host = _host(host)
     if port is None and "GRADIO_SERVER_PORT" in os.environ:
         port = int(os.environ["GRADIO_SERVER_PORT"])
     if port is not None and not 1 <= port <= MAX_PORT:  # the system would take another
@@ -156,21 +187,29 @@ def _check_address(host: str | None, port: int | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Stable Diffusion's page: eight prompts, a seed.")
-    add_model_flags(parser)
-    parser.add_argument("--decoder-for", choices=("previews", "pictures"), default="previews",
-                        help="what --decoder draws: the previews alone, or the pictures as well, "
-                             "whose start pictures it then encodes (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description="Stable Diffusion's page: eight prompts, a seed.",
+        epilog=f"Flags in the environment's {FLAGS} count as well, before those given here.")
+    add_page_flags(parser)
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network")
     parser.add_argument("--port", type=int, help="by default the first free one from 7860")
     parser.add_argument("--share", action="store_true", default=None,
                         help="make a public link through Gradio's servers")
-    parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
-                        help="a name that the server is reached by, such as a proxy's, and whose "
-                             "pages may use it; *.example.org for all below, * for any")
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS, metavar="SECONDS",
                         help="that what has been asked for may take after SIGTERM "
                              "(default: %(default)g)")
+    return parser
+
+
+def add_page_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the model's flags, and those of page and APIs wherever they are served."""
+    add_model_flags(parser)
+    parser.add_argument("--decoder-for", choices=("previews", "pictures"), default="previews",
+                        help="what --decoder draws: the previews alone, or the pictures as well, "
+                             "whose start pictures it then encodes (default: %(default)s)")
+    parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
+                        help="a name that the server is reached by, such as a proxy's, and whose "
+                             "pages may use it; *.example.org for all below, * for any")
     parser.add_argument("--log", type=Path, metavar="FILE",
                         help="gets a line of JSON for every request that is over, without prompts")
     parser.add_argument("--log-prompts", action="store_true", help="with them")
@@ -181,7 +220,6 @@ def _parser() -> argparse.ArgumentParser:
                            "(default: %(default)s)")
     kept.add_argument("--no-history", dest="history", action="store_const", const=None,
                       help="keep no pictures")
-    return parser
 
 
 def _add_api_flags(parser: argparse.ArgumentParser) -> None:

@@ -24,12 +24,24 @@ from sd_tpu.runtime.mesh import make_mesh, set_host_devices
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.catalog import card_defaults
 from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import COMPILING, Done, Event, Failed, ImageReady, Job, Progress, Queued
+from sd_tpu.serving.job import (
+    BLURRED,
+    COMPILING,
+    Done,
+    Event,
+    Failed,
+    ImageReady,
+    Job,
+    Progress,
+    Queued,
+)
 from sd_tpu.settings import (
     MAX_PROMPTS,
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
+    SIDES,
+    START,
     Choice,
     Number,
     Picture,
@@ -88,6 +100,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--token-downsampling", type=int, choices=(1, 2), default=1,
         help="2 lets the finest self-attention take its keys and values from every second row and "
              "column only: faster for large pictures, and not quite the same (default: 1)")
+    add("--safety-checker", action=argparse.BooleanOptionalAction,
+        help="whether models that bring a safety checker blur what it flags as not safe for work "
+             "(default: where the page is served to others)")
     add("--prediction-type", choices=("epsilon", "v_prediction"),
         help="what the UNet of --model predicts, if its files do not say so")
     add("--zero-snr", action=argparse.BooleanOptionalAction,
@@ -116,14 +131,17 @@ def open_engine(args: argparse.Namespace) -> Engine:
         ValueError: the model cannot be loaded, or the devices or the size are not possible.
     """
     find_devices(args.devices)
-    return Engine.open(args.model, models=args.models, revision=args.revision,
-                       variant=args.variant, dtype=args.dtype, devices=args.devices,
-                       size=args.size, max_pixels=args.max_pixels, memory=args.memory,
-                       token_downsampling=args.token_downsampling, decoder=args.decoder,
-                       decoder_for=args.decoder_for, prediction_type=args.prediction_type,
-                       zero_snr=args.zero_snr, lora_dir=args.lora_dir,
-                       embedding_dir=args.embedding_dir, prompt_chunks=args.prompt_chunks,
-                       wildcard_dir=args.wildcard_dir, styles=args.styles)
+    return Engine.open(devices=args.devices, memory=args.memory, dtype=args.dtype,
+                       **model_options(args))
+
+
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say of models, as `serving.client.open_models` takes it; not the dtype."""
+    names = ("model", "models", "revision", "variant", "size", "max_pixels", "token_downsampling",
+             "decoder", "decoder_for", "prediction_type", "zero_snr", "lora_dir", "embedding_dir",
+             "prompt_chunks", "wildcard_dir", "styles")
+    return {**{name: getattr(args, name) for name in names},
+            "safety_checker": bool(args.safety_checker)}
 
 
 def find_devices(count: int | None) -> list[jax.Device]:
@@ -169,6 +187,10 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     for name, setting in _FLAGGED.items():
         add(setting.flag, dest=name, type=setting.kind.parse, metavar=_metavar(setting),
             help=_help(setting))
+    add("--own", dest="own", action="append", nargs=3, default=[],
+        metavar=("PROMPT", "SETTING", "VALUE"),
+        help=f"a setting of a single prompt, which is numbered from 1; one of "
+             f"{', '.join(OVERRIDABLE)}")
     add("--out", type=Path, required=True, metavar="DIR",
         help="gets 00.png, 01.png, ... and grid.png")
 
@@ -239,9 +261,12 @@ def _count(text: str) -> int:
 
 def _generate(args: argparse.Namespace) -> int:
     values = {name: getattr(args, name) for name in ("prompts", *_FLAGGED)}
-    inputs = _read_inputs(args)
-    values |= {"seed": drawn_seed(args.seed), **{name: each.name for name, each in inputs.items()}}
-    seed = Request.check(values, _early_defaults(args.model)).seed
+    own, inputs = _read_own(args.own), []
+    for settings in (values, *own):
+        inputs += _take_inputs(settings)
+    _check_start(values, own)
+    values |= {"seed": drawn_seed(args.seed), "own": own}
+    seed = Request.check(_early(values), _early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
     line = _Line()
     line.show(f"Seed {seed}")
@@ -253,8 +278,7 @@ def _generate(args: argparse.Namespace) -> int:
         for note in engine.notes(request):
             line.show(note)
             line.keep()
-        job = engine.submit(request, previews=False,
-                            inputs={each.name: each for each in inputs.values()})
+        job = engine.submit(request, previews=False, inputs={each.name: each for each in inputs})
         return _save(job, args.out, engine.to_png, line)
     finally:
         line.keep()
@@ -267,17 +291,54 @@ def _filled(values: dict[str, Any], offer: Offer) -> Request:
     given = values["prompts"]
     request = Request.check({**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]},
                             offer)
-    return Request(request.pictures[:max(len(given), request.places()[-1] + 1)])
+    places = request.places()
+    for place, settings in enumerate(values.get("own", ())):
+        if settings and place not in places:
+            raise ValueError(f"--own {place + 1}: there is no prompt {place + 1}.")
+    return Request(request.pictures[:max(len(given), places[-1] + 1)])
 
 
-def _read_inputs(args: argparse.Namespace) -> dict[str, Input]:
-    """The pictures that flags name, by their settings."""
-    inputs = {}
-    for name, setting in _FLAGGED.items():
-        if isinstance(setting.kind, Upload) and getattr(args, name):
-            with Path(getattr(args, name)).open("rb") as file:
-                inputs[name] = Input(file.read(MAX_FILE_BYTES + 1), file.name)
+def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """What each prompt has for itself, by place; raises ValueError for what is no setting."""
+    own = [{} for _ in range(MAX_PROMPTS)]
+    for number, name, text in given:
+        if not number.isdecimal() or not 1 <= int(number[:9]) <= MAX_PROMPTS:
+            raise ValueError(f"--own should begin with the number of a prompt, from 1 to "
+                             f"{MAX_PROMPTS}, not {number!r}.")
+        if name not in OVERRIDABLE:
+            raise ValueError(f"--own {number}: there is no setting {name!r}; there are "
+                             f"{', '.join(OVERRIDABLE)}.")
+        own[int(number) - 1][name] = OVERRIDABLE[name].kind.parse(text)
+    return own
+
+
+def _take_inputs(settings: dict[str, Any]) -> list[Input]:
+    """The pictures whose files these settings name, which name their content from then on."""
+    inputs = []
+    for name, path in settings.items():
+        if name in OVERRIDABLE and isinstance(OVERRIDABLE[name].kind, Upload) and path:
+            with Path(path).open("rb") as file:
+                inputs.append(Input(file.read(MAX_FILE_BYTES + 1), file.name))
+            settings[name] = inputs[-1].name
     return inputs
+
+
+def _check_start(values: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
+    """Raises ValueError for what says how a start picture is used where there is none."""
+    for given in ([] if values["init_image"] else [values, *own]):
+        used = own if given is values else [given]
+        name = next((name for name, setting in OVERRIDABLE.items()
+                     if setting.section == START and given.get(name) is not None), None)
+        if name and not any(each.get("init_image") for each in used):
+            raise ValueError(f"{OVERRIDABLE[name].label} says how a start picture is used: give "
+                             f"one with {OVERRIDABLE['init_image'].flag}.")
+
+
+def _early(values: dict[str, Any]) -> dict[str, Any]:
+    """What can be checked before a model is loaded: other models and sizes cannot."""
+    own = [{name: value for name, value in settings.items() if name not in ("model", *SIDES)}
+           for settings in values["own"][:len(values["prompts"])]]
+    return {**values, "own": own}
 
 
 def _early_defaults(model: str | Path) -> Picture:
@@ -301,6 +362,8 @@ def _save(job: Job, folder: Path, to_png: Callable[[np.ndarray, Request], bytes]
             if isinstance(event, ImageReady):
                 pictures[event.place] = event.pixels
                 line.clear()
+                if event.unsafe:
+                    print(f"{BLURRED}.", file=sys.stderr)
                 _write(folder / f"{event.place:02}.png",
                        to_png(event.pixels, request.only(event.place)))
     finally:

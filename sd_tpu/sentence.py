@@ -22,6 +22,10 @@ class Sentence(str):
         sentence.template, sentence.facts = template, facts
         return sentence
 
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
+        """What a copy in another process is made from."""
+        return (self.template,), self.facts
+
 
 class SentenceError(ValueError):
     """Something that cannot be done; the message is a Sentence for the person who wanted it."""
@@ -29,6 +33,10 @@ class SentenceError(ValueError):
     def __init__(self, template: str, /, **facts: Any):
         """The message, as a Sentence takes it."""
         super().__init__(Sentence(template, **facts))
+
+    def __reduce__(self) -> tuple:
+        """As it is in another process: with its message, which is not formatted again."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
     @property
     def sentence(self) -> Sentence:

@@ -45,6 +45,9 @@ class Styles:
         if not picture.style:
             return picture
         known = self.templates()
+        if not self._file:
+            raise RequestError("The style {value}{of} was asked for, but no list of styles was "
+                               "given.", of=of, value=shortened(picture.style))
         if picture.style not in known:
             more = "…" if len(known) > MAX_NAMED else ""
             raise RequestError("{name} {value}{of} is unknown; there are {known}.", of=of,

@@ -70,6 +70,10 @@ class Wildcards:
                     filled[place] = values[number % len(values)].strip()
         return filled
 
+    def value(self, text: str, seed: int, of: Sentence) -> str:
+        """A text with a value, drawn by the seed; raises RequestError as `fill`, of what it is."""
+        return self._any(text, Random(f"{seed} 0"), of).strip()
+
     def _drawn(self, text: str, seed: int, places: Sequence[int], of: Sentence) -> list[str]:
         """A value for each place, of which no two are alike if that is easily had."""
         values: list[str] = []

@@ -15,6 +15,7 @@ from diffusers import StableDiffusionPipeline
 
 from benchmarks import (
     accelerations,
+    capacity,
     choose,
     cpu,
     gpu,
@@ -247,6 +248,43 @@ def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
     found = accelerations.judged(None, 3)
     assert found["exact"] == {"one thing, %": 100, "two side by side, %": 100}
     assert found["cache interval 2"] == {"one thing, %": 50, "two side by side, %": 50}
+
+
+def test_capacity(tmp_path):
+    (rows,) = tables(capacity, tmp_path, "--requests", "60", "--hosts", "1", "2").values()
+    assert [(row["model"], row["chips"], row["load"]) for row in rows] == [
+        (model, chips, load) for model in capacity.MODELS for chips in ("8", "16")
+        for load in ("50%", "80%", "95%")]
+    for row in rows:
+        row |= {name: float(value) for name, value in row.items() if "%" not in value and
+                name != "model"}
+        drawn = float(row["load"].strip("%")) / 100 * row["at most/s"]
+        assert row["paper/s"] == pytest.approx(row["chips"] / row["s a picture"], rel=1e-3)
+        assert row["at most/s"] < row["paper/s"]
+        assert row["pictures/s"] == pytest.approx(drawn, rel=1e-3)
+        assert row["$ per 1,000"] == pytest.approx(
+            1000 * row["chips"] * capacity.PRICE / 3600 / drawn, rel=1e-3)
+        assert row["in all p50"] >= row["s a picture"] >= 20 * row["s a step"]
+
+
+def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for():
+    cost, steps = capacity.Cost(step=0.01, decode=0.02), 20
+    most = capacity.at_most(cost, steps)
+    waited = {load: np.mean([visit.begun - visit.came for visit in capacity.simulate(
+        cost, 1, steps, load * most / np.mean(capacity.PICTURES), 300)])
+        for load in (0.01, 0.5, 0.95)}
+    assert waited[0.01] < 0.05 * cost.picture(steps) and waited[0.01] < waited[0.5] < waited[0.95]
+    undecoded = capacity.Cost(step=0.01, decode=0.0)
+    paper = capacity.CHIPS / undecoded.picture(steps)
+    assert most < 0.9 * capacity.CHIPS / cost.picture(steps), "all chips wait while one decodes"
+    assert capacity.at_most(undecoded, steps) > 0.9 * paper
+    visits = capacity.simulate(cost, 1, steps, 0.01 * most, 50)
+    assert min(visit.done - visit.came for visit in visits) == pytest.approx(cost.picture(steps))
+
+
+def test_the_cycles_of_a_program_that_was_not_compiled_are_no_figure():
+    with pytest.raises(ValueError, match="no cycles of advance of sd3"):
+        capacity.Cost.of("sd3", "")
 
 
 def test_a_crowd_is_counted_by_what_came_of_its_requests_and_drawn_over_time(tmp_path):

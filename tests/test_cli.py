@@ -1,6 +1,8 @@
 """The command line, in this process, on a tiny checkpoint."""
 
 import argparse
+import dataclasses
+import shutil
 import threading
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from asking import make_request
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from sd_tpu import cli
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
@@ -125,6 +128,39 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path):
     assert (code, err.splitlines()[-1]) == (
         2, f"{tmp_path / 'cut.png'} is in no format that is read here; save it as PNG.")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_may_have_its_own_model_and_settings(checkpoints, tmp_path):
+    for name in ("first", "second"):
+        shutil.copytree(checkpoints["sd1"], tmp_path / "models" / name)
+    file = tmp_path / "models" / "second" / "unet" / "diffusion_pytorch_model.safetensors"
+    save_file({name: 2 * values for name, values in load_file(file).items()}, file)
+    code, _, err = run(
+        "generate", "--model", "first", "--models", tmp_path / "models", "--prompt", "a cat",
+        "--prompt", "a cat", "--steps", 2, "--own", 2, "model", "second", "--own", 2, "seed", 0,
+        "--own", 2, "guidance", 3, "--devices", 1, "--out", tmp_path)
+    assert code == 0, err
+    first, second = (read_png(tmp_path / name).pictures[0] for name in ("00.png", "01.png"))
+    assert (first.model, first.steps, first.seed) == ("first", 2, 0)
+    assert second == dataclasses.replace(first, model="second", guidance=3.0)
+    assert (tmp_path / "00.png").read_bytes() != (tmp_path / "01.png").read_bytes()
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    (("--own", 9, "steps", 3), "--own should begin with the number of a prompt, from 1 to 8, not "
+                               "'9'."),
+    (("--own", "x", "steps", 3), "from 1 to 8, not 'x'."),
+    (("--own", 1, "stepz", 3), "--own 1: there is no setting 'stepz'; there are model, "),
+    (("--own", 1, "steps", "many"), "Steps of prompt 1 should be a whole number, not 'many'."),
+    (("--own", 1, "strength", 0.5), "Strength says how a start picture is used: give one with "
+                                    "--init-image."),
+    (("--own", 2, "steps", 3), "--own 2: there is no prompt 2."),
+    (("--strength", 0.5), "Strength says how a start picture is used"),
+    (("--mask-blur", 1), "Mask blur says how a start picture is used"),
+])
+def test_what_would_change_nothing_is_refused(flags, sentence, monkeypatch, tmp_path):
+    _, code, _, err = run_fake(monkeypatch, tmp_path, flags=flags)
+    assert code == 2 and sentence in err.splitlines()[-1]
 
 
 class FakeEngine:
@@ -311,22 +347,22 @@ def test_open_engine_hands_every_flag_on(opened):
                           "--memory", "1.5", "--lora-dir", "l", "--embedding-dir", "e",
                           "--decoder", "d", "--prompt-chunks", "2",
                           "--wildcard-dir", "w", "--styles", "s.csv",
-                          "--prediction-type", "v_prediction", "--zero-snr"))
-    assert opened[-1] == ("org/name", dict(
-        models=Path("m"), revision="r", variant="fp16", dtype="bfloat16", devices=4,
-        size=(512, 768), max_pixels=9999, memory=1_500_000_000, token_downsampling=2,
+                          "--prediction-type", "v_prediction", "--zero-snr", "--safety-checker"))
+    assert opened[-1] == (dict(
+        model="org/name", models=Path("m"), revision="r", variant="fp16", dtype="bfloat16",
+        devices=4, size=(512, 768), max_pixels=9999, memory=1_500_000_000, token_downsampling=2,
         decoder="d", decoder_for="pictures", prediction_type="v_prediction", zero_snr=True,
         lora_dir=Path("l"), embedding_dir=Path("e"), prompt_chunks=2,
-        wildcard_dir=Path("w"), styles=Path("s.csv")))
+        wildcard_dir=Path("w"), styles=Path("s.csv"), safety_checker=True),)
 
 
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
     cli.open_engine(parse())
-    assert opened == ["mesh", (BUNDLED_MODEL, dict(
-        models=None, revision=None, variant=None, dtype=None, devices=None, size=None,
-        max_pixels=None, memory=None, token_downsampling=1, decoder=None, decoder_for="pictures",
-        prediction_type=None, zero_snr=None, lora_dir=None, embedding_dir=None, prompt_chunks=3,
-        wildcard_dir=None, styles=None))]
+    assert opened == ["mesh", (dict(
+        model=BUNDLED_MODEL, models=None, revision=None, variant=None, dtype=None, devices=None,
+        size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None,
+        decoder_for="pictures", prediction_type=None, zero_snr=None, lora_dir=None, embedding_dir=None, prompt_chunks=3,
+        wildcard_dir=None, styles=None, safety_checker=False),)]
 
 
 def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):

@@ -16,7 +16,7 @@ from sd_tpu.checkpoint.adapters import LowRank
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.pictures.images import format_parameters, read_parameters, read_png
 from sd_tpu.request import Request
-from sd_tpu.runtime.merge import merge
+from sd_tpu.runtime.weights import merge
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Failed, ImageReady
 from sd_tpu.settings import RequestError
@@ -153,6 +153,25 @@ def test_a_file_names_the_loras_that_drew_it_as_a1111_does(engine, loras):
     assert f', Lora hashes: "{told}", Version' in read_parameters(png)
     assert read_png(png).prompts == request.prompts
     assert 'Lora hashes: "a b: 12ab"' in format_parameters(request, lora_hashes={"a, b": "12ab"})
+
+
+def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
+    """As many bytes lie on the device as the account says, and they are within the bound."""
+    engine = Engine.open(checkpoints["sd1"], devices=1, lora_dir=loras)
+    memory, weights = engine.scheduler._memory, engine.worker.weights
+    own = engine.adapters.memory((("style 0", 1.0),), engine.pipeline.parameters.shapes)
+    assert 0 < own < engine.weights.memory / 4
+    memory.limit = engine.batch.memory + engine.weights.memory + 2 * own
+    pictures = {}
+    for number in (0, 1, 2, 0):
+        pixels = drawn(engine, f"{PROMPT} <lora:style {number}:0.8>")[0]
+        np.testing.assert_array_equal(pictures.setdefault(number, pixels), pixels)
+        arrays = {leaf.unsafe_buffer_pointer(): leaf.nbytes for name in weights.names(0)
+                  for leaf in jax.tree.leaves(weights.of(0, name))}
+        assert sum(arrays.values()) == memory.used(0) - engine.batch.memory
+        assert memory.used(0) <= memory.limit and engine.weights in weights.names(0)
+    engine.close()
+    assert len(weights.names(0)) == 3
 
 
 def test_merging_shares_what_no_adapter_touches_and_leaves_the_base():

@@ -457,6 +457,7 @@ XL = """
                        latents=START).images
     without = pipeline(prompt_ids, params, jax.random.PRNGKey(0), 3, 5.0, latents=START,
                        return_dict=False)[0]
+    longer = pipeline(prompt_ids, params, jax.random.PRNGKey(0), 5, 3.0, latents=START).images
     words, pooled = pipeline.get_embeddings(prompt_ids, params)
 """
 
@@ -470,10 +471,19 @@ def test_sdxl_is_drawn_as_pytorch_draws_it_called_mapped_or_compiled_ahead(xl):
     assert near(names["images"], names["called"][:, 0])
     assert len({picture.tobytes() for picture in names["pictures"]}) == 8
     reference.set_progress_bar_config(disable=True)
-    for name, kind in (("latents", "latent"), ("without", "np")):
-        theirs = reference("a cat", num_inference_steps=3, guidance_scale=5.0, output_type=kind,
-                           latents=torch.tensor(start), height=32, width=32).images
-        assert np.abs(names[name] - np.asarray(theirs)).max() < 2e-4 * np.abs(theirs).max(), name
+    for name, steps, guidance, kind in (("latents", 3, 5.0, "latent"), ("without", 3, 5.0, "np"),
+                                        ("longer", 5, 3.0, "np")):
+        theirs = np.asarray(reference(
+            "a cat", num_inference_steps=steps, guidance_scale=guidance, output_type=kind,
+            latents=torch.tensor(start), height=32, width=32).images)
+        rounding = 0 if kind == "latent" else 0.5 / 255
+        off = np.abs(names[name] - theirs).max()
+        assert off < 2e-4 * np.abs(theirs).max() + rounding, name
+    # Steps, guidance, negative prompts and whether latents are wanted compile nothing: there are
+    # programs for eight pictures with replicated parameters, and for one.
+    programs = names["pipeline"]._programs.values()
+    assert [programs.traces for programs in programs] == [
+        dict(encode=1, advance=1, decode=1)] * 2
 
 
 # --- Flax's own files ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
 from sd_tpu.serving.job import ImageReady
+from sd_tpu.serving.scheduler import Limits
 from sd_tpu.styles import Styles
 
 PATIENCE = 60.0  # seconds
@@ -392,6 +393,32 @@ def test_many_wait_without_holding_anybody_up(address, slow_engine):
             return answer.status_code
 
     assert asyncio.run(asyncio.wait_for(crowd(), 2 * PATIENCE)) == 200
+    until(lambda: not slow_engine.jobs())
+
+
+def test_an_address_has_its_share_of_what_may_wait_as_a_proxy_tells_it(slow_engine, monkeypatch):
+    monkeypatch.setattr(slow_engine.scheduler, "limits", Limits(address_jobs=1))
+
+    async def visit(address: str) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as http:
+            def ask(peer: str) -> asyncio.Task:
+                return asyncio.create_task(http.post(
+                    "/sdapi/v1/txt2img", json={"prompt": "a", "steps": 200},
+                    headers={"x-forwarded-for": peer}))
+
+            waiting = []
+            for number, peer in enumerate(("192.0.2.1", "192.0.2.2"), 1):
+                waiting.append(ask(peer))
+                while len(slow_engine.jobs()) < number:
+                    await asyncio.sleep(0.05)
+            refused = await ask("192.0.2.1")
+            for each in waiting:
+                each.cancel()
+            return refused
+
+    with served(create_api(slow_engine, Access(public=True))) as address:
+        refused = asyncio.run(asyncio.wait_for(visit(address), PATIENCE))
+    assert refused.status_code == 429 and "from your network" in refused.json()["detail"]
     until(lambda: not slow_engine.jobs())
 
 

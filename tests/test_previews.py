@@ -1,8 +1,11 @@
 """Previews that need no decoder."""
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.request import Request
@@ -46,13 +49,18 @@ def test_what_is_no_number_is_black():
     assert (preview(np.full((8, 8, 4), np.nan, np.float32)) == 0).all()
 
 
-@pytest.fixture(scope="module")
-def engine():
-    """It takes a row at a time, however fast the machine is."""
-    engine = Engine.open(BUNDLED_MODEL, devices=1)
+@pytest.fixture(scope="module", autouse=True)
+def a_row_at_a_time():
+    """However fast the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latency, "CALL_SECONDS", 0.0)
-        yield engine
+        yield
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = Engine.open(BUNDLED_MODEL, devices=1)
+    yield engine
     engine.close()
 
 
@@ -75,11 +83,35 @@ def test_the_last_preview_is_close_to_the_picture(engine):
 
 
 def test_it_is_fitted_when_first_shown_if_its_parameters_came_after_the_programs(engine):
-    worker, batch = engine.worker, engine.batch
-    fitted = worker._previews.pop(batch.architecture)
+    worker = engine.worker
+    (key, fitted), = worker._previews.items()
+    worker._previews.clear()
     request = Request.check({"prompts": ["a cat"], "steps": 4}, engine.offer)
     assert any(event.previews for event in engine.submit(request).events()
                if isinstance(event, Progress))
     latents = sample_latents(1, engine.programs.latent_shape)[0]
-    again = worker._previews[batch.architecture]
+    again = worker._previews[key]
     np.testing.assert_allclose(again(latents).astype(int), fitted(latents).astype(int), atol=1)
+
+
+def test_a_fine_tune_with_another_autoencoder_has_a_map_of_its_own(checkpoints, tmp_path):
+    """And those with the same one share theirs, also with other weights beside it."""
+    for name, part in (("a", "unet"), ("b", "unet"), ("c", "vae")):
+        shutil.copytree(checkpoints["sd1"], tmp_path / name)
+        file = tmp_path / name / part / "diffusion_pytorch_model.safetensors"
+        save_file({key: values * np.float32(0.5 if name != "a" and key.startswith((
+            "conv_out.", "decoder.conv_out.")) else 1) for key, values in load_file(file).items()},
+            file, metadata={"format": "pt"})
+    engine = Engine.open(tmp_path / "a", models=tmp_path, devices=1)
+    maps = []
+    for name in "abc":
+        request = Request.check({"prompts": ["a cat"], "steps": 4, "model": name}, engine.offer)
+        assert any(event.previews for event in engine.submit(request).events()
+                   if isinstance(event, Progress))
+        maps.append([*engine.worker._previews.values()])
+    engine.close()
+    assert [len(each) for each in maps] == [1, 1, 2]
+    assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+    latents = sample_latents(1, engine.programs.latent_shape)[0]
+    first, other = (preview(latents).astype(float) for preview in maps[-1])
+    assert other.std() < 0.6 * first.std(), "half as much contrast"

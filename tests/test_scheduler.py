@@ -28,10 +28,12 @@ from sd_tpu.serving.job import (
 from sd_tpu.serving.latency import LatencyModel
 from sd_tpu.serving.plan import Batch, Compiled, Plan, Report, Ticket, Weights
 from sd_tpu.serving.scheduler import SWITCH_SECONDS, Busy, Limits, Scheduler
+from sd_tpu.serving.worker import WAIT_SECONDS
 
 SMALL = Batch(architecture="sd", height=64, width=64, slots=16, memory=2)
 WIDE = Batch(architecture="sd", height=64, width=96, slots=16, group=4, memory=3)
 BASE, OTHER = Weights(name="base", memory=4), Weights(name="other", memory=4)
+ADAPTED = [Weights(name="base", adapters=((name, 1.0),), base=BASE, memory=1) for name in "abc"]
 PIXELS = np.zeros((1, 1, 3), np.uint8)
 DEFAULT = Limits()
 ROW, DECODE, COMPILE, BRING = 0.05, 0.02, 20.0, 2.0  # seconds
@@ -48,18 +50,19 @@ class Devices:
         self.slots: dict[Batch, dict[int, list]] = {}  # by slot: [ticket, rows left]
         self.held: list[set] = [set() for _ in range(count)]
         self.background: list[tuple[float, object]] = []  # when it is over
+        self.idle = 0.0  # seconds without anything to do
         self.compiler, self.compilations = 0.0, 0  # until when it is busy, with one at a time
         self.told = defaultdict(list)
         self.drawn = Counter()  # seconds by client
         self.numbers = iter(range(1, 10**9))
 
     def ask(self, client="", pictures=1, steps=10, *, kind=GUIDED, batch=SMALL, weights=BASE,
-            previews=False) -> int:
+            previews=False, address="") -> int:
         """Submits a job; its number."""
         job = next(self.numbers)
         batches = itertools.cycle([batch] if isinstance(batch, Batch) else batch)
-        tickets = [Ticket(job=job, place=place, client=client, batch=batch, weights=weights,
-                          kinds=np.full(steps, kind))
+        tickets = [Ticket(job=job, place=place, client=client, address=address, batch=batch,
+                          weights=weights, kinds=np.full(steps, kind))
                    for place, batch in zip(range(pictures), batches, strict=False)]
         self.scheduler.submit(tickets, self.now, steps=steps, previews=previews)
         return job
@@ -93,7 +96,8 @@ class Devices:
         for batch in plan.release:
             assert not self.slots.pop(batch), "pictures are lost"
         for device, weights in plan.drop:
-            self.held[device].remove(weights)
+            if weights.name:  # zeros are there or not, as the worker needs them
+                self.held[device].remove(weights)
         for what in plan.bring:
             self.background.append((self.now + BRING, what))
         for batch in plan.compile:
@@ -102,27 +106,38 @@ class Devices:
             self.background.append((self.compiler, batch))
         self._check_memory()
         drawn = self._draw(plan) if plan.batch else {}
+        if plan.batch or self.background:
+            self.idle = 0.0
         if not plan.batch:
-            assert self.background, "nothing is to be done, and nothing is on its way"
-            self.now = max(self.now, min(when for when, _ in self.background))
+            self._wait()
         return Report(**drawn, **self._come())
+
+    def _wait(self) -> None:
+        """Until something in the background is over, or somebody has waited long enough for it."""
+        if self.background:
+            self.now = max(self.now, min(when for when, _ in self.background))
+            return
+        self.now, self.idle = self.now + WAIT_SECONDS, self.idle + WAIT_SECONDS
+        assert self.idle < 2 * SWITCH_SECONDS, "nothing is to be done, and nothing is on its way"
 
     def _draw(self, plan: Plan) -> dict:
         slots, share = self.slots[plan.batch], plan.batch.slots // self.count
         for slot, ticket in plan.enter.items():
             assert plan.rows[slot] > 0
             slots[slot] = [ticket, len(ticket.kinds)]
-        rounds = Counter()
+        lanes = Counter()  # by device: what is stepped at a time
         for slot, rows in plan.rows.items():
             ticket, left = slots[slot]
             device = slot // share
-            assert plan.weights[device] == ticket.weights in self.held[device]
+            assert plan.weights[device] == ticket.weights
+            assert {ticket.weights, *ticket.weights.needs} <= self.held[device]
             assert 0 < rows <= left
             kind = ticket.kinds[-left]
-            rounds[device] += rows * (1 if kind in (GUIDED, GUIDED_SHALLOW) else 0.5)
+            lanes[device] += 1 if kind in (GUIDED, GUIDED_SHALLOW) else 0.5
             slots[slot][1] -= rows
         assert set(plan.finish) == {slot for slot in plan.rows if slots[slot][1] == 0}
-        seconds = ROW * max(-(-of // plan.batch.group) for of in rounds.values())
+        (rows,) = set(plan.rows.values())
+        seconds = ROW * rows * max(-(-of // plan.batch.group) for of in lanes.values())
         decoded = self.decode * len(plan.finish)
         previewed = self.preview * len(plan.preview)
         self.now += seconds + decoded + previewed
@@ -152,8 +167,11 @@ class Devices:
         for device, held in enumerate(self.held):
             coming = {w[1] for _, w in self.background if not isinstance(w, Batch)
                       and w[0] == device}
-            used = sum(item.memory for item in compiled | held | coming)
+            there = compiled | held | coming
+            zeros = {batch.zeros for batch in compiled if batch.zeros}
+            used = sum(item.memory for item in there | zeros)
             assert self.memory is None or used <= self.memory
+            assert all(need in there for item in held | coming for need in item.needs)
 
 
 @pytest.fixture
@@ -168,14 +186,16 @@ def warm(devices: Devices, *batches: Batch) -> Devices:
     return devices
 
 
-def test_a_small_picture_of_another_client_is_done_in_three_times_what_it_takes_alone(one):
-    alone = one.took(one.ask("visitor", steps=5))
+@pytest.mark.parametrize("count, batch", [(1, SMALL), (1, WIDE), (8, SMALL)])
+def test_a_small_picture_of_another_client_is_done_in_three_times_what_it_takes_alone(count, batch):
+    devices = warm(Devices(count), batch)
+    alone = devices.took(devices.ask("visitor", steps=5, batch=batch))
     for _ in range(100):
-        one.ask("crowd", pictures=8, steps=200)
-    one.run(seconds=60)
+        devices.ask("crowd", pictures=8, steps=200, batch=batch, previews=True)
+    devices.run(seconds=60)
     for _ in range(5):
-        one.run(seconds=20)
-        assert one.took(one.ask("visitor", steps=5)) <= 3 * alone
+        devices.run(seconds=20)
+        assert devices.took(devices.ask("visitor", steps=5, batch=batch)) <= 3 * alone
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -267,6 +287,19 @@ def test_every_bound_holds_and_a_refusal_says_when_to_come_back(limits, of_other
     assert 1 <= refused.value.retry_after <= 10
     devices.run()
     devices.ask("me", pictures=3)
+
+
+def test_one_address_leaves_room_for_others_whatever_names_it_gives_itself(one):
+    with pytest.raises(Busy, match="from your network") as refused:
+        for number in itertools.count():
+            one.ask(f"made up {number}", address="192.0.2.1")
+    assert number == DEFAULT.address_jobs == DEFAULT.jobs // 2 and refused.value.retry_after >= 1
+    one.ask("somebody", address="192.0.2.2")
+    one.ask("of an address that is not known")
+    with pytest.raises(Busy, match="from your network"):
+        one.ask("made up", pictures=8, address="192.0.2.1")
+    one.run()
+    one.ask("made up", address="192.0.2.1")
 
 
 def test_waiting_jobs_are_told_their_position_the_reason_and_the_time(one):
@@ -419,10 +452,41 @@ def test_what_was_used_least_recently_makes_room_for_a_batch():
         devices.ask(batch=Batch(architecture="xl", height=1024, width=1024, memory=6))
 
 
+def test_adapters_take_what_they_change_and_their_base_stays_with_them():
+    devices = warm(Devices(memory=SMALL.memory + BASE.memory + 2))
+    for weights in (*ADAPTED, BASE, ADAPTED[0]):
+        devices.took(devices.ask(weights=weights))
+        assert BASE in devices.held[0]
+    assert devices.held[0] == {BASE, ADAPTED[2], ADAPTED[0]}
+    devices.took(devices.ask(weights=OTHER))
+    assert devices.held[0] == {OTHER}, "a base leaves when nothing is merged into it"
+    devices.took(devices.ask(weights=ADAPTED[1]))
+    assert devices.held[0] == {BASE, ADAPTED[1]}
+    with pytest.raises(RequestError, match="more memory than the devices have"):
+        devices.ask(weights=dataclasses.replace(ADAPTED[0], memory=3))
+
+
+def test_a_base_that_cannot_be_read_fails_what_is_merged_into_it(one):
+    job, other = one.ask(weights=dataclasses.replace(ADAPTED[0], base=OTHER)), one.ask(steps=30)
+    assert one.scheduler.schedule(one.now).bring[0] == (0, OTHER)
+    one.scheduler.update(Report(failed={(0, OTHER): "It is gone."}), one.now)
+    failed = [number for number, event in one.scheduler.events() if isinstance(event, Failed)]
+    assert failed == [job] and one.scheduler.jobs() == [other]
+
+
+def test_zeros_of_an_architecture_are_charged_once_whatever_the_sizes():
+    zeros = Weights(name="", architecture="sd", memory=4)
+    sizes = [dataclasses.replace(SMALL, width=64 + 8 * n, zeros=zeros) for n in range(3)]
+    devices = warm(Devices(memory=3 * SMALL.memory + BASE.memory + zeros.memory), *sizes)
+    assert set(devices.slots) == set(sizes)
+    devices.took(devices.ask(batch=dataclasses.replace(WIDE, architecture="xl"), weights=OTHER))
+    assert zeros not in devices.scheduler._memory.on(0), "zeros leave after the last of their sizes"
+
+
 asks = st.fixed_dictionaries(dict(
     client=st.sampled_from("abcde"), pictures=st.integers(1, 8), steps=st.integers(1, 60),
     kind=st.sampled_from((GUIDED, ALONE, GUIDED_SHALLOW, ALONE_SHALLOW)),
-    batch=st.sampled_from((SMALL, WIDE)), weights=st.sampled_from((BASE, OTHER)),
+    batch=st.sampled_from((SMALL, WIDE)), weights=st.sampled_from((BASE, OTHER, *ADAPTED)),
     previews=st.booleans()))
 cancels = st.tuples(st.integers(0, 30), st.none() | st.integers(0, 7))
 
@@ -466,7 +530,7 @@ def test_a_year_of_traffic_is_served():
             burst.append(devices.ask(str(random.integers(5)), pictures=int(random.integers(1, 9)),
                                      steps=int(random.integers(1, 50)),
                                      batch=(SMALL, WIDE)[random.integers(2)],
-                                     weights=(BASE, OTHER)[random.integers(2)]))
+                                     weights=(BASE, OTHER, *ADAPTED)[random.integers(5)]))
         devices.run()
         worst = max(worst, devices.now - begun)
         assert all(isinstance(devices.told.pop(job)[-1], Done) for job in burst)

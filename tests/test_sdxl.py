@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from test_models import PUBLISHED
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from sd_tpu import BUNDLED_MODEL
+from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
@@ -271,6 +271,9 @@ def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_al
     programs = programs_of(checkpoint, 64, 64)
     pipeline.set_progress_bar_config(disable=True)
     latents = np.random.default_rng(0).standard_normal((2, 4, 16, 16)).astype(np.float32)
+    flax, flax_params = FlaxStableDiffusionPipeline.from_pretrained(tmp_path)
+    ids, keys = flax.prepare_inputs(PROMPTS), jnp.stack([jax.random.PRNGKey(0)] * 2)
+    generate = jax.jit(flax._generate, static_argnums=(3, 4, 5))
     drawn = []
     for guidance in (8.5, 1.0):
         theirs = pipeline(PROMPTS, num_inference_steps=4, guidance_scale=guidance, height=64,
@@ -278,6 +281,8 @@ def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_al
         drawn.append(draw(programs, checkpoint, params, pipeline.scheduler, 4, guidance, None,
                           latents))
         assert_alike(drawn[-1], theirs, f"LCM, SD 1 shape, 4 steps, guidance {guidance}")
+        old = generate(ids, flax_params, keys, 4, 64, 64, guidance, latents)
+        assert_alike(levels(old), theirs, f"LCM, _generate, 4 steps, guidance {guidance}")
     assert np.any(drawn[0] != drawn[1])
 
 

@@ -52,8 +52,11 @@ def test_a_list_is_read_again_when_it_has_changed_and_can_be_read(file):
 
 
 def test_what_is_no_style_is_refused_by_name(file):
-    for styles, known in (Styles(file), "Watercolour, Sharp, Two, lines, Old"), (Styles(), "–"):
-        with pytest.raises(RequestError, match=f"^Style 'no' is unknown; there are {known}.$"):
+    for styles, told in (
+        (Styles(file), "Style 'no' is unknown; there are Watercolour, Sharp, Two, lines, Old."),
+        (Styles(), "The style 'no' was asked for, but no list of styles was given."),
+    ):
+        with pytest.raises(RequestError, match=f"^{told}$"):
             applied(styles, "x", "", "no")
     with pytest.raises(RequestError, match=f"^Negative prompt has .* at most {MAX_PROMPT_LENGTH}"):
         applied(Styles(file), "x", "x" * (MAX_PROMPT_LENGTH - 1), "Watercolour")

@@ -40,7 +40,7 @@ def test_a_plain_prompt_gives_what_the_encoder_gives(sd1, torch_pipelines):
 
 def test_plain_inputs_are_those_of_a_prompt_without_grammar(sd1):
     pipeline, _ = sd1
-    plain = pipeline.model.plain_inputs(pipeline.tokenizer(["ugly", "a cat"]))
+    plain = pipeline.model.plain_inputs(*pipeline.tokenizer(["a cat", "ugly"]))
     jax.tree.map(np.testing.assert_array_equal, plain, pipeline.prompt_inputs("a cat", "ugly"))
 
 

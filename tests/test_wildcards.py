@@ -1,9 +1,12 @@
 """What prompts with wildcards stand for: each value once where all fit, by chance otherwise."""
 
+import re
+
 import pytest
 
 from sd_tpu.request import Request
 from sd_tpu.settings import MAX_PROMPT_LENGTH, RequestError
+from sd_tpu.styles import Styles
 from sd_tpu.wildcards import Wildcards
 
 SEVEN = [""] * 7  # boxes left empty
@@ -94,3 +97,24 @@ def test_a_request_has_the_values_and_not_the_signs(page_engine):
     assert asked.prompts[:3] == ("a red fox", "a green fox", "")
     assert [picture.seed for picture in asked.pictures if picture] == [3, 4]
     assert Request.check(asked.values(), offer) == asked
+
+
+def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
+        page_engine, tmp_path, monkeypatch):
+    """Each picture has its own value, by its seed: alone as well as beside others."""
+    (tmp_path / "styles.csv").write_text('name,prompt\nAny,"__colour__ {prompt}, {ink|oil}"\n'
+                                         'Gone,{prompt} __nobody__\n')
+    offer = page_engine.offer
+    monkeypatch.setattr(offer, "styles", Styles(tmp_path / "styles.csv"))
+    asked = Request.check({"prompts": ["a {fox|cat}", *SEVEN], "style": "Any", "seed": 3}, offer)
+    assert asked.prompts[:3] == ("a fox", "a cat", "") and asked.pictures[0].style == "Any"
+    many = Request.check({"prompts": ["a fox"] * 8, "style": "Any"}, offer)
+    for request in (asked, many):
+        drawn = page_engine._styled(request)
+        assert all(re.fullmatch("(red|blue) a (fox|cat), (ink|oil)", picture.prompt)
+                   and not picture.style for picture in drawn.pictures if picture)
+        for place in request.places():
+            assert page_engine._styled(request.only(place)).pictures[0] == drawn.pictures[place]
+    assert len({*drawn.prompts}) > 2
+    with pytest.raises(RequestError, match=r"^Style of prompt 2 asks for a value of 'nobody'"):
+        Request.check({"prompts": ["a", "b"], "own": [None, {"style": "Gone"}]}, offer)

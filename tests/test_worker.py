@@ -20,6 +20,7 @@ class Programs:
     """Slots that hold a number each: what entered, and one more with every row."""
 
     slots, latent_shape, mesh, has_previewer = 4, (1, 1, 1), make_mesh(1), False
+    autoencoder = "vae"
 
     def device(self, slot):
         return 0
@@ -68,7 +69,7 @@ def compiled(build) -> tuple[Worker, object]:
 def worker() -> Worker:
     worker, report = compiled(lambda batch: (Programs(), 7.0, {}))
     assert report.compiled[BATCH].decode_seconds > 0
-    worker.weights.take(0, BASE, {})
+    worker.weights.take(0, BASE, {"vae": {}})
     return worker
 
 
@@ -116,6 +117,23 @@ def test_weights_are_brought_to_the_devices_that_want_them_and_dropped_again():
     assert worker.weights.of(2, one)["a"].device == worker.weights.on([2]).mesh.devices.flat[0]
     worker.execute(Plan(drop=((2, one),), bring=()))
     assert worker.weights.of(2, one) is None and worker.weights.of(0, one) is not None
+
+
+def test_what_is_merged_finds_its_base_though_both_come_by_one_plan():
+    base = Weights(name="base")
+    merged, found = Weights(name="base", adapters=(("a", 1.0),), base=base), []
+
+    def read(weights, sharding):
+        if weights.base:
+            found.append(worker.weights.of(0, weights.base))
+        return {"a": jax.device_put(np.ones((1, 3)), sharding)}
+
+    worker = Worker(make_mesh(1), read, lambda batch: 1 / 0)
+    brought = dict(worker.execute(Plan(bring=((0, base), (0, merged)))).brought)
+    while len(brought) < 2:
+        brought |= worker.execute(Plan()).brought
+    worker.close()
+    assert found == [worker.weights.of(0, base)] != [None]
 
 
 def test_weights_that_cannot_be_read_are_reported_in_a_sentence():

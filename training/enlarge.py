@@ -125,26 +125,40 @@ def make_loss(graph: nnx.GraphDef):
     return loss
 
 
-def make_teacher():
-    """A function: (pictures [B, 2H, 2W, 3], token ids [B, 77], key) -> what is to be learned.
+def make_restorer():
+    """A function: (its parameters, latents [B, h, w, C], token ids [B, 77], key) -> latents; and
+    the parameters.
 
-    That is the small encoder's mean and log-variance, and the latents that the UNet restores from
-    the noised mean: what it draws has errors of the same kind.
+    It gives what the UNet restores from latents to which noise was added: what it draws has errors
+    of the same kind.
     """
-    graph, small = autoencoder.trained()
-    graphs, drawing = diffusion.build()[0], diffusion.trained()
+    graphs, params = diffusion.build()[0], diffusion.trained()
     alphas = jnp.asarray(NoiseSchedule.from_config(recipe.SCHEDULER).alphas_cumprod, jnp.float32)
 
-    @jax.jit
-    def teach(small, drawing, pictures, ids, key):
-        latents, logvar = nnx.merge(graph, small).encode(halved(pictures))
+    def restore(params, latents, ids, key):
         for_noise, for_time = jax.random.split(key)
         t = diffusion.spread_timesteps(for_time, len(latents), NOISIEST)
         signal, spread = (jnp.sqrt(x)[:, None, None, None] for x in (alphas[t], 1 - alphas[t]))
         noisy = signal * latents + spread * jax.random.normal(for_noise, latents.shape)
-        text = nnx.merge(graphs["text_encoder"], drawing["text_encoder"])(ids)
-        velocity = nnx.merge(graphs["unet"], drawing["unet"])(noisy, t, text)
-        return latents, logvar, signal * noisy - spread * velocity
+        text = nnx.merge(graphs["text_encoder"], params["text_encoder"])(ids)
+        velocity = nnx.merge(graphs["unet"], params["unet"])(noisy, t, text)
+        return signal * noisy - spread * velocity
+
+    return restore, params
+
+
+def make_teacher():
+    """A function: (pictures [B, 2H, 2W, 3], token ids [B, 77], key) -> what is to be learned.
+
+    That is the small encoder's mean and log-variance, and what the UNet restores of the mean.
+    """
+    graph, small = autoencoder.trained()
+    restore, drawing = make_restorer()
+
+    @jax.jit
+    def teach(small, drawing, pictures, ids, key):
+        latents, logvar = nnx.merge(graph, small).encode(halved(pictures))
+        return latents, logvar, restore(drawing, latents, ids, key)
 
     return lambda pictures, ids, key: teach(small, drawing, pictures, ids, key)
 

@@ -81,6 +81,7 @@ SCHEDULER = dict(
 
 AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
 ENLARGING_RUN = Schedule(steps=3300, batch=4, learning_rate=7e-4, decay=0.75, ema=0.995)
+SHARPENING_RUN = Schedule(steps=2400, batch=8, learning_rate=2e-4, ema=0.99)
 JUDGE_RUN = Schedule(steps=2500, batch=32, learning_rate=1e-3, ema=0.99)
 DIFFUSION_RUN = Schedule(steps=25600, batch=16, learning_rate=5e-4, decay=0.12)
 

@@ -131,16 +131,14 @@ Timesteps = Annotated[int, Field(ge=1, le=100_000)]
 Levels = Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)]
 
 
-class TextEncoderConfig(Config):
-    """`text_encoder/config.json` of a CLIPTextModel."""
+class _EncoderConfig(Config):
+    """What both halves of CLIP are told of their layers."""
 
-    vocab_size: Count = 49408
     hidden_size: Count = 768
     intermediate_size: Count = 3072
     # SD 2.x stores 23 of OpenCLIP-H's 24: its penultimate layer
     num_hidden_layers: Annotated[int, Field(ge=1, le=128)] = 12
     num_attention_heads: Count = 12
-    max_position_embeddings: Count = 77
     hidden_act: Literal["quick_gelu", "gelu"] = "quick_gelu"
     layer_norm_eps: Positive = 1e-5
 
@@ -150,6 +148,42 @@ class TextEncoderConfig(Config):
             raise ValueError(f"hidden_size={self.hidden_size} does not divide into "
                              f"num_attention_heads={self.num_attention_heads}.")
         return self
+
+
+class TextEncoderConfig(_EncoderConfig):
+    """`text_encoder/config.json` of a CLIPTextModel."""
+
+    vocab_size: Count = 49408
+    max_position_embeddings: Count = 77
+
+
+class VisionEncoderConfig(_EncoderConfig):
+    """`vision_config` of a CLIP model's config.json."""
+
+    image_size: Annotated[int, Field(ge=1, le=4096)] = 224
+    patch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+
+    @pydantic.model_validator(mode="after")
+    def _patches_fill_the_picture(self) -> Self:
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size={self.image_size} does not divide into "
+                             f"patch_size={self.patch_size}.")
+        return self
+
+
+class SafetyCheckerConfig(Config):
+    """`safety_checker/config.json` of a StableDiffusionSafetyChecker."""
+
+    vision_config: VisionEncoderConfig
+    projection_dim: Count = 512
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        """Like any other's; the part of the pictures is read likewise."""
+        vision = config.get("vision_config")
+        if not isinstance(vision, dict):
+            raise CheckpointError(f"{cls.__name__}: vision_config is missing.")
+        return super().from_dict(config | {"vision_config": VisionEncoderConfig.from_dict(vision)})
 
 
 class ProjectedTextEncoderConfig(TextEncoderConfig):

@@ -29,6 +29,12 @@ LEAVES = {
     ("scale", 1): ("weight", (0,)),
     ("embedding", 2): ("weight", (0, 1)),
     ("bias", 1): ("bias", (0,)),
+    # Those of no layer
+    ("class_embedding", 1): ("class_embedding", (0,)),
+    ("concept_embeds", 2): ("concept_embeds", (0, 1)),
+    ("concept_embeds_weights", 1): ("concept_embeds_weights", (0,)),
+    ("special_care_embeds", 2): ("special_care_embeds", (0, 1)),
+    ("special_care_embeds_weights", 1): ("special_care_embeds_weights", (0,)),
 }
 
 # Names that older and newer library versions wrote for the same tensors.
@@ -41,6 +47,8 @@ SYNONYMS = (
     # transformers 5 leaves out the outermost module of CLIPTextModel.
     (re.compile(r"^(embeddings|encoder\.layers\.\d+\.(?:self_attn|mlp|layer_norm\d)|final_layer_norm)"
                 r"\."), r"text_model.\1."),
+    # Nor is there that of the vision model in the safety checker.
+    (re.compile(r"^vision_model\.vision_model\."), "vision_model."),
 )
 NOT_PARAMETERS = re.compile(r"\.position_ids$")  # a buffer that older checkpoints carry
 DTYPES = ("F64", "F32", "F16", "BF16")  # of parameters in a file, as safetensors spells them

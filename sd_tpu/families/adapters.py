@@ -15,6 +15,7 @@ from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.adapters import Delta, listing, read_embedding, read_lora
 from sd_tpu.checkpoint.config import paths_within
 from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import PromptError, parse
 from sd_tpu.families.text import PromptOptions
@@ -41,7 +42,7 @@ class Adapters:
             CheckpointError: a folder cannot be read.
         """
         self._loras, self._embeddings, self._chunks = Folder(loras), Folder(embeddings), chunks
-        self._fitting: set[tuple] = set()  # what was found to fit, while its file is the same
+        self._memory: dict[tuple, int] = {}  # by the state of files that fit
 
     def options(self, model: Model) -> PromptOptions:
         """What prompts for this model may say."""
@@ -74,7 +75,7 @@ class Adapters:
 
     def deltas(self, asked: Strengths,
                shapes: Params) -> dict[str, dict[str, list[tuple[Delta, float]]]]:
-        """What `runtime.merge.merge` adds for LoRAs.
+        """What `runtime.weights.merge` adds for LoRAs.
 
         Args:
             asked: as the method of that name returns it.
@@ -93,15 +94,26 @@ class Adapters:
                     added[part][parameter].append((delta, strength))
         return added
 
-    def check(self, asked: Strengths, shapes: Params) -> None:
-        """Raises what `deltas` would, before anything is brought to a device; a file that was found
-        good is not read again."""
-        for name, _ in asked:
-            file = self._loras.file(name)
-            key = file, _state(file), jax.tree.structure(shapes)
-            if key not in self._fitting:
-                self.deltas(((name, 1.0),), shapes)
-                self._fitting.add(key)
+    def memory(self, asked: Strengths, shapes: Params) -> int:
+        """Bytes of the parameters that LoRAs change: what they take beside those of the checkpoint.
+        Files that were found good are not read again.
+
+        Args:
+            asked: as `deltas` takes it, like the shapes.
+            shapes: see there.
+
+        Raises:
+            CheckpointError: as `deltas`, before anything is brought to a device.
+        """
+        files = [self._loras.file(name) for name, _ in asked]
+        key = *((file, _state(file)) for file in files), *jax.tree.leaves(shapes)
+        if key not in self._memory:
+            found = self.deltas(asked, shapes)
+            changed = {part: weights.map_named(
+                lambda name, leaf, part=part: leaf if name in found.get(part, {}) else None, of)
+                for part, of in shapes.items()}
+            self._memory[key] = bytes_of(changed)
+        return self._memory[key]
 
     def hashes(self, *texts: str) -> dict[str, str]:
         """What A1111 writes as `Lora hashes` of the LoRAs that a picture's texts ask for: twelve

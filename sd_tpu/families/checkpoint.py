@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,12 +20,15 @@ from sd_tpu.checkpoint.single_file import SUFFIX, SingleFile
 from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families import find_family
 from sd_tpu.families.decoder import TinyDecoder
+from sd_tpu.families.latent_diffusion import CHECKER
 from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.tokenizer import Tokenizer
 from sd_tpu.folders import cache_folder
 from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sampling.schedule import NoiseSchedule
+
+SAFETY_CHECKERS = ("StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker")
 
 
 class Checkpoint:
@@ -74,7 +78,7 @@ class Checkpoint:
     def open(cls, name: str | Path, *, revision: str | None = None, variant: str | None = None,
              dtype=jnp.float32, token_downsampling: int = 1,
              decoder: TinyDecoder | None = None, prediction_type: str | None = None,
-             zero_snr: bool | None = None) -> Self:
+             zero_snr: bool | None = None, safety_checker: bool = False) -> Self:
         """Reads all but the parameters.
 
         Args:
@@ -88,6 +92,7 @@ class Checkpoint:
             prediction_type: what the UNet predicts, as in a scheduler's config; None is what the
                 checkpoint says.
             zero_snr: whether the noise schedule is scaled to end without any signal; None likewise.
+            safety_checker: read the checkpoint's, if it brings one.
 
         Raises:
             CheckpointError: what is wrong with the checkpoint, in one message.
@@ -101,23 +106,26 @@ class Checkpoint:
         path = Path(name).expanduser()
         if path.is_file() and path.suffix == SUFFIX:
             return cls._open_file(single_file.read(path), **options)
-        folder = checkpoint.find(name, lambda index: find_family(index).components, revision,
-                                 variant)
+        folder = checkpoint.find(name, partial(_components, safety_checker=safety_checker),
+                                 revision, variant)
         # A folder's whole path would travel in every picture.
         shown = folder.resolve().name if path.is_dir() else str(name)
-        return cls._open_folder(folder, shown, variant, **options)
+        return cls._open_folder(folder, shown, variant, safety_checker, **options)
 
     @classmethod
-    def _open_folder(cls, folder: Path, name: str, variant: str | None, **options: Any) -> Self:
+    def _open_folder(cls, folder: Path, name: str, variant: str | None, safety_checker: bool,
+                     **options: Any) -> Self:
         index = read_json(folder / "model_index.json")
         family = find_family(index)
-        configs = {part: read_json(folder / part / "config.json") for part in family.components}
+        has_checker = (folder / CHECKER / "config.json").is_file()
+        components = _components(index, safety_checker=safety_checker and has_checker)
+        configs = {part: read_json(folder / part / "config.json") for part in components}
         configs["model_index"] = index
         configs["scheduler"] = read_json(folder / "scheduler" / "scheduler_config.json")
         tokenizers = {part: Tokenizer.from_folder(folder / part)
                       for part in family.encoders.values()}
         return cls._assembled(folder, configs, lambda part: weights.contents(
-            checkpoint.weight_files(folder / part, family.components[part], variant)),
+            checkpoint.weight_files(folder / part, components[part], variant)),
             tokenizers, ModelCard.read(folder, name), **options)
 
     @classmethod
@@ -240,6 +248,15 @@ class Parameters:
                 return hashlib.file_digest(file, "sha256").hexdigest()[:10]
         except OSError:
             return ""
+
+
+def _components(index: dict[str, Any], *, safety_checker: bool) -> checkpoint.Components:
+    """Of a checkpoint with this model_index.json; raises CheckpointError for one of no family."""
+    known = {**find_family(index).components, CHECKER: "model"}
+    named = index.get(CHECKER)
+    if not (safety_checker and named and named[-1] in SAFETY_CHECKERS):
+        del known[CHECKER]
+    return known
 
 
 def bytes_of(shapes: Any) -> int:

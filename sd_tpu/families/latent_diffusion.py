@@ -10,18 +10,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, UInt8
 
-from sd_tpu.checkpoint.config import CheckpointError, TinyVAEConfig, UNetConfig, VAEConfig
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    SafetyCheckerConfig,
+    TinyVAEConfig,
+    UNetConfig,
+    VAEConfig,
+)
 from sd_tpu.checkpoint.weights import Params, abstract
 from sd_tpu.families import text
 from sd_tpu.families.text import PromptOptions
 from sd_tpu.families.tokenizer import Tokenizer
-from sd_tpu.models import AutoencoderKL, AutoencoderTiny, UNet2DConditionModel
+from sd_tpu.models import (
+    AutoencoderKL,
+    AutoencoderTiny,
+    StableDiffusionSafetyChecker,
+    UNet2DConditionModel,
+)
 from sd_tpu.models.unet import guidance_encoding
 
 Arrays = dict[str, Any]  # of NumPy on the host, of JAX on the devices; or their shapes
 
+CHECKER = "safety_checker"  # a component that not all checkpoints have, and not all want
 AUTOENCODERS = {VAEConfig: AutoencoderKL, TinyVAEConfig: AutoencoderTiny}
 # Channels that a UNet takes beside the latents' four, and what it does with them.
 OTHER_INPUTS = {5: "draws with a depth map", 8: "edits pictures, as InstructPix2Pix does"}
@@ -45,7 +57,9 @@ class LatentDiffusion:
     chunks: int = 1  # of 77 tokens that each text has
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
+    safety_checker: nnx.GraphDef | None = None
 
+    autoencoder: ClassVar = "vae"
     encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
     decoders: ClassVar[tuple[str, ...]]  # what tiny decoders of its latents are called
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
@@ -83,6 +97,9 @@ class LatentDiffusion:
         if "preview_vae" in configs:
             tiny = TinyVAEConfig.from_dict(configs["preview_vae"])
             builders["preview_vae"] = partial(AutoencoderTiny, tiny, dtype=dtype)
+        if CHECKER in configs:
+            checker = SafetyCheckerConfig.from_dict(configs[CHECKER])
+            builders[CHECKER] = partial(StableDiffusionSafetyChecker, checker, dtype=dtype)
         parts = {module: abstract(build) for module, build in builders.items()}
         graphs = {module: graph for module, (graph, _) in parts.items()}
         params = {module: shapes for module, (_, shapes) in parts.items()}
@@ -152,6 +169,12 @@ class LatentDiffusion:
         of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
         return text.encoder_inputs(of, self.text_widths, texts, options)
 
+    def plain_text_inputs(self, *texts: np.ndarray) -> Arrays:
+        """The same of ids [77] i32, or [E, 77] for E encoders, of one chunk without emphasis."""
+        ids = np.stack(texts).reshape(len(texts), len(self.encoders), -1)
+        return {part: text.plain_inputs(ids[:, number], width)
+                for number, (part, width) in enumerate(self.text_widths.items())}
+
     # --- guidance that the UNet is told ---------------------------------------------------------
 
     @property
@@ -211,6 +234,15 @@ class LatentDiffusion:
         """The previewer's picture of latents that need not be finished, about [-1, 1]."""
         decoder = nnx.merge(getattr(self, self.previewer), params[self.previewer])
         return decoder.decode(latent[None])[0]
+
+    @property
+    def checks_safety(self) -> bool:
+        """Whether `is_unsafe` can tell."""
+        return self.safety_checker is not None
+
+    def is_unsafe(self, params: Params, picture: UInt8[Array, "H W 3"]) -> Bool[Array, ""]:
+        """Whether the checkpoint's safety checker flags a picture as not safe for work."""
+        return nnx.merge(self.safety_checker, params[CHECKER])(picture[None])[0]
 
 
 def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:

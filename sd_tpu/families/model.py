@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import jax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree, UInt8
 
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.text import DEFAULTS, PromptOptions
@@ -31,7 +31,9 @@ class Model(Protocol):
     # That a UNet takes beside those of the latents: 0, or what is drawn anew of a picture and the
     # latents of what is kept of it, 1 + C.
     mask_channels: int
+    autoencoder: str  # the component of its parameters that `encode` and `decode` use
     previewer: str  # the component of its parameters that draws previews; "" if none does
+    checks_safety: bool  # whether it has what tells pictures that are not safe for work
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
@@ -87,3 +89,6 @@ class Model(Protocol):
 
     def preview(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
         """The previewer's picture of latents that need not be finished, about [-1, 1]."""
+
+    def is_unsafe(self, params: Params, picture: UInt8[Array, "H W 3"]) -> Bool[Array, ""]:
+        """Whether a picture is flagged as not safe for work; of models that check."""

@@ -103,10 +103,10 @@ class StableDiffusion(LatentDiffusion):
         return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options),
                 **self.guidance_inputs(guidance)}
 
-    def plain_inputs(self, ids: np.ndarray | jax.Array, guidance: float = 1.0) -> Arrays:
-        """What `encode_prompt` takes of two texts of one chunk without emphasis, ids [2, 77] i32.
-        """
-        return {**{part: text.plain_inputs(ids, width) for part, width in self.text_widths.items()},
+    def plain_inputs(self, prompt: np.ndarray, negative_prompt: np.ndarray, *,
+                     guidance: float = 1.0, **_: int | float) -> Arrays:
+        """As `prompt_inputs` of ids [77] i32, of one chunk without emphasis."""
+        return {**self.plain_text_inputs(negative_prompt, prompt),
                 **self.guidance_inputs(guidance)}
 
     # --- on the devices -------------------------------------------------------------------------

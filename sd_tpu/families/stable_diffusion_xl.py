@@ -130,11 +130,17 @@ class StableDiffusionXL(LatentDiffusion):
                       height: int, width: int, guidance: float = 1.0,
                       **_: int | float) -> Arrays:
         """What the encoders take of both texts, and the size; of the rest the guidance at most."""
-        # As in diffusers: the picture is all of one that was of this size.
-        sizes = np.float32([height, width, 0, 0, height, width])
+        written = bool(negative_prompt) or not self.force_zeros
         return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options),
-                "written": np.array([bool(negative_prompt) or not self.force_zeros, True]),
-                "time_ids": np.stack([sizes, sizes]), **self.guidance_inputs(guidance)}
+                **_told(written, height, width), **self.guidance_inputs(guidance)}
+
+    def plain_inputs(self, prompt: np.ndarray, negative_prompt: np.ndarray | None, *,
+                     height: int, width: int, guidance: float = 1.0) -> Arrays:
+        """As `prompt_inputs` of ids [2, 77] i32, of one chunk without emphasis; without a negative
+        prompt there are zeros, whatever the checkpoint says."""
+        written = negative_prompt is not None
+        return {**self.plain_text_inputs(negative_prompt if written else prompt, prompt),
+                **_told(written, height, width), **self.guidance_inputs(guidance)}
 
     # --- on the devices -------------------------------------------------------------------------
 
@@ -153,6 +159,13 @@ class StableDiffusionXL(LatentDiffusion):
         return {"text": jnp.where(written[:, None, None], embeddings, 0),
                 "text_embeds": jnp.where(written[:, None], pooled[:: self.chunks], 0),
                 "time_ids": inputs["time_ids"], **self.encode_guidance(inputs)}
+
+
+def _told(written: bool, height: int, width: int) -> Arrays:
+    """Whether there is a negative prompt, and the sizes: as in diffusers, the picture is all of one
+    that was of this size."""
+    sizes = np.float32([height, width, 0, 0, height, width])
+    return {"written": np.array([written, True]), "time_ids": np.stack([sizes, sizes])}
 
 
 def _check(first: TextEncoderConfig, second: ProjectedTextEncoderConfig,

@@ -12,7 +12,7 @@ from sd_tpu.http import a1111, health, openai
 from sd_tpu.http.access import Access
 from sd_tpu.http.drawing import DrawingFailed
 from sd_tpu.pictures.images import VERSION
-from sd_tpu.serving.engine import Closing, Engine
+from sd_tpu.serving.client import Closing, EngineClient
 from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import RequestError
 
@@ -26,7 +26,7 @@ web UI (`/sdapi/v1`) or OpenAI's (`/v1`). A key, where the server asks for one, 
 or the password of basic authentication."""
 
 
-def create_api(engine: Engine, access: Access) -> fastapi.FastAPI:
+def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
     """The application for an engine, served to whom `access` admits; described at /docs."""
     api = fastapi.FastAPI(title="sd_tpu", version=VERSION, description=_DESCRIPTION,
                           redoc_url=None)

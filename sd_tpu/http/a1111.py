@@ -34,8 +34,8 @@ from sd_tpu.pictures.images import (
 from sd_tpu.request import Offer, Request, changed
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.sampling.schedule import SPACINGS
-from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import Cancelled, ImageReady, Job, Progress
+from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.job import BLURRED, Cancelled, ImageReady, Job, Progress
 from sd_tpu.settings import (
     MAX_PROMPTS,
     MAX_SEED,
@@ -113,7 +113,7 @@ PngInfo = pydantic.create_model("PngInfo", __base__=Body, image=anything("A PNG 
 Client = Annotated[str, Depends(client_of)]
 
 
-def make_router(engine: Engine) -> fastapi.APIRouter:
+def make_router(engine: EngineClient) -> fastapi.APIRouter:
     """The routes for an engine."""
     router, clients = fastapi.APIRouter(), _Clients(engine)
     _offer_drawing(router, engine, clients)
@@ -142,7 +142,7 @@ def make_router(engine: Engine) -> fastapi.APIRouter:
     return router
 
 
-def _offer_drawing(router: fastapi.APIRouter, engine: Engine, clients: "_Clients") -> None:
+def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_Clients") -> None:
     @router.post("/txt2img")
     async def txt2img(asked: Txt2Img, visitor: fastapi.Request, client: Client) -> dict:
         return await draw(asked.given(), False, visitor, client)
@@ -190,7 +190,7 @@ def _offer_drawing(router: fastapi.APIRouter, engine: Engine, clients: "_Clients
         return {}
 
 
-def _offer_lists(router: fastapi.APIRouter, engine: Engine) -> None:
+def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
     @router.get("/samplers")
     async def samplers() -> list[dict]:
         return [{"name": a1111_name(key), "aliases": [key], "options": {}} for key in SAMPLERS]
@@ -246,13 +246,15 @@ class _Task:
         what was written, which may stand for several."""
         self.picture, self.size, self.batches, self.batch = pictures[0], len(pictures), batches, 0
         self.interrupted = self.skipped = False
+        self.comments: set[str] = set()
         self._pictures, self._start, self._prompt = pictures, start, prompt
         self._job: Job | None = None
         self._progress = Progress(0, self.picture.steps, {})
         self._preview: Any = None
         self._since = time.time()
 
-    async def draw(self, engine: Engine, visitor: fastapi.Request, client: str) -> list[bytes]:
+    async def draw(self, engine: EngineClient, visitor: fastapi.Request,
+                   client: str) -> list[bytes]:
         """The PNG files, or those that were finished when it was interrupted."""
         files = []
         for batch in range(self.batches):
@@ -262,7 +264,8 @@ class _Task:
             async for event in drawn(engine, request, visitor, client, previews=True,
                                      inputs=self._start.inputs, begun=self._begin):
                 match event:
-                    case ImageReady(place, pixels):
+                    case ImageReady(place, pixels, unsafe):
+                        self.comments |= {str(BLURRED)} if unsafe else set()
                         whole = await run_sync(self._start.finished, place, pixels)
                         png = await png_of(engine, whole, self._job.request, place)
                         files.append((batch, place, png))
@@ -310,7 +313,7 @@ class _Task:
             "all_prompts": [picture.prompt for picture in made],
             "all_negative_prompts": [picture.negative_prompt for picture in made],
             "all_seeds": [picture.seed for picture in made], "sd_model_name": first.model,
-            "index_of_first_image": 0, "infotexts": texts,
+            "index_of_first_image": 0, "infotexts": texts, "comments": sorted(self.comments),
         }
 
     def _request(self, offer: Offer) -> Request:
@@ -336,7 +339,7 @@ def _idle_progress() -> dict[str, Any]:
 class _Clients:
     """The options of each client, and what it has under way; for one event loop."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: EngineClient):
         self._engine = engine
         self._options: OrderedDict[str, dict[str, str]] = OrderedDict()
         self._tasks: dict[str, list[_Task]] = {}
@@ -371,7 +374,7 @@ class _Clients:
 # --- reading what was asked ---------------------------------------------------------------------
 
 
-def _read(given: Mapping[str, Any], begun: bool, engine: Engine, model: str
+def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: str
           ) -> tuple[_Task, dict[str, str]]:
     """What is drawn, which has `begun` as other pictures or not, and the options for it; raises
     RequestError."""
@@ -401,7 +404,7 @@ def _read(given: Mapping[str, Any], begun: bool, engine: Engine, model: str
     return _Task(begun_as, batches, start, prompt), options
 
 
-def _put_into(styles: Any, values: dict[str, Any], engine: Engine) -> tuple[str, str]:
+def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tuple[str, str]:
     """The prompt, and the negative one, as each of the styles makes it; raises RequestError."""
     if not isinstance(styles, list) or len(styles) > MAX_STYLES:
         raise ParameterError("styles should be a list of at most {limit} names, not {value}.",
@@ -425,7 +428,7 @@ def _refuse_absent(given: Mapping[str, Any], known: Collection[str]) -> None:
         raise ParameterError("This server does not have: {names}.", names=names)
 
 
-def _options(given: Any, engine: Engine) -> dict[str, str]:
+def _options(given: Any, engine: EngineClient) -> dict[str, str]:
     """Options that A1111 has and this server too; raises RequestError."""
     if not isinstance(given, Mapping):
         raise ParameterError("The options should be values by name, not {value}.",

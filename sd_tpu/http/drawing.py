@@ -12,7 +12,7 @@ from anyio.to_thread import run_sync
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
 from sd_tpu.sentence import SentenceError
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import End, Event, Failed, Job
 from sd_tpu.settings import RequestError
 
@@ -25,7 +25,7 @@ class DrawingFailed(SentenceError):
     """Pictures could not be drawn for a reason that is not in the request."""
 
 
-async def drawn(engine: Engine, request: Request, visitor: fastapi.Request, client: str, *,
+async def drawn(engine: EngineClient, request: Request, visitor: fastapi.Request, client: str, *,
                 inputs: Iterable[Input] = (), previews: bool = False,
                 begun: Callable[[Job], None] = lambda _: None) -> AsyncIterator[Event]:
     """Submits a request and yields what happens, up to Done or Cancelled; the job is cancelled if
@@ -41,15 +41,16 @@ async def drawn(engine: Engine, request: Request, visitor: fastapi.Request, clie
         begun: is told the job.
 
     Raises:
-        RequestError: as `Engine.submit`.
+        RequestError: as `EngineClient.submit`.
         DrawingFailed: the reason is the server's.
     """
     job = await run_sync(partial(engine.submit, request, previews=previews, client=client,
+                                 address=visitor.client.host if visitor.client else "",
                                  inputs={each.name: each for each in inputs}))
     begun(job)
     watch = asyncio.create_task(_cancel_if_gone(job, visitor))
     try:
-        async for event in _events(job):
+        async for event in events_of(job):
             if isinstance(event, Failed):
                 raise DrawingFailed("{reason}", reason=event.message)
             yield event
@@ -58,12 +59,12 @@ async def drawn(engine: Engine, request: Request, visitor: fastapi.Request, clie
         job.cancel()  # changes nothing once it is over
 
 
-async def png_of(engine: Engine, pixels: np.ndarray, request: Request, place: int) -> bytes:
+async def png_of(engine: EngineClient, pixels: np.ndarray, request: Request, place: int) -> bytes:
     """The PNG file of the picture uint8 [H, W, 3] at `place` of a request."""
     return await run_sync(engine.to_png, pixels, request.only(place))
 
 
-async def _events(job: Job) -> AsyncIterator[Event]:
+async def events_of(job: Job) -> AsyncIterator[Event]:
     """What a job tells, which comes from a thread that waits for it."""
     loop, told = asyncio.get_running_loop(), asyncio.Queue()
 

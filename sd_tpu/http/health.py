@@ -10,10 +10,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from sd_tpu.http.access import Access
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 
 
-def make_router(engine: Engine, access: Access) -> fastapi.APIRouter:
+def make_router(engine: EngineClient, access: Access) -> fastapi.APIRouter:
     """The routes for an engine; its figures are told to whom `access` admits."""
     router, registry = fastapi.APIRouter(), CollectorRegistry()
     registry.register(_Figures(engine))
@@ -27,7 +27,7 @@ def make_router(engine: Engine, access: Access) -> fastapi.APIRouter:
     @router.get("/readyz")
     async def readyz() -> PlainTextResponse:
         """200 as long as it draws; 503 while it compiles, and from when it is about to end."""
-        if engine.taking:
+        if engine.status().taking:
             return PlainTextResponse("The server draws.\n")
         return PlainTextResponse("The server does not draw now.\n", 503)
 
@@ -42,17 +42,19 @@ def make_router(engine: Engine, access: Access) -> fastapi.APIRouter:
 class _Figures(Collector):
     """An engine's, as they are when somebody asks."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: EngineClient):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
         """The figures."""
-        engine, tally = self._engine, self._engine.tally
-        yield GaugeMetricFamily("sd_tpu_jobs", "Requests that are not over.", len(engine.jobs()))
+        status = self._engine.status()
+        tally = status.tally
+        yield GaugeMetricFamily("sd_tpu_devices", "Devices that draw.", len(status.devices))
+        yield GaugeMetricFamily("sd_tpu_jobs", "Requests that are not over.", status.jobs)
         yield GaugeMetricFamily("sd_tpu_pictures_waiting", "Pictures without a slot.",
-                                engine.waiting)
+                                status.waiting)
         yield GaugeMetricFamily("sd_tpu_slots_occupied", "Pictures that are drawn.",
-                                engine.occupied)
+                                status.occupied)
         yield CounterMetricFamily("sd_tpu_pictures", "Pictures that were finished.",
                                   tally.pictures)
         yield CounterMetricFamily("sd_tpu_rows", "Evaluations of the model, by slot.", tally.rows)

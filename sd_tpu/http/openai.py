@@ -35,7 +35,7 @@ from sd_tpu.http.schema import Body, anything, field_of
 from sd_tpu.pictures.images import MAX_FILE_BYTES, to_webp
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import Event, ImageReady, Job, Progress
 from sd_tpu.settings import (
     MAX_PROMPTS,
@@ -115,7 +115,7 @@ class _Asked:
         """What its events are called."""
         return "image_edit" if self.inputs else "image_generation"
 
-    async def file(self, engine: Engine, pixels: np.ndarray, place: int) -> bytes:
+    async def file(self, engine: EngineClient, pixels: np.ndarray, place: int) -> bytes:
         """The finished picture at `place` as it was asked for."""
         if self.output_format == "png":
             return await png_of(engine, pixels, self.request, place)
@@ -130,7 +130,7 @@ class _Asked:
         return file.getvalue()
 
 
-def make_router(engine: Engine, kept: "Kept") -> fastapi.APIRouter:
+def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
     """The routes for an engine, but for that of the pictures that are `kept`."""
     router, begun = fastapi.APIRouter(), int(time.time())
 
@@ -237,7 +237,7 @@ def _image(file: bytes, asked: _Asked, kept: Kept, visitor: fastapi.Request) -> 
 # --- the event stream ---------------------------------------------------------------------------
 
 
-async def _stream(asked: _Asked, engine: Engine, events: AsyncIterator[Event]
+async def _stream(asked: _Asked, engine: EngineClient, events: AsyncIterator[Event]
                   ) -> AsyncIterator[bytes]:
     """Partial pictures as they form and each finished one, as events; what goes wrong on the way
     is an event too."""
@@ -272,7 +272,7 @@ def _event(kind: str, asked: _Asked, file: bytes, **more: Any) -> bytes:
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def _usage(engine: Engine, request: Request, place: int) -> dict:
+def _usage(engine: EngineClient, request: Request, place: int) -> dict:
     """Tokens are those of the prompt; a picture has none here."""
     picture = request.pictures[place]
     tokens = engine.count(picture.prompt, picture.model).tokens
@@ -298,7 +298,7 @@ async def _read_form(form: FormData) -> tuple[dict[str, Any], dict[str, list[byt
     return given, files
 
 
-def _read_edit(given: Mapping[str, Any], files: Mapping[str, list[bytes]], engine: Engine
+def _read_edit(given: Mapping[str, Any], files: Mapping[str, list[bytes]], engine: EngineClient
                ) -> _Asked:
     """Raises RequestError."""
     images, masks = files.get("image", []), files.get("mask", [])
@@ -316,7 +316,7 @@ def _read_edit(given: Mapping[str, Any], files: Mapping[str, list[bytes]], engin
     return _read({**given, **others}, engine, begun, inputs)
 
 
-def _read(given: Mapping[str, Any], engine: Engine,
+def _read(given: Mapping[str, Any], engine: EngineClient,
           begun: Mapping[str, Any] = MappingProxyType({}), inputs: Sequence[Input] = ()) -> _Asked:
     """What is drawn; `begun` are the settings of what was handed in. Raises RequestError."""
     given = {name: value for name, value in given.items()

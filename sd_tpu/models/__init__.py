@@ -4,6 +4,7 @@ Attributes are spelled as in diffusers and transformers checkpoints, so that
 `down_blocks.0.resnets.1.conv1` is a path in both.
 """
 
+from sd_tpu.models.safety_checker import StableDiffusionSafetyChecker
 from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection
 from sd_tpu.models.tiny_vae import AutoencoderTiny
 from sd_tpu.models.unet import UNet2DConditionModel
@@ -14,5 +15,6 @@ __all__ = [
     "AutoencoderTiny",
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
+    "StableDiffusionSafetyChecker",
     "UNet2DConditionModel",
 ]

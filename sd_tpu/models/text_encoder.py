@@ -7,7 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from sd_tpu.checkpoint.config import ProjectedTextEncoderConfig, TextEncoderConfig
+from sd_tpu.checkpoint.config import (
+    ProjectedTextEncoderConfig,
+    TextEncoderConfig,
+    VisionEncoderConfig,
+)
 from sd_tpu.models.attention import attention
 from sd_tpu.models.layers import ACTIVATIONS, LayerNorm, linear
 
@@ -74,7 +78,7 @@ class TextTransformer(nnx.Module):
 
     def __init__(self, config: TextEncoderConfig, *, dtype, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, dtype=dtype, rngs=rngs)
-        self.encoder = Encoder(config, dtype=dtype, rngs=rngs)
+        self.encoder = Encoder(config, causal=True, dtype=dtype, rngs=rngs)
         self.final_layer_norm = LayerNorm(
             config.hidden_size, config.layer_norm_eps, dtype=dtype, rngs=rngs
         )
@@ -112,12 +116,12 @@ class Embeddings(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """A stack of encoder layers."""
+    """A stack of encoder layers, of texts or of pictures."""
 
-    def __init__(self, config: TextEncoderConfig, *, dtype, rngs: nnx.Rngs):
-        self.layers = nnx.List(
-            [EncoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_hidden_layers)]
-        )
+    def __init__(self, config: TextEncoderConfig | VisionEncoderConfig, *, causal: bool, dtype,
+                 rngs: nnx.Rngs):
+        self.layers = nnx.List([EncoderLayer(config, causal=causal, dtype=dtype, rngs=rngs)
+                                for _ in range(config.num_hidden_layers)])
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """[B, L, C] -> that and what each layer gives, [B, L, C]."""
@@ -128,13 +132,14 @@ class Encoder(nnx.Module):
 
 
 class EncoderLayer(nnx.Module):
-    """Causal self-attention and an MLP, each normed first and added to its input."""
+    """Self-attention and an MLP, each normed first and added to its input."""
 
-    def __init__(self, config: TextEncoderConfig, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: TextEncoderConfig | VisionEncoderConfig, *, causal: bool, dtype,
+                 rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
         size, eps = config.hidden_size, config.layer_norm_eps
         self.layer_norm1 = LayerNorm(size, eps, **layer)
-        self.self_attn = SelfAttention(size, config.num_attention_heads, **layer)
+        self.self_attn = SelfAttention(size, config.num_attention_heads, causal=causal, **layer)
         self.layer_norm2 = LayerNorm(size, eps, **layer)
         self.mlp = MLP(size, config.intermediate_size, config.hidden_act, **layer)
 
@@ -145,19 +150,19 @@ class EncoderLayer(nnx.Module):
 
 
 class SelfAttention(nnx.Module):
-    """Causal multi-head attention with biases, under CLIP's names."""
+    """Multi-head attention with biases, under CLIP's names."""
 
-    def __init__(self, size: int, heads: int, *, dtype, rngs: nnx.Rngs):
-        self.heads = heads
+    def __init__(self, size: int, heads: int, *, causal: bool, dtype, rngs: nnx.Rngs):
+        self.heads, self.causal = heads, causal
         self.q_proj = linear(size, size, dtype=dtype, rngs=rngs)
         self.k_proj = linear(size, size, dtype=dtype, rngs=rngs)
         self.v_proj = linear(size, size, dtype=dtype, rngs=rngs)
         self.out_proj = linear(size, size, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, L, C] -> [B, L, C]; position i sees positions up to i."""
+        """[B, L, C] -> [B, L, C]; where it is causal, position i sees positions up to i."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return self.out_proj(attention(q, k, v, self.heads, causal=True))
+        return self.out_proj(attention(q, k, v, self.heads, causal=self.causal))
 
 
 class MLP(nnx.Module):

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
+import fastapi
 import gradio as gr
 from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
@@ -19,15 +21,18 @@ from sd_tpu.page.theme import HEAD, ICON, style, theme
 from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.pictures.uploads import Inputs
-from sd_tpu.serving.engine import MAX_WAITING, Engine
+from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.scheduler import Limits
 
 # At each event Gradio's browser part visits all components on which any event so far shows its
 # progress, by default its outputs, also where nothing of it is to be seen.
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
+# Each visitor who waits or watches holds a thread; Stop and the files need some as well.
+THREADS = Limits().client_jobs + 60
 CLOSE_SECONDS = 2.0  # in which what is being sent may still go out
 
 
-def build(engine: Engine, history: History | None = None) -> gr.Blocks:
+def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     """The page on an engine, which keeps browsers' pictures in the history, if there is one;
     `launch` shows it.
     """
@@ -59,15 +64,33 @@ def build(engine: Engine, history: History | None = None) -> gr.Blocks:
 def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> str:
     """Serves the page in the background, behind the middleware; returns its address. Options are
     Gradio's own."""
-    _, local, shared = page.launch(
+    _, local, shared = page.launch(max_threads=THREADS, prevent_thread_lock=True, quiet=True,
+                                   **_served(page, middleware), **options)
+    remember_nothing(page)
+    return shared or local
+
+
+def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> fastapi.FastAPI:
+    """The page behind the middleware as an ASGI application, for another server than Gradio's.
+    Options are those of Gradio's `mount_gradio_app`."""
+    page.max_threads = THREADS
+    page.queue()
+    site = gr.mount_gradio_app(fastapi.FastAPI(openapi_url=None), page, "/", show_error=False,
+                               **_served(page, middleware), **options)
+    page.app = site.routes[-1].app  # Gradio leaves another there, which nobody serves
+    remember_nothing(page)
+    return site
+
+
+def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]:
+    """How the page is served, in Gradio's words."""
+    return dict(
         theme=theme(),
         css=page.css,
         head=HEAD,
         i18n=page.i18n_instance,
         favicon_path=ICON,
         pwa=True,  # can be installed
-        # Each visitor who waits or watches holds a thread; Stop and the files need some as well.
-        max_threads=MAX_WAITING + 60,
         max_file_size=MAX_FILE_BYTES,
         footer_links=["api"],
         run_history=False,
@@ -76,12 +99,7 @@ def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) ->
             *middleware, Middleware(Assets, components={block.get_block_name() for block
                                                         in page.blocks.values()}),
             Middleware(GZipMiddleware)]},
-        prevent_thread_lock=True,
-        quiet=True,
-        **options,
     )
-    remember_nothing(page)
-    return shared or local
 
 
 def close(page: gr.Blocks) -> None:

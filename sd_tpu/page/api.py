@@ -14,7 +14,7 @@ from sd_tpu.page.runs import Runs
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.settings import (
     OVERRIDABLE,
     RANDOM,
@@ -48,7 +48,7 @@ Returns:
     and a sentence that says what is happening."""
 
 
-def offer(engine: Engine, runs: Runs) -> None:
+def offer(engine: EngineClient, runs: Runs) -> None:
     """Adds the endpoints to the page that is being built."""
     parameters = _parameters()
 
@@ -154,13 +154,14 @@ def _explained(setting: Setting) -> str:
     return f"    {setting.name}: {setting.label}; {default} by default. {setting.help}{keys}"
 
 
-def _answers(engine: Engine, runs: Runs, asked: dict[str, Any], visitor: gr.Request
+def _answers(engine: EngineClient, runs: Runs, asked: dict[str, Any], visitor: gr.Request
              ) -> Iterator[tuple[list[dict | None], int, str]]:
     """What a program is told: the pictures so far, the seed and a sentence."""
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
     try:
         run = runs.start(Request.check(asked, engine.offer), grace=0, previews=False,
-                         program=f"program {visitor.client.host}", seed=int(asked["seed"]))
+                         program=f"program {visitor.client.host}",
+                         address=visitor.client.host, seed=int(asked["seed"]))
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)

@@ -42,7 +42,7 @@ from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.pictures.uploads import Inputs, painted, to_paint_on
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import (
     FASTER,
@@ -115,7 +115,7 @@ class Asked:
 class Streams:
     """What is told as it happens; each returns what changes on the page, again and again."""
 
-    engine: Engine
+    engine: EngineClient
     view: View
     runs: Runs
     history: History | None
@@ -195,7 +195,8 @@ class Streams:
         former = self.runs.find(asked.data.get("run"))
         # What its page has not been told of yet is shown as well.
         given_up = {former, self.runs.shown(visitor.session_hash)} - {None}
-        run = self.runs.start(request, browser=asked.browser, seed=seed, former=former, keep=keep)
+        run = self.runs.start(request, browser=asked.browser, address=visitor.client.host,
+                              seed=seed, former=former, keep=keep)
         if run is None:
             told = Sentence("All pictures are there already, as they are asked for.")
             yield self._say(Line(told, "over"), asked.language)
@@ -238,7 +239,7 @@ class Streams:
             if begins:
                 picture = self._soon(filled, place) if live else self._anew(filled, place)
                 run = self.runs.start(Request((*[None] * place, picture)), live=True,
-                                      browser=asked.browser)
+                                      browser=asked.browser, address=visitor.client.host)
                 self.runs.show(session, run)
         seen = 0
         if not begins and run:
@@ -314,7 +315,8 @@ class Streams:
                 for card in (run.cards("stopped") if run else [])}
 
 
-def alone(filled: Mapping[str, Any], place: int, engine: Engine, seed: int = RANDOM) -> Picture:
+def alone(filled: Mapping[str, Any], place: int, engine: EngineClient,
+          seed: int = RANDOM) -> Picture:
     """The picture that the box at `place` asks for; with this seed where that is left open.
 
     Raises:
@@ -334,7 +336,7 @@ def _reseeded(picture: Picture) -> Picture:
     return dataclasses.replace(picture, seed=drawn_seed(RANDOM))
 
 
-def too_slow(engine: Engine, picture: Picture) -> RequestError | None:
+def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
     """Why no picture is drawn with these settings while somebody types, if there is a reason; until
     it is known there is none."""
     seconds = engine.seconds(picture) or 0.0
@@ -349,7 +351,7 @@ def too_slow(engine: Engine, picture: Picture) -> RequestError | None:
 class Answers:
     """What is answered at once: each returns what page.js shows, `told` in the progress line."""
 
-    engine: Engine
+    engine: EngineClient
     runs: Runs
     files: Files
     inputs: Inputs
@@ -617,7 +619,7 @@ class Answers:
         return self._filled(request, " ".join([told, *lost]), asked)
 
 
-def remark(prompt: str, value: str, engine: Engine, model: str) -> tuple[str, Sentence | str]:
+def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[str, Sentence | str]:
     """What is worth saying of a prompt, and of what kind it is: one of its values where it stands
     for several, that it is near the model's limit or beyond it, which words mean nothing to the
     model; mostly nothing."""

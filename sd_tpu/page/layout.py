@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +19,7 @@ from sd_tpu.page.form import named_size, sizes
 from sd_tpu.page.parts import part
 from sd_tpu.page.run import STARTING, Card, Line
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.settings import MAX_PROMPTS, SETTINGS, SIDES, Choice
 
 BARE = dict(js_on_load=None, apply_default_css=False)
@@ -65,7 +66,7 @@ class Translations(gr.I18n):
         return self(key)
 
 
-def make_page(engine: Engine, texts: Translations, answer: Callable[[dict], dict], *,
+def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict], dict], *,
               history: bool) -> View:
     """The tools, the cards and the bar below them, with all panels; `answer` answers what page.js
     asks."""
@@ -116,7 +117,7 @@ def _choices(models: list[str], styles: list[str]) -> dict[str, dict[str, str] |
             **dict.fromkeys(SIDES)}  # which are chosen as one
 
 
-def _cards(engine: Engine, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:
+def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:
     """Each picture with its prompt, and what is to be said of that."""
     figures, samples = [], [*engine.pipeline.card.prompts, *[""] * MAX_PROMPTS]
     label, examples = texts.label("Example"), engine.pipeline.parameters.source / "examples"
@@ -155,11 +156,11 @@ def preset_steps(steps: int) -> list[int]:
     return [min(max(1, round(steps * share)), most) for share in (0.5, 1, 2)]
 
 
-def about(engine: Engine, language: Language) -> str:
+def about(engine: EngineClient, language: Language) -> str:
     """What the pictures are made with."""
-    devices = list(engine.mesh.devices.flat)
-    kind = f"{len(devices)} × {devices[0].device_kind.replace('cpu', 'CPU')}"
+    kinds = Counter(engine.status().devices)
+    devices = ", ".join(f"{count} × {kind.replace('cpu', 'CPU')}" for kind, count in kinds.items())
     packages = ", ".join(f"{name} {version(name)}" for name in ("flax", "gradio"))
     python = ".".join(map(str, sys.version_info[:3]))
     versions = f"sd_tpu {VERSION}, JAX {jax.__version__}, {packages}, Python {python}"
-    return part("about", language, engine, kind, versions)
+    return part("about", language, engine, devices, any("TPU" in kind for kind in kinds), versions)

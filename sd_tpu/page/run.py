@@ -19,8 +19,9 @@ from sd_tpu.pictures.images import data_url
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import (
+    BLURRED,
     COMPILING,
     WAITING,
     Cancelled,
@@ -99,6 +100,7 @@ class Work:
         self.job, self.live, self.whole = job, live, whole
         self.line = dataclasses.replace(STARTING, single=not whole)
         self.places = set(job.request.places())
+        self.blurred = False  # whether a picture is, not being safe for work
         self.unkept: Sentence | None = None  # why the history lacks a picture
 
 
@@ -110,7 +112,7 @@ class Run:
     until its successor comes, and is given back if none does.
     """
 
-    def __init__(self, job: Job, engine: Engine, store: Store, inputs: Inputs, grace: float,
+    def __init__(self, job: Job, engine: EngineClient, store: Store, inputs: Inputs, grace: float,
                  browser: str = "", *, live: bool = False, seed: int | None = None,
                  former: Self | None = None, request: Request | None = None):
         """Begins with every place that the job draws waiting.
@@ -120,7 +122,8 @@ class Run:
         self.key = secrets.token_urlsafe(16)
         self.request, self.begun = request or job.request, time.time()
         self.seed = job.request.seed if seed is None else seed  # of place 0, where seeds run on
-        self._engine, self._store, self._client = engine, store, job.client
+        self._engine, self._store = engine, store
+        self._client, self._address = job.client, job.address
         self._inputs = inputs
         self._grace, self._browser = grace, browser
         self._change = threading.Condition()  # guards the rest
@@ -191,7 +194,7 @@ class Run:
             if request == self.request and before.state in ("waiting", "forming", "done"):
                 return None
             alone = request.with_only(place)
-            job = self._engine.submit(alone, client=self._client,
+            job = self._engine.submit(alone, client=self._client, address=self._address,
                                       inputs=self._inputs.of(self._browser, alone.inputs()))
             if kept := self.finished(place):
                 self._former[place] = kept
@@ -356,7 +359,8 @@ class Run:
             case Progress(previews=previews):
                 return {place: dict(state="forming", preview=data_url(pixels))
                         for place, pixels in previews.items()}
-            case ImageReady(place, pixels) if place in work.places:
+            case ImageReady(place, pixels, unsafe) if place in work.places:
+                work.blurred |= unsafe
                 picture = self._store.add(work.job.request, place, pixels, self._browser)
                 kept = self._keep(work, place, picture)
                 return {place: dict(state="done", picture=picture, kept=kept)}
@@ -395,6 +399,8 @@ class Run:
                 pictures = work.job.request.pictures  # the first of them may be kept, or none
                 seed = next(picture.seed for picture in pictures if picture)
                 told = Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
+                if work.blurred:
+                    told = Sentence("{done}. {reason}", done=told, reason=BLURRED)
                 if work.unkept:
                     told = Sentence("{done}. {reason}", done=told, reason=work.unkept)
                 return Line(told, "over", 1.0, aloud=not work.live)

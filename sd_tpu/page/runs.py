@@ -9,7 +9,7 @@ from sd_tpu.page.files import Store
 from sd_tpu.page.run import GRACE_SECONDS, Run, Snapshot
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
-from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.client import EngineClient
 
 MAX_KEPT = 256  # runs, for browsers that come back
 KEEP_SECONDS = 24 * 3600  # how long its pictures' files are there
@@ -18,7 +18,7 @@ KEEP_SECONDS = 24 * 3600  # how long its pictures' files are there
 class Runs:
     """The runs of everybody who shares an engine; each is private to who has its key."""
 
-    def __init__(self, engine: Engine, store: Store, inputs: Inputs):
+    def __init__(self, engine: EngineClient, store: Store, inputs: Inputs):
         """Finished pictures go to the store; `inputs` are what they may begin with."""
         self._engine, self._store, self._inputs = engine, store, inputs
         self._lock = threading.Lock()
@@ -27,11 +27,11 @@ class Runs:
         self._shown: dict[str, str] = {}  # the key of what each session sees
 
     def start(self, request: Request, *, browser: str = "", program: str = "",
-              grace: float = GRACE_SECONDS, previews: bool = True, live: bool = False,
-              seed: int | None = None, former: Run | None = None,
+              address: str = "", grace: float = GRACE_SECONDS, previews: bool = True,
+              live: bool = False, seed: int | None = None, former: Run | None = None,
               keep: Collection[int] = ()) -> Run | None:
         """Submits a request of a browser or of a program, by their names: all that one of them asks
-        for has one share of the devices.
+        for has one share of the devices. `address` is where it comes from.
 
         `grace` is how many seconds it may go on while nobody follows it, `live` whether it was
         begun by typing, `seed` what was given or drawn for all pictures, `former` the run whose
@@ -46,6 +46,7 @@ class Runs:
         if not drawn.places():
             return None
         job = self._engine.submit(drawn, previews=previews, client=browser or program,
+                                  address=address,
                                   inputs=self._inputs.of(browser, drawn.inputs()))
         run = Run(job, self._engine, self._store, self._inputs, grace, browser, live=live,
                   seed=seed, former=former, request=request)

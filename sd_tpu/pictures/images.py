@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from sd_tpu.request import Anything, Request
@@ -61,6 +61,12 @@ _DOWNSAMPLING = "Token downsampling"
 _NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
 _FIELD = re.compile(r'(?:^|,)\s*(\w[\w /-]*):\s*("(?:[^\\"]++|\\.)*+"|[^,]*+)\s*(?=,|$)')
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # which PNG's text chunks should not hold
+
+
+def blurred(pixels: np.ndarray) -> np.ndarray:
+    """A picture uint8 [H, W, 3] of which little more than its colours is left."""
+    radius = max(pixels.shape) / 12
+    return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
 
 def make_grid(pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 4, *,

@@ -29,7 +29,7 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
                        ) -> tuple[np.ndarray, np.ndarray]:
         """Token ids [B, 77] int32 of prompts, and pictures of one size as float32 [B, 3, H, W] in
         [-1, 1], each side made smaller to a multiple of UNIT."""
-        return self._ids(self.tokenizer, prompt), _stacked(image)
+        return self._ids(prompt), _stacked(image)
 
     def __call__(
         self,
@@ -95,7 +95,7 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
         """Token ids [B, 77] int32 of prompts; what is kept of pictures, float32 [B, 3, H, W] in
         [-1, 1]; and their masks [B, 1, H, W], 1 where they are white."""
         masks = (_stacked(mask, "L", Image.Resampling.BICUBIC) >= 0).astype(np.float32)
-        return self._ids(self.tokenizer, prompt), _stacked(image) * (masks < 0.5), masks
+        return self._ids(prompt), _stacked(image) * (masks < 0.5), masks
 
     def __call__(
         self,

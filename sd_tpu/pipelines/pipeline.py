@@ -1,9 +1,10 @@
 """What the Flax pipelines of diffusers up to 0.39 have in common: named parts, parameters outside,
-reading and writing, and a loop over the steps that can be traced."""
+reading and writing, and drawing on the compiled programs or in a loop that can be traced."""
 
 import copy
+import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,19 +14,26 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 from tqdm.auto import tqdm
-from transformers import CLIPTokenizer
 
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import CheckpointError, read_json
+from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import find_family
 from sd_tpu.families.checkpoint import keep_compiled
+from sd_tpu.families.latent_diffusion import LatentDiffusion
 from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.models.unet import guidance_encoding
 from sd_tpu.pipelines.configs import Config, warn_of_unknown, write_json
 from sd_tpu.pipelines.files import fetch_packed, take_options
 from sd_tpu.pipelines.models import Network, Output
+from sd_tpu.pipelines.names import to_ours
 from sd_tpu.pipelines.schedulers import Scheduler, SchedulerState, scheduler_for
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, make_mesh, replicated
+from sd_tpu.runtime.programs import ImageEncoder, Programs
+from sd_tpu.runtime.slots import Entry, Given
+from sd_tpu.sampling.samplers import Table, default_sampler, make_table
+from sd_tpu.sampling.schedule import NoiseSchedule
 
 LEFT_OUT = ("safety_checker", "feature_extractor")  # parts that do nothing here
 
@@ -41,16 +49,19 @@ class ImageOutput(Output):
 class FlaxDiffusionPipeline:
     """A pipeline of whichever class a checkpoint was made for."""
 
+    family: ClassVar[type[LatentDiffusion]]
     networks: ClassVar[dict[str, type[Network]]] = {}
     tokenizers: ClassVar[tuple[str, ...]] = ("tokenizer",)
     checkpoints: ClassVar[tuple[str, ...]] = ()  # the pipelines whose checkpoints are read
     index: ClassVar[dict[str, Any]] = {}  # model_index.json, but for the scheduler
+    fills_in: ClassVar[bool] = False  # whether the UNet is told of masks
 
     def __init__(self, dtype: Any = None, token_downsampling: int = 1, **parts: Any):
-        """Joins parts; `dtype` is that of the arithmetic.
+        """Joins parts; `dtype` is that of the arithmetic. Pictures are not checked.
 
         Raises:
             TypeError: a part is missing or unknown.
+            CheckpointError: the parts do not fit one another, as in an inpainting checkpoint.
         """
         lacking = {*self._parts()} - parts.keys()
         unknown = parts.keys() - {*self._parts(), *LEFT_OUT}
@@ -68,6 +79,10 @@ class FlaxDiffusionPipeline:
         self.card: ModelCard | None = None
         self._progress_bar: dict[str, Any] = {}
         self._compilations: dict[tuple, Callable] = {}
+        self._programs: dict[tuple, Programs] = {}
+        self._encoders: dict[tuple, ImageEncoder] = {}
+        self._built: tuple[tuple, LatentDiffusion, Params] | None = None
+        self._structure()
 
     @classmethod
     def _parts(cls) -> tuple[str, ...]:
@@ -226,12 +241,182 @@ class FlaxDiffusionPipeline:
         pixels = (images.reshape(-1, *images.shape[-3:]) * 255).round().astype(np.uint8)
         return [Image.fromarray(image) for image in pixels]
 
-    def _ids(self, tokenizer: CLIPTokenizer, prompts: str | list[str]) -> np.ndarray:
-        """Token ids [B, 77] i32, cut and padded."""
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        return Tokenizer(tokenizer)(prompts)
+    # --- what a call is given and gives ---------------------------------------------------------
 
-    # --- drawing --------------------------------------------------------------------------------
+    def prepare_inputs(self, prompt: str | list[str]) -> np.ndarray:
+        """Token ids [B, 77] int32 of one prompt or several; [B, 2, 77] for two encoders."""
+        return self._ids(prompt)
+
+    def _ids(self, prompts: str | list[str]) -> np.ndarray:
+        """The same, whatever else `prepare_inputs` of a pipeline takes; cut and padded."""
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        ids = [Tokenizer(getattr(self, name))(prompts) for name in self.tokenizers]
+        return ids[0] if len(ids) == 1 else np.stack(ids, axis=1)
+
+    def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        """Ids [B, ...] of the prompts and of as many negative prompts, if there are any."""
+        prompt_ids, one = np.asarray(prompt_ids), self._ids("")[0].shape
+        if prompt_ids.ndim - len(one) not in (1, 2) or prompt_ids.shape[-len(one):] != one:
+            each = ", ".join(map(str, one))
+            raise ValueError(f"prompt_ids should be [B, {each}] or [D, b, {each}], not "
+                             f"{prompt_ids.shape}.")
+        positive = flat(prompt_ids, len(one), "prompt_ids")
+        if neg_prompt_ids is None:
+            return positive, None
+        negative = flat(neg_prompt_ids, len(one), "neg_prompt_ids")
+        return positive, np.broadcast_to(negative, positive.shape)
+
+    def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
+        default_height, default_width = self.default_size
+        return height or default_height, width or default_width
+
+    def _as_given(self, images: np.ndarray, prompt_ids: Any) -> np.ndarray:
+        """Images [B, ...] with the axes that the ids lead with."""
+        leading = np.shape(prompt_ids)[:np.ndim(prompt_ids) - self._ids("")[0].ndim]
+        return images.reshape(*leading, *images.shape[1:])
+
+    # --- drawing on the compiled programs -------------------------------------------------------
+
+    def _structure(self) -> tuple[LatentDiffusion, Params]:
+        """The family's model of the parts as they are now, and its parameters' shapes."""
+        parts = tuple(getattr(self, name) for name in self.networks)
+        if self._built is None or self._built[0] != parts:
+            configs = {name: dict(part.config)
+                       for name, part in zip(self.networks, parts, strict=True)}
+            model, expected = self.family.build({**configs, "model_index": self.index}, self.dtype,
+                                                token_downsampling=self.token_downsampling)
+            if bool(model.mask_channels) != self.fills_in:
+                other = "fills in pictures" if model.mask_channels else "takes no mask"
+                raise CheckpointError(f"This UNet {other}; {type(self).__name__} cannot use it.")
+            self._built = parts, model, expected
+        return self._built[1:]
+
+    def _draw(self, params: Mapping[str, Any], steps: int, size: tuple[int, int],
+              positive: np.ndarray, negative: np.ndarray | None, guidance: Any, latents: Any,
+              prng_seed: jax.Array, *, decoded: bool = True) -> np.ndarray:
+        """Pictures [B, H, W, 3] f32 of as many token ids, or their latents [B, C, h, w]; the rest
+        as calls are given it."""
+        table, count = self._table(params, steps), len(positive)
+        guidance, keys = each_scale(guidance, count), image_keys(prng_seed, count)
+        latents = None if latents is None else flat(latents, 3, "latents")
+        if table is None:
+            return self._everywhere(positive, params, keys, (steps, *size), guidance, latents,
+                                    negative, return_latents=not decoded)
+        return self._run(params, table, size, positive, negative, guidance, latents, keys,
+                         decoded=decoded)
+
+    def _run(self, params: Mapping[str, Any], table: Table, size: tuple[int, int],
+             positive: np.ndarray, negative: np.ndarray | None, guidance: np.ndarray,
+             latents: np.ndarray | None, keys: jax.Array, given: Sequence[Given] = (),
+             noise: np.ndarray | None = None, *, decoded: bool = True) -> np.ndarray:
+        """The same by a sampler's table; what each picture begins with may be `given`, under noise
+        [B, C, h, w] or that of its key."""
+        model, expected = self._structure()
+        ours = {name: to_ours(params[name], expected[name]) for name in self.networks}
+        programs = self._programs_for(model, len(positive), size, is_stacked(params))
+        entries = dict(enumerate(self._entries(programs, table, size, positive, negative, guidance,
+                                               latents, keys, given)))
+        if not programs.stacked:
+            ours = jax.device_put(ours, replicated(programs.mesh))
+        if given:
+            encoder = self._encoder_for(model, expected, size, programs.stacked)
+            entries = encoder.encode(ours, entries, programs.device)
+        if noise is not None:
+            fresh = self._as_ours(programs, noise, "noise", len(positive))
+            entries = {place: entry.replace(start=entry.start + entry.spread * fresh[place],
+                                            spread=np.float32(0))
+                       for place, entry in entries.items()}
+        slots = programs.encode(ours, programs.empty(), entries)
+        slots = programs.advance(ours, slots, len(table.rows))
+        if not decoded:
+            return np.asarray(slots.latents)[:len(positive)].transpose(0, 3, 1, 2)
+        images = programs.decode(ours, slots.latents, np.arange(programs.slots) < len(positive))
+        return np.asarray(images)[:len(positive)].astype(np.float32) / 255
+
+    def _programs_for(self, model: LatentDiffusion, count: int, size: tuple[int, int],
+                      stacked: bool) -> Programs:
+        mesh, (height, width) = make_mesh(), size
+        slots = -(-count // mesh.size) * mesh.size
+        key = (model, slots, size, stacked)
+        if key not in self._programs:
+            self._programs[key] = Programs(model, mesh, slots=slots, height=height, width=width,
+                                           stacked=stacked)
+        return self._programs[key]
+
+    def _encoder_for(self, model: LatentDiffusion, expected: Params, size: tuple[int, int],
+                     stacked: bool) -> ImageEncoder:
+        key = (model, size, stacked)
+        if key not in self._encoders:
+            self._encoders[key] = ImageEncoder(model, make_mesh(), expected, height=size[0],
+                                               width=size[1], stacked=stacked)
+        return self._encoders[key]
+
+    def _table(self, params: Mapping[str, Any], steps: int, begin: int = 0) -> Table | None:
+        """The sampler's table from step `begin` on, or None where only the scheduler itself knows
+        its steps, such as PNDM's Runge-Kutta steps."""
+        config = self._drawing_scheduler().config
+        try:
+            schedule = NoiseSchedule.from_config(config)
+            sampler, spacing = default_sampler(config)
+        except CheckpointError:
+            return None
+        if is_stacked(params) and params.get("scheduler") is not None:
+            params = {"scheduler": jax.tree.map(lambda x: x[0], params["scheduler"])}
+        signal = np.asarray(self._state(params).common.alphas_cumprod, np.float64)
+        return make_table(sampler, dataclasses.replace(schedule, alphas_cumprod=signal), steps,
+                          spacing=spacing, begin=begin)
+
+    def _entries(self, programs: Programs, table: Table, size: tuple[int, int],
+                 positive: np.ndarray, negative: np.ndarray | None, guidance: np.ndarray,
+                 latents: np.ndarray | None, keys: jax.Array,
+                 given: Sequence[Given]) -> list[Entry]:
+        model, count, (height, width) = programs.model, len(positive), size
+        nothing = [None] * count
+        starts = nothing if latents is None else self._as_ours(programs, latents, "latents", count)
+        return [
+            Entry.of(table, model.plain_inputs(prompt, unwanted, height=height, width=width,
+                                               guidance=scale),
+                     guidance=model.cfg_scale(scale), key=key, latents=start, given=begun)
+            for prompt, unwanted, scale, key, start, begun in zip(
+                positive, nothing if negative is None else negative, guidance.tolist(),
+                np.asarray(keys), starts, given or nothing, strict=True)
+        ]
+
+    @staticmethod
+    def _as_ours(programs: Programs, latents: np.ndarray, name: str, count: int) -> np.ndarray:
+        """[B, h, w, C] of [B, C, h, w]; raises ValueError, which says the name, for other sizes."""
+        h, w, channels = programs.latent_shape
+        if latents.shape != (count, channels, h, w):
+            raise ValueError(f"{name} should be {(count, channels, h, w)} for these prompts and "
+                             f"sizes, not {latents.shape}.")
+        return latents.transpose(0, 2, 3, 1)
+
+    # --- drawing in a loop that can be traced ---------------------------------------------------
+
+    def _generate(
+        self,
+        prompt_ids: jax.Array,
+        params: Mapping[str, Any],
+        prng_seed: jax.Array,
+        num_inference_steps: int = 50,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: Any = 7.5,
+        latents: jax.Array | None = None,
+        neg_prompt_ids: jax.Array | None = None,
+        return_latents: bool = False,
+    ) -> jax.Array:
+        """One device's pictures [b, H, W, 3] float32 in [0, 1], or their latents [b, C, h, w], to
+        be mapped or compiled: `pmap(pipeline._generate)`.
+
+        prompt_ids [b, 77], or [b, 2, 77] for two encoders, params without a device axis, prng_seed
+        one key or b of them; the rest as in the call, the steps and sizes not traced.
+        """
+        keys, size = image_keys(prng_seed, prompt_ids.shape[0]), self._size(height, width)
+        first = self._first_latents(latents, keys, *size)
+        text, added = self._conditions(prompt_ids, neg_prompt_ids, params, size)
+        clean = self._denoise(params, text, added, first, keys, num_inference_steps, guidance_scale)
+        return clean if return_latents else self._decode(params, clean)
 
     def _drawing_scheduler(self) -> Scheduler:
         """The scheduler, without clipping of what are no pixels."""
@@ -258,19 +443,27 @@ class FlaxDiffusionPipeline:
             latents: [b, C, h, w], of unit variance.
             keys: [b, 2] u32, of fresh noise.
             steps: a number, not traced.
-            guidance: one number or b of them; up to 1 the prompt alone counts.
+            guidance: one number or b of them; up to 1 the prompt alone counts. A latent consistency
+                model is told it, and draws the prompt alone.
         """
         scheduler = self._drawing_scheduler()
         state = scheduler.set_timesteps(self._state(params), steps, latents.shape)
         scale = jnp.asarray(guidance, jnp.float32).reshape(-1, 1, 1, 1)
+        told = self.unet.config.get("time_cond_proj_dim")
+        if told:
+            text = jnp.split(text, 2)[1]
+            each = jnp.broadcast_to(jnp.ravel(scale), len(latents))
+            added = jax.tree.map(lambda x: jnp.split(x, 2)[1], added or {})
+            added["timestep_cond"] = guidance_encoding(each - 1, told)
 
         def one(i, carry):
             x, state = carry
             t = state.timesteps[i]
-            twice = scheduler.scale_model_input(state, jnp.concatenate([x] * 2), t)
-            out = self.unet.apply({"params": params["unet"]}, twice, t, text, added).sample
-            negative, positive = jnp.split(out, 2)
-            out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
+            taken = scheduler.scale_model_input(state, x if told else jnp.concatenate([x] * 2), t)
+            out = self.unet.apply({"params": params["unet"]}, taken, t, text, added).sample
+            if not told:
+                negative, positive = jnp.split(out, 2)
+                out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
             fresh = {"noise": noise_of(keys, x.shape[1:], i)} if scheduler.stochastic else {}
             return scheduler.step(state, out, t, x, **fresh).to_tuple()
 

@@ -14,18 +14,13 @@ from sd_tpu.pipelines.models import (
     FlaxCLIPTextModelWithProjection,
     FlaxUNet2DConditionModel,
 )
-from sd_tpu.pipelines.pipeline import (
-    FlaxDiffusionPipeline,
-    ImageOutput,
-    each_scale,
-    flat,
-    image_keys,
-)
+from sd_tpu.pipelines.pipeline import FlaxDiffusionPipeline, ImageOutput
 
 
 class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
     """SDXL: prompts to pictures, with parameters kept outside."""
 
+    family = StableDiffusionXL
     networks: ClassVar = dict(
         text_encoder=FlaxCLIPTextModel, text_encoder_2=FlaxCLIPTextModelWithProjection,
         vae=FlaxAutoencoderKL, unet=FlaxUNet2DConditionModel)
@@ -41,10 +36,6 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
         super().__init__(dtype, text_encoder=text_encoder, text_encoder_2=text_encoder_2, vae=vae,
                          tokenizer=tokenizer, tokenizer_2=tokenizer_2, unet=unet,
                          scheduler=scheduler, **rest)
-
-    def prepare_inputs(self, prompt: str | list[str]) -> np.ndarray:
-        """Token ids [B, 2, 77] int32 of one prompt or several, for both encoders."""
-        return np.stack([self._ids(getattr(self, name), prompt) for name in self.tokenizers], 1)
 
     def get_embeddings(self, prompt_ids: jax.Array,
                        params: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
@@ -89,63 +80,33 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
             neg_prompt_ids: like prompt_ids; without them the text is zeros.
             return_dict: False for a plain tuple.
             output_type: "latent" for the latents [..., C, h, w] in place of pictures.
-            jit: accepted for old programs' sake; what is drawn is always compiled, anew for other
-                steps and sizes.
+            jit: accepted for old programs' sake; the programs are always compiled.
 
         Returns:
-            Images float32 in [0, 1], in NumPy's arrays: [B, H, W, 3] for flat ids and
-            [D, b, H, W, 3] for sharded ones; as `.images` and as `[0]`.
+            Images float32 in [0, 1] of 256 levels, in NumPy's arrays: [B, H, W, 3] for flat ids
+            and [D, b, H, W, 3] for sharded ones; as `.images` and as `[0]`.
 
         Raises:
-            ValueError: shapes do not fit one another.
+            CheckpointError: parameters are missing.
+            ValueError: shapes do not fit one another, or the model cannot make such pictures.
         """
         del jit
-        prompt_ids = np.asarray(prompt_ids)
-        ids = flat(prompt_ids, 2, "prompt_ids")
-        negative = neg_prompt_ids
-        if negative is not None:
-            negative = np.broadcast_to(flat(negative, 2, "neg_prompt_ids"), ids.shape)
-        default_height, default_width = self.default_size
-        images = self._everywhere(
-            ids, params, image_keys(prng_seed, len(ids)),
-            (num_inference_steps, height or default_height, width or default_width),
-            each_scale(guidance_scale, len(ids)),
-            None if latents is None else flat(latents, 3, "latents"),
-            negative, return_latents=output_type == "latent")
-        images = images.reshape(*prompt_ids.shape[:-2], *images.shape[1:])
+        images = self._draw(params, num_inference_steps, self._size(height, width),
+                            *self._texts(prompt_ids, neg_prompt_ids), guidance_scale, latents,
+                            prng_seed, decoded=output_type != "latent")
+        images = self._as_given(images, prompt_ids)
         return ImageOutput(images) if return_dict else (images,)
 
-    def _generate(
-        self,
-        prompt_ids: jax.Array,
-        params: Mapping[str, Any],
-        prng_seed: jax.Array,
-        num_inference_steps: int = 50,
-        height: int | None = None,
-        width: int | None = None,
-        guidance_scale: Any = 7.5,
-        latents: jax.Array | None = None,
-        neg_prompt_ids: jax.Array | None = None,
-        return_latents: bool = False,
-    ) -> jax.Array:
-        """One device's pictures [b, H, W, 3] float32 in [0, 1], or their latents [b, C, h, w], to
-        be mapped or compiled: `pmap(pipeline._generate)`.
-
-        prompt_ids [b, 2, 77], params without a device axis, prng_seed one key or b of them; the
-        rest as in the call, the steps and sizes not traced.
-        """
-        default_height, default_width = self.default_size
-        height, width = height or default_height, width or default_width
-        keys = image_keys(prng_seed, prompt_ids.shape[0])
-        first = self._first_latents(latents, keys, height, width)
+    def _conditions(self, prompt_ids: jax.Array, neg_prompt_ids: jax.Array | None,
+                    params: Mapping[str, Any], size: tuple[int, int]
+                    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The text [2b, 77, D] as the UNet takes it, and what is added to it."""
         words, pooled = self.get_embeddings(prompt_ids, params)
         if neg_prompt_ids is None:
             negative = jnp.zeros_like(words), jnp.zeros_like(pooled)
         else:
             negative = self.get_embeddings(neg_prompt_ids, params)
-        sizes = jnp.array([height, width, 0, 0, height, width], jnp.float32)
-        added = {"text_embeds": jnp.concatenate([negative[1], pooled]),
-                 "time_ids": jnp.tile(sizes, (2 * len(keys), 1))}
-        clean = self._denoise(params, jnp.concatenate([negative[0], words]), added, first, keys,
-                              num_inference_steps, guidance_scale)
-        return clean if return_latents else self._decode(params, clean)
+        sizes = jnp.array([*size, 0, 0, *size], jnp.float32)
+        return jnp.concatenate([negative[0], words]), {
+            "text_embeds": jnp.concatenate([negative[1], pooled]),
+            "time_ids": jnp.tile(sizes, (2 * len(words), 1))}

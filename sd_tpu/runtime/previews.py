@@ -1,7 +1,8 @@
 """Previews that need no decoder: a linear map from latents to the pixels of a small picture.
 
 An autoencoder's latents are nearly a picture already: what a place looks like follows linearly from
-the latents there and around it. The map is fitted to what the decoder makes of a few samples.
+the latents there and around it. The map is fitted to what the decoder makes of a few samples, so
+each autoencoder has its own.
 """
 
 import numpy as np

@@ -25,6 +25,7 @@ from sd_tpu.runtime.slots import (
     Entry,
     Slots,
     advance_slots,
+    check_slots,
     decode_slots,
     empty_slots,
     encode_images,
@@ -85,6 +86,7 @@ class Programs:
                                       (params, SPLIT, SPLIT), donate=1,
                                       options=ADVANCE_OPTIONS)
         self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
+        self._check = self._compile("check", check_slots, (params, SPLIT, SPLIT))
         self._preview = self._compile("preview", preview_slots, (params, SPLIT, SPLIT))
         self._empty = jax.jit(partial(empty_slots, model, self.slots, self.latent_shape),
                               out_shardings=split(mesh))
@@ -130,6 +132,24 @@ class Programs:
                wanted: Bool[np.ndarray, " S"]) -> UInt8[Array, "S H W 3"]:
         """Pictures of latents, drawn where they are wanted."""
         return self._call("decode", params, latents, jax.device_put(wanted, split(self.mesh)))
+
+    def unsafe(self, params: Params,
+               pictures: Mapping[int, UInt8[np.ndarray, "H W 3"]]) -> set[int]:
+        """The slots whose pictures the model's safety checker, which not all have, flags as not
+        safe for work."""
+        if not (pictures and self.model.checks_safety):
+            return set()
+        shape = next(iter(pictures.values())).shape
+        blank = np.zeros(shape, np.uint8)
+        given = np.stack([pictures.get(slot, blank) for slot in range(self.slots)])
+        wanted = np.isin(np.arange(self.slots), list(pictures))
+        found = self._call("check", params, *jax.device_put((given, wanted), split(self.mesh)))
+        return set(np.flatnonzero(np.asarray(found)).tolist())
+
+    @property
+    def autoencoder(self) -> str:
+        """The component of the parameters that decodes."""
+        return self.model.autoencoder
 
     @property
     def has_previewer(self) -> bool:

@@ -453,6 +453,12 @@ def preview_slots(model: Model, params: Params, latents: Float[Array, "S h w C"]
     return _where_wanted(draw, latents, wanted)
 
 
+def check_slots(model: Model, params: Params, pictures: UInt8[Array, "S H W 3"],
+                wanted: Bool[Array, " S"]) -> Bool[Array, " S"]:
+    """Whether pictures are flagged as not safe for work, where that is wanted."""
+    return _where_wanted(partial(model.is_unsafe, params), pictures, wanted)
+
+
 def _pixels(image: Float[Array, "H W 3"]) -> UInt8[Array, "H W 3"]:
     return jnp.round(jnp.clip(image / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
 

@@ -14,7 +14,7 @@ from sd_tpu.request import Sizes
 from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.plan import Weights
-from sd_tpu.settings import Picture, RequestError, shortened
+from sd_tpu.settings import SETTINGS, Picture, RequestError, shortened
 from sd_tpu.styles import Styles
 from sd_tpu.wildcards import Wildcards
 
@@ -121,7 +121,7 @@ class Catalog:
         """Raises RequestError if the model or the style is not there, or the model cannot draw
         this size."""
         checkpoint = self.open(picture.model).checkpoint
-        self.styles.applied(picture, of)
+        self.styled(picture, of)
         height, width = checkpoint.default_size
         limit = self._max_pixels or AREAS * height * width
         if picture.height * picture.width > limit:
@@ -136,6 +136,18 @@ class Catalog:
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """As `Wildcards.fill`."""
         return self.wildcards.fill(prompts, seed)
+
+    def styled(self, picture: Picture, of: Sentence | str = "") -> Picture:
+        """The picture as it is drawn: its prompt in its style, as `Styles.applied`, and then, as in
+        A1111, with values of the wildcards that it has there, by its own seed; raises RequestError
+        as both.
+        """
+        if not picture.style:
+            return picture
+        put = self.styles.applied(picture, of)
+        whose = Sentence("{name}{of}", name=SETTINGS["style"].label, of=of)
+        return dataclasses.replace(
+            put, prompt=self.wildcards.value(put.prompt, picture.seed, whose))
 
     def sizes(self, model: str) -> Sizes:
         """Height and width of the pictures that people choose from: the default, then the usual

@@ -14,6 +14,7 @@ from sd_tpu.sentence import Sentence
 COMPILING = "compiling for the first time"  # what a job may wait for
 LOADING = "loading the model's weights"
 WAITING = "waiting for a free place"
+BLURRED = Sentence("Pictures that the model's safety checker flagged are blurred")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +45,12 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class ImageReady:
-    """The finished picture at `place`: uint8 [H, W, 3]."""
+    """The finished picture at `place`: uint8 [H, W, 3], blurred where it is `unsafe`: where the
+    model's safety checker flagged it as not safe for work."""
 
     place: int
     pixels: np.ndarray
+    unsafe: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +81,10 @@ class Job:
 
     def __init__(self, request: Request, number: int, client: str,
                  cancel: Callable[[int, int | None], None],
-                 canvases: Mapping[int, Canvas | None] | None = None):
-        """Made by `Engine.submit`, with what the pictures begin with, by place."""
-        self.request, self.number, self.client = request, number, client
+                 canvases: Mapping[int, Canvas | None] | None = None, address: str = ""):
+        """Made by `EngineClient.submit`, with what the pictures begin with, by place."""
+        self.request, self.number = request, number
+        self.client, self.address = client, address
         self.end: End | None = None  # how it ended, once it has
         self.since = time.monotonic()
         self._cancel, self._canvases = cancel, canvases or {}
@@ -119,7 +123,7 @@ class Job:
         """The event with what is kept of start pictures as it was given."""
         match event:
             case ImageReady(place, pixels):
-                return ImageReady(place, self._with_kept(place, pixels))
+                return dataclasses.replace(event, pixels=self._with_kept(place, pixels))
             case Progress(previews=previews) if previews:
                 return dataclasses.replace(event, previews={
                     place: self._with_kept(place, pixels) for place, pixels in previews.items()})

@@ -1,4 +1,7 @@
-"""What lies on each device, and what has to go when something else is needed there."""
+"""What lies on each device, and what has to go when something else is needed there.
+
+What several need (`Item.needs`) counts once, and stays as long as any of them.
+"""
 
 from collections.abc import Callable
 
@@ -29,12 +32,14 @@ class Memory:
 
     def fits(self, *items: Item) -> bool:
         """Whether a device that holds nothing else has room for all of these."""
-        return self.limit is None or sum(item.memory for item in items) <= self.limit
+        everything = {each for item in items for each in (item, *item.needs)}
+        return self.limit is None or sum(each.memory for each in everything) <= self.limit
 
     def use(self, device: int, item: Item) -> None:
-        """Adds it, or takes down that it is used again."""
-        self._items[device].pop(item, None)
-        self._items[device][item] = None
+        """Adds it and what it needs, or takes down that they are used again."""
+        for each in (item, *item.needs):  # what is needed comes last: it is never older
+            self._items[device].pop(each, None)
+            self._items[device][each] = None
 
     def remove(self, device: int, item: Item) -> None:
         """Takes down that it is gone, if it was there."""
@@ -42,15 +47,18 @@ class Memory:
 
     def room_for(self, device: int, item: Item,
                  needed: Callable[[int, Item], bool]) -> list[Item] | None:
-        """What has to go for `item` to fit, the least recently used first, nothing that is
-        `needed` on the device; None if it does not fit even so."""
+        """What has to go for `item` to fit with all that it needs, the least recently used first,
+        nothing that is `needed` on the device; None if it does not fit even so."""
         if self.limit is None:
             return []
-        over, gone = self.used(device) + item.memory - self.limit, []
-        for other in self._items[device]:
+        items, gone = self._items[device], []
+        more = sum(each.memory for each in (item, *item.needs) if each not in items)
+        over = self.used(device) + more - self.limit
+        for other in items:
             if over <= 0:
                 break
-            if not needed(device, other):
+            left = (item, *(each for each in items if each not in gone))
+            if not (needed(device, other) or any(other in each.needs for each in left)):
                 gone.append(other)
                 over -= other.memory
         return gone if over <= 0 else None

@@ -13,6 +13,24 @@ Key = tuple[int, int]  # of a picture: the number of its job, and its place in t
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The parameters of a checkpoint, with or without adapters merged into them; without a name,
+    zeros in their place."""
+
+    name: str
+    architecture: str = ""  # as `Batch` has it
+    adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
+    base: "Weights | None" = None  # what they are merged into, all of whose other arrays are shared
+    # Bytes on each device that holds them, beside those of the base.
+    memory: int = dataclasses.field(default=0, compare=False)
+
+    @property
+    def needs(self) -> tuple["Weights", ...]:
+        """What stays on a device as long as these do."""
+        return (self.base,) if self.base else ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
     """What shares compiled programs and slots: an architecture at a size, with extra networks."""
 
@@ -22,17 +40,13 @@ class Batch:
     extras: tuple[str, ...] = ()
     slots: int = 16  # over all devices; as many on each
     group: int = 1  # guided slots that a device steps together
+    zeros: Weights | None = None  # of a device without parameters, while others draw
     memory: int = 0  # bytes of slots and temporaries on each device
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Weights:
-    """The parameters of a checkpoint, with or without adapters merged into them."""
-
-    name: str
-    architecture: str = ""  # as `Batch` has it
-    adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
-    memory: int = 0  # bytes on each device that holds them
+    @property
+    def needs(self) -> tuple[Weights, ...]:
+        """What stays on a device as long as this does; all sizes of an architecture share it."""
+        return (self.zeros,) if self.zeros else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +59,7 @@ class Ticket:
     job: int
     place: int
     client: str
+    address: str = ""  # from which it was asked for, where that is known
     batch: Batch
     weights: Weights
     kinds: np.ndarray  # [R] of `slots.row_kinds`: what each row of its table evaluates
@@ -93,6 +108,7 @@ class Report:
     decode_seconds: float = 0.0
     preview_seconds: float = 0.0
     pictures: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by slot: [H, W, 3]
+    unsafe: frozenset[int] = frozenset()  # slots whose pictures are blurred, not safe for work
     previews: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # smaller ones
     compiled: dict[Batch, Compiled] = dataclasses.field(default_factory=dict)
     brought: dict[tuple[int, Weights], float] = dataclasses.field(default_factory=dict)  # seconds

@@ -46,12 +46,15 @@ SWITCH_SECONDS = 5.0  # that a device keeps to its weights while others wait for
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much may be asked for and not drawn yet, in all and by one client."""
+    """How much may be asked for and not drawn yet: in all, by one client, and from one address, as
+    browsers can give themselves any number of names."""
 
     jobs: int = 400
     pictures: int = 3200
     client_jobs: int = 100
     client_pictures: int = 800
+    address_jobs: int = 200
+    address_pictures: int = 1600
 
 
 class Busy(RequestError):
@@ -94,9 +97,10 @@ class _Picture:
 class _Job:
     """What is known of a job until it ends."""
 
-    def __init__(self, number: int, client: str, pictures: dict[int, _Picture], steps: int,
-                 previews: bool):
-        self.number, self.client, self.pictures = number, client, pictures
+    def __init__(self, number: int, client: str, address: str, pictures: dict[int, _Picture],
+                 steps: int, previews: bool):
+        self.number, self.client, self.address = number, client, address
+        self.pictures = pictures
         self.steps, self.previews = steps, previews
         self.unfinished = set(pictures)
         self.begun: float | None = None
@@ -187,7 +191,7 @@ class Scheduler:
         pictures = {ticket.place: _Picture(ticket, next(self._numbers), now) for ticket in tickets}
         if not any(job.client == client for job in self._jobs.values()):
             self._share.join(client)
-        self._jobs[number] = _Job(number, client, pictures, steps, previews)
+        self._jobs[number] = _Job(number, client, tickets[0].address, pictures, steps, previews)
         for ticket, picture in zip(tickets, pictures.values(), strict=True):
             queue = self._waiting.setdefault((client, ticket.batch, ticket.weights), deque())
             queue.append(picture)
@@ -195,14 +199,17 @@ class Scheduler:
 
     def check_room(self, tickets: Sequence[Ticket]) -> None:
         """Raises Busy or RequestError as `submit` would now."""
-        client, jobs = tickets[0].client, list(self._jobs.values())
+        client, address, jobs = tickets[0].client, tickets[0].address, list(self._jobs.values())
         mine = [job for job in jobs if job.client == client]
+        near = [job for job in jobs if job.address == address] if address else []
         for asked, most_jobs, most_pictures, sentence in (
             (jobs, self.limits.jobs, self.limits.pictures,
              Sentence("Too many people are waiting; please try again in a minute.")),
             (mine, self.limits.client_jobs, self.limits.client_pictures,
              Sentence("Too many of your pictures are waiting; please try again when some are "
                       "done.")),
+            (near, self.limits.address_jobs, self.limits.address_pictures,
+             Sentence("Too much is asked for from your network; please try again in a minute.")),
         ):
             pictures = sum(len(job.unfinished) for job in asked)
             if len(asked) >= most_jobs or pictures + len(tickets) > most_pictures:
@@ -242,6 +249,17 @@ class Scheduler:
     def waiting(self) -> int:
         """How many pictures have no slot yet."""
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def rows(self) -> int:
+        """How many rows are left of all pictures that are wanted."""
+        return sum(picture.left for picture in self._unfinished())
+
+    @property
+    def held(self) -> frozenset[Weights]:
+        """The weights that lie on a device, or are on their way there."""
+        return frozenset(item for device in self._devices for item in self._memory.on(device)
+                         if isinstance(item, Weights))
 
     def jobs(self) -> list[int]:
         """The numbers of those that are not over."""
@@ -313,7 +331,7 @@ class Scheduler:
 
     def _place_all(self, moves: _Moves, now: float) -> None:
         self._reserved = {device: picture for device, picture in self._reserved.items()
-                          if picture.wanted and picture.slot is None}
+                          if self._still_reserved(picture)}
         open_queues = {key: queue for key, queue in self._waiting.items()
                        if self._is_open(key[1])}
         while open_queues:
@@ -349,11 +367,11 @@ class Scheduler:
         if device is None:
             self._reserve(self._devices, picture, ticket.weights, now)
             return False
-        if not self._memory.holds(device, ticket.weights):
+        if missing := self._missing(device, ticket.weights):
             if not self._make_room([device], picture, ticket.weights, moves, now):
                 return False
-            moves.bring.append((device, ticket.weights))
-            self._coming.add((device, ticket.weights))
+            moves.bring += missing
+            self._coming.update(missing)
             self._taken_in[device] = now
         for item in (ticket.batch, ticket.weights):
             self._memory.use(device, item)
@@ -368,15 +386,20 @@ class Scheduler:
         seconds = picture.in_crowd(self._model)
 
         def ready_after(device: int) -> tuple[float, int]:
-            held = self._memory.holds(device, picture.ticket.weights)
-            bring = 0.0 if held else self._model.of_bringing(picture.ticket.weights)
-            return bring + seconds * placed[device], not held, placed[device], device
+            missing = self._missing(device, picture.ticket.weights)
+            bring = sum(self._model.of_bringing(weights) for _, weights in missing)
+            return bring + seconds * placed[device], len(missing), placed[device], device
 
         free = [device for device in self._devices if bench.free(device)
                 and self._admits(device, picture)
                 and (self._memory.holds(device, picture.ticket.weights)
                      or self._room(device, picture, picture.ticket.weights) is not None)]
         return min(free, key=ready_after, default=None)
+
+    def _missing(self, device: int, weights: Weights) -> list[tuple[int, Weights]]:
+        """What is to be brought to a device for it to have these weights, in this order."""
+        return [(device, each) for each in (*weights.needs, weights)
+                if not self._memory.holds(device, each)]
 
     def _admits(self, device: int, picture: _Picture) -> bool:
         reserved = self._reserved.get(device)
@@ -398,6 +421,13 @@ class Scheduler:
             for other in self._placed():
                 left[other.device] += other.left
             self._reserved[min(free, key=left.__getitem__)] = picture
+
+    def _still_reserved(self, picture: _Picture) -> bool:
+        """Whether a reservation goes on: one for weights ends when the batch leaves, which would
+        else not come back, as that needs room where others have reservations as well."""
+        everywhere = [*self._reserved.values()].count(picture) == len(self._devices)
+        return picture.wanted and picture.slot is None and (
+            everywhere or picture.ticket.batch in self._benches)
 
     def _room(self, device: int, picture: _Picture, item: Item) -> list[Item] | None:
         """What can go from a device so that the item fits there."""
@@ -524,7 +554,8 @@ class Scheduler:
             picture.entered, picture.drawn_at = True, now
         for slot in plan.finish:
             picture = pictures[slot]
-            self._tell(picture.ticket.job, ImageReady(picture.ticket.place, report.pictures[slot]))
+            self._tell(picture.ticket.job, ImageReady(picture.ticket.place, report.pictures[slot],
+                                                      unsafe=slot in report.unsafe))
             self._vacate(picture)
             self._over(picture, now)
         self._tell_progress([p for p in pictures.values() if p.left and p.wanted], report)
@@ -557,7 +588,8 @@ class Scheduler:
             self._memory.remove(*what)
             message = Sentence("Loading the model failed: {reason}", reason=reason)
             lost = [p for p in self._unfinished()
-                    if p.ticket.weights == what[1] and p.device in (None, what[0])]
+                    if what[1] in (p.ticket.weights, *p.ticket.weights.needs)
+                    and p.device in (None, what[0])]
         self._fail(lost, message)
 
     def _fail(self, pictures: Iterable[_Picture], message: Sentence) -> None:
@@ -632,8 +664,9 @@ class Scheduler:
         """Until a picture's batch is compiled, after those that come before it, and a device has
         its weights, if that is known."""
         ticket, seconds = picture.ticket, self._model.of_compiling()
-        held = any(self._memory.holds(device, ticket.weights) for device in self._devices)
-        bringing = 0.0 if held else self._model.of_bringing(ticket.weights)
+        bringing = min(sum(self._model.of_bringing(weights)
+                           for _, weights in self._missing(device, ticket.weights))
+                       for device in self._devices)
         if self._is_ready(ticket.batch):
             return bringing
         if seconds is None:

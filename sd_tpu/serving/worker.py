@@ -15,18 +15,19 @@ from jax.sharding import Mesh, Sharding
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.weights import Params
+from sd_tpu.pictures.images import blurred
 from sd_tpu.runtime.mesh import split
 from sd_tpu.runtime.previews import SAMPLES, LatentPreview, sample_latents
 from sd_tpu.runtime.programs import Programs
 from sd_tpu.runtime.slots import Slots
-from sd_tpu.runtime.weights import DeviceWeights
+from sd_tpu.runtime.weights import DeviceWeights, digest
 from sd_tpu.serving.plan import Batch, Compiled, Plan, Report, Weights
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1  # that a plan without rows waits for the background at most
 
-Over = tuple[Batch, Compiled | str] | tuple[Weights, list[int], Params | str, float]
+Over = tuple[Batch, Compiled | str] | tuple[Weights, list[int], str | None, float]
 
 
 class Worker:
@@ -55,7 +56,9 @@ class Worker:
         self._shapes: dict[str, Params] = {}  # by architecture
         self._programs: dict[Batch, Programs] = {}
         self._slots: dict[Batch, Slots] = {}
-        self._previews: dict[str, LatentPreview] = {}  # by architecture, whose fine-tunes share it
+        # By architecture and what its autoencoder's parameters are, which fine-tunes may share.
+        self._previews: dict[tuple[str, str], LatentPreview] = {}
+        self._digests: dict[Weights, str] = {}  # of autoencoders
         self._over: queue.SimpleQueue[Over] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the weights, which compiling uses as well
         self._loader, self._compiler = _Background("load"), _Background("compile")
@@ -104,10 +107,13 @@ class Worker:
         self._slots[plan.batch] = slots
         pictures, decode_seconds = _timed(
             lambda: _drawn(programs, programs.decode, params, slots.latents, plan.finish))
+        unsafe = programs.unsafe(params, pictures)
+        pictures |= {slot: blurred(pictures[slot]) for slot in unsafe}
         previews, preview_seconds = _timed(
             lambda: self._preview(plan, programs, params, slots.clean) if plan.preview else {})
         return dict(advance_seconds=seconds, decode_seconds=decode_seconds,
-                    preview_seconds=preview_seconds, pictures=pictures, previews=previews)
+                    preview_seconds=preview_seconds, pictures=pictures, previews=previews,
+                    unsafe=frozenset(unsafe))
 
     def _params_of(self, plan: Plan) -> Params:
         return self._together(plan.batch.architecture, plan.weights)
@@ -116,11 +122,26 @@ class Worker:
                  clean: jax.Array) -> dict[int, np.ndarray]:
         if programs.has_previewer:
             return _drawn(programs, programs.preview, params, clean, plan.preview)
-        architecture = plan.batch.architecture
-        if architecture not in self._previews:  # it was compiled before its parameters were there
-            self._previews[architecture], _ = _fit_preview(programs, params, plan.weights)
         latents = np.asarray(clean)
-        return {slot: self._previews[architecture](latents[slot]) for slot in plan.preview}
+        return {slot: self._map_of(programs, params, plan.weights, programs.device(slot))(
+            latents[slot]) for slot in plan.preview}
+
+    def _map_of(self, programs: Programs, params: Params, weights: dict[int, Weights],
+                device: int) -> LatentPreview:
+        """What previews the latents of a device, fitted when its autoencoder is first seen."""
+        mine = weights[device]
+        key = self._autoencoder(programs, mine, self.weights.of(device, mine))
+        if key not in self._previews:
+            alike = [other for other in weights if weights[other] == mine]
+            self._previews[key], _ = _fit_preview(programs, params, alike)
+        return self._previews[key]
+
+    def _autoencoder(self, programs: Programs, weights: Weights, params: Params) -> tuple[str, str]:
+        """What tells the autoencoder of these weights from others; no adapter changes it."""
+        base = weights.base or weights
+        if base not in self._digests:
+            self._digests[base] = digest(params[programs.autoencoder])
+        return weights.architecture, self._digests[base]
 
     def _together(self, architecture: str, wanted: dict[int, Weights]) -> Params:
         """What the programs take: on each device what is wanted there. A device that draws nothing
@@ -150,11 +171,16 @@ class Worker:
             for device in devices:  # what comes takes the place of zeros
                 self.weights.drop(device, Weights(name="", architecture=weights.architecture))
 
-        def over(result: Params | str) -> None:
-            self._over.put((weights, devices, result, time.monotonic() - begun))
+        def over(reason: str | None) -> None:
+            self._over.put((weights, devices, reason, time.monotonic() - begun))
 
         def read() -> None:
-            over(jax.block_until_ready(self._read(weights, self.weights.on(devices))))
+            params = jax.block_until_ready(self._read(weights, self.weights.on(devices)))
+            with self._lock:  # at once: what is read next may be merged into these
+                for device in devices:
+                    self.weights.take(device, weights, params)
+                self._digests.pop(weights, None)  # the file may have changed
+            over(None)
 
         self._loader.do(read, over)
 
@@ -168,6 +194,7 @@ class Worker:
         params = self._together(batch.architecture, {})
         slots = programs.advance(params, programs.encode(params, programs.empty(), {}), 0)
         _drawn(programs, programs.decode, params, slots.latents, [], always=True)
+        programs.unsafe(params, {0: np.zeros((batch.height, batch.width, 3), np.uint8)})
         if programs.has_previewer:
             _drawn(programs, programs.preview, params, slots.clean, [], always=True)
         seconds = time.monotonic() - begun
@@ -180,9 +207,12 @@ class Worker:
                     for weights in self.weights.names(device)
                     if weights.architecture == batch.architecture and weights.name}
             params = self._assembled(batch.architecture, held)
-        preview, decode = _fit_preview(programs, params, held or self._devices)
-        if held:
-            self._previews[batch.architecture] = preview
+            one = next(iter(held.values()), None)
+            alike = [device for device in held if held[device] == one]
+            tree = alike and self.weights.of(alike[0], one)
+        preview, decode = _fit_preview(programs, params, alike or self._devices)
+        if alike:
+            self._previews.setdefault(self._autoencoder(programs, one, tree), preview)
         self._programs[batch] = programs
         return Compiled(seconds=seconds, row_seconds=tuple(rows), decode_seconds=decode)
 
@@ -202,11 +232,8 @@ class Worker:
                 failed[batch] = reason
             case (weights, devices, str() as reason, _):
                 failed.update({(device, weights): reason for device in devices})
-            case (weights, devices, params, seconds):
-                with self._lock:
-                    for device in devices:
-                        self.weights.take(device, weights, params)
-                        brought[device, weights] = seconds
+            case (weights, devices, None, seconds):
+                brought.update({(device, weights): seconds for device in devices})
 
 
 class _Background:

@@ -1,0 +1,1 @@
+"""Where the page runs: containers, and many hosts by Ray Serve."""

@@ -1,0 +1,70 @@
+"""What is sent to a host that draws, and which host it is sent to; knows no Ray."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+from sd_tpu.pictures.inputs import Input
+from sd_tpu.request import Request
+from sd_tpu.serving.plan import Weights
+
+SLACK = 400  # rows by which a host may be busier for the sake of what it holds: 8 pictures of 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A request on its way to a host: plain data.
+
+    Attributes:
+        key: what it is called when it is cancelled.
+        request: what to draw, with styles applied.
+        client: for whom.
+        address: from where that was asked.
+        previews: whether they are wanted.
+        inputs: the pictures that it begins with, by their names.
+        weights: what its pictures are drawn with.
+    """
+
+    key: str
+    request: Request
+    client: str
+    address: str
+    previews: bool
+    inputs: Mapping[str, Input]
+    weights: frozenset[Weights]
+
+    @property
+    def rows(self) -> int:
+        """How much there is to do, about: the steps of all its pictures."""
+        return sum(self.request.pictures[place].steps for place in self.request.places())
+
+    def without(self, place: int) -> Self:
+        """What is left to be drawn once the picture at `place` is there."""
+        return dataclasses.replace(self, request=self.request.replaced(place, None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What decides about a host: how many rows it has been sent that are not drawn, what it holds,
+    and whether it drew last for the client who asks."""
+
+    rows: int
+    held: Collection[Weights] = ()
+    last: bool = False
+
+
+def ranked(hosts: Mapping[Any, Host], weights: Collection[Weights]) -> list[Any]:
+    """The hosts' names, the best for an order with these weights first.
+
+    A client keeps its host, where its pictures have fair turns and its start pictures' encoders are
+    compiled; others go where their weights lie; else to whoever has least to do. Hosts that have
+    SLACK more to do than the least busy one come after the others.
+    """
+    least = min((host.rows for host in hosts.values()), default=0)
+
+    def key(name: Any) -> tuple:
+        host = hosts[name]
+        return (host.rows > least + SLACK, not host.last, len({*weights} - {*host.held}),
+                host.rows)
+
+    return sorted(hosts, key=key)

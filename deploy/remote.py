@@ -1,0 +1,191 @@
+"""An engine whose devices are on other hosts: it sends orders there and passes on what it is told.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from deploy.orders import Order
+from sd_tpu.pictures.inputs import Input
+from sd_tpu.request import Request
+from sd_tpu.sentence import Sentence
+from sd_tpu.serving import journal
+from sd_tpu.serving.client import UNHEARD_SECONDS, Closing, EngineClient, Status, open_models
+from sd_tpu.serving.job import Done, End, Event, Failed, ImageReady, Job
+from sd_tpu.serving.tally import Tally
+from sd_tpu.settings import Picture, RequestError
+
+log = logging.getLogger(__name__)
+
+STATUS_SECONDS = 2.0  # between two looks at the hosts
+ANSWER_SECONDS = 5.0  # that a host may take to say how it is
+
+
+class RemoteEngine(EngineClient):
+    """Has pictures made by the replicas of `Drawing`. Where one is gone, what it has not finished
+    is asked for once more, of another: pictures are the same wherever they are drawn."""
+
+    def __init__(self, replicas: DeploymentHandle, options: Mapping[str, Any]):
+        """Waits until a replica is there, and opens the models without their parameters.
+
+        Args:
+            replicas: a handle of `Drawing`.
+            options: of the models, as the replicas have them; all hosts find the same files.
+
+        Raises:
+            CheckpointError: as `open_models`, like ValueError.
+        """
+        self._replicas = replicas.options(stream=True)
+        self._single = replicas
+        self._statuses: list[Status] = [replicas.status.remote().result()]
+        super().__init__(*open_models(**{**options, "dtype": self._statuses[0].dtype}))
+        self._jobs: dict[int, Job] = {}
+        self._keys: dict[int, str] = {}
+        self._lock = threading.Condition()
+        self._number = 0
+        self._closing = threading.Event()
+        # For what may wait for a host, and is asked for where nothing may wait.
+        self._pool = ThreadPoolExecutor(thread_name_prefix="cancel")
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self.ready.set()
+
+    def submit(self, request: Request, *, previews: bool = True, client: str = "",
+               address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
+        """As `EngineClient.submit`."""
+        if self._closing.is_set():
+            raise Closing("The server is shutting down.")
+        request = self._styled(request)
+        pictures = [request.pictures[place] for place in request.places()]
+        for picture in pictures:
+            self.offer.check(picture)
+        asked = {name for picture in pictures for name in (picture.init_image, picture.mask)}
+        order = Order(
+            uuid.uuid4().hex, request, client, address, previews,
+            {name: each for name, each in inputs.items() if name in asked},
+            frozenset(self._weights_of(request, place) for place in request.places()))
+        told = self._told(order)
+        if refusal := next(told):
+            raise refusal
+        with self._lock:
+            self._number += 1
+            job = self._jobs[self._number] = Job(request, self._number, client, self._cancel,
+                                                address=address)
+            self._keys[job.number] = order.key
+        threading.Thread(target=self._pass_on, args=(job, told), name="job", daemon=True).start()
+        return job
+
+    def seconds(self, picture: Picture) -> float | None:
+        """As `EngineClient.seconds`, by any of the hosts."""
+        try:
+            return self._single.seconds.remote(picture).result(timeout_s=ANSWER_SECONDS)
+        except (RayError, RayServeException, TimeoutError):
+            return None
+
+    def status(self) -> Status:
+        """As `EngineClient.status`: of all hosts together, as they were STATUS_SECONDS ago at most.
+        What a host had done that is gone is not counted any more."""
+        hosts, tally = self._statuses, Tally()
+        for host in hosts:
+            tally.pictures += host.tally.pictures
+            tally.rows += host.tally.rows
+            tally.refused += host.tally.refused
+            tally.ended += host.tally.ended
+            tally.seconds += host.tally.seconds
+        return Status(
+            taking=any(host.taking for host in hosts) and not self._closing.is_set(),
+            devices=tuple(device for host in hosts for device in host.devices),
+            dtype=str(self.pipeline.model.dtype), jobs=len(self._jobs),
+            waiting=sum(host.waiting for host in hosts),
+            occupied=sum(host.occupied for host in hosts),
+            rows=sum(host.rows for host in hosts),
+            held=frozenset().union(*(host.held for host in hosts)), tally=tally)
+
+    def drain(self, seconds: float) -> bool:
+        """As `EngineClient.drain`."""
+        self._closing.set()
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._jobs, seconds)
+
+    def close(self) -> None:
+        """As `EngineClient.close`; the hosts are Serve's to end."""
+        self._closing.set()
+        for job in list(self._jobs.values()):
+            job.cancel()
+        self._pool.shutdown()
+
+    # --- orders ---------------------------------------------------------------------------------
+
+    def _told(self, order: Order) -> Iterator[RequestError | Event | None]:
+        """What a host tells of an order, first whether it takes it; by a second host where the
+        first is gone before it is done or takes nothing new."""
+        begun, taken = time.monotonic(), False
+        for _ in range(2):
+            try:
+                for told in self._replicas.draw.remote(order):
+                    match told:
+                        case Closing():
+                            break  # it is about to end
+                        case None if taken:
+                            continue
+                        case RequestError() if taken:
+                            told = Failed(told.sentence)
+                        case ImageReady(place):
+                            order = order.without(place)
+                    taken = True
+                    yield told
+                    if isinstance(told, End | RequestError):
+                        return
+            except RayTaskError:  # a fault of ours, which another host would have as well
+                log.exception("a host failed")
+                break
+            except (RayError, RayServeException):
+                log.warning("a host is gone; what it has not drawn is asked for again")
+            if taken and not order.request.places():
+                yield Done(time.monotonic() - begun)
+                return
+        failed = Sentence("The server failed; please try again.")
+        yield Failed(failed) if taken else RequestError("{reason}", reason=failed)
+
+    def _pass_on(self, job: Job, told: Iterator[Event]) -> None:
+        try:
+            for event in told:
+                job.tell(event)
+        except Exception:  # whoever waits is told
+            log.exception("a job failed")
+            job.tell(Failed(Sentence("The server failed; please try again.")))
+        journal.note(job)
+        with self._lock:
+            del self._jobs[job.number], self._keys[job.number]
+            self._lock.notify_all()
+
+    def _cancel(self, number: int, place: int | None) -> None:
+        job, key = self._jobs.get(number), self._keys.get(number)
+        if job and key and job.end is None:
+            self._pool.submit(self._all, "cancel", key, place)
+
+    # --- hosts ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Looks at the hosts from time to time, and ends the jobs of those who have gone."""
+        while not self._closing.wait(STATUS_SECONDS):
+            self._statuses = [each for each in self._all("status") if isinstance(each, Status)]
+            for job in list(self._jobs.values()):
+                if job.client and job.unheard() > UNHEARD_SECONDS:
+                    job.cancel()
+
+    def _all(self, method: str, *values: Any) -> list[Any]:
+        """What all hosts answer; errors of those that do not."""
+        try:
+            return self._single.broadcast(method, *values).results(
+                timeout_s=ANSWER_SECONDS, return_exceptions=True)
+        except (RayError, RayServeException, TimeoutError):  # there is none
+            return []

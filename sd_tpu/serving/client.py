@@ -1,0 +1,278 @@
+"""What page, APIs and command line use of an engine, wherever its devices are.
+
+Here is all that needs no device: which models there are, and what is to be said of prompts and
+finished pictures. An `Engine` draws in this process; others may have it done elsewhere.
+"""
+
+import abc
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.checkpoint.library import Library
+from sd_tpu.families.adapters import Adapters
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.decoder import TinyDecoder
+from sd_tpu.families.text import Count, PromptOptions, count
+from sd_tpu.pictures.images import to_png
+from sd_tpu.pictures.inputs import Input
+from sd_tpu.request import Request
+from sd_tpu.sentence import Sentence
+from sd_tpu.serving.catalog import Catalog
+from sd_tpu.serving.job import Job
+from sd_tpu.serving.plan import Weights
+from sd_tpu.serving.tally import Tally
+from sd_tpu.settings import Picture, RequestError
+from sd_tpu.styles import Styles
+from sd_tpu.wildcards import Wildcards
+
+UNHEARD_SECONDS = 30.0  # after which the job of a client ends whose events nobody takes
+
+
+class Closing(RequestError):
+    """Nothing new is taken, as the server is about to end."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Status:
+    """How it goes, as plain data.
+
+    Attributes:
+        taking: whether what is asked for is drawn: all is compiled, and nothing about to end.
+        devices: the kind of each, as its maker calls it.
+        dtype: of the parameters.
+        jobs: requests that are not over.
+        waiting: pictures without a slot.
+        occupied: slots with a picture.
+        rows: evaluations of the model that are left to be done, by slot.
+        held: the parameters that lie on a device.
+        tally: what has been done.
+    """
+
+    taking: bool
+    devices: tuple[str, ...]
+    dtype: str
+    jobs: int = 0
+    waiting: int = 0
+    occupied: int = 0
+    rows: int = 0
+    held: frozenset[Weights] = frozenset()
+    tally: Tally = dataclasses.field(default_factory=Tally)
+
+
+class EngineClient(abc.ABC):
+    """Has pictures made for whoever asks.
+
+    Attributes:
+        offer: the models.
+        adapters: what prompts may use beside them.
+        pipeline: the first model.
+        defaults: its settings.
+        ready: set once pictures can be drawn, or have turned out not to.
+        failure: why they cannot.
+    """
+
+    def __init__(self, offer: Catalog, adapters: Adapters | None = None):
+        """Takes what `open_models` opens."""
+        self.offer, self.adapters = offer, adapters or Adapters()
+        first = offer.open("")
+        self.pipeline, self.defaults, self.weights = first.checkpoint, first.defaults, first.weights
+        self.ready = threading.Event()
+        self.failure: Sentence | None = None
+
+    @abc.abstractmethod
+    def submit(self, request: Request, *, previews: bool = True, client: str = "",
+               address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
+        """Queues a checked request; without `previews` none are made. The job's request
+        holds the prompts with styles applied.
+
+        `inputs` are the pictures that it begins with, by their names. The first of a model and a
+        size compiles what encodes them before this returns.
+
+        Clients share the devices fairly. A job of a named client ends when nobody takes its events
+        for UNHEARD_SECONDS; "" is whoever runs this program. How much may wait is bounded by
+        client, and by the `address` it comes from, where that is known.
+
+        Raises:
+            Busy: too much waits already.
+            Closing: the server is shutting down.
+            RequestError: a sampler cannot take its steps, a prompt cannot be drawn, or what a
+                picture begins with is missing or cannot be used, or cannot be compiled for.
+        """
+
+    @abc.abstractmethod
+    def seconds(self, picture: Picture) -> float | None:
+        """What this picture takes while no other is made, as far as is known;
+        None before anything is, or if it cannot be drawn.
+        """
+
+    @abc.abstractmethod
+    def status(self) -> Status:
+        """How it goes."""
+
+    @abc.abstractmethod
+    def drain(self, seconds: float) -> bool:
+        """Takes nothing new, and waits so long at most for what has been asked for; whether all of
+        it is done."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Cancels everything, and ends what it has begun."""
+
+    def notes(self, request: Request) -> list[str]:
+        """Sentences about words past the tokens that the model sees, or unknown to it.
+
+        Raises:
+            RequestError: a prompt cannot be drawn.
+        """
+        request = self._styled(request)
+        pictures = {place: request.pictures[place] for place in request.places()}
+        models = {place: self.offer.open(picture.model).checkpoint
+                  for place, picture in pictures.items()}
+        lost = {f"Prompt {place + 1}": self.count(picture.prompt, picture.model).lost
+                for place, picture in pictures.items()}
+        for place, picture in pictures.items():
+            own = "negative_prompt" in request.overrides(place)
+            whose = f" of prompt {place + 1}" if own else ""
+            lost[f"The negative prompt{whose}"] = self.count(
+                picture.negative_prompt, picture.model).lost
+        notes = [f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
+                 for name, words in lost.items() if words]
+        unknown = dict.fromkeys(word for place, picture in pictures.items()
+                                for word in models[place].unknown_words(picture.prompt))
+        if unknown:
+            notes.append("The model was never shown these words, and draws something else there: "
+                         f"“{_short(', '.join(unknown))}”")
+        return notes
+
+    def count(self, prompt: str, model: str = "") -> Count:
+        """How long a prompt is for a model, and what of it is cut; raises RequestError if it cannot
+        be drawn."""
+        checkpoint = self.offer.open(model).checkpoint
+        with as_request_errors():
+            return count(checkpoint.tokenizer, prompt, self.adapters.options(checkpoint.model))
+
+    def to_png(self, pixels: np.ndarray, request: Request) -> bytes:
+        """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
+        names the spacing of the steps also where that was left to the model."""
+        request = self._styled(request)  # that of a job is so already, and stays what was drawn
+        drawn = [request.pictures[place] for place in request.places()]
+        checkpoint = self.offer.known(request.common.model).checkpoint
+        decoder = checkpoint.parameters.decoder
+        explicit = request.explicit(
+            lambda picture: self.offer.known(picture.model).checkpoint.schedule)
+        return to_png(pixels, explicit, model_hash=self.offer.hash(request.common.model),
+                      token_downsampling=checkpoint.model.token_downsampling,
+                      vae=decoder.name if decoder and decoder.pictures else "",
+                      lora_hashes=self.adapters.hashes(*(
+                          text for picture in drawn
+                          for text in (picture.prompt, picture.negative_prompt))))
+
+    def _styled(self, request: Request) -> Request:
+        return Request(tuple(picture and self.offer.styled(picture)
+                             for picture in request.pictures))
+
+    def _weights_of(self, request: Request, place: int) -> Weights:
+        """The parameters that the picture is drawn with.
+
+        Raises:
+            RequestError: a LoRA that it asks for cannot be used.
+        """
+        picture = request.pictures[place]
+        offered = self.offer.open(picture.model)
+        with told_by_whose(request, place):
+            asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
+            if not asked:
+                return offered.weights
+            memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
+        return dataclasses.replace(offered.weights, adapters=asked, base=offered.weights,
+                                   memory=memory)
+
+
+def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path | None = None,
+                revision: str | None = None, variant: str | None = None,
+                size: tuple[int, int] | None = None, max_pixels: int | None = None,
+                token_downsampling: int = 1, decoder: str | Path | None = None,
+                decoder_for: str = "previews", prediction_type: str | None = None,
+                zero_snr: bool | None = None, lora_dir: Path | None = None,
+                embedding_dir: Path | None = None, prompt_chunks: int = PromptOptions.chunks,
+                wildcard_dir: Path | None = None, styles: Path | None = None,
+                safety_checker: bool = False) -> tuple[Catalog, Adapters]:
+    """Finds the models of a server, and what prompts may use beside them; reads no parameters.
+
+    Args:
+        model: folder, single file or hub id, or the name of one in `models`.
+        dtype: "float32" or "bfloat16".
+        models: a folder whose checkpoints are offered as well.
+        revision: branch, tag or commit on the hub.
+        variant: of the weight files, such as "fp16".
+        size: height and width of pictures that leave it open; by default what their model was
+            trained on.
+        max_pixels: of a picture; by default four times those its model was trained on.
+        token_downsampling: as `Checkpoint.open` takes it.
+        decoder: folder or hub id of a tiny autoencoder for the models of one family, which its
+            name says; else for those of the first model's.
+        decoder_for: what it draws: "previews", or "pictures" as well, whose start pictures it
+            then encodes.
+        prediction_type: of this model, as `Checkpoint.open` takes it.
+        zero_snr: likewise.
+        lora_dir: as `Adapters` takes it, like the next two.
+        embedding_dir: see there.
+        prompt_chunks: see there.
+        wildcard_dir: as `Wildcards` takes it.
+        styles: as `Styles` takes it.
+        safety_checker: have models that bring one look at what they draw, and blur pictures that
+            are not safe for work.
+
+    Raises:
+        CheckpointError: the model cannot be opened, or a folder cannot be read.
+        ValueError: the size or the downsampling is not possible, or the decoder is for none of the
+            models.
+    """
+    adapters = Adapters(lora_dir, embedding_dir, prompt_chunks)
+    options = dict(dtype=dtype, variant=variant, token_downsampling=token_downsampling,
+                   safety_checker=safety_checker)
+    if models is not None and not models.is_dir():
+        raise ValueError(f"There is no folder {str(models)!r} with models.")
+    library = Library(models)
+    options["decoder"] = tiny = decoder and TinyDecoder.open(
+        decoder, pictures=decoder_for == "pictures")
+    of_first = dict(revision=revision, prediction_type=prediction_type, zero_snr=zero_snr)
+    first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
+    if tiny and not (first.parameters.decoder or models):
+        raise ValueError(f"The decoder {tiny.name} is for {tiny.family.pipelines[0]}; "
+                         f"{first.card.name} is another kind of model.")
+    if tiny:
+        options["decoder"] = tiny.of(type(first.model))
+
+    def reopen(path: Path) -> Checkpoint:
+        again = path == first.parameters.source
+        return Checkpoint.open(path, **of_first if again else {}, **options)
+
+    return Catalog(first, library, reopen, size=size, max_pixels=max_pixels,
+                   wildcards=Wildcards(wildcard_dir), styles=Styles(styles)), adapters
+
+
+@contextlib.contextmanager
+def as_request_errors(whose: str = "") -> Iterator[None]:
+    """Tells whoever asked what cannot be done."""
+    try:
+        yield
+    except ValueError as error:
+        raise RequestError("{whose}{reason}", whose=whose, reason=error.args[0]) from error
+
+
+def told_by_whose(request: Request, place: int) -> contextlib.AbstractContextManager[None]:
+    """The same of one of several pictures."""
+    own = request.overrides(place)
+    return as_request_errors(Sentence("Prompt {number}: ", number=place + 1) if own else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:79]}…"

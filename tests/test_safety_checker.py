@@ -1,0 +1,163 @@
+"""The safety checker: it says what PyTorch's says, and what it objects to is blurred."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
+from flax import nnx
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+from transformers import CLIPConfig, CLIPImageProcessor
+
+from sd_tpu import app, models
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.config import CheckpointError, SafetyCheckerConfig
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.pictures.images import blurred
+from sd_tpu.request import Request
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import ImageReady
+
+SIDE = 28
+TINY = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+            image_size=SIDE, patch_size=7)
+ANY, NONE = -2.0, 2.0  # thresholds of cosines that all pictures pass, and that none does
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny checker as PyTorch writes it, whose thresholds lie among the cosines it finds."""
+    torch.manual_seed(0)
+    text = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    checker = StableDiffusionSafetyChecker(CLIPConfig(vision_config=TINY, text_config=text,
+                                                      projection_dim=16))
+    for name in ("concept_embeds", "special_care_embeds"):
+        getattr(checker, name).data.normal_()
+    checker.concept_embeds_weights.data.uniform_(0.3, 0.6)
+    checker.special_care_embeds_weights.data.uniform_(-0.2, 0.2)
+    folder = tmp_path_factory.mktemp("checker") / "safety_checker"
+    checker.save_pretrained(folder)
+    return folder
+
+
+def opened(folder):
+    config = SafetyCheckerConfig.from_dict(json.loads((folder / "config.json").read_text()))
+    graph, shapes = weights.abstract(
+        lambda rngs: models.StableDiffusionSafetyChecker(config, rngs=rngs))
+    return nnx.merge(graph, weights.load([folder / "model.safetensors"], shapes))
+
+
+@pytest.mark.parametrize("size", [(28, 28), (40, 64), (96, 56), (17, 21)])
+def test_it_finds_what_pytorchs_finds(folder, size):
+    pictures = np.random.default_rng(0).integers(0, 256, (24, *size, 3)).astype(np.uint8)
+    pictures[::2] = pictures[::2] // 8 + 30 * np.arange(4, 8)[:3].astype(np.uint8)
+    theirs = StableDiffusionSafetyChecker.from_pretrained(folder).eval()
+    taken = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=SIDE)(
+        [Image.fromarray(picture) for picture in pictures], return_tensors="pt").pixel_values
+    ours = opened(folder)
+    # Pillow rounds between the two directions, too.
+    off = np.abs(models.safety_checker.preprocess(pictures, SIDE)
+                 - taken.permute(0, 2, 3, 1).numpy())
+    assert np.mean(off > 2.1 / 255 / 0.26) < 0.005
+    with torch.inference_mode():
+        _, wanted = theirs.forward_onnx(taken, torch.ones(len(pictures), 1, 1, 3))
+    found = np.asarray(ours(pictures))
+    close = np.abs(np.asarray(ours.scores(pictures))).min(-1) < 2e-3  # rounding decides
+    assert close.mean() < 0.3 and np.array_equal(found[~close], wanted.numpy()[~close])
+    if size == (28, 28):
+        assert 0 < found.sum() < len(found), "some are safe, others not"
+
+
+def with_thresholds(checkpoint, checker, folder, threshold: float):
+    """A checkpoint with a checker beside it that objects to everything or to nothing."""
+    for part in checkpoint.iterdir():
+        if part.name != "model_index.json":
+            (folder / part.name).symlink_to(part)
+    index = json.loads((checkpoint / "model_index.json").read_text())
+    index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "safety_checker").mkdir()
+    (folder / "safety_checker" / "config.json").symlink_to(checker / "config.json")
+    tensors = load_file(checker / "model.safetensors")
+    for name in ("concept_embeds_weights", "special_care_embeds_weights"):
+        tensors[name] = np.full_like(tensors[name], threshold)
+    # As published files spell them
+    tensors = {name.replace("vision_model.", "vision_model.vision_model.", 1): tensor
+               for name, tensor in tensors.items()}
+    save_file(tensors, folder / "safety_checker" / "model.safetensors")
+    return folder
+
+
+def drawn(folder, **options) -> list[ImageReady]:
+    engine = Engine.open(folder, devices=1, **options)
+    try:
+        request = Request.check({"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3},
+                                engine.offer)
+        events = list(engine.submit(request).events())
+    finally:
+        engine.close()
+    return [event for event in events if isinstance(event, ImageReady)]
+
+
+def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_path):
+    places = [tmp_path / name for name in ("any", "none")]
+    for place in places:
+        place.mkdir()
+    strict, lenient = (with_thresholds(checkpoints["sd1"], folder, place, threshold)
+                       for place, threshold in zip(places, (ANY, NONE), strict=True))
+    plain = drawn(strict)
+    assert not any(event.unsafe for event in plain), "nobody has asked it"
+    for event, wanted in zip(drawn(strict, safety_checker=True), plain, strict=True):
+        assert event.unsafe and np.array_equal(event.pixels, blurred(wanted.pixels))
+        assert event.pixels.std() < 0.5 * wanted.pixels.std()
+    for event, wanted in zip(drawn(lenient, safety_checker=True), plain, strict=True):
+        assert not event.unsafe and np.array_equal(event.pixels, wanted.pixels)
+
+
+@pytest.mark.parametrize(("flags", "others"), [
+    ([], False), (["--host", "localhost"], False), (["--host", "::1"], False),
+    (["--host", "0.0.0.0"], True), (["--share"], True),
+])
+def test_it_is_asked_where_the_page_is_served_to_others(flags, others, monkeypatch):
+    class Opened(Exception):
+        """The flags have been read."""
+
+    def open_engine(args):
+        raise Opened(args.safety_checker)
+
+    monkeypatch.delenv("GRADIO_SERVER_NAME", raising=False)
+    monkeypatch.setattr(app, "open_engine", open_engine)
+    for said, wanted in (([], others), (["--safety-checker"], True),
+                         (["--no-safety-checker"], False)):
+        with pytest.raises(Opened) as opened:
+            app.main([*flags, *said, "--no-history"])
+        assert opened.value.args == (wanted,)
+
+
+def test_checkpoints_without_one_are_drawn_with_as_ever(checkpoints):
+    checkpoint = Checkpoint.open(checkpoints["sd1"], safety_checker=True)
+    assert not checkpoint.model.checks_safety
+    assert checkpoint.model == Checkpoint.open(checkpoints["sd1"]).model
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"vision_config": None}, "vision_config is missing"),
+    ({"vision_config": {**TINY, "patch_size": 9}}, "does not divide into patch_size=9"),
+    ({"vision_config": {**TINY, "num_hidden_layers": 10**9}}, "num_hidden_layers=1000000000"),
+])
+def test_a_config_that_cannot_be_is_refused(change, told):
+    with pytest.raises(CheckpointError, match=told):
+        SafetyCheckerConfig.from_dict({"vision_config": TINY, "projection_dim": 16, **change})
+
+
+def test_only_pictures_that_are_wanted_are_looked_at(checkpoints, folder, tmp_path):
+    checkpoint, params = Checkpoint.from_pretrained(
+        with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY), safety_checker=True)
+    look = jax.jit(checkpoint.model.is_unsafe)
+    assert look(params, np.zeros((32, 32, 3), np.uint8))
+    other = dataclasses.replace(checkpoint.model, safety_checker=None)
+    assert not other.checks_safety
