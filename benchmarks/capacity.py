@@ -205,10 +205,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{CLOCK / 1e9:.2f} GHz, without attention's kernels, for which it expects nothing, and "
         "without what the host does. At most so many a second come of the scheduler's own plans "
         f"under {OVERLOAD:g} times that load, as all chips of a host wait while one decodes; loads "
-        f"are shares of these. Requests of {', '.join(map(str, PICTURES))} pictures come by chance, "
-        f"each of another client; {args.requests} for each row. Seconds until the first of a "
-        f"request's pictures is begun, and until the last is done; ${args.price:.2f} for a chip and "
-        "hour."])
+        f"are shares of these. Requests of {', '.join(map(str, PICTURES))} pictures come by "
+        f"chance, each of another client; {args.requests} for each row. Seconds until the first of "
+        "a request's pictures is begun, and until the last is done; "
+        f"${args.price:.2f} for a chip and hour."])
 
 
 def _positive(text: str) -> int:

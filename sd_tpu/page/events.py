@@ -53,6 +53,7 @@ from sd_tpu.settings import (
     RANDOM,
     SETTINGS,
     START,
+    UPLOADS,
     Picture,
     RequestError,
     drawn_seed,
@@ -414,7 +415,7 @@ class Answers:
     def _shown(self, filled: Mapping[str, Any], browser: str) -> dict[str, str]:
         """The pictures that are filled in, small, by name."""
         return self.inputs.shown(browser, {each.get(name) for each in (filled, *filled["own"])
-                                           for name in ("init_image", "mask")})
+                                           for name in UPLOADS})
 
     def _offered(self, filled: Mapping[str, Any]) -> dict[str, Any]:
         """The steps of the presets and the sizes of the model that is filled in, if there is one.
