@@ -42,6 +42,10 @@ class Programs:
         bright = (100 + 10 * np.tile(latents, 3)).clip(0, 255).round().astype(np.uint8)
         return np.where(wanted[:, None, None, None], bright, np.uint8(77))
 
+    def unsafe(self, params, pictures):
+        """The slots with a white picture."""
+        return {slot for slot, pixels in pictures.items() if pixels.min() == 255}
+
 
 def grey(value, **within):
     return pytest.approx(np.full((1, 1, 3), value), **within)
@@ -82,6 +86,12 @@ def test_pictures_enter_take_their_rows_and_are_decoded(worker):
     assert report.advance_seconds > 0 and report.error is None
     report = worker.execute(plan(rows={1: 1}, finish=(1,)))
     assert report.pictures == {1: grey(160)}
+
+
+def test_pictures_that_are_not_safe_are_told(worker):
+    report = worker.execute(plan(enter={0: ticket(20.0), 1: ticket(2.0)}, rows={0: 1, 1: 1},
+                                 finish=(0, 1)))
+    assert report.unsafe == {0} and report.pictures == {0: grey(255), 1: grey(130)}
 
 
 def test_after_a_failure_the_slots_are_empty_and_the_next_plan_is_carried_out(worker, monkeypatch):
