@@ -49,6 +49,8 @@ THREE = ["first", "second", "third", *[""] * 5]
 class Waiting:
     """A job that draws what it is told to."""
 
+    address = ""
+
     def __init__(self, request, client):
         self.request, self.client, self.unwanted = request, client, set()
         self._events, self._change = [], threading.Condition()

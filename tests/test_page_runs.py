@@ -264,7 +264,7 @@ def test_screen_readers_hear_of_beginning_pictures_and_end_but_of_no_step(tab):
 class FakeJob:
     """A job whose events have already happened."""
 
-    client = "me"
+    client, address = "me", ""
 
     def __init__(self, *events):
         self.request = make_request(prompts=("a", "b"), steps=20, seed=3)
@@ -394,3 +394,10 @@ def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped():
     overtaken.places.clear()
     run._keep(overtaken, 0, Picture("picture.png", "picture.webp"))
     assert full.dropped == ["old"]
+
+
+def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():
+    job = FakeJob(Done(1.0))
+    job.request = job.request.with_only(1)  # as where the first one is kept
+    run = Run(job, None, Room(), Inputs(), 30, "me", seed=3)
+    assert str(list(run.follow("somebody"))[-1].line.text) == "Done in 1.0 s, seed 4"
