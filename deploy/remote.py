@@ -63,11 +63,11 @@ class RemoteEngine(EngineClient):
         """As `EngineClient.submit`."""
         if self._closing.is_set():
             raise Closing("The server is shutting down.")
-        request = self._styled(request)
+        request = self._settled(request)
         pictures = [request.pictures[place] for place in request.places()]
         for picture in pictures:
             self.offer.check(picture)
-        asked = {name for picture in pictures for name in (picture.init_image, picture.mask)}
+        asked = request.inputs()
         order = Order(
             uuid.uuid4().hex, request, client, address, previews,
             {name: each for name, each in inputs.items() if name in asked},

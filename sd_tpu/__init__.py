@@ -12,10 +12,12 @@ from sd_tpu.pipelines.beginning import (
     FlaxStableDiffusionImg2ImgPipeline,
     FlaxStableDiffusionInpaintPipeline,
 )
+from sd_tpu.pipelines.controlnet import FlaxStableDiffusionControlNetPipeline
 from sd_tpu.pipelines.models import (
     FlaxAutoencoderKL,
     FlaxCLIPTextModel,
     FlaxCLIPTextModelWithProjection,
+    FlaxControlNetModel,
     FlaxUNet2DConditionModel,
 )
 from sd_tpu.pipelines.pipeline import FlaxDiffusionPipeline
@@ -37,6 +39,7 @@ __all__ = [
     "FlaxAutoencoderKL",
     "FlaxCLIPTextModel",
     "FlaxCLIPTextModelWithProjection",
+    "FlaxControlNetModel",
     "FlaxDDIMScheduler",
     "FlaxDDPMScheduler",
     "FlaxDPMSolverMultistepScheduler",
@@ -45,6 +48,7 @@ __all__ = [
     "FlaxKarrasVeScheduler",
     "FlaxLMSDiscreteScheduler",
     "FlaxPNDMScheduler",
+    "FlaxStableDiffusionControlNetPipeline",
     "FlaxStableDiffusionImg2ImgPipeline",
     "FlaxStableDiffusionInpaintPipeline",
     "FlaxStableDiffusionPipeline",

@@ -119,6 +119,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--styles", type=Path, metavar="FILE",
         help="a list of styles as A1111 keeps it: name,prompt,negative_prompt, where {prompt} "
              "stands for the prompt")
+    add("--controlnet", dest="controlnets", action="append", default=[], metavar="DIR_OR_HUB_ID",
+        help="a ControlNet that follows control pictures, such as lllyasviel/sd-controlnet-canny; "
+             "several times for several")
     add("--prompt-chunks", type=int, choices=range(1, 11), default=3, metavar="N",
         help="of 75 tokens that a prompt may have; what is longer is cut (default: 3)")
     _add_devices_flag(parser)
@@ -139,7 +142,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags say of models, as `serving.client.open_models` takes it; not the dtype."""
     names = ("model", "models", "revision", "variant", "size", "max_pixels", "token_downsampling",
              "decoder", "decoder_for", "prediction_type", "zero_snr", "lora_dir", "embedding_dir",
-             "prompt_chunks", "wildcard_dir", "styles")
+             "prompt_chunks", "wildcard_dir", "styles", "controlnets")
     return {**{name: getattr(args, name) for name in names},
             "safety_checker": bool(args.safety_checker)}
 
@@ -215,7 +218,7 @@ def _help(setting: Setting) -> str:
     listed = ""
     if isinstance(setting.kind, Choice):
         listed = " See `samplers`." if setting.name in ("sampler", "spacing") else (
-            f" One of {', '.join(setting.kind.options)}.")
+            f" One of {', '.join(filter(None, setting.kind.options))}.")
     told = "" if isinstance(setting.kind, Text | Upload) else f" (default: {default})"
     return f"{setting.label}. {setting.help}{listed}{told}"
 

@@ -15,6 +15,7 @@ from sd_tpu.settings import (
     OVERRIDABLE,
     SETTINGS,
     SIDES,
+    UPLOADS,
     Choice,
     Picture,
     RequestError,
@@ -199,12 +200,13 @@ class Request:
     def inputs(self) -> set[str]:
         """The names of the pictures that these begin with."""
         return {name for picture in self.pictures if picture
-                for name in (picture.init_image, picture.mask) if name}
+                for name in map(vars(picture).get, UPLOADS) if name}
 
     def without_inputs(self) -> Self:
         """The same as if they began with nothing."""
-        return type(self)(tuple(picture and dataclasses.replace(picture, init_image="", mask="")
-                                for picture in self.pictures))
+        return type(self)(tuple(
+            picture and dataclasses.replace(picture, **dict.fromkeys(UPLOADS, ""))
+            for picture in self.pictures))
 
     def explicit(self, schedule_of: Callable[[Picture], NoiseSchedule]) -> Self:
         """The same with the spacings named that models of these schedules take for none."""

@@ -217,7 +217,9 @@ def _following(most: int) -> Callable[[int], list[int]]:
 # --- the table ----------------------------------------------------------------------------------
 
 PROMPT, BASIC, ADVANCED, FASTER, SIZE = "prompt", "basic", "advanced", "faster", "size"
-START = "start"
+START, CONTROL = "start", "control"
+DETECTORS = {"": Sentence("as it is"), "canny": "canny", "scribble": "scribble",
+             "lineart": "lineart"}
 FITS = {"cover": "cover", "contain": "contain", "stretch": "stretch", "extend": "extend"}
 
 
@@ -234,7 +236,8 @@ class Setting:
         section: BASIC is for everybody; ADVANCED and FASTER are for experts and at their default
             unless somebody asks for something else, FASTER what costs likeness for speed; a PROMPT
             is written for each picture; height and width are a SIZE, which people choose as one;
-            START says what a picture begins with, and is nowhere where none can be handed in.
+            START says what a picture begins with, CONTROL what it follows; both are nowhere where
+            none can be handed in.
         caption: what a caption says of a value; the value alone if it is empty.
         caption_empty: what a caption says of the empty value.
         png: the field of A1111's `parameters` text in PNG files.
@@ -260,7 +263,7 @@ class Setting:
     @property
     def expert(self) -> bool:
         """Whether it is shown, written and explained to experts only."""
-        return self.section in (ADVANCED, FASTER, START)
+        return self.section in (ADVANCED, FASTER, START, CONTROL)
 
     def check(self, value: Any, of: Sentence | str = "") -> Any:
         """The value as a picture holds it; `of` says whose it is. Raises RequestError."""
@@ -379,11 +382,41 @@ class Picture:
         "How a start picture of another size gets this one: cut, with a border, stretched, or "
         "as it is with a border that is drawn.", section=START,
         a1111="resize_mode")
+    control_image: str = _setting(
+        "", Upload(), "Control picture", "The picture whose lines or depth are followed.",
+        section=CONTROL, caption="with a control picture", caption_empty="no control picture",
+        png="Control image")
+    controlnet: str = _setting(
+        "", Text(MAX_MODEL_LENGTH), "ControlNet",
+        "Which of the server's ControlNets follows it; by default the first that fits the model.",
+        section=CONTROL, caption_empty="the first ControlNet", flag="--control-name")
+    detector: str = _setting(
+        "", Choice(DETECTORS), "Detector",
+        "What is followed of a photo; maps of depth or poses are taken as they are.",
+        section=CONTROL, caption="{value} detected", caption_empty="as it is")
+    control_scale: float = _setting(
+        1.0, Number(float, 0, 2, step=0.05), "Control strength",
+        "How strictly the control picture is followed; 0 is not at all.", section=CONTROL,
+        caption="control strength {value}")
+    control_start: float = _setting(
+        0.0, Number(float, 0, 1, step=0.05), "Control start",
+        "After this share of the steps; 0 is at once.", section=CONTROL,
+        caption="control from {value}")
+    control_stop: float = _setting(
+        1.0, Number(float, 0, 1, step=0.05), "Control stop",
+        "After this share of the steps; 1 is never.", section=CONTROL,
+        caption="control until {value}")
+
+    @property
+    def steered(self) -> bool:
+        """Whether it follows a control picture."""
+        return bool(self.control_image and self.control_scale)
 
 
 SETTINGS = {field.name: _describe(field) for field in dataclasses.fields(Picture)}
 OVERRIDABLE = {name: setting for name, setting in SETTINGS.items()  # by a single picture
                if setting.section != PROMPT}
+UPLOADS = [name for name, setting in SETTINGS.items() if isinstance(setting.kind, Upload)]
 SIDES = {name for name, setting in SETTINGS.items() if setting.section == SIZE}
 
 
@@ -397,6 +430,10 @@ def check_together(picture: Picture, of: Sentence | str = "") -> None:
     if start >= stop:
         raise RequestError("Guidance{of} should start before it stops, not start at {start} and "
                            "stop at {stop}.", of=of, start=f"{start:g}", stop=f"{stop:g}")
+    if picture.control_start >= picture.control_stop:
+        raise RequestError("Control{of} should start before it stops, not start at {start} and "
+                           "stop at {stop}.", of=of, start=f"{picture.control_start:g}",
+                           stop=f"{picture.control_stop:g}")
     if picture.mask and not picture.init_image:
         raise RequestError("The mask{of} needs a start picture that it is of.", of=of)
     if picture.init_image and not steps_taken(picture.steps, picture.strength):

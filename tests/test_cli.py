@@ -15,6 +15,7 @@ import pytest
 from asking import make_request
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from test_control import make_controlnet
 
 from sd_tpu import cli
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
@@ -121,9 +122,26 @@ def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
     assert "Denoising strength: 0.5, " in Image.open(tmp_path / "00.png").text[KEY]
 
 
-def test_a_picture_that_cannot_be_read_is_named(tmp_path):
+def test_a_picture_follows_the_lines_of_another(checkpoints, torch_pipelines, tmp_path):
+    make_controlnet(torch_pipelines["sd1"].unet, conditioning_embedding_out_channels=(8, 16)
+                    ).save_pretrained(tmp_path / "lines")
+    photo = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8).repeat(5, 0).repeat(5, 1)
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    code, _, err = run(
+        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps", 2,
+        "--controlnet", tmp_path / "lines", "--control-image", tmp_path / "photo.png",
+        "--control-scale", 0.8, "--control-start", 0.25, "--control-stop", 1, "--detector",
+        "canny", "--devices", 1, "--out", tmp_path)
+    assert code == 0, err
+    with Image.open(tmp_path / "00.png") as image:
+        assert ('ControlNet 0: "Module: canny, Model: lines, Weight: 0.8, Guidance Start: 0.25, '
+                'Guidance End: 1"') in image.text[KEY]
+
+
+@pytest.mark.parametrize("flag", ["--init-image", "--control-image"])
+def test_a_picture_that_cannot_be_read_is_named(flag, tmp_path):
     (tmp_path / "cut.png").write_bytes(b"no picture at all")
-    code, _, err = run("generate", "--prompt", "a cat", "--init-image", tmp_path / "cut.png",
+    code, _, err = run("generate", "--prompt", "a cat", flag, tmp_path / "cut.png",
                        "--out", tmp_path / "out")
     assert (code, err.splitlines()[-1]) == (
         2, f"{tmp_path / 'cut.png'} is in no format that is read here; save it as PNG.")
@@ -347,22 +365,25 @@ def test_open_engine_hands_every_flag_on(opened):
                           "--memory", "1.5", "--lora-dir", "l", "--embedding-dir", "e",
                           "--decoder", "d", "--prompt-chunks", "2",
                           "--wildcard-dir", "w", "--styles", "s.csv",
-                          "--prediction-type", "v_prediction", "--zero-snr", "--safety-checker"))
+                          "--prediction-type", "v_prediction", "--zero-snr", "--safety-checker",
+                          "--controlnet", "c"))
     assert opened[-1] == (dict(
         model="org/name", models=Path("m"), revision="r", variant="fp16", dtype="bfloat16",
         devices=4, size=(512, 768), max_pixels=9999, memory=1_500_000_000, token_downsampling=2,
         decoder="d", decoder_for="pictures", prediction_type="v_prediction", zero_snr=True,
         lora_dir=Path("l"), embedding_dir=Path("e"), prompt_chunks=2,
-        wildcard_dir=Path("w"), styles=Path("s.csv"), safety_checker=True),)
+        wildcard_dir=Path("w"), styles=Path("s.csv"), safety_checker=True,
+        controlnets=["c"]),)
 
 
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
     cli.open_engine(parse())
     assert opened == ["mesh", (dict(
         model=BUNDLED_MODEL, models=None, revision=None, variant=None, dtype=None, devices=None,
-        size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None, decoder_for="pictures",
-        prediction_type=None, zero_snr=None, lora_dir=None, embedding_dir=None, prompt_chunks=3,
-        wildcard_dir=None, styles=None, safety_checker=False),)]
+        size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None,
+        decoder_for="pictures", prediction_type=None, zero_snr=None, lora_dir=None,
+        embedding_dir=None, prompt_chunks=3, wildcard_dir=None, styles=None, safety_checker=False,
+        controlnets=[]),)]
 
 
 def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):

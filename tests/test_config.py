@@ -7,6 +7,7 @@ import pytest
 from sd_tpu.checkpoint.card import GUIDE_PROMPTS, ModelCard
 from sd_tpu.checkpoint.config import (
     CheckpointError,
+    ControlNetConfig,
     ProjectedTextEncoderConfig,
     SchedulerConfig,
     TextEncoderConfig,
@@ -54,6 +55,10 @@ def test_heads_are_a_number_or_a_list(values, heads):
     (VAEConfig, "mid_block_add_attention", False),
     (TextEncoderConfig, "hidden_act", "relu"),
     (TinyVAEConfig, "act_fn", "silu"),
+    (ControlNetConfig, "global_pool_conditions", True),  # shuffle
+    (ControlNetConfig, "conditioning_channels", 4),
+    (ControlNetConfig, "controlnet_conditioning_channel_order", "gbr"),
+    (ControlNetConfig, "only_cross_attention", True),
     (TinyVAEConfig, "upsampling_scaling_factor", 4),
 ])
 def test_what_other_architectures_have_is_refused_by_name(config, name, value):
@@ -63,9 +68,11 @@ def test_what_other_architectures_have_is_refused_by_name(config, name, value):
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_blocks_are_refused_by_name():
-    with pytest.raises(CheckpointError, match="AttnDownBlock2D"):
-        UNetConfig.from_dict(dict(down_block_types=["AttnDownBlock2D"] * 4))
+@pytest.mark.parametrize("config", [UNetConfig, ControlNetConfig])
+@pytest.mark.parametrize("kinds", [["AttnDownBlock2D"] * 4, [3, None], "AttnDownBlock2D"])
+def test_unknown_blocks_are_refused_by_name(config, kinds):
+    with pytest.raises(CheckpointError, match="down_block_types"):
+        config.from_dict(dict(down_block_types=kinds))
 
 
 @pytest.mark.parametrize("values", [

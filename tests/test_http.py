@@ -16,12 +16,14 @@ import pytest
 import uvicorn
 import webuiapi
 from PIL import Image
+from test_control import make_controlnet
 
 from sd_tpu.http import create_api
 from sd_tpu.http.access import Access
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
+from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.serving.scheduler import Limits
 from sd_tpu.styles import Styles
@@ -242,6 +244,86 @@ def test_nothing_but_a_picture_itself_is_taken_for_one(address, image, sentence)
     assert answer.status_code == 400 and sentence in answer.json()["detail"]
     answer = httpx.post(f"{address}/sdapi/v1/txt2img", json=asked)
     assert answer.json()["detail"] == "This server does not have: init_images."
+
+
+@pytest.fixture(scope="module")
+def steered(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[tuple]:
+    """(an engine with two ControlNets, a program of A1111's users)."""
+    folder = tmp_path_factory.mktemp("controlnets")
+    for seed, name in enumerate(("lines", "depth")):
+        make_controlnet(torch_pipelines["sd1"].unet, seed,
+                        conditioning_embedding_out_channels=(8, 16)).save_pretrained(folder / name)
+    engine = Engine.open(checkpoints["sd1"], devices=1,
+                         controlnets=[folder / "lines", folder / "depth"])
+    assert engine.ready.wait(300)
+    with served(create_api(engine, Access())) as address:
+        yield engine, webuiapi.WebUIApi(baseurl=f"{address}/sdapi/v1", sampler="Euler", steps=2)
+    engine.close()
+
+
+@pytest.mark.parametrize(("unit", "values"), [
+    (dict(module="none", model="depth [1a2b3c4d]", weight=0.8, guidance_end=0.5,
+          resize_mode="Just Resize"),
+     dict(controlnet="depth", control_scale=0.8, control_stop=0.5, fit="stretch")),
+    (dict(module="scribble_xdog", resize_mode="Crop and Resize"), dict(detector="scribble")),
+])
+def test_webuiapi_has_pictures_follow_another_by_units_of_controlnet(steered, unit, values):
+    engine, api = steered
+    unit = webuiapi.ControlNetUnit(image=Image.fromarray(PHOTO), **unit)
+    result = api.txt2img(prompt="a fox", seed=7, width=32, height=32, controlnet_units=[unit])
+    alone, = drawn_by(engine, control_image=PHOTO, seed=7, steps=2, sampler="euler", guidance=7.0,
+                      **values)
+    assert np.array_equal(result.image, alone)
+    assert "ControlNet 0: " in result.info["infotexts"][0]
+
+
+def test_webuiapi_follows_what_a_picture_begins_with_and_lists_what_there_is(steered):
+    _, api = steered
+    unit = webuiapi.ControlNetUnit(module="canny", model="lines")  # at 64, as the client has it
+    result = api.img2img(images=[Image.fromarray(PHOTO)], prompt="a fox", seed=7, width=32,
+                         height=32, steps=4, denoising_strength=0.5, controlnet_units=[unit])
+    plain = api.img2img(images=[Image.fromarray(PHOTO)], prompt="a fox", seed=7, width=32,
+                        height=32, steps=4, denoising_strength=0.5)
+    assert not np.array_equal(result.image, plain.image)
+    assert api.controlnet_model_list() == ["lines", "depth"]
+    assert api.controlnet_module_list() == ["none", "canny", "scribble_xdog", "lineart_standard"]
+    off = webuiapi.ControlNetUnit(enabled=False)
+    none = api.txt2img(prompt="a fox", seed=7, width=32, height=32, controlnet_units=[off])
+    assert "ControlNet" not in none.info["infotexts"][0]
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [
+    (dict(), "controlnet has no picture to follow."),
+    (dict(image=Image.fromarray(PHOTO), model="pose"), "There is no ControlNet 'pose'; there are"),
+    (dict(image=Image.fromarray(PHOTO), module="openpose"),
+     "controlnet has no module 'openpose'; there are none, canny"),
+    (dict(image=Image.fromarray(PHOTO), control_mode=2), "of controlnet: control_mode"),
+    (dict(image=Image.fromarray(PHOTO), weight=3), "Control strength should be from 0 to 2"),
+    (dict(image=Image.fromarray(PHOTO), module="canny", threshold_a=300), "from 0 to 255, not 300"),
+    (dict(image=Image.fromarray(PHOTO), resize_mode="Zoom"), "has no resize_mode 'Zoom'"),
+    (dict(image=Image.fromarray(PHOTO), mask=Image.fromarray(HOLE)), "of controlnet: mask"),
+])
+def test_webuiapi_is_told_what_is_wrong_with_what_is_followed(steered, asked, sentence):
+    with pytest.raises(RuntimeError) as refused:
+        steered[1].txt2img(prompt="a fox", width=32, height=32,
+                           controlnet_units=[webuiapi.ControlNetUnit(**asked)])
+    status, text = refused.value.args
+    assert status == 400 and sentence in json.loads(text)["detail"]
+
+
+@pytest.mark.parametrize(("scripts", "sentence"), [
+    ({"controlnet": {"args": [{}, {}]}}, "one control picture here; 2 were given"),
+    ({"controlnet": {"args": [3]}}, "a list of values by name"), ({"ControlNet": 3}, "a list of"),
+    ({"controlnet": {"args": []}, "ADetailer": {"args": []}}, "alwayson_scripts (ADetailer)"),
+    ({"controlnet": {"args": [{"image": "/etc/passwd"}]}}, "file in base64"),
+    ({"controlnet": {"args": [{"image": base64.b64encode(b"<svg/>").decode()}]}},
+     "The control picture is a drawing of lines (SVG)"),
+    ({"controlnet": {"args": [{"image": "a", "colour": 1}]}}, "of controlnet: colour"),
+])
+def test_what_is_no_unit_of_controlnet_is_refused_in_a_sentence(address, scripts, sentence):
+    answer = httpx.post(f"{address}/sdapi/v1/txt2img",
+                        json={"prompt": "a", "alwayson_scripts": scripts})
+    assert answer.status_code == 400 and sentence in answer.json()["detail"]
 
 
 # --- OpenAI -------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ def owns(draw, common: str) -> dict | None:
         "negative_prompt": texts, "steps": st.integers(1, 200), "guidance": st.floats(0, 50),
         "sampler": st.sampled_from(list(SAMPLERS)), "seed": st.integers(0, 2**32 - 1),
         "guidance_start": st.floats(0, 0.5, exclude_max=True), "guidance_stop": st.floats(0.5, 1),
+        "control_image": st.just("a" * 64), "controlnet": texts, "control_scale": st.floats(0, 2),
+        "detector": st.sampled_from(["", "canny", "scribble", "lineart"]),
         "cache_interval": st.integers(1, 10), "width": st.integers(1, 1 << 16),
     }))
     spacings = SAMPLERS[values.get("sampler", common)].spacings
@@ -90,6 +92,33 @@ def requests(draw) -> Request:
     sides = st.integers(1, 1 << 16)
     values |= {"model": draw(texts)[:1000].strip(), "height": draw(sides), "width": draw(sides)}
     return Request.check(values, Anything())
+
+
+CONTROL = ('Module: canny, Model: control_v11p_sd15_canny [d14c016b], Weight: 0.8, Resize Mode: '
+           'Crop and Resize, Processor Res: 512, Threshold A: 100, Threshold B: 200, '
+           'Guidance Start: 0.1, Guidance End: 0.9, Pixel Perfect: False, Control Mode: Balanced')
+
+
+def test_what_a1111s_extension_says_of_a_controlnet_is_understood():
+    picture = parse_parameters(f'a cat\n{LINE}, ControlNet 0: "{CONTROL}"').common
+    assert (picture.controlnet, picture.detector, picture.control_scale) == (
+        "control_v11p_sd15_canny", "canny", 0.8)
+    assert (picture.control_start, picture.control_stop, picture.control_image) == (0.1, 0.9, "")
+    other = CONTROL.replace("canny,", "openpose_full,").replace(
+        "control_v11p_sd15_canny [d14c016b]", "None")
+    picture = parse_parameters(f'a cat\n{LINE}, ControlNet 0: "{other}"').common
+    assert (picture.controlnet, picture.detector) == ("", "")
+
+
+def test_a_picture_says_what_it_followed_as_a1111s_extension_does():
+    request = make_request(**ASKED, control_image="a" * 64, controlnet='my "lines", 2',
+                           detector="scribble", control_scale=1.25, control_start=0.1)
+    text = format_parameters(request)
+    assert parse_parameters(text) == request
+    plain = make_request(**ASKED, control_image="a" * 64, controlnet="lines")
+    assert ('ControlNet 0: "Module: none, Model: lines, Weight: 1, Guidance Start: 0, '
+            'Guidance End: 1"') in format_parameters(plain)
+    assert "ControlNet" not in format_parameters(REQUEST)
 
 
 @settings(max_examples=300, deadline=None, database=None)

@@ -4,6 +4,7 @@ Weights travel by way of a safetensors file, so the names are tested as well. Ea
 prints its relative error: `pytest -rP tests/test_models.py | grep parity`.
 """
 
+import inspect
 from functools import partial
 
 import diffusers
@@ -23,6 +24,7 @@ from transformers import CLIPTextModelWithProjection as TorchTextModelWithProjec
 from benchmarks.make_checkpoint import MODELS
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import (
+    ControlNetConfig,
     ProjectedTextEncoderConfig,
     TextEncoderConfig,
     TinyVAEConfig,
@@ -34,6 +36,7 @@ from sd_tpu.models import (
     AutoencoderTiny,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    ControlNetModel,
     UNet2DConditionModel,
     convolution,
     layers,
@@ -415,6 +418,66 @@ def test_the_first_and_the_last_layer_with_the_features_of_a_whole_pass_give_wha
     assert 1e-4 < relative(near, exact) < 0.9
 
 
+# A ControlNet of each kind of UNet: its blocks need not be the UNet's, but its maps are.
+CONTROLNETS = {
+    "SD 1: heads a number, four levels": {},
+    "SD 2: heads a list, linear projection, upcast": dict(
+        controlnet_conditioning_channel_order="bgr"),
+    "SDXL: attention below, in stacks, and a pooled text with sizes": {},
+    "SDXL, small": dict(down_block_types=("DownBlock2D",) * 3, mid_block_type="UNetMidBlock2D"),
+}
+
+
+def controlnet_of(unet: dict) -> dict:
+    """The config of a ControlNet for a UNet of this one."""
+    names = inspect.signature(diffusers.ControlNetModel).parameters
+    return {name: value for name, value in unet.items() if name in names}
+
+
+def controlnet_config(kind: str) -> dict:
+    """Of a tiny ControlNet whose pictures have two pixels for each latent."""
+    unet = UNETS["SDXL: attention below, in stacks, and a pooled text with sizes"
+                 if kind == "SDXL, small" else kind]
+    return controlnet_of(unet) | dict(conditioning_embedding_out_channels=(4, 6)) | (
+        CONTROLNETS[kind])
+
+
+@pytest.mark.parametrize("kind", CONTROLNETS)
+def test_a_controlnet_and_the_unet_that_it_steers_are_those_of_diffusers(ported, kind):
+    config = controlnet_config(kind)
+    theirs = randomized(diffusers.ControlNetModel(**config))
+    ours = ported(theirs, partial(ControlNetModel, ControlNetConfig.from_dict(config)))
+    (latents, times, text), added = unet_inputs(config)
+    picture = torch.rand(2, 3, 16, 32)
+    expected = theirs(latents, times, text, picture, conditioning_scale=0.7,
+                      added_cond_kwargs=added)
+    arrays = as_arrays([latents, times, text], added)
+
+    def control(model, picture, latents, times, text, added):
+        return [0.7 * each for each in model(latents, times, text, model.embed(picture), added)]
+
+    found = compiled(control, ours, nhwc(picture), *arrays)
+    maps = [*expected.down_block_res_samples, expected.mid_block_res_sample]
+    for number, (one, other) in enumerate(zip(found, maps, strict=True)):
+        assert_agrees(f"ControlNetModel, {kind}, map {number}", one, nhwc(other))
+
+    kind = "SDXL: attention below, in stacks, and a pooled text with sizes" if (
+        kind == "SDXL, small") else kind
+    steered = randomized(diffusers.UNet2DConditionModel(**UNETS[kind]))
+    ours = ported(steered, partial(UNet2DConditionModel, UNetConfig.from_dict(UNETS[kind])))
+
+    def both(model, latents, times, text, added, found):
+        out, deep = model.whole(latents, times, text, added, found)
+        return out, model.shallow(latents, times, text, deep, added, found[0])
+
+    whole, shallow = compiled(both, ours, *arrays, found)
+    assert_agrees(f"UNet2DConditionModel with a ControlNet, {kind}", whole, nhwc(steered(
+        latents, times, text, added_cond_kwargs=added,
+        down_block_additional_residuals=expected.down_block_res_samples,
+        mid_block_additional_residual=expected.mid_block_res_sample).sample))
+    np.testing.assert_allclose(shallow, whole, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind, name", [
     ("SDXL: attention below, in stacks, and a pooled text with sizes", "text_embeds, time_ids"),
     ("LCM: guidance beside the timestep", "timestep_cond"),
@@ -593,6 +656,7 @@ BUILDERS = dict(
     unet=(UNet2DConditionModel, UNetConfig, diffusers.UNet2DConditionModel.from_config),
     vae=(AutoencoderKL, VAEConfig, diffusers.AutoencoderKL.from_config),
     decoder=(AutoencoderTiny, TinyVAEConfig, diffusers.AutoencoderTiny.from_config),
+    controlnet=(ControlNetModel, ControlNetConfig, diffusers.ControlNetModel.from_config),
 )
 
 # The published configs that no checkpoint of the benchmarks has, as far as they shape the networks.
@@ -611,6 +675,8 @@ PUBLISHED = MODELS | {
         layers_per_block=1, mid_block_type=None, block_out_channels=[320, 640, 1280],
         down_block_types=["CrossAttnDownBlock2D"] * 3, up_block_types=["CrossAttnUpBlock2D"] * 3)),
     "taesd": dict(decoder={}),
+    "sd14-canny": dict(controlnet=controlnet_of(MODELS["sd14"]["unet"])),
+    "sdxl-canny": dict(controlnet=controlnet_of(SDXL)),
 }
 
 
@@ -628,6 +694,8 @@ PUBLISHED = MODELS | {
     ("bk-sdm-small", "unet", 482_346_884),
     ("bk-sdm-tiny", "unet", 323_384_964),
     ("taesd", "decoder", 2_445_063),
+    ("sd14-canny", "controlnet", 361_279_120),
+    ("sdxl-canny", "controlnet", 1_251_014_160),
 ])
 def test_full_size_models_have_the_published_parameters(model, part, count):
     config = PUBLISHED[model][part]

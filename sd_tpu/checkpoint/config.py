@@ -319,6 +319,13 @@ class UNetConfig(Config):
         return self._by_level(self.layers_per_block)
 
     @property
+    def skip_widths(self) -> tuple[int, ...]:
+        """Channels of what is skipped across from the way down to the way up, outermost first."""
+        channels, last = self.block_out_channels, len(self.block_out_channels) - 1
+        return channels[0], *(channels[level] for level, layers in enumerate(self.layers)
+                              for _ in range(layers + (level < last)))
+
+    @property
     def down_depths(self) -> tuple[tuple[int, ...], ...]:
         """Transformer blocks after each resnet of a level, outermost level first."""
         depths = self._by_level(self.transformer_layers_per_block)
@@ -345,6 +352,36 @@ class UNetConfig(Config):
 def _each_layers(depths, layers) -> tuple[tuple[int, ...], ...]:
     return tuple(depth if isinstance(depth, tuple) else (depth,) * count
                  for depth, count in zip(depths, layers, strict=True))
+
+
+class ControlNetConfig(UNetConfig):
+    """`config.json` of a ControlNetModel: a UNet's way down, told what a control picture shows."""
+
+    mid_block_type: Literal["UNetMidBlock2DCrossAttn", "UNetMidBlock2D"] = "UNetMidBlock2DCrossAttn"
+    conditioning_channels: Literal[3] = 3
+    conditioning_embedding_out_channels: Levels = (16, 32, 96, 256)
+    controlnet_conditioning_channel_order: Literal["rgb", "bgr"] = "rgb"
+
+    _supported: ClassVar = {
+        **UNetConfig._supported,
+        "global_pool_conditions": (None, False),  # a picture shuffled: no map of what is where
+        "time_cond_proj_dim": (None,),
+    }
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        """Reads the fields that are known; as there is no way up, it is taken to mirror the way
+        down. Raises CheckpointError as there."""
+        kinds = config.get("down_block_types")
+        if not isinstance(kinds, list | tuple):
+            kinds = cls.model_fields["down_block_types"].default
+        mirrored = [str(kind).replace("Down", "Up") for kind in reversed(kinds)]
+        return super().from_dict({**config, "up_block_types": mirrored})
+
+    @property
+    def downscale(self) -> int:
+        """Pixels of the control picture along one side for each latent along that side."""
+        return 2 ** (len(self.conditioning_embedding_out_channels) - 1)
 
 
 class TrainingConfig(Config):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, UInt8
+from jaxtyping import Array, Bool, Float, PyTree, UInt8
 
 from sd_tpu.checkpoint.config import (
     CheckpointError,
@@ -29,11 +29,13 @@ from sd_tpu.models import (
     StableDiffusionSafetyChecker,
     UNet2DConditionModel,
 )
+from sd_tpu.models.platform import only_if
 from sd_tpu.models.unet import guidance_encoding
 
 Arrays = dict[str, Any]  # of NumPy on the host, of JAX on the devices; or their shapes
 
 CHECKER = "safety_checker"  # a component that not all checkpoints have, and not all want
+CONTROL = "controlnet"  # the component that a ControlNet is of the parameters that it steers with
 AUTOENCODERS = {VAEConfig: AutoencoderKL, TinyVAEConfig: AutoencoderTiny}
 # Channels that a UNet takes beside the latents' four, and what it does with them.
 OTHER_INPUTS = {5: "draws with a depth map", 8: "edits pictures, as InstructPix2Pix does"}
@@ -46,6 +48,10 @@ class LatentDiffusion:
     Its conditions are the text embeddings, "text", and whatever else the UNet takes, by the names
     that `UNet2DConditionModel` has for it. The cache is the features [2, h, w, F] that enter the
     UNet's last layer.
+
+    Where a ControlNet steers it, inputs hold the control picture as "control", uint8 [H, W, 3],
+    conditions what the ControlNet makes of it, [1, h, w, F], and the cache is a pair: the features,
+    and what was added to the first of the maps that are skipped across.
     """
 
     unet: nnx.GraphDef
@@ -58,6 +64,8 @@ class LatentDiffusion:
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
     safety_checker: nnx.GraphDef | None = None
+    controlnet: nnx.GraphDef | None = None  # whose parameters are the component CONTROL
+    control_size: tuple[int, int] = (0, 0)  # height and width of control pictures
 
     autoencoder: ClassVar = "vae"
     encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
@@ -140,10 +148,13 @@ class LatentDiffusion:
             )
         return height // self.downscale, width // self.downscale, self.vae_config.latent_channels
 
-    def cache_shapes(self, latent_shape: tuple[int, int, int]) -> jax.ShapeDtypeStruct:
+    def cache_shapes(self, latent_shape: tuple[int, int, int]) -> PyTree[jax.ShapeDtypeStruct]:
         """Of the cache of pictures with such latents."""
-        shape = (2, *latent_shape[:2], self.unet_config.block_out_channels[0])
-        return jax.ShapeDtypeStruct(shape, self.dtype)
+        features = self._features(2, *latent_shape[:2])
+        return (features, features) if self.steered else features
+
+    def _features(self, *lead: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*lead, self.unet_config.block_out_channels[0]), self.dtype)
 
     # --- prompts --------------------------------------------------------------------------------
 
@@ -151,6 +162,15 @@ class LatentDiffusion:
         """The same networks for texts of as many chunks."""
         part = next(iter(self.encoders))
         return dataclasses.replace(self, chunks=inputs[part]["ids"].shape[1])
+
+    def steered_by(self, controlnet: nnx.GraphDef, height: int, width: int) -> "LatentDiffusion":
+        """The same networks with a ControlNet, for control pictures of this size."""
+        return dataclasses.replace(self, controlnet=controlnet, control_size=(height, width))
+
+    @property
+    def steered(self) -> bool:
+        """Whether it has a ControlNet."""
+        return self.controlnet is not None
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -175,7 +195,7 @@ class LatentDiffusion:
         return {part: text.plain_inputs(ids[:, number], width)
                 for number, (part, width) in enumerate(self.text_widths.items())}
 
-    # --- guidance that the UNet is told ---------------------------------------------------------
+    # --- what networks are told beside the texts ------------------------------------------------
 
     @property
     def guidance_size(self) -> int | None:
@@ -188,37 +208,73 @@ class LatentDiffusion:
         return 1.0 if self.guidance_size else guidance
 
     @property
-    def guidance_input_shapes(self) -> Arrays:
-        """Of what `guidance_inputs` returns."""
-        return {"guidance": jax.ShapeDtypeStruct((2,), jnp.float32)} if self.guidance_size else {}
+    def told_input_shapes(self) -> Arrays:
+        """Of the inputs beside the texts: those of `guidance_inputs`, and the control picture."""
+        shapes = {}
+        if self.guidance_size:
+            shapes["guidance"] = jax.ShapeDtypeStruct((2,), jnp.float32)
+        if self.steered:
+            shapes["control"] = jax.ShapeDtypeStruct((*self.control_size, 3), jnp.uint8)
+        return shapes
 
     @property
-    def guidance_cond_shapes(self) -> Arrays:
-        """Of what `encode_guidance` returns."""
-        size = self.guidance_size
-        return {"timestep_cond": jax.ShapeDtypeStruct((2, size), jnp.float32)} if size else {}
+    def told_cond_shapes(self) -> Arrays:
+        """Of what `encode_told` returns."""
+        shapes = {}
+        if self.guidance_size:
+            shapes["timestep_cond"] = jax.ShapeDtypeStruct((2, self.guidance_size), jnp.float32)
+        if self.steered:
+            shapes["control"] = self._features(
+                1, *(side // self.downscale for side in self.control_size))
+        return shapes
 
     def guidance_inputs(self, guidance: float) -> Arrays:
         """The part of a picture's inputs that says its guidance."""
         return {"guidance": np.full(2, guidance, np.float32)} if self.guidance_size else {}
 
-    def encode_guidance(self, inputs: Arrays) -> Arrays:
-        """The part of a picture's conditions that comes of `guidance_inputs`."""
-        if not self.guidance_size:
-            return {}
-        # As in diffusers: in the paper's scale no guidance is 0, where people write 1.
-        return {"timestep_cond": guidance_encoding(inputs["guidance"] - 1, self.guidance_size)}
+    def encode_told(self, params: Params, inputs: Arrays) -> Arrays:
+        """The part of a picture's conditions that comes of the inputs beside the texts."""
+        told = {}
+        if self.guidance_size:
+            # As in diffusers: in the paper's scale no guidance is 0, where people write 1.
+            told["timestep_cond"] = guidance_encoding(inputs["guidance"] - 1, self.guidance_size)
+        if self.steered:
+            picture = inputs["control"][None].astype(jnp.float32) / 255
+            told["control"] = nnx.merge(self.controlnet, params[CONTROL]).embed(picture)
+        return told
 
     # --- on the devices -------------------------------------------------------------------------
 
     def denoise(self, params: Params, x: Float[Array, "b h w taken"], t: Float[Array, " b"],
-                cond: Arrays, cache: Float[Array, "b h w F"],
-                shallow: bool) -> tuple[Float[Array, "b h w C"], Float[Array, "b h w F"]]:
+                cond: Arrays, cache: PyTree[Float[Array, "b h w F"]], shallow: bool,
+                strength: Float[Array, " b"] | None = None
+                ) -> tuple[Float[Array, "b h w C"], PyTree[Float[Array, "b h w F"]]]:
         """The UNet's output, and the features that enter its last layer."""
         unet = nnx.merge(self.unet, params["unet"])
+        if not self.steered:
+            if shallow:
+                return unet.shallow(x, t, cond["text"], cache, cond), cache
+            return unet.whole(x, t, cond["text"], cond)
         if shallow:
-            return unet.shallow(x, t, cond["text"], cache, cond), cache
-        return unet.whole(x, t, cond["text"], cond)
+            deep, first = cache
+            return unet.shallow(x, t, cond["text"], deep, cond, first), cache
+        control = self._control(params, x, t, cond, strength)
+        out, deep = unet.whole(x, t, cond["text"], cond, control)
+        return out, (deep, control[0])
+
+    def _control(self, params: Params, x: jax.Array, t: jax.Array, cond: Arrays,
+                 strength: jax.Array) -> list[jax.Array]:
+        """What the ControlNet adds to the UNet's maps; it is evaluated if any picture asks for it.
+        """
+        latents = x[..., :self.vae_config.latent_channels]  # a mask's channels are not for it
+        scale = strength.astype(self.dtype)[:, None, None, None]
+
+        def steer() -> list[jax.Array]:
+            network = nnx.merge(self.controlnet, params[CONTROL])
+            return [scale * each for each in
+                    network(latents, t, cond["text"], cond["control"], cond)]
+
+        return only_if(jnp.any(strength != 0), steer)
 
     def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
         """The latents that the autoencoder holds likeliest for a picture in [-1, 1]."""

@@ -20,7 +20,7 @@ class Model(Protocol):
     Two checkpoints of one architecture have equal models, and one compiled program serves both.
     A slot has two texts, the negative prompt and the prompt; `cond`, what the networks are told
     of them, and `cache`, what an evaluation leaves to the next ones, are trees of arrays that only
-    the family can read. Every array of theirs leads with the texts.
+    the family can read. Every array of theirs leads with the texts, or with 1 for both.
     """
 
     downscale: int  # pixels of a picture along one side for each latent along that side
@@ -32,6 +32,9 @@ class Model(Protocol):
     # latents of what is kept of it, 1 + C.
     mask_channels: int
     autoencoder: str  # the component of its parameters that `encode` and `decode` use
+    # Whether a control picture steers it, which is then among its inputs; slots say how strongly in
+    # each row.
+    steered: bool
     previewer: str  # the component of its parameters that draws previews; "" if none does
     checks_safety: bool  # whether it has what tells pictures that are not safe for work
 
@@ -69,7 +72,8 @@ class Model(Protocol):
         """The cond of one slot."""
 
     def denoise(self, params: Params, x: Float[Array, "b h w taken"], t: Float[Array, " b"],
-                cond: PyTree, cache: PyTree, shallow: bool) -> tuple[Array, PyTree]:
+                cond: PyTree, cache: PyTree, shallow: bool,
+                strength: Float[Array, " b"] | None = None) -> tuple[Array, PyTree]:
         """The networks' outputs [b, h, w, C] f32, and the cache of this evaluation.
 
         Args:
@@ -79,6 +83,7 @@ class Model(Protocol):
             cond: of one text each, b of them in place of the two.
             cache: likewise.
             shallow: evaluate only a part of the networks, and the cache in place of the rest.
+            strength: of what steers each of them, where the model is steered.
         """
 
     def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:

@@ -32,6 +32,8 @@ class StableDiffusion(LatentDiffusion):
     pipelines: ClassVar = ("StableDiffusionPipeline", "FlaxStableDiffusionPipeline",
                            "StableDiffusionImg2ImgPipeline", "FlaxStableDiffusionImg2ImgPipeline",
                            "StableDiffusionInpaintPipeline", "FlaxStableDiffusionInpaintPipeline",
+                           "StableDiffusionControlNetPipeline",
+                           "FlaxStableDiffusionControlNetPipeline",
                            "LatentConsistencyModelPipeline")
     components: ClassVar = {
         "text_encoder": "model",
@@ -85,13 +87,13 @@ class StableDiffusion(LatentDiffusion):
     @property
     def input_shapes(self) -> Arrays:
         """Of what `prompt_inputs` returns."""
-        return {**self.text_input_shapes, **self.guidance_input_shapes}
+        return {**self.text_input_shapes, **self.told_input_shapes}
 
     @property
     def cond_shapes(self) -> Arrays:
         """Of what `encode_prompt` returns."""
         shape = (2, self.chunks * LENGTH, self.text_config.hidden_size)
-        return {"text": jax.ShapeDtypeStruct(shape, self.dtype), **self.guidance_cond_shapes}
+        return {"text": jax.ShapeDtypeStruct(shape, self.dtype), **self.told_cond_shapes}
 
     # --- on the host ----------------------------------------------------------------------------
 
@@ -116,7 +118,7 @@ class StableDiffusion(LatentDiffusion):
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         taken = inputs["text_encoder"]
         return {"text": text.joined(encoder(*text.flat(taken)), taken),
-                **self.encode_guidance(inputs)}
+                **self.encode_told(params, inputs)}
 
 
 def _check(encoder: TextEncoderConfig, unet: UNetConfig) -> None:

@@ -44,7 +44,8 @@ class StableDiffusionXL(LatentDiffusion):
     force_zeros: bool  # in place of the conditions of a negative prompt that nobody wrote
 
     pipelines: ClassVar = ("StableDiffusionXLPipeline", "FlaxStableDiffusionXLPipeline",
-                           "StableDiffusionXLInpaintPipeline")
+                           "StableDiffusionXLInpaintPipeline",
+                           "StableDiffusionXLControlNetPipeline")
     components: ClassVar = {
         "text_encoder": "model",
         "text_encoder_2": "model",
@@ -111,7 +112,7 @@ class StableDiffusionXL(LatentDiffusion):
         return {**self.text_input_shapes,
                 "written": jax.ShapeDtypeStruct((2,), jnp.bool),
                 "time_ids": jax.ShapeDtypeStruct((2, SIZES), jnp.float32),
-                **self.guidance_input_shapes}
+                **self.told_input_shapes}
 
     @property
     def cond_shapes(self) -> Arrays:
@@ -121,7 +122,7 @@ class StableDiffusionXL(LatentDiffusion):
                 "text_embeds": jax.ShapeDtypeStruct((2, self.text_config_2.projection_dim),
                                                     self.dtype),
                 "time_ids": self.input_shapes["time_ids"],
-                **self.guidance_cond_shapes}
+                **self.told_cond_shapes}
 
     # --- on the host ----------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ class StableDiffusionXL(LatentDiffusion):
         written = inputs["written"]
         return {"text": jnp.where(written[:, None, None], embeddings, 0),
                 "text_embeds": jnp.where(written[:, None], pooled[:: self.chunks], 0),
-                "time_ids": inputs["time_ids"], **self.encode_guidance(inputs)}
+                "time_ids": inputs["time_ids"], **self.encode_told(params, inputs)}
 
 
 def _told(written: bool, height: int, width: int) -> Arrays:

@@ -18,7 +18,7 @@ from sd_tpu.settings import RequestError
 
 # Which paths are the application's, not the page's.
 HEALTH_PATHS = ("/healthz", "/readyz", "/metrics")
-API_PATHS = ("/sdapi/", "/v1/", "/docs", "/openapi.json")
+API_PATHS = ("/sdapi/", "/controlnet/", "/v1/", "/docs", "/openapi.json")
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
           429: "rate_limit_error"}
 _DESCRIPTION = """Draws pictures for programs that speak the API of AUTOMATIC1111's Stable Diffusion
@@ -33,6 +33,8 @@ def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
     api.include_router(health.make_router(engine, access), tags=["Health"])
     kept, admitted = openai.Kept(), [fastapi.Depends(access.admit)]
     api.include_router(a1111.make_router(engine), prefix="/sdapi/v1", tags=["A1111"],
+                       dependencies=admitted)
+    api.include_router(a1111.make_control_router(engine), prefix="/controlnet", tags=["A1111"],
                        dependencies=admitted)
     api.include_router(openai.make_router(engine, kept), prefix="/v1", tags=["OpenAI"],
                        dependencies=admitted)

@@ -22,6 +22,7 @@ from fastapi import Depends
 from PIL import Image
 
 from sd_tpu.http.access import client_of
+from sd_tpu.http.control import Control, modules, take_unit
 from sd_tpu.http.drawing import ParameterError, drawn, png_of
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
@@ -37,6 +38,7 @@ from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import BLURRED, Cancelled, ImageReady, Job, Progress
 from sd_tpu.settings import (
+    CONTROL,
     MAX_PROMPTS,
     MAX_SEED,
     RANDOM,
@@ -54,14 +56,14 @@ MAX_PICTURES = 64  # of a request, whose answer holds them all
 MAX_CLIENTS = 1000  # whose options are remembered
 MODEL = SETTINGS["model"].a1111
 _SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
-             if name not in ("model", "style") and setting.section != START}
+             if name not in ("model", "style") and setting.section not in (START, CONTROL)}
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
 # What is A1111's alone, with the values of it that change no picture here.
 _ABSENT: dict[str, tuple] = {
     "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "save_images": (False,),
-    "script_name": ("",), "script_args": ([],), "alwayson_scripts": ({},),
+    "script_name": ("",), "script_args": ([],), "alwayson_scripts": ({}, None),
     "refiner_checkpoint": ("",), "subseed_strength": (0,), "s_churn": (0,), "s_noise": (1,),
     "s_tmin": (0,), "s_min_uncond": (0,), "eta": (1,), "comments": ({},), "firstpass_image": ("",),
     "initial_noise_multiplier": (1,), "latent_mask": ("",), "mask_blur_x": (4,),
@@ -92,6 +94,8 @@ Txt2Img = pydantic.create_model("Txt2Img", __base__=Body, **{
     "send_images": anything("Whether pictures are in the answer.", "boolean"),
     "styles": anything("Of /prompt-styles, one after the other.", "array",
                        items={"type": "string"}),
+    "alwayson_scripts": anything("What is followed: controlnet, with a unit among its args.",
+                                 "object"),
 })
 Img2Img = pydantic.create_model("Img2Img", __base__=Txt2Img, **{
     "init_images": anything("In base64: one for all pictures, or one for each.", "array",
@@ -138,6 +142,26 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
         return {"ram": {"free": ram.available, "used": ram.total - ram.available,
                         "total": ram.total},
                 "cuda": {"error": "There is no CUDA here."}}
+
+    return router
+
+
+def make_control_router(engine: EngineClient) -> fastapi.APIRouter:
+    """The routes of A1111's extension ControlNet for an engine."""
+    router = fastapi.APIRouter()
+
+    @router.get("/version")
+    async def version() -> dict:
+        return {"version": 3}
+
+    @router.get("/model_list")
+    async def model_list() -> dict:
+        return {"model_list": list(engine.offer.controlnets)}
+
+    @router.get("/module_list")
+    async def module_list() -> dict:
+        return {"module_list": modules(), "module_detail": {
+            name: {"model_free": False, "sliders": []} for name in modules()}}
 
     return router
 
@@ -379,6 +403,7 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
     """What is drawn, which has `begun` as other pictures or not, and the options for it; raises
     RequestError."""
     given = {name: value for name, value in given.items() if value is not None}
+    unit, given["alwayson_scripts"] = take_unit(given.get("alwayson_scripts"))
     _refuse_absent(given, _OF_START if begun else set())
     size, batches = (kind.check(given.get(name, 1), name)
                      for name, kind in _COUNTS.items())
@@ -391,16 +416,19 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
     values |= {"sampler": sampler or None, "spacing": spacing or None}
     prompt, values["negative_prompt"] = _put_into(given.get("styles", []), values, engine)
     values["prompts"] = [prompt]
-    start = Start(({},))
+    start, first = Start(({},)), Request.check(values, engine.offer).pictures[0]
     if begun:
-        start = Start.read(given, Request.check(values, engine.offer).pictures[0])
+        start = Start.read(given, first)
+    control = Control.read(unit, first, start)
+    start = dataclasses.replace(start, inputs=(*start.inputs, *control.inputs))
     settings = start.settings if len(start.settings) > 1 else start.settings * size
     if len(settings) * batches > MAX_PICTURES:
         raise ParameterError("{count} pictures were asked for; at most {limit} fit in an answer.",
                              count=len(settings) * batches, limit=MAX_PICTURES)
     pictures = Request.check({**values, "prompts": values["prompts"] * len(settings)},
                              engine.offer).pictures
-    begun_as = [changed(*each) for each in zip(pictures, settings, strict=True)]
+    begun_as = [changed(picture, {**own, **control.settings})
+                for picture, own in zip(pictures, settings, strict=True)]
     return _Task(begun_as, batches, start, prompt), options
 
 

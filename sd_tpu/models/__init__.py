@@ -4,6 +4,7 @@ Attributes are spelled as in diffusers and transformers checkpoints, so that
 `down_blocks.0.resnets.1.conv1` is a path in both.
 """
 
+from sd_tpu.models.controlnet import ControlNetModel
 from sd_tpu.models.safety_checker import StableDiffusionSafetyChecker
 from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection
 from sd_tpu.models.tiny_vae import AutoencoderTiny
@@ -15,6 +16,7 @@ __all__ = [
     "AutoencoderTiny",
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
+    "ControlNetModel",
     "StableDiffusionSafetyChecker",
     "UNet2DConditionModel",
 ]

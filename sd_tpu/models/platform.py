@@ -1,9 +1,25 @@
 """The platform that a program is traced for, by which code picks its way."""
 
+from collections.abc import Callable
+
 import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, PyTree
 
 
 def platform() -> str:
     """That of the mesh the program is for: compiling for a TPU needs no TPU on the host."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
+
+
+def only_if(wanted: Bool[Array, ""], draw: Callable[[], PyTree]) -> PyTree:
+    """What `draw()` gives where it is wanted; else zeros, at no cost."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw))
+    # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and products;
+    # for a TPU v6e it makes large convolutions slower in a loop's own body than in a branch
+    # (benchmarks/RESULTS.md).
+    if platform() == "cpu":
+        return lax.fori_loop(0, wanted.astype(jnp.int32), lambda *_: draw(), zeros)
+    return lax.cond(wanted, draw, lambda: zeros)

@@ -1,7 +1,7 @@
 """The denoising UNet of Stable Diffusion: 1.x and 2.x (Rombach et al. 2021, arXiv:2112.10752), XL
 (Podell et al. 2023, arXiv:2307.01952), smaller ones, and latent consistency models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,12 @@ from sd_tpu.models.layers import (
 )
 
 Added = Mapping[str, jax.Array]
+Control = Sequence[jax.Array]  # added to the outputs of the way down, and last to the middle's
 
 
-class UNet2DConditionModel(nnx.Module):
-    """Predicts the noise (or velocity, or image) in latents, given a timestep and a text."""
+class WayDown(nnx.Module):
+    """What a UNet and a ControlNet of it share: the embedding of a timestep, the blocks down to the
+    coarsest level and the one in the middle."""
 
     def __init__(self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32,
                  rngs: nnx.Rngs):
@@ -50,15 +52,7 @@ class UNet2DConditionModel(nnx.Module):
         layer = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
         time_channels = 4 * channels[0]
-        finest = next((level for level, kind in enumerate(config.down_block_types)
-                       if kind.startswith("CrossAttn")), None)
-
-        def block(kind: str, level: int, widths, depths, **rest):
-            return Block(config, widths, channels[level], time_channels,
-                         heads=config.heads[level],
-                         depths=depths if "CrossAttn" in kind else (), **rest, **layer)
-
-        steps = [token_downsampling if level == finest else 1 for level in range(len(channels))]
+        steps = _token_steps(config, token_downsampling)
 
         self.conv_in = conv(config.in_channels, channels[0], **layer)
         self.time_embedding = TimestepEmbedding(
@@ -69,29 +63,87 @@ class UNet2DConditionModel(nnx.Module):
 
         last = len(channels) - 1
         self.down_blocks = nnx.List()
-        skips = [channels[0]]
         for level, kind in enumerate(config.down_block_types):
-            widths = [skips[-1]] + [channels[level]] * (config.layers[level] - 1)
-            self.down_blocks.append(block(kind, level, widths, config.down_depths[level],
-                                          token_downsampling=steps[level],
-                                          downsample=level < last))
-            skips += [channels[level]] * (config.layers[level] + (level < last))
+            widths = [channels[max(0, level - 1)]] + [channels[level]] * (config.layers[level] - 1)
+            self.down_blocks.append(self._block(
+                kind, level, widths, config.down_depths[level], token_downsampling=steps[level],
+                downsample=level < last, **layer))
 
         if config.mid_block_type is not None:
             resnets = 2 if "CrossAttn" in config.mid_block_type else 1
-            self.mid_block = block(config.mid_block_type, last, [channels[-1]] * resnets,
-                                   (config.mid_depth,))
+            self.mid_block = self._block(config.mid_block_type, last, [channels[-1]] * resnets,
+                                         (config.mid_depth,), **layer)
+
+    def _block(self, kind: str, level: int, widths, depths, **rest) -> "Block":
+        channels = self.config.block_out_channels
+        return Block(self.config, widths, channels[level], 4 * channels[0],
+                     heads=self.config.heads[level],
+                     depths=depths if "CrossAttn" in kind else (), **rest)
+
+    def _descend(self, x: jax.Array, time: jax.Array,
+                 text: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        """What comes out of the middle, and the maps to skip across, the outermost first; x
+        [B, h, w, block_out_channels[0]] is that of them."""
+        skips = [x]
+        for block in self.down_blocks:
+            x, outputs = block.down(x, time, text)
+            skips += outputs
+        if hasattr(self, "mid_block"):
+            x, _ = self.mid_block.down(x, time, text)
+        return x, skips
+
+    def _conditions(self, timesteps: jax.Array, text: jax.Array,
+                    added: Added) -> tuple[jax.Array, jax.Array]:
+        """The embedding [B, 4 * block_out_channels[0]] of the timesteps and of what is added to
+        them, and the text."""
+        config = self.config
+        wanted = {"text_embeds": config.addition_embed_type, "time_ids": config.addition_embed_type,
+                  "timestep_cond": config.time_cond_proj_dim}
+        missing = [name for name, asked in wanted.items() if asked and name not in added]
+        if missing:
+            raise ValueError(f"This network takes {', '.join(missing)} as well.")
+        time = self._encoded(timesteps, config.block_out_channels[0])
+        guidance = added["timestep_cond"].astype(self.dtype) if config.time_cond_proj_dim else None
+        time = self.time_embedding(time.astype(self.dtype), guidance)
+        if config.addition_embed_type == "text_time":
+            time += self._added(added["text_embeds"], added["time_ids"])
+        return time, text.astype(self.dtype)
+
+    def _added(self, pooled: jax.Array, ids: jax.Array) -> jax.Array:
+        """The embedding [B, 4 * block_out_channels[0]] of a pooled text [B, P] and numbers [B, N],
+        each of which is encoded as a timestep is."""
+        sizes = self._encoded(ids.reshape(-1), self.config.addition_time_embed_dim)
+        sizes = sizes.reshape(len(pooled), -1).astype(self.dtype)
+        return self.add_embedding(jnp.concatenate([pooled.astype(self.dtype), sizes], axis=-1))
+
+    def _encoded(self, numbers: jax.Array, size: int) -> jax.Array:
+        config = self.config
+        return timestep_encoding(numbers, size, config.flip_sin_to_cos, config.freq_shift)
+
+
+class UNet2DConditionModel(WayDown):
+    """Predicts the noise (or velocity, or image) in latents, given a timestep and a text."""
+
+    def __init__(self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32,
+                 rngs: nnx.Rngs):
+        """As `WayDown`, with the way up."""
+        super().__init__(config, token_downsampling=token_downsampling, dtype=dtype, rngs=rngs)
+        layer = dict(dtype=dtype, rngs=rngs)
+        channels = config.block_out_channels
+        steps = _token_steps(config, token_downsampling)
+        skips = [*config.skip_widths]
 
         self.up_blocks = nnx.List()
         width = channels[-1]
-        for level, kind, depths in zip(range(last, -1, -1), config.up_block_types,
+        for level, kind, depths in zip(range(len(channels))[::-1], config.up_block_types,
                                        config.up_depths, strict=True):
             widths = []
             for _ in depths:
                 widths.append(width + skips.pop())
                 width = channels[level]
-            self.up_blocks.append(block(kind, level, widths, depths,
-                                        token_downsampling=steps[level], upsample=level > 0))
+            self.up_blocks.append(self._block(kind, level, widths, depths,
+                                              token_downsampling=steps[level], upsample=level > 0,
+                                              **layer))
 
         self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps,
                                        **layer)
@@ -121,18 +173,19 @@ class UNet2DConditionModel(nnx.Module):
 
     def whole(
         self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
-        text: Float[Array, "b l d"], added: Added | None = None,
+        text: Float[Array, "b l d"], added: Added | None = None, control: Control | None = None,
     ) -> tuple[Float[Array, "b h w c_out"], Float[Array, "b h w features"]]:
         """The prediction, and the features [B, h, w, block_out_channels[0]] of this model's dtype
-        that enter the last of all layers, which `shallow` takes at a timestep close by."""
+        that enter the last of all layers, which `shallow` takes at a timestep close by.
+
+        `control` is what a ControlNet adds to the maps to skip across and to that of the middle.
+        """
         time, text = self._conditions(timesteps, text, added or {})
-        x = self.conv_in(latents.astype(self.dtype))
-        skips = [x]
-        for block in self.down_blocks:
-            x, outputs = block.down(x, time, text)
-            skips += outputs
-        if hasattr(self, "mid_block"):
-            x, _ = self.mid_block.down(x, time, text)
+        x, skips = self._descend(self.conv_in(latents.astype(self.dtype)), time, text)
+        if control is not None:
+            *steered, middle = (each.astype(self.dtype) for each in control)
+            skips = [skip + each for skip, each in zip(skips, steered, strict=True)]
+            x = x + middle
         *blocks, last = self.up_blocks
         for block in blocks:
             x = block.up(x, time, text, skips)
@@ -141,44 +194,28 @@ class UNet2DConditionModel(nnx.Module):
 
     def shallow(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
                 text: Float[Array, "b l d"], deep: Float[Array, "b h w features"],
-                added: Added | None = None) -> Float[Array, "b h w c_out"]:
+                added: Added | None = None,
+                control: Float[Array, "b h w features"] | None = None
+                ) -> Float[Array, "b h w c_out"]:
         """The prediction with the features `deep` of an earlier one of the same picture and text:
         only the first and the last layer are evaluated, as in DeepCache (Ma et al. 2023,
-        arXiv:2312.00858)."""
+        arXiv:2312.00858). `control` is the first of what a ControlNet added there."""
         time, text = self._conditions(timesteps, text, added or {})
         skips = [self.conv_in(latents.astype(self.dtype))]
+        if control is not None:
+            skips[0] = skips[0] + control.astype(self.dtype)
         return self._end(self.up_blocks[-1].up_last(deep, time, text, skips))
-
-    def _conditions(self, timesteps: jax.Array, text: jax.Array,
-                    added: Added) -> tuple[jax.Array, jax.Array]:
-        """The embedding [B, 4 * block_out_channels[0]] of the timesteps and of what is added to
-        them, and the text."""
-        config = self.config
-        wanted = {"text_embeds": config.addition_embed_type, "time_ids": config.addition_embed_type,
-                  "timestep_cond": config.time_cond_proj_dim}
-        missing = [name for name, asked in wanted.items() if asked and name not in added]
-        if missing:
-            raise ValueError(f"This UNet takes {', '.join(missing)} as well.")
-        time = self._encoded(timesteps, config.block_out_channels[0])
-        guidance = added["timestep_cond"].astype(self.dtype) if config.time_cond_proj_dim else None
-        time = self.time_embedding(time.astype(self.dtype), guidance)
-        if config.addition_embed_type == "text_time":
-            time += self._added(added["text_embeds"], added["time_ids"])
-        return time, text.astype(self.dtype)
-
-    def _added(self, pooled: jax.Array, ids: jax.Array) -> jax.Array:
-        """The embedding [B, 4 * block_out_channels[0]] of a pooled text [B, P] and numbers [B, N],
-        each of which is encoded as a timestep is."""
-        sizes = self._encoded(ids.reshape(-1), self.config.addition_time_embed_dim)
-        sizes = sizes.reshape(len(pooled), -1).astype(self.dtype)
-        return self.add_embedding(jnp.concatenate([pooled.astype(self.dtype), sizes], axis=-1))
-
-    def _encoded(self, numbers: jax.Array, size: int) -> jax.Array:
-        config = self.config
-        return timestep_encoding(numbers, size, config.flip_sin_to_cos, config.freq_shift)
 
     def _end(self, x: jax.Array) -> jax.Array:
         return self.conv_out(nnx.silu(self.conv_norm_out(x))).astype(jnp.float32)
+
+
+def _token_steps(config: UNetConfig, token_downsampling: int) -> list[int]:
+    """By level, of how many rows and columns self-attention takes one."""
+    finest = next((level for level, kind in enumerate(config.down_block_types)
+                   if kind.startswith("CrossAttn")), None)
+    return [token_downsampling if level == finest else 1
+            for level in range(len(config.block_out_channels))]
 
 
 def timestep_encoding(timesteps: jax.Array, size: int, flip_sin_to_cos: bool,

@@ -25,7 +25,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from sd_tpu.request import Anything, Request
 from sd_tpu.sampling.samplers import SAMPLERS
-from sd_tpu.settings import OVERRIDABLE, SETTINGS, SIDES, RequestError
+from sd_tpu.settings import OVERRIDABLE, SETTINGS, SIDES, Picture, RequestError
 
 VERSION = "0.1.0"
 KEY = "parameters"
@@ -51,6 +51,13 @@ _A1111_FIELDS = ("Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size
                  "Model hash", "Model")
 _PROMPTS, _NEGATIVES, _OWN = SETTINGS["prompt"].png, SETTINGS["negative_prompt"].png, "Own settings"
 _MODEL_HASH = "Model hash"
+_CONTROL = "ControlNet 0"  # of A1111's extension, which numbers them, with fields of its own
+_CONTROL_FIELDS = {"Module": "detector", "Model": "controlnet", "Weight": "control_scale",
+                   "Guidance Start": "control_start", "Guidance End": "control_stop"}
+# What A1111's extension calls detectors that find the same or nearly so; the first of each is
+# written.
+MODULES = {"none": "", "canny": "canny", "scribble_xdog": "scribble", "lineart_standard": "lineart",
+           "": "", "None": "", "scribble": "scribble", "lineart": "lineart"}
 _LINE = {setting.png: name for name, setting in OVERRIDABLE.items()
          # A file has what a style made of the prompts.
          if name not in {"negative_prompt", "style", *SIDES}}
@@ -263,6 +270,9 @@ def format_parameters(request: Request, model_hash: str = "", token_downsampling
     for name in ("strength", "mask_blur"):  # as A1111 has them of such pictures, default or not
         if common.init_image if name == "strength" else common.mask:
             line[SETTINGS[name].png] = SETTINGS[name].kind.shown(getattr(common, name))
+    if common.control_image:
+        line |= dict.fromkeys(SETTINGS[name].png for name in _CONTROL_FIELDS.values())
+        line[_CONTROL] = _control(common)
     line["Size"] = f"{common.width}x{common.height}"
     if token_downsampling > 1:
         line[_DOWNSAMPLING] = str(token_downsampling)
@@ -292,7 +302,7 @@ def _written(name: str, value: Any) -> str:
             return a1111_name(value)
         case "spacing":
             return value.capitalize()
-        case "model" | "init_image" | "mask":
+        case "model" | "init_image" | "mask" | "controlnet" | "control_image" | "detector":
             return value
     return setting.kind.shown(value)
 
@@ -312,6 +322,7 @@ def parse_parameters(text: str) -> Request:
     width, height = _size(fields["Size"])
     values = {name: SETTINGS[name].kind.parse(fields[field]) for field, name in _LINE.items()
               if field in fields}
+    values |= _parse_control(fields.get(_CONTROL, ""))
     values |= {
         "prompts": _json(fields, _PROMPTS, [prompt]),
         "own": _json(fields, _OWN, []),
@@ -322,6 +333,37 @@ def parse_parameters(text: str) -> Request:
         "width": width,
     }
     return Request.check(values, Anything())
+
+
+def _control(picture: Picture) -> str:
+    """What steers a picture, as A1111's extension says it."""
+    told = {field: _written_plainly(name, getattr(picture, name))
+            for field, name in _CONTROL_FIELDS.items()}
+    return ", ".join(f"{field}: {value}" for field, value in told.items())
+
+
+def _written_plainly(name: str, value: Any) -> str:
+    if name == "detector":
+        return next(module for module, detector in MODULES.items() if detector == value)
+    return _quoted(value) if isinstance(value, str) else SETTINGS[name].kind.shown(value)
+
+
+def _parse_control(text: str) -> dict[str, Any]:
+    """The settings that A1111's extension tells; a detector that is not here is left out."""
+    told = {name: _unquoted(value) for name, value in _FIELD.findall(text)}
+    values = {name: SETTINGS[name].kind.parse(told[field])
+              for field, name in _CONTROL_FIELDS.items() if field in told}
+    if "detector" in values:
+        values["detector"] = MODULES.get(values["detector"], "")
+    if "controlnet" in values:
+        values["controlnet"] = a1111_controlnet(values["controlnet"])
+    return values
+
+
+def a1111_controlnet(name: str) -> str:
+    """The name of a ControlNet without the hash that A1111's extension puts behind it; what it
+    calls None is none."""
+    return "" if name == "None" else re.sub(r" \[[0-9a-f]{8}\]$", "", name)
 
 
 def parse_token_downsampling(text: str) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from scipy import ndimage
 
+from sd_tpu.pictures.detectors import detected
 from sd_tpu.pictures.images import MAX_FILE_BYTES, SIGNATURE
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import Picture, RequestError
@@ -214,6 +215,24 @@ class Canvas:
         framed = np.pad(self.mask > 0, 1, mode="edge")  # the canvas ends at no edge of the mask
         inside = ndimage.distance_transform_edt(framed)[1:-1, 1:-1] if not framed.all() else np.inf
         return np.minimum(self.mask, inside / (self.blur + 1)).astype(np.float32)
+
+
+def control_pixels(picture: Picture, inputs: Mapping[str, Input]) -> np.ndarray | None:
+    """What a ControlNet is told of what was handed in by name: uint8 [H, W, 3] at the size of what
+    is drawn; None where nothing is followed. Raises RequestError if it is missing or damaged.
+    """
+    if not picture.steered:
+        return None
+    control = inputs.get(picture.control_image)
+    if control is None:
+        raise RequestError("The control picture is not here any more; please hand it in again.")
+    return detected(fitted(control, picture, picture.fit), picture.detector)
+
+
+def fitted(given: Input, picture: Picture, fit: str) -> np.ndarray:
+    """What was handed in at the size of a picture, uint8 [H, W, 3], fitted as the setting of that
+    name says."""
+    return np.asarray(_fit(given.on_white(), (picture.width, picture.height), fit, None))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ latents are NCHW outside, as they were. Parameters are plain trees in Flax's nam
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -20,6 +20,7 @@ from flax.serialization import msgpack_restore
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import (
     CheckpointError,
+    ControlNetConfig,
     ProjectedTextEncoderConfig,
     TextEncoderConfig,
     UNetConfig,
@@ -27,7 +28,7 @@ from sd_tpu.checkpoint.config import (
 )
 from sd_tpu.checkpoint.folder import weight_files
 from sd_tpu.checkpoint.weights import Params
-from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
+from sd_tpu.models import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection, end_of_text
 from sd_tpu.pipelines.configs import Configured, warn_of_unknown
 from sd_tpu.pipelines.files import MSGPACK, find_part, take_options
@@ -52,6 +53,15 @@ class SampleOutput(Output):
     """What the UNet and the decoder return: [B, C, H, W] f32."""
 
     sample: jax.Array
+
+
+@flax.struct.dataclass
+class ControlNetOutput(Output):
+    """What the ControlNet returns: maps [B, h, w, F], the outermost first, and that of the middle.
+    """
+
+    down_block_res_samples: list[jax.Array]
+    mid_block_res_sample: jax.Array
 
 
 @flax.struct.dataclass
@@ -301,7 +311,9 @@ class FlaxUNet2DConditionModel(Network):
                             rngs=rngs)
 
     def __call__(self, sample: jax.Array, timesteps: Any, encoder_hidden_states: jax.Array,
-                 added_cond_kwargs: Mapping[str, jax.Array] | None = None, *,
+                 added_cond_kwargs: Mapping[str, jax.Array] | None = None,
+                 down_block_additional_residuals: Sequence[jax.Array] | None = None,
+                 mid_block_additional_residual: jax.Array | None = None, *,
                  return_dict: bool = True, train: bool = False) -> SampleOutput | tuple:
         """Predicts the noise (or velocity, or image) in a batch.
 
@@ -310,14 +322,60 @@ class FlaxUNet2DConditionModel(Network):
             timesteps: a number, or [B].
             encoder_hidden_states: [B, L, D], of the text.
             added_cond_kwargs: SDXL's `text_embeds` [B, P] and `time_ids` [B, 6].
+            down_block_additional_residuals: what a ControlNet returns first.
+            mid_block_additional_residual: what it returns second; both or none.
             return_dict: False for a plain tuple.
             train: makes no difference, as there is no dropout.
         """
-        times = jnp.broadcast_to(jnp.ravel(jnp.asarray(timesteps)), sample.shape[:1])
-        out = self._module()(sample.transpose(0, 2, 3, 1), times, encoder_hidden_states,
-                             added_cond_kwargs)
+        control = None if mid_block_additional_residual is None else [
+            *down_block_additional_residuals, mid_block_additional_residual]
+        out, _ = self._module().whole(sample.transpose(0, 2, 3, 1), _times(timesteps, sample),
+                                      encoder_hidden_states, added_cond_kwargs, control)
         output = SampleOutput(out.transpose(0, 3, 1, 2))
         return output if return_dict else output.to_tuple()
+
+
+class FlaxControlNetModel(Network):
+    """What steers the UNet by a control picture."""
+
+    network = ControlNetModel
+    network_config = ControlNetConfig
+    defaults: ClassVar = dict(
+        sample_size=32, in_channels=4,
+        down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
+        only_cross_attention=False, block_out_channels=(320, 640, 1280, 1280), layers_per_block=2,
+        attention_head_dim=8, num_attention_heads=None, cross_attention_dim=1280, dropout=0.0,
+        use_linear_projection=False, flip_sin_to_cos=True, freq_shift=0,
+        controlnet_conditioning_channel_order="rgb",
+        conditioning_embedding_out_channels=(16, 32, 96, 256))
+
+    def __call__(self, sample: jax.Array, timesteps: Any, encoder_hidden_states: jax.Array,
+                 controlnet_cond: jax.Array, conditioning_scale: Any = 1.0,
+                 return_dict: bool = True, train: bool = False) -> ControlNetOutput | tuple:
+        """What is added to the maps of the UNet.
+
+        Args:
+            sample: [B, C, h, w].
+            timesteps: a number, or [B].
+            encoder_hidden_states: [B, L, D], of the text.
+            controlnet_cond: control pictures [B, 3, H, W] in [0, 1].
+            conditioning_scale: a number that the maps are multiplied by, or [B].
+            return_dict: False for a plain tuple.
+            train: makes no difference, as there is no dropout.
+        """
+        module = self._module()
+        embedded = module.embed(controlnet_cond.transpose(0, 2, 3, 1))
+        maps = module(sample.transpose(0, 2, 3, 1), _times(timesteps, sample),
+                      encoder_hidden_states, embedded)
+        scale = jnp.asarray(conditioning_scale).reshape(-1, 1, 1, 1)
+        *down, middle = (scale.astype(each.dtype) * each for each in maps)
+        output = ControlNetOutput(down, middle)
+        return output if return_dict else output.to_tuple()
+
+
+def _times(timesteps: Any, sample: jax.Array) -> jax.Array:
+    """[B], of one number or of as many."""
+    return jnp.broadcast_to(jnp.ravel(jnp.asarray(timesteps)), sample.shape[:1])
 
 
 class FlaxAutoencoderKL(Network):

@@ -433,7 +433,8 @@ class FlaxDiffusionPipeline:
         return scheduler.create_state() if state is None else scheduler.consistent(state)
 
     def _denoise(self, params: Mapping[str, Any], text: jax.Array, added: Mapping | None,
-                 latents: jax.Array, keys: jax.Array, steps: int, guidance: Any) -> jax.Array:
+                 latents: jax.Array, keys: jax.Array, steps: int, guidance: Any,
+                 control: Callable[..., Mapping[str, Any]] | None = None) -> jax.Array:
         """Clean latents of one device's pictures, in a loop that can be traced.
 
         Args:
@@ -445,6 +446,8 @@ class FlaxDiffusionPipeline:
             steps: a number, not traced.
             guidance: one number or b of them; up to 1 the prompt alone counts. A latent consistency
                 model is told it, and draws the prompt alone.
+            control: what the UNet takes besides, given what it takes: latents [.., C, h, w], the
+                timestep and the text.
         """
         scheduler = self._drawing_scheduler()
         state = scheduler.set_timesteps(self._state(params), steps, latents.shape)
@@ -460,7 +463,9 @@ class FlaxDiffusionPipeline:
             x, state = carry
             t = state.timesteps[i]
             taken = scheduler.scale_model_input(state, x if told else jnp.concatenate([x] * 2), t)
-            out = self.unet.apply({"params": params["unet"]}, taken, t, text, added).sample
+            besides = control(taken, t, text) if control else {}
+            out = self.unet.apply({"params": params["unet"]}, taken, t, text, added,
+                                  **besides).sample
             if not told:
                 negative, positive = jnp.split(out, 2)
                 out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
@@ -479,7 +484,7 @@ class FlaxDiffusionPipeline:
     def _everywhere(self, ids: np.ndarray, params: Mapping[str, Any], keys: jax.Array,
                     sizes: tuple[int, int, int], guidance: np.ndarray,
                     latents: np.ndarray | None, negative: np.ndarray | None,
-                    **rest: Any) -> np.ndarray:
+                    *more: np.ndarray, **rest: Any) -> np.ndarray:
         """What `_generate` gives for pictures divided over all devices, compiled for these sizes.
 
         Args:
@@ -490,7 +495,8 @@ class FlaxDiffusionPipeline:
             guidance: [B].
             latents: [B, C, h, w], or None.
             negative: like ids, or None.
-            rest: what else `_generate` takes that is not traced.
+            more: what else `_drawn` takes, [B, ...] each.
+            rest: what else it takes that is not traced.
         """
         mesh = make_mesh()
         params = {name: params[name] for name in (*self.networks, "scheduler") if name in params}
@@ -503,21 +509,27 @@ class FlaxDiffusionPipeline:
             return x if x is None else np.pad(
                 x, ((0, -count % mesh.size), *[(0, 0)] * (np.ndim(x) - 1)), mode="edge")
 
-        each = [filled(x) for x in (ids, np.asarray(keys), guidance, latents, negative)]
-        return np.asarray(self._compiled(mesh, sizes, stacked, **rest)(params, *each)[:count])
+        each = [filled(x) for x in (ids, np.asarray(keys), guidance, latents, negative, *more)]
+        return np.asarray(self._compiled(mesh, sizes, stacked, **rest)(params, each)[:count])
+
+    def _drawn(self, ids: jax.Array, params: Mapping[str, Any], keys: jax.Array,
+               sizes: tuple[int, int, int], guidance: jax.Array, latents: jax.Array | None,
+               negative: jax.Array | None, **rest: Any) -> jax.Array:
+        """One device's share of that."""
+        return self._generate(ids, params, keys, *sizes, guidance, latents, negative, **rest)
 
     def _compiled(self, mesh: jax.sharding.Mesh, sizes: tuple[int, int, int], stacked: bool,
                   **rest: Any) -> Callable:
         key = (mesh, sizes, stacked, *rest.items(), *map(id, self.components.values()))
         if key not in self._compilations:
-            def one(params, ids, keys, guidance, latents, negative):
+            def one(params, each):
                 if stacked:
                     params = jax.tree.map(lambda x: x[0], params)
-                return self._generate(ids, params, keys, *sizes, guidance, latents, negative,
-                                      **rest)
+                ids, keys, *others = each
+                return self._drawn(ids, params, keys, sizes, *others, **rest)
 
             self._compilations[key] = jax.jit(jax.shard_map(
-                one, mesh=mesh, in_specs=(SPLIT if stacked else REPLICATED, *[SPLIT] * 5),
+                one, mesh=mesh, in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
                 out_specs=SPLIT, check_vma=False))
         return self._compilations[key]
 

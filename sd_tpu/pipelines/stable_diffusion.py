@@ -12,6 +12,7 @@ from sd_tpu.pipelines.models import (
     FlaxAutoencoderKL,
     FlaxCLIPTextModel,
     FlaxUNet2DConditionModel,
+    Network,
 )
 from sd_tpu.pipelines.pipeline import FlaxDiffusionPipeline, ImageOutput
 
@@ -27,11 +28,13 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
 
     def __init__(self, vae: FlaxAutoencoderKL, text_encoder: FlaxCLIPTextModel, tokenizer: Any,
                  unet: FlaxUNet2DConditionModel, scheduler: Any, safety_checker: Any = None,
-                 feature_extractor: Any = None, dtype: Any = None, token_downsampling: int = 1):
-        """Joins the parts; `tokenizer` is transformers'."""
+                 feature_extractor: Any = None, dtype: Any = None, token_downsampling: int = 1,
+                 **networks: Network):
+        """Joins the parts; `tokenizer` is transformers', and `networks` are a subclass's own."""
         super().__init__(dtype, token_downsampling, vae=vae, text_encoder=text_encoder,
                          tokenizer=tokenizer, unet=unet, scheduler=scheduler,
-                         safety_checker=safety_checker, feature_extractor=feature_extractor)
+                         safety_checker=safety_checker, feature_extractor=feature_extractor,
+                         **networks)
 
     def __call__(
         self,

@@ -21,14 +21,15 @@ from jaxtyping import Array, Bool, Float, Int32, PyTree, Shaped, UInt8, UInt32
 
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.model import Model
-from sd_tpu.models.platform import platform
+from sd_tpu.models.platform import only_if
 from sd_tpu.sampling.samplers import COLUMNS, HISTORY, Table
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
 KNOWN, MASKED = "known", "masked"  # the pictures that an image may begin with
 # The settings of a picture that `Entry.of` takes, by their names.
-TAKEN = ("guidance", "guidance_start", "guidance_stop", "cache_interval", "guidance_rescale")
+TAKEN = ("guidance", "guidance_start", "guidance_stop", "cache_interval", "guidance_rescale",
+         "control_scale", "control_start", "control_stop")
 IDLE, ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW = range(5)  # what a row evaluates: `row_kinds`
 
 
@@ -53,6 +54,7 @@ class Slots:
     keep: Float[Array, "S h w 1"]  # the share of them that is put back in after every row
     levels: Float[Array, "S R 2"]  # alpha and sigma after each row
     told: Float[Array, "S h w M"]  # the mask's channels, where the model takes any
+    strength: Float[Array, "S steered"]  # of each row's control, R where the model is steered
     cache: PyTree[Shaped[Array, "S ..."]]  # of each text's last whole evaluation, to reuse
 
 
@@ -134,6 +136,7 @@ class Entry:
     known: Float[np.ndarray, "..."]  # this and the next two as `Slots` has them, or 0
     keep: Float[np.ndarray, "..."]
     told: Float[np.ndarray, "..."]
+    strength: Float[np.ndarray, "*S steered"]  # as `control_strength` says
     levels: Float[np.ndarray, "*S R 2"]
     fresh: Bool[np.ndarray, "*S"]  # where false the slot is left alone
     pictures: dict[str, Float[np.ndarray, "H W 3"]] | None = None
@@ -142,7 +145,8 @@ class Entry:
     def of(cls, table: Table, inputs: PyTree, *, guidance: float, key: np.ndarray,
            latents: np.ndarray | None = None, given: Given | None = None,
            guidance_start: float = 0.0, guidance_stop: float = 1.0, cache_interval: int = 1,
-           guidance_rescale: float = 0.0) -> Self:
+           guidance_rescale: float = 0.0, control_scale: float = 0.0, control_start: float = 0.0,
+           control_stop: float = 1.0) -> Self:
         """One image, with arrays of their own length.
 
         Args:
@@ -156,6 +160,10 @@ class Entry:
             guidance_stop: see there.
             cache_interval: see there.
             guidance_rescale: as `_guided` takes it.
+            control_scale: this and the next two as `control_strength` takes them; models that are
+                not steered take nothing of it.
+            control_start: see there.
+            control_stop: see there.
 
         Raises:
             ValueError: the table is longer than MAX_ROWS.
@@ -176,6 +184,8 @@ class Entry:
                    start=np.float32(start), spread=np.float32(spread),
                    known=np.float32(0), levels=np.vstack([table.levels[1:], [1, 0]], dtype="f4"),
                    keep=given.keep, told=given.told, fresh=np.True_,
+                   strength=control_strength(len(kinds), control_scale, start=control_start,
+                                             stop=control_stop),
                    pictures=given.pictures or None)
 
     def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
@@ -202,7 +212,7 @@ def stack_entries(model: Model, count: int, latent_shape: tuple[int, int, int],
         end=zeros(dtype=np.int32), key=zeros(2, dtype=np.uint32), start=zeros(*latent_shape),
         spread=zeros(), known=zeros(*latent_shape), keep=zeros(*latent_shape[:2], 1),
         told=zeros(*latent_shape[:2], model.mask_channels), levels=zeros(MAX_ROWS, 2),
-        fresh=zeros(dtype=bool),
+        strength=zeros(MAX_ROWS * model.steered), fresh=zeros(dtype=bool),
     )
     for i, entry in entries.items():
         stacked.fresh[i] = True
@@ -210,6 +220,8 @@ def stack_entries(model: Model, count: int, latent_shape: tuple[int, int, int],
             padding = (0, MAX_ROWS - entry.end)  # zeros are IDLE
             entry = entry.replace(rows=np.pad(entry.rows, (padding, (0, 0))),
                                   levels=np.pad(entry.levels, (padding, (0, 0))),
+                                  strength=np.pad(entry.strength, padding)
+                                  if model.steered else stacked.strength[i],
                                   kinds=np.pad(entry.kinds, padding))
             jax.tree.map(lambda into, one, i=i: operator.setitem(into, i, one), stacked, entry)
     return stacked
@@ -240,6 +252,7 @@ def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) ->
         keep=zeros(*latent_shape[:2], 1),
         levels=zeros(MAX_ROWS, 2),
         told=zeros(*latent_shape[:2], model.mask_channels),
+        strength=zeros(MAX_ROWS * model.steered),
         cache=like(model.cache_shapes(latent_shape)),
     )
 
@@ -277,6 +290,7 @@ def encode_slots(model: Model, params: Params, slots: Slots, entries: Entry) -> 
         keep=entries.keep,
         levels=entries.levels,
         told=entries.told,
+        strength=entries.strength,
         cache=slots.cache,  # another image's, but the first row of each text is a whole evaluation
     )
     return _where(entries.fresh, entering, slots)
@@ -293,9 +307,9 @@ def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Arr
     wherever one of them stops or its rows change their kind, so the number of groups that run is
     the least possible. A slot's result does not depend on which others it is grouped with.
     """
-    def denoise(shallow, *inputs):
+    def denoise(shallow, *inputs, **strength):
         with jax.named_scope("shallow" if shallow else "whole"):  # told apart so in a profile
-            return model.denoise(params, *inputs, shallow)
+            return model.denoise(params, *inputs, shallow, **strength)
 
     stop = jnp.minimum(slots.row + n, slots.end)
 
@@ -342,7 +356,8 @@ def _in_groups(take_row, slots: Slots, alone: Bool[Array, " S"], guided: Bool[Ar
         index = jnp.where(filled, order[at], slots.row.size)
         texts = jnp.where(pairs & (lanes < group), NEGATIVE, POSITIVE)
         part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
-        cond, cache = jax.tree.map(lambda x: x[lanes, texts], (part.cond, part.cache))
+        cond, cache = jax.tree.map(lambda x: x[lanes, texts % x.shape[1]],
+                                   (part.cond, part.cache))
         part = part.replace(cond=cond, cache=cache)
         part = lax.fori_loop(0, n, lambda _, part: take_row(part, pairs), part)
         changed = {name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
@@ -383,6 +398,15 @@ def row_kinds(table: Table, guidance, *, start: float = 0.0, stop: float = 1.0, 
     return (ALONE + (GUIDED - ALONE) * guided + (ALONE_SHALLOW - ALONE) * shallow).astype(np.int32)
 
 
+def control_strength(rows: int, scale: float, *, start: float = 0.0,
+                     stop: float = 1.0) -> Float[np.ndarray, " R"]:
+    """How strongly a control picture steers each of so many rows: by the scale those that lie
+    whole between two shares of all of them, as in diffusers, and 0 the others."""
+    row = np.arange(rows)
+    inside = (row / rows >= start) & ((row + 1) / rows <= stop)
+    return np.where(inside, np.float32(scale), np.float32(0))
+
+
 def _take_row(denoise: Callable, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
     """One row of each lane's table: an evaluation of the model and the affine update after it.
 
@@ -395,7 +419,9 @@ def _take_row(denoise: Callable, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
     taken = row["c_in"] * x
     if lanes.told.shape[-1]:
         taken = jnp.concatenate([taken, lanes.told], axis=-1)
-    out, cache = denoise(taken, rows[:, COLUMNS.index("t")], lanes.cond, lanes.cache)
+    steered = {} if not lanes.strength.size else {"strength": jnp.take_along_axis(
+        lanes.strength, lanes.row[:, None], axis=1, mode="clip")[:, 0]}
+    out, cache = denoise(taken, rows[:, COLUMNS.index("t")], lanes.cond, lanes.cache, **steered)
     out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
     newest = row["u"] * x + row["v"] * out
     history = jnp.concatenate([newest[:, None], lanes.history[:, :-1]], axis=1)
@@ -472,19 +498,7 @@ def encode_images(model: Model, params: Params, images: Float[Array, "n H W 3"],
 def _where_wanted(draw: Callable[[jax.Array], jax.Array], given: jax.Array,
                   wanted: Bool[Array, " n"]) -> jax.Array:
     """What is drawn of each, one after the other; zeros where nothing is wanted."""
-    shape = jax.eval_shape(draw, jax.ShapeDtypeStruct(given.shape[1:], given.dtype))
-    black = jnp.zeros(shape.shape, shape.dtype)
-
-    def one(slot):
-        drawn, latent = slot
-        # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and
-        # products; for a TPU v6e it makes large convolutions slower in a loop's own body than in
-        # a branch (benchmarks/RESULTS.md).
-        if platform() == "cpu":
-            return lax.fori_loop(0, drawn.astype(jnp.int32), lambda *_: draw(latent), black)
-        return lax.cond(drawn, draw, lambda _: black, latent)
-
-    return lax.map(one, (wanted, given))
+    return lax.map(lambda one: only_if(one[0], partial(draw, one[1])), (wanted, given))
 
 
 def gaussian(key: UInt32[Array, "2"], shape: tuple[int, int, int]) -> Float[Array, "h w C"]:

@@ -1,8 +1,9 @@
-"""The models that a server offers, with their defaults and sizes: what requests are checked by."""
+"""The models and ControlNets that a server offers, with defaults and sizes: what requests are
+checked by."""
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import CheckpointError, paths_within
 from sd_tpu.checkpoint.library import Library
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.request import Sizes
 from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sentence import Sentence
@@ -41,7 +43,7 @@ class Catalog:
     def __init__(self, first: Checkpoint, library: Library,
                  reopen: Callable[[Path], Checkpoint], *, size: tuple[int, int] | None = None,
                  max_pixels: int | None = None, wildcards: Wildcards | None = None,
-                 styles: Styles | None = None):
+                 styles: Styles | None = None, controlnets: Sequence[ControlNet] = ()):
         """Takes the first model as opened.
 
         Args:
@@ -52,8 +54,10 @@ class Catalog:
             max_pixels: of a picture; None is AREAS times the model's own.
             wildcards: what prompts may stand for; None allows braces only.
             styles: what prompts may be put into; None is none.
+            controlnets: what control pictures may steer by.
 
         Raises:
+            CheckpointError: a ControlNet does not fit the first model, and there are no others.
             ValueError: the first model cannot make pictures of that size.
         """
         self._library, self._reopen, self._size = library, reopen, size
@@ -68,6 +72,11 @@ class Catalog:
         if size:
             first.model.latent_shape(*size)
         self._opened = {self.first: self._offered(self.first, first)}
+        self.controlnets = _by_name(controlnets)
+        self._steering = _numbered(self.controlnets.values())
+        if len(self.models()) == 1:
+            for controlnet in controlnets:
+                controlnet.check(first.model)
 
     # --- what is offered ------------------------------------------------------------------------
 
@@ -106,6 +115,37 @@ class Catalog:
                 self._hashes[model] = self.known(model).checkpoint.parameters.hash()
             return self._hashes[model]
 
+    def controlnet(self, picture: Picture) -> ControlNet | None:
+        """What steers the picture; None where nothing does.
+
+        Raises:
+            RequestError: there is none of the name that it asks for, or none for its model.
+        """
+        named = picture.controlnet
+        if not picture.steered:
+            return None
+        if not self.controlnets:
+            raise RequestError("Control pictures need a ControlNet, and this server has none.")
+        if named and named not in self.controlnets:
+            known = ", ".join([*self.controlnets][:MAX_NAMED])
+            raise RequestError("There is no ControlNet {value}; there are {known}.",
+                               value=shortened(named), known=known)
+        model = self.open(picture.model).checkpoint.model
+        refused = ""
+        for controlnet in [self.controlnets[named]] if named else self.controlnets.values():
+            try:
+                controlnet.check(model)
+                return controlnet
+            except CheckpointError as error:
+                refused = refused or str(error)
+        raise RequestError("{reason}", reason=refused)
+
+    def steered(self, weights: Weights, controlnet: ControlNet) -> Weights:
+        """The same parameters with those of a ControlNet beside them."""
+        kind = f"{weights.architecture} with ControlNet {self._steering[controlnet.name]}"
+        return dataclasses.replace(weights, architecture=kind, controlnet=controlnet.name,
+                                   base=weights, memory=controlnet.memory)
+
     def sample(self, architecture: str) -> tuple[Checkpoint, Picture]:
         """A checkpoint of the architecture, and its defaults."""
         checkpoint = self._architectures[architecture]
@@ -122,6 +162,7 @@ class Catalog:
         this size."""
         checkpoint = self.open(picture.model).checkpoint
         self.styled(picture, of)
+        self.controlnet(picture)
         height, width = checkpoint.default_size
         limit = self._max_pixels or AREAS * height * width
         if picture.height * picture.width > limit:
@@ -204,6 +245,28 @@ class Catalog:
         name = f"{type(checkpoint.model).__name__} {len(self._architectures) + 1}"
         self._architectures[name] = checkpoint
         return name
+
+
+def _by_name(controlnets: Sequence[ControlNet]) -> dict[str, ControlNet]:
+    """By names of which each is another: what has the name of an earlier one gets a number."""
+    found: dict[str, ControlNet] = {}
+    for controlnet in controlnets:
+        name, number = controlnet.name, 1
+        while name in found:
+            number += 1
+            name = f"{controlnet.name} ({number})"
+        found[name] = dataclasses.replace(controlnet, name=name)
+    return found
+
+
+def _numbered(controlnets: Iterable[ControlNet]) -> dict[str, int]:
+    """By name, the number of its architecture: those of one share their programs."""
+    numbers, networks = {}, []
+    for controlnet in controlnets:
+        if controlnet.network not in networks:
+            networks.append(controlnet.network)
+        numbers[controlnet.name] = networks.index(controlnet.network) + 1
+    return numbers
 
 
 def _defaults(checkpoint: Checkpoint, size: tuple[int, int] | None) -> Picture:

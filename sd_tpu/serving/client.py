@@ -8,7 +8,7 @@ import abc
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.checkpoint.library import Library
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.decoder import TinyDecoder
 from sd_tpu.families.text import Count, PromptOptions, count
 from sd_tpu.pictures.images import to_png
@@ -90,7 +91,7 @@ class EngineClient(abc.ABC):
     def submit(self, request: Request, *, previews: bool = True, client: str = "",
                address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
         """Queues a checked request; without `previews` none are made. The job's request
-        holds the prompts with styles applied.
+        holds the prompts with styles applied, and which ControlNet steers a picture.
 
         `inputs` are the pictures that it begins with, by their names. The first of a model and a
         size compiles what encodes them before this returns.
@@ -131,7 +132,7 @@ class EngineClient(abc.ABC):
         Raises:
             RequestError: a prompt cannot be drawn.
         """
-        request = self._styled(request)
+        request = self._settled(request)
         pictures = {place: request.pictures[place] for place in request.places()}
         models = {place: self.offer.open(picture.model).checkpoint
                   for place, picture in pictures.items()}
@@ -161,7 +162,7 @@ class EngineClient(abc.ABC):
     def to_png(self, pixels: np.ndarray, request: Request) -> bytes:
         """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
         names the spacing of the steps also where that was left to the model."""
-        request = self._styled(request)  # that of a job is so already, and stays what was drawn
+        request = self._settled(request)  # that of a job is so already, and stays what was drawn
         drawn = [request.pictures[place] for place in request.places()]
         checkpoint = self.offer.known(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
@@ -174,9 +175,16 @@ class EngineClient(abc.ABC):
                           text for picture in drawn
                           for text in (picture.prompt, picture.negative_prompt))))
 
-    def _styled(self, request: Request) -> Request:
-        return Request(tuple(picture and self.offer.styled(picture)
-                             for picture in request.pictures))
+    def _settled(self, request: Request) -> Request:
+        """The same with styles applied, and ControlNets named that were left open."""
+        def one(picture: Picture) -> Picture:
+            picture = self.offer.styled(picture)
+            if picture.steered and not picture.controlnet:
+                found = self.offer.controlnet(picture).name
+                picture = dataclasses.replace(picture, controlnet=found)
+            return picture
+
+        return Request(tuple(picture and one(picture) for picture in request.pictures))
 
     def _weights_of(self, request: Request, place: int) -> Weights:
         """The parameters that the picture is drawn with.
@@ -188,11 +196,12 @@ class EngineClient(abc.ABC):
         offered = self.offer.open(picture.model)
         with told_by_whose(request, place):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
-            if not asked:
-                return offered.weights
-            memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
-        return dataclasses.replace(offered.weights, adapters=asked, base=offered.weights,
-                                   memory=memory)
+            controlnet = self.offer.controlnet(picture)
+            weights = offered.weights
+            if asked:
+                memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
+                weights = dataclasses.replace(weights, adapters=asked, base=weights, memory=memory)
+        return self.offer.steered(weights, controlnet) if controlnet else weights
 
 
 def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path | None = None,
@@ -203,7 +212,8 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
                 zero_snr: bool | None = None, lora_dir: Path | None = None,
                 embedding_dir: Path | None = None, prompt_chunks: int = PromptOptions.chunks,
                 wildcard_dir: Path | None = None, styles: Path | None = None,
-                safety_checker: bool = False) -> tuple[Catalog, Adapters]:
+                safety_checker: bool = False, controlnets: Sequence[str | Path] = ()
+                ) -> tuple[Catalog, Adapters]:
     """Finds the models of a server, and what prompts may use beside them; reads no parameters.
 
     Args:
@@ -229,9 +239,10 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
         styles: as `Styles` takes it.
         safety_checker: have models that bring one look at what they draw, and blur pictures that
             are not safe for work.
+        controlnets: folders or hub ids of ControlNets that pictures may be steered by.
 
     Raises:
-        CheckpointError: the model cannot be opened, or a folder cannot be read.
+        CheckpointError: the model or a ControlNet cannot be opened, or a folder cannot be read.
         ValueError: the size or the downsampling is not possible, or the decoder is for none of the
             models.
     """
@@ -256,7 +267,9 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
         return Checkpoint.open(path, **of_first if again else {}, **options)
 
     return Catalog(first, library, reopen, size=size, max_pixels=max_pixels,
-                   wildcards=Wildcards(wildcard_dir), styles=Styles(styles)), adapters
+                   wildcards=Wildcards(wildcard_dir), styles=Styles(styles),
+                   controlnets=[ControlNet.open(name, dtype=dtype, variant=variant)
+                                for name in controlnets]), adapters
 
 
 @contextlib.contextmanager

@@ -26,8 +26,10 @@ from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_withi
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint, bytes_of
+from sd_tpu.families.controlnet import ControlNet
+from sd_tpu.families.latent_diffusion import CONTROL
 from sd_tpu.families.model import Model
-from sd_tpu.pictures.inputs import Canvas, Input
+from sd_tpu.pictures.inputs import Canvas, Input, control_pixels
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
@@ -60,6 +62,16 @@ ACCELERATOR_GROUP = 4  # slots stepped together at most; a guess until it has be
 MAX_ENCODERS = 16  # of start pictures, compiled for so many models and sizes
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What the programs of a batch are for: a checkpoint's architecture by its name, the model for
+    such texts, and what steers it."""
+
+    architecture: str
+    model: Model
+    controlnet: ControlNet | None = None
+
+
 class Engine(EngineClient):
     """Makes pictures for whoever asks, on all devices of its mesh."""
 
@@ -85,7 +97,7 @@ class Engine(EngineClient):
         self.worker = Worker(mesh, self._read, self._build, self._prepare)
         params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
         self._batches: dict[tuple, Batch] = {}
-        self._models: dict[Batch, Model] = {}
+        self._kinds: dict[Batch, _Kind] = {}
         self.batch = self._batch(self.defaults)
         self.programs = self._programs_of(self.batch)
         self.latency = LatencyModel()
@@ -133,9 +145,9 @@ class Engine(EngineClient):
     def submit(self, request: Request, *, previews: bool = True, client: str = "",
                address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
         """As `EngineClient.submit`."""
-        request = self._styled(request)
-        canvases = self._canvases(request, inputs)
-        arrivals = {place: self.arrival(request, place, canvas)
+        request = self._settled(request)
+        canvases, controls = self._canvases(request, inputs), self._controls(request, inputs)
+        arrivals = {place: self.arrival(request, place, canvas, controls[place])
                     for place, canvas in canvases.items()}
         number = next(self._numbers)
         tickets = [Ticket(job=number, place=place, client=client, address=address,
@@ -168,15 +180,17 @@ class Engine(EngineClient):
             self.tally.refused += 1
             raise
 
-    def arrival(self, request: Request, place: int, canvas: Canvas | None = None) -> Entry:
-        """The picture at `place` as the programs take it, with what it begins with.
+    def arrival(self, request: Request, place: int, canvas: Canvas | None = None,
+                control: np.ndarray | None = None) -> Entry:
+        """The picture at `place` as the programs take it, with what it begins with and what steers
+        it, as `control_pixels` gives it.
 
         Raises:
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
         """
         picture = request.pictures[place]
         with told_by_whose(request, place):
-            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas)
+            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas, control)
 
     def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
         """What the pictures begin with, by place; those that begin with the same share it."""
@@ -192,17 +206,32 @@ class Engine(EngineClient):
             canvases[place] = made[key]
         return canvases
 
-    def _entry(self, checkpoint: Checkpoint, picture: Picture,
-               canvas: Canvas | None = None) -> Entry:
+    def _controls(self, request: Request,
+                  inputs: Mapping[str, Input]) -> dict[int, np.ndarray | None]:
+        """What steers the pictures, by place; those that follow the same share it."""
+        made, controls = {}, {}
+        for place in request.places():
+            picture = request.pictures[place]
+            key = (picture.steered, picture.control_image, picture.detector, picture.fit,
+                   picture.height, picture.width)
+            if key not in made:
+                with told_by_whose(request, place):
+                    made[key] = control_pixels(picture, inputs)
+            controls[place] = made[key]
+        return controls
+
+    def _entry(self, checkpoint: Checkpoint, picture: Picture, canvas: Canvas | None = None,
+               control: np.ndarray | None = None) -> Entry:
         settings = {name: getattr(picture, name) for name in TAKEN}
         model = checkpoint.model
         settings["guidance"] = model.cfg_scale(picture.guidance)
+        inputs = checkpoint.prompt_inputs(picture.prompt, picture.negative_prompt,
+                                          height=picture.height, width=picture.width,
+                                          guidance=picture.guidance,
+                                          options=self.adapters.options(model))
         return Entry.of(
             _table(checkpoint, picture),
-            checkpoint.prompt_inputs(picture.prompt, picture.negative_prompt,
-                                     height=picture.height, width=picture.width,
-                                     guidance=picture.guidance,
-                                     options=self.adapters.options(model)),
+            inputs if control is None else {**inputs, "control": control},
             **settings,
             given=Given.of(model, model.latent_shape(picture.height, picture.width),
                            canvas and canvas.image, canvas and canvas.mask, picture.strength),
@@ -305,13 +334,14 @@ class Engine(EngineClient):
 
     def _read(self, weights: Weights, sharding: Sharding) -> Params:
         """The parameters of weights that are to be brought."""
+        if weights.controlnet:
+            controlnet = self.offer.controlnets[weights.controlnet]
+            with paths_within(controlnet.folder.parent):
+                own = controlnet.load(sharding, leading=True)
+            return {**self._on_devices(weights.base, sharding), CONTROL: own}
         if weights.adapters:
-            there = self.worker.weights
-            placed = [there.of(device, weights.base) for device in there.numbers(sharding)]
-            if not all(placed):
-                raise CheckpointError("The model that LoRAs are merged into is not there.")
             shapes = self.offer.known(weights.name).checkpoint.parameters.shapes
-            return merge(there.spread(sharding, placed),
+            return merge(self._on_devices(weights.base, sharding),
                          self.adapters.deltas(weights.adapters, shapes))
         parameters = self.offer.known(weights.name).checkpoint.parameters
         tiny = parameters.decoder
@@ -325,24 +355,37 @@ class Engine(EngineClient):
         threading.Thread(target=self.offer.hash, args=(weights.name,), daemon=True).start()
         return params
 
+    def _on_devices(self, weights: Weights, sharding: Sharding) -> Params:
+        """The parameters that others share, which the scheduler has brought before them."""
+        there = self.worker.weights
+        placed = [there.of(device, weights) for device in there.numbers(sharding)]
+        if not all(placed):
+            raise CheckpointError("The model's own parameters are not there any more.")
+        return there.spread(sharding, placed)
+
     def _batch(self, picture: Picture, entry: Entry | None = None) -> Batch:
         """What draws a picture of this model and size, of texts as in the entry."""
         weights = self.offer.open(picture.model).weights
-        model = self.offer.sample(weights.architecture)[0].model
+        architecture, controlnet = weights.architecture, self.offer.controlnet(picture)
+        checkpoint, _ = self.offer.sample(architecture)
+        model = checkpoint.model
         model = model.for_inputs(entry.inputs) if entry else model
+        if controlnet:
+            model = model.steered_by(controlnet.network, picture.height, picture.width)
+            weights = self.offer.steered(weights, controlnet)
         key = weights.architecture, picture.height, picture.width, model.extras
         if key not in self._batches:
             share = self.mesh.size * self._group
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
-            checkpoint, _ = self.offer.sample(weights.architecture)
             # On several devices some draw while others have no parameters yet, or none any more.
-            zeros = Weights(name="", architecture=key[0], memory=checkpoint.parameters.memory)
+            full = sum(each.memory for each in (weights, *weights.needs))
+            zeros = Weights(name="", architecture=key[0], memory=full)
             batch = Batch(architecture=key[0], height=picture.height, width=picture.width,
                           slots=slots, group=self._group, extras=model.extras,
                           zeros=zeros if self.mesh.size > 1 else None,
                           memory=self._memory_of(model, picture, slots))
-            self._models[batch] = model
+            self._kinds[batch] = _Kind(architecture, model, controlnet)
             self._batches[key] = batch
         return self._batches[key]
 
@@ -354,7 +397,8 @@ class Engine(EngineClient):
 
     def _build(self, batch: Batch) -> tuple[Programs, Entry, Params]:
         """The programs of a batch, an entry to time them with, and its parameters' shapes."""
-        checkpoint, defaults = self.offer.sample(batch.architecture)
+        kind = self._kinds[batch]
+        checkpoint, defaults = self.offer.sample(kind.architecture)
         sample = dataclasses.replace(defaults, prompt="a sample", cache_interval=2,
                                      height=batch.height, width=batch.width,
                                      steps=max(4, defaults.steps))
@@ -362,10 +406,13 @@ class Engine(EngineClient):
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
         entry = self._entry(checkpoint, sample).replace(inputs=inputs, pictures=None)
-        return programs, entry, checkpoint.parameters.shapes
+        shapes = checkpoint.parameters.shapes
+        if kind.controlnet:
+            shapes = {**shapes, CONTROL: kind.controlnet.shapes}
+        return programs, entry, shapes
 
     def _programs_of(self, batch: Batch) -> Programs:
-        return Programs(self._models[batch], self.mesh, slots=batch.slots, height=batch.height,
+        return Programs(self._kinds[batch].model, self.mesh, slots=batch.slots, height=batch.height,
                         width=batch.width, group=batch.group, stacked=True)
 
     def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, Entry]:
@@ -373,12 +420,13 @@ class Engine(EngineClient):
         entries = {slot: ticket.entry for slot, ticket in plan.enter.items()}
         if not any(entry.pictures for entry in entries.values()):
             return entries
-        return self._encoder(plan.batch).encode(params, entries, programs.device)
+        own = {part: params[part] for part in params if part != CONTROL}
+        return self._encoder(plan.batch).encode(own, entries, programs.device)
 
     def _encoder(self, batch: Batch) -> ImageEncoder:
         """What encodes the pictures that a batch's images begin with. Whoever asks first compiles
         it, and only who asks for the same one waits; a failure is a RequestError to all of them."""
-        key = batch.architecture, batch.height, batch.width
+        key = self._kinds[batch].architecture, batch.height, batch.width
         with self._finding:
             found = self._encoders.pop(key, None)
             encoder = self._encoders[key] = found or Future()  # the last is that used last
@@ -390,7 +438,7 @@ class Engine(EngineClient):
 
     def _compile_encoder(self, batch: Batch, key: tuple, encoder: Future[ImageEncoder]) -> None:
         try:
-            checkpoint, _ = self.offer.sample(batch.architecture)
+            checkpoint, _ = self.offer.sample(key[0])
             encoder.set_result(ImageEncoder(
                 checkpoint.model, self.mesh, checkpoint.parameters.shapes, height=batch.height,
                 width=batch.width, stacked=True))

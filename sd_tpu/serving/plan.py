@@ -20,14 +20,17 @@ class Weights:
     name: str
     architecture: str = ""  # as `Batch` has it
     adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
-    base: "Weights | None" = None  # what they are merged into, all of whose other arrays are shared
+    controlnet: str = ""  # the name of the ControlNet beside them, if there is one
+    # What is beside the ControlNet, or what adapters are merged into; all of whose other arrays are
+    # shared.
+    base: "Weights | None" = None
     # Bytes on each device that holds them, beside those of the base.
     memory: int = dataclasses.field(default=0, compare=False)
 
     @property
     def needs(self) -> tuple["Weights", ...]:
-        """What stays on a device as long as these do."""
-        return (self.base,) if self.base else ()
+        """What stays on a device as long as these do; what each of it needs comes before it."""
+        return (*self.base.needs, self.base) if self.base else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -138,7 +138,7 @@ class Worker:
 
     def _autoencoder(self, programs: Programs, weights: Weights, params: Params) -> tuple[str, str]:
         """What tells the autoencoder of these weights from others; no adapter changes it."""
-        base = weights.base or weights
+        base, *_ = *weights.needs, weights
         if base not in self._digests:
             self._digests[base] = digest(params[programs.autoencoder])
         return weights.architecture, self._digests[base]

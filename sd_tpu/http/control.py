@@ -1,0 +1,131 @@
+"""What pictures follow in A1111's API: a unit of its extension ControlNet."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+from sd_tpu.http.drawing import ParameterError
+from sd_tpu.http.img2img import Start, file_of
+from sd_tpu.pictures.detectors import CANNY, canny, in_colours
+from sd_tpu.pictures.images import MODULES, a1111_controlnet
+from sd_tpu.pictures.inputs import Input, fitted
+from sd_tpu.settings import Number, Picture, shortened
+
+SCRIPT = "controlnet"  # as it is called, in any letters, among the scripts that are always on
+_FITS = ("stretch", "cover", "contain")  # by A1111's number, and by its names
+_FIT_NAMES = {"Just Resize": "stretch", "Crop and Resize": "cover", "Resize and Fill": "contain"}
+_SETTINGS = {"weight": "control_scale", "guidance_start": "control_start",
+             "guidance_end": "control_stop"}
+_BOUND = Number(float, 0, 255)  # of a threshold
+# What is A1111's alone, with the values of it that change no picture here.
+_ABSENT = {"mask": (None, "", "None"), "mask_image": (None, ""), "guessmode": (False, None),
+           "control_mode": (0, "Balanced"), "inpaint_crop_input_image": (None, False, True)}
+# What says how large a picture is looked at, which is drawn at its own size here, or of hires fix.
+_IDLE = {"low_vram", "lowvram", "processor_res", "pixel_perfect", "hr_option", "save_detected_map",
+         "effective_region_mask", "union_control_type", "is_ui", "input_mode"}
+_OWN = {"image", "input_image", "module", "model", "resize_mode", "threshold_a", "threshold_b",
+        "enabled", *_SETTINGS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """What all pictures of a request follow: their settings, and the picture that these name."""
+
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: tuple[Input, ...] = ()
+
+    @classmethod
+    def read(cls, unit: Mapping[str, Any] | None, picture: Picture, start: Start) -> Self:
+        """Of a unit, for pictures of this size that begin so; raises RequestError."""
+        if unit is None:
+            return cls()
+        _refuse_absent(unit)
+        if any(start.closeups):
+            raise ParameterError("With a control picture the whole picture is drawn; ask for "
+                                 "inpaint_full_res=0.")
+        detector = _detector(unit.get("module"))
+        pixels = fitted(_picture(unit, start), picture, _fit(unit.get("resize_mode", 1)))
+        if detector == "canny" and (bounds := _bounds(unit)) != CANNY:
+            pixels, detector = in_colours(canny(pixels, bounds)), ""
+        control = Input.of_pixels(pixels)
+        values = {name: unit[field] for field, name in _SETTINGS.items() if field in unit}
+        values |= {"control_image": control.name, "detector": detector}
+        if isinstance(named := unit.get("model"), str):
+            values["controlnet"] = a1111_controlnet(named)
+        return cls(values, (control,))
+
+
+def take_unit(scripts: Any) -> tuple[Mapping[str, Any] | None, Any]:
+    """The unit among A1111's scripts, None where there is none; and what else was asked of them.
+
+    Raises:
+        ParameterError: it is none, or there are several.
+    """
+    if not isinstance(scripts, Mapping):
+        return None, scripts
+    others = {name: script for name, script in scripts.items()
+              if str(name).strip().lower() != SCRIPT}
+    units = []
+    for script in (scripts[name] for name in scripts.keys() - others.keys()):
+        args = script.get("args") if isinstance(script, Mapping) else None
+        if not isinstance(args, list) or not all(isinstance(arg, Mapping) for arg in args):
+            raise ParameterError("The units of controlnet should be a list of values by name as "
+                                 '"args".')
+        units += [arg for arg in args if arg.get("enabled", True)]
+    if len(units) > 1:
+        raise ParameterError("A picture follows one control picture here; {count} were given.",
+                             count=len(units))
+    return (units[0] if units else None), others
+
+
+def _refuse_absent(unit: Mapping[str, Any]) -> None:
+    asked = [name for name, idle in _ABSENT.items() if name in unit and unit[name] not in idle]
+    asked += sorted(map(str, unit.keys() - _OWN - _IDLE - _ABSENT.keys()))
+    if asked:
+        raise ParameterError("This server does not have, of controlnet: {names}.",
+                             names=", ".join(shortened(name)[1:-1] for name in asked))
+
+
+def _picture(unit: Mapping[str, Any], start: Start) -> Input:
+    """What is followed: by default what the first picture begins with."""
+    image = unit.get("image") or unit.get("input_image")
+    if isinstance(image, Mapping):  # as the extension's page has it, with a mask
+        if image.get("mask"):
+            raise ParameterError("This server does not have, of controlnet: mask.")
+        image = image.get("image")
+    if image:
+        return Input(file_of(image), "The control picture")
+    if not start.inputs:
+        raise ParameterError("controlnet has no picture to follow.")
+    return start.inputs[0]
+
+
+def _detector(module: Any) -> str:
+    module = "none" if module is None else module
+    if not isinstance(module, str) or module not in MODULES:
+        raise ParameterError("controlnet has no module {value}; there are {known}.",
+                             value=shortened(module), known=", ".join(modules()))
+    return MODULES[module]
+
+
+def modules() -> list[str]:
+    """What A1111's extension calls the detectors."""
+    first: dict[str, str] = {}
+    for name, detector in MODULES.items():
+        first.setdefault(detector, name)
+    return list(first.values())
+
+
+def _fit(mode: Any) -> str:
+    fits = _FIT_NAMES | dict(enumerate(_FITS))
+    if not isinstance(mode, str | int) or mode not in fits:
+        raise ParameterError("controlnet has no resize_mode {value}; there are {known}.",
+                             value=shortened(mode), known=", ".join(_FIT_NAMES))
+    return fits[mode]
+
+
+def _bounds(unit: Mapping[str, Any]) -> tuple[float, float]:
+    """Those of Canny's detector; what is absent or below 0 is the detector's own."""
+    given = [unit.get(name) for name in ("threshold_a", "threshold_b")]
+    return tuple(own if value is None or value == -1 else _BOUND.check(value, f"threshold_{letter}")
+                 for letter, value, own in zip("ab", given, CANNY, strict=True))
