@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: app test lint train
 
 app: $(VENV)/.run
-	$(BIN)/python app.py $(ARGS)
+	@trap : INT; $(BIN)/python app.py $(ARGS) || [ $$? = 130 ]  # Ctrl+C is no error
 
 # Files in the order of their names: those with few and long tests would come last otherwise.
 test: $(VENV)/.dev

@@ -207,8 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"under {OVERLOAD:g} times that load, as all chips of a host wait while one decodes; loads "
         f"are shares of these. Requests of {', '.join(map(str, PICTURES))} pictures come by "
         f"chance, each of another client; {args.requests} for each row. Seconds until the first of "
-        "a request's pictures is begun, and until the last is done; "
-        f"${args.price:.2f} for a chip and hour."])
+        f"a request's pictures is begun, and until the last is done; ${args.price:.2f} for a chip "
+        "and hour."])
 
 
 def _positive(text: str) -> int:

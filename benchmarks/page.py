@@ -122,7 +122,9 @@ def look(browser: Browser, address: str) -> list[dict[str, object]]:
         tab.add_init_script(WATCH)
         devtools, sizes = context.new_cdp_session(tab), []
         devtools.send("Network.enable")
-        devtools.on("Network.loadingFinished", lambda each: sizes.append(each["encodedDataLength"]))
+        # What the page holds itself, as data: addresses, is told of as well, as of no size.
+        devtools.on("Network.loadingFinished", lambda each: each["encodedDataLength"] and
+                    sizes.append(each["encodedDataLength"]))
         begun = time.perf_counter()
         _open(tab, address)
         note("seconds until it is ready for input", time.perf_counter() - begun, 2.6)

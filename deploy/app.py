@@ -29,7 +29,7 @@ from deploy.remote import RemoteEngine
 from deploy.routing import ByRows, ByWeights
 from sd_tpu.app import add_page_flags, make_site
 from sd_tpu.cli import model_options
-from sd_tpu.page.files import temporary_folder
+from sd_tpu.folders import temporary_folder
 from sd_tpu.serving.scheduler import Limits
 
 MAX_VISITORS = 1000  # requests to page and APIs at a time; who watches a run holds one

@@ -18,11 +18,10 @@ from starlette.middleware import Middleware
 
 from sd_tpu import http
 from sd_tpu.cli import INTERRUPTED, add_model_flags, open_engine
-from sd_tpu.folders import data_folder
+from sd_tpu.folders import data_folder, temporary_folder
 from sd_tpu.http.access import Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names
 from sd_tpu.page import build, close, launch, mount
-from sd_tpu.page.files import temporary_folder
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import EngineClient

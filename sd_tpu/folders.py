@@ -1,7 +1,18 @@
-"""The user's own folders, where the system keeps such things (XDG Base Directory Specification)."""
+"""The user's own folders, where the system keeps such things (XDG Base Directory Specification),
+and one that lasts as long as the program."""
 
 import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
+
+_PREFIX = "sd_tpu-page"
+GRADIO = "GRADIO_TEMP_DIR"  # the variable that names Gradio's
 
 
 def data_folder() -> Path:
@@ -18,3 +29,36 @@ def _folder(variable: str, default: str) -> Path:
     base = os.environ.get(variable, "")
     # The specification has relative paths ignored.
     return (Path(base) if os.path.isabs(base) else Path(default).expanduser()) / "sd_tpu"
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Has Gradio put files into a new folder, for this user alone to read; it is there as long as
+    this context. Those of servers that were killed are removed."""
+    before = os.environ.get(GRADIO)
+    base = Path(before or tempfile.gettempdir())
+    base.mkdir(parents=True, exist_ok=True)
+    for folder in base.glob(f"{_PREFIX}-*"):
+        if _orphaned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=base))
+    os.environ[GRADIO] = str(folder)
+    try:
+        yield folder
+    finally:
+        os.environ.pop(GRADIO)
+        if before is not None:
+            os.environ[GRADIO] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _orphaned(folder: Path) -> bool:
+    """Whether its server is no more: its number may have gone to a program that began later."""
+    named = re.fullmatch(rf"{_PREFIX}-([0-9]+)-.*", folder.name)
+    try:
+        return bool(named) and (
+            psutil.Process(int(named[1])).create_time() > folder.stat().st_mtime)
+    except psutil.NoSuchProcess:
+        return True
+    except (OSError, psutil.AccessDenied):
+        return False

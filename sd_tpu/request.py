@@ -168,6 +168,26 @@ class Request:
         return {name: getattr(picture, name) for name in OVERRIDABLE
                 if picture and getattr(picture, name) != getattr(base, name)}
 
+    @property
+    def compares(self) -> bool:
+        """Whether it draws one prompt several times."""
+        return len(self.places()) > 1 and len({*filter(None, self.prompts)}) == 1
+
+    def labelled(self, place: int) -> dict[str, Any]:
+        """The settings, by name, that the label of the picture at `place` should name.
+
+        Where the prompts differ, these are the picture's own. A comparison labels every picture by
+        what differs among them, which is their seeds if it is nothing else. A seed is no part of
+        other labels, for it is shown anyway.
+        """
+        names = {name for i in (self.places() if self.compares else [place])
+                 for name in self.overrides(i)} - {"seed"}
+        if names & SIDES:
+            names |= SIDES
+        if self.compares and not names:
+            names = {"seed"}
+        return {name: getattr(self.pictures[place], name) for name in names}
+
     def values(self, common: Picture | None = None) -> dict[str, Any]:
         """The request as `check` takes it; `common` is what is said for all, in place of what most
         of the pictures share."""

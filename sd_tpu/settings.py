@@ -31,6 +31,27 @@ MAX_SHOWN = 60  # characters of a bad value in a sentence
 class RequestError(SentenceError):
     """A request that cannot be served; the message is for the person who made it."""
 
+    @property
+    def culprit(self) -> dict[str, Any]:
+        """What it is about, as far as that is told: the setting's `name` and the `place` of the
+        picture that has it alone."""
+        found: dict[str, Any] = {}
+        labels = {setting.label.template: name for name, setting in SETTINGS.items()}
+
+        def search(sentence: Sentence) -> None:
+            for fact in sentence.facts.values():
+                if isinstance(fact, Sentence):
+                    if fact.template in labels:
+                        found["name"] = labels[fact.template]
+                    elif fact.template == "Prompt {number}":
+                        found["name"] = "prompt"
+                    if "number" in fact.facts:
+                        found["place"] = fact.facts["number"] - 1
+                    search(fact)
+
+        search(self.sentence)
+        return found
+
 
 # --- kinds of settings --------------------------------------------------------------------------
 

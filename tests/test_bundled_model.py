@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
-from sd_tpu.page.language import LANGUAGES
+from sd_tpu.language import LANGUAGES
 from sd_tpu.page.parts import part
 from training.captions import BACKGROUNDS
 

@@ -54,7 +54,8 @@ def test_what_was_added_is_there_after_a_restart(history):
     begun = time.time()
     entry = history.add(ANNA, PNG, PICTURE)
     assert begun <= entry.made_at <= time.time()
-    assert entry == Entry(entry.id, 1, entry.made_at, False, PICTURE, entry.id, 0)
+    assert entry == Entry(entry.id, 1, entry.made_at, False, PICTURE, entry.id, 0,
+                          history.picture(ANNA, entry.id))
     history.close()
     again = History(history.folder)
     assert again.entries(ANNA) == [entry]
@@ -110,16 +111,17 @@ def test_favourites_are_marked_and_listed_alone(history):
     assert [entry.favourite for entry in history.entries(ANNA)] == [True, False, False]
 
 
-def test_deleting_and_clearing_take_the_files_too(history):
-    a, b, c = add(history, 3)
+def test_deleting_and_clearing_take_the_files_too_and_leave_favourites(history):
+    a, b, c, starred = add(history, 4)
+    history.set_favourite(ANNA, starred, True)
     theirs, = add(history, 1, BEN)
     assert history.delete(ANNA, b)
     assert not history.delete(ANNA, b) and history.picture(ANNA, b) is None
     history._delete_for_good(0.0)
-    assert sorted(file.stem[-32:] for file in files(history)) == sorted([a, c, theirs])
-    assert len(history.delete(ANNA)) == 2 and ids(history) == []
+    assert sorted(file.stem[-32:] for file in files(history)) == sorted([a, c, starred, theirs])
+    assert len(history.delete(ANNA)) == 2 and ids(history) == [starred]
     history.close()
-    assert [file.stem[-32:] for file in files(history)] == [theirs]
+    assert sorted(file.stem[-32:] for file in files(history)) == sorted([starred, theirs])
 
 
 def test_a_deletion_can_be_taken_back_until_it_is_for_good(history, monkeypatch):
@@ -132,6 +134,7 @@ def test_a_deletion_can_be_taken_back_until_it_is_for_good(history, monkeypatch)
     assert history.favourites(ANNA, [a, b, theirs]) == {b: False}
     assert history.restore(ANNA) == 1 and history.entries(ANNA)[1].favourite
     assert history.restore(ANNA) == 0 and ids(history, BEN) == [], "only what is one's own"
+    history.set_favourite(ANNA, a, False)
     history.delete(ANNA)
     assert history.restore(ANNA) == 2 and ids(history) == [b, a]
     monkeypatch.setattr(history_module, "UNDO_SECONDS", 0.01)

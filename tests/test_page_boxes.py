@@ -26,10 +26,10 @@ from visitor import (
     visit,
 )
 
+from sd_tpu.language import ENGLISH
 from sd_tpu.page import form as form_module
-from sd_tpu.page.events import culprit, remark
+from sd_tpu.page.events import remark
 from sd_tpu.page.form import read_link, write_link
-from sd_tpu.page.language import ENGLISH
 from sd_tpu.page.layout import sample_sets
 from sd_tpu.pictures.images import MAX_FILE_BYTES, to_png
 from sd_tpu.request import Request
@@ -94,7 +94,7 @@ def test_a_request_of_another_size_is_shown_and_read_with_it(page_engine):
 def test_the_field_that_a_refusal_is_about_is_found(values, found):
     with pytest.raises(RequestError) as refused:
         Request.check(values, Picture())
-    assert culprit(refused.value) == found
+    assert refused.value.culprit == found
 
 
 def test_the_first_prompt_is_copied_to_all_boxes_and_all_are_cleared(tab):
@@ -221,10 +221,16 @@ def test_a_bad_value_is_answered_in_a_sentence_and_costs_no_prompt(tab, label, v
     expect(generate(tab)).to_be_enabled()
 
 
-def test_no_prompt_at_all_is_answered_in_a_sentence(tab):
-    fill(tab, [""] * 8)
+def test_a_refusal_stands_no_longer_than_its_reason_or_the_next_thing_done(tab):
+    tab.get_by_role("button", name="Clear", exact=True).click()
     generate(tab).click()
     says(tab, "There is no prompt yet")
+    tab.get_by_role("button", name="Undo", exact=True).click()
+    says(tab, "Ready")
+    tab.get_by_role("button", name="Reuse last").click()
+    says(tab, "There is no seed to reuse yet")
+    unfold(tab, "Settings")
+    says(tab, "Ready")
 
 
 def test_an_emptied_setting_shows_what_is_taken_instead(tab):

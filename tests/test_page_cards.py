@@ -27,7 +27,7 @@ from visitor import (
 
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.checkpoint.card import ModelCard
-from sd_tpu.page.language import ENGLISH
+from sd_tpu.language import ENGLISH
 from sd_tpu.page.layout import example
 from sd_tpu.page.parts import part
 from sd_tpu.pictures.images import read_png

@@ -25,6 +25,7 @@ from visitor import (
 
 from sd_tpu.page import build, history, launch
 from sd_tpu.pictures.history import History, HistoryError
+from sd_tpu.pictures.images import read_png
 
 
 @contextmanager
@@ -87,6 +88,9 @@ def test_pictures_appear_by_run_newest_first_also_while_the_history_is_open(some
     expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
     assert names(somebody) == ["first", "<b>third</b>", "fourth"], "in the gallery's order"
     assert somebody.locator("#history-panel .run").inner_text().count("seed 20") == 1
+    heights = somebody.locator("#history-panel .words").evaluate_all(
+        "all => all.map(words => words.getBoundingClientRect().height)")
+    assert len(heights) == 3 and min(heights) > 10, "each with its prompt in sight"
     width = kept(somebody).first.evaluate("image => image.decode().then(() => image.naturalWidth)")
     assert width == 32
     make(somebody)
@@ -213,7 +217,12 @@ def test_what_is_deleted_is_served_no_more_and_comes_back_when_that_is_undone(so
     undo.press("Enter")
     shows(somebody, ["first", "<b>third</b>", "fourth"])
     expect(undo).to_be_hidden()
-    act(somebody, "Delete all")
+    act(somebody, "Favourite: “fourth”")
+    act(somebody, "Delete all but favourites")
+    shows(somebody, ["fourth"])
+    expect(somebody.locator("#history-panel .undo")).to_contain_text(
+        "All but the favourites are deleted.")
+    act(somebody, "Delete “fourth”")
     shows(somebody, [])
     somebody.reload()
     expect(somebody.locator("#collection [data-run]")).not_to_have_attribute(
@@ -331,3 +340,26 @@ def test_what_programs_make_is_not_kept(keeping, folder):
     before = list((folder / "pictures").iterdir())
     gradio_client.Client(keeping, verbose=False).predict(["a"], 1, "", 1, api_name="/generate")
     assert list((folder / "pictures").iterdir()) == before
+
+
+def test_a_picture_of_the_history_begins_others_and_is_seen_beside_them(somebody):
+    unfold(somebody, "History")
+    somebody.locator("#history-panel .view").last.click()
+    viewer = somebody.locator("#viewer")
+    expect(viewer.get_by_role("slider")).to_be_hidden()
+    viewer.get_by_role("button", name="Start from it").click()
+    started = somebody.locator("#settings-panel [name=init_image]")
+    expect(started).to_have_value(re.compile("[0-9a-f]{64}"), timeout=PATIENCE)
+    expect(somebody.locator("#settings-panel .upload img").first).to_be_visible()
+    fill(somebody, ["first", *[""] * 7], seed=3)
+    make(somebody)
+    somebody.keyboard.press("Escape")
+    somebody.locator("#cards .view").first.click()
+    slider, pair = viewer.get_by_role("slider", name="Before and after"), viewer.locator(".pair")
+    expect(slider).to_be_visible(timeout=PATIENCE)
+    expect(pair).to_have_attribute("style", re.compile("--at: 50%"))
+    slider.press("End")
+    expect(pair).to_have_attribute("style", re.compile("--at: 100%"))
+    address = viewer.locator("a").get_attribute("href")
+    made = read_png(somebody.request.get(address).body()).pictures[0]
+    assert made.init_image == started.input_value()

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from test_page_history import served
 from visitor import LONG, PATIENCE, PROMPTS, figures, says, visit
 
-from sd_tpu.page.language import LANGUAGES
+from sd_tpu.language import LANGUAGES
 from sd_tpu.sampling.samplers import SAMPLERS
 
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
@@ -100,7 +100,7 @@ def test_the_whole_page_is_in_the_visitors_language(abroad, slow_engine):
     expect(tab.locator("#history-panel img")).to_have_count(2, timeout=PATIENCE)
     again = say("Again: put prompt, seed and settings of picture {number} back", number=1)
     figures(tab).first.get_by_role("button", name=again).click()
-    says(tab, say("Prompt, seed and settings of picture {number} are in the boxes.", number=1))
+    says(tab, say("Prompt, seed and settings of the picture are in the boxes."))
     spacing = tab.locator("#settings-panel").get_by_label(say("Spacing"), exact=True)
     expect(spacing.locator("option").first).to_have_text(say("the model's own"))
     figures(tab).first.locator(".view").click()

@@ -31,11 +31,11 @@ from visitor import (
 )
 
 from sd_tpu import settings
+from sd_tpu.language import ENGLISH
 from sd_tpu.page.files import Picture, Store
-from sd_tpu.page.inputs import Inputs
-from sd_tpu.page.language import ENGLISH
 from sd_tpu.page.runs import Runs
 from sd_tpu.pictures.images import read_png
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.job import Cancelled, Done, ImageReady
 from sd_tpu.settings import RequestError
 
@@ -433,6 +433,11 @@ def test_without_the_switch_nothing_is_drawn(tab):
     tab.wait_for_timeout(1500)
     assert sources(tab) == before
     assert alts(tab) == THREE[:3]
+    told = figures(tab).first.locator(".words")
+    assert told.evaluate("words => words.getBoundingClientRect().height") > 10, "of which it is"
+    write(tab, 1, "first")
+    tab.wait_for_function("!document.querySelector('figure.other')")
+    assert told.evaluate("words => words.getBoundingClientRect().height") < 2
 
 
 def test_an_emptied_box_leaves_its_place_blank(tab):

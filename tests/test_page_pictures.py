@@ -137,7 +137,7 @@ def test_a_picture_is_downloaded_enlarged_with_its_settings(made, tmp_path):
 def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
     setting(made, "Steps").fill("40")
     made.get_by_role("button", name="Again: put prompt, seed and settings of picture 4").click()
-    says(made, "Prompt, seed and settings of picture 4 are in the boxes.")
+    says(made, "Prompt, seed and settings of the picture are in the boxes.")
     assert prompts(made) == ["fourth", *[""] * 7]
     expect(seed_box(made)).to_have_value("11")
     expect(setting(made, "Steps")).to_have_value("3")
@@ -147,7 +147,10 @@ def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
 
 
 def test_minus_one_draws_a_seed_that_can_be_used_again(tab):
-    fill(tab, ["first", *[""] * 7], seed=3)
+    fill(tab, ["first", *[""] * 7], seed=-1)
+    tab.get_by_role("button", name="Random").click()
+    says(tab, "Each run draws a new seed.")
+    seed_box(tab).fill("3")
     tab.get_by_role("button", name="Random").click()
     expect(seed_box(tab)).to_have_value("-1")
     make(tab)
@@ -183,7 +186,7 @@ def test_a_single_picture_is_not_leafed_through(tab):
     tab.get_by_role("button", name="View picture 1: only").click()
     dialog = tab.get_by_role("dialog")
     expect(dialog.get_by_role("link", name="Download PNG")).to_be_visible()
-    expect(dialog.get_by_role("button")).to_have_text(["Use", "Enlarged", "Close"])
+    expect(dialog.get_by_role("button")).to_have_text(["Use", "Start from it", "Enlarged", "Close"])
 
 
 def test_the_server_says_what_it_is(tab):
@@ -273,9 +276,28 @@ def test_the_page_can_be_installed_and_is_sent_small(address):
     assert (manifest["display"], manifest["start_url"]) == ("standalone", "./")
     icon = httpx.get(f"{address}{manifest['icons'][0]['src'].lstrip('/')}")
     assert icon.headers["content-type"] == "image/svg+xml" and "#4f46e5" in icon.text
-    page = httpx.get(address)
-    assert page.headers["content-encoding"] == "gzip" and "manifest.json" in page.text
-    assert page.num_bytes_downloaded < len(page.content) / 3
+    page = httpx.get(address, headers={"accept-encoding": "gzip, br"})
+    assert page.headers["content-encoding"] == "br" and "manifest.json" in page.text
+    assert page.num_bytes_downloaded < len(page.content) / 5
+    plain = httpx.get(address, headers={"accept-encoding": "identity"})
+    assert len(plain.content) > 1e5 and "content-encoding" not in plain.headers
+    module = re.search(r'modulepreload" crossorigin href="\./(assets/\S+)">', page.text)[1]
+    for name in (module, "assets/nothing.js"):
+        file = httpx.get(f"{address}{name}")
+        assert ("immutable" in file.headers.get("cache-control", "")) is (name == module)
+
+
+def test_what_gradio_would_load_piece_by_piece_comes_at_once(chromium, address):
+    asked = []
+    with chromium.new_page() as tab:
+        tab.on("request", lambda request: asked.append(request.url))
+        visit(tab, address)
+        styled = "box => getComputedStyle(box.closest('.input-container')).display"
+        assert tab.locator("#prompt-1 textarea").evaluate(styled) == "flex"
+    styles = [url for url in asked if ".css" in url]
+    # Gradio's own, all that its components have, and the theme.
+    assert len(asked) <= 38 and len(styles) == 3, styles
+    assert not any("iframeResizer" in url for url in asked)
 
 
 def test_no_panel_moves_a_picture(tab):

@@ -25,13 +25,13 @@ from visitor import (
     visit,
 )
 
+from sd_tpu.language import ENGLISH
 from sd_tpu.page import run as run_module
 from sd_tpu.page.files import Picture
-from sd_tpu.page.inputs import Inputs
-from sd_tpu.page.language import ENGLISH
 from sd_tpu.page.run import Run, Work, queued
 from sd_tpu.page.runs import Runs
 from sd_tpu.pictures.images import read_png
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.job import (
     COMPILING,
     LOADING,

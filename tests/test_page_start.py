@@ -9,9 +9,10 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 from visitor import figures, fill, make, says, unfold
 
-from sd_tpu.page.inputs import MAX_KEPT, SIDE, Inputs, painted
+from sd_tpu.pictures import uploads
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.inputs import Input
+from sd_tpu.pictures.uploads import MAX_KEPT, OVERHEAD, SIDE, Inputs, painted
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (48, 32, 3), np.uint8)
 
@@ -134,12 +135,17 @@ def test_a_mask_is_painted_undone_and_inverted(tab):
     assert made.mask and made.init_image == Input(png()).name
 
 
-def test_what_a_browser_has_handed_in_is_bounded_and_nobody_elses():
+def test_what_a_browser_has_handed_in_is_bounded_and_nobody_elses(monkeypatch):
     kept = Inputs()
     names = [kept.add("a", Input(png(PHOTO + np.uint8(i)))) for i in range(MAX_KEPT + 1)]
     assert list(kept.of("a")) == names[1:] and not kept.of("b")
+    assert kept.shown("a", {names[1], names[0]}).keys() == {names[1]}
+    kept.of("a", {names[2]})
+    newer = kept.add("a", Input(png(PHOTO - np.uint8(1)))), kept.add("a", Input(png(PHOTO // 2)))
+    assert [*kept.of("a")] == [*names[5:], names[1], names[2], *newer], "what is used stays"
+    monkeypatch.setattr(uploads, "MAX_BYTES", 3 * OVERHEAD)
     large = Input(png(np.zeros((10, SIDE + 100, 3), np.uint8)))
     name = kept.add("b", large)
-    assert kept.of("b")[name].size[0] == SIDE
+    assert kept.of("b")[name].size[0] == SIDE and len(kept.of("a")) <= 1, "all have a bound"
     mask = painted(Input(png(np.full((12, 8, 3), 255, np.uint8))), Input(png()))
     assert mask.size == (32, 48)

@@ -16,10 +16,10 @@ from starlette.responses import PlainTextResponse
 from visitor import fill, make, visit
 
 from sd_tpu import app
+from sd_tpu.folders import temporary_folder
 from sd_tpu.http import gate
 from sd_tpu.http.access import Access
 from sd_tpu.http.gate import Gate, Names
-from sd_tpu.page.files import temporary_folder
 
 PATIENCE = 120.0  # seconds
 # What a shell starts in the background ignores Ctrl+C, and so would what these tests start.

@@ -11,16 +11,16 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from sd_tpu.page import api
+from sd_tpu.page.assets import Assets
 from sd_tpu.page.events import Answers, Streams
 from sd_tpu.page.files import Files, Store
-from sd_tpu.page.inputs import Inputs
-from sd_tpu.page.language import Translations
-from sd_tpu.page.layout import make_page
+from sd_tpu.page.layout import Translations, make_page
 from sd_tpu.page.runs import KEEP_SECONDS, Runs
 from sd_tpu.page.sessions import remember_nothing
 from sd_tpu.page.theme import HEAD, ICON, style, theme
 from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.scheduler import Limits
 
@@ -52,9 +52,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         view = make_page(engine, texts, answer, history=history is not None)
         view.hub.click(Streams(engine, view, runs, history).act, None, view.outputs(),
                        trigger_mode="multiple", concurrency_limit=None, **QUIET)
-        # Where pages of before kept what was filled in, and the browser's name.
-        saved = gr.BrowserState({}, storage_key=f"sd_tpu {card.name}", secret="sd_tpu")
-        page.load(None, saved, None, js="(saved) => { window.sdTpu.arrive(saved); }", **QUIET)
+        page.load(None, None, None, js="() => { window.sdTpu.arrive(); }", **QUIET)
         api.offer(engine, runs)
         page.unload(leave)
     # Gradio's own names for them: `launch` hands them over.
@@ -96,8 +94,11 @@ def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]
         max_file_size=MAX_FILE_BYTES,
         footer_links=["api"],
         run_history=False,
-        # The page itself, which Gradio sends as it is, becomes a fifth.
-        app_kwargs={"middleware": [*middleware, Middleware(GZipMiddleware)]},
+        # Gradio sends answers as they are.
+        app_kwargs={"middleware": [
+            *middleware, Middleware(Assets, components={block.get_block_name() for block
+                                                        in page.blocks.values()}),
+            Middleware(GZipMiddleware)]},
     )
 
 

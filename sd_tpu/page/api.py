@@ -7,8 +7,9 @@ from typing import Any
 
 import gradio as gr
 
+from sd_tpu.language import ENGLISH
 from sd_tpu.page.events import refusal
-from sd_tpu.page.language import ENGLISH
+from sd_tpu.page.files import uploaded
 from sd_tpu.page.runs import Runs
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
@@ -112,7 +113,7 @@ def offer(engine: EngineClient, runs: Runs) -> None:
                            "steps": own.steps, "guidance": own.guidance})
         return listed
 
-    def read_metadata(picture: str) -> dict[str, Any]:
+    def read_metadata(picture: gr.FileData) -> dict[str, Any]:
         """Reads the prompts, the seed and the settings that a PNG carries, ours or A1111's.
 
         Args:
@@ -121,19 +122,15 @@ def offer(engine: EngineClient, runs: Runs) -> None:
         Returns:
             prompts (a list), own, and the settings in common, named as in /generate.
         """
-        if picture is None:
-            raise gr.Error("There is no picture.", print_exception=False)
         try:
-            return read_png(picture).values()
-        except RequestError as error:
+            return read_png(uploaded(picture["path"])).values()
+        except (RequestError, TypeError, KeyError) as error:
             raise gr.Error(str(error), print_exception=False) from error
 
     gr.api(generate, api_name="generate", concurrency_limit=None, api_description=generate.__doc__)
     gr.api(samplers, api_name="samplers", queue=False)
-    # Not gr.api: a component of Gradio's takes nothing but what has been uploaded to it.
-    file, request = gr.File(visible=False, label="picture"), gr.JSON(visible=False, label="request")
-    file.change(read_metadata, file, request, api_name="read_metadata",
-                api_description=inspect.getdoc(read_metadata))
+    gr.api(read_metadata, api_name="read_metadata",
+           api_description=inspect.getdoc(read_metadata))
     gr.api(draw, api_name="draw", concurrency_limit=None, api_description=draw.__doc__)
     gr.api(models, api_name="models", queue=False)
 

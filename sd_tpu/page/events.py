@@ -18,27 +18,28 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
-from gradio.utils import get_upload_folder
 
+from sd_tpu.language import ENGLISH, Language, language_of
 from sd_tpu.page import form, layout
 from sd_tpu.page import history as panel
 from sd_tpu.page.compare import comparison, read_comparison
-from sd_tpu.page.files import Files, url
+from sd_tpu.page.files import Files, uploaded, url
 from sd_tpu.page.form import GARBLED, read_link
-from sd_tpu.page.inputs import Inputs, painted, to_paint_on
-from sd_tpu.page.language import ENGLISH, Language, duration, language_of
 from sd_tpu.page.layout import View
 from sd_tpu.page.parts import labels, part
-from sd_tpu.page.run import Card, Line, Run, Snapshot, is_comparison, labelled
+from sd_tpu.page.run import Card, Line, Run, Snapshot, duration
 from sd_tpu.page.runs import Runs
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
+    data_url,
     parse_parameters,
     parse_token_downsampling,
     read_parameters,
+    read_png,
 )
-from sd_tpu.pictures.inputs import Input, find_input
+from sd_tpu.pictures.inputs import Canvas, Input, find_input
+from sd_tpu.pictures.uploads import Inputs, painted, to_paint_on
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.client import EngineClient
@@ -52,6 +53,7 @@ from sd_tpu.settings import (
     RANDOM,
     SETTINGS,
     START,
+    UPLOADS,
     Picture,
     RequestError,
     drawn_seed,
@@ -74,27 +76,6 @@ def refusal(error: RequestError) -> Sentence:
         return Sentence("{reason} There should be room in about {time}.", reason=error.sentence,
                         time=duration(error.retry_after))
     return error.sentence
-
-
-def culprit(error: RequestError) -> dict[str, Any]:
-    """The field that a refusal is about, as page.js finds it: the setting's name and the place of
-    its box, as far as they are told."""
-    found: dict[str, Any] = {}
-    labels = {setting.label.template: name for name, setting in SETTINGS.items()}
-
-    def search(sentence: Sentence) -> None:
-        for fact in sentence.facts.values():
-            if isinstance(fact, Sentence):
-                if fact.template in labels:
-                    found["name"] = labels[fact.template]
-                elif fact.template == "Prompt {number}":
-                    found["name"] = "prompt"
-                if "number" in fact.facts:
-                    found["place"] = fact.facts["number"] - 1
-                search(fact)
-
-    search(error.sentence)
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +149,8 @@ class Streams:
         filled = asked.filled()
         filled["seed"] = drawn_seed(filled["seed"])
         former = self.runs.find(asked.data.get("run"))
-        if former and is_comparison(former.request):  # its values are no box's own
-            names = labelled(former.request, former.request.places()[0])
+        if former and former.request.compares:  # its values are no box's own
+            names = former.request.labelled(former.request.places()[0])
             filled["own"] = [{name: value for name, value in box.items() if name not in names}
                              for box in filled["own"]]
         request = Request.check(filled, self.engine.offer)
@@ -382,9 +363,9 @@ class Answers:
         asked = Asked(data if isinstance(data, dict) else {})
         answers = {"look": self._look, "model": self._model, "link": self._link,
                    "again": self._again, "read": self._read, "stop": self._stop,
-                   "take": self._take, "paint": self._paint,
+                   "take": self._take, "paint": self._paint, "before": self._before,
                    "zip": self._pack, "grid": self._pack, "large": self._large,
-                   "about": self._about, "known": self._known, "reuse": self._reuse,
+                   "about": self._about, "known": self._known,
                    "history": self._history}
         try:
             return answers[asked.data.get("do")](asked)
@@ -412,7 +393,7 @@ class Answers:
         try:
             values = Request.check({**filled, "seed": seed}, self.engine.offer).prompts
         except RequestError as error:
-            refused = {"wrong": language.translate(error.sentence), "culprit": culprit(error)}
+            refused = {"wrong": language.translate(error.sentence), "culprit": error.culprit}
         run = self.runs.find(asked.data.get("run"))
         faster = {name: value for name, value in filled.items()
                   if name in OVERRIDABLE and OVERRIDABLE[name].section == FASTER
@@ -425,17 +406,16 @@ class Answers:
             "faster": part("summary", language, faster),
             "inputs": self._shown(filled, asked.browser),
             "slow": self._slow(filled, language),
-            "line": part("progress", language, run.line if run else Line()),
+            "line": part("progress", language,
+                         run.line if run and run.line.kind != "wrong" else Line()),
             **self._offered(filled),
             **refused,
         }
 
     def _shown(self, filled: Mapping[str, Any], browser: str) -> dict[str, str]:
         """The pictures that are filled in, small, by name."""
-        shown = self.inputs.shown(browser)
-        named = {each.get(name) for each in (filled, *filled["own"])
-                 for name in ("init_image", "mask")}
-        return {name: shown[name] for name in named & shown.keys()}
+        return self.inputs.shown(browser, {each.get(name) for each in (filled, *filled["own"])
+                                           for name in UPLOADS})
 
     def _offered(self, filled: Mapping[str, Any]) -> dict[str, Any]:
         """The steps of the presets and the sizes of the model that is filled in, if there is one.
@@ -472,12 +452,8 @@ class Answers:
             "The link's prompts, seed and settings are in the boxes."), asked)
 
     def _again(self, asked: Asked) -> dict[str, Any]:
-        run = self.runs.find(asked.data.get("run"))
-        if not run or asked.place not in run.pictures():
-            raise RequestError(GONE.template)
-        return self._filled(run.request.only(asked.place), Sentence(
-            "Prompt, seed and settings of picture {number} are in the boxes.",
-            number=asked.place + 1), asked)
+        told = Sentence("Prompt, seed and settings of the picture are in the boxes.")
+        return self._put(self._picture(asked, asked.data.get("place")), told, asked)
 
     def _here(self, request: Request, asked: Asked) -> tuple[Request, list[str]]:
         """The request as far as it can be made here, and what is to be said of the rest."""
@@ -491,37 +467,41 @@ class Answers:
         return {"form": {**form.show(request.values(), self.engine.offer), "keep": []},
                 "told": asked.language.translate(told)}
 
-    def _uploaded(self, asked: Asked) -> Path:
-        """A file that has been uploaded; no other file of the server."""
-        file = Path(str(asked.data.get("file"))).resolve()
-        if not file.is_relative_to(Path(get_upload_folder()).resolve()):
-            raise RequestError(GARBLED.template)
-        return file
-
     def _take(self, asked: Asked) -> dict[str, Any]:
         """Takes a picture in: one of a card or of the history, or a file that has been uploaded;
         from one of these the settings are read instead if that is asked for and it has any."""
         if asked.data.keys() & {"id", "of"}:
             file = self._picture(asked, asked.data.get("of"))
         else:
-            file = self._uploaded(asked)
-            if asked.data.get("or_read") and _has_settings(file):
-                return self._read(asked)
+            file = uploaded(asked.data.get("file"))
+            if asked.data.get("or_read"):
+                with suppress(RequestError):  # it has none
+                    return self._read(asked)
         with file.open("rb") as opened:
             given = Input(opened.read(MAX_FILE_BYTES + 1))
         if asked.data.get("mask_of"):
             given = painted(given, self._handed_in(asked, "mask_of"))
         return {"input": self.inputs.add(asked.browser, given)}
 
+    def _before(self, asked: Asked) -> dict[str, Any]:
+        """What a picture began with, as it was put under it; nothing if it is not there any more.
+        """
+        with suppress(RequestError, HistoryError, OSError):
+            made = read_png(self._picture(asked, asked.data.get("of")))
+            canvas = Canvas.of(made.pictures[0], self.inputs.of(asked.browser))
+            return {"before": data_url(canvas.pixels)} if canvas else {}
+        return {}
+
     def _paint(self, asked: Asked) -> dict[str, Any]:
         return {"view": to_paint_on(self._handed_in(asked, "input"))}
 
     def _handed_in(self, asked: Asked, key: str) -> Input:
-        return find_input(self.inputs.of(asked.browser), str(asked.data.get(key)))
+        name = str(asked.data.get(key))
+        return find_input(self.inputs.of(asked.browser, {name}), name)
 
     def _read(self, asked: Asked) -> dict[str, Any]:
         """Reads a PNG that has been uploaded."""
-        file = self._uploaded(asked)
+        file = uploaded(asked.data.get("file"))
         return self._put(file, Sentence(
             "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name),
             asked)
@@ -565,13 +545,6 @@ class Answers:
             run.stop()
         return {}
 
-    def _reuse(self, asked: Asked) -> dict[str, Any]:
-        run = self.runs.find(asked.data.get("run"))
-        if not run:
-            return self._wrong(Sentence("There is no seed to reuse yet: nothing has been "
-                                        "generated."), asked)
-        return {"form": {"seed": str(run.seed)}}
-
     def _pack(self, asked: Asked) -> dict[str, Any]:
         run = self.runs.find(asked.data.get("run"))
         made = run.pictures() if run else {}
@@ -614,8 +587,9 @@ class Answers:
         data, owner, say, news = asked.data, asked.browser, asked.language.say, ""
         name = str(data.get("id"))
         match data.get("act"):
-            case "again" | "save" | "view" as act:
-                return self._use(act, asked)
+            case "save" | "view" as act:
+                served = self.files.copy(self._picture(asked, None), owner)
+                return {"view" if act == "view" else "file": url(served)}
             case "run":
                 return self._use_run(owner, name, asked)
             case "favourite":
@@ -624,8 +598,9 @@ class Answers:
                 known = self.history.delete(owner, name if act == "delete" else None)
                 for file in known:
                     self.files.forget(file, owner)
-                news = (say("The picture is deleted.") if act == "delete"
-                        else say("All pictures are deleted."))
+                news = say("The picture is deleted.")
+                if act == "clear":
+                    known, news = True, say("All but the favourites are deleted.")
             case "restore":
                 known = self.history.restore(owner)
                 news = say("The deleted pictures are back.")
@@ -643,21 +618,6 @@ class Answers:
         request, lost = self._here(panel.request_of(entries), asked)
         told = asked.language.say("Prompts, seeds and settings of the run are in the boxes.")
         return self._filled(request, " ".join([told, *lost]), asked)
-
-    def _use(self, act: str, asked: Asked) -> dict[str, Any]:
-        file = self._picture(asked, None)
-        if act != "again":
-            served = self.files.copy(file, asked.browser)
-            return {"view" if act == "view" else "file": url(served)}
-        told = Sentence("Prompt, seed and settings of the picture are in the boxes.")
-        return self._put(file, told, asked)
-
-
-def _has_settings(file: Path) -> bool:
-    try:
-        return bool(parse_parameters(read_parameters(file)))
-    except RequestError:
-        return False
 
 
 def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[str, Sentence | str]:

@@ -4,28 +4,26 @@ server.
 The page shows WebP, which is small; what is downloaded is PNG and carries its settings.
 """
 
-import base64
 import dataclasses
 import logging
-import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import gradio as gr
 import numpy as np
-import psutil
 from gradio.processing_utils import hash_bytes
+from gradio.utils import get_upload_folder
 from PIL import Image
 
 from sd_tpu import settings
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import (
+    data_url,
     enlarged,
     framed,
     make_grid,
@@ -35,14 +33,13 @@ from sd_tpu.pictures.images import (
     with_labels,
 )
 from sd_tpu.request import Request
+from sd_tpu.settings import RequestError
 
 log = logging.getLogger(__name__)
 
 SMALL = 256  # pixels: smaller pictures are shown enlarged, where each fault of a pixel is seen
 QUALITY = 92  # of the WebP of larger ones
 LARGE, GAP = 1024, 8  # pixels: the least width of what is enlarged, and between pictures of a grid
-_PREFIX = "sd_tpu-page"
-FOLDER = "GRADIO_TEMP_DIR"  # the variable that names Gradio's
 MAX_THUMBNAILS = 1024  # kept in memory, of some kilobytes each
 
 
@@ -200,19 +197,17 @@ class _Names(set):
         return super().__isub__(deleted)
 
 
+def uploaded(path: Any) -> Path:
+    """A file that somebody has handed in; raises RequestError for any other of the server's."""
+    file = Path(str(path)).resolve()
+    if not file.is_relative_to(Path(get_upload_folder()).resolve()):
+        raise RequestError("This file has not been uploaded.")
+    return file
+
+
 def url(path: str) -> str:
     """Where Gradio serves a file of its cache, relative to the page, which may lie in a folder."""
     return f"gradio_api/file={quote(path)}"
-
-
-def data_url(pixels: np.ndarray) -> str:
-    """Pixels [H, W, 3] uint8 as a small picture inside the page, needing no request of its own."""
-    return webp_url(to_webp(pixels, 70))
-
-
-def webp_url(file: bytes) -> str:
-    """A WebP file inside the page."""
-    return f"data:image/webp;base64,{base64.b64encode(file).decode()}"
 
 
 @lru_cache(MAX_THUMBNAILS)
@@ -229,39 +224,3 @@ def _name(picture: settings.Picture) -> str:
 
 def _words(prompt: str) -> str:
     return re.sub(r"\W+", "-", prompt.lower())[:40].strip("-") or "picture"
-
-
-# --- the folder -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Has Gradio put files into a new folder, for this user alone to read; it is there as long as
-    this context. Those of servers that were killed are removed."""
-    before = os.environ.get(FOLDER)
-    base = Path(before or tempfile.gettempdir())
-    base.mkdir(parents=True, exist_ok=True)
-    for folder in base.glob(f"{_PREFIX}-*"):
-        if _orphaned(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=base))
-    os.environ[FOLDER] = str(folder)
-    try:
-        yield folder
-    finally:
-        os.environ.pop(FOLDER)
-        if before is not None:
-            os.environ[FOLDER] = before
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _orphaned(folder: Path) -> bool:
-    """Whether its server is no more: its number may have gone to a program that began later."""
-    named = re.fullmatch(rf"{_PREFIX}-([0-9]+)-.*", folder.name)
-    try:
-        return bool(named) and (
-            psutil.Process(int(named[1])).create_time() > folder.stat().st_mtime)
-    except psutil.NoSuchProcess:
-        return True
-    except (OSError, psutil.AccessDenied):
-        return False

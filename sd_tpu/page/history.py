@@ -7,8 +7,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from sd_tpu.language import Language
 from sd_tpu.page.files import thumbnail
-from sd_tpu.page.language import Language
 from sd_tpu.page.parts import all_words, part, words
 from sd_tpu.pictures.history import Entry, History
 from sd_tpu.request import Request
@@ -47,8 +47,7 @@ def contents(history: History, owner: str, look: Mapping[str, Any], language: La
     only, said = bool(look.get("favourites")), str(look.get("words") or "")
     limit = RUNS * max(1, min(int(look.get("pages") or 1), MAX_PAGES))
     entries = history.entries(owner, runs=limit + 1, favourites_only=only, words=said)
-    runs = [_run(history, owner, list(of), language)
-            for _, of in groupby(entries, attrgetter("run"))]
+    runs = [_run(list(of), language) for _, of in groupby(entries, attrgetter("run"))]
     return part("history", language, runs[:limit], len(runs) > limit, only, said)
 
 
@@ -58,23 +57,22 @@ def request_of(entries: Sequence[Entry]) -> Request:
     return Request(tuple(map(latest.get, range(max(latest) + 1))))
 
 
-def _run(history: History, owner: str, entries: list[Entry], language: Language) -> _Run:
+def _run(entries: list[Entry], language: Language) -> _Run:
     request, prompts = request_of(entries), {entry.picture.prompt for entry in entries}
     kept = []
     for entry in entries:
         apart = request.replaced(entry.place, entry.picture).overrides(entry.place)
-        kept.append(_Kept(entry, _source(history, owner, entry), words(language, apart),
+        kept.append(_Kept(entry, _source(entry), words(language, apart),
                           all_words(entry.picture, language)))
     return _Run(entries[0].run, datetime.fromtimestamp(entries[0].made_at, UTC),
                 prompts.pop() if len(prompts) == 1 and len(entries) > 1 else "",
                 all_words(request.common, language), kept)
 
 
-def _source(history: History, owner: str, entry: Entry) -> str:
+def _source(entry: Entry) -> str:
     """The picture inside the page; nothing if its file is gone or broken, so that only its prompt
     is shown."""
-    file = history.picture(owner, entry.id)
     try:
-        return thumbnail(file) if file else ""
+        return thumbnail(entry.file)
     except (OSError, SyntaxError):  # the latter is Pillow's for some broken PNGs
         return ""

@@ -13,13 +13,12 @@ from typing import Any
 import gradio as gr
 import jax
 
+from sd_tpu.language import ENGLISH, LANGUAGES, Language
 from sd_tpu.page.compare import comparable
-from sd_tpu.page.files import webp_url
 from sd_tpu.page.form import named_size, sizes
-from sd_tpu.page.language import ENGLISH, LANGUAGES, Language, Translations
 from sd_tpu.page.parts import part
 from sd_tpu.page.run import STARTING, Card, Line
-from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION
+from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.settings import CONTROL, MAX_PROMPTS, SETTINGS, SIDES, Choice
 
@@ -41,6 +40,30 @@ class View:
     def outputs(self) -> list[gr.HTML]:
         """What a run changes."""
         return [self.line, self.news, *self.figures, self.collection]
+
+
+class Translations(gr.I18n):
+    """What the browser shows in its own language, from the first moment on."""
+
+    def __init__(self):
+        """Begins with nothing."""
+        super().__init__(**{name: {} for name in LANGUAGES})
+
+    def render(self, make: Callable[[Language], str]) -> str:
+        """Something of the page in all languages, of which the browser takes its own."""
+        key = f"rendered {len(self.translations['en'])}"
+        for name, language in LANGUAGES.items():
+            # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
+            self.translations[name][key] = (
+                make(language).replace("{", "&#123;").replace("}", "&#125;"))
+        return str(self(key))
+
+    def label(self, text: str, **facts: Any):
+        """An English text for a component of Gradio's, in all languages."""
+        key = f"rendered {len(self.translations['en'])}"
+        for name, language in LANGUAGES.items():
+            self.translations[name][key] = language.say(text, **facts)
+        return self(key)
 
 
 def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict], dict], *,

@@ -69,13 +69,11 @@ window.sdTpu = {
         [answer, stream, upload] = [ask, follow, send];
         connected();
     },
-    // When all is there: what was filled in last, or what a link brings. `saved` is what an earlier
-    // version kept in Gradio's own way.
-    async arrive(saved) {
+    // When all is there: what was filled in last, or what a link brings.
+    async arrive() {
         await connecting;
         speak();
-        const stored = kept.get(local, `sd_tpu/${title()}`)
-            ?? (saved?.browser ? old(saved) : null);
+        const stored = kept.get(local, `sd_tpu/${title()}`);
         browser = stored?.browser ?? newName();
         [past, future] = readPast();
         if (stored?.live) $("#live input").checked = true;
@@ -108,11 +106,6 @@ function speak() {
         $("textarea", element).placeholder = said(props.placeholder);
         $("[data-testid=block-info]", element).textContent = said(props.label);
     }
-}
-
-function old({ browser, form = [] }) {
-    const [seed] = form.slice(8);
-    return { browser, form: form.length < 9 ? {} : { prompts: form.slice(0, 8), seed: `${seed}` } };
 }
 
 // A name for this browser that nobody can guess: its runs are found by it.
@@ -248,6 +241,10 @@ function changed() {
     kept.set(local, `sd_tpu/${title()}`, { browser, live, form: form() });
     last = form();
     showPast();
+    lookSoon();
+}
+
+function lookSoon() {
     clearTimeout(looking);
     looking = setTimeout(look, LOOK);
 }
@@ -390,15 +387,19 @@ function draw(action, more) {
     if (action !== "generate") remember();
     if (action === "compare") keep.fill(false);
     pending = true;
-    const filled = boxes().map((box) => box.value.trim()).filter(Boolean);
-    kept.set(local, "sd_tpu prompts", [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
     if (offered.length) offer(written, []);
-    changed();
     tell($("#generate").dataset.starting, "busy");
     $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
         !keep[place] && (action !== "generate" || boxes()[place].value.trim() !== ""
             || $(".such", figure.closest(".card")))));
-    setTimeout(stream, FRAME, asking(action, more));  // Gradio takes its time
+    const asked = asking(action, more);
+    setTimeout(() => {  // what is said is seen first: storage and Gradio take their time
+        const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
+        kept.set(local, "sd_tpu prompts",
+            [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
+        changed();
+        stream(asked);
+    }, FRAME);
 }
 
 function stop() {
@@ -530,6 +531,7 @@ function redraw(place) {
 document.addEventListener("input", ({ target, inputType = "" }) => {
     if (filling || !window.sdTpu.arrived) return;
     touched = true;
+    if (target.closest("#viewer")) target.parentElement.style.setProperty("--at", `${target.value}%`);
     if (target.closest("dialog")) return;
     if (target.type === "file") {
         const [file] = target.files, field = target.closest(".upload");
@@ -574,7 +576,7 @@ document.addEventListener("keydown", (event) => {
     if ($("#viewer")?.open) {
         const forth = document.documentElement.dir === "rtl" ? -1 : 1;
         const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
-        if (event.key in steps) leaf(steps[event.key]);
+        if (event.key in steps && event.target.type !== "range") leaf(steps[event.key]);
     } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         if (window.sdTpu.arrived) draw("generate");
     } else if (offered.length && event.target === written && !event.isComposing
@@ -662,7 +664,11 @@ const ACTIONS = {
         replace({ seed: "-1" });
         tell(told, "idle", true);
     },
-    reuse: () => ask("reuse"),
+    reuse({ none }) {
+        const { seed } = $("#collection [data-run]").dataset;
+        if (seed) replace({ seed });
+        else tell(none, "wrong", true);
+    },
     preset: ({ steps }) => replace({ settings: { steps } }),
     reset({ place }) {
         if (place === undefined) {
@@ -693,6 +699,12 @@ const ACTIONS = {
         if (id) inHistory({ act: "again", id });
         else ACTIONS.again({ place: name });
     },
+    begin_shown() {
+        const { id, name } = shown;
+        $("#viewer").close();
+        if (id) startFrom({ id }).then((taken) => { if (taken) showStart(); });
+        else ACTIONS.begin({ place: name });
+    },
     large: () => ask("large", shown.id ? { id: shown.id } : { place: Number(shown.name) }),
     link: (_, button) => copy(button),
     view: (_, button) => open(button.closest("figure")),
@@ -701,6 +713,10 @@ const ACTIONS = {
 
 document.addEventListener("click", ({ target }) => {
     const button = target.closest("[data-do]");
+    if (button && $("#line .wrong")) {  // whoever goes on has read it
+        touched = true;
+        lookSoon();
+    }
     if (button) ACTIONS[button.dataset.do](button.dataset, button);
     else if (target.closest("#viewer [data-step]")) leaf(Number(target.dataset.step));
     else if (target.closest("#viewer [data-close]") || target.id === "viewer") $("#viewer").close();
@@ -860,8 +876,12 @@ async function handIn(file, place, name = "init_image", more = {}) {
     if (!input) return;
     inputs[input] ??= URL.createObjectURL(file);  // until the server has made it small
     put(place, name, input);
-    if (place !== undefined) return;
-    const button = $("[aria-controls=settings-panel]");  // it is for all: that is shown
+    if (place === undefined) showStart();
+}
+
+// What all begin with.
+function showStart() {
+    const button = $("[aria-controls=settings-panel]");
     if (button.ariaExpanded !== "true") toggle(button);
     $("#settings-panel .start").open = true;
 }
@@ -1105,7 +1125,7 @@ async function inHistory({ act, id, to }) {
         $("#history-panel [data-act=only]").ariaPressed = album.favourites;
         $("#history-panel [data-act=clear]").hidden = album.favourites || album.words;
     }
-    const told = await showHistory(act, { id, to });
+    const told = act === "again" ? await ask(act, { id }) : await showHistory(act, { id, to });
     if (told.form) {
         fold();
         $("#generate").focus();
@@ -1171,12 +1191,16 @@ async function open(figure) {
     const here = shown = { name: name(figure), all, id: figure.dataset.id };
     const [viewer, image] = [$("#viewer"), $("img", figure)];
     $("img", viewer).alt = image.alt;
+    showBefore();
     $(".words", viewer).textContent = image.alt;
     $(".facts", viewer).textContent = $(".seed, .told", figure)?.textContent ?? "";
     show(image.src, $("a[download]", figure));
     const alone = $$(all).length < 2;
     $$("[data-step]", viewer).forEach((button) => { button.hidden = alone; });
     if (!viewer.open) viewer.showModal();
+    ask("before", here.id ? { id: here.id } : { of: Number(here.name) }).then(({ before }) => {
+        if (shown === here) showBefore(before);
+    });
     if (!figure.dataset.id) return;
     // The history's own files are asked for when they are looked at.
     const { view } = await ask("history", { act: "view", id: figure.dataset.id });
@@ -1185,9 +1209,20 @@ async function open(figure) {
     else viewer.close();
 }
 
+// What the picture began with, beside it: as far as the slider says.
+function showBefore(address) {
+    const [, image] = $$("#viewer img"), slider = $("#viewer [type=range]");
+    for (const each of [image, slider]) each.hidden = !address;
+    image.src = address ?? "";
+    slider.value = 50;
+    slider.parentElement.style.setProperty("--at", "50%");
+}
+
 function show(address, file) {
-    const link = $("#viewer a");
-    $("#viewer img").src = address;
+    const link = $("#viewer a"), image = $("#viewer img");
+    image.src = address;
+    image.decode().then(() => image.parentElement.style.setProperty("--ratio",
+        image.naturalWidth / image.naturalHeight), () => {});
     if (document.activeElement === link && !file) $("#viewer [data-close]").focus();
     link.hidden = !file;
     if (file) Object.assign(link, { href: file.href, download: file.download });

@@ -14,10 +14,9 @@ from typing import Any
 
 import jinja2
 
+from sd_tpu.language import ENGLISH, Language
 from sd_tpu.page.files import url
 from sd_tpu.page.form import COMMON, named_size, write_link
-from sd_tpu.page.language import ENGLISH, Language
-from sd_tpu.page.run import labelled
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (
@@ -100,5 +99,5 @@ def labels(request: Request) -> dict[int, str]:
     What sets it apart, else its prompt if that is in Latin letters.
     """
     latin = [prompt if max(prompt, default="") <= "ÿ" else "" for prompt in request.prompts]
-    return {place: words(ENGLISH, labelled(request, place)).replace("×", "x") or latin[place]
+    return {place: words(ENGLISH, request.labelled(place)).replace("×", "x") or latin[place]
             for place in request.places()}

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from sd_tpu import settings
-from sd_tpu.page.files import Picture, Store, data_url, url
-from sd_tpu.page.inputs import Inputs
-from sd_tpu.page.language import duration
+from sd_tpu.page.files import Picture, Store, url
 from sd_tpu.pictures.history import HistoryError
+from sd_tpu.pictures.images import data_url
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.client import EngineClient
@@ -33,7 +33,7 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
-from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, SIDES
+from sd_tpu.settings import MAX_PROMPTS, MAX_SEED
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Run:
         self._cards = [self._first_card(place) for place in range(MAX_PROMPTS)]
         for place in {*self.request.places()} - {*job.request.places()}:
             card, _ = self._former.pop(place)
-            self._cards[place] = dataclasses.replace(card, named=labelled(self.request, place))
+            self._cards[place] = dataclasses.replace(card, named=self.request.labelled(place))
         self._works: list[Work] = []  # which are not over, in the order in which they began
         self._redrawn: dict[int, str] = {}  # what the history has of each place that was
         self._farewell: threading.Timer | None = None
@@ -193,8 +193,9 @@ class Run:
             request = self.request.replaced(place, picture)
             if request == self.request and before.state in ("waiting", "forming", "done"):
                 return None
-            job = self._engine.submit(request.with_only(place), client=self._client,
-                                      address=self._address, inputs=self._inputs.of(self._browser))
+            alone = request.with_only(place)
+            job = self._engine.submit(alone, client=self._client, address=self._address,
+                                      inputs=self._inputs.of(self._browser, alone.inputs()))
             if kept := self.finished(place):
                 self._former[place] = kept
             self.request = request
@@ -281,7 +282,7 @@ class Run:
         self._version += 1
         self._cards[place], self._changed[place] = card, self._version
         for other in self.request.places():
-            named = labelled(self.request, other)
+            named = self.request.labelled(other)
             if named != self._cards[other].named:
                 self._cards[other] = dataclasses.replace(self._cards[other], named=named)
                 self._changed[other] = self._version
@@ -395,7 +396,8 @@ class Run:
             case Progress(step, steps, _, seconds):
                 return Line(at_step(step, steps, seconds), "busy", step / steps)
             case Done(seconds):
-                seed = self.seed if work.whole else self.seed_at(*work.places)
+                pictures = work.job.request.pictures  # the first of them may be kept, or none
+                seed = next(picture.seed for picture in pictures if picture)
                 told = Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
                 if work.blurred:
                     told = Sentence("{done}. {reason}", done=told, reason=BLURRED)
@@ -412,34 +414,11 @@ class Run:
         if place not in self.request.places():
             return Card(place)
         picture, kept = self.request.pictures[place], self._former.get(place)
-        return Card(place, "waiting", picture.prompt, picture.seed, labelled(self.request, place),
+        return Card(place, "waiting", picture.prompt, picture.seed, self.request.labelled(place),
                     preview=url(kept[0].picture.shown) if kept else "")
 
 
 # --- what is said ---------------------------------------------------------------------------------
-
-
-def is_comparison(request: Request) -> bool:
-    """Whether it draws one prompt several times."""
-    return len(request.places()) > 1 and len({*filter(None, request.prompts)}) == 1
-
-
-def labelled(request: Request, place: int) -> dict[str, Any]:
-    """The settings, by name, that the label of the picture at `place` should name.
-
-    Where the prompts differ, these are the picture's own. Where all are the same, it is a
-    comparison: every picture is labelled by what differs among them, which is their seeds if it is
-    nothing else. A seed is no part of other labels, for it is shown anyway.
-    """
-    places = request.places()
-    compared = is_comparison(request)
-    names = {name for i in (places if compared else [place]) for name in request.overrides(i)}
-    names -= {"seed"}
-    if names & SIDES:
-        names |= SIDES
-    if compared and not names:
-        names = {"seed"}
-    return {name: getattr(request.pictures[place], name) for name in names}
 
 
 def making(count: int) -> Sentence:
@@ -470,6 +449,13 @@ def queued(position: int, reason: str, wait: float | None) -> Sentence:
         return Sentence("Queued as number {position}", position=position)
     return Sentence("Queued as number {position}, about {time} until it starts", position=position,
                     time=duration(wait))
+
+
+def duration(seconds: float) -> Sentence:
+    """A time that is only an estimate."""
+    if seconds < 90:
+        return Sentence("{count} s", count=max(1, round(seconds)))
+    return Sentence("{count} min", count=round(seconds / 60))
 
 
 def at_step(step: int, steps: int, left: float | None) -> Sentence:

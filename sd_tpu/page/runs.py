@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
 from sd_tpu.page.files import Store
-from sd_tpu.page.inputs import Inputs
 from sd_tpu.page.run import GRACE_SECONDS, Run, Snapshot
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.serving.client import EngineClient
 
@@ -46,7 +46,8 @@ class Runs:
         if not drawn.places():
             return None
         job = self._engine.submit(drawn, previews=previews, client=browser or program,
-                                  address=address, inputs=self._inputs.of(browser))
+                                  address=address,
+                                  inputs=self._inputs.of(browser, drawn.inputs()))
         run = Run(job, self._engine, self._store, self._inputs, grace, browser, live=live,
                   seed=seed, former=former, request=request)
         with self._lock:

@@ -1,5 +1,6 @@
 """What the page looks like: colours here, layout in page.css, behaviour in page.js."""
 
+import re
 from pathlib import Path
 
 import gradio as gr
@@ -24,11 +25,6 @@ def theme() -> gr.themes.Base:
         block_background_fill_dark="transparent",
         block_border_width="0px",
         block_padding="0px",
-        block_label_text_color="*neutral_700",
-        block_title_text_color="*neutral_700",
-        block_title_text_color_dark="*neutral_200",
-        block_info_text_color="*neutral_600",
-        block_info_text_color_dark="*neutral_400",
         input_background_fill="white",
         input_background_fill_dark="*neutral_900",
         input_border_width="1px",
@@ -39,9 +35,6 @@ def theme() -> gr.themes.Base:
         input_placeholder_color="*neutral_500",
         input_placeholder_color_dark="*neutral_400",
         error_text_color_dark="#fca5a5",
-        button_transition="none",  # of a button that is enabled, words could not be read meanwhile
-        button_large_text_size="*text_md",
-        button_large_text_weight="500",
         button_primary_background_fill="*primary_600",
         button_primary_background_fill_hover="*primary_700",
         button_primary_background_fill_dark="*primary_600",
@@ -64,4 +57,5 @@ def style(defaults: Picture) -> str:
 
 _HERE = Path(__file__).parent
 ICON = str(_HERE / "icon.svg")
-HEAD = f"<script>{(_HERE / 'page.js').read_text(encoding='utf-8')}</script>"
+_SCRIPT = re.sub(r"(?m)^\s*(//.*)?\n?", "", (_HERE / "page.js").read_text(encoding="utf-8"))
+HEAD = f"<script>{_SCRIPT}</script>"  # without what is for those who read it

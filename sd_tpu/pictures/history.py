@@ -100,7 +100,8 @@ class HistoryError(SentenceError):
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A picture of the history: `number` counts its owner's pictures, `made_at` is in seconds since
-    1970, `picture` is what makes it again; it was made at a `place` of the gallery, in a `run`."""
+    1970, `picture` is what makes it again; it was made at a `place` of the gallery, in a `run`.
+    `file` is its PNG."""
 
     id: str
     number: int
@@ -109,6 +110,7 @@ class Entry:
     picture: Picture
     run: str
     place: int
+    file: Path
 
 
 class History:
@@ -179,7 +181,7 @@ class History:
             except BaseException:
                 file.unlink()
                 raise
-        return Entry(name, number, made_at, False, picture, run, place)
+        return Entry(name, number, made_at, False, picture, run, place, file)
 
     def entries(self, owner: str, *, runs: int = 48, favourites_only: bool = False,
                 words: str = "", run: str | None = None) -> list[Entry]:
@@ -192,9 +194,11 @@ class History:
             words: that are all found in the prompt, whatever their case.
             run: leaves out all others.
         """
-        rows = self._ask(_LIST, dict(owner=_hashed(owner), least=int(favourites_only), runs=runs,
+        hashed = _hashed(owner)
+        rows = self._ask(_LIST, dict(owner=hashed, least=int(favourites_only), runs=runs,
                                      words=words.casefold(), run=run))
-        return [Entry(name, number, made_at, bool(favourite), _picture(text), run, place)
+        return [Entry(name, number, made_at, bool(favourite), _picture(text), run, place,
+                      self._file(name, hashed))
                 for name, number, made_at, favourite, text, run, place in rows]
 
     def picture(self, owner: str, id: str) -> Path | None:
@@ -218,11 +222,11 @@ class History:
             (int(favourite), id, _hashed(owner))))
 
     def delete(self, owner: str, id: str | None = None) -> list[Path]:
-        """Deletes a picture of the owner, or all, favourites too; for good as soon as UNDO_SECONDS
-        have passed without `restore`, or when the history is closed. Returns the files; none if
-        there is no such picture of this owner."""
+        """Deletes a picture of the owner, or all but the favourites; for good as soon as
+        UNDO_SECONDS have passed without `restore`, or when the history is closed. Returns the
+        files; none if there is no such picture of this owner."""
         rows = self._ask("UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
-                         "AND deleted_at IS NULL AND (id = :id OR :id IS NULL) "
+                         "AND deleted_at IS NULL AND (id = :id OR :id IS NULL AND NOT favourite) "
                          "RETURNING id, owner", dict(now=time.time(), owner=_hashed(owner), id=id))
         self._undoable = self._make_timer()  # earlier ones go on: each is for its own deletion
         self._undoable.start()

@@ -8,6 +8,7 @@ settings that some of several pictures have on their own. What is for experts is
 is not the default, as is "Token downsampling", which no request can set.
 """
 
+import base64
 import json
 import re
 import struct
@@ -182,6 +183,16 @@ def to_webp(pixels: np.ndarray, quality: int | None) -> bytes:
     lossless = dict(lossless=True, quality=0) if quality is None else dict(quality=quality)
     Image.fromarray(pixels).save(file, "WEBP", method=0, **lossless)
     return file.getvalue()
+
+
+def data_url(pixels: np.ndarray) -> str:
+    """Pixels [H, W, 3] uint8 as a small picture inside the page, needing no request of its own."""
+    return webp_url(to_webp(pixels, 70))
+
+
+def webp_url(file: bytes) -> str:
+    """A WebP file inside the page."""
+    return f"data:image/webp;base64,{base64.b64encode(file).decode()}"
 
 
 def to_zip(files: Mapping[str, bytes]) -> bytes:

@@ -1,21 +1,19 @@
-"""What the page says, in the language of whoever reads it.
+"""What people are told, in the language of whoever reads it.
 
 Texts stand in the code in English, and by that are found in the gettext catalogues of
-`sd_tpu/locale`. What is rendered once, when the page is built, is there in all languages and the
-browser takes its own; with all that it asks, it says which one that is.
+`sd_tpu/locale`.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 from babel.messages.pofile import read_po
 
 from sd_tpu.sentence import Sentence
 
-LOCALE = Path(__file__).parent.parent / "locale"
+LOCALE = Path(__file__).parent / "locale"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,34 +65,3 @@ LANGUAGES = {  # by what Gradio's frontend calls them; "zh" is where its zh-CN a
 def language_of(tag: Any) -> Language:
     """The language that a page is in, by its tag; English if there is none such."""
     return next((each for each in LANGUAGES.values() if each.tag == tag), ENGLISH)
-
-
-class Translations(gr.I18n):
-    """What the browser shows in its own language, from the first moment on."""
-
-    def __init__(self):
-        """Begins with nothing."""
-        super().__init__(**{name: {} for name in LANGUAGES})
-
-    def render(self, make: Callable[[Language], str]) -> str:
-        """Something of the page in all languages, of which the browser takes its own."""
-        key = f"rendered {len(self.translations['en'])}"
-        for name, language in LANGUAGES.items():
-            # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
-            self.translations[name][key] = (
-                make(language).replace("{", "&#123;").replace("}", "&#125;"))
-        return str(self(key))
-
-    def label(self, text: str, **facts: Any):
-        """An English text for a component of Gradio's, in all languages."""
-        key = f"rendered {len(self.translations['en'])}"
-        for name, language in LANGUAGES.items():
-            self.translations[name][key] = language.say(text, **facts)
-        return self(key)
-
-
-def duration(seconds: float) -> Sentence:
-    """A time that is only an estimate."""
-    if seconds < 90:
-        return Sentence("{count} s", count=max(1, round(seconds)))
-    return Sentence("{count} min", count=round(seconds / 60))

@@ -2,16 +2,18 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 
 import numpy as np
 from PIL import Image
 
-from sd_tpu.page.files import SMALL, data_url
-from sd_tpu.pictures.images import enlarged
+from sd_tpu.pictures.images import data_url, enlarged
 from sd_tpu.pictures.inputs import Input
 
+SHOWN = 256  # pixels of a side of what is shown of one
 MAX_KEPT = 32  # of a browser; what it used last
 MAX_BYTES = 1 << 29  # of all browsers
+OVERHEAD = 1 << 12  # bytes that one takes beside its file and what is shown of it, or so
 SIDE = 2048  # pixels: larger pictures are made smaller, as none so large are drawn
 PAINTED = 1024, 512  # pixels of a side: at most and about at least, where a mask is painted
 
@@ -28,28 +30,41 @@ class Inputs:
         """Keeps a picture for a browser; returns its name. Raises RequestError if it is damaged."""
         if max(given.size) > SIDE:
             given = Input.of_pixels(np.asarray(_smaller(given.on_white(), SIDE)))
-        shown = data_url(np.asarray(_smaller(given.on_white(), SMALL)))
+        shown = data_url(np.asarray(_smaller(given.on_white(), SHOWN)))
         with self._lock:
             self._kept[browser, given.name] = given, shown
             self._kept.move_to_end((browser, given.name))
             own = [key for key in self._kept if key[0] == browser]
             for key in own[:-MAX_KEPT]:
                 del self._kept[key]
-            while sum(each.bytes for each, _ in self._kept.values()) > MAX_BYTES:
-                self._kept.popitem(last=False)
+            bytes = sum(map(_bytes, self._kept.values()))
+            while bytes > MAX_BYTES:
+                bytes -= _bytes(self._kept.popitem(last=False)[1])
         return given.name
 
-    def of(self, browser: str) -> dict[str, Input]:
-        """What this browser has handed in, by name."""
+    def of(self, browser: str, used: Collection[str] = ()) -> dict[str, Input]:
+        """What this browser has handed in, by name; it uses these, which stay longest."""
         with self._lock:
+            self._use(browser, used)
             return {name: given for (whose, name), (given, _) in self._kept.items()
                     if whose == browser}
 
-    def shown(self, browser: str) -> dict[str, str]:
-        """The same, small, as addresses that hold the pictures themselves."""
+    def shown(self, browser: str, used: Collection[str]) -> dict[str, str]:
+        """What of these is there, small, as addresses that hold the pictures themselves."""
         with self._lock:
-            return {name: small for (whose, name), (_, small) in self._kept.items()
-                    if whose == browser}
+            return {name: self._kept[browser, name][1] for name in self._use(browser, used)}
+
+    def _use(self, browser: str, names: Collection[str]) -> list[str]:
+        """Those that are there, which were used last from now on; called with the lock held."""
+        there = [name for name in names if (browser, name) in self._kept]
+        for name in there:
+            self._kept.move_to_end((browser, name))
+        return there
+
+
+def _bytes(entry: tuple[Input, str]) -> int:
+    given, shown = entry
+    return given.bytes + len(shown) + OVERHEAD
 
 
 def to_paint_on(given: Input) -> str:

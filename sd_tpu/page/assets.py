@@ -1,0 +1,153 @@
+"""What browsers load of Gradio's own browser part: its styles as one file, its modules from the
+start, as small as they get, and kept for good.
+
+Gradio loads what a component needs when it first meets one, a small file after the other. Its build
+says which files these are, so all of them are asked for at once. What cannot be found there, say
+in a later build, Gradio loads as ever.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from functools import lru_cache
+from pathlib import Path
+
+import brotli
+import gradio
+from anyio import to_thread
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+FRONTEND = Path(gradio.__file__).parent / "templates" / "frontend"
+PATH = "/assets/"
+# Gradio loads no style that has a link already, and browsers none whose link is disabled, unless
+# they read of it in the page.
+_SKIPPED = """<script>for (const href of %s) {
+    const link = Object.assign(document.createElement("link"), { rel: "stylesheet", href });
+    link.setAttribute("disabled", "");
+    document.head.append(link);
+}</script>"""
+# What tells a frame how large its page is: nobody else needs it.
+_RESIZING = (b"document.head.appendChild(script)",
+             b"if (window.parent !== window) document.head.appendChild(script)")
+ONCE, EACH_TIME = 11, 9  # qualities of Brotli: of files, and of the page, which is each visitor's
+FOR_GOOD = "public, max-age=31536000, immutable"  # a file's name changes with its content
+
+
+class Assets:
+    """ASGI middleware before Gradio's page and the files of its browser part."""
+
+    def __init__(self, app: ASGIApp, *, components: Collection[str]):
+        """`components` are the kinds of components that the page has."""
+        self._app, files = app, files_of(components)
+        styles = [name for name in files if name.endswith(".css")]
+        style = b"\n".join(map(_read, styles))
+        name = f"{hashlib.sha256(style).hexdigest()[:16]}.css"
+        self._files = {name: style, **{each: _read(each) for each in files if each not in styles}}
+        links = [f'<link rel="stylesheet" href=".{PATH}{name}">',
+                 _SKIPPED % json.dumps([f".{PATH}{each}" for each in styles])]
+        links += [f'<link rel="modulepreload" crossorigin href=".{PATH}{each}">'
+                  for each in files if each not in styles]
+        self._head = "".join(links).encode() if styles else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request."""
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or scope["method"] != "GET":
+            return await self._app(scope, receive, send)
+        if path == "/":
+            return await self._page(scope, receive, send)
+        if not path.startswith(PATH):
+            return await self._app(scope, receive, send)
+        if data := self._files.get(path.removeprefix(PATH)):
+            kind = "text/css" if path.endswith(".css") else "text/javascript"
+            return await (await _response(data, kind, scope))(scope, receive, send)
+
+        async def send_for_good(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                MutableHeaders(scope=message)["Cache-Control"] = FOR_GOOD
+            await send(message)
+
+        await self._app(scope, receive, send_for_good)
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Gradio's page; at its head stands what Gradio would find out to be needed later."""
+        begun, body, packs = {}, b"", _packs(scope)
+
+        async def send_whole(message: Message) -> None:
+            nonlocal begun, body
+            if message["type"] == "http.response.start":
+                begun = message
+                return
+            body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            body = body.replace(b"</head>", self._head + b"</head>", 1)
+            body = body.replace(*_RESIZING, 1)
+            headers = MutableHeaders(scope=begun)
+            headers.add_vary_header("Accept-Encoding")
+            if packs:
+                body = await to_thread.run_sync(_packed, body, EACH_TIME)
+                headers["Content-Encoding"] = "br"
+            headers["Content-Length"] = str(len(body))
+            await send(begun)
+            await send({"type": "http.response.body", "body": body})
+
+        headers = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
+        await self._app({**scope, "headers": headers}, receive, send_whole)
+
+
+def files_of(components: Collection[str]) -> list[str]:
+    """The names of the files that Gradio's browser part loads for these kinds of components, as far
+    as its build tells, but for the styles that its page names itself."""
+    page = (FRONTEND / "index.html").read_text("utf-8")
+    files = dict.fromkeys(re.findall(r'src="\./assets/([^"]+)"', page))
+    for name in [*files]:
+        files |= dict.fromkeys(_listed(name))
+    for name in [*files]:
+        for before in (r"import\(`\./Blocks-[^_]*", *(rf"[{{,]{kind}:\{{[^{{}}]*component:[^{{}}]*?"
+                                                   for kind in components)):
+            files |= dict.fromkeys(_listed(name, before))
+    return [name for name in files if (FRONTEND / "assets" / name).is_file()
+            and not (name.endswith(".css") and name in page)]
+
+
+def _listed(name: str, before: str = "") -> list[str]:
+    """The files that a module of Vite's lists, all or those that it loads at the place that stands
+    behind this."""
+    text = _read(name).decode() if name.endswith(".js") else ""
+    listed = re.search(r"\.f=(\[[^]]*\])", text)
+    if not listed:
+        return []
+    names = [each.removeprefix("./") for each in json.loads(listed[1])]
+    if not before:
+        return names
+    needed = re.search(rf"{before}__vite__mapDeps\(\[([\d,]+)\]\)", text)
+    return [names[int(each)] for each in needed[1].split(",")] if needed else []
+
+
+def _read(name: str) -> bytes:
+    return (FRONTEND / "assets" / name).read_bytes()
+
+
+def _packs(scope: Scope) -> bool:
+    return "br" in Headers(scope=scope).get("accept-encoding", "")
+
+
+async def _response(data: bytes, kind: str, scope: Scope) -> Response:
+    headers = {"Cache-Control": FOR_GOOD, "Vary": "Accept-Encoding"}
+    if _packs(scope):
+        data = await to_thread.run_sync(_packed_once, data)
+        headers["Content-Encoding"] = "br"
+    return Response(data, media_type=kind, headers=headers)
+
+
+def _packed(data: bytes, quality: int) -> bytes:
+    return brotli.compress(data, mode=brotli.MODE_TEXT, quality=quality)
+
+
+@lru_cache
+def _packed_once(data: bytes) -> bytes:
+    return _packed(data, ONCE)
