@@ -246,6 +246,11 @@ def test_nothing_but_a_picture_itself_is_taken_for_one(address, image, sentence)
     assert answer.json()["detail"] == "This server does not have: init_images."
 
 
+def with_unit(unit: webuiapi.ControlNetUnit) -> dict:
+    """What a call is given; the client keeps units in its default scripts for all later calls."""
+    return dict(controlnet_units=[unit], alwayson_scripts={})
+
+
 @pytest.fixture(scope="module")
 def steered(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[tuple]:
     """(an engine with two ControlNets, a program of A1111's users)."""
@@ -270,7 +275,7 @@ def steered(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[tuple]:
 def test_webuiapi_has_pictures_follow_another_by_units_of_controlnet(steered, unit, values):
     engine, api = steered
     unit = webuiapi.ControlNetUnit(image=Image.fromarray(PHOTO), **unit)
-    result = api.txt2img(prompt="a fox", seed=7, width=32, height=32, controlnet_units=[unit])
+    result = api.txt2img(prompt="a fox", seed=7, width=32, height=32, **with_unit(unit))
     alone, = drawn_by(engine, control_image=PHOTO, seed=7, steps=2, sampler="euler", guidance=7.0,
                       **values)
     assert np.array_equal(result.image, alone)
@@ -280,16 +285,16 @@ def test_webuiapi_has_pictures_follow_another_by_units_of_controlnet(steered, un
 def test_webuiapi_follows_what_a_picture_begins_with_and_lists_what_there_is(steered):
     _, api = steered
     unit = webuiapi.ControlNetUnit(module="canny", model="lines")  # at 64, as the client has it
-    result = api.img2img(images=[Image.fromarray(PHOTO)], prompt="a fox", seed=7, width=32,
-                         height=32, steps=4, denoising_strength=0.5, controlnet_units=[unit])
-    plain = api.img2img(images=[Image.fromarray(PHOTO)], prompt="a fox", seed=7, width=32,
-                        height=32, steps=4, denoising_strength=0.5)
-    assert not np.array_equal(result.image, plain.image)
+    asked = dict(images=[Image.fromarray(PHOTO)], prompt="a fox", seed=7, width=32, height=32,
+                 steps=4, denoising_strength=0.5)
+    result = api.img2img(**asked, **with_unit(unit))
+    unit.image = Image.fromarray(PHOTO)
+    assert np.array_equal(result.image, api.img2img(**asked, **with_unit(unit)).image)
+    texts = [api.img2img(**asked, **with_unit(each)).info["infotexts"][0]
+             for each in (unit, webuiapi.ControlNetUnit(enabled=False))]
+    assert ["ControlNet 0: " in text for text in texts] == [True, False]
     assert api.controlnet_model_list() == ["lines", "depth"]
     assert api.controlnet_module_list() == ["none", "canny", "scribble_xdog", "lineart_standard"]
-    off = webuiapi.ControlNetUnit(enabled=False)
-    none = api.txt2img(prompt="a fox", seed=7, width=32, height=32, controlnet_units=[off])
-    assert "ControlNet" not in none.info["infotexts"][0]
 
 
 @pytest.mark.parametrize(("asked", "sentence"), [
@@ -306,7 +311,7 @@ def test_webuiapi_follows_what_a_picture_begins_with_and_lists_what_there_is(ste
 def test_webuiapi_is_told_what_is_wrong_with_what_is_followed(steered, asked, sentence):
     with pytest.raises(RuntimeError) as refused:
         steered[1].txt2img(prompt="a fox", width=32, height=32,
-                           controlnet_units=[webuiapi.ControlNetUnit(**asked)])
+                           **with_unit(webuiapi.ControlNetUnit(**asked)))
     status, text = refused.value.args
     assert status == 400 and sentence in json.loads(text)["detail"]
 
