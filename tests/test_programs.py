@@ -17,6 +17,7 @@ from jaxtyping import TypeCheckError, jaxtyped
 from benchmarks.hlo import COMPUTATION
 from benchmarks.report import memory
 from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
+from sd_tpu.models import platform as platforms
 from sd_tpu.models.unet import timestep_encoding
 from sd_tpu.runtime import programs as programs_module
 from sd_tpu.runtime import slots as denoise
@@ -269,7 +270,7 @@ def test_what_has_ended_leaves_its_evaluations_to_the_others(evaluations):
 def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypatch, platform, way):
     pipeline, params = sd1
     seen = []
-    monkeypatch.setattr(denoise, "platform", lambda: platform)
+    monkeypatch.setattr(platforms, "platform", lambda: platform)
     monkeypatch.setattr(AutoencoderKL, "decode", counted("decode", seen, AutoencoderKL))
     latents = np.random.default_rng(0).standard_normal((4, 16, 16, 4)).astype(np.float32)
     traced = jax.jit(partial(denoise.decode_slots, pipeline.model)).trace(
