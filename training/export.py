@@ -11,7 +11,7 @@ from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.families.tokenizer import Tokenizer
-from training import autoencoder, diffusion, enlarge, recipe
+from training import autoencoder, diffusion, recipe, sharpen
 from training.card import card
 
 
@@ -30,7 +30,7 @@ def main() -> None:
         "scheduler": recipe.SCHEDULER,
     }
     model, _ = StableDiffusion.build(configs, jnp.float32)
-    params = {**diffusion.trained(), "vae": enlarge.trained()}
+    params = {**diffusion.trained(), "vae": sharpen.trained()}
     checkpoint = Checkpoint(model, {"tokenizer": tokenizer}, configs, card())
     checkpoint.save_pretrained(folder, params, np.float16)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
