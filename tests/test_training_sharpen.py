@@ -29,7 +29,7 @@ def gradients(networks, heard: float, critic_scale: float = 1.0):
     graphs, params, (latents, pictures) = networks
     params = {**params, "critic": jax.tree.map(lambda x: critic_scale * x, params["critic"])}
     batch = latents, pictures, np.full(4, heard, np.float32)
-    return jax.grad(sharpen.make_loss(graphs))(params, batch, None)
+    return jax.jit(jax.grad(sharpen.make_loss(graphs)))(params, batch, None)
 
 
 def same(one, other) -> bool:

@@ -110,11 +110,11 @@ def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
     assert asked.prompts[:3] == ("a fox", "a cat", "") and asked.pictures[0].style == "Any"
     many = Request.check({"prompts": ["a fox"] * 8, "style": "Any"}, offer)
     for request in (asked, many):
-        drawn = page_engine._styled(request)
+        drawn = page_engine._settled(request)
         assert all(re.fullmatch("(red|blue) a (fox|cat), (ink|oil)", picture.prompt)
                    and not picture.style for picture in drawn.pictures if picture)
         for place in request.places():
-            assert page_engine._styled(request.only(place)).pictures[0] == drawn.pictures[place]
+            assert page_engine._settled(request.only(place)).pictures[0] == drawn.pictures[place]
     assert len({*drawn.prompts}) > 2
     with pytest.raises(RequestError, match=r"^Style of prompt 2 asks for a value of 'nobody'"):
         Request.check({"prompts": ["a", "b"], "own": [None, {"style": "Gone"}]}, offer)
