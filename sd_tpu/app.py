@@ -166,7 +166,8 @@ def _host(given: str | None) -> str:
 
 
 def _is_served_to_others(args: argparse.Namespace) -> bool:
-    return bool(args.share) or not is_loopback(_host(args.host))
+    shared = args.share or os.environ.get("GRADIO_SHARE", "").lower() in ("true", "1")
+    return bool(shared or args.allowed_host) or not is_loopback(_host(args.host))
 
 
 def _check_address(host: str | None, port: int | None) -> None:

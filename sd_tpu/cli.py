@@ -36,6 +36,7 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.settings import (
+    CONTROL,
     MAX_PROMPTS,
     OVERRIDABLE,
     RANDOM,
@@ -327,14 +328,19 @@ def _take_inputs(settings: dict[str, Any]) -> list[Input]:
 
 
 def _check_start(values: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
-    """Raises ValueError for what says how a start picture is used where there is none."""
-    for given in ([] if values["init_image"] else [values, *own]):
-        used = own if given is values else [given]
-        name = next((name for name, setting in OVERRIDABLE.items()
-                     if setting.section == START and given.get(name) is not None), None)
-        if name and not any(each.get("init_image") for each in used):
-            raise ValueError(f"{OVERRIDABLE[name].label} says how a start picture is used: give "
-                             f"one with {OVERRIDABLE['init_image'].flag}.")
+    """Raises ValueError for what says how a start or a control picture is used where there is
+    none."""
+    fitted = any(each.get("control_image") for each in (values, *own))  # by --fit as well
+    for section, image in ((START, "init_image"), (CONTROL, "control_image")):
+        for given in ([] if values[image] else [values, *own]):
+            used = own if given is values else [given]
+            name = next((name for name, setting in OVERRIDABLE.items()
+                         if setting.section == section and given.get(name) is not None
+                         and not (name == "fit" and fitted)), None)
+            if name and not any(each.get(image) for each in used):
+                what = OVERRIDABLE[image]
+                raise ValueError(f"{OVERRIDABLE[name].label} says how a {what.label.lower()} is "
+                                 f"used: give one with {what.flag}.")
 
 
 def _early(values: dict[str, Any]) -> dict[str, Any]:
@@ -359,14 +365,16 @@ def _save(job: Job, folder: Path, to_png: Callable[[np.ndarray, Request], bytes]
     """Writes the pictures as they come and the grid at the end; returns the exit code."""
     request = job.request
     pictures: list[np.ndarray | None] = [None] * len(request.prompts)
+    unsafe = False
     try:
         for event in job.events():
             line.show(_sentence(event))
             if isinstance(event, ImageReady):
                 pictures[event.place] = event.pixels
                 line.clear()
-                if event.unsafe:
+                if event.unsafe and not unsafe:
                     print(f"{BLURRED}.", file=sys.stderr)
+                unsafe |= event.unsafe
                 _write(folder / f"{event.place:02}.png",
                        to_png(event.pixels, request.only(event.place)))
     finally:

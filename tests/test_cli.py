@@ -175,6 +175,9 @@ def test_a_prompt_may_have_its_own_model_and_settings(checkpoints, tmp_path):
     (("--own", 2, "steps", 3), "--own 2: there is no prompt 2."),
     (("--strength", 0.5), "Strength says how a start picture is used"),
     (("--mask-blur", 1), "Mask blur says how a start picture is used"),
+    (("--control-scale", 0.5), "says how a control picture is used: give one with "
+                               "--control-image."),
+    (("--own", 1, "detector", "canny"), "Detector says how a control picture is used"),
 ])
 def test_what_would_change_nothing_is_refused(flags, sentence, monkeypatch, tmp_path):
     _, code, _, err = run_fake(monkeypatch, tmp_path, flags=flags)

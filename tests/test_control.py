@@ -253,7 +253,8 @@ def test_what_a_picture_cannot_follow_is_refused_in_a_sentence(engine, values, g
     ("sd1", dict(in_channels=9), "takes latents of 9 channels"),
     ("sd1", dict(layers_per_block=1), "adds to maps of 32, 32, 32, 64 channels; .* be 32, 32"),
     ("sd1", dict(addition_embed_type="text_time", addition_time_embed_dim=8,
-                 projection_class_embeddings_input_dim=144), "is told 8, 144 numbers beside"),
+                 projection_class_embeddings_input_dim=144),
+     "is made for another family: it is told 8, 144 numbers beside"),
 ])
 def test_a_controlnet_that_fits_no_model_is_refused_before_anything_is_compiled(
         folder, tmp_path, layout, values, complaint):

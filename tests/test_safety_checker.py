@@ -121,6 +121,7 @@ def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_p
 @pytest.mark.parametrize(("flags", "others"), [
     ([], False), (["--host", "localhost"], False), (["--host", "::1"], False),
     (["--host", "0.0.0.0"], True), (["--share"], True),
+    (["--allowed-host", "pictures.example.org"], True),
 ])
 def test_it_is_asked_where_the_page_is_served_to_others(flags, others, monkeypatch):
     class Opened(Exception):
@@ -136,6 +137,15 @@ def test_it_is_asked_where_the_page_is_served_to_others(flags, others, monkeypat
         with pytest.raises(Opened) as opened:
             app.main([*flags, *said, "--no-history"])
         assert opened.value.args == (wanted,)
+
+
+def test_one_that_is_only_a_pickle_is_refused_with_the_way_out(checkpoints, folder, tmp_path):
+    place = with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY)
+    (place / "safety_checker" / "model.safetensors").rename(
+        place / "safety_checker" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="Or leave it out with --no-safety-checker"):
+        Checkpoint.from_pretrained(place, safety_checker=True)
+    Checkpoint.open(place)
 
 
 def test_checkpoints_without_one_are_drawn_with_as_ever(checkpoints):

@@ -146,6 +146,22 @@ def test_what_is_merged_finds_its_base_though_both_come_by_one_plan():
     assert found == [worker.weights.of(0, base)] != [None]
 
 
+def test_what_others_need_is_brought_before_them_to_whichever_devices():
+    base = Weights(name="base")
+    merged, order = Weights(name="base", adapters=(("a", 1.0),), base=base), []
+
+    def read(weights, sharding):
+        order.append((weights, len(sharding.device_set)))
+        return {"a": jax.device_put(np.ones((1, 3)), sharding)}
+
+    worker = Worker(make_mesh(2), read, lambda batch: 1 / 0)
+    brought = dict(worker.execute(Plan(bring=((0, merged), (1, base), (1, merged)))).brought)
+    while len(brought) < 3:
+        brought |= worker.execute(Plan()).brought
+    worker.close()
+    assert order == [(base, 1), (merged, 2)]
+
+
 def test_weights_that_cannot_be_read_are_reported_in_a_sentence():
     def read(weights, sharding):
         raise CheckpointError("The file is gone.\nMore of it.")

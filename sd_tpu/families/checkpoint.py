@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint import single_file, weights
 from sd_tpu.checkpoint.card import ModelCard
-from sd_tpu.checkpoint.config import BUNDLED_MODEL, TrainingConfig, read_json
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, TrainingConfig, read_json
 from sd_tpu.checkpoint.single_file import SUFFIX, SingleFile
 from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families import find_family
@@ -124,9 +124,17 @@ class Checkpoint:
         configs["scheduler"] = read_json(folder / "scheduler" / "scheduler_config.json")
         tokenizers = {part: Tokenizer.from_folder(folder / part)
                       for part in family.encoders.values()}
-        return cls._assembled(folder, configs, lambda part: weights.contents(
-            checkpoint.weight_files(folder / part, components[part], variant)),
-            tokenizers, ModelCard.read(folder, name), **options)
+
+        def stored(part: str) -> Mapping[str, Stored]:
+            try:
+                return weights.contents(
+                    checkpoint.weight_files(folder / part, components[part], variant))
+            except CheckpointError as error:
+                way_out = " Or leave it out with --no-safety-checker." if part == CHECKER else ""
+                raise CheckpointError(f"{error}{way_out}") from error
+
+        return cls._assembled(folder, configs, stored, tokenizers, ModelCard.read(folder, name),
+                              **options)
 
     @classmethod
     def _open_file(cls, file: SingleFile, **options: Any) -> Self:

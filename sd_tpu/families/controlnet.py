@@ -98,13 +98,15 @@ def check(config: ControlNetConfig, model: LatentDiffusion, whose: str) -> None:
         ("takes texts of {} numbers a token", config.cross_attention_dim,
          unet.cross_attention_dim),
         ("takes {} pixels along a side for each latent", config.downscale, model.downscale),
-        ("is told {} numbers beside the text", _told(config), _told(unet)),
+        ("is made for another family: it is told {} numbers beside the text", _told(config),
+         _told(unet)),
         ("adds to maps of {} channels", config.skip_widths, unet.skip_widths),
     ):
         if own != others:
             shown = [str(value).strip("(,)") for value in (own, others)]
             raise CheckpointError(f"{whose} {what.format(shown[0])}; for this model it should be "
                                   f"{shown[1]}.")
+
 
 def _told(config: UNetConfig) -> tuple[int | None, ...]:
     """How many numbers a network is told beside the text, for each size and in all."""

@@ -71,7 +71,8 @@ class Worker:
         with self._lock:
             for device, weights in plan.drop:
                 self.weights.drop(device, weights)
-        for weights in dict.fromkeys(weights for _, weights in plan.bring):
+        wanted = dict.fromkeys(weights for _, weights in plan.bring)
+        for weights in sorted(wanted, key=lambda each: len(each.needs)):  # what others need first
             self._bring(weights, [device for device, other in plan.bring if other == weights])
         for batch in plan.compile:
             self._compiler.do(lambda batch=batch: self._over.put((batch, self._compile(batch))),
@@ -107,11 +108,11 @@ class Worker:
         self._slots[plan.batch] = slots
         pictures, decode_seconds = _timed(
             lambda: _drawn(programs, programs.decode, params, slots.latents, plan.finish))
-        unsafe = programs.unsafe(params, pictures)
+        unsafe, check_seconds = _timed(lambda: programs.unsafe(params, pictures))
         pictures |= {slot: blurred(pictures[slot]) for slot in unsafe}
         previews, preview_seconds = _timed(
             lambda: self._preview(plan, programs, params, slots.clean) if plan.preview else {})
-        return dict(advance_seconds=seconds, decode_seconds=decode_seconds,
+        return dict(advance_seconds=seconds, decode_seconds=decode_seconds + check_seconds,
                     preview_seconds=preview_seconds, pictures=pictures, previews=previews,
                     unsafe=frozenset(unsafe))
 
@@ -141,7 +142,7 @@ class Worker:
         base, *_ = *weights.needs, weights
         if base not in self._digests:
             self._digests[base] = digest(params[programs.autoencoder])
-        return weights.architecture, self._digests[base]
+        return base.architecture, self._digests[base]
 
     def _together(self, architecture: str, wanted: dict[int, Weights]) -> Params:
         """What the programs take: on each device what is wanted there. A device that draws nothing
@@ -194,7 +195,8 @@ class Worker:
         params = self._together(batch.architecture, {})
         slots = programs.advance(params, programs.encode(params, programs.empty(), {}), 0)
         _drawn(programs, programs.decode, params, slots.latents, [], always=True)
-        programs.unsafe(params, {0: np.zeros((batch.height, batch.width, 3), np.uint8)})
+        black = {0: np.zeros((batch.height, batch.width, 3), np.uint8)}
+        programs.unsafe(params, black)
         if programs.has_previewer:
             _drawn(programs, programs.preview, params, slots.clean, [], always=True)
         seconds = time.monotonic() - begun
@@ -213,8 +215,9 @@ class Worker:
         preview, decode = _fit_preview(programs, params, alike or self._devices)
         if alike:
             self._previews.setdefault(self._autoencoder(programs, one, tree), preview)
+        _, check = _timed(lambda: programs.unsafe(params, black))
         self._programs[batch] = programs
-        return Compiled(seconds=seconds, row_seconds=tuple(rows), decode_seconds=decode)
+        return Compiled(seconds=seconds, row_seconds=tuple(rows), decode_seconds=decode + check)
 
     def _finished_in_background(self, *, wait: bool) -> dict[str, Any]:
         found = dict(compiled={}, brought={}, failed={})
