@@ -268,7 +268,7 @@ def _generate(args: argparse.Namespace) -> int:
     own, inputs = _read_own(args.own), []
     for settings in (values, *own):
         inputs += _take_inputs(settings)
-    _check_start(values, own)
+    _check_used(values, own)
     values |= {"seed": drawn_seed(args.seed), "own": own}
     seed = Request.check(_early(values), _early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
@@ -327,7 +327,7 @@ def _take_inputs(settings: dict[str, Any]) -> list[Input]:
     return inputs
 
 
-def _check_start(values: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
+def _check_used(values: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
     """Raises ValueError for what says how a start or a control picture is used where there is
     none."""
     fitted = any(each.get("control_image") for each in (values, *own))  # by --fit as well
