@@ -22,7 +22,7 @@ from sd_tpu.models.unet import timestep_encoding
 from sd_tpu.runtime import programs as programs_module
 from sd_tpu.runtime import slots as denoise
 from sd_tpu.runtime.mesh import make_mesh, replicated
-from sd_tpu.runtime.programs import ADVANCE_OPTIONS, Programs, return_freed_memory
+from sd_tpu.runtime.programs import ADVANCE_OPTIONS, OPTIONS, Programs, return_freed_memory
 from sd_tpu.runtime.slots import MAX_ROWS, Entry, gaussian
 from sd_tpu.runtime.weights import DeviceWeights
 from sd_tpu.sampling.samplers import COLUMNS, make_table
@@ -393,6 +393,17 @@ def test_what_a_compiler_has_freed_is_returned_once_for_each_program(sd1, monkey
     for _ in range(2):
         draw(programs, params, {0: enter(pipeline, *DIFFERENT[4])})
     assert len(returned) == len(programs.traces) == 3
+
+
+def test_what_is_not_wanted_is_not_decoded(sd1):
+    """XLA takes what does not depend on a loop's turn out of the loop, where it is always done."""
+    pipeline, params = sd1
+    latents = jnp.zeros((2, *pipeline.model.latent_shape(32, 32)))
+    decode = jax.jit(partial(denoise.decode_slots, pipeline.model),
+                     compiler_options=OPTIONS["cpu"])
+    text = decode.lower(params, latents, jnp.zeros(2, bool)).compile().as_text()
+    drawing = [each for each in text.split("\n}\n") if " convolution(" in each]
+    assert drawing and not any(" while(" in each for each in drawing)
 
 
 def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(drawn):

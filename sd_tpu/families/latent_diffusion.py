@@ -266,15 +266,15 @@ class LatentDiffusion:
                  strength: jax.Array) -> list[jax.Array]:
         """What the ControlNet adds to the UNet's maps; it is evaluated if any picture asks for it.
         """
-        latents = x[..., :self.vae_config.latent_channels]  # a mask's channels are not for it
         scale = strength.astype(self.dtype)[:, None, None, None]
 
-        def steer() -> list[jax.Array]:
+        def steer(latents: jax.Array) -> list[jax.Array]:
             network = nnx.merge(self.controlnet, params[CONTROL])
             return [scale * each for each in
                     network(latents, t, cond["text"], cond["control"], cond)]
 
-        return only_if(jnp.any(strength != 0), steer)
+        # A mask's channels are not for it.
+        return only_if(jnp.any(strength != 0), steer, x[..., :self.vae_config.latent_channels])
 
     def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
         """The latents that the autoencoder holds likeliest for a picture in [-1, 1]."""

@@ -498,7 +498,7 @@ def encode_images(model: Model, params: Params, images: Float[Array, "n H W 3"],
 def _where_wanted(draw: Callable[[jax.Array], jax.Array], given: jax.Array,
                   wanted: Bool[Array, " n"]) -> jax.Array:
     """What is drawn of each, one after the other; zeros where nothing is wanted."""
-    return lax.map(lambda one: only_if(one[0], partial(draw, one[1])), (wanted, given))
+    return lax.map(lambda one: only_if(one[0], draw, one[1]), (wanted, given))
 
 
 def gaussian(key: UInt32[Array, "2"], shape: tuple[int, int, int]) -> Float[Array, "h w C"]:
