@@ -38,7 +38,6 @@ from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import BLURRED, Cancelled, ImageReady, Job, Progress
 from sd_tpu.settings import (
-    CONTROL,
     MAX_PROMPTS,
     MAX_SEED,
     RANDOM,
@@ -56,7 +55,7 @@ MAX_PICTURES = 64  # of a request, whose answer holds them all
 MAX_CLIENTS = 1000  # whose options are remembered
 MODEL = SETTINGS["model"].a1111
 _SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
-             if name not in ("model", "style") and setting.section not in (START, CONTROL)}
+             if name not in ("model", "style") and not setting.of_upload}
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}

@@ -313,9 +313,7 @@ def _written(name: str, value: Any) -> str:
             return a1111_name(value)
         case "spacing":
             return value.capitalize()
-        case "model" | "init_image" | "mask" | "controlnet" | "control_image" | "detector":
-            return value
-    return setting.kind.shown(value)
+    return value if isinstance(value, str) else setting.kind.shown(value)
 
 
 def parse_parameters(text: str) -> Request:
