@@ -36,14 +36,12 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.settings import (
-    CONTROL,
+    HANDED_IN,
     MAX_PROMPTS,
     OVERRIDABLE,
     RANDOM,
-    REFERENCE,
     SETTINGS,
     SIDES,
-    START,
     Choice,
     Number,
     Picture,
@@ -340,8 +338,7 @@ def _check_used(values: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
     """Raises ValueError for what says how a picture that is handed in is used where there is none.
     """
     fitted = any(each.get("control_image") for each in (values, *own))  # by --fit as well
-    for section, image in ((START, "init_image"), (CONTROL, "control_image"),
-                           (REFERENCE, "reference")):
+    for section, image in HANDED_IN.items():
         for given in ([] if values[image] else [values, *own]):
             used = own if given is values else [given]
             name = next((name for name, setting in OVERRIDABLE.items()

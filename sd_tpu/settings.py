@@ -239,6 +239,8 @@ def _following(most: int) -> Callable[[int], list[int]]:
 
 PROMPT, BASIC, ADVANCED, FASTER, SIZE = "prompt", "basic", "advanced", "faster", "size"
 START, CONTROL, REFERENCE = "start", "control", "reference"
+# The pictures that are handed in to be used, by the sections that say how.
+HANDED_IN = {START: "init_image", CONTROL: "control_image", REFERENCE: "reference"}
 DETECTORS = {"": Sentence("as it is"), "canny": "canny", "scribble": "scribble",
              "lineart": "lineart"}
 FITS = {"cover": "cover", "contain": "contain", "stretch": "stretch", "extend": "extend"}
@@ -289,7 +291,7 @@ class Setting:
     @property
     def of_upload(self) -> bool:
         """Whether it is a picture that is handed in, or says how one is used."""
-        return self.section in (START, CONTROL, REFERENCE)
+        return self.section in HANDED_IN
 
     def check(self, value: Any, of: Sentence | str = "") -> Any:
         """The value as a picture holds it; `of` says whose it is. Raises RequestError."""

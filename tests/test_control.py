@@ -300,7 +300,9 @@ def test_control_pictures_without_a_controlnet_are_refused_and_names_count_for_n
     assert Request.check({**ASKED, "controlnet": "pose"}, page_engine.offer)
 
 
-def test_what_cannot_be_handed_in_on_the_page_is_not_asked_for_there():
-    choices = layout._choices(["model"], ["style"])
+def test_what_cannot_be_followed_here_is_not_asked_for_on_the_page(engine, page_engine):
+    here, elsewhere = (layout.choices_of(each.offer) for each in (engine, page_engine))
     names = [name for name, setting in SETTINGS.items() if setting.section == CONTROLLED]
-    assert "control_scale" in names and all(choices[name] is None for name in names)
+    assert "control_scale" in names and all(elsewhere[name] is None for name in names)
+    assert None not in [here[name] for name in names] and "depth" in here["controlnet"]
+    assert here["reference"] is None

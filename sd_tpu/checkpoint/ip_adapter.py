@@ -13,9 +13,9 @@ PROJECTION, ATTENTION = "image_proj.", "ip_adapter."
 TOKENS = 4  # that a picture's single vector becomes; no file says it
 # A name in files of other kinds -> what they are.
 OTHERS = {
+    "proj.3.weight": "of the kind that is called full",
     "perceiver_resampler.proj_in.weight": "for faces that InsightFace has found (FaceID)",
     "norm.weight": "for faces that InsightFace has found (FaceID)",
-    "proj.3.weight": "of the kind that is called full",
 }
 
 

@@ -22,7 +22,7 @@ from fastapi import Depends
 from PIL import Image
 
 from sd_tpu.http.access import client_of
-from sd_tpu.http.control import Control, modules, take_unit
+from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_unit
 from sd_tpu.http.drawing import ParameterError, drawn, png_of
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
@@ -155,12 +155,13 @@ def make_control_router(engine: EngineClient) -> fastapi.APIRouter:
 
     @router.get("/model_list")
     async def model_list() -> dict:
-        return {"model_list": list(engine.offer.controlnets)}
+        return {"model_list": [*engine.offer.controlnets, *engine.offer.ip_adapters]}
 
     @router.get("/module_list")
     async def module_list() -> dict:
-        return {"module_list": modules(), "module_detail": {
-            name: {"model_free": False, "sliders": []} for name in modules()}}
+        names = modules(*[REFERENCE_MODULE] if engine.offer.ip_adapters else [])
+        return {"module_list": names, "module_detail": {
+            name: {"model_free": False, "sliders": []} for name in names}}
 
     return router
 

@@ -138,22 +138,24 @@ class Catalog:
         Raises:
             RequestError: there is none of the name that it asks for, or none for its model.
         """
-        asked = []
+        found = []
         if picture.steered:
-            asked.append((ControlNet, "Control pictures need a ControlNet, and this server has "
-                                      "none."))
+            if not self.controlnets:
+                raise RequestError("Control pictures need a ControlNet, and this server has none.")
+            found.append(self._extra(picture, ControlNet.part))
         if picture.referring:
-            asked.append((IPAdapter, "Reference pictures need an IP-Adapter, and this server has "
-                                     "none."))
-        return [self._extra(picture, kind, none) for kind, none in asked]
+            if not self.ip_adapters:
+                raise RequestError("Reference pictures need an IP-Adapter, and this server has "
+                                   "none.")
+            found.append(self._extra(picture, IPAdapter.part))
+        return found
 
-    def _extra(self, picture: Picture, kind: type[ExtraNetwork], none: str) -> ExtraNetwork:
-        there, named = self._extras[kind.part], getattr(picture, kind.part)
-        if not there:
-            raise RequestError(none)
+    def _extra(self, picture: Picture, part: str) -> ExtraNetwork:
+        there, named = self._extras[part], getattr(picture, part)
         if named and named not in there:
-            raise RequestError("There is no {kind} {value}; there are {known}.", kind=kind.kind,
-                               value=shortened(named), known=", ".join([*there][:MAX_NAMED]))
+            raise RequestError("There is no {kind} {value}; there are {known}.",
+                               kind=SETTINGS[part].label, value=shortened(named),
+                               known=", ".join([*there][:MAX_NAMED]))
         model = self.open(picture.model).checkpoint.model
         refused = ""
         for extra in [there[named]] if named else there.values():
