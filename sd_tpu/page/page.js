@@ -892,14 +892,14 @@ async function handIn(file, place, name = "init_image", more = {}) {
 function showHanded(name) {
     const button = $("[aria-controls=settings-panel]"), there = opened("settings", name);
     if (button.ariaExpanded !== "true") toggle(button);
-    there.scrollIntoView({ block: "nearest" });
+    there.scrollIntoView();
 }
 
 // A box's own settings, and there what is to be seen.
 function unfoldOwn(place, seen) {
     const button = $(`.below .fold[data-place="${place}"]`);
     if (button.ariaExpanded !== "true") toggle(button);
-    seen.scrollIntoView({ block: "nearest" });
+    seen.scrollIntoView();
 }
 
 // Where a panel has the picture of this name, unfolded.
