@@ -15,9 +15,16 @@ from safetensors.numpy import load_file, save_file
 from test_control import CONTROL, make_controlnet, make_pipeline, within_2
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    ProjectedVisionEncoderConfig,
+    UNetConfig,
+)
+from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig, ResamplerConfig
+from sd_tpu.checkpoint.weights import abstract
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.ip_adapter import IPAdapter
+from sd_tpu.models import IPAdapter as Network
 from sd_tpu.pictures.images import parse_parameters, read_parameters
 from sd_tpu.pictures.inputs import Input, reference_pixels
 from sd_tpu.request import Request
@@ -282,6 +289,24 @@ def test_reference_pictures_without_an_adapter_are_refused(page_engine):
 
 
 # --- what is loaded -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config, sd15", [
+    (dict(seen=1024, tokens=4), 22_319_616),
+    (dict(seen=1280, tokens=16, resampler=ResamplerConfig(width=768, hidden=3072, heads=12,
+                                                          depth=4)), 49_087_488),
+], ids=["plain", "plus"])
+def test_full_size_adapters_and_their_encoder_have_as_many_parameters_as_the_published(config,
+                                                                                       sd15):
+    encoder = ProjectedVisionEncoderConfig(
+        hidden_size=1280, intermediate_size=5120, num_hidden_layers=32, num_attention_heads=16,
+        image_size=224, patch_size=14, projection_dim=1024, hidden_act="gelu")
+    config = IPAdapterConfig(**config, cross_attention_dim=768, image_encoder=encoder,
+                             widths=UNetConfig(cross_attention_dim=768).attending_widths)
+    _, shapes = abstract(partial(Network, config))
+    count = {part: sum(leaf.size for leaf in jax.tree.leaves(of)) for part, of in shapes.items()}
+    assert count.pop("image_encoder") == 632_076_800
+    assert sum(count.values()) == sd15
 
 
 def changed(folder: Path, into: Path, change) -> Path:
