@@ -36,13 +36,12 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.settings import (
-    CONTROL,
+    HANDED_IN,
     MAX_PROMPTS,
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
     SIDES,
-    START,
     Choice,
     Number,
     Picture,
@@ -123,6 +122,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--controlnet", dest="controlnets", action="append", default=[], metavar="DIR_OR_HUB_ID",
         help="a ControlNet that follows control pictures, such as lllyasviel/sd-controlnet-canny; "
              "several times for several")
+    add("--ip-adapter", dest="ip_adapters", action="append", default=[],
+        metavar="FILE_OR_HUB_ID",
+        help="an IP-Adapter that sees reference pictures: a .safetensors file here, or one on the "
+             "hub, as in h94/IP-Adapter/models/ip-adapter_sd15.safetensors; several times for "
+             "several")
+    add("--image-encoder", type=Path, metavar="DIR",
+        help="the image encoder of the IP-Adapters, where it is not beside them")
     add("--prompt-chunks", type=int, choices=range(1, 11), default=3, metavar="N",
         help="of 75 tokens that a prompt may have; what is longer is cut (default: 3)")
     _add_devices_flag(parser)
@@ -143,7 +149,8 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags say of models, as `serving.client.open_models` takes it; not the dtype."""
     names = ("model", "models", "revision", "variant", "size", "max_pixels", "token_downsampling",
              "decoder", "decoder_for", "prediction_type", "zero_snr", "lora_dir", "embedding_dir",
-             "prompt_chunks", "wildcard_dir", "styles", "controlnets")
+             "prompt_chunks", "wildcard_dir", "styles", "controlnets",
+             "ip_adapters", "image_encoder")
     return {**{name: getattr(args, name) for name in names},
             "safety_checker": bool(args.safety_checker)}
 
@@ -328,10 +335,10 @@ def _take_inputs(settings: dict[str, Any]) -> list[Input]:
 
 
 def _check_used(values: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
-    """Raises ValueError for what says how a start or a control picture is used where there is
-    none."""
+    """Raises ValueError for what says how a picture that is handed in is used where there is none.
+    """
     fitted = any(each.get("control_image") for each in (values, *own))  # by --fit as well
-    for section, image in ((START, "init_image"), (CONTROL, "control_image")):
+    for section, image in HANDED_IN.items():
         for given in ([] if values[image] else [values, *own]):
             used = own if given is values else [given]
             name = next((name for name, setting in OVERRIDABLE.items()

@@ -238,7 +238,9 @@ def _following(most: int) -> Callable[[int], list[int]]:
 # --- the table ----------------------------------------------------------------------------------
 
 PROMPT, BASIC, ADVANCED, FASTER, SIZE = "prompt", "basic", "advanced", "faster", "size"
-START, CONTROL = "start", "control"
+START, CONTROL, REFERENCE = "start", "control", "reference"
+# The pictures that are handed in to be used, by the sections that say how.
+HANDED_IN = {START: "init_image", CONTROL: "control_image", REFERENCE: "reference"}
 DETECTORS = {"": Sentence("as it is"), "canny": "canny", "scribble": "scribble",
              "lineart": "lineart"}
 FITS = {"cover": "cover", "contain": "contain", "stretch": "stretch", "extend": "extend"}
@@ -257,8 +259,8 @@ class Setting:
         section: BASIC is for everybody; ADVANCED and FASTER are for experts and at their default
             unless somebody asks for something else, FASTER what costs likeness for speed; a PROMPT
             is written for each picture; height and width are a SIZE, which people choose as one;
-            START says what a picture begins with, CONTROL what it follows; both are nowhere where
-            none can be handed in.
+            START says what a picture begins with, CONTROL what it follows, REFERENCE what it is
+            drawn after; all are nowhere where none can be handed in.
         caption: what a caption says of a value; the value alone if it is empty.
         caption_empty: what a caption says of the empty value.
         png: the field of A1111's `parameters` text in PNG files.
@@ -284,7 +286,12 @@ class Setting:
     @property
     def expert(self) -> bool:
         """Whether it is shown, written and explained to experts only."""
-        return self.section in (ADVANCED, FASTER, START, CONTROL)
+        return self.section in (ADVANCED, FASTER) or self.of_upload
+
+    @property
+    def of_upload(self) -> bool:
+        """Whether it is a picture that is handed in, or says how one is used."""
+        return self.section in HANDED_IN
 
     def check(self, value: Any, of: Sentence | str = "") -> Any:
         """The value as a picture holds it; `of` says whose it is. Raises RequestError."""
@@ -418,7 +425,7 @@ class Picture:
     control_scale: float = _setting(
         1.0, Number(float, 0, 2, step=0.05), "Control strength",
         "How strictly the control picture is followed; 0 is not at all.", section=CONTROL,
-        caption="control strength {value}")
+        caption="control strength {value}", suggest=_around(0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.5, 2))
     control_start: float = _setting(
         0.0, Number(float, 0, 1, step=0.05), "Control start",
         "After this share of the steps; 0 is at once.", section=CONTROL,
@@ -427,11 +434,29 @@ class Picture:
         1.0, Number(float, 0, 1, step=0.05), "Control stop",
         "After this share of the steps; 1 is never.", section=CONTROL,
         caption="control until {value}")
+    reference: str = _setting(
+        "", Upload(), "Reference picture",
+        "The picture whose things, faces or style the drawn one shows, whatever its lines.",
+        section=REFERENCE, caption="with a reference picture", caption_empty="no reference picture")
+    ip_adapter: str = _setting(
+        "", Text(MAX_MODEL_LENGTH), "IP-Adapter",
+        "Which of the server's IP-Adapters sees it; by default the first that fits the model.",
+        section=REFERENCE, caption_empty="the first IP-Adapter", flag="--reference-name")
+    reference_scale: float = _setting(
+        0.6, Number(float, 0, 2, step=0.05), "Reference strength",
+        "How much the reference picture counts beside the prompt; 0 is not at all.",
+        section=REFERENCE, caption="reference strength {value}",
+        suggest=_around(0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2))
 
     @property
     def steered(self) -> bool:
         """Whether it follows a control picture."""
         return bool(self.control_image and self.control_scale)
+
+    @property
+    def referring(self) -> bool:
+        """Whether it is drawn after a reference picture."""
+        return bool(self.reference and self.reference_scale)
 
 
 SETTINGS = {field.name: _describe(field) for field in dataclasses.fields(Picture)}

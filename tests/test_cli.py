@@ -16,6 +16,7 @@ from asking import make_request
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from test_control import make_controlnet
+from test_ip_adapter import make_adapter, make_encoder
 
 from sd_tpu import cli
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
@@ -138,7 +139,24 @@ def test_a_picture_follows_the_lines_of_another(checkpoints, torch_pipelines, tm
                 'Guidance End: 1"') in image.text[KEY]
 
 
-@pytest.mark.parametrize("flag", ["--init-image", "--control-image"])
+def test_a_picture_is_drawn_after_a_reference_picture(checkpoints, torch_pipelines, tmp_path):
+    make_adapter(torch_pipelines["sd1"].unet, tmp_path / "adapter.safetensors")
+    make_encoder(tmp_path / "eyes")
+    photo = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    given = ("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps", 2,
+             "--reference-scale", 0.6, "--devices", 1, "--out", tmp_path)
+    adapter = ("--ip-adapter", tmp_path / "adapter.safetensors", "--image-encoder",
+               tmp_path / "eyes", "--reference", tmp_path / "photo.png")
+    code, _, err = run(*given, *adapter)
+    assert code == 0, err
+    with Image.open(tmp_path / "00.png") as image:
+        assert "IP-Adapter: adapter" in image.text[KEY]
+    code, _, err = run(*given)
+    assert code == 2 and "Reference strength says how a reference picture is used" in err
+
+
+@pytest.mark.parametrize("flag", ["--init-image", "--control-image", "--reference"])
 def test_a_picture_that_cannot_be_read_is_named(flag, tmp_path):
     (tmp_path / "cut.png").write_bytes(b"no picture at all")
     code, _, err = run("generate", "--prompt", "a cat", flag, tmp_path / "cut.png",
@@ -369,14 +387,14 @@ def test_open_engine_hands_every_flag_on(opened):
                           "--decoder", "d", "--prompt-chunks", "2",
                           "--wildcard-dir", "w", "--styles", "s.csv",
                           "--prediction-type", "v_prediction", "--zero-snr", "--safety-checker",
-                          "--controlnet", "c"))
+                          "--controlnet", "c", "--ip-adapter", "i", "--image-encoder", "v"))
     assert opened[-1] == (dict(
         model="org/name", models=Path("m"), revision="r", variant="fp16", dtype="bfloat16",
         devices=4, size=(512, 768), max_pixels=9999, memory=1_500_000_000, token_downsampling=2,
         decoder="d", decoder_for="pictures", prediction_type="v_prediction", zero_snr=True,
         lora_dir=Path("l"), embedding_dir=Path("e"), prompt_chunks=2,
         wildcard_dir=Path("w"), styles=Path("s.csv"), safety_checker=True,
-        controlnets=["c"]),)
+        controlnets=["c"], ip_adapters=["i"], image_encoder=Path("v")),)
 
 
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
@@ -386,7 +404,7 @@ def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
         size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None,
         decoder_for="pictures", prediction_type=None, zero_snr=None, lora_dir=None,
         embedding_dir=None, prompt_chunks=3, wildcard_dir=None, styles=None, safety_checker=False,
-        controlnets=[]),)]
+        controlnets=[], ip_adapters=[], image_encoder=None),)]
 
 
 def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):

@@ -188,8 +188,9 @@ def test_what_follows_nothing_is_drawn_by_the_programs_of_those_without_control(
 
 
 def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(engine):
-    kinds = {name: engine.offer.steered(engine.weights, each).architecture
-             for name, each in engine.offer.controlnets.items()}
+    there = engine.offer._extras["controlnet"]
+    kinds = {name: engine.offer.with_extra(engine.weights, each).architecture
+             for name, each in there.items()}
     assert kinds["lines"] == kinds["depth"] != kinds["blue"]
     request = Request.check({**ASKED, "prompts": ["a"] * 4, "own": [None, *(
         {"control_image": CONTROL.name, "controlnet": name} for name in ("lines", "depth", "blue")
@@ -198,7 +199,7 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
     assert batches[1] == batches[2] and len({*batches}) == 3
     assert batches[1].memory > batches[0].memory
     weights = [engine._weights_of(request, place) for place in range(4)]
-    assert weights[1].memory == engine.offer.controlnets["lines"].memory
+    assert weights[1].memory == there["lines"].memory
     assert weights[1].needs == (weights[0],), "which stays beside it, and counts once"
     lines, depth = (drawn(engine, control_image=CONTROL.name, controlnet=name)[0]
                     for name in ("lines", "depth"))
@@ -209,7 +210,8 @@ def test_what_lies_on_a_device_is_shared_by_a_model_and_its_controlnets(engine):
     drawn(engine, control_image=CONTROL.name)
     held = engine.worker.weights
     base = held.of(0, engine.weights)
-    other = next(held.of(0, name) for name in held.names(0) if name.controlnet == "lines")
+    other = next(held.of(0, name) for name in held.names(0)
+                 if name.extra == ("controlnet", "lines"))
     kernels = [params["unet"]["conv_in"]["kernel"] for params in (base, other)]
     assert len({kernel.unsafe_buffer_pointer() for kernel in kernels}) == 1
 
@@ -298,7 +300,9 @@ def test_control_pictures_without_a_controlnet_are_refused_and_names_count_for_n
     assert Request.check({**ASKED, "controlnet": "pose"}, page_engine.offer)
 
 
-def test_what_cannot_be_handed_in_on_the_page_is_not_asked_for_there():
-    choices = layout._choices(["model"], ["style"])
+def test_what_cannot_be_followed_here_is_not_asked_for_on_the_page(engine, page_engine):
+    here, elsewhere = (layout.choices_of(each.offer) for each in (engine, page_engine))
     names = [name for name, setting in SETTINGS.items() if setting.section == CONTROLLED]
-    assert "control_scale" in names and all(choices[name] is None for name in names)
+    assert "control_scale" in names and all(elsewhere[name] is None for name in names)
+    assert None not in [here[name] for name in names] and "depth" in here["controlnet"]
+    assert here["reference"] is None

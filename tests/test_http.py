@@ -17,6 +17,7 @@ import uvicorn
 import webuiapi
 from PIL import Image
 from test_control import make_controlnet
+from test_ip_adapter import make_adapter, make_encoder
 
 from sd_tpu.http import create_api
 from sd_tpu.http.access import Access
@@ -253,12 +254,14 @@ def with_unit(unit: webuiapi.ControlNetUnit) -> dict:
 
 @pytest.fixture(scope="module")
 def steered(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[tuple]:
-    """(an engine with two ControlNets, a program of A1111's users)."""
+    """(an engine with two ControlNets and an IP-Adapter, a program of A1111's users)."""
     folder = tmp_path_factory.mktemp("controlnets")
     for seed, name in enumerate(("lines", "depth")):
         make_controlnet(torch_pipelines["sd1"].unet, seed,
                         conditioning_embedding_out_channels=(8, 16)).save_pretrained(folder / name)
-    engine = Engine.open(checkpoints["sd1"], devices=1,
+    make_encoder(folder / "image_encoder")
+    make_adapter(torch_pipelines["sd1"].unet, folder / "eyes.safetensors")
+    engine = Engine.open(checkpoints["sd1"], devices=1, ip_adapters=[folder / "eyes.safetensors"],
                          controlnets=[folder / "lines", folder / "depth"])
     assert engine.ready.wait(300)
     with served(create_api(engine, Access())) as address:
@@ -293,11 +296,26 @@ def test_webuiapi_follows_what_a_picture_begins_with_and_lists_what_there_is(ste
     texts = [api.img2img(**asked, **with_unit(each)).info["infotexts"][0]
              for each in (unit, webuiapi.ControlNetUnit(enabled=False))]
     assert ["ControlNet 0: " in text for text in texts] == [True, False]
-    assert api.controlnet_model_list() == ["lines", "depth"]
-    assert api.controlnet_module_list() == ["none", "canny", "scribble_xdog", "lineart_standard"]
+    assert api.controlnet_model_list() == ["lines", "depth", "eyes"]
+    assert api.controlnet_module_list() == ["none", "canny", "scribble_xdog", "lineart_standard",
+                                            "ip-adapter-auto"]
+
+
+def test_webuiapi_has_a_picture_drawn_after_another_by_a_unit_for_ip_adapters(steered):
+    engine, api = steered
+    assert "eyes" in api.controlnet_model_list()
+    unit = webuiapi.ControlNetUnit(image=Image.fromarray(PHOTO), module="ip-adapter_clip_sd15",
+                                   model="eyes [1a2b3c4d]", weight=0.5)
+    result = api.txt2img(prompt="a fox", seed=7, width=32, height=32, **with_unit(unit))
+    assert "IP-Adapter: eyes, Reference strength: 0.5" in result.info["infotexts"][0]
+    alone, = drawn_by(engine, reference=PHOTO, reference_scale=0.5, seed=7, steps=2,
+                      sampler="euler", guidance=7.0)
+    assert np.array_equal(result.image, alone)
 
 
 @pytest.mark.parametrize(("asked", "sentence"), [
+    (dict(image=Image.fromarray(PHOTO), module="ip-adapter-auto", guidance_end=0.5),
+     "guidance_start, guidance_end (ip-adapter)"),
     (dict(), "controlnet has no picture to follow."),
     (dict(image=Image.fromarray(PHOTO), model="pose"), "There is no ControlNet 'pose'; there are"),
     (dict(image=Image.fromarray(PHOTO), module="openpose"),

@@ -61,6 +61,7 @@ def owns(draw, common: str) -> dict | None:
         "guidance_start": st.floats(0, 0.5, exclude_max=True), "guidance_stop": st.floats(0.5, 1),
         "control_image": st.just("a" * 64), "controlnet": texts, "control_scale": st.floats(0, 2),
         "detector": st.sampled_from(["", "canny", "scribble", "lineart"]),
+        "reference": st.just("b" * 64), "ip_adapter": texts, "reference_scale": st.floats(0, 2),
         "cache_interval": st.integers(1, 10), "width": st.integers(1, 1 << 16),
     }))
     spacings = SAMPLERS[values.get("sampler", common)].spacings
@@ -108,6 +109,11 @@ def test_what_a1111s_extension_says_of_a_controlnet_is_understood():
         "control_v11p_sd15_canny [d14c016b]", "None")
     picture = parse_parameters(f'a cat\n{LINE}, ControlNet 0: "{other}"').common
     assert (picture.controlnet, picture.detector) == ("", "")
+
+
+def test_a_picture_says_how_much_its_reference_picture_counted():
+    text = format_parameters(make_request(**ASKED, reference="b" * 64))
+    assert f"Reference picture: {'b' * 64}, Reference strength: 0.6" in text
 
 
 def test_a_picture_says_what_it_followed_as_a1111s_extension_does():

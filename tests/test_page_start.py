@@ -40,12 +40,9 @@ def made_from(tab: Page, number: int):
     return read_png(tab.request.get(f"{tab.url.split('#')[0]}{address}").body()).pictures[0]
 
 
-def strength(tab: Page, panel: str):
-    return tab.locator(f"#{panel}-panel [name=strength] + [type=range]")
-
-
-def slide(tab: Page, panel: str, value: float) -> None:
-    strength(tab, panel).evaluate("""(slider, value) => {
+def slide(tab: Page, panel: str, value: float, name: str = "strength") -> None:
+    """Moves a slider of a panel."""
+    tab.locator(f"#{panel}-panel [name={name}] + [type=range]").evaluate("""(slider, value) => {
         slider.value = value;
         slider.dispatchEvent(new Event("input", { bubbles: true }));
     }""", value)
@@ -54,8 +51,8 @@ def slide(tab: Page, panel: str, value: float) -> None:
 def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=4)
     make(tab)
-    tab.get_by_role("button", name="Start from picture 1").click()
-    expect(tab.locator("#own-panel .start")).to_have_attribute("open", "")
+    tab.get_by_role("button", name="Use picture 1").click()
+    expect(tab.locator("#own-panel .handed")).to_have_attribute("open", "")
     expect(tab.locator("#own-panel .upload img").first).to_be_visible()
     slide(tab, "own", 0.5)
     expect(tab.locator(".below .own").first).to_contain_text("strength 0.5 · from a picture")
@@ -70,7 +67,7 @@ def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
     tab.reload()
     tab.wait_for_function("window.sdTpu?.arrived")
     unfold(tab, "Settings")
-    tab.locator("#settings-panel .start").evaluate("start => { start.open = true }")
+    tab.locator("#settings-panel .handed").evaluate("start => { start.open = true }")
     expect(tab.locator("#settings-panel .upload img").first).to_be_visible()
     tab.locator("#settings-panel [data-do=take_away]").first.click()
     expect(tab.locator("#settings-panel .upload img").first).to_be_hidden()
@@ -106,7 +103,7 @@ def test_a_mask_is_painted_undone_and_inverted(tab):
     hand_in(tab, "drop", "#cards > .card figure", png())
     expect(tab.locator(".below .own").first).to_contain_text("from a picture")
     tab.locator(".below .fold").first.click()
-    tab.locator("#own-panel .start").evaluate("start => { start.open = true }")
+    tab.locator("#own-panel .handed").evaluate("start => { start.open = true }")
     tab.locator("#own-panel [data-do=paint]").click()
     canvas = tab.locator("#painter canvas")
     expect(tab.get_by_role("button", name="Done", exact=True)).to_be_disabled()

@@ -171,6 +171,12 @@ class VisionEncoderConfig(_EncoderConfig):
         return self
 
 
+class ProjectedVisionEncoderConfig(VisionEncoderConfig):
+    """`image_encoder/config.json` of a CLIPVisionModelWithProjection."""
+
+    projection_dim: Count = 512
+
+
 class SafetyCheckerConfig(Config):
     """`safety_checker/config.json` of a StableDiffusionSafetyChecker."""
 
@@ -324,6 +330,18 @@ class UNetConfig(Config):
         channels, last = self.block_out_channels, len(self.block_out_channels) - 1
         return channels[0], *(channels[level] for level, layers in enumerate(self.layers)
                               for _ in range(layers + (level < last)))
+
+    @property
+    def attending_widths(self) -> tuple[int, ...]:
+        """Channels of each transformer block, as diffusers counts those that attend to the text:
+        first all on the way down, then all on the way up, and last those in the middle."""
+        channels = self.block_out_channels
+        levels = [*zip(self.down_block_types, self.down_depths, channels, strict=True),
+                  *zip(self.up_block_types, self.up_depths, channels[::-1], strict=True)]
+        if self.mid_block_type:
+            levels.append((self.mid_block_type, (self.mid_depth,), channels[-1]))
+        return tuple(width for kind, depths, width in levels if "CrossAttn" in kind
+                     for _ in range(sum(depths)))
 
     @property
     def down_depths(self) -> tuple[tuple[int, ...], ...]:

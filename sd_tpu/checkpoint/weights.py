@@ -30,6 +30,7 @@ LEAVES = {
     ("embedding", 2): ("weight", (0, 1)),
     ("bias", 1): ("bias", (0,)),
     # Those of no layer
+    ("latents", 3): ("latents", (0, 1, 2)),
     ("class_embedding", 1): ("class_embedding", (0,)),
     ("concept_embeds", 2): ("concept_embeds", (0, 1)),
     ("concept_embeds_weights", 1): ("concept_embeds_weights", (0,)),

@@ -19,6 +19,7 @@ from sd_tpu.checkpoint.config import (
     UNetConfig,
     VAEConfig,
 )
+from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
 from sd_tpu.checkpoint.weights import Params, abstract
 from sd_tpu.families import text
 from sd_tpu.families.text import PromptOptions
@@ -35,7 +36,8 @@ from sd_tpu.models.unet import guidance_encoding
 Arrays = dict[str, Any]  # of NumPy on the host, of JAX on the devices; or their shapes
 
 CHECKER = "safety_checker"  # a component that not all checkpoints have, and not all want
-CONTROL = "controlnet"  # the component that a ControlNet is of the parameters that it steers with
+# The components that a ControlNet and an IP-Adapter are of the parameters that they draw with.
+CONTROL, REFERENCE = "controlnet", "ip_adapter"
 AUTOENCODERS = {VAEConfig: AutoencoderKL, TinyVAEConfig: AutoencoderTiny}
 # Channels that a UNet takes beside the latents' four, and what it does with them.
 OTHER_INPUTS = {5: "draws with a depth map", 8: "edits pictures, as InstructPix2Pix does"}
@@ -52,6 +54,9 @@ class LatentDiffusion:
     Where a ControlNet steers it, inputs hold the control picture as "control", uint8 [H, W, 3],
     conditions what the ControlNet makes of it, [1, h, w, F], and the cache is a pair: the features,
     and what was added to the first of the maps that are skipped across.
+
+    With an IP-Adapter, inputs hold the reference picture as "reference", uint8 [S, S, 3], and its
+    "reference_scale", f32 [1], and conditions what the UNet takes under these names.
     """
 
     unet: nnx.GraphDef
@@ -66,6 +71,8 @@ class LatentDiffusion:
     safety_checker: nnx.GraphDef | None = None
     controlnet: nnx.GraphDef | None = None  # whose parameters are the component CONTROL
     control_size: tuple[int, int] = (0, 0)  # height and width of control pictures
+    ip_adapter: nnx.GraphDef | None = None  # whose parameters are the component REFERENCE
+    ip_adapter_config: IPAdapterConfig | None = None
 
     autoencoder: ClassVar = "vae"
     encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
@@ -172,6 +179,11 @@ class LatentDiffusion:
         """Whether it has a ControlNet."""
         return self.controlnet is not None
 
+    def referring_by(self, ip_adapter: nnx.GraphDef,
+                     config: IPAdapterConfig) -> "LatentDiffusion":
+        """The same networks with an IP-Adapter of this config."""
+        return dataclasses.replace(self, ip_adapter=ip_adapter, ip_adapter_config=config)
+
     @property
     def extras(self) -> tuple[str, ...]:
         """What tells these programs from those for prompts of one chunk."""
@@ -209,12 +221,17 @@ class LatentDiffusion:
 
     @property
     def told_input_shapes(self) -> Arrays:
-        """Of the inputs beside the texts: those of `guidance_inputs`, and the control picture."""
+        """Of the inputs beside the texts: those of `guidance_inputs`, the control picture, and the
+        reference picture with its scale."""
         shapes = {}
         if self.guidance_size:
             shapes["guidance"] = jax.ShapeDtypeStruct((2,), jnp.float32)
         if self.steered:
             shapes["control"] = jax.ShapeDtypeStruct((*self.control_size, 3), jnp.uint8)
+        if config := self.ip_adapter_config:
+            side = config.image_encoder.image_size
+            shapes["reference"] = jax.ShapeDtypeStruct((side, side, 3), jnp.uint8)
+            shapes["reference_scale"] = jax.ShapeDtypeStruct((1,), jnp.float32)
         return shapes
 
     @property
@@ -226,6 +243,11 @@ class LatentDiffusion:
         if self.steered:
             shapes["control"] = self._features(
                 1, *(side // self.downscale for side in self.control_size))
+        if config := self.ip_adapter_config:
+            shapes["reference"] = [
+                2 * (jax.ShapeDtypeStruct((2, config.tokens, width), self.dtype),)
+                for width in config.widths]
+            shapes["reference_scale"] = jax.ShapeDtypeStruct((1,), jnp.float32)
         return shapes
 
     def guidance_inputs(self, guidance: float) -> Arrays:
@@ -241,6 +263,10 @@ class LatentDiffusion:
         if self.steered:
             picture = inputs["control"][None].astype(jnp.float32) / 255
             told["control"] = nnx.merge(self.controlnet, params[CONTROL]).embed(picture)
+        if self.ip_adapter_config:
+            adapter = nnx.merge(self.ip_adapter, params[REFERENCE])
+            told["reference"] = adapter(inputs["reference"])
+            told["reference_scale"] = inputs["reference_scale"]
         return told
 
     # --- on the devices -------------------------------------------------------------------------

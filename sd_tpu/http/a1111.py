@@ -22,7 +22,7 @@ from fastapi import Depends
 from PIL import Image
 
 from sd_tpu.http.access import client_of
-from sd_tpu.http.control import Control, modules, take_unit
+from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_unit
 from sd_tpu.http.drawing import ParameterError, drawn, png_of
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
@@ -38,7 +38,6 @@ from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import BLURRED, Cancelled, ImageReady, Job, Progress
 from sd_tpu.settings import (
-    CONTROL,
     MAX_PROMPTS,
     MAX_SEED,
     RANDOM,
@@ -56,7 +55,7 @@ MAX_PICTURES = 64  # of a request, whose answer holds them all
 MAX_CLIENTS = 1000  # whose options are remembered
 MODEL = SETTINGS["model"].a1111
 _SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
-             if name not in ("model", "style") and setting.section not in (START, CONTROL)}
+             if name not in ("model", "style") and not setting.of_upload}
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
@@ -156,12 +155,13 @@ def make_control_router(engine: EngineClient) -> fastapi.APIRouter:
 
     @router.get("/model_list")
     async def model_list() -> dict:
-        return {"model_list": list(engine.offer.controlnets)}
+        return {"model_list": [*engine.offer.controlnets, *engine.offer.ip_adapters]}
 
     @router.get("/module_list")
     async def module_list() -> dict:
-        return {"module_list": modules(), "module_detail": {
-            name: {"model_free": False, "sliders": []} for name in modules()}}
+        names = modules(*[REFERENCE_MODULE] if engine.offer.ip_adapters else [])
+        return {"module_list": names, "module_detail": {
+            name: {"model_free": False, "sliders": []} for name in names}}
 
     return router
 

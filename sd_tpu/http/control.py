@@ -12,6 +12,8 @@ from sd_tpu.pictures.inputs import Input, fitted
 from sd_tpu.settings import Number, Picture, shortened
 
 SCRIPT = "controlnet"  # as it is called, in any letters, among the scripts that are always on
+# The extension has one for each kind of IP-Adapter, and this one for all.
+REFERENCE_MODULE = "ip-adapter-auto"
 _FITS = ("stretch", "cover", "contain")  # by A1111's number, and by its names
 _FIT_NAMES = {"Just Resize": "stretch", "Crop and Resize": "cover", "Resize and Fill": "contain"}
 _SETTINGS = {"weight": "control_scale", "guidance_start": "control_start",
@@ -40,6 +42,8 @@ class Control:
         if unit is None:
             return cls()
         _refuse_absent(unit)
+        if str(unit.get("module")).startswith(REFERENCE_MODULE.removesuffix("-auto")):
+            return cls._reference(unit, start)
         if any(start.closeups):
             raise ParameterError("With a control picture the whole picture is drawn; ask for "
                                  "inpaint_full_res=0.")
@@ -53,6 +57,18 @@ class Control:
         if isinstance(named := unit.get("model"), str):
             values["controlnet"] = a1111_controlnet(named)
         return cls(values, (control,))
+
+    @classmethod
+    def _reference(cls, unit: Mapping[str, Any], start: Start) -> Self:
+        """Of a unit for an IP-Adapter, which sees its picture whole and in all steps."""
+        if (unit.get("guidance_start", 0), unit.get("guidance_end", 1)) != (0, 1):
+            raise ParameterError("This server does not have, of controlnet: {names}.",
+                                 names="guidance_start, guidance_end (ip-adapter)")
+        given, named = _picture(unit, start), unit.get("model")
+        values = {"reference": given.name, "reference_scale": unit.get("weight", 1.0)}
+        if isinstance(named, str):
+            values["ip_adapter"] = a1111_controlnet(named)
+        return cls(values, (given,))
 
 
 def take_unit(scripts: Any) -> tuple[Mapping[str, Any] | None, Any]:
@@ -108,12 +124,12 @@ def _detector(module: Any) -> str:
     return MODULES[module]
 
 
-def modules() -> list[str]:
-    """What A1111's extension calls the detectors."""
+def modules(*others: str) -> list[str]:
+    """What A1111's extension calls the detectors, and others."""
     first: dict[str, str] = {}
     for name, detector in MODULES.items():
         first.setdefault(detector, name)
-    return list(first.values())
+    return [*first.values(), *others]
 
 
 def _fit(mode: Any) -> str:

@@ -5,6 +5,7 @@ Attributes are spelled as in diffusers and transformers checkpoints, so that
 """
 
 from sd_tpu.models.controlnet import ControlNetModel
+from sd_tpu.models.ip_adapter import IPAdapter
 from sd_tpu.models.safety_checker import StableDiffusionSafetyChecker
 from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection
 from sd_tpu.models.tiny_vae import AutoencoderTiny
@@ -17,6 +18,7 @@ __all__ = [
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
     "ControlNetModel",
+    "IPAdapter",
     "StableDiffusionSafetyChecker",
     "UNet2DConditionModel",
 ]

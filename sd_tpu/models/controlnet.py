@@ -58,9 +58,9 @@ class ControlNetModel(WayDown):
         Raises:
             ValueError: a condition that the config asks for is not among those added.
         """
-        time, text = self._conditions(timesteps, text, added or {})
+        time, context = self._conditions(timesteps, text, added or {})
         x = self.conv_in(latents.astype(self.dtype)) + embedded
-        middle, skips = self._descend(x, time, text)
+        middle, skips = self._descend(x, time, context)
         return [*(block(skip) for block, skip in zip(self.controlnet_down_blocks, skips,
                                                      strict=True)),
                 self.controlnet_mid_block(middle)]

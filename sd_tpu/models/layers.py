@@ -5,6 +5,7 @@ softmax of attention are always float32.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +152,15 @@ class ResnetBlock(nnx.Module):
         return h + (self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x)
 
 
+class Beside(NamedTuple):
+    """What tokens attend to beside their context, by a softmax of its own, and how much it counts
+    (Ye et al. 2023, arXiv:2308.06721: decoupled cross-attention)."""
+
+    keys: jax.Array  # [B, T, channels]
+    values: jax.Array  # likewise
+    scale: jax.Array  # [B]
+
+
 class Attention(nnx.Module):
     """Multi-head attention of tokens to a context, or to themselves.
 
@@ -168,12 +178,17 @@ class Attention(nnx.Module):
         self.to_v = linear(context_channels, channels, bias=bias, **layer)
         self.to_out = nnx.List([linear(channels, channels, **layer)])
 
-    def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, context: jax.Array | None = None,
+                 beside: Beside | None = None) -> jax.Array:
         """x [B, N, channels], context [B, M, context_channels] (x itself if None) -> like x."""
         normed = self.group_norm(x) if hasattr(self, "group_norm") else x
         context = normed if context is None else context
         q, k, v = self.to_q(normed), self.to_k(context), self.to_v(context)
-        out = self.to_out[0](attention(q, k, v, self.heads))
+        attended = attention(q, k, v, self.heads)
+        if beside is not None:
+            scale = beside.scale[:, None, None].astype(q.dtype)
+            attended += scale * attention(q, beside.keys, beside.values, self.heads)
+        out = self.to_out[0](attended)
         return x + out if hasattr(self, "group_norm") else out
 
 

@@ -2,6 +2,7 @@
 (Podell et al. 2023, arXiv:2307.01952), smaller ones, and latent consistency models."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from sd_tpu.checkpoint.config import UNetConfig
 from sd_tpu.models.layers import (
     ACTIVATIONS,
     Attention,
+    Beside,
     Downsample,
     GroupNorm,
     LayerNorm,
@@ -22,8 +24,18 @@ from sd_tpu.models.layers import (
     pointwise,
 )
 
-Added = Mapping[str, jax.Array]
+Added = Mapping[str, Any]  # arrays, or trees of them
 Control = Sequence[jax.Array]  # added to the outputs of the way down, and last to the middle's
+
+
+class Context(NamedTuple):
+    """What the pixels of a UNet's maps attend to."""
+
+    text: jax.Array  # [B, L, cross_attention_dim]
+    # Of a reference picture: keys and values [B, T, channels] for each transformer block, as
+    # `UNetConfig.attending_widths` counts them, and how much they count, [B].
+    reference: Sequence[tuple[jax.Array, jax.Array]] | None = None
+    scale: jax.Array | None = None
 
 
 class WayDown(nnx.Module):
@@ -81,19 +93,19 @@ class WayDown(nnx.Module):
                      depths=depths if "CrossAttn" in kind else (), **rest)
 
     def _descend(self, x: jax.Array, time: jax.Array,
-                 text: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+                 context: Context) -> tuple[jax.Array, list[jax.Array]]:
         """What comes out of the middle, and the maps to skip across, the outermost first; x
         [B, h, w, block_out_channels[0]] is that of them."""
         skips = [x]
         for block in self.down_blocks:
-            x, outputs = block.down(x, time, text)
+            x, outputs = block.down(x, time, context)
             skips += outputs
         if hasattr(self, "mid_block"):
-            x, _ = self.mid_block.down(x, time, text)
+            x, _ = self.mid_block.down(x, time, context)
         return x, skips
 
     def _conditions(self, timesteps: jax.Array, text: jax.Array,
-                    added: Added) -> tuple[jax.Array, jax.Array]:
+                    added: Added) -> tuple[jax.Array, Context]:
         """The embedding [B, 4 * block_out_channels[0]] of the timesteps and of what is added to
         them, and the text."""
         config = self.config
@@ -107,7 +119,7 @@ class WayDown(nnx.Module):
         time = self.time_embedding(time.astype(self.dtype), guidance)
         if config.addition_embed_type == "text_time":
             time += self._added(added["text_embeds"], added["time_ids"])
-        return time, text.astype(self.dtype)
+        return time, Context(text.astype(self.dtype))
 
     def _added(self, pooled: jax.Array, ids: jax.Array) -> jax.Array:
         """The embedding [B, 4 * block_out_channels[0]] of a pooled text [B, P] and numbers [B, N],
@@ -148,6 +160,11 @@ class UNet2DConditionModel(WayDown):
         self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps,
                                        **layer)
         self.conv_out = conv(channels[0], config.out_channels, **layer)
+        middle = [self.mid_block] if hasattr(self, "mid_block") else []
+        attending = [each for block in (*self.down_blocks, *self.up_blocks, *middle)
+                     for transformer in block.attentions for each in transformer.transformer_blocks]
+        for number, each in enumerate(attending):
+            each.number = number
 
     def __call__(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
                  text: Float[Array, "b l d"],
@@ -161,7 +178,8 @@ class UNet2DConditionModel(WayDown):
             added: what else the config asks for, by diffusers' names: with `addition_embed_type`
                 the pooled `text_embeds` [B, P] and the `time_ids` [B, N] (heights and widths), with
                 `time_cond_proj_dim` the `timestep_cond` [B, time_cond_proj_dim], which is the
-                `guidance_encoding` of the guidance scale.
+                `guidance_encoding` of the guidance scale. Beside that, a `reference` with its
+                `reference_scale`, as `Context` has them, or neither.
 
         Returns:
             [B, h, w, out_channels] float32.
@@ -180,17 +198,17 @@ class UNet2DConditionModel(WayDown):
 
         `control` is what a ControlNet adds to the maps to skip across and to that of the middle.
         """
-        time, text = self._conditions(timesteps, text, added or {})
-        x, skips = self._descend(self.conv_in(latents.astype(self.dtype)), time, text)
+        time, context = self._told(timesteps, text, added or {})
+        x, skips = self._descend(self.conv_in(latents.astype(self.dtype)), time, context)
         if control is not None:
             *steered, middle = (each.astype(self.dtype) for each in control)
             skips = [skip + each for skip, each in zip(skips, steered, strict=True)]
             x = x + middle
         *blocks, last = self.up_blocks
         for block in blocks:
-            x = block.up(x, time, text, skips)
-        deep = last.up_to_last(x, time, text, skips)
-        return self._end(last.up_last(deep, time, text, skips)), deep
+            x = block.up(x, time, context, skips)
+        deep = last.up_to_last(x, time, context, skips)
+        return self._end(last.up_last(deep, time, context, skips)), deep
 
     def shallow(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
                 text: Float[Array, "b l d"], deep: Float[Array, "b h w features"],
@@ -200,11 +218,17 @@ class UNet2DConditionModel(WayDown):
         """The prediction with the features `deep` of an earlier one of the same picture and text:
         only the first and the last layer are evaluated, as in DeepCache (Ma et al. 2023,
         arXiv:2312.00858). `control` is the first of what a ControlNet added there."""
-        time, text = self._conditions(timesteps, text, added or {})
+        time, context = self._told(timesteps, text, added or {})
         skips = [self.conv_in(latents.astype(self.dtype))]
         if control is not None:
             skips[0] = skips[0] + control.astype(self.dtype)
-        return self._end(self.up_blocks[-1].up_last(deep, time, text, skips))
+        return self._end(self.up_blocks[-1].up_last(deep, time, context, skips))
+
+    def _told(self, timesteps: jax.Array, text: jax.Array,
+              added: Added) -> tuple[jax.Array, Context]:
+        time, context = self._conditions(timesteps, text, added)
+        return time, context._replace(reference=added.get("reference"),
+                                      scale=added.get("reference_scale"))
 
     def _end(self, x: jax.Array) -> jax.Array:
         return self.conv_out(nnx.silu(self.conv_norm_out(x))).astype(jnp.float32)
@@ -284,39 +308,39 @@ class Block(nnx.Module):
         if upsample:
             self.upsamplers = nnx.List([Upsample(channels, **layer)])
 
-    def _layer(self, i: int, x: jax.Array, time: jax.Array, text: jax.Array) -> jax.Array:
+    def _layer(self, i: int, x: jax.Array, time: jax.Array, context: Context) -> jax.Array:
         x = self.resnets[i](x, time)
-        return self.attentions[i](x, text) if i < len(self.attentions) else x
+        return self.attentions[i](x, context) if i < len(self.attentions) else x
 
-    def down(self, x: jax.Array, time: jax.Array, text: jax.Array):
+    def down(self, x: jax.Array, time: jax.Array, context: Context):
         """x [B, h, w, widths[0]] -> (x at the next resolution, the outputs to skip across)."""
         outputs = []
         for i in range(len(self.resnets)):
-            x = self._layer(i, x, time, text)
+            x = self._layer(i, x, time, context)
             outputs.append(x)
         if hasattr(self, "downsamplers"):
             x = self.downsamplers[0](x)
             outputs.append(x)
         return x, outputs
 
-    def up(self, x: jax.Array, time: jax.Array, text: jax.Array,
+    def up(self, x: jax.Array, time: jax.Array, context: Context,
            skips: list[jax.Array]) -> jax.Array:
         """x [B, h, w, C] -> x at the next resolution; takes its skips from the end of the list."""
-        x = self.up_last(self.up_to_last(x, time, text, skips), time, text, skips)
+        x = self.up_last(self.up_to_last(x, time, context, skips), time, context, skips)
         return self.upsamplers[0](x) if hasattr(self, "upsamplers") else x
 
-    def up_to_last(self, x: jax.Array, time: jax.Array, text: jax.Array,
+    def up_to_last(self, x: jax.Array, time: jax.Array, context: Context,
                    skips: list[jax.Array]) -> jax.Array:
         """All layers of the way up but the last: x [B, h, w, C] -> x [B, h, w, channels]."""
         for i in range(len(self.resnets) - 1):
-            x = self._layer(i, jnp.concatenate([x, skips.pop()], axis=-1), time, text)
+            x = self._layer(i, jnp.concatenate([x, skips.pop()], axis=-1), time, context)
         return x
 
-    def up_last(self, x: jax.Array, time: jax.Array, text: jax.Array,
+    def up_last(self, x: jax.Array, time: jax.Array, context: Context,
                 skips: list[jax.Array]) -> jax.Array:
         """The last layer of the way up: [B, h, w, channels] -> like x."""
         last = len(self.resnets) - 1
-        return self._layer(last, jnp.concatenate([x, skips.pop()], axis=-1), time, text)
+        return self._layer(last, jnp.concatenate([x, skips.pop()], axis=-1), time, context)
 
 
 class Transformer2DModel(nnx.Module):
@@ -335,12 +359,12 @@ class Transformer2DModel(nnx.Module):
         )
         self.proj_out = project(channels, channels, **layer)
 
-    def __call__(self, x: jax.Array, text: jax.Array) -> jax.Array:
-        """x [B, h, w, C], text [B, L, cross_attention_dim] -> like x."""
+    def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+        """x [B, h, w, C] -> like x."""
         h = self.proj_in(self.norm(x))
         h = h.reshape(h.shape[0], -1, h.shape[-1])
         for block in self.transformer_blocks:
-            h = block(h, text, x.shape[1])
+            h = block(h, context, x.shape[1])
         return x + self.proj_out(h.reshape(x.shape))
 
 
@@ -351,6 +375,7 @@ class TransformerBlock(nnx.Module):
                  *, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)
         self.token_downsampling = token_downsampling
+        self.number = 0  # of those of a UNet, as `UNetConfig.attending_widths` counts them
         self.norm1 = LayerNorm(channels, **layer)
         self.attn1 = Attention(channels, channels, heads, **layer)
         self.norm2 = LayerNorm(channels, **layer)
@@ -358,12 +383,12 @@ class TransformerBlock(nnx.Module):
         self.norm3 = LayerNorm(channels, **layer)
         self.ff = FeedForward(channels, **layer)
 
-    def __call__(self, x: jax.Array, text: jax.Array, height: int) -> jax.Array:
-        """x [B, N, C], a map of so many rows, row by row, text [B, L, cross_attention_dim] ->
-        like x."""
+    def __call__(self, x: jax.Array, context: Context, height: int) -> jax.Array:
+        """x [B, N, C], a map of so many rows, row by row -> like x."""
         normed = self.norm1(x)
         x = x + self.attn1(normed, self._seen(normed, height))
-        x = x + self.attn2(self.norm2(x), text)
+        beside = context.reference and Beside(*context.reference[self.number], context.scale)
+        x = x + self.attn2(self.norm2(x), context.text, beside)
         return x + self.ff(self.norm3(x))
 
     def _seen(self, x: jax.Array, height: int) -> jax.Array:

@@ -16,11 +16,9 @@ from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.settings import (
-    CONTROL,
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
-    START,
     Choice,
     RequestError,
     Setting,
@@ -31,7 +29,7 @@ from sd_tpu.settings import (
 _LATER = [SETTINGS[name] for name in ("model", "height", "width", "style")]
 _BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
                     if setting.expert is expert and name != "seed" and setting not in _LATER
-                    and setting.section not in (START, CONTROL)]
+                    and not setting.of_upload]
                    for expert in (False, True))
 _EXPERT += _LATER
 _GENERATE = """Draws a picture of each prompt; yields what is finished and what is happening.

@@ -12,6 +12,7 @@ from typing import Any
 from sd_tpu.page.form import EMPTY, GARBLED, read_size
 from sd_tpu.request import Request, changed
 from sd_tpu.sentence import Sentence
+from sd_tpu.serving.catalog import Catalog
 from sd_tpu.settings import MAX_PROMPTS, OVERRIDABLE, Choice, Number, Picture, RequestError
 
 _FIRST = ("guidance", "steps", "sampler")
@@ -37,10 +38,10 @@ class Comparable:
     listed: list[tuple[str, str, bool]]
 
 
-def comparable(defaults: Picture, models: Sequence[str], styles: Sequence[str],
-               sizes: Sequence[str]) -> list[Comparable]:
-    """What can change, for a page with these defaults, models, styles and sizes."""
-    listed, known = [], {"model": models, "style": [EMPTY, *styles]}
+def comparable(defaults: Picture, offer: Catalog, sizes: Sequence[str]) -> list[Comparable]:
+    """What can change, for a page with these defaults, this offer and sizes."""
+    listed = []
+    known = {"model": offer.models(), "style": [EMPTY, *offer.styles.templates()]}
     for name, setting in COMPARABLE.items():
         ticked = suggested(name, defaults)
         if name in known:

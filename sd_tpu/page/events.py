@@ -52,7 +52,6 @@ from sd_tpu.settings import (
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
-    START,
     UPLOADS,
     Picture,
     RequestError,
@@ -442,7 +441,7 @@ class Answers:
         name = str(asked.data.get("model"))
         brought = form.show_settings(vars(self.engine.offer.defaults(name)), self.engine.offer)
         left = {"negative_prompt", "style", *(name for name, each in SETTINGS.items()
-                                     if each.section == START)}
+                                              if each.of_upload)}
         brought = {name: text for name, text in brought.items() if name not in left}
         return {"form": {"settings": brought, "sizes": form.sizes(name, self.engine.offer)}}
 
@@ -461,7 +460,7 @@ class Answers:
         if not request.inputs() - self.inputs.of(asked.browser).keys():
             return request, []
         return request.without_inputs(), [
-            asked.language.say("Its start picture is no longer on this server.")]
+            asked.language.say("What it was made from is no longer on this server.")]
 
     def _filled(self, request: Request, told: str, asked: Asked) -> dict[str, Any]:
         return {"form": {**form.show(request.values(), self.engine.offer), "keep": []},

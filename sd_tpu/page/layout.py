@@ -19,8 +19,9 @@ from sd_tpu.page.form import named_size, sizes
 from sd_tpu.page.parts import part
 from sd_tpu.page.run import STARTING, Card, Line
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
+from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.settings import CONTROL, MAX_PROMPTS, SETTINGS, SIDES, Choice
+from sd_tpu.settings import CONTROL, MAX_PROMPTS, REFERENCE, SETTINGS, SIDES, Choice
 
 BARE = dict(js_on_load=None, apply_default_css=False)
 
@@ -83,16 +84,15 @@ def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict]
         html("seed", "seeds")
         line = html("progress", "line", Line())
         html("go", "go", STARTING.text)
-        models, styles = engine.offer.models(), [*engine.offer.styles.templates()]
-        offered = sizes(defaults["model"], engine.offer)
-        html("sheet", "sheet", card.themes, _choices(models, styles), defaults,
-             named_size(size[::-1]),
+        choices, offered = choices_of(engine.offer), sizes(defaults["model"], engine.offer)
+        html("sheet", "sheet", card.themes, choices, defaults, named_size(size[::-1]),
              {each: each for each in offered},
-             comparable(engine.defaults, models, styles, offered), MAX_FILE_BYTES, history)
+             [each for each in comparable(engine.defaults, engine.offer, offered)
+              if choices.get(each.name, {}) is not None], MAX_FILE_BYTES, history)
     # The region stays while its text changes: only then do screen readers read the text out.
     news = gr.HTML("", elem_id="news", apply_default_css=False, js_on_load=None,
                    html_template='<div role="status" aria-live="polite">${value}</div>')
-    html("viewer", "full-screen")
+    html("viewer", "full-screen", choices)
     html("painter", "painting")
     hub = gr.HTML("", elem_id="hub", apply_default_css=False, js_on_load=HUB,
                   server_functions=[answer])
@@ -107,16 +107,21 @@ def _html(texts: Translations, name: str, id: str, *facts: Any) -> gr.HTML:
     return gr.HTML(texts.render(lambda language: part(name, language, *facts)), elem_id=id, **BARE)
 
 
-def _choices(models: list[str], styles: list[str]) -> dict[str, dict[str, str] | None]:
+def choices_of(offer: Catalog) -> dict[str, dict[str, str] | None]:
     """By each setting's name what there is to choose from, if that can be listed; None where there
     is nothing."""
     listed = {name: dict(setting.kind.options) if isinstance(setting.kind, Choice) else {}
               for name, setting in SETTINGS.items()}
-    named = {"": SETTINGS["style"].told(""), **{each: each for each in styles}}
-    return {**listed, "model": {each: each for each in models}, "style": named if styles else None,
-            **dict.fromkeys(SIDES),  # which are chosen as one
-            # No control picture can be handed in here.
-            **{name: None for name, setting in SETTINGS.items() if setting.section == CONTROL}}
+    lacking = {*SIDES}  # which are chosen as one
+    for name, names, least in (("style", offer.styles.templates(), 1),
+                               ("controlnet", offer.controlnets, 2),
+                               ("ip_adapter", offer.ip_adapters, 2)):
+        listed[name] = {"": SETTINGS[name].told(""), **{each: each for each in names}}
+        if len(names) < least:
+            lacking.add(name)
+    sections = {CONTROL: offer.controlnets, REFERENCE: offer.ip_adapters}
+    lacking |= {name for name, setting in SETTINGS.items() if not sections.get(setting.section, 1)}
+    return {**listed, "model": {each: each for each in offer.models()}, **dict.fromkeys(lacking)}
 
 
 def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:

@@ -564,7 +564,7 @@ document.addEventListener("input", ({ target, inputType = "" }) => {
     if (place >= 0) typed(place);
     // By keys, not by what is pasted or still put together.
     if (place >= 0 && /^(insertText|delete)/.test(inputType)) suggest(target);
-    if (target.closest("#settings-panel .start")) typedAll();
+    if (target.closest("#settings-panel .handed")) typedAll();
     if (target.closest("#settings-panel")) offerPer(target.name);
     changed();
 });
@@ -602,15 +602,18 @@ const ACTIONS = {
     star: ({ id }, button) => inHistory(
         { act: "favourite", id, to: String(button.ariaPressed !== "true") }),
     begin({ place }) {
-        startFrom({ of: Number(place) }, Number(place)).then((taken) => {
-            const button = $(`.below .fold[data-place="${place}"]`);
-            $("#own-panel .start").open = true;
-            if (taken && button.ariaExpanded !== "true") toggle(button);
-            $("#own-panel .start").scrollIntoView({ block: "nearest" });
+        const uses = $("#own-panel .uses");
+        if (uses) unfoldOwn(place, uses);
+        else ACTIONS.use_as({ place, name: "init_image" });
+    },
+    use_as({ place = ownPlace, name }) {
+        takeAs(name, { of: Number(place) }, Number(place)).then((taken) => {
+            if (taken) unfoldOwn(place, opened("own", name));
         });
     },
-    for_all() {
-        const there = own[ownPlace], names = $$("#own-panel .start [name]").map(({ name }) => name);
+    for_all(_, button) {
+        const there = own[ownPlace];
+        const names = $$("[name]", button.closest(".handed")).map(({ name }) => name);
         const given = names.filter((name) => there[name]).map((name) => [name, there[name].trim()]);
         replace({ settings: Object.fromEntries(given), own: own.map((box) => Object.fromEntries(
             Object.entries(box).filter(([name]) => !names.includes(name)))) });
@@ -699,11 +702,11 @@ const ACTIONS = {
         if (id) inHistory({ act: "again", id });
         else ACTIONS.again({ place: name });
     },
-    begin_shown() {
+    begin_shown({ name: as }) {
         const { id, name } = shown;
         $("#viewer").close();
-        if (id) startFrom({ id }).then((taken) => { if (taken) showStart(); });
-        else ACTIONS.begin({ place: name });
+        if (id) takeAs(as, { id }).then((taken) => { if (taken) showHanded(as); });
+        else ACTIONS.use_as({ place: name, name: as });
     },
     large: () => ask("large", shown.id ? { id: shown.id } : { place: Number(shown.name) }),
     link: (_, button) => copy(button),
@@ -840,12 +843,17 @@ function showInputs() {
     for (const button of $$("[data-do=paint]")) {
         button.disabled = !inputs[valueOf(placeOf(button), "init_image")];
     }
-    // Without a start picture all strengths are the same.
-    const strength = $("[name=what][value=strength]")?.closest("label");
-    if (strength) strength.hidden = boxes().every((_, place) => !valueOf(place, "init_image"));
+    // Without the picture all strengths are the same.
+    for (const [strength, name] of [["strength", "init_image"], ["control_scale", "control_image"],
+        ["reference_scale", "reference"]]) {
+        const label = $(`[name=what][value=${strength}]`)?.closest("label");
+        if (label) label.hidden = boxes().every((_, place) => !valueOf(place, name));
+    }
+    const uses = $("#own-panel .uses");
+    if (uses) uses.hidden = !$(`[data-do=begin][data-place="${ownPlace}"]`);  // without a picture
 }
 
-// Lets a box, or all, begin with a picture; a mask is of the one that was there.
+// Lets a box, or all, use a picture; a mask is of the start picture that was there.
 function put(place, name, input) {
     const given = { [name]: input, ...(name === "init_image" ? { mask: "" } : {}) };
     if (place === undefined) {
@@ -862,13 +870,14 @@ function put(place, name, input) {
     typed(place);
 }
 
-async function startFrom(asked, place) {
+// Uses a picture that was drawn as a start, control or reference picture.
+async function takeAs(name, asked, place) {
     const { input } = await ask("take", asked);
-    if (input) put(place, "init_image", input);
+    if (input) put(place, name, input);
     return input;
 }
 
-// A file as a start picture or a mask; where it is dropped beside all cards it may be one to read.
+// A file as a picture to use, or a mask; where it is dropped beside all cards it may be one to read.
 async function handIn(file, place, name = "init_image", more = {}) {
     const mask = name === "mask" ? { mask_of: valueOf(place, "init_image") } : {};
     const { input, form: there } = await send(file, "take", { ...mask, ...more });
@@ -876,14 +885,28 @@ async function handIn(file, place, name = "init_image", more = {}) {
     if (!input) return;
     inputs[input] ??= URL.createObjectURL(file);  // until the server has made it small
     put(place, name, input);
-    if (place === undefined) showStart();
+    if (place === undefined) showHanded(name);
 }
 
-// What all begin with.
-function showStart() {
-    const button = $("[aria-controls=settings-panel]");
+// The settings for all with such a picture.
+function showHanded(name) {
+    const button = $("[aria-controls=settings-panel]"), there = opened("settings", name);
     if (button.ariaExpanded !== "true") toggle(button);
-    $("#settings-panel .start").open = true;
+    there.scrollIntoView();
+}
+
+// A box's own settings, and there what is to be seen.
+function unfoldOwn(place, seen) {
+    const button = $(`.below .fold[data-place="${place}"]`);
+    if (button.ariaExpanded !== "true") toggle(button);
+    seen.scrollIntoView();
+}
+
+// Where a panel has the picture of this name, unfolded.
+function opened(panel, name) {
+    const there = $(`#${panel}-panel [name=${name}]`).closest(".handed");
+    there.open = true;
+    return there;
 }
 
 document.addEventListener("dragover", (event) => event.preventDefault());

@@ -20,6 +20,7 @@ from sd_tpu.page.form import COMMON, named_size, write_link
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (
+    HANDED_IN,
     MAX_PROMPTS,
     OVERRIDABLE,
     SIDES,
@@ -64,7 +65,7 @@ _PAGE = jinja2.Environment(
     lstrip_blocks=True, undefined=jinja2.StrictUndefined).get_template("page.html", globals=dict(
         url=url, write_link=write_link, now=time.monotonic_ns, to_json=json.dumps,
         kind_of=_kind_of, allowed=_allowed, common=COMMON, overridable=OVERRIDABLE, states=STATES,
-        max_prompts=MAX_PROMPTS))
+        handed_in=HANDED_IN, max_prompts=MAX_PROMPTS))
 
 
 # --- captions -----------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ MODULES = {"none": "", "canny": "canny", "scribble_xdog": "scribble", "lineart_s
 _LINE = {setting.png: name for name, setting in OVERRIDABLE.items()
          # A file has what a style made of the prompts.
          if name not in {"negative_prompt", "style", *SIDES}}
+# Settings that are written, as A1111 does, where there is such a picture, default or not.
+_ALWAYS = {"strength": "init_image", "mask_blur": "mask", "reference_scale": "reference"}
 _REQUIRED = {*_A1111_FIELDS} - {"Schedule type", "Model hash", "Model"}
 _DOWNSAMPLING = "Token downsampling"
 
@@ -278,8 +280,8 @@ def format_parameters(request: Request, model_hash: str = "", token_downsampling
     if common.negative_prompt:
         body += f"\nNegative prompt: {_plain(common.negative_prompt)}"
     line = {field: _written(name, getattr(common, name)) for field, name in _LINE.items()}
-    for name in ("strength", "mask_blur"):  # as A1111 has them of such pictures, default or not
-        if common.init_image if name == "strength" else common.mask:
+    for name, of in _ALWAYS.items():
+        if getattr(common, of):
             line[SETTINGS[name].png] = SETTINGS[name].kind.shown(getattr(common, name))
     if common.control_image:
         line |= dict.fromkeys(SETTINGS[name].png for name in _CONTROL_FIELDS.values())
@@ -313,9 +315,7 @@ def _written(name: str, value: Any) -> str:
             return a1111_name(value)
         case "spacing":
             return value.capitalize()
-        case "model" | "init_image" | "mask" | "controlnet" | "control_image" | "detector":
-            return value
-    return setting.kind.shown(value)
+    return value if isinstance(value, str) else setting.kind.shown(value)
 
 
 def parse_parameters(text: str) -> Request:

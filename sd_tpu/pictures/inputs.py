@@ -217,16 +217,28 @@ class Canvas:
         return np.minimum(self.mask, inside / (self.blur + 1)).astype(np.float32)
 
 
-def control_pixels(picture: Picture, inputs: Mapping[str, Input]) -> np.ndarray | None:
+def control_pixels(picture: Picture, inputs: Mapping[str, Input]) -> np.ndarray:
     """What a ControlNet is told of what was handed in by name: uint8 [H, W, 3] at the size of what
-    is drawn; None where nothing is followed. Raises RequestError if it is missing or damaged.
+    is drawn. Raises RequestError if it is missing or damaged.
     """
-    if not picture.steered:
-        return None
     control = inputs.get(picture.control_image)
     if control is None:
         raise RequestError("The control picture is not here any more; please hand it in again.")
     return detected(fitted(control, picture, picture.fit), picture.detector)
+
+
+def reference_pixels(picture: Picture, inputs: Mapping[str, Input], side: int) -> np.ndarray:
+    """What an IP-Adapter is told of what was handed in by name: uint8 [side, side, 3], its middle
+    as transformers' CLIPImageProcessor brings it to this size. Raises RequestError if it is missing
+    or damaged."""
+    reference = inputs.get(picture.reference)
+    if reference is None:
+        raise RequestError("The reference picture is not here any more; please hand it in again.")
+    image = reference.on_white()
+    size = [side * length // min(image.size) for length in image.size]
+    left, top = ((length - side) // 2 for length in size)
+    image = image.resize(size, Image.Resampling.BICUBIC)
+    return np.asarray(image.crop((left, top, left + side, top + side)))
 
 
 def fitted(given: Input, picture: Picture, fit: str) -> np.ndarray:

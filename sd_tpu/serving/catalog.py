@@ -1,5 +1,5 @@
-"""The models and ControlNets that a server offers, with defaults and sizes: what requests are
-checked by."""
+"""The models that a server offers and the networks beside them, with defaults and sizes: what
+requests are checked by."""
 
 import dataclasses
 import threading
@@ -12,6 +12,8 @@ from sd_tpu.checkpoint.config import CheckpointError, paths_within
 from sd_tpu.checkpoint.library import Library
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
+from sd_tpu.families.extra import ExtraNetwork
+from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.request import Sizes
 from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sentence import Sentence
@@ -43,7 +45,8 @@ class Catalog:
     def __init__(self, first: Checkpoint, library: Library,
                  reopen: Callable[[Path], Checkpoint], *, size: tuple[int, int] | None = None,
                  max_pixels: int | None = None, wildcards: Wildcards | None = None,
-                 styles: Styles | None = None, controlnets: Sequence[ControlNet] = ()):
+                 styles: Styles | None = None, controlnets: Sequence[ControlNet] = (),
+                 ip_adapters: Sequence[IPAdapter] = ()):
         """Takes the first model as opened.
 
         Args:
@@ -55,9 +58,11 @@ class Catalog:
             wildcards: what prompts may stand for; None allows braces only.
             styles: what prompts may be put into; None is none.
             controlnets: what control pictures may steer by.
+            ip_adapters: what may see reference pictures.
 
         Raises:
-            CheckpointError: a ControlNet does not fit the first model, and there are no others.
+            CheckpointError: a ControlNet or an IP-Adapter does not fit the first model, and there
+                are no others.
             ValueError: the first model cannot make pictures of that size.
         """
         self._library, self._reopen, self._size = library, reopen, size
@@ -72,11 +77,13 @@ class Catalog:
         if size:
             first.model.latent_shape(*size)
         self._opened = {self.first: self._offered(self.first, first)}
-        self.controlnets = _by_name(controlnets)
-        self._steering = _numbered(self.controlnets.values())
+        # By component and name. Each component is called like the setting that names one of them.
+        self._extras: dict[str, dict[str, ExtraNetwork]] = {
+            ControlNet.part: _by_name(controlnets), IPAdapter.part: _by_name(ip_adapters)}
+        self._numbers = {part: _numbered(extras.values()) for part, extras in self._extras.items()}
         if len(self.models()) == 1:
-            for controlnet in controlnets:
-                controlnet.check(first.model)
+            for extra in (*controlnets, *ip_adapters):
+                extra.check(first.model)
 
     # --- what is offered ------------------------------------------------------------------------
 
@@ -115,36 +122,60 @@ class Catalog:
                 self._hashes[model] = self.known(model).checkpoint.parameters.hash()
             return self._hashes[model]
 
-    def controlnet(self, picture: Picture) -> ControlNet | None:
-        """What steers the picture; None where nothing does.
+    @property
+    def controlnets(self) -> list[str]:
+        """Their names."""
+        return [*self._extras[ControlNet.part]]
+
+    @property
+    def ip_adapters(self) -> list[str]:
+        """Their names."""
+        return [*self._extras[IPAdapter.part]]
+
+    def extras(self, picture: Picture) -> list[ExtraNetwork]:
+        """The networks beside the model's that the picture is drawn with.
 
         Raises:
             RequestError: there is none of the name that it asks for, or none for its model.
         """
-        named = picture.controlnet
-        if not picture.steered:
-            return None
-        if not self.controlnets:
-            raise RequestError("Control pictures need a ControlNet, and this server has none.")
-        if named and named not in self.controlnets:
-            known = ", ".join([*self.controlnets][:MAX_NAMED])
-            raise RequestError("There is no ControlNet {value}; there are {known}.",
-                               value=shortened(named), known=known)
+        found = []
+        if picture.steered:
+            if not self.controlnets:
+                raise RequestError("Control pictures need a ControlNet, and this server has none.")
+            found.append(self._extra(picture, ControlNet.part))
+        if picture.referring:
+            if not self.ip_adapters:
+                raise RequestError("Reference pictures need an IP-Adapter, and this server has "
+                                   "none.")
+            found.append(self._extra(picture, IPAdapter.part))
+        return found
+
+    def _extra(self, picture: Picture, part: str) -> ExtraNetwork:
+        there, named = self._extras[part], getattr(picture, part)
+        if named and named not in there:
+            raise RequestError("There is no {kind} {value}; there are {known}.",
+                               kind=SETTINGS[part].label, value=shortened(named),
+                               known=", ".join([*there][:MAX_NAMED]))
         model = self.open(picture.model).checkpoint.model
         refused = ""
-        for controlnet in [self.controlnets[named]] if named else self.controlnets.values():
+        for extra in [there[named]] if named else there.values():
             try:
-                controlnet.check(model)
-                return controlnet
+                extra.check(model)
+                return extra
             except CheckpointError as error:
                 refused = refused or str(error)
         raise RequestError("{reason}", reason=refused)
 
-    def steered(self, weights: Weights, controlnet: ControlNet) -> Weights:
-        """The same parameters with those of a ControlNet beside them."""
-        kind = f"{weights.architecture} with ControlNet {self._steering[controlnet.name]}"
-        return dataclasses.replace(weights, architecture=kind, controlnet=controlnet.name,
-                                   base=weights, memory=controlnet.memory)
+    def with_extra(self, weights: Weights, extra: ExtraNetwork) -> Weights:
+        """The same parameters with those of a network beside them."""
+        kind = f"{weights.architecture} with {extra.kind} {self._numbers[extra.part][extra.name]}"
+        return dataclasses.replace(weights, architecture=kind, extra=(extra.part, extra.name),
+                                   base=weights, memory=extra.memory)
+
+    def extra(self, weights: Weights) -> ExtraNetwork:
+        """What `with_extra` put beside such weights."""
+        part, name = weights.extra
+        return self._extras[part][name]
 
     def sample(self, architecture: str) -> tuple[Checkpoint, Picture]:
         """A checkpoint of the architecture, and its defaults."""
@@ -162,7 +193,7 @@ class Catalog:
         this size."""
         checkpoint = self.open(picture.model).checkpoint
         self.styled(picture, of)
-        self.controlnet(picture)
+        self.extras(picture)
         height, width = checkpoint.default_size
         limit = self._max_pixels or AREAS * height * width
         if picture.height * picture.width > limit:
@@ -247,25 +278,25 @@ class Catalog:
         return name
 
 
-def _by_name(controlnets: Sequence[ControlNet]) -> dict[str, ControlNet]:
+def _by_name(extras: Sequence[ExtraNetwork]) -> dict[str, ExtraNetwork]:
     """By names of which each is another: what has the name of an earlier one gets a number."""
-    found: dict[str, ControlNet] = {}
-    for controlnet in controlnets:
-        name, number = controlnet.name, 1
+    found: dict[str, ExtraNetwork] = {}
+    for extra in extras:
+        name, number = extra.name, 1
         while name in found:
             number += 1
-            name = f"{controlnet.name} ({number})"
-        found[name] = dataclasses.replace(controlnet, name=name)
+            name = f"{extra.name} ({number})"
+        found[name] = dataclasses.replace(extra, name=name)
     return found
 
 
-def _numbered(controlnets: Iterable[ControlNet]) -> dict[str, int]:
+def _numbered(extras: Iterable[ExtraNetwork]) -> dict[str, int]:
     """By name, the number of its architecture: those of one share their programs."""
     numbers, networks = {}, []
-    for controlnet in controlnets:
-        if controlnet.network not in networks:
-            networks.append(controlnet.network)
-        numbers[controlnet.name] = networks.index(controlnet.network) + 1
+    for extra in extras:
+        if extra.network not in networks:
+            networks.append(extra.network)
+        numbers[extra.name] = networks.index(extra.network) + 1
     return numbers
 
 

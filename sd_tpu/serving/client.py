@@ -20,6 +20,7 @@ from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.decoder import TinyDecoder
+from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.families.text import Count, PromptOptions, count
 from sd_tpu.pictures.images import to_png
 from sd_tpu.pictures.inputs import Input
@@ -91,7 +92,8 @@ class EngineClient(abc.ABC):
     def submit(self, request: Request, *, previews: bool = True, client: str = "",
                address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
         """Queues a checked request; without `previews` none are made. The job's request
-        holds the prompts with styles applied, and which ControlNet steers a picture.
+        holds the prompts with styles applied, and which ControlNet steers a picture or IP-Adapter
+        sees for it.
 
         `inputs` are the pictures that it begins with, by their names. The first of a model and a
         size compiles what encodes them before this returns.
@@ -176,13 +178,12 @@ class EngineClient(abc.ABC):
                           for text in (picture.prompt, picture.negative_prompt))))
 
     def _settled(self, request: Request) -> Request:
-        """The same with styles applied, and ControlNets named that were left open."""
+        """The same with styles applied, and ControlNets and IP-Adapters named that were left open.
+        """
         def one(picture: Picture) -> Picture:
             picture = self.offer.styled(picture)
-            if picture.steered and not picture.controlnet:
-                found = self.offer.controlnet(picture).name
-                picture = dataclasses.replace(picture, controlnet=found)
-            return picture
+            return dataclasses.replace(picture, **{
+                extra.part: extra.name for extra in self.offer.extras(picture)})
 
         return Request(tuple(picture and one(picture) for picture in request.pictures))
 
@@ -196,12 +197,13 @@ class EngineClient(abc.ABC):
         offered = self.offer.open(picture.model)
         with told_by_whose(request, place):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
-            controlnet = self.offer.controlnet(picture)
             weights = offered.weights
             if asked:
                 memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
                 weights = dataclasses.replace(weights, adapters=asked, base=weights, memory=memory)
-        return self.offer.steered(weights, controlnet) if controlnet else weights
+            for extra in self.offer.extras(picture):
+                weights = self.offer.with_extra(weights, extra)
+        return weights
 
 
 def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path | None = None,
@@ -212,7 +214,8 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
                 zero_snr: bool | None = None, lora_dir: Path | None = None,
                 embedding_dir: Path | None = None, prompt_chunks: int = PromptOptions.chunks,
                 wildcard_dir: Path | None = None, styles: Path | None = None,
-                safety_checker: bool = False, controlnets: Sequence[str | Path] = ()
+                safety_checker: bool = False, controlnets: Sequence[str | Path] = (),
+                ip_adapters: Sequence[str | Path] = (), image_encoder: Path | None = None
                 ) -> tuple[Catalog, Adapters]:
     """Finds the models of a server, and what prompts may use beside them; reads no parameters.
 
@@ -240,9 +243,12 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
         safety_checker: have models that bring one look at what they draw, and blur pictures that
             are not safe for work.
         controlnets: folders or hub ids of ControlNets that pictures may be steered by.
+        ip_adapters: IP-Adapters for reference pictures, as `IPAdapter.open` takes them.
+        image_encoder: the folder of what sees for them, where it is not beside them.
 
     Raises:
-        CheckpointError: the model or a ControlNet cannot be opened, or a folder cannot be read.
+        CheckpointError: the model, a ControlNet or an IP-Adapter cannot be opened, or a folder
+            cannot be read.
         ValueError: the size or the downsampling is not possible, or the decoder is for none of the
             models.
     """
@@ -269,7 +275,9 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
     return Catalog(first, library, reopen, size=size, max_pixels=max_pixels,
                    wildcards=Wildcards(wildcard_dir), styles=Styles(styles),
                    controlnets=[ControlNet.open(name, dtype=dtype, variant=variant)
-                                for name in controlnets]), adapters
+                                for name in controlnets],
+                   ip_adapters=[IPAdapter.open(name, image_encoder=image_encoder, dtype=dtype,
+                                               variant=variant) for name in ip_adapters]), adapters
 
 
 @contextlib.contextmanager

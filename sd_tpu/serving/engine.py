@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,10 @@ from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_withi
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint, bytes_of
-from sd_tpu.families.controlnet import ControlNet
+from sd_tpu.families.extra import ExtraNetwork
 from sd_tpu.families.latent_diffusion import CONTROL
 from sd_tpu.families.model import Model
-from sd_tpu.pictures.inputs import Canvas, Input, control_pixels
+from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, reference_pixels
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
@@ -65,11 +65,11 @@ MAX_ENCODERS = 16  # of start pictures, compiled for so many models and sizes
 @dataclasses.dataclass(frozen=True)
 class _Kind:
     """What the programs of a batch are for: a checkpoint's architecture by its name, the model for
-    such texts, and what steers it."""
+    such texts, and the networks beside its own."""
 
     architecture: str
     model: Model
-    controlnet: ControlNet | None = None
+    extras: tuple[ExtraNetwork, ...] = ()
 
 
 class Engine(EngineClient):
@@ -146,8 +146,8 @@ class Engine(EngineClient):
                address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
         """As `EngineClient.submit`."""
         request = self._settled(request)
-        canvases, controls = self._canvases(request, inputs), self._controls(request, inputs)
-        arrivals = {place: self.arrival(request, place, canvas, controls[place])
+        canvases, followed = self._canvases(request, inputs), self._followed(request, inputs)
+        arrivals = {place: self.arrival(request, place, canvas, followed[place])
                     for place, canvas in canvases.items()}
         number = next(self._numbers)
         tickets = [Ticket(job=number, place=place, client=client, address=address,
@@ -181,16 +181,17 @@ class Engine(EngineClient):
             raise
 
     def arrival(self, request: Request, place: int, canvas: Canvas | None = None,
-                control: np.ndarray | None = None) -> Entry:
-        """The picture at `place` as the programs take it, with what it begins with and what steers
-        it, as `control_pixels` gives it.
+                followed: Mapping[str, np.ndarray] = MappingProxyType({})) -> Entry:
+        """The picture at `place` as the programs take it, with what it begins with, and what the
+        networks beside its model's are told, by the names of inputs.
 
         Raises:
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
         """
         picture = request.pictures[place]
         with told_by_whose(request, place):
-            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas, control)
+            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas,
+                               followed)
 
     def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
         """What the pictures begin with, by place; those that begin with the same share it."""
@@ -206,22 +207,36 @@ class Engine(EngineClient):
             canvases[place] = made[key]
         return canvases
 
-    def _controls(self, request: Request,
-                  inputs: Mapping[str, Input]) -> dict[int, np.ndarray | None]:
-        """What steers the pictures, by place; those that follow the same share it."""
-        made, controls = {}, {}
-        for place in request.places():
-            picture = request.pictures[place]
-            key = (picture.steered, picture.control_image, picture.detector, picture.fit,
-                   picture.height, picture.width)
+    def _followed(self, request: Request,
+                  inputs: Mapping[str, Input]) -> dict[int, dict[str, np.ndarray]]:
+        """What the networks beside their models' are told of pictures, by place and by the names of
+        inputs; those that are told the same share it."""
+        made: dict[tuple, np.ndarray] = {}
+
+        def once(make: Callable[[], np.ndarray], *key: Any) -> np.ndarray:
             if key not in made:
-                with told_by_whose(request, place):
-                    made[key] = control_pixels(picture, inputs)
-            controls[place] = made[key]
-        return controls
+                made[key] = make()
+            return made[key]
+
+        followed = {}
+        for place in request.places():
+            picture, told = request.pictures[place], followed.setdefault(place, {})
+            with told_by_whose(request, place):
+                for extra in self.offer.extras(picture):
+                    if extra.part == CONTROL:
+                        told["control"] = once(
+                            partial(control_pixels, picture, inputs), picture.control_image,
+                            picture.detector, picture.fit, picture.height, picture.width)
+                    else:
+                        side = extra.config.image_encoder.image_size
+                        told["reference"] = once(
+                            partial(reference_pixels, picture, inputs, side), picture.reference,
+                            side)
+                        told["reference_scale"] = np.float32([picture.reference_scale])
+        return followed
 
     def _entry(self, checkpoint: Checkpoint, picture: Picture, canvas: Canvas | None = None,
-               control: np.ndarray | None = None) -> Entry:
+               followed: Mapping[str, np.ndarray] = MappingProxyType({})) -> Entry:
         settings = {name: getattr(picture, name) for name in TAKEN}
         model = checkpoint.model
         settings["guidance"] = model.cfg_scale(picture.guidance)
@@ -231,7 +246,7 @@ class Engine(EngineClient):
                                           options=self.adapters.options(model))
         return Entry.of(
             _table(checkpoint, picture),
-            inputs if control is None else {**inputs, "control": control},
+            {**inputs, **followed},
             **settings,
             given=Given.of(model, model.latent_shape(picture.height, picture.width),
                            canvas and canvas.image, canvas and canvas.mask, picture.strength),
@@ -334,11 +349,11 @@ class Engine(EngineClient):
 
     def _read(self, weights: Weights, sharding: Sharding) -> Params:
         """The parameters of weights that are to be brought."""
-        if weights.controlnet:
-            controlnet = self.offer.controlnets[weights.controlnet]
-            with paths_within(controlnet.folder.parent):
-                own = controlnet.load(sharding, leading=True)
-            return {**self._on_devices(weights.base, sharding), CONTROL: own}
+        if weights.extra:
+            extra = self.offer.extra(weights)
+            with paths_within(*(folder.parent for folder in extra.folders)):
+                own = extra.load(sharding, leading=True)
+            return {**self._on_devices(weights.base, sharding), extra.part: own}
         if weights.adapters:
             shapes = self.offer.known(weights.name).checkpoint.parameters.shapes
             return merge(self._on_devices(weights.base, sharding),
@@ -366,13 +381,13 @@ class Engine(EngineClient):
     def _batch(self, picture: Picture, entry: Entry | None = None) -> Batch:
         """What draws a picture of this model and size, of texts as in the entry."""
         weights = self.offer.open(picture.model).weights
-        architecture, controlnet = weights.architecture, self.offer.controlnet(picture)
+        architecture, extras = weights.architecture, self.offer.extras(picture)
         checkpoint, _ = self.offer.sample(architecture)
         model = checkpoint.model
         model = model.for_inputs(entry.inputs) if entry else model
-        if controlnet:
-            model = model.steered_by(controlnet.network, picture.height, picture.width)
-            weights = self.offer.steered(weights, controlnet)
+        for extra in extras:
+            model = extra.joined(model, picture.height, picture.width)
+            weights = self.offer.with_extra(weights, extra)
         key = weights.architecture, picture.height, picture.width, model.extras
         if key not in self._batches:
             share = self.mesh.size * self._group
@@ -385,7 +400,7 @@ class Engine(EngineClient):
                           slots=slots, group=self._group, extras=model.extras,
                           zeros=zeros if self.mesh.size > 1 else None,
                           memory=self._memory_of(model, picture, slots))
-            self._kinds[batch] = _Kind(architecture, model, controlnet)
+            self._kinds[batch] = _Kind(architecture, model, tuple(extras))
             self._batches[key] = batch
         return self._batches[key]
 
@@ -406,10 +421,8 @@ class Engine(EngineClient):
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
         entry = self._entry(checkpoint, sample).replace(inputs=inputs, pictures=None)
-        shapes = checkpoint.parameters.shapes
-        if kind.controlnet:
-            shapes = {**shapes, CONTROL: kind.controlnet.shapes}
-        return programs, entry, shapes
+        extras = {extra.part: extra.shapes for extra in kind.extras}
+        return programs, entry, {**checkpoint.parameters.shapes, **extras}
 
     def _programs_of(self, batch: Batch) -> Programs:
         return Programs(self._kinds[batch].model, self.mesh, slots=batch.slots, height=batch.height,
@@ -420,7 +433,8 @@ class Engine(EngineClient):
         entries = {slot: ticket.entry for slot, ticket in plan.enter.items()}
         if not any(entry.pictures for entry in entries.values()):
             return entries
-        own = {part: params[part] for part in params if part != CONTROL}
+        extras = [extra.part for extra in self._kinds[plan.batch].extras]
+        own = {part: params[part] for part in params if part not in extras}
         return self._encoder(plan.batch).encode(own, entries, programs.device)
 
     def _encoder(self, batch: Batch) -> ImageEncoder:

@@ -20,9 +20,8 @@ class Weights:
     name: str
     architecture: str = ""  # as `Batch` has it
     adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
-    controlnet: str = ""  # the name of the ControlNet beside them, if there is one
-    # What is beside the ControlNet, or what adapters are merged into; all of whose other arrays are
-    # shared.
+    extra: tuple[str, str] | None = None  # the component and the name of a network beside them
+    # What that is beside, or what adapters are merged into; all of whose other arrays are shared.
     base: "Weights | None" = None
     # Bytes on each device that holds them, beside those of the base.
     memory: int = dataclasses.field(default=0, compare=False)

@@ -1,0 +1,119 @@
+"""IP-Adapters from places of their own, which have checkpoints draw after a reference picture."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Self
+
+import jax.numpy as jnp
+
+from sd_tpu.checkpoint import folder as checkpoint
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.config import CheckpointError, ProjectedVisionEncoderConfig, read_json
+from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
+from sd_tpu.checkpoint.single_file import SUFFIX
+from sd_tpu.checkpoint.weights import Stored
+from sd_tpu.families.extra import ExtraNetwork, check_equal
+from sd_tpu.families.latent_diffusion import REFERENCE, LatentDiffusion
+from sd_tpu.models import IPAdapter as Network
+
+ENCODER, STEM = "image_encoder", "model"
+# Where h94/IP-Adapter, from its top, has the encoder of most of its adapters.
+SHARED = PurePosixPath("models", ENCODER)
+EXAMPLE = "h94/IP-Adapter/models/ip-adapter_sd15.safetensors"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class IPAdapter(ExtraNetwork):
+    """An IP-Adapter, which has its file's stem for its name, with the encoder that sees for it."""
+
+    config: IPAdapterConfig
+    encoder: Path  # the folder of the image encoder
+
+    kind: ClassVar = "IP-Adapter"
+    part: ClassVar = REFERENCE
+    module: ClassVar = Network
+
+    @classmethod
+    def open(cls, name: str | Path, *, image_encoder: Path | None = None,
+             dtype: Any = jnp.float32, variant: str | None = None) -> Self:
+        """Finds it here or on the hub, with an image encoder that fits it.
+
+        Args:
+            name: a file, or a hub id and the path of the file there.
+            image_encoder: the folder of one that is looked at before those where h94/IP-Adapter
+                has them: beside the file, and in `models` beside its folder.
+            dtype: of the parameters.
+            variant: of the encoder's files, such as "fp16".
+
+        Raises:
+            CheckpointError: it is not there, is no adapter that can be used here, or has no image
+                encoder.
+        """
+        file = _find(name)
+        config = IPAdapterConfig.read(weights.contents([file]), file)
+        folders = [file.parent / ENCODER, file.parent.parent / SHARED]
+        encoder, config = _with_encoder(config, file, [image_encoder, *folders] if image_encoder
+                                        else folders)
+        return cls(name=file.stem, source=file, config=config, encoder=encoder, dtype=dtype,
+                   variant=variant)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where its files lie."""
+        return self.source, self.encoder
+
+    def _stored(self) -> Mapping[str, Stored]:
+        encoder = weights.contents(checkpoint.weight_files(self.encoder, STEM, self.variant))
+        return {**weights.contents([self.source]),
+                **{f"{ENCODER}.{name}": entry for name, entry in encoder.items()}}
+
+    def check(self, model: LatentDiffusion) -> None:
+        """As `ExtraNetwork.check`."""
+        config, unet = self.config, model.unet_config
+        check_equal(f"The IP-Adapter {self.name}", (
+            ("makes tokens of {} numbers", config.cross_attention_dim, unet.cross_attention_dim),
+            ("is attended to by {} layers", len(config.widths), len(unet.attending_widths)),
+            ("is attended to by layers of {} channels", config.widths, unet.attending_widths),
+        ))
+
+    def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
+        """As `ExtraNetwork.joined`; the size makes no difference."""
+        return model.referring_by(self.network, self.config)
+
+
+def _find(name: str | Path) -> Path:
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix != SUFFIX:
+        raise CheckpointError(f"{path} is no {SUFFIX} file; pickles (.bin, .pt) can run code when "
+                              f"opened. h94/IP-Adapter has the same as {SUFFIX} files.")
+    if path.is_file():
+        return path
+    parts = PurePosixPath(name).parts
+    if len(parts) < 3 or path.suffix != SUFFIX or str(name).startswith(("/", "~", ".")):
+        raise CheckpointError(f"There is no IP-Adapter {str(name)!r}: name a {SUFFIX} file here, "
+                              f"or a hub id and a file there, as in {EXAMPLE}.")
+    repository, place = "/".join(parts[:2]), PurePosixPath(*parts[2:])
+    patterns = [f"{folder}/{file}" for folder in (place.parent / ENCODER, SHARED)
+                for file in ("config.json", f"{STEM}*{SUFFIX}", f"{STEM}*.json")]
+    file = checkpoint.fetch(repository, [str(place), *patterns]) / place
+    if not file.is_file():
+        raise CheckpointError(f"There is no file {str(place)!r} in {repository}.")
+    return file
+
+
+def _with_encoder(config: IPAdapterConfig, file: Path,
+                  folders: Sequence[Path]) -> tuple[Path, IPAdapterConfig]:
+    """The first of the folders whose encoder fits the adapter of this file, and the config with it.
+    """
+    there = [folder for folder in folders if (folder / "config.json").is_file()]
+    for folder in there:
+        encoder = ProjectedVisionEncoderConfig.from_dict(read_json(folder / "config.json"))
+        if joined := config.of(encoder):
+            return folder, joined
+    if there:
+        raise CheckpointError(f"The IP-Adapter {file} takes vectors of {config.seen} numbers; the "
+                              f"image encoder in {there[0]} gives others. Name the folder of its "
+                              "own with --image-encoder.")
+    raise CheckpointError(f"The IP-Adapter {file} needs its image encoder: lay the folder "
+                          f"{ENCODER} beside it, or name it with --image-encoder.")
