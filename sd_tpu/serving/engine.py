@@ -379,11 +379,9 @@ class Engine(EngineClient):
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
             # On several devices some draw while others have no parameters yet, or none any more.
-            full = sum(each.memory for each in (weights, *weights.needs))
-            zeros = Weights(name="", architecture=key[0], memory=full)
             batch = Batch(architecture=key[0], height=picture.height, width=picture.width,
                           slots=slots, group=self._group, extras=model.extras,
-                          zeros=zeros if self.mesh.size > 1 else None,
+                          zeros=weights.zeros if self.mesh.size > 1 else None,
                           memory=self._memory_of(model, picture, slots))
             self._kinds[batch] = _Kind(architecture, model, controlnet)
             self._batches[key] = batch
