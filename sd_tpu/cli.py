@@ -20,6 +20,7 @@ from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, read_json
 from sd_tpu.pictures.images import MAX_FILE_BYTES, make_grid
 from sd_tpu.pictures.inputs import Input
+from sd_tpu.pictures.movie import KINDS, find_ffmpeg, write_movie
 from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger
 from sd_tpu.runtime.mesh import make_mesh, set_host_devices
 from sd_tpu.sampling.samplers import SAMPLERS
@@ -56,6 +57,8 @@ from sd_tpu.settings import (
 MAX_DEVICES = 256  # more on one host is a slip of the finger, and each takes memory
 MAX_LARGER = 8  # times as large as it was
 _FLAGGED = {name: setting for name, setting in OVERRIDABLE.items() if setting.flag}
+_OF_JOURNEY = {name: setting for name, setting in _FLAGGED.items()
+               if setting.section not in (START, CONTROL) and name != "share"}
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
@@ -177,6 +180,11 @@ def _parser() -> argparse.ArgumentParser:
     generate.set_defaults(run=_generate, decoder_for="pictures")  # there are no previews
     _add_request_flags(generate)
     add_model_flags(generate)
+    journey = commands.add_parser(
+        "journey", help="make pictures on the way from one prompt or seed to another, and a movie")
+    journey.set_defaults(run=_journey, decoder_for="pictures")
+    _add_journey_flags(journey)
+    add_model_flags(journey)
     devices = commands.add_parser("devices", help="say what JAX finds to work on")
     devices.set_defaults(run=_devices)
     _add_devices_flag(devices)
@@ -190,9 +198,7 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(SETTINGS["prompt"].flag, dest="prompts", action="append", required=True, metavar="TEXT",
         help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
-    for name, setting in _FLAGGED.items():
-        add(setting.flag, dest=name, type=setting.kind.parse, metavar=_metavar(setting),
-            help=_help(setting))
+    _add_setting_flags(parser, _FLAGGED)
     add("--own", dest="own", action="append", nargs=3, default=[],
         metavar=("PROMPT", "SETTING", "VALUE"),
         help=f"a setting of a single prompt, which is numbered from 1; one of "
@@ -202,6 +208,26 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
              f"become; --strength says how much of that becomes noise (default: {LARGER_STRENGTH})")
     add("--out", type=Path, required=True, metavar="DIR",
         help="gets 00.png, 01.png, ... and grid.png")
+
+
+def _add_setting_flags(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
+    for name, setting in settings.items():
+        parser.add_argument(setting.flag, dest=name, type=setting.kind.parse,
+                            metavar=_metavar(setting), help=_help(setting))
+
+
+def _add_journey_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(SETTINGS["prompt"].flag, dest="prompt", required=True, metavar="TEXT",
+        help="what the first picture shows")
+    _add_setting_flags(parser, _OF_JOURNEY)
+    add("--pictures", type=int, choices=(8, 16, 32), default=16, help="how many (default: 16)")
+    add("--movie", choices=KINDS, default=KINDS[0],
+        help="the kind of the file that moves; mp4 needs ffmpeg (default: webp)")
+    add("--milliseconds", type=_positive, default=120, metavar="N",
+        help="for which each picture is seen (default: 120)")
+    add("--out", type=Path, required=True, metavar="DIR",
+        help="gets 00.png, 01.png, ... and journey.webp, .gif or .mp4")
 
 
 def _metavar(setting: Setting) -> str:
@@ -336,6 +362,54 @@ def _again(request: Request, times: float, engine: Engine, given: dict[str, Inpu
 
     job = engine.submit(request, previews=False, inputs=given)
     return again if _take_all(job, take, line) else None
+
+
+def _journey(args: argparse.Namespace) -> int:
+    if args.movie == "mp4":
+        find_ffmpeg()  # before minutes go into pictures for it
+    values = {name: getattr(args, name) for name in _OF_JOURNEY} | {"seed": drawn_seed(args.seed)}
+    to_prompt, to_seed = (values.pop(name) for name in ("to_prompt", "to_seed"))
+    if to_prompt in (None, "", args.prompt) and to_seed in (None, RANDOM):
+        raise ValueError("A journey needs another prompt (--to-prompt) or seed (--to-seed) to go "
+                         "to.")
+    both = [args.prompt, to_prompt or args.prompt]
+    Request.check({**values, "prompts": both}, _early_defaults(args.model))
+    args.out.mkdir(parents=True, exist_ok=True)
+    line = _Line()
+    line.show(f"Loading {args.model} ...")
+    engine = open_engine(args)
+    try:
+        first, last = Request.check({**values, "prompts": both}, engine.offer).pictures
+        seed = SETTINGS["to_seed"].check(RANDOM if to_seed is None else to_seed)
+        last = dataclasses.replace(last, seed=first.seed if seed == RANDOM else seed)
+        made: list[np.ndarray] = []
+        for request in _on_the_way(first, last, args.pictures):
+            job, found = engine.submit(request, previews=False), []
+            if not _take_all(job, found.append, line):
+                return 1
+            line.keep()
+            for event in sorted(found, key=lambda event: event.place):
+                _write(args.out / f"{len(made):02}.png",
+                       engine.to_png(event.pixels, job.request.only(event.place)))
+                made.append(event.pixels)
+        movie = args.out / f"journey.{args.movie}"
+        write_movie(made, movie, args.milliseconds)
+        print(movie, flush=True)
+        return 0
+    finally:
+        line.keep()
+        if engine.ready.is_set():
+            engine.close()
+
+
+def _on_the_way(first: Picture, last: Picture, count: int) -> list[Request]:
+    """Requests for so many pictures from the first to the last one."""
+    shares = np.linspace(0, 1, count)[1:-1].tolist()
+    to_prompt = last.prompt if last.prompt != first.prompt else ""
+    to_seed = last.seed if last.seed != first.seed else RANDOM
+    pictures = [first, *(dataclasses.replace(first, to_prompt=to_prompt, to_seed=to_seed,
+                                             share=share) for share in shares), last]
+    return [Request(tuple(pictures[at:at + MAX_PROMPTS])) for at in range(0, count, MAX_PROMPTS)]
 
 
 def _filled(values: dict[str, Any], offer: Offer) -> Request:

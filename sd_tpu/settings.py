@@ -238,7 +238,7 @@ def _following(most: int) -> Callable[[int], list[int]]:
 # --- the table ----------------------------------------------------------------------------------
 
 PROMPT, BASIC, ADVANCED, FASTER, SIZE = "prompt", "basic", "advanced", "faster", "size"
-START, CONTROL = "start", "control"
+START, CONTROL, JOURNEY = "start", "control", "journey"
 DETECTORS = {"": Sentence("as it is"), "canny": "canny", "scribble": "scribble",
              "lineart": "lineart"}
 FITS = {"cover": "cover", "contain": "contain", "stretch": "stretch", "extend": "extend"}
@@ -258,7 +258,7 @@ class Setting:
             unless somebody asks for something else, FASTER what costs likeness for speed; a PROMPT
             is written for each picture; height and width are a SIZE, which people choose as one;
             START says what a picture begins with, CONTROL what it follows; both are nowhere where
-            none can be handed in.
+            none can be handed in. JOURNEY says what it is on the way to: programs know that.
         caption: what a caption says of a value; the value alone if it is empty.
         caption_empty: what a caption says of the empty value.
         png: the field of A1111's `parameters` text in PNG files.
@@ -284,7 +284,7 @@ class Setting:
     @property
     def expert(self) -> bool:
         """Whether it is shown, written and explained to experts only."""
-        return self.section in (ADVANCED, FASTER, START, CONTROL)
+        return self.section in (ADVANCED, FASTER, START, CONTROL, JOURNEY)
 
     def check(self, value: Any, of: Sentence | str = "") -> Any:
         """The value as a picture holds it; `of` says whose it is. Raises RequestError."""
@@ -427,6 +427,17 @@ class Picture:
         1.0, Number(float, 0, 1, step=0.05), "Control stop",
         "After this share of the steps; 1 is never.", section=CONTROL,
         caption="control until {value}")
+    to_prompt: str = _setting(
+        "", Text(), "Second prompt", "What the picture is on the way to.", section=JOURNEY,
+        caption="towards “{value}”", caption_empty="no second prompt")
+    to_seed: int = _setting(
+        RANDOM, Number(int, RANDOM, MAX_SEED), "Second seed",
+        "Whose noise the picture's is on the way to; -1 is its own.", section=JOURNEY,
+        caption="towards seed {value}")
+    share: float = _setting(
+        0.0, Number(float, 0, 1, step=0.05), "Share of the way",
+        "How far the picture is on the way to the second prompt and seed.", section=JOURNEY,
+        caption="{value} of the way")
 
     @property
     def steered(self) -> bool:
@@ -455,6 +466,9 @@ def check_together(picture: Picture, of: Sentence | str = "") -> None:
         raise RequestError("Control{of} should start before it stops, not start at {start} and "
                            "stop at {stop}.", of=of, start=f"{picture.control_start:g}",
                            stop=f"{picture.control_stop:g}")
+    if picture.share and picture.init_image:
+        raise RequestError("What begins with a picture{of} is on no way to another prompt or seed.",
+                           of=of)
     if picture.mask and not picture.init_image:
         raise RequestError("The mask{of} needs a start picture that it is of.", of=of)
     if picture.init_image and not steps_taken(picture.steps, picture.strength):

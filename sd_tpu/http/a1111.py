@@ -43,6 +43,7 @@ from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import BLURRED, Cancelled, Done, Event, ImageReady, Job, Progress
 from sd_tpu.settings import (
     CONTROL,
+    JOURNEY,
     MAX_PROMPTS,
     MAX_SEED,
     RANDOM,
@@ -60,7 +61,7 @@ MAX_PICTURES = 64  # of a request, whose answer holds them all
 MAX_CLIENTS = 1000  # whose options are remembered
 MODEL = SETTINGS["model"].a1111
 _SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
-             if name not in ("model", "style") and setting.section not in (START, CONTROL)}
+             if name not in ("model", "style") and setting.section not in (START, CONTROL, JOURNEY)}
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}

@@ -39,6 +39,7 @@ from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import Event, ImageReady, Job, Progress
 from sd_tpu.settings import (
     CONTROL,
+    JOURNEY,
     MAX_PROMPTS,
     RANDOM,
     SETTINGS,
@@ -69,7 +70,7 @@ _OPENAIS = [("style", "vivid")]  # what else is asked for is one of this server'
 _IDLE = {"user", "safety_identifier"}
 _OWN = {*_KINDS, "prompt", "size", "stream"}
 _SETTINGS = {name: setting for name, setting in SETTINGS.items()
-             if setting.section not in (START, CONTROL)}
+             if setting.section not in (START, CONTROL, JOURNEY)}
 _START = {name: setting for name, setting in SETTINGS.items()
           if setting.section == START and not isinstance(setting.kind, Upload)}
 _ALL = 1.0  # the strength of an edit that keeps nothing of what is transparent

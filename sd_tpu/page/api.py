@@ -17,6 +17,7 @@ from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.settings import (
     CONTROL,
+    JOURNEY,
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
@@ -31,7 +32,7 @@ from sd_tpu.settings import (
 _LATER = [SETTINGS[name] for name in ("model", "height", "width", "style")]
 _BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
                     if setting.expert is expert and name != "seed" and setting not in _LATER
-                    and setting.section not in (START, CONTROL)]
+                    and setting.section not in (START, CONTROL, JOURNEY)]
                    for expert in (False, True))
 _EXPERT += _LATER
 _GENERATE = """Draws a picture of each prompt; yields what is finished and what is happening.

@@ -20,7 +20,7 @@ from sd_tpu.page.parts import part
 from sd_tpu.page.run import STARTING, Card, Line
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.settings import CONTROL, MAX_PROMPTS, SETTINGS, SIDES, Choice
+from sd_tpu.settings import CONTROL, JOURNEY, MAX_PROMPTS, SETTINGS, SIDES, Choice
 
 BARE = dict(js_on_load=None, apply_default_css=False)
 
@@ -115,8 +115,9 @@ def _choices(models: list[str], styles: list[str]) -> dict[str, dict[str, str] |
     named = {"": SETTINGS["style"].told(""), **{each: each for each in styles}}
     return {**listed, "model": {each: each for each in models}, "style": named if styles else None,
             **dict.fromkeys(SIDES),  # which are chosen as one
-            # No control picture can be handed in here.
-            **{name: None for name, setting in SETTINGS.items() if setting.section == CONTROL}}
+            # Neither can a control picture be handed in here, nor is anything on the way.
+            **{name: None for name, setting in SETTINGS.items()
+               if setting.section in (CONTROL, JOURNEY)}}
 
 
 def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:

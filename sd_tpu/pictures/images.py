@@ -342,7 +342,8 @@ def _written(name: str, value: Any) -> str:
             return a1111_name(value)
         case "spacing":
             return value.capitalize()
-        case "model" | "init_image" | "mask" | "controlnet" | "control_image" | "detector":
+        case ("model" | "init_image" | "mask" | "controlnet" | "control_image" | "detector"
+              | "to_prompt"):
             return value
     return setting.kind.shown(value)
 

@@ -199,6 +199,10 @@ class EngineClient(abc.ABC):
         offered = self.offer.open(picture.model)
         with told_by_whose(request, place):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
+            if picture.to_prompt and asked != self.adapters.asked(picture.to_prompt,
+                                                                  picture.negative_prompt):
+                raise RequestError("A prompt and the one that it is on the way to should name the "
+                                   "same LoRAs.")
             controlnet = self.offer.controlnet(picture)
             weights = offered.weights
             if asked:
