@@ -4,11 +4,12 @@
 """
 
 import argparse
+import dataclasses
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, read_json
 from sd_tpu.pictures.images import MAX_FILE_BYTES, make_grid
 from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import Offer, Request
+from sd_tpu.pictures.movie import KINDS, find_ffmpeg, write_movie
+from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger
 from sd_tpu.runtime.mesh import make_mesh, set_host_devices
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.catalog import card_defaults
@@ -52,7 +54,10 @@ from sd_tpu.settings import (
 )
 
 MAX_DEVICES = 256  # more on one host is a slip of the finger, and each takes memory
+MAX_LARGER = 8  # times as large as it was
 _FLAGGED = {name: setting for name, setting in OVERRIDABLE.items() if setting.flag}
+_OF_JOURNEY = {name: setting for name, setting in _FLAGGED.items()
+               if not setting.of_upload and name != "share"}
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
@@ -182,6 +187,11 @@ def _parser() -> argparse.ArgumentParser:
     generate.set_defaults(run=_generate, decoder_for="pictures")  # there are no previews
     _add_request_flags(generate)
     add_model_flags(generate)
+    journey = commands.add_parser(
+        "journey", help="make pictures on the way from one prompt or seed to another, and a movie")
+    journey.set_defaults(run=_journey, decoder_for="pictures")
+    _add_journey_flags(journey)
+    add_model_flags(journey)
     devices = commands.add_parser("devices", help="say what JAX finds to work on")
     devices.set_defaults(run=_devices)
     _add_devices_flag(devices)
@@ -195,15 +205,36 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(SETTINGS["prompt"].flag, dest="prompts", action="append", required=True, metavar="TEXT",
         help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
-    for name, setting in _FLAGGED.items():
-        add(setting.flag, dest=name, type=setting.kind.parse, metavar=_metavar(setting),
-            help=_help(setting))
+    _add_setting_flags(parser, _FLAGGED)
     add("--own", dest="own", action="append", nargs=3, default=[],
         metavar=("PROMPT", "SETTING", "VALUE"),
         help=f"a setting of a single prompt, which is numbered from 1; one of "
              f"{', '.join(OVERRIDABLE)}")
+    add("--larger", type=_times, metavar="X",
+        help=f"draws each picture again X times as large, such as {LARGER}, from what it has "
+             f"become; --strength says how much of that becomes noise (default: {LARGER_STRENGTH})")
     add("--out", type=Path, required=True, metavar="DIR",
         help="gets 00.png, 01.png, ... and grid.png")
+
+
+def _add_setting_flags(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
+    for name, setting in settings.items():
+        parser.add_argument(setting.flag, dest=name, type=setting.kind.parse,
+                            metavar=_metavar(setting), help=_help(setting))
+
+
+def _add_journey_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(SETTINGS["prompt"].flag, dest="prompt", required=True, metavar="TEXT",
+        help="what the first picture shows")
+    _add_setting_flags(parser, _OF_JOURNEY)
+    add("--pictures", type=int, choices=(8, 16, 32), default=16, help="how many (default: 16)")
+    add("--movie", choices=KINDS, default=KINDS[0],
+        help="the kind of the file that moves; mp4 needs ffmpeg (default: webp)")
+    add("--milliseconds", type=_positive, default=120, metavar="N",
+        help="for which each picture is seen (default: 120)")
+    add("--out", type=Path, required=True, metavar="DIR",
+        help="gets 00.png, 01.png, ... and journey.webp, .gif or .mp4")
 
 
 def _metavar(setting: Setting) -> str:
@@ -261,6 +292,16 @@ def _gigabytes(text: str) -> int:
     return int(number * 1e9)
 
 
+def _times(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 < number <= MAX_LARGER:
+        raise argparse.ArgumentTypeError(f"{text!r} should be above 1 and at most {MAX_LARGER}")
+    return number
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:9]) <= MAX_DEVICES:
         raise argparse.ArgumentTypeError(f"{text!r} should be from 1 to {MAX_DEVICES}")
@@ -275,7 +316,9 @@ def _generate(args: argparse.Namespace) -> int:
     own, inputs = _read_own(args.own), []
     for settings in (values, *own):
         inputs += _take_inputs(settings)
-    _check_used(values, own)
+    _check_used(values, own, {"strength"} if args.larger else set())
+    if args.larger and not values["init_image"] and values["strength"] is None:
+        values["strength"] = LARGER_STRENGTH
     values |= {"seed": drawn_seed(args.seed), "own": own}
     seed = Request.check(_early(values), _early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
@@ -289,12 +332,91 @@ def _generate(args: argparse.Namespace) -> int:
         for note in engine.notes(request):
             line.show(note)
             line.keep()
-        job = engine.submit(request, previews=False, inputs={each.name: each for each in inputs})
-        return _save(job, args.out, engine.to_png, line)
+        given, sizes = {each.name: each for each in inputs}, {}
+        if args.larger:
+            sizes = {place: (request.pictures[place].width, request.pictures[place].height)
+                     for place in request.places()}
+            request = _again(request, args.larger, engine, given, line)
+        if request is None:
+            return 1
+        job = engine.submit(request, previews=False, inputs=given)
+        return _save(job, args.out, engine.to_png, line, sizes)
     finally:
         line.keep()
         if engine.ready.is_set():  # else it compiles, which cannot be stopped and may take minutes
             engine.close()
+
+
+def _again(request: Request, times: float, engine: Engine, given: dict[str, Input],
+           line: "_Line") -> Request | None:
+    """What draws the pictures again so many times as large, once they are drawn, and are in what
+    is given; None if that failed."""
+    def one(picture: Picture) -> Picture:
+        strength = LARGER_STRENGTH if picture.init_image else picture.strength
+        return larger(picture, round(times * picture.width), round(times * picture.height),
+                      strength=strength)
+
+    again = Request(tuple(picture and one(picture) for picture in request.pictures))
+    for place in again.places():  # before anything is drawn
+        engine.offer.check(again.pictures[place])
+
+    def take(event: ImageReady) -> None:
+        nonlocal again
+        start = Input.of_pixels(event.pixels)
+        given[start.name] = start
+        again = again.replaced(event.place, dataclasses.replace(
+            again.pictures[event.place], init_image=start.name))
+
+    job = engine.submit(request, previews=False, inputs=given)
+    return again if _take_all(job, take, line) else None
+
+
+def _journey(args: argparse.Namespace) -> int:
+    if args.movie == "mp4":
+        find_ffmpeg()  # before minutes go into pictures for it
+    values = {name: getattr(args, name) for name in _OF_JOURNEY} | {"seed": drawn_seed(args.seed)}
+    to_prompt, to_seed = (values.pop(name) for name in ("to_prompt", "to_seed"))
+    if to_prompt in (None, "", args.prompt) and to_seed in (None, RANDOM):
+        raise ValueError("A journey needs another prompt (--to-prompt) or seed (--to-seed) to go "
+                         "to.")
+    both = [args.prompt, to_prompt or args.prompt]
+    Request.check({**values, "prompts": both}, _early_defaults(args.model))
+    args.out.mkdir(parents=True, exist_ok=True)
+    line = _Line()
+    line.show(f"Loading {args.model} ...")
+    engine = open_engine(args)
+    try:
+        first, last = Request.check({**values, "prompts": both}, engine.offer).pictures
+        seed = SETTINGS["to_seed"].check(RANDOM if to_seed is None else to_seed)
+        last = dataclasses.replace(last, seed=first.seed if seed == RANDOM else seed)
+        made: list[np.ndarray] = []
+        for request in _on_the_way(first, last, args.pictures):
+            job, found = engine.submit(request, previews=False), []
+            if not _take_all(job, found.append, line):
+                return 1
+            line.keep()
+            for event in sorted(found, key=lambda event: event.place):
+                _write(args.out / f"{len(made):02}.png",
+                       engine.to_png(event.pixels, job.request.only(event.place)))
+                made.append(event.pixels)
+        movie = args.out / f"journey.{args.movie}"
+        write_movie(made, movie, args.milliseconds)
+        print(movie, flush=True)
+        return 0
+    finally:
+        line.keep()
+        if engine.ready.is_set():
+            engine.close()
+
+
+def _on_the_way(first: Picture, last: Picture, count: int) -> list[Request]:
+    """Requests for so many pictures from the first to the last one."""
+    shares = np.linspace(0, 1, count)[1:-1].tolist()
+    to_prompt = last.prompt if last.prompt != first.prompt else ""
+    to_seed = last.seed if last.seed != first.seed else RANDOM
+    pictures = [first, *(dataclasses.replace(first, to_prompt=to_prompt, to_seed=to_seed,
+                                             share=share) for share in shares), last]
+    return [Request(tuple(pictures[at:at + MAX_PROMPTS])) for at in range(0, count, MAX_PROMPTS)]
 
 
 def _filled(values: dict[str, Any], offer: Offer) -> Request:
@@ -334,7 +456,8 @@ def _take_inputs(settings: dict[str, Any]) -> list[Input]:
     return inputs
 
 
-def _check_used(values: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
+def _check_used(values: dict[str, Any], own: Sequence[dict[str, Any]], used_anyway: set[str]
+                ) -> None:
     """Raises ValueError for what says how a picture that is handed in is used where there is none.
     """
     fitted = any(each.get("control_image") for each in (values, *own))  # by --fit as well
@@ -343,6 +466,7 @@ def _check_used(values: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
             used = own if given is values else [given]
             name = next((name for name, setting in OVERRIDABLE.items()
                          if setting.section == section and given.get(name) is not None
+                         and name not in used_anyway
                          and not (name == "fit" and fitted)), None)
             if name and not any(each.get(image) for each in used):
                 what = OVERRIDABLE[image]
@@ -367,30 +491,41 @@ def _early_defaults(model: str | Path) -> Picture:
     return card_defaults(ModelCard.read(folder, folder.name), read_json(scheduler))
 
 
-def _save(job: Job, folder: Path, to_png: Callable[[np.ndarray, Request], bytes],
-          line: "_Line") -> int:
-    """Writes the pictures as they come and the grid at the end; returns the exit code."""
+def _save(job: Job, folder: Path, to_png: Callable[..., bytes], line: "_Line",
+          sizes: Mapping[int, tuple[int, int]]) -> int:
+    """Writes the pictures as they come and the grid at the end; returns the exit code. `sizes` are
+    those of the pictures which these are larger than, by place."""
     request = job.request
     pictures: list[np.ndarray | None] = [None] * len(request.prompts)
+
+    def take(event: ImageReady) -> None:
+        place = event.place
+        pictures[place] = event.pixels
+        _write(folder / f"{place:02}.png", to_png(event.pixels, request.only(place),
+                                                  first_size=sizes.get(place)))
+
+    if not _take_all(job, take, line):
+        return 1
+    line.keep()
+    _write(folder / "grid.png", to_png(make_grid(pictures), request))
+    return 0
+
+
+def _take_all(job: Job, take: Callable[[ImageReady], None], line: "_Line") -> bool:
+    """Shows how a job goes and takes its pictures as they come; whether all did."""
     unsafe = False
     try:
         for event in job.events():
             line.show(_sentence(event))
             if isinstance(event, ImageReady):
-                pictures[event.place] = event.pixels
                 line.clear()
                 if event.unsafe and not unsafe:
                     print(f"{BLURRED}.", file=sys.stderr)
                 unsafe |= event.unsafe
-                _write(folder / f"{event.place:02}.png",
-                       to_png(event.pixels, request.only(event.place)))
+                take(event)
     finally:
         job.cancel()  # changes nothing once it is over
-    if not isinstance(event, Done):
-        return 1
-    line.keep()
-    _write(folder / "grid.png", to_png(make_grid(pictures), request))
-    return 0
+    return isinstance(event, Done)
 
 
 def _write(file: Path, png: bytes) -> None:

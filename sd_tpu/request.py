@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from sd_tpu.sampling.samplers import spacing_taken
+from sd_tpu.sampling.samplers import spacing_taken, steps_taken
 from sd_tpu.sampling.schedule import NoiseSchedule
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (
@@ -23,6 +23,8 @@ from sd_tpu.settings import (
     shortened,
 )
 
+LARGER, LARGER_STRENGTH = 2, 0.4  # how many times as large, and how much of it becomes noise
+NOT_YET = "0" * 64  # the name of a start picture that is still to be drawn
 _ACCEPTED = ("prompts", "own", *(name for name in SETTINGS if name != "prompt"))
 
 
@@ -258,6 +260,28 @@ def changed(picture: Picture, values: Mapping[str, Any], of: Sentence | str = ""
     picture = dataclasses.replace(picture, **left)
     check_together(picture, of)
     return picture
+
+
+def larger(picture: Picture, width: int, height: int, start: str = NOT_YET,
+           strength: float = LARGER_STRENGTH, taken: int = 1) -> Picture:
+    """What draws a picture again at a larger size from what it has become, enlarged in pixels and
+    put under noise: the second pass of A1111's hires fix.
+
+    Args:
+        picture: as it was drawn.
+        width: of the larger one, in pixels.
+        height: likewise.
+        start: what it has become, by the name under which that is handed in.
+        strength: how much of that becomes noise.
+        taken: steps that it takes at least, be it that the table has more than the picture's.
+
+    Raises:
+        RequestError: as `changed`.
+    """
+    strength, most = SETTINGS["strength"].check(strength), SETTINGS["steps"].kind.most
+    enough = (n for n in range(picture.steps, most) if steps_taken(n, strength) >= taken)
+    return changed(picture, dict(init_image=start, mask="", fit="cover", width=width,
+                                 height=height, strength=strength, steps=next(enough, most)))
 
 
 def _check_names(values: Mapping[str, Any], known: Sequence[str], of: Sentence | str = "") -> None:

@@ -238,7 +238,7 @@ def _following(most: int) -> Callable[[int], list[int]]:
 # --- the table ----------------------------------------------------------------------------------
 
 PROMPT, BASIC, ADVANCED, FASTER, SIZE = "prompt", "basic", "advanced", "faster", "size"
-START, CONTROL, REFERENCE = "start", "control", "reference"
+START, CONTROL, REFERENCE, JOURNEY = "start", "control", "reference", "journey"
 # The pictures that are handed in to be used, by the sections that say how.
 HANDED_IN = {START: "init_image", CONTROL: "control_image", REFERENCE: "reference"}
 DETECTORS = {"": Sentence("as it is"), "canny": "canny", "scribble": "scribble",
@@ -260,7 +260,8 @@ class Setting:
             unless somebody asks for something else, FASTER what costs likeness for speed; a PROMPT
             is written for each picture; height and width are a SIZE, which people choose as one;
             START says what a picture begins with, CONTROL what it follows, REFERENCE what it is
-            drawn after; all are nowhere where none can be handed in.
+            drawn after; all are nowhere where none can be handed in. JOURNEY says what
+            it is on the way to: programs know that.
         caption: what a caption says of a value; the value alone if it is empty.
         caption_empty: what a caption says of the empty value.
         png: the field of A1111's `parameters` text in PNG files.
@@ -286,12 +287,18 @@ class Setting:
     @property
     def expert(self) -> bool:
         """Whether it is shown, written and explained to experts only."""
-        return self.section in (ADVANCED, FASTER) or self.of_upload
+        return self.section in (ADVANCED, FASTER) or not self.common
 
     @property
     def of_upload(self) -> bool:
         """Whether it is a picture that is handed in, or says how one is used."""
         return self.section in HANDED_IN
+
+    @property
+    def common(self) -> bool:
+        """Whether it is for pictures of all kinds: those too that begin with nothing, follow
+        nothing and are on no way to another."""
+        return not (self.of_upload or self.section == JOURNEY)
 
     def check(self, value: Any, of: Sentence | str = "") -> Any:
         """The value as a picture holds it; `of` says whose it is. Raises RequestError."""
@@ -447,6 +454,17 @@ class Picture:
         "How much the reference picture counts beside the prompt; 0 is not at all.",
         section=REFERENCE, caption="reference strength {value}",
         suggest=_around(0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2))
+    to_prompt: str = _setting(
+        "", Text(), "Second prompt", "What the picture is on the way to.", section=JOURNEY,
+        caption="towards “{value}”", caption_empty="no second prompt")
+    to_seed: int = _setting(
+        RANDOM, Number(int, RANDOM, MAX_SEED), "Second seed",
+        "Whose noise the picture's is on the way to; -1 is its own.", section=JOURNEY,
+        caption="towards seed {value}")
+    share: float = _setting(
+        0.0, Number(float, 0, 1, step=0.05), "Share of the way",
+        "How far the picture is on the way to the second prompt and seed.", section=JOURNEY,
+        caption="{value} of the way")
 
     @property
     def steered(self) -> bool:
@@ -480,6 +498,9 @@ def check_together(picture: Picture, of: Sentence | str = "") -> None:
         raise RequestError("Control{of} should start before it stops, not start at {start} and "
                            "stop at {stop}.", of=of, start=f"{picture.control_start:g}",
                            stop=f"{picture.control_stop:g}")
+    if picture.share and picture.init_image:
+        raise RequestError("What begins with a picture{of} is on no way to another prompt or seed.",
+                           of=of)
     if picture.mask and not picture.init_image:
         raise RequestError("The mask{of} needs a start picture that it is of.", of=of)
     if picture.init_image and not steps_taken(picture.steps, picture.strength):

@@ -123,6 +123,34 @@ def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
     assert "Denoising strength: 0.5, " in Image.open(tmp_path / "00.png").text[KEY]
 
 
+def test_pictures_are_drawn_again_larger_from_what_they_became(checkpoints, tmp_path):
+    asked = ("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--prompt", "a dog",
+             "--steps", 4, "--devices", 1)
+    small, again = tmp_path / "small", tmp_path / "again"
+    for flags in (["--out", small], ["--larger", 2, "--strength", 0.5, "--out", again]):
+        code, _, err = run(*asked, *flags)
+        assert code == 0, err
+    with Image.open(again / "01.png") as image:
+        assert "Denoising strength: 0.5, Hires upscale: 2, Hires steps: 2, Hires upscaler: " in (
+            image.text[KEY])
+    made = read_png(again / "01.png").pictures[0]
+    assert (made.width, made.height, made.strength) == (64, 64, 0.5)
+    code, _, err = run(*asked[:3], "--prompt", "a dog", "--seed", 1, "--steps", 4, "--size",
+                       "64x64", "--init-image", small / "01.png", "--strength", 0.5, "--devices",
+                       1, "--out", tmp_path)
+    assert code == 0, err
+    assert np.array_equal(Image.open(tmp_path / "00.png"), Image.open(again / "01.png"))
+    assert Image.open(again / "grid.png").size == (128, 64)
+
+
+def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(checkpoints, tmp_path):
+    code, out, err = run("generate", "--model", checkpoints["sd1"], "--prompt", "a cat",
+                         "--larger", 4, "--devices", 1, "--out", tmp_path)
+    assert (code, out) == (2, "") and "A picture of 128x128 is too large" in err.splitlines()[-1]
+    code, _, err = run("generate", "--prompt", "a", "--larger", 1, "--out", tmp_path)
+    assert code == 2 and "'1' should be above 1 and at most 8" in err
+
+
 def test_a_picture_follows_the_lines_of_another(checkpoints, torch_pipelines, tmp_path):
     make_controlnet(torch_pipelines["sd1"].unet, conditioning_embedding_out_channels=(8, 16)
                     ).save_pretrained(tmp_path / "lines")
@@ -213,8 +241,8 @@ class FakeEngine:
     def notes(self, request):
         return []
 
-    def to_png(self, pixels, request):
-        return to_png(pixels, request)
+    def to_png(self, pixels, request, **facts):
+        return to_png(pixels, request, **facts)
 
     def submit(self, request, *, previews, inputs):
         self.request = request

@@ -201,6 +201,8 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
     weights = [engine._weights_of(request, place) for place in range(4)]
     assert weights[1].memory == there["lines"].memory
     assert weights[1].needs == (weights[0],), "which stays beside it, and counts once"
+    zeros = weights[1].zeros
+    assert zeros.memory == weights[1].memory and zeros.needs == (weights[0].zeros,)
     lines, depth = (drawn(engine, control_image=CONTROL.name, controlnet=name)[0]
                     for name in ("lines", "depth"))
     assert within_2(lines, depth) < 0.95

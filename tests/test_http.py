@@ -112,7 +112,16 @@ def test_a_picture_is_the_same_whichever_api_asked_for_it(a1111, client):
 @pytest.mark.parametrize(("asked", "sentence"), [
     (dict(steps=0), "Steps should be from 1 to 200, not 0."),
     (dict(sampler_name="magic"), "Sampler 'magic' is unknown"),
-    (dict(enable_hr=True), "This server does not have: enable_hr."),
+    (dict(enable_hr=True), "hr_upscaler 'Latent' is unknown; there are None, Lanczos."),
+    (dict(enable_hr=True, hr_upscaler="Lanczos", hr_sampler_name="Heun", hr_prompt="a dog"),
+     "This server does not have, with enable_hr: hr_sampler_name, hr_prompt."),
+    (dict(enable_hr=True, hr_upscaler="Lanczos", hr_scale=0.5), "hr_scale should be from 1 to 8"),
+    (dict(enable_hr=True, hr_upscaler="Lanczos", hr_scale=4), "128x128 is too large: here"),
+    (dict(enable_hr=True, hr_upscaler="Lanczos", hr_resize_x=51), "whose sides are multiples of"),
+    (dict(enable_hr=True, hr_upscaler="Lanczos", denoising_strength=0),
+     "A strength of 0 leaves none of 200 steps to take."),
+    (dict(enable_hr=True, hr_upscaler="Lanczos", hr_second_pass_steps=150),
+     "hr_second_pass_steps should be from 0 to 140, not 150."),
     (dict(restore_faces=True, tiling=True), "This server does not have: restore_faces, tiling."),
     (dict(alwayson_scripts={"ADetailer": {"args": []}}), "alwayson_scripts (ADetailer)"),
     (dict(override_settings={"CLIP_stop_at_last_layers": 2}),
@@ -148,7 +157,8 @@ def test_webuiapi_lists_what_there_is_and_chooses_the_model(a1111, page_engine):
         {"name": "Ink", "prompt": "ink drawing of {prompt}", "negative_prompt": "photo"},
         {"name": "Bright", "prompt": "bright", "negative_prompt": ""}]
     assert a1111.get_embeddings() == {"loaded": {}, "skipped": {}}
-    assert a1111.get_latent_upscale_modes() == [] and a1111.get_upscalers()[0]["name"] == "None"
+    assert a1111.get_latent_upscale_modes() == []
+    assert [each["name"] for each in a1111.get_upscalers()] == ["None", "Lanczos"]
     assert a1111.get_memory()["ram"]["total"] > 0
     assert "There is no model" in a1111.set_options({"sd_model_checkpoint": "other"})["detail"]
 
@@ -192,6 +202,29 @@ def test_webuiapi_begins_each_picture_of_a_batch_with_its_own(a1111, page_engine
         alone = drawn_by(page_engine, init_image=photo, strength=0.5, seed=seed, steps=4,
                          sampler="euler", guidance=7.0)
         assert np.array_equal(image, alone[0])
+
+
+@pytest.mark.parametrize(("asked", "size", "taken"), [
+    (dict(hr_scale=2), (64, 64), 2), (dict(hr_resize_x=64, hr_second_pass_steps=3), (64, 64), 3),
+    (dict(hr_resize_x=32, hr_resize_y=48, denoising_strength=0.75), (32, 48), 3),
+])
+def test_webuiapi_has_pictures_drawn_again_larger(a1111, page_engine, asked, size, taken):
+    values = dict(prompt="a fox", seed=7, steps=4, width=32, height=32)
+    result = a1111.txt2img(enable_hr=True, hr_upscaler=webuiapi.HiResUpscaler.Lanczos,
+                           **{"denoising_strength": 0.5, **asked}, batch_size=2, **values)
+    small = a1111.txt2img(batch_size=2, **values).images
+    assert result.info["all_seeds"] == [7, 8] and result.image.size == size
+    for image, start, seed in zip(result.images, small, [7, 8], strict=True):
+        made = read_png(BytesIO(base64.b64decode(result.json["images"][seed - 7]))).pictures[0]
+        alone = drawn_by(page_engine, init_image=np.asarray(start), strength=made.strength,
+                         seed=seed, steps=made.steps, sampler="euler", guidance=7.0,
+                         width=size[0], height=size[1])
+        assert np.array_equal(image, alone[0])
+        assert (made.width, made.height) == size
+    resized = "Hires upscale: 2" if size == (64, 64) else "Hires resize: 32x48"
+    assert (f"Init image: {made.init_image}, Denoising strength: {made.strength:g}, {resized}, "
+            f"Hires steps: {taken}, Hires upscaler: Lanczos") in result.info["infotexts"][1]
+    assert ", Size: 32x32, " in result.info["infotexts"][1]
 
 
 @pytest.mark.parametrize(("asked", "fresh"), [

@@ -1,5 +1,6 @@
 """What a card does on its own: it is kept, varied, drawn again where something has changed."""
 
+import json
 import re
 
 import pytest
@@ -107,6 +108,34 @@ def test_vary_draws_at_once_and_undo_brings_prompts_and_pictures_back(tab):
     tab.locator("#redo").click()
     tab.wait_for_function(f"varied => String(({SOURCES})()) === String(varied)", arg=varied)
     assert prompts(tab) == [PROMPTS[1]] * 7 + [PROMPTS[7]]
+
+
+def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_back(tab, tmp_path):
+    fill(tab, PROMPTS, seed=3, steps=5)
+    make(tab)
+    small, undo = sources(tab), tab.get_by_role("button", name="Undo")
+    press(tab, tab.get_by_role("button", name="Larger: draw picture 3"))
+    says(tab, "Done in")
+    large = sources(tab)
+    assert new(small, large) == [2] and prompts(tab) == PROMPTS
+    expect(figures(tab).nth(2)).to_contain_text("64")
+    with tab.expect_download() as download:
+        tab.get_by_role("link", name="Download picture 3").click()
+    download.value.save_as(tmp_path / "large.png")
+    made = read_png(tmp_path / "large.png").pictures[0]
+    assert (made.width, made.height, made.seed, made.steps, made.strength) == (64, 64, 5, 5, 0.4)
+    tab.get_by_role("button", name="View picture 3").press("Enter")
+    dialog = tab.get_by_role("dialog")
+    expect(dialog.get_by_role("slider", name="Before and after")).to_be_visible()
+    dialog.get_by_role("button", name="Draw larger").click()
+    says(tab, "A picture of 128x128 is too large: here pictures have at most 4096 pixels.")
+    assert sources(tab) == large
+    undo.click()
+    tab.wait_for_function(f"before => JSON.stringify(({SOURCES})()) === before",
+                          arg=json.dumps(small).replace(", ", ","), timeout=PATIENCE)
+    tab.get_by_role("button", name="Redo").click()
+    tab.wait_for_function(f"before => JSON.stringify(({SOURCES})()) === before",
+                          arg=json.dumps(large).replace(", ", ","), timeout=PATIENCE)
 
 
 def test_generate_answers_in_the_browser_and_stop_counts_before_the_server_does(tab, slow_engine):

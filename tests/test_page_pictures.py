@@ -186,7 +186,8 @@ def test_a_single_picture_is_not_leafed_through(tab):
     tab.get_by_role("button", name="View picture 1: only").click()
     dialog = tab.get_by_role("dialog")
     expect(dialog.get_by_role("link", name="Download PNG")).to_be_visible()
-    expect(dialog.get_by_role("button")).to_have_text(["Use", "Start from it", "Enlarged", "Close"])
+    expect(dialog.get_by_role("button")).to_have_text(["Use", "Start from it", "Draw larger",
+                                                        "Enlarged", "Close"])
 
 
 def test_the_server_says_what_it_is(tab):

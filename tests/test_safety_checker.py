@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -44,10 +45,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def opened(folder):
+def opened(folder, dtype=jnp.float32):
     config = SafetyCheckerConfig.from_dict(json.loads((folder / "config.json").read_text()))
     graph, shapes = weights.abstract(
-        lambda rngs: models.StableDiffusionSafetyChecker(config, rngs=rngs))
+        lambda rngs: models.StableDiffusionSafetyChecker(config, dtype=dtype, rngs=rngs))
     return nnx.merge(graph, weights.load([folder / "model.safetensors"], shapes))
 
 
@@ -70,6 +71,14 @@ def test_it_finds_what_pytorchs_finds(folder, size):
     assert close.mean() < 0.3 and np.array_equal(found[~close], wanted.numpy()[~close])
     if size == (28, 28):
         assert 0 < found.sum() < len(found), "some are safe, others not"
+
+
+def test_its_thresholds_are_exact_in_any_precision(folder):
+    exact, rough = opened(folder), opened(folder, jnp.bfloat16)
+    assert rough.visual_projection.kernel.dtype == jnp.bfloat16
+    for name in ("concept_embeds_weights", "special_care_embeds_weights"):
+        assert np.array_equal(getattr(rough, name)[...], getattr(exact, name)[...])
+        assert getattr(rough, name)[...].dtype == jnp.float32
 
 
 def with_thresholds(checkpoint, checker, folder, threshold: float):

@@ -168,7 +168,7 @@ class Devices:
             coming = {w[1] for _, w in self.background if not isinstance(w, Batch)
                       and w[0] == device}
             there = compiled | held | coming
-            zeros = {batch.zeros for batch in compiled if batch.zeros}
+            zeros = {each for batch in compiled for each in batch.needs}
             used = sum(item.memory for item in there | zeros)
             assert self.memory is None or used <= self.memory
             assert all(need in there for item in held | coming for need in item.needs)
@@ -481,6 +481,17 @@ def test_zeros_of_an_architecture_are_charged_once_whatever_the_sizes():
     assert set(devices.slots) == set(sizes)
     devices.took(devices.ask(batch=dataclasses.replace(WIDE, architecture="xl"), weights=OTHER))
     assert zeros not in devices.scheduler._memory.on(0), "zeros leave after the last of their sizes"
+
+
+def test_zeros_of_a_controlnet_are_charged_beside_those_of_its_model():
+    plain = Weights(name="any", architecture="sd", memory=4)
+    steered = Weights(name="any", architecture="steered", controlnet="lines", base=plain, memory=1)
+    small, controlled = (dataclasses.replace(SMALL, architecture=each.architecture,
+                                             zeros=each.zeros) for each in (plain, steered))
+    devices = warm(Devices(memory=2 * SMALL.memory + BASE.memory + 5), small, controlled)
+    assert set(devices.slots) == {small, controlled}
+    assert controlled.needs == (*small.needs, steered.zeros)
+    assert [each.memory for each in controlled.needs] == [4, 1]
 
 
 asks = st.fixed_dictionaries(dict(

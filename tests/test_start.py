@@ -16,7 +16,7 @@ from PIL import Image
 
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import Request
+from sd_tpu.request import LARGER_STRENGTH, Request, larger
 from sd_tpu.serving import engine as engines
 from sd_tpu.serving import latency
 from sd_tpu.serving.engine import Engine
@@ -82,19 +82,20 @@ def drawn(engine: Engine, given=GIVEN, **values) -> list[np.ndarray]:
     return [pictures[place] for place in sorted(pictures)]
 
 
-def theirs(reference, kind: str, engine: Engine, monkeypatch, **values) -> np.ndarray:
+def theirs(reference, kind: str, engine: Engine, monkeypatch, photo=PHOTO, **values) -> np.ndarray:
     """PyTorch's picture of the same noise, with the encoder's mode: uint8 [H, W, 3]."""
     pipeline = as_kind(reference, kind)
     module = importlib.import_module(type(pipeline).__module__)
-    h, w, channels = engine.programs.latent_shape
+    h, w, channels = engine.pipeline.model.latent_shape(*photo.shape[:2])
     noise = np.array(jax.random.normal(jax.random.PRNGKey(ASKED["seed"]), (1, channels, h, w)))
     monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.tensor(noise))
     monkeypatch.setattr(module, "retrieve_latents",
-                        lambda found, **_: found.latent_dist.mode())
+                        lambda found, **_: found.latent_dist.mode(), raising=bool(kind))
     pipeline.set_progress_bar_config(disable=True)
     images = pipeline(ASKED["prompts"][0], negative_prompt=ASKED["negative_prompt"],
                       num_inference_steps=ASKED["steps"], guidance_scale=ASKED["guidance"],
-                      image=Image.fromarray(PHOTO), output_type="np", **values).images
+                      **({"image": Image.fromarray(photo)} if kind else {}), output_type="np",
+                      **values).images
     return np.round(images[0] * 255).astype(int)
 
 
@@ -108,6 +109,19 @@ def test_a_picture_that_begins_with_another_is_that_of_pytorch(loaded, strength,
     reference, engine = loaded
     ours, = drawn(engine, init_image=START.name, strength=strength)
     assert_alike(ours, theirs(reference, "Img2Img", engine, monkeypatch, strength=strength))
+
+
+def test_a_picture_that_is_drawn_again_larger_is_that_of_pytorch(loaded, monkeypatch):
+    reference, engine = loaded
+    small = Input.of_pixels(drawn(engine)[0])
+    asked = larger(Request.check(ASKED, engine.offer).pictures[0], 2 * SIDE, 2 * SIDE, small.name)
+    ours, = drawn(engine, {small.name: small}, **{
+        name: value for name, value in vars(asked).items() if name not in ("prompt", "model")})
+    expected = theirs(reference, "", engine, monkeypatch).astype(np.uint8)
+    enlarged = Image.fromarray(expected).resize((2 * SIDE,) * 2, Image.Resampling.LANCZOS)
+    assert ours.shape == (2 * SIDE, 2 * SIDE, 3)
+    assert_alike(ours, theirs(reference, "Img2Img", engine, monkeypatch, np.asarray(enlarged),
+                              strength=LARGER_STRENGTH))
 
 
 @pytest.mark.parametrize("strength", [0.7, 1.0])

@@ -1,5 +1,6 @@
 """What a worker makes of plans, with programs that only count."""
 
+import dataclasses
 import pickle
 from types import SimpleNamespace
 
@@ -75,6 +76,31 @@ def worker() -> Worker:
     assert report.compiled[BATCH].decode_seconds > 0
     worker.weights.take(0, BASE, {"vae": {}})
     return worker
+
+
+def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
+    steered, seen = dataclasses.replace(BATCH, architecture="steered"), []
+    shape = jax.ShapeDtypeStruct((2,), np.float32)
+
+    class Seeing(Programs):
+        def encode(self, params, slots, entries):
+            seen.append(params)
+            return super().encode(params, slots, entries)
+
+    worker = Worker(make_mesh(1), lambda weights, sharding: {}, lambda batch: (
+        Seeing(), 7.0, {"vae": {"a": shape}, "controlnet": {"a": shape}}))
+    model = {"vae": {"a": jax.device_put(np.full((1, 2), 5, np.float32))}}
+    worker.weights.take(0, BASE, model)
+    report = worker.execute(Plan(compile=(steered,)))
+    while not report.compiled:
+        report = worker.execute(Plan())
+    lent = worker.weights.of(0, Weights(name="", architecture="steered"))
+    assert lent["vae"]["a"].unsafe_buffer_pointer() == model["vae"]["a"].unsafe_buffer_pointer()
+    assert np.array_equal(seen[0]["controlnet"]["a"], [[0, 0]])
+    assert np.array_equal(seen[0]["vae"]["a"], [[5, 5]])
+    worker.execute(Plan(drop=((0, BASE),)))
+    worker.close()
+    assert not worker.weights.names(0), "what was lent would keep the model there"
 
 
 def test_pictures_enter_take_their_rows_and_are_decoded(worker):

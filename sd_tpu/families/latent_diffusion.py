@@ -66,6 +66,7 @@ class LatentDiffusion:
     dtype: jnp.dtype
     token_downsampling: int
     chunks: int = 1  # of 77 tokens that each text has
+    texts: int = 2  # the negative prompt and the prompt, and a third that this is on the way to
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
     safety_checker: nnx.GraphDef | None = None
@@ -166,9 +167,9 @@ class LatentDiffusion:
     # --- prompts --------------------------------------------------------------------------------
 
     def for_inputs(self, inputs: Arrays) -> "LatentDiffusion":
-        """The same networks for texts of as many chunks."""
-        part = next(iter(self.encoders))
-        return dataclasses.replace(self, chunks=inputs[part]["ids"].shape[1])
+        """The same networks for as many texts of as many chunks."""
+        texts, chunks, _ = inputs[next(iter(self.encoders))]["ids"].shape
+        return dataclasses.replace(self, texts=texts, chunks=chunks)
 
     def steered_by(self, controlnet: nnx.GraphDef, height: int, width: int) -> "LatentDiffusion":
         """The same networks with a ControlNet, for control pictures of this size."""
@@ -186,18 +187,23 @@ class LatentDiffusion:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """What tells these programs from those for prompts of one chunk."""
-        return (f"{self.chunks} chunks",) if self.chunks > 1 else ()
+        """What tells these programs from those for one prompt of one chunk."""
+        long, way = [f"{self.chunks} chunks"], ["between prompts"]
+        return (*long * (self.chunks > 1), *way * (self.texts > 2))
 
     @property
     def text_input_shapes(self) -> Arrays:
         """Of what `text_inputs` returns."""
-        return {part: text.input_shapes(self.chunks, width)
+        return {part: text.input_shapes(self.chunks, width, self.texts)
                 for part, width in self.text_widths.items()}
 
     def text_inputs(self, tokenizers: Mapping[str, Tokenizer], texts: Sequence[str],
-                    options: PromptOptions) -> Arrays:
-        """What each encoder takes of the negative prompt and the prompt."""
+                    options: PromptOptions, to_prompt: str, share: float) -> Arrays:
+        """What each encoder takes of the negative prompt and the prompt, and of one that this is
+        on the way to, if it is."""
+        if to_prompt and share:
+            return {**self.text_inputs(tokenizers, [*texts, to_prompt], options, "", 0.0),
+                    "share": np.float32(share)}
         of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
         return text.encoder_inputs(of, self.text_widths, texts, options)
 
@@ -222,7 +228,7 @@ class LatentDiffusion:
     @property
     def told_input_shapes(self) -> Arrays:
         """Of the inputs beside the texts: those of `guidance_inputs`, the control picture, and the
-        reference picture with its scale."""
+        reference picture with its scale, and the share of the way between two prompts."""
         shapes = {}
         if self.guidance_size:
             shapes["guidance"] = jax.ShapeDtypeStruct((2,), jnp.float32)
@@ -232,6 +238,8 @@ class LatentDiffusion:
             side = config.image_encoder.image_size
             shapes["reference"] = jax.ShapeDtypeStruct((side, side, 3), jnp.uint8)
             shapes["reference_scale"] = jax.ShapeDtypeStruct((1,), jnp.float32)
+        if self.texts > 2:
+            shapes["share"] = jax.ShapeDtypeStruct((), jnp.float32)
         return shapes
 
     @property

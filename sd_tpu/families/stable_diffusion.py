@@ -99,10 +99,12 @@ class StableDiffusion(LatentDiffusion):
 
     def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
                       negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
-                      guidance: float = 1.0, **_: int | float) -> Arrays:
-        """What the encoder takes of both texts; of the rest these networks are told the guidance
+                      guidance: float = 1.0, to_prompt: str = "", share: float = 0.0,
+                      **_: int | float) -> Arrays:
+        """What the encoder takes of the texts; of the rest these networks are told the guidance
         at most."""
-        return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options),
+        return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options, to_prompt,
+                                   share),
                 **self.guidance_inputs(guidance)}
 
     def plain_inputs(self, prompt: np.ndarray, negative_prompt: np.ndarray, *,
@@ -117,7 +119,8 @@ class StableDiffusion(LatentDiffusion):
         """The embeddings of both texts, and of the guidance where the UNet takes it."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         taken = inputs["text_encoder"]
-        return {"text": text.joined(encoder(*text.flat(taken)), taken),
+        embeddings = text.joined(encoder(*text.flat(taken)), taken)
+        return {"text": text.between(embeddings, inputs),
                 **self.encode_told(params, inputs)}
 
 

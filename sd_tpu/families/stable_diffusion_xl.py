@@ -2,7 +2,7 @@
 that is told the picture's size as well."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -110,7 +110,7 @@ class StableDiffusionXL(LatentDiffusion):
     def input_shapes(self) -> Arrays:
         """Of what `prompt_inputs` returns."""
         return {**self.text_input_shapes,
-                "written": jax.ShapeDtypeStruct((2,), jnp.bool),
+                "written": jax.ShapeDtypeStruct((self.texts,), jnp.bool),
                 "time_ids": jax.ShapeDtypeStruct((2, SIZES), jnp.float32),
                 **self.told_input_shapes}
 
@@ -128,12 +128,14 @@ class StableDiffusionXL(LatentDiffusion):
 
     def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
                       negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
-                      height: int, width: int, guidance: float = 1.0,
-                      **_: int | float) -> Arrays:
-        """What the encoders take of both texts, and the size; of the rest the guidance at most."""
+                      height: int, width: int, guidance: float = 1.0, to_prompt: str = "",
+                      share: float = 0.0, **_: int | float) -> Arrays:
+        """What the encoders take of the texts, and the size; of the rest the guidance at most."""
         written = bool(negative_prompt) or not self.force_zeros
-        return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options),
-                **_told(written, height, width), **self.guidance_inputs(guidance)}
+        texts = self.text_inputs(tokenizers, [negative_prompt, prompt], options, to_prompt, share)
+        prompts = len(texts["text_encoder"]["ids"]) - 1
+        return {**texts, **_told([written, *[True] * prompts], height, width),
+                **self.guidance_inputs(guidance)}
 
     def plain_inputs(self, prompt: np.ndarray, negative_prompt: np.ndarray | None, *,
                      height: int, width: int, guidance: float = 1.0) -> Arrays:
@@ -141,7 +143,7 @@ class StableDiffusionXL(LatentDiffusion):
         prompt there are zeros, whatever the checkpoint says."""
         written = negative_prompt is not None
         return {**self.plain_text_inputs(negative_prompt if written else prompt, prompt),
-                **_told(written, height, width), **self.guidance_inputs(guidance)}
+                **_told([written, True], height, width), **self.guidance_inputs(guidance)}
 
     # --- on the devices -------------------------------------------------------------------------
 
@@ -157,16 +159,18 @@ class StableDiffusionXL(LatentDiffusion):
         embeddings = jnp.concatenate(
             [text.joined(hidden, taken), text.joined(hidden_2, taken_2)], axis=-1)
         written = inputs["written"]
-        return {"text": jnp.where(written[:, None, None], embeddings, 0),
-                "text_embeds": jnp.where(written[:, None], pooled[:: self.chunks], 0),
+        whole = jnp.where(written[:, None, None], embeddings, 0)
+        pooled = jnp.where(written[:, None], pooled[:: self.chunks], 0)
+        return {"text": text.between(whole, inputs),
+                "text_embeds": text.between(pooled, inputs),
                 "time_ids": inputs["time_ids"], **self.encode_told(params, inputs)}
 
 
-def _told(written: bool, height: int, width: int) -> Arrays:
-    """Whether there is a negative prompt, and the sizes: as in diffusers, the picture is all of one
-    that was of this size."""
+def _told(written: Sequence[bool], height: int, width: int) -> Arrays:
+    """Which of the texts there are, and the sizes: as in diffusers, the picture is all of one that
+    was of this size."""
     sizes = np.float32([height, width, 0, 0, height, width])
-    return {"written": np.array([written, True]), "time_ids": np.stack([sizes, sizes])}
+    return {"written": np.array(written), "time_ids": np.stack([sizes, sizes])}
 
 
 def _check(first: TextEncoderConfig, second: ProjectedTextEncoderConfig,

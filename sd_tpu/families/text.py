@@ -15,6 +15,7 @@ import numpy as np
 from sd_tpu.checkpoint.adapters import MOST_VECTORS
 from sd_tpu.families.prompt import Chunks, PromptError, arrays, chunks, parse, weighted
 from sd_tpu.families.tokenizer import LENGTH, Tokenizer
+from sd_tpu.models.slerp import slerp
 from sd_tpu.models.text_encoder import Learned
 
 Arrays = dict[str, np.ndarray | jax.Array]
@@ -53,9 +54,9 @@ class Count:
     lost: str
 
 
-def input_shapes(count: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+def input_shapes(count: int, width: int, texts: int = 2) -> dict[str, jax.ShapeDtypeStruct]:
     """Of what an encoder of this hidden size takes, with so many chunks for each text."""
-    tokens = 2, count, LENGTH
+    tokens = texts, count, LENGTH
     return {"ids": jax.ShapeDtypeStruct(tokens, jnp.int32),
             "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
             "rows": jax.ShapeDtypeStruct(tokens, jnp.int32),
@@ -87,12 +88,12 @@ def count(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Count:
 
 def encoder_inputs(tokenizers: Mapping[str, Tokenizer], widths: Mapping[str, int],
                    texts: Sequence[str], options: PromptOptions) -> dict[str, Arrays]:
-    """What each encoder takes, by component; both texts filled up to the longer one's chunks.
+    """What each encoder takes, by component; all texts filled up to the longest one's chunks.
 
     Args:
         tokenizers: by component of the encoder.
         widths: the encoders' hidden sizes, likewise.
-        texts: the negative prompt and the prompt.
+        texts: the negative prompt and the prompt, and one that this is on the way to, if any.
         options: what they may say.
 
     Raises:
@@ -150,13 +151,23 @@ class _Lengths(Mapping[str, int]):
 
 
 def flat(inputs: Arrays) -> tuple[jax.Array, Learned]:
-    """The ids [2 n, 77] of n chunks of both texts, and the vectors among them."""
+    """The ids [T n, 77] of n chunks of T texts, and the vectors among them."""
     rows = jnp.reshape(inputs["rows"], (-1, LENGTH))
     return jnp.reshape(inputs["ids"], (-1, LENGTH)), Learned(inputs["vectors"], rows)
 
 
 def joined(embeddings: jax.Array, inputs: Arrays) -> jax.Array:
-    """The encoder's output [2 n, 77, D] with the weights applied, the chunks one after the other:
-    [2, n 77, D]."""
+    """The encoder's output [T n, 77, D] with the weights applied, the chunks one after the other:
+    [T, n 77, D]."""
     weights = jnp.reshape(inputs["weights"], (-1, LENGTH))
-    return weighted(embeddings, weights).reshape(2, -1, embeddings.shape[-1])
+    texts = len(inputs["ids"])
+    return weighted(embeddings, weights).reshape(texts, -1, embeddings.shape[-1])
+
+
+def between(made: jax.Array, inputs: Arrays) -> jax.Array:
+    """Of what was made of three texts, [3, ..., D], the first, and what lies between the others,
+    vector by vector; of two texts both: [2, ..., D]."""
+    if len(made) == 2:
+        return made
+    way = slerp(made[1], made[2], inputs["share"], axis=-1)
+    return jnp.stack([made[0], way.astype(made.dtype)])

@@ -10,11 +10,12 @@ import dataclasses
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Annotated, Any
 
 import fastapi
+import numpy as np
 import psutil
 import pydantic
 from anyio.to_thread import run_sync
@@ -24,19 +25,22 @@ from PIL import Image
 from sd_tpu.http.access import client_of
 from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_unit
 from sd_tpu.http.drawing import ParameterError, drawn, png_of
+from sd_tpu.http.hires import PARAMETERS, UPSCALERS, Hires
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
 from sd_tpu.pictures.images import (
+    UPSCALER,
     a1111_name,
     a1111_sampler,
     parse_parameters,
     read_parameters,
 )
+from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Offer, Request, changed
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.job import BLURRED, Cancelled, ImageReady, Job, Progress
+from sd_tpu.serving.job import BLURRED, Cancelled, Done, Event, ImageReady, Job, Progress
 from sd_tpu.settings import (
     MAX_PROMPTS,
     MAX_SEED,
@@ -55,7 +59,7 @@ MAX_PICTURES = 64  # of a request, whose answer holds them all
 MAX_CLIENTS = 1000  # whose options are remembered
 MODEL = SETTINGS["model"].a1111
 _SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
-             if name not in ("model", "style") and not setting.of_upload}
+             if name not in ("model", "style") and setting.common}
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
@@ -70,18 +74,15 @@ _ABSENT: dict[str, tuple] = {
 }
 # What says something only together with these, or only of what A1111 does with files.
 _IDLE = {
-    "denoising_strength", "do_not_save_grid", "do_not_save_samples", "firstphase_height",
-    "firstphase_width", "force_task_id", "hr_additional_modules", "hr_cfg", "hr_checkpoint_name",
-    "hr_negative_prompt", "hr_prompt", "hr_resize_x", "hr_resize_y", "hr_sampler_name",
-    "hr_scale", "hr_scheduler", "hr_second_pass_steps", "hr_upscaler", "image_cfg_scale",
-    "mask_round", "refiner_switch_at", "s_tmax", "seed_resize_from_h", "seed_resize_from_w",
-    "subseed", "disable_extra_networks",
+    "do_not_save_grid", "do_not_save_samples", "force_task_id", "image_cfg_scale", "mask_round",
+    "refiner_switch_at", "s_tmax", "seed_resize_from_h", "seed_resize_from_w", "subseed",
+    "disable_extra_networks",
 }
 _OWN = {*_COUNTS, "override_settings", "override_settings_restore_afterwards", "sampler_index",
         "send_images", "styles"}
-_OF_START = {*_START, *NUMBERS, *PICTURES, "include_init_images"}
+_OF_START = {*_START, *NUMBERS, *PICTURES, "include_init_images", *PARAMETERS - {"enable_hr"}}
 
-Txt2Img = pydantic.create_model("Txt2Img", __base__=Body, **{
+Drawing = pydantic.create_model("Drawing", __base__=Body, **{
     **{parameter: field_of(SETTINGS[name]) for parameter, name in _SETTINGS.items()},
     "seed": field_of(SETTINGS["seed"], minimum=RANDOM),
     "sampler_name": anything("A sampler that /samplers lists."),
@@ -96,7 +97,19 @@ Txt2Img = pydantic.create_model("Txt2Img", __base__=Body, **{
     "alwayson_scripts": anything("What is followed: controlnet, with a unit among its args.",
                                  "object"),
 })
-Img2Img = pydantic.create_model("Img2Img", __base__=Txt2Img, **{
+Txt2Img = pydantic.create_model("Txt2Img", __base__=Drawing, **{
+    "enable_hr": anything("Whether the pictures are drawn again, larger, from what they became.",
+                          "boolean"),
+    "hr_scale": anything("So many times as large.", float, minimum=1, maximum=8),
+    **{name: anything("Or so many pixels; where one side is 0, it follows from the other.", int,
+                      minimum=0) for name in ("hr_resize_x", "hr_resize_y")},
+    "hr_upscaler": anything(f"How they are enlarged: {UPSCALER}."),
+    "hr_second_pass_steps": anything(
+        "Steps that are taken then; 0 is that share of the steps that becomes noise.", int,
+        minimum=0),
+    "denoising_strength": anything("How much of them becomes noise.", float, minimum=0, maximum=1),
+})
+Img2Img = pydantic.create_model("Img2Img", __base__=Drawing, **{
     "init_images": anything("In base64: one for all pictures, or one for each.", "array",
                             items={"type": "string"}),
     "mask": anything("In base64; what is white in it is drawn anew."),
@@ -241,9 +254,9 @@ def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
 
     @router.get("/upscalers")
     async def upscalers() -> list[dict]:
-        """None but none: pictures are drawn in the size that is asked for."""
-        return [{"name": "None", "model_name": None, "model_path": None, "model_url": None,
-                 "scale": 1}]
+        """Those of hires fix."""
+        return [{"name": name, "model_name": None, "model_path": None, "model_url": None,
+                 "scale": 4} for name in UPSCALERS]
 
     @router.get("/prompt-styles")
     def prompt_styles() -> list[dict]:
@@ -265,13 +278,15 @@ async def _nothing() -> list:
 class _Task:
     """A request of a client: a batch of pictures drawn with many seeds, again and again."""
 
-    def __init__(self, pictures: Sequence[Picture], batches: int, start: Start, prompt: str):
-        """`pictures` are those of the first batch, `start` is what all begin with, and `prompt`
-        what was written, which may stand for several."""
+    def __init__(self, pictures: Sequence[Picture], batches: int, start: Start, prompt: str,
+                 hires: Hires | None = None):
+        """`pictures` are those of the first batch, `start` is what all begin with, `prompt` what
+        was written, which may stand for several, and `hires` how they are drawn again."""
         self.picture, self.size, self.batches, self.batch = pictures[0], len(pictures), batches, 0
         self.interrupted = self.skipped = False
         self.comments: set[str] = set()
         self._pictures, self._start, self._prompt = pictures, start, prompt
+        self._hires, self._passes, self._over = hires, 2 if hires else 1, 0
         self._job: Job | None = None
         self._progress = Progress(0, self.picture.steps, {})
         self._preview: Any = None
@@ -280,26 +295,48 @@ class _Task:
     async def draw(self, engine: EngineClient, visitor: fastapi.Request,
                    client: str) -> list[bytes]:
         """The PNG files, or those that were finished when it was interrupted."""
-        files = []
+        def has_drawn(request: Request, inputs: Sequence[Input]) -> AsyncIterator[Event]:
+            return drawn(engine, request, visitor, client, previews=True, inputs=inputs,
+                         begun=self._begin)
+
+        files, first_size = [], None
         for batch in range(self.batches):
-            self.batch = batch
-            request = await run_sync(self._request, engine.offer)
-            self._progress = Progress(0, self.picture.steps, {})
-            async for event in drawn(engine, request, visitor, client, previews=True,
-                                     inputs=self._start.inputs, begun=self._begin):
-                match event:
-                    case ImageReady(place, pixels, unsafe):
-                        self.comments |= {str(BLURRED)} if unsafe else set()
-                        whole = await run_sync(self._start.finished, place, pixels)
-                        png = await png_of(engine, whole, self._job.request, place)
-                        files.append((batch, place, png))
-                    case Progress():
-                        self._progress = event
-                        self._preview = next(iter(event.previews.values()), self._preview)
-            if self.interrupted or (isinstance(event, Cancelled) and not self.skipped):
+            self.batch, self._over = batch, batch * self._passes
+            request, inputs = await run_sync(self._request, engine.offer), self._start.inputs
+            made, end = await self._take(has_drawn(request, inputs))
+            if self._hires and isinstance(end, Done):
+                self._over += 1
+                first_size = self.picture.width, self.picture.height
+                request, starts = await run_sync(self._again, request, made)
+                made, end = await self._take(has_drawn(request, [*inputs, *starts]))
+            for place, pixels in sorted(made.items()):
+                whole = await run_sync(self._start.finished, place, pixels)
+                files.append(await png_of(engine, whole, self._job.request, place, first_size))
+            if self.interrupted or (isinstance(end, Cancelled) and not self.skipped):
                 break
             self.skipped = False
-        return [png for *_, png in sorted(files)]
+        return files
+
+    async def _take(self, events: AsyncIterator[Event]) -> tuple[dict[int, np.ndarray], Event]:
+        """The pictures by place, and how it ended."""
+        self._progress, made = Progress(0, self.picture.steps, {}), {}
+        async for event in events:
+            match event:
+                case ImageReady(place, pixels, unsafe):
+                    self.comments |= {str(BLURRED)} if unsafe else set()
+                    made[place] = pixels
+                case Progress():
+                    self._progress = event
+                    self._preview = next(iter(event.previews.values()), self._preview)
+        return made, event
+
+    def _again(self, request: Request, made: Mapping[int, np.ndarray]
+               ) -> tuple[Request, list[Input]]:
+        """What draws pictures again, larger, and what they begin with."""
+        starts = [Input.of_pixels(made[place]) for place in request.places()]
+        again = [dataclasses.replace(self._hires.again(picture), init_image=start.name)
+                 for picture, start in zip(request.pictures, starts, strict=True)]
+        return Request(tuple(again)), starts
 
     def stop(self) -> None:
         """Ends the batch that is drawn."""
@@ -308,7 +345,8 @@ class _Task:
 
     def told(self) -> dict:
         """What /progress says of it."""
-        share = (self.batch + self._progress.step / self._progress.steps) / self.batches
+        share = (self._over + self._progress.step / self._progress.steps) / (
+            self._passes * self.batches)
         seconds = time.time() - self._since
         return {"progress": share, "eta_relative": seconds * (1 / share - 1) if share else 0.0,
                 "state": {"skipped": self.skipped, "interrupted": self.interrupted,
@@ -404,7 +442,7 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
     RequestError."""
     given = {name: value for name, value in given.items() if value is not None}
     unit, given["alwayson_scripts"] = take_unit(given.get("alwayson_scripts"))
-    _refuse_absent(given, _OF_START if begun else set())
+    _refuse_absent(given, _OF_START if begun else PARAMETERS)
     size, batches = (kind.check(given.get(name, 1), name)
                      for name, kind in _COUNTS.items())
     options = _options(given.get("override_settings", {}), engine)
@@ -416,9 +454,11 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
     values |= {"sampler": sampler or None, "spacing": spacing or None}
     prompt, values["negative_prompt"] = _put_into(given.get("styles", []), values, engine)
     values["prompts"] = [prompt]
-    start, first = Start(({},)), Request.check(values, engine.offer).pictures[0]
+    start, first, hires = Start(({},)), Request.check(values, engine.offer).pictures[0], None
     if begun:
         start = Start.read(given, first)
+    elif hires := Hires.read(given, first):
+        engine.offer.check(hires.again(first))  # before anything is drawn
     control = Control.read(unit, first, start)
     start = dataclasses.replace(start, inputs=(*start.inputs, *control.inputs))
     settings = start.settings if len(start.settings) > 1 else start.settings * size
@@ -429,7 +469,7 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
                              engine.offer).pictures
     begun_as = [changed(picture, {**own, **control.settings})
                 for picture, own in zip(pictures, settings, strict=True)]
-    return _Task(begun_as, batches, start, prompt), options
+    return _Task(begun_as, batches, start, prompt, hires), options
 
 
 def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tuple[str, str]:
@@ -447,7 +487,8 @@ def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tupl
 
 def _refuse_absent(given: Mapping[str, Any], known: Collection[str]) -> None:
     unknown = given.keys() - _SETTINGS.keys() - _ABSENT.keys() - _IDLE - _OWN - known
-    asked = [name for name, idle in _ABSENT.items() if name in given and given[name] not in idle]
+    asked = [name for name, idle in _ABSENT.items()
+             if name in given.keys() - known and given[name] not in idle]
     for name in asked:
         if isinstance(given[name], Mapping) and given[name]:  # scripts by name
             asked[asked.index(name)] = f"{name} ({', '.join(sorted(map(str, given[name])))})"

@@ -59,9 +59,11 @@ async def drawn(engine: EngineClient, request: Request, visitor: fastapi.Request
         job.cancel()  # changes nothing once it is over
 
 
-async def png_of(engine: EngineClient, pixels: np.ndarray, request: Request, place: int) -> bytes:
-    """The PNG file of the picture uint8 [H, W, 3] at `place` of a request."""
-    return await run_sync(engine.to_png, pixels, request.only(place))
+async def png_of(engine: EngineClient, pixels: np.ndarray, request: Request, place: int,
+                 first_size: tuple[int, int] | None = None) -> bytes:
+    """The PNG file of the picture uint8 [H, W, 3] at `place` of a request; the rest as `to_png`."""
+    return await run_sync(partial(engine.to_png, pixels, request.only(place),
+                                  first_size=first_size))
 
 
 async def events_of(job: Job) -> AsyncIterator[Event]:

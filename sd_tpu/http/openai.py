@@ -67,7 +67,7 @@ _ABSENT = {"background": ("auto", "opaque"), "quality": ("auto", "standard"),
 _OPENAIS = [("style", "vivid")]  # what else is asked for is one of this server's
 _IDLE = {"user", "safety_identifier"}
 _OWN = {*_KINDS, "prompt", "size", "stream"}
-_SETTINGS = {name: setting for name, setting in SETTINGS.items() if not setting.of_upload}
+_SETTINGS = {name: setting for name, setting in SETTINGS.items() if setting.common}
 _START = {name: setting for name, setting in SETTINGS.items()
           if setting.section == START and not isinstance(setting.kind, Upload)}
 _ALL = 1.0  # the strength of an edit that keeps nothing of what is transparent

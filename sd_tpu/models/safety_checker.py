@@ -28,8 +28,9 @@ class StableDiffusionSafetyChecker(nnx.Module):
         self.visual_projection = linear(width, size, bias=False, dtype=dtype, rngs=rngs)
         self.concept_embeds = nnx.Param(jnp.ones((CONCEPTS, size), dtype))
         self.special_care_embeds = nnx.Param(jnp.ones((SPECIAL, size), dtype))
-        self.concept_embeds_weights = nnx.Param(jnp.ones(CONCEPTS, dtype))
-        self.special_care_embeds_weights = nnx.Param(jnp.ones(SPECIAL, dtype))
+        # The thresholds: in bfloat16 they would be off by more than many of them are apart.
+        self.concept_embeds_weights = nnx.Param(jnp.ones(CONCEPTS, jnp.float32))
+        self.special_care_embeds_weights = nnx.Param(jnp.ones(SPECIAL, jnp.float32))
 
     def __call__(self, pictures: UInt8[Array, "b height width 3"]) -> Bool[Array, " b"]:
         """pictures [B, H, W, 3] u8 -> [B], whether each is not safe for work."""
@@ -41,10 +42,10 @@ class StableDiffusionSafetyChecker(nnx.Module):
         x = preprocess(pictures, self.side).astype(self.dtype)
         found = self.visual_projection(self.vision_model.pooled(x))
         special = (_cosines(found, self.special_care_embeds[...])
-                   - self.special_care_embeds_weights.astype(jnp.float32))
+                   - self.special_care_embeds_weights[...])
         lower = SPECIAL_CARE * jnp.any(special > 0, axis=-1, keepdims=True)
         return (_cosines(found, self.concept_embeds[...])
-                - self.concept_embeds_weights.astype(jnp.float32) + lower)
+                - self.concept_embeds_weights[...] + lower)
 
 
 def preprocess(pictures: UInt8[Array, "b height width 3"],

@@ -10,12 +10,14 @@ from jaxtyping import Array, Float
 
 from sd_tpu.checkpoint.config import VAEConfig
 from sd_tpu.models.layers import Attention, Downsample, GroupNorm, ResnetBlock, Upsample, conv
+from sd_tpu.models.tiles import by_tiles
 
 EPS = 1e-6
 
 
 class AutoencoderKL(nnx.Module):
-    """Images [-1, 1] <-> latents at 1/8 of the size (for the four levels of SD)."""
+    """Images [-1, 1] <-> latents at 1/8 of the size (for the four levels of SD); large ones by
+    tiles, within the memory that smaller ones take."""
 
     def __init__(self, config: VAEConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.config, self.dtype = config, dtype
@@ -34,7 +36,9 @@ class AutoencoderKL(nnx.Module):
         images [B, H, W, 3] in [-1, 1] -> two of [B, H/8, W/8, latent_channels] float32, the mean
         scaled, the log-variance that of the scaled latents and clipped to [-30, 20] before that.
         """
-        moments = self.quant_conv(self.encoder(images.astype(self.dtype))).astype(jnp.float32)
+        moments = by_tiles(
+            lambda x: self.quant_conv(self.encoder(x.astype(self.dtype))).astype(jnp.float32),
+            images, self.config.downscale)
         mean, logvar = jnp.split(moments, 2, axis=-1)
         scale = self.config.scaling_factor
         if self.config.latents_mean is not None:
@@ -52,7 +56,9 @@ class AutoencoderKL(nnx.Module):
         else:
             z = (latents * jnp.asarray(self.config.latents_std) / scale
                  + jnp.asarray(self.config.latents_mean))
-        return self.decoder(self.post_quant_conv(z.astype(self.dtype))).astype(jnp.float32)
+        return by_tiles(
+            lambda z: self.decoder(self.post_quant_conv(z.astype(self.dtype))).astype(jnp.float32),
+            z)
 
 
 class Level(nnx.Module):

@@ -50,7 +50,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
             runs.leave(visitor.session_hash)
 
         view = make_page(engine, texts, answer, history=history is not None)
-        view.hub.click(Streams(engine, view, runs, history).act, None, view.outputs(),
+        view.hub.click(Streams(engine, view, runs, inputs, history).act, None, view.outputs(),
                        trigger_mode="multiple", concurrency_limit=None, **QUIET)
         page.load(None, None, None, js="() => { window.sdTpu.arrive(); }", **QUIET)
         api.offer(engine, runs)

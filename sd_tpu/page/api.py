@@ -29,7 +29,7 @@ from sd_tpu.settings import (
 _LATER = [SETTINGS[name] for name in ("model", "height", "width", "style")]
 _BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
                     if setting.expert is expert and name != "seed" and setting not in _LATER
-                    and not setting.of_upload]
+                    and setting.common]
                    for expert in (False, True))
 _EXPERT += _LATER
 _GENERATE = """Draws a picture of each prompt; yields what is finished and what is happening.

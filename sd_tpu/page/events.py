@@ -40,7 +40,7 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.pictures.uploads import Inputs, painted, to_paint_on
-from sd_tpu.request import Request
+from sd_tpu.request import LARGER, Request, larger
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.scheduler import Busy
@@ -118,6 +118,7 @@ class Streams:
     engine: EngineClient
     view: View
     runs: Runs
+    inputs: Inputs
     history: History | None
     beginning: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
@@ -126,8 +127,8 @@ class Streams:
         asked = Asked(event._data if isinstance(event._data, dict) else {})
         yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
         begin = {"generate": self._generate, "compare": self._compare, "vary": self._vary,
-                 "redraw": self._redraw, "live": self._redraw, "show": self._show,
-                 "back": self._back}.get(asked.data.get("do"))
+                 "larger": self._larger, "redraw": self._redraw, "live": self._redraw,
+                 "show": self._show, "back": self._back}.get(asked.data.get("do"))
         try:
             if begin:
                 yield from begin(asked, visitor)
@@ -186,6 +187,23 @@ class Streams:
             return values
 
         yield from self._draw(request, asked, visitor, keep=keep, filled=shown)
+
+    def _larger(self, asked: Asked, visitor: gr.Request) -> Iterator[Updates]:
+        """Draws a picture again at LARGER times its size, from what it is; the others stay."""
+        former = self.runs.find(asked.data.get("run"))
+        finished = former and former.finished(asked.place)
+        if not (finished and finished[0].picture.there):
+            raise RequestError(GONE.template)
+        card, picture = finished
+        picture = larger(picture, LARGER * picture.width, LARGER * picture.height)
+        self.engine.offer.check(picture)
+        start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
+        request = former.request.replaced(
+            asked.place, dataclasses.replace(picture, init_image=start))
+        for stopped in former.cards("stopped"):
+            request = request.replaced(stopped.place, None)
+        keep = {*range(MAX_PROMPTS)} - {asked.place}
+        yield from self._draw(request, asked, visitor, former.seed, keep=keep)
 
     def _draw(self, request: Request, asked: Asked, visitor: gr.Request, seed: int | None = None,
               *, keep: set[int] = frozenset(),

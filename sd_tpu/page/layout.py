@@ -21,7 +21,7 @@ from sd_tpu.page.run import STARTING, Card, Line
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.settings import CONTROL, MAX_PROMPTS, REFERENCE, SETTINGS, SIDES, Choice
+from sd_tpu.settings import CONTROL, JOURNEY, MAX_PROMPTS, REFERENCE, SETTINGS, SIDES, Choice
 
 BARE = dict(js_on_load=None, apply_default_css=False)
 
@@ -119,7 +119,8 @@ def choices_of(offer: Catalog) -> dict[str, dict[str, str] | None]:
         listed[name] = {"": SETTINGS[name].told(""), **{each: each for each in names}}
         if len(names) < least:
             lacking.add(name)
-    sections = {CONTROL: offer.controlnets, REFERENCE: offer.ip_adapters}
+    # Nothing is on the way to another here.
+    sections = {CONTROL: offer.controlnets, REFERENCE: offer.ip_adapters, JOURNEY: ()}
     lacking |= {name for name, setting in SETTINGS.items() if not sections.get(setting.section, 1)}
     return {**listed, "model": {each: each for each in offer.models()}, **dict.fromkeys(lacking)}
 

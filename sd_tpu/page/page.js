@@ -384,13 +384,13 @@ function news(text) {
 // Draws what is filled in, or something made of it; what it takes the place of shows it at once.
 function draw(action, more) {
     if (action === "generate" && $("#generate").disabled) return;
-    if (action !== "generate") remember();
+    if (action !== "generate") remember(form(), action === "larger");
     if (action === "compare") keep.fill(false);
     pending = true;
     if (offered.length) offer(written, []);
     tell($("#generate").dataset.starting, "busy");
     $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
-        !keep[place] && (action !== "generate" || boxes()[place].value.trim() !== ""
+        action === "larger" ? place === more.place : !keep[place] && (action !== "generate" || boxes()[place].value.trim() !== ""
             || $(".such", figure.closest(".card")))));
     const asked = asking(action, more);
     setTimeout(() => {  // what is said is seen first: storage and Gradio take their time
@@ -470,8 +470,8 @@ function readPast() {
         ? all[part].filter((each) => each?.form?.prompts) : []);
 }
 
-function isShown({ form: fields }) {
-    return JSON.stringify(fields) === JSON.stringify(form());
+function isShown({ form: fields, run: there, drawn }) {
+    return JSON.stringify(fields) === JSON.stringify(form()) && !(drawn && there !== run());
 }
 
 function showPast() {
@@ -486,17 +486,18 @@ function showPast() {
     if (atPast && lost) buttons.find((button) => !button.disabled)?.focus();
 }
 
-// Before something takes the place of what is filled in; if it then does not, it costs nothing.
-function remember(fields = form()) {
+// Before something takes the place of what is filled in, or only of what is drawn; if it then does
+// not, it costs nothing.
+function remember(fields = form(), drawn = false) {
     const before = past.length && isShown(past.at(-1)) ? past.slice(0, -1) : past;
-    keepPast([...before, { form: fields, run: run() }]);
+    keepPast([...before, { form: fields, run: run(), drawn }]);
 }
 
 function turn(back) {
     const from = back ? past : future, other = back ? future : past;
     const last = from.findLastIndex((each) => !isShown(each));
     if (last < 0) return;
-    const shown = { form: form(), run: run() }, there = from[last];
+    const there = from[last], shown = { form: form(), run: run(), drawn: there.drawn };
     if (back) keepPast(from.slice(0, last), [...other, shown]);
     else keepPast([...other, shown], from.slice(0, last));
     touched = true;  // what was wrong may not be any more
@@ -595,6 +596,7 @@ const ACTIONS = {
     stop,
     redraw: ({ place }) => begin("redraw", { place: Number(place) }),
     vary: ({ place }) => draw("vary", { place: Number(place) }),
+    larger: ({ place }) => draw("larger", { place: Number(place) }),
     keep({ place }) {
         keep[place] = !keep[place];
         changed();
@@ -707,6 +709,10 @@ const ACTIONS = {
         $("#viewer").close();
         if (id) takeAs(as, { id }).then((taken) => { if (taken) showHanded(as); });
         else ACTIONS.use_as({ place: name, name: as });
+    },
+    larger_shown() {
+        $("#viewer").close();
+        ACTIONS.larger({ place: shown.name });
     },
     large: () => ask("large", shown.id ? { id: shown.id } : { place: Number(shown.name) }),
     link: (_, button) => copy(button),
@@ -1215,6 +1221,7 @@ async function open(figure) {
     const [viewer, image] = [$("#viewer"), $("img", figure)];
     $("img", viewer).alt = image.alt;
     showBefore();
+    $("[data-do=larger_shown]", viewer).hidden = Boolean(here.id);  // which is on no card
     $(".words", viewer).textContent = image.alt;
     $(".facts", viewer).textContent = $(".seed, .told", figure)?.textContent ?? "";
     show(image.src, $("a[download]", figure));

@@ -25,7 +25,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from sd_tpu.request import Anything, Request
-from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.sampling.samplers import SAMPLERS, steps_taken
 from sd_tpu.settings import OVERRIDABLE, SETTINGS, SIDES, Picture, RequestError
 
 VERSION = "0.1.0"
@@ -52,6 +52,8 @@ _A1111_FIELDS = ("Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size
                  "Model hash", "Model")
 _PROMPTS, _NEGATIVES, _OWN = SETTINGS["prompt"].png, SETTINGS["negative_prompt"].png, "Own settings"
 _MODEL_HASH = "Model hash"
+UPSCALER = "Lanczos"  # what A1111 calls the way in which start pictures are enlarged
+_HIRES_UPSCALE, _HIRES_RESIZE = "Hires upscale", "Hires resize"
 _CONTROL = "ControlNet 0"  # of A1111's extension, which numbers them, with fields of its own
 _CONTROL_FIELDS = {"Module": "detector", "Model": "controlnet", "Weight": "control_scale",
                    "Guidance Start": "control_start", "Guidance End": "control_stop"}
@@ -271,10 +273,12 @@ def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
 
 
 def format_parameters(request: Request, model_hash: str = "", token_downsampling: int = 1,
-                      vae: str = "", lora_hashes: Mapping[str, str] = MappingProxyType({})) -> str:
+                      vae: str = "", lora_hashes: Mapping[str, str] = MappingProxyType({}),
+                      first_size: tuple[int, int] | None = None) -> str:
     """The request as A1111's text, from which `parse_parameters` makes the same request; the
     model's hash, its token downsampling, the autoencoder that is not its own and the LoRAs' hashes
-    by name are written too, and are no part of it."""
+    by name are written too, and are no part of it. Where a picture was drawn at a first width and
+    height before, and then larger from that, the text says it as A1111's hires fix does."""
     common = request.common
     body = _plain("\n".join(filter(None, request.prompts)))
     if common.negative_prompt:
@@ -287,6 +291,8 @@ def format_parameters(request: Request, model_hash: str = "", token_downsampling
         line |= dict.fromkeys(SETTINGS[name].png for name in _CONTROL_FIELDS.values())
         line[_CONTROL] = _control(common)
     line["Size"] = f"{common.width}x{common.height}"
+    if first_size:
+        line |= _hires(common, *first_size)
     if token_downsampling > 1:
         line[_DOWNSAMPLING] = str(token_downsampling)
     hashes = ", ".join(f"{re.sub('[:,]', '', name)}: {value}"
@@ -303,6 +309,29 @@ def format_parameters(request: Request, model_hash: str = "", token_downsampling
         fields[_OWN] = json.dumps(own, ensure_ascii=False)
     line = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
     return f"{body}\n{line}"
+
+
+def _hires(picture: Picture, width: int, height: int) -> dict[str, str]:
+    """What A1111 says of a picture that was drawn at this size before."""
+    times, size = picture.width / width, f"{picture.width}x{picture.height}"
+    resized = _HIRES_UPSCALE if picture.height == times * height else _HIRES_RESIZE
+    return {"Size": f"{width}x{height}",
+            resized: f"{times:g}" if resized == _HIRES_UPSCALE else size,
+            "Hires steps": str(steps_taken(picture.steps, picture.strength)),
+            "Hires upscaler": UPSCALER}
+
+
+def _drawn_size(fields: Mapping[str, str]) -> tuple[int, int]:
+    """Width and height of the picture itself, not of what it was larger than. A text of A1111
+    that names no start picture is of both passes, and the first one's size is meant."""
+    width, height = _size(fields["Size"])
+    if "Init image" not in fields:
+        return width, height
+    if _HIRES_RESIZE in fields:
+        return _size(fields[_HIRES_RESIZE])
+    times = re.fullmatch(r"\d{1,2}(\.\d{1,9})?", fields.get(_HIRES_UPSCALE, "1"), re.ASCII)
+    times = float(times[0]) if times else 1
+    return round(width * times), round(height * times)
 
 
 def _written(name: str, value: Any) -> str:
@@ -330,7 +359,7 @@ def parse_parameters(text: str) -> Request:
         raise RequestError("The picture's settings lack {names}.", names=", ".join(sorted(missing)))
     prompt, negative = _split(body)
     sampler, spacing = a1111_sampler(fields["Sampler"], fields.get("Schedule type", ""))
-    width, height = _size(fields["Size"])
+    width, height = _drawn_size(fields)
     values = {name: SETTINGS[name].kind.parse(fields[field]) for field, name in _LINE.items()
               if field in fields}
     values |= _parse_control(fields.get(_CONTROL, ""))

@@ -217,6 +217,9 @@ class Catalog:
         if not picture.style:
             return picture
         put = self.styles.applied(picture, of)
+        if picture.to_prompt:
+            other = self.styles.applied(dataclasses.replace(picture, prompt=picture.to_prompt), of)
+            put = dataclasses.replace(put, to_prompt=other.prompt)
         whose = Sentence("{name}{of}", name=SETTINGS["style"].label, of=of)
         return dataclasses.replace(
             put, prompt=self.wildcards.value(put.prompt, picture.seed, whose))

@@ -161,9 +161,11 @@ class EngineClient(abc.ABC):
         with as_request_errors():
             return count(checkpoint.tokenizer, prompt, self.adapters.options(checkpoint.model))
 
-    def to_png(self, pixels: np.ndarray, request: Request) -> bytes:
+    def to_png(self, pixels: np.ndarray, request: Request, *,
+               first_size: tuple[int, int] | None = None) -> bytes:
         """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
-        names the spacing of the steps also where that was left to the model."""
+        names the spacing of the steps also where that was left to the model. `first_size` is that
+        of the picture which this one is larger than, as `format_parameters` takes it."""
         request = self._settled(request)  # that of a job is so already, and stays what was drawn
         drawn = [request.pictures[place] for place in request.places()]
         checkpoint = self.offer.known(request.common.model).checkpoint
@@ -173,6 +175,7 @@ class EngineClient(abc.ABC):
         return to_png(pixels, explicit, model_hash=self.offer.hash(request.common.model),
                       token_downsampling=checkpoint.model.token_downsampling,
                       vae=decoder.name if decoder and decoder.pictures else "",
+                      first_size=first_size,
                       lora_hashes=self.adapters.hashes(*(
                           text for picture in drawn
                           for text in (picture.prompt, picture.negative_prompt))))
@@ -197,6 +200,10 @@ class EngineClient(abc.ABC):
         offered = self.offer.open(picture.model)
         with told_by_whose(request, place):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
+            if picture.to_prompt and asked != self.adapters.asked(picture.to_prompt,
+                                                                  picture.negative_prompt):
+                raise RequestError("A prompt and the one that it is on the way to should name the "
+                                   "same LoRAs.")
             weights = offered.weights
             if asked:
                 memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)

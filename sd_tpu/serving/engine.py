@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
@@ -29,11 +30,12 @@ from sd_tpu.families.checkpoint import Checkpoint, bytes_of
 from sd_tpu.families.extra import ExtraNetwork
 from sd_tpu.families.latent_diffusion import CONTROL
 from sd_tpu.families.model import Model
+from sd_tpu.models.slerp import slerp
 from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, reference_pixels
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
-from sd_tpu.runtime.slots import TAKEN, Entry, Given, empty_slots
+from sd_tpu.runtime.slots import TAKEN, Entry, Given, empty_slots, gaussian
 from sd_tpu.runtime.weights import merge
 from sd_tpu.sampling.samplers import Table, make_table, steps_taken
 from sd_tpu.sentence import Sentence
@@ -53,7 +55,7 @@ from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
 from sd_tpu.serving.scheduler import Busy, Scheduler
 from sd_tpu.serving.tally import Tally
 from sd_tpu.serving.worker import Worker, reason_of
-from sd_tpu.settings import Picture, RequestError
+from sd_tpu.settings import RANDOM, Picture, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -243,15 +245,17 @@ class Engine(EngineClient):
         inputs = checkpoint.prompt_inputs(picture.prompt, picture.negative_prompt,
                                           height=picture.height, width=picture.width,
                                           guidance=picture.guidance,
+                                          to_prompt=picture.to_prompt, share=picture.share,
                                           options=self.adapters.options(model))
+        latent_shape = model.latent_shape(picture.height, picture.width)
         return Entry.of(
             _table(checkpoint, picture),
             {**inputs, **followed},
             **settings,
-            given=Given.of(model, model.latent_shape(picture.height, picture.width),
-                           canvas and canvas.image, canvas and canvas.mask, picture.strength),
-            # What jax.random.PRNGKey makes of the seed, without asking a device.
-            key=np.array([0, picture.seed], np.uint32),
+            latents=_between_seeds(picture, latent_shape),
+            given=Given.of(model, latent_shape, canvas and canvas.image, canvas and canvas.mask,
+                           picture.strength),
+            key=_key(picture.seed),
         )
 
     @property
@@ -394,11 +398,9 @@ class Engine(EngineClient):
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
             # On several devices some draw while others have no parameters yet, or none any more.
-            full = sum(each.memory for each in (weights, *weights.needs))
-            zeros = Weights(name="", architecture=key[0], memory=full)
             batch = Batch(architecture=key[0], height=picture.height, width=picture.width,
                           slots=slots, group=self._group, extras=model.extras,
-                          zeros=zeros if self.mesh.size > 1 else None,
+                          zeros=weights.zeros if self.mesh.size > 1 else None,
                           memory=self._memory_of(model, picture, slots))
             self._kinds[batch] = _Kind(architecture, model, tuple(extras))
             self._batches[key] = batch
@@ -493,6 +495,21 @@ def _table(checkpoint: Checkpoint, picture: Picture) -> Table:
     """What the picture's sampler does; raises ValueError if it cannot take its steps."""
     return make_table(picture.sampler, checkpoint.schedule, picture.steps,
                       spacing=picture.spacing or None, begin=picture.steps - _steps(picture))
+
+
+def _key(seed: int) -> np.ndarray:
+    """What jax.random.PRNGKey makes of the seed, without asking a device."""
+    return np.array([0, seed], np.uint32)
+
+
+def _between_seeds(picture: Picture, shape: tuple[int, int, int]) -> np.ndarray | None:
+    """The first noise [h, w, C] of a picture that is on the way to that of another seed; None where
+    it is its own seed's."""
+    if not picture.share or picture.to_seed == RANDOM:
+        return None
+    one, other = (gaussian(jnp.asarray(_key(seed)), shape)
+                  for seed in (picture.seed, picture.to_seed))
+    return np.asarray(slerp(one, other, jnp.float32(picture.share)))
 
 
 def _steps(picture: Picture) -> int:

@@ -15,7 +15,7 @@ Key = tuple[int, int]  # of a picture: the number of its job, and its place in t
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
     """The parameters of a checkpoint, with or without adapters merged into them; without a name,
-    zeros in their place."""
+    zeros in their place, or whatever is there of the same shapes."""
 
     name: str
     architecture: str = ""  # as `Batch` has it
@@ -30,6 +30,12 @@ class Weights:
     def needs(self) -> tuple["Weights", ...]:
         """What stays on a device as long as these do; what each of it needs comes before it."""
         return (*self.base.needs, self.base) if self.base else ()
+
+    @property
+    def zeros(self) -> "Weights":
+        """What has their place on a device that draws nothing."""
+        return Weights(name="", architecture=self.architecture, memory=self.memory,
+                       base=self.base and self.base.zeros)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,7 @@ class Batch:
     @property
     def needs(self) -> tuple[Weights, ...]:
         """What stays on a device as long as this does; all sizes of an architecture share it."""
-        return (self.zeros,) if self.zeros else ()
+        return (*self.zeros.needs, self.zeros) if self.zeros else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -54,6 +54,8 @@ class Worker:
         self.weights = DeviceWeights(mesh)
         self._devices = range(mesh.size)
         self._shapes: dict[str, Params] = {}  # by architecture
+        # By device and stand-in, whose parameters are in it.
+        self._lent: dict[tuple[int, Weights], set[Weights]] = {}
         self._programs: dict[Batch, Programs] = {}
         self._slots: dict[Batch, Slots] = {}
         # By architecture and what its autoencoder's parameters are, which fine-tunes may share.
@@ -70,7 +72,7 @@ class Worker:
             self._slots.pop(batch, None)
         with self._lock:
             for device, weights in plan.drop:
-                self.weights.drop(device, weights)
+                self._drop(device, weights)
         wanted = dict.fromkeys(weights for _, weights in plan.bring)
         for weights in sorted(wanted, key=lambda each: len(each.needs)):  # what others need first
             self._bring(weights, [device for device, other in plan.bring if other == weights])
@@ -146,7 +148,7 @@ class Worker:
 
     def _together(self, architecture: str, wanted: dict[int, Weights]) -> Params:
         """What the programs take: on each device what is wanted there. A device that draws nothing
-        may hold any parameters of the architecture, and zeros if it holds none."""
+        may hold any parameters of the architecture; if it holds none, a stand-in."""
         with self._lock:
             return self._assembled(architecture, wanted)
 
@@ -158,10 +160,33 @@ class Worker:
         for name in self.weights.names(device):
             if name.architecture == architecture:
                 return name
-        zeros = Weights(name="", architecture=architecture)
+        return self._stand_in(device, architecture)
+
+    def _stand_in(self, device: int, architecture: str) -> Weights:
+        """Parameters that nothing is drawn with: components of the same shapes that lie on the
+        device, as a ControlNet's model may, and zeros for the others."""
+        shapes, found, zeros = self._shapes[architecture], {}, _nameless(architecture)
+        lent = self._lent[device, zeros] = set()
+        for weights in self.weights.names(device):
+            there = self.weights.of(device, weights)
+            alike = {part: there[part] for part in shapes.keys() & there.keys() - found.keys()
+                     if weights.name and _alike(there[part], shapes[part])}
+            found |= alike
+            lent |= {weights} if alike else set()
+        missing = {part: shapes[part] for part in shapes.keys() - found.keys()}
         self.weights.put(device, zeros, jax.tree.map(
-            lambda x: np.zeros(x.shape, x.dtype), self._shapes[architecture]))
+            lambda x: np.zeros(x.shape, x.dtype), missing))
+        self.weights.take(device, zeros, {**self.weights.of(device, zeros), **found})
         return zeros
+
+    def _drop(self, device: int, weights: Weights) -> None:
+        """Gives parameters up, and stand-ins that hold some of them."""
+        if not weights.name:
+            weights = _nameless(weights.architecture)
+        self.weights.drop(device, weights)
+        for (where, zeros), lent in self._lent.items():
+            if where == device and weights in lent:
+                self.weights.drop(device, zeros)
 
     # --- the background -------------------------------------------------------------------------
 
@@ -169,8 +194,8 @@ class Worker:
         """Begins to bring weights to devices."""
         begun = time.monotonic()
         with self._lock:
-            for device in devices:  # what comes takes the place of zeros
-                self.weights.drop(device, Weights(name="", architecture=weights.architecture))
+            for device in devices:  # what comes takes the place of a stand-in
+                self._drop(device, _nameless(weights.architecture))
 
         def over(reason: str | None) -> None:
             self._over.put((weights, devices, reason, time.monotonic() - begun))
@@ -268,6 +293,19 @@ class _Background:
     def _run(self) -> None:
         while (job := self._jobs.get()) and not self._closed:
             job()
+
+
+def _nameless(architecture: str) -> Weights:
+    return Weights(name="", architecture=architecture)
+
+
+def _alike(params: Params, shapes: Params) -> bool:
+    """Whether parameters [1, ...] on a device have these shapes and types."""
+    def of(tree: Params, lead: int) -> list:
+        return [(path, leaf.shape[lead:], leaf.dtype)
+                for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+    return of(params, 1) == of(shapes, 0)
 
 
 def _timed(function: Callable[[], Any]) -> tuple[Any, float]:

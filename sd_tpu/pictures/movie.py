@@ -1,0 +1,49 @@
+"""Pictures one after the other, as a file that moves."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+KINDS = ("webp", "gif", "mp4")
+
+
+def write_movie(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -> None:
+    """Writes pictures uint8 [H, W, 3] of one size, each to be seen for so long, again and again
+    where the kind of file can say so: `file` ends in one of KINDS.
+
+    Raises:
+        ValueError: it is an MP4, and ffmpeg is not installed, or failed.
+    """
+    if file.suffix == ".mp4":
+        _write_mp4(pictures, file, milliseconds)
+        return
+    first, *others = map(Image.fromarray, pictures)
+    made, kind = BytesIO(), file.suffix[1:].upper()
+    options = dict(quality=90, method=4) if kind == "WEBP" else {}
+    first.save(made, kind, save_all=True, append_images=others, duration=milliseconds, loop=0,
+               **options)
+    file.write_bytes(made.getvalue())
+
+
+def find_ffmpeg() -> str:
+    """The program's path; raises ValueError if it is not installed."""
+    if not (program := shutil.which("ffmpeg")):
+        raise ValueError("An MP4 needs ffmpeg, which is not installed here; webp and gif do not.")
+    return program
+
+
+def _write_mp4(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -> None:
+    height, width, _ = pictures[0].shape
+    # Most players know nothing but half the colours, and those only of even sides.
+    command = [find_ffmpeg(), "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24",
+               "-s", f"{width}x{height}", "-r", str(1000 / milliseconds), "-i", "-",
+               "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", str(file)]
+    done = subprocess.run(command, input=b"".join(map(np.ndarray.tobytes, pictures)),
+                          capture_output=True, check=False)
+    if done.returncode:
+        raise ValueError(f"ffmpeg failed: {done.stderr.decode(errors='replace').strip()[-200:]}")

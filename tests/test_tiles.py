@@ -1,0 +1,107 @@
+"""Large pictures by tiles: without seams, in bounded memory, and only where they are large."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from sd_tpu import BUNDLED_MODEL
+from sd_tpu.checkpoint.config import VAEConfig
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.models import AutoencoderKL, tiles
+
+CONFIG = VAEConfig.from_dict(dict(
+    block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, latent_channels=4,
+    down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2))
+
+
+@pytest.fixture(scope="module")
+def vae() -> AutoencoderKL:
+    return AutoencoderKL(CONFIG, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def trained() -> AutoencoderKL:
+    """That of the bundled model, with 16 pixels along a side for each latent."""
+    checkpoint, params = Checkpoint.from_pretrained(BUNDLED_MODEL)
+    return nnx.merge(checkpoint.model.vae, params["vae"])
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Tiles of 16 latents a side."""
+    monkeypatch.setattr(tiles, "SIDE", 16)
+    monkeypatch.setattr(tiles, "OVERLAP", 4)
+
+
+def gradient(height: int, width: int, channels: int) -> jax.Array:
+    """From -1 to 1 along the diagonal, another way in every channel."""
+    y, x = np.mgrid[-1:1:height * 1j, -1:1:width * 1j]
+    turns = np.linspace(0, np.pi, channels, endpoint=False)
+    return jnp.asarray(np.stack([y * np.cos(t) + x * np.sin(t) for t in turns], -1)[None] / 2,
+                       jnp.float32)
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 40, 1), (1, 64, 23, 3), (2, 17, 16, 1), (1, 9, 300, 2)])
+def test_what_is_the_same_for_every_tile_is_the_same_for_the_whole(small, shape):
+    x = jax.random.normal(jax.random.PRNGKey(0), shape)
+    twice = tiles.by_tiles(lambda x: 3 * x.repeat(2, 1).repeat(2, 2), x)
+    np.testing.assert_allclose(twice, 3 * x.repeat(2, 1).repeat(2, 2), atol=1e-5)
+    half = tiles.by_tiles(lambda x: x[:, ::2, ::2], twice, 2)
+    np.testing.assert_allclose(half, 3 * x, atol=1e-5)
+
+
+def test_tiles_that_disagree_blend_without_a_seam(small):
+    """Each tile has a brightness of its own, as norms that see one tile at a time make it."""
+    x = gradient(40, 40, 1)
+    flat = np.asarray(tiles.by_tiles(
+        lambda x: jnp.broadcast_to(x.mean((1, 2), keepdims=True), x.shape), x))[0, ..., 0]
+    most = max(np.abs(np.diff(flat, axis=axis)).max() for axis in (0, 1))
+    assert np.ptp(flat) > 0.5 and most < 0.51 * np.ptp(flat) / tiles.OVERLAP
+
+
+def seam(image: np.ndarray, whole: np.ndarray) -> float:
+    """The largest step of the difference between two pictures from one line to the next; this
+    autoencoder's own borders are left out."""
+    off = (image - whole)[32:-32, 32:-32]
+    return max(np.abs(np.diff(off, axis=axis)).mean(axis=(1 - axis, 2)).max() for axis in (0, 1))
+
+
+def test_a_gradient_is_nearly_that_of_the_whole_without_a_seam(trained, monkeypatch):
+    picture = gradient(320, 320, 3)
+    latents, _ = trained.encode(picture)
+    whole = np.asarray(trained.decode(latents))[0]
+    monkeypatch.setattr(tiles, "SIDE", 12)
+    monkeypatch.setattr(tiles, "OVERLAP", 4)
+    tiled, _ = trained.encode(picture)
+    assert np.corrcoef(tiled.ravel(), latents.ravel())[0, 1] > 0.95
+    image, weights = np.asarray(trained.decode(latents))[0], tiles._weights
+    assert np.abs(image - whole).mean() < 0.1
+    monkeypatch.setattr(tiles, "_weights", lambda *of: (weights(*of) > 0.5).astype(np.float32))
+    cut = np.asarray(trained.decode(latents))[0]
+    assert seam(image, whole) < 0.3 * seam(cut, whole), "where tiles are not blended"
+
+
+def temporary(vae: AutoencoderKL, side: int) -> int:
+    """Bytes that decoding takes beside the latents, the parameters and the picture."""
+    latents = jax.ShapeDtypeStruct((1, side, side, 4), jnp.float32)
+    graph, params = nnx.split(vae)
+    compiled = jax.jit(lambda params, latents: nnx.merge(graph, params).decode(latents)).lower(
+        params, latents).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_decoding_a_large_picture_takes_little_more_memory_than_a_tile(vae, small, monkeypatch):
+    tile, large = temporary(vae, 16), temporary(vae, 64)
+    picture = 4 * 3 * 128 * 128
+    assert large < 1.5 * tile + 2 * picture
+    monkeypatch.setattr(tiles, "SIDE", 64)
+    assert temporary(vae, 64) > 8 * tile, "by tiles it is a matter of their size"
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 128), (128, 128), (80, 192), (112, 144)])
+def test_the_usual_sizes_are_taken_whole(size):
+    seen = []
+    tiles.by_tiles(lambda x: (seen.append(x.shape), x)[1], jnp.zeros((1, *size, 1)))
+    assert seen == [(1, *size, 1)]
