@@ -20,7 +20,7 @@ import jax
 
 from benchmarks.report import in_fresh_process, parser, report, seconds_of, side_by_side
 from sd_tpu import BUNDLED_MODEL
-from sd_tpu.cli import find_devices
+from sd_tpu.cli.devices import find_devices
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import SLOTS, Engine
 from sd_tpu.serving.job import Done

@@ -28,7 +28,7 @@ from deploy.drawing import Drawing
 from deploy.remote import RemoteEngine
 from deploy.routing import ByRows, ByWeights
 from sd_tpu.app import add_page_flags, make_site
-from sd_tpu.cli import model_options
+from sd_tpu.cli.flags import model_options
 from sd_tpu.folders import temporary_folder
 from sd_tpu.serving.scheduler import Limits
 

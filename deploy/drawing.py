@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from deploy.orders import Order
-from sd_tpu.cli import find_devices
+from sd_tpu.cli.devices import find_devices
 from sd_tpu.http.drawing import events_of
 from sd_tpu.serving.client import Status
 from sd_tpu.serving.engine import Engine

@@ -17,7 +17,8 @@ import fastapi
 from starlette.middleware import Middleware
 
 from sd_tpu import http
-from sd_tpu.cli import INTERRUPTED, add_model_flags, open_engine
+from sd_tpu.cli import INTERRUPTED
+from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
 from sd_tpu.http.access import Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names

@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 import shutil
+import subprocess
+import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -20,17 +22,19 @@ from test_ip_adapter import make_adapter, make_encoder
 
 from sd_tpu import cli
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.cli import devices, flags, generate
 from sd_tpu.pictures.images import BLANK, KEY, read_png, to_png
 from sd_tpu.request import OneModel
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.settings import Picture
 from sd_tpu.wildcards import Wildcards
 
 LONG_PROMPT = "a dog " * 120
 
 
 @pytest.fixture(scope="module", autouse=True)
-def devices():
+def eight_devices():
     """Eight devices are there before a command asks for another number of them."""
     return jax.devices()
 
@@ -127,8 +131,8 @@ def test_pictures_are_drawn_again_larger_from_what_they_became(checkpoints, tmp_
     asked = ("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--prompt", "a dog",
              "--steps", 4, "--devices", 1)
     small, again = tmp_path / "small", tmp_path / "again"
-    for flags in (["--out", small], ["--larger", 2, "--strength", 0.5, "--out", again]):
-        code, _, err = run(*asked, *flags)
+    for more in (["--out", small], ["--larger", 2, "--strength", 0.5, "--out", again]):
+        code, _, err = run(*asked, *more)
         assert code == 0, err
     with Image.open(again / "01.png") as image:
         assert "Denoising strength: 0.5, Hires upscale: 2, Hires steps: 2, Hires upscaler: " in (
@@ -234,7 +238,7 @@ class FakeEngine:
     """Stands where the model would be; its job has the events it is told."""
 
     def __init__(self, *events):
-        self.offer = self.defaults = cli.Picture(model="m", height=8, width=8)
+        self.offer = self.defaults = Picture(model="m", height=8, width=8)
         self.ready, self._events = threading.Event(), events
         self.closed = self.cancelled = False
 
@@ -265,7 +269,7 @@ def run_fake(monkeypatch, tmp_path, *events, flags=(), ready=True):
     engine = FakeEngine(*events)
     if ready:
         engine.ready.set()
-    monkeypatch.setattr(cli, "open_engine", lambda args: engine)
+    monkeypatch.setattr(generate, "open_engine", lambda args: engine)
     return engine, *run("generate", "--prompt", "a cat", "--out", tmp_path, *flags)
 
 
@@ -296,7 +300,7 @@ def test_a_prompt_that_stands_for_several_is_drawn_as_often(given, drawn):
         def fill(self, prompts, seed):
             return Wildcards().fill(prompts, seed)
 
-    assert cli._filled({"prompts": given}, Offer(cli.Picture(model="m"))).prompts == drawn
+    assert generate._filled({"prompts": given}, Offer(Picture(model="m"))).prompts == drawn
 
 
 def test_a_seed_of_minus_one_is_drawn_and_told(monkeypatch, tmp_path):
@@ -357,7 +361,7 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_bad_values_are_refused_in_one_sentence_before_a_model_is_loaded(case, tmp_path,
                                                                         monkeypatch):
-    monkeypatch.setattr(cli, "open_engine", None)
+    monkeypatch.setattr(generate, "open_engine", None)
     flags, sentence = REFUSALS[case]
     code, out, err = run("generate", "--prompt", "a cat", "--out", tmp_path / "new", *flags)
     assert (code, out) == (2, "")
@@ -392,7 +396,7 @@ def test_a_prompt_and_a_folder_must_be_given(tmp_path):
 def parse(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.set_defaults(decoder_for="pictures")
-    cli.add_model_flags(parser)
+    flags.add_model_flags(parser)
     return parser.parse_args(flags)
 
 
@@ -400,15 +404,15 @@ def parse(*flags: str) -> argparse.Namespace:
 def opened(monkeypatch):
     """The calls that `open_engine` makes, in order."""
     calls = []
-    monkeypatch.setattr(cli, "set_host_devices", lambda count: calls.append(count))
-    monkeypatch.setattr(cli, "make_mesh", lambda count: calls.append("mesh") or jax.make_mesh(
+    monkeypatch.setattr(devices, "set_host_devices", lambda count: calls.append(count))
+    monkeypatch.setattr(devices, "make_mesh", lambda count: calls.append("mesh") or jax.make_mesh(
         (1,), ("data",)))
-    monkeypatch.setattr(cli.Engine, "open", lambda *args, **named: calls.append((*args, named)))
+    monkeypatch.setattr(flags.Engine, "open", lambda *args, **named: calls.append((*args, named)))
     return calls
 
 
 def test_open_engine_hands_every_flag_on(opened):
-    cli.open_engine(parse("--model", "org/name", "--revision", "r", "--variant", "fp16", "--size",
+    flags.open_engine(parse("--model", "org/name", "--revision", "r", "--variant", "fp16", "--size",
                           "768x512", "--dtype", "bfloat16", "--devices", "4",
                           "--token-downsampling", "2", "--models", "m", "--max-pixels", "9999",
                           "--memory", "1.5", "--lora-dir", "l", "--embedding-dir", "e",
@@ -426,7 +430,7 @@ def test_open_engine_hands_every_flag_on(opened):
 
 
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
-    cli.open_engine(parse())
+    flags.open_engine(parse())
     assert opened == ["mesh", (dict(
         model=BUNDLED_MODEL, models=None, revision=None, variant=None, dtype=None, devices=None,
         size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None,
@@ -436,7 +440,7 @@ def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
 
 
 def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):
-    cli.open_engine(parse("--devices", "3"))
+    flags.open_engine(parse("--devices", "3"))
     assert opened[:2] == [3, "mesh"]
 
 
@@ -479,9 +483,18 @@ def test_devices_prints_what_the_guide_prints_and_that_this_is_no_tpu():
     assert run("devices", "--devices", 1)[1].startswith("Found 1 JAX device of type cpu.\n")
 
 
+def test_what_only_asks_for_devices_imports_nothing_that_draws():
+    """That takes seconds."""
+    program = ("import sys; from sd_tpu import cli; cli.main(['devices']); "
+               "print({'flax', 'transformers', 'pydantic', 'scipy', 'gradio'} & {*sys.modules})")
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          check=True).stdout
+    assert told.splitlines()[-1] == "set()", told
+
+
 def test_devices_says_nothing_more_on_a_tpu(monkeypatch):
     tpu = SimpleNamespace(device_kind="TPU v5 lite", platform="tpu")
-    monkeypatch.setattr(cli, "find_devices", lambda count: [tpu] * 8)
+    monkeypatch.setattr(devices, "find_devices", lambda count: [tpu] * 8)
     assert run("devices") == (0, "Found 8 JAX devices of type TPU v5 lite.\n", "")
 
 
@@ -492,7 +505,7 @@ def test_too_few_devices_and_none_at_all_are_one_sentence(monkeypatch):
     def fail(count):
         raise RuntimeError("Unable to initialize backend 'tpu'\nmore")
 
-    monkeypatch.setattr(cli, "make_mesh", fail)
+    monkeypatch.setattr(devices, "make_mesh", fail)
     assert run("devices") == (
         2, "", "JAX finds no device to work on (Unable to initialize backend 'tpu').\n")
 

@@ -31,7 +31,7 @@ def texts() -> dict[str, ast.AST]:
     found = {}
     for file in set(ROOT.rglob("*.py")) - {ROOT / "sentence.py"}:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if (isinstance(node, ast.Call) and node.args and file.name != "cli.py"
+            if (isinstance(node, ast.Call) and node.args and file.parent.name != "cli"
                     and getattr(node.func, "id", getattr(node.func, "attr", "")) in SAYING):
                 found |= said(node.args[0], f"{file.name}, line {node.lineno}")
     page = ROOT / "page" / "page.html"

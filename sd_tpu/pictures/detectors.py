@@ -6,8 +6,10 @@ Lines are white on black, as the published ControlNets were taught. Each takes a
 
 from collections.abc import Callable, Mapping
 
-import cv2
+import lazy_loader
 import numpy as np
+
+cv2 = lazy_loader.load("cv2")  # for those who hand a photo in: it takes long to import
 
 # Of the gradient, in levels of 255: stronger ones are edges, as are weaker ones from the lower
 # bound on that touch these. They are what ControlNet's demonstrations take.

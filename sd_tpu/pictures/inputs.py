@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import Self
 
+import lazy_loader
 import numpy as np
 from PIL import Image, ImageOps
-from scipy import ndimage
 
 from sd_tpu.pictures.detectors import detected
 from sd_tpu.pictures.images import MAX_FILE_BYTES, SIGNATURE
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import Picture, RequestError
 
+# For those who hand pictures in: it takes half a second to import.
+ndimage = lazy_loader.load("scipy.ndimage", suppress_warning=True)
 MAX_PIXELS = 1 << 25  # of a picture that is handed in
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ORIENTATION = 0x0112  # EXIF's tag

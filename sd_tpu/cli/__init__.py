@@ -1,0 +1,54 @@
+"""`python -m sd_tpu`: pictures into a folder, a journey between two, the devices, the samplers.
+
+Each command is a module that adds its flags and says what is run. It is imported when it is asked
+for: what draws takes seconds to import.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "generate": "make up to eight pictures in a folder",
+    "journey": "make pictures on the way from one prompt or seed to another, and a movie",
+    "devices": "say what JAX finds to work on",
+    "samplers": "list the samplers and their spacings",
+}
+INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code; what went wrong is one sentence on stderr."""
+    args = _parsed(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        print(f"{error.filename or 'A file'}: {error.strerror or error}.", file=sys.stderr)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+    return 2
+
+
+def leave(code: int) -> None:
+    """Ends the process with this exit code."""
+    if code:  # perhaps while something compiles, and Python's own way out crashes on that
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sd_tpu",
+                                     description="Stable Diffusion on JAX.",
+                                     epilog="`page` starts the page; see `page --help`.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, does in COMMANDS.items():
+        command = commands.add_parser(name, help=does)
+        if [*arguments][:1] == [name]:
+            importlib.import_module(f"sd_tpu.cli.{name}").add_flags(command)
+    return parser.parse_args(arguments)

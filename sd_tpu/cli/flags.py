@@ -1,0 +1,114 @@
+"""The flags that say what is drawn with and on what, and the engine that they describe; the page's
+as well."""
+
+import argparse
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.cli.devices import add_devices_flag, find_devices
+from sd_tpu.serving.engine import Engine
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what `open_engine` reads."""
+    add = parser.add_argument_group("model").add_argument
+    add("--model", default=BUNDLED_MODEL, metavar="DIR_OR_FILE_OR_HUB_ID",
+        help="checkpoint folder, single .safetensors file, or hub id (default: the bundled model)")
+    add("--models", type=Path, metavar="DIR",
+        help="offers every checkpoint in this folder as well: folders and single files")
+    add("--revision", help="branch, tag or commit on the hub")
+    add("--variant", help="of the weight files, such as fp16")
+    add("--size", type=_size, metavar="WIDTHxHEIGHT",
+        help="of pictures that ask for none, such as 512x512 (default: the model's)")
+    add("--max-pixels", type=positive, metavar="N",
+        help="of a picture, at most (default: four times those its model was trained on)")
+    add("--memory", type=_gigabytes, metavar="GB",
+        help="of each device that may be taken; what was used least recently makes room for what "
+             "is needed (default: what the device has)")
+    add("--dtype", choices=("float32", "bfloat16"),
+        help="of weights and arithmetic (default: float32 on CPU, bfloat16 elsewhere)")
+    add("--token-downsampling", type=int, choices=(1, 2), default=1,
+        help="2 lets the finest self-attention take its keys and values from every second row and "
+             "column only: faster for large pictures, and not quite the same (default: 1)")
+    add("--safety-checker", action=argparse.BooleanOptionalAction,
+        help="whether models that bring a safety checker blur what it flags as not safe for work "
+             "(default: where the page is served to others)")
+    add("--prediction-type", choices=("epsilon", "v_prediction"),
+        help="what the UNet of --model predicts, if its files do not say so")
+    add("--zero-snr", action=argparse.BooleanOptionalAction,
+        help="whether its noise schedule ends without any signal, likewise")
+    add("--decoder", metavar="DIR_OR_HUB_ID",
+        help="a tiny autoencoder such as madebyollin/taesd, or madebyollin/taesdxl for SDXL: it "
+             "draws sooner, and not quite the same")
+    add("--lora-dir", type=Path, metavar="DIR",
+        help="whose files <lora:name:strength> names in a prompt")
+    add("--embedding-dir", type=Path, metavar="DIR",
+        help="whose files, learned by textual inversion, prompts name by their stems")
+    add("--wildcard-dir", type=Path, metavar="DIR",
+        help="whose text files hold, a line each, what __name__ stands for in a prompt")
+    add("--styles", type=Path, metavar="FILE",
+        help="a list of styles as A1111 keeps it: name,prompt,negative_prompt, where {prompt} "
+             "stands for the prompt")
+    add("--controlnet", dest="controlnets", action="append", default=[], metavar="DIR_OR_HUB_ID",
+        help="a ControlNet that follows control pictures, such as lllyasviel/sd-controlnet-canny; "
+             "several times for several")
+    add("--ip-adapter", dest="ip_adapters", action="append", default=[],
+        metavar="FILE_OR_HUB_ID",
+        help="an IP-Adapter that sees reference pictures: a .safetensors file here, or one on the "
+             "hub, as in h94/IP-Adapter/models/ip-adapter_sd15.safetensors; several times for "
+             "several")
+    add("--image-encoder", type=Path, metavar="DIR",
+        help="the image encoder of the IP-Adapters, where it is not beside them")
+    add("--prompt-chunks", type=int, choices=range(1, 11), default=3, metavar="N",
+        help="of 75 tokens that a prompt may have; what is longer is cut (default: 3)")
+    add_devices_flag(parser)
+
+
+def open_engine(args: argparse.Namespace) -> Engine:
+    """The engine that the flags describe. Must come before anything else asks JAX for devices.
+
+    Raises:
+        ValueError: the model cannot be loaded, or the devices or the size are not possible.
+    """
+    find_devices(args.devices)
+    return Engine.open(devices=args.devices, memory=args.memory, dtype=args.dtype,
+                       **model_options(args))
+
+
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say of models, as `serving.client.open_models` takes it; not the dtype."""
+    names = ("model", "models", "revision", "variant", "size", "max_pixels", "token_downsampling",
+             "decoder", "decoder_for", "prediction_type", "zero_snr", "lora_dir", "embedding_dir",
+             "prompt_chunks", "wildcard_dir", "styles", "controlnets",
+             "ip_adapters", "image_encoder")
+    return {**{name: getattr(args, name) for name in names},
+            "safety_checker": bool(args.safety_checker)}
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Height and width from "WIDTHxHEIGHT", or from one number for a square."""
+    match = re.fullmatch(r"([0-9]{1,5})(?: *[xX×*] *([0-9]{1,5}))?", text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} should be like 512x512, width first")
+    return int(match[2] or match[1]), int(match[1])
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, as argparse takes it."""
+    if not text.isdecimal() or int(text[:12]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number from 1")
+    return int(text[:12])
+
+
+def _gigabytes(text: str) -> int:
+    """Bytes from gigabytes."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number of gigabytes above 0")
+    return int(number * 1e9)

@@ -1,0 +1,201 @@
+"""`python -m sd_tpu generate`: up to eight pictures into a folder."""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sd_tpu.cli.drawing import FLAGGED, Line, add_setting_flags, early_defaults, take_all, write
+from sd_tpu.cli.flags import add_model_flags, open_engine
+from sd_tpu.pictures.images import MAX_FILE_BYTES, make_grid
+from sd_tpu.pictures.inputs import Input
+from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import ImageReady, Job
+from sd_tpu.settings import (
+    HANDED_IN,
+    MAX_PROMPTS,
+    OVERRIDABLE,
+    SETTINGS,
+    SIDES,
+    Picture,
+    Upload,
+    drawn_seed,
+)
+
+MAX_LARGER = 8  # times as large as it was
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's flags; what those of settings hold is for `Request.check`."""
+    parser.set_defaults(run=_generate, decoder_for="pictures")  # there are no previews
+    add = parser.add_argument
+    add(SETTINGS["prompt"].flag, dest="prompts", action="append", required=True, metavar="TEXT",
+        help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
+    add_setting_flags(parser, FLAGGED)
+    add("--own", dest="own", action="append", nargs=3, default=[],
+        metavar=("PROMPT", "SETTING", "VALUE"),
+        help=f"a setting of a single prompt, which is numbered from 1; one of "
+             f"{', '.join(OVERRIDABLE)}")
+    add("--larger", type=_times, metavar="X",
+        help=f"draws each picture again X times as large, such as {LARGER}, from what it has "
+             f"become; --strength says how much of that becomes noise (default: {LARGER_STRENGTH})")
+    add("--out", type=Path, required=True, metavar="DIR",
+        help="gets 00.png, 01.png, ... and grid.png")
+    add_model_flags(parser)
+
+
+def _times(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 < number <= MAX_LARGER:
+        raise argparse.ArgumentTypeError(f"{text!r} should be above 1 and at most {MAX_LARGER}")
+    return number
+
+
+def _generate(args: argparse.Namespace) -> int:
+    values = {name: getattr(args, name) for name in ("prompts", *FLAGGED)}
+    own, inputs = _read_own(args.own), []
+    for settings in (values, *own):
+        inputs += _take_inputs(settings)
+    _check_used(values, own, {"strength"} if args.larger else set())
+    if args.larger and not values["init_image"] and values["strength"] is None:
+        values["strength"] = LARGER_STRENGTH
+    values |= {"seed": drawn_seed(args.seed), "own": own}
+    seed = Request.check(_early(values), early_defaults(args.model)).seed
+    args.out.mkdir(parents=True, exist_ok=True)
+    line = Line()
+    line.show(f"Seed {seed}")
+    line.keep()
+    line.show(f"Loading {args.model} ...")
+    engine = open_engine(args)
+    try:
+        request = _filled(values, engine.offer)
+        for note in engine.notes(request):
+            line.show(note)
+            line.keep()
+        given, sizes = {each.name: each for each in inputs}, {}
+        if args.larger:
+            sizes = {place: (request.pictures[place].width, request.pictures[place].height)
+                     for place in request.places()}
+            request = _again(request, args.larger, engine, given, line)
+        if request is None:
+            return 1
+        job = engine.submit(request, previews=False, inputs=given)
+        return _save(job, args.out, engine.to_png, line, sizes)
+    finally:
+        line.keep()
+        if engine.ready.is_set():  # else it compiles, which cannot be stopped and may take minutes
+            engine.close()
+
+
+def _again(request: Request, times: float, engine: Engine, given: dict[str, Input],
+           line: Line) -> Request | None:
+    """What draws the pictures again so many times as large, once they are drawn, and are in what
+    is given; None if that failed."""
+    def one(picture: Picture) -> Picture:
+        strength = LARGER_STRENGTH if picture.init_image else picture.strength
+        return larger(picture, round(times * picture.width), round(times * picture.height),
+                      strength=strength)
+
+    again = Request(tuple(picture and one(picture) for picture in request.pictures))
+    for place in again.places():  # before anything is drawn
+        engine.offer.check(again.pictures[place])
+
+    def take(event: ImageReady) -> None:
+        nonlocal again
+        start = Input.of_pixels(event.pixels)
+        given[start.name] = start
+        again = again.replaced(event.place, dataclasses.replace(
+            again.pictures[event.place], init_image=start.name))
+
+    job = engine.submit(request, previews=False, inputs=given)
+    return again if take_all(job, take, line) else None
+
+
+def _filled(values: dict[str, Any], offer: Offer) -> Request:
+    """The request, with what a prompt stands for in as many places as there are."""
+    given = values["prompts"]
+    request = Request.check({**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]},
+                            offer)
+    places = request.places()
+    for place, settings in enumerate(values.get("own", ())):
+        if settings and place not in places:
+            raise ValueError(f"--own {place + 1}: there is no prompt {place + 1}.")
+    return Request(request.pictures[:max(len(given), places[-1] + 1)])
+
+
+def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """What each prompt has for itself, by place; raises ValueError for what is no setting."""
+    own = [{} for _ in range(MAX_PROMPTS)]
+    for number, name, text in given:
+        if not number.isdecimal() or not 1 <= int(number[:9]) <= MAX_PROMPTS:
+            raise ValueError(f"--own should begin with the number of a prompt, from 1 to "
+                             f"{MAX_PROMPTS}, not {number!r}.")
+        if name not in OVERRIDABLE:
+            raise ValueError(f"--own {number}: there is no setting {name!r}; there are "
+                             f"{', '.join(OVERRIDABLE)}.")
+        own[int(number) - 1][name] = OVERRIDABLE[name].kind.parse(text)
+    return own
+
+
+def _take_inputs(settings: dict[str, Any]) -> list[Input]:
+    """The pictures whose files these settings name, which name their content from then on."""
+    inputs = []
+    for name, path in settings.items():
+        if name in OVERRIDABLE and isinstance(OVERRIDABLE[name].kind, Upload) and path:
+            with Path(path).open("rb") as file:
+                inputs.append(Input(file.read(MAX_FILE_BYTES + 1), file.name))
+            settings[name] = inputs[-1].name
+    return inputs
+
+
+def _check_used(values: dict[str, Any], own: Sequence[dict[str, Any]], used_anyway: set[str]
+                ) -> None:
+    """Raises ValueError for what says how a picture that is handed in is used where there is none.
+    """
+    fitted = any(each.get("control_image") for each in (values, *own))  # by --fit as well
+    for section, image in HANDED_IN.items():
+        for given in ([] if values[image] else [values, *own]):
+            used = own if given is values else [given]
+            name = next((name for name, setting in OVERRIDABLE.items()
+                         if setting.section == section and given.get(name) is not None
+                         and name not in used_anyway
+                         and not (name == "fit" and fitted)), None)
+            if name and not any(each.get(image) for each in used):
+                what = OVERRIDABLE[image]
+                raise ValueError(f"{OVERRIDABLE[name].label} says how a {what.label.lower()} is "
+                                 f"used: give one with {what.flag}.")
+
+
+def _early(values: dict[str, Any]) -> dict[str, Any]:
+    """What can be checked before a model is loaded: other models and sizes cannot."""
+    own = [{name: value for name, value in settings.items() if name not in ("model", *SIDES)}
+           for settings in values["own"][:len(values["prompts"])]]
+    return {**values, "own": own}
+
+
+def _save(job: Job, folder: Path, to_png: Callable[..., bytes], line: Line,
+          sizes: Mapping[int, tuple[int, int]]) -> int:
+    """Writes the pictures as they come and the grid at the end; returns the exit code. `sizes` are
+    those of the pictures which these are larger than, by place."""
+    request = job.request
+    pictures: list[np.ndarray | None] = [None] * len(request.prompts)
+
+    def take(event: ImageReady) -> None:
+        place = event.place
+        pictures[place] = event.pixels
+        write(folder / f"{place:02}.png", to_png(event.pixels, request.only(place),
+                                                  first_size=sizes.get(place)))
+
+    if not take_all(job, take, line):
+        return 1
+    line.keep()
+    write(folder / "grid.png", to_png(make_grid(pictures), request))
+    return 0
