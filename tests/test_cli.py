@@ -393,11 +393,11 @@ def test_a_prompt_and_a_folder_must_be_given(tmp_path):
 # --- flags shared with the page -----------------------------------------------------------------
 
 
-def parse(*flags: str) -> argparse.Namespace:
+def parse(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.set_defaults(decoder_for="pictures")
     flags.add_model_flags(parser)
-    return parser.parse_args(flags)
+    return parser.parse_args(given)
 
 
 @pytest.fixture
