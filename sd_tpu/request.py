@@ -220,12 +220,12 @@ class Request:
             for picture in self.pictures))
 
     def inputs(self) -> set[str]:
-        """The names of the pictures that these begin with."""
+        """The names of the pictures that were handed in for these."""
         return {name for picture in self.pictures if picture
                 for name in map(vars(picture).get, UPLOADS) if name}
 
     def without_inputs(self) -> Self:
-        """The same as if they began with nothing."""
+        """The same without what was handed in."""
         return type(self)(tuple(
             picture and dataclasses.replace(picture, **dict.fromkeys(UPLOADS, ""))
             for picture in self.pictures))

@@ -443,7 +443,7 @@ class Picture:
         caption="control until {value}")
     reference: str = _setting(
         "", Upload(), "Reference picture",
-        "The picture whose things, faces or style the drawn one shows, whatever its lines.",
+        "A picture whose subject, faces or style the result takes up; its lines are not followed.",
         section=REFERENCE, caption="with a reference picture", caption_empty="no reference picture")
     ip_adapter: str = _setting(
         "", Text(MAX_MODEL_LENGTH), "IP-Adapter",

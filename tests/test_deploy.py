@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 from collections.abc import Iterator
@@ -248,16 +247,21 @@ def until(true, serving) -> None:
 
 def devices(serving) -> int:
     """How many of them are ready, over all hosts."""
+    return measured(serving, "devices")
+
+
+def measured(serving, what: str) -> int:
+    """A number of the server's metrics; 0 while it serves none."""
     with contextlib.suppress(httpx.TransportError):
         answer = serving.http.get("/metrics")
         if answer.is_success:
-            return int(float(re.search(r"^sd_tpu_devices (.*)$", answer.text, re.M)[1]))
+            return int(float(re.search(rf"^sd_tpu_{what} (.*)$", answer.text, re.M)[1]))
     return 0
 
 
 def draw(serving, key: int) -> list[bytes]:
     answer = serving.http.post("/sdapi/v1/txt2img", auth=("", f"key-{key}"), json={
-        "prompt": f"picture {key}", "seed": 10 * key, "steps": 40, "batch_size": 3})
+        "prompt": f"picture {key}", "seed": 10 * key, "steps": 80, "batch_size": 3})
     assert answer.status_code == 200, answer.text
     return [base64.b64decode(image) for image in answer.json()["images"]]
 
@@ -267,9 +271,11 @@ def test_a_host_that_is_killed_under_load_loses_nothing(serving):
     drawing = [process for process in serving.process.children(recursive=True)
                if "ServeReplica:sd-tpu:Drawing" in " ".join(process.cmdline())]
     assert len(drawing) == 2
-    threading.Timer(0.5, drawing[0].kill).start()
     with ThreadPoolExecutor(8) as pool:
-        drawn = list(pool.map(partial(draw, serving), range(8)))
+        drawn = pool.map(partial(draw, serving), range(8))
+        until(lambda: measured(serving, "slots_occupied") >= 6, serving)  # each host has some
+        drawing[0].kill()
+        drawn = list(drawn)
     assert not drawing[0].is_running()
     for key, files in enumerate(drawn):
         made = [read_png(file).pictures[0] for file in files]

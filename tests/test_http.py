@@ -280,9 +280,9 @@ def test_nothing_but_a_picture_itself_is_taken_for_one(address, image, sentence)
     assert answer.json()["detail"] == "This server does not have: init_images."
 
 
-def with_unit(unit: webuiapi.ControlNetUnit) -> dict:
+def with_unit(*units: webuiapi.ControlNetUnit) -> dict:
     """What a call is given; the client keeps units in its default scripts for all later calls."""
-    return dict(controlnet_units=[unit], alwayson_scripts={})
+    return dict(controlnet_units=[*units], alwayson_scripts={})
 
 
 @pytest.fixture(scope="module")
@@ -344,6 +344,9 @@ def test_webuiapi_has_a_picture_drawn_after_another_by_a_unit_for_ip_adapters(st
     alone, = drawn_by(engine, reference=PHOTO, reference_scale=0.5, seed=7, steps=2,
                       sampler="euler", guidance=7.0)
     assert np.array_equal(result.image, alone)
+    lines = webuiapi.ControlNetUnit(image=Image.fromarray(PHOTO), module="canny", model="lines")
+    both = api.txt2img(prompt="a fox", seed=7, width=32, height=32, **with_unit(lines, unit))
+    assert all(name in both.info["infotexts"][0] for name in ("ControlNet 0: ", "IP-Adapter: "))
 
 
 @pytest.mark.parametrize(("asked", "sentence"), [
@@ -369,6 +372,10 @@ def test_webuiapi_is_told_what_is_wrong_with_what_is_followed(steered, asked, se
 
 @pytest.mark.parametrize(("scripts", "sentence"), [
     ({"controlnet": {"args": [{}, {}]}}, "one control picture here; 2 were given"),
+    ({"controlnet": {"args": [{"module": "ip-adapter-auto"}, {"module": "ip-adapter-auto"}]}},
+     "one reference picture here; 2 were given"),
+    ({"controlnet": {"args": [{"image": "a", "module": "ip-adapter_face_id_plus"}]}},
+     "has no module 'ip-adapter_face_id_plus'; there are none"),
     ({"controlnet": {"args": [3]}}, "a list of values by name"), ({"ControlNet": 3}, "a list of"),
     ({"controlnet": {"args": []}, "ADetailer": {"args": []}}, "alwayson_scripts (ADetailer)"),
     ({"controlnet": {"args": [{"image": "/etc/passwd"}]}}, "file in base64"),

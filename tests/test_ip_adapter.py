@@ -1,5 +1,6 @@
 """IP-Adapters: networks and pictures against PyTorch's, batches of their own, what is refused."""
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -347,6 +348,31 @@ def test_what_fits_nothing_is_refused_in_a_sentence(folder, tmp_path, change, co
         adapter = IPAdapter.open(file)
         adapter.check(Checkpoint.open(folder / "model").model)
         adapter.load()
+
+
+def test_of_a_long_picture_only_the_middle_is_resized():
+    """A small file of it would else take all memory."""
+    line = np.zeros((1, 40_000, 3), np.uint8)
+    line[:, 19_990:20_010] = 255
+    given = Input.of_pixels(line)
+    seen = reference_pixels(Picture(reference=given.name), {given.name: given}, 224)
+    assert seen.shape == (224, 224, 3) and seen.min() == 255
+
+
+def test_an_image_encoder_that_is_named_is_one(folder, tmp_path):
+    file = folder / "plain.safetensors"
+    with pytest.raises(CheckpointError, match=r"nowhere holds no image encoder"):
+        IPAdapter.open(file, image_encoder=tmp_path / "nowhere")
+    whole = tmp_path / "clip"
+    make_encoder(whole)
+    config = json.loads((whole / "config.json").read_text())
+    (whole / "config.json").write_text(json.dumps({**config, "vision_config": {}}))
+    with pytest.raises(CheckpointError, match="a whole CLIP"):
+        IPAdapter.open(file, image_encoder=whole)
+    (whole / "config.json").write_text(json.dumps(config))
+    (whole / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no safetensors weights"):
+        IPAdapter.open(file, image_encoder=whole)
 
 
 def test_what_is_no_adapter_is_refused_in_a_sentence(folder, tmp_path):

@@ -175,9 +175,9 @@ def test_a_spatial_transformer_is_that_of_diffusers(ported, linear):
     ours = ported(reference, partial(unet.Transformer2DModel, config, 16, 2))
     x, text = 0.01 * torch.randn(2, 16, 4, 6), torch.randn(2, 7, 12)  # small: eps counts
     assert_agrees(f"Transformer2DModel, {'linear' if linear else '1x1 convolution'} projections",
-                  ours(nhwc(x), text.numpy()),
+                  ours(nhwc(x), unet.Context(text.numpy())),
                   nhwc(reference(x, encoder_hidden_states=text).sample))
-    traced = str(jax.make_jaxpr(ours)(nhwc(x), text.numpy()))
+    traced = str(jax.make_jaxpr(ours)(nhwc(x), unet.Context(text.numpy())))
     assert "conv_general_dilated" not in traced, "a product is faster"
 
 

@@ -37,12 +37,16 @@ def address(engine, tmp_path_factory):
 
 def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
+    tab.get_by_role("button", name="Own settings of prompt 1", exact=True).click()
+    # There is no picture yet.
+    expect(tab.locator("#own-panel .uses")).to_be_hidden()
     make(tab)
+    expect(tab.locator("#own-panel .uses")).to_be_visible()
     file = figures(tab).first.locator("a[download]").get_attribute("href")
     drawn = tab.request.get(f"{tab.url}{file}").body()
     tab.get_by_role("button", name="Use picture 1").click()
     own = tab.locator("#own-panel")
-    own.get_by_role("button", name="As control picture").click()
+    own.get_by_role("button", name="Use as control picture").click()
     expect(own.locator(".handed[open] [name=control_image] + img")).to_be_visible()
     own.get_by_label("Detector").select_option("canny")
     slide(tab, "own", 0.5, "control_scale")

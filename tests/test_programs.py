@@ -18,7 +18,7 @@ from benchmarks.hlo import COMPUTATION
 from benchmarks.report import memory
 from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
 from sd_tpu.models import platform as platforms
-from sd_tpu.models.unet import timestep_encoding
+from sd_tpu.models.unet import Context, timestep_encoding
 from sd_tpu.runtime import programs as programs_module
 from sd_tpu.runtime import slots as denoise
 from sd_tpu.runtime.mesh import make_mesh, replicated
@@ -427,7 +427,7 @@ def plain_unet(unet, x, t, text, deep=None):
     config = unet.config
     time = unet.time_embedding(timestep_encoding(
         t, config.block_out_channels[0], config.flip_sin_to_cos, config.freq_shift))
-    x = unet.conv_in(x)
+    x, text = unet.conv_in(x), Context(text)
     skips = [x]
     for block in unet.down_blocks:
         x, outputs = block.down(x, time, text)

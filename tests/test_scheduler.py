@@ -485,7 +485,8 @@ def test_zeros_of_an_architecture_are_charged_once_whatever_the_sizes():
 
 def test_zeros_of_a_controlnet_are_charged_beside_those_of_its_model():
     plain = Weights(name="any", architecture="sd", memory=4)
-    steered = Weights(name="any", architecture="steered", controlnet="lines", base=plain, memory=1)
+    steered = Weights(name="any", architecture="steered", base=plain, memory=1,
+                      extra=("controlnet", "lines"))
     small, controlled = (dataclasses.replace(SMALL, architecture=each.architecture,
                                              zeros=each.zeros) for each in (plain, steered))
     devices = warm(Devices(memory=2 * SMALL.memory + BASE.memory + 5), small, controlled)

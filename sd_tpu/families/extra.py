@@ -60,7 +60,7 @@ class ExtraNetwork(abc.ABC):
         return bytes_of(self.shapes)
 
     @property
-    def folders(self) -> tuple[Path, ...]:
+    def places(self) -> tuple[Path, ...]:
         """Where its files lie."""
         return (self.source,)
 

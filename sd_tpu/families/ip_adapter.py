@@ -50,16 +50,22 @@ class IPAdapter(ExtraNetwork):
             CheckpointError: it is not there, is no adapter that can be used here, or has no image
                 encoder.
         """
+        if image_encoder is not None:
+            image_encoder = image_encoder.expanduser()
+            if not (image_encoder / "config.json").is_file():
+                raise CheckpointError(f"{image_encoder} holds no image encoder: it has no "
+                                      "config.json.")
         file = _find(name)
         config = IPAdapterConfig.read(weights.contents([file]), file)
         folders = [file.parent / ENCODER, file.parent.parent / SHARED]
         encoder, config = _with_encoder(config, file, [image_encoder, *folders] if image_encoder
                                         else folders)
+        checkpoint.weight_files(encoder, STEM, variant)  # or it would fail at the first picture
         return cls(name=file.stem, source=file, config=config, encoder=encoder, dtype=dtype,
                    variant=variant)
 
     @property
-    def folders(self) -> tuple[Path, ...]:
+    def places(self) -> tuple[Path, ...]:
         """Where its files lie."""
         return self.source, self.encoder
 
@@ -86,7 +92,7 @@ def _find(name: str | Path) -> Path:
     path = Path(name).expanduser()
     if path.is_file() and path.suffix != SUFFIX:
         raise CheckpointError(f"{path} is no {SUFFIX} file; pickles (.bin, .pt) can run code when "
-                              f"opened. h94/IP-Adapter has the same as {SUFFIX} files.")
+                              f"opened. h94/IP-Adapter's own are there as {SUFFIX} files as well.")
     if path.is_file():
         return path
     parts = PurePosixPath(name).parts
@@ -108,8 +114,11 @@ def _with_encoder(config: IPAdapterConfig, file: Path,
     """
     there = [folder for folder in folders if (folder / "config.json").is_file()]
     for folder in there:
-        encoder = ProjectedVisionEncoderConfig.from_dict(read_json(folder / "config.json"))
-        if joined := config.of(encoder):
+        found = read_json(folder / "config.json")
+        if "vision_config" in found:  # beside whose size others stand that are not the encoder's
+            raise CheckpointError(f"{folder} holds a whole CLIP; an image encoder is a "
+                                  "CLIPVisionModelWithProjection.")
+        if joined := config.of(ProjectedVisionEncoderConfig.from_dict(found)):
             return folder, joined
     if there:
         raise CheckpointError(f"The IP-Adapter {file} takes vectors of {config.seen} numbers; the "

@@ -23,7 +23,7 @@ from fastapi import Depends
 from PIL import Image
 
 from sd_tpu.http.access import client_of
-from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_unit
+from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_units
 from sd_tpu.http.drawing import ParameterError, drawn, png_of
 from sd_tpu.http.hires import PARAMETERS, UPSCALERS, Hires
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
@@ -441,7 +441,7 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
     """What is drawn, which has `begun` as other pictures or not, and the options for it; raises
     RequestError."""
     given = {name: value for name, value in given.items() if value is not None}
-    unit, given["alwayson_scripts"] = take_unit(given.get("alwayson_scripts"))
+    units, given["alwayson_scripts"] = take_units(given.get("alwayson_scripts"))
     _refuse_absent(given, _OF_START if begun else PARAMETERS)
     size, batches = (kind.check(given.get(name, 1), name)
                      for name, kind in _COUNTS.items())
@@ -459,7 +459,7 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
         start = Start.read(given, first)
     elif hires := Hires.read(given, first):
         engine.offer.check(hires.again(first))  # before anything is drawn
-    control = Control.read(unit, first, start)
+    control = Control.read(units, first, start)
     start = dataclasses.replace(start, inputs=(*start.inputs, *control.inputs))
     settings = start.settings if len(start.settings) > 1 else start.settings * size
     if len(settings) * batches > MAX_PICTURES:

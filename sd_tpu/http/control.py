@@ -1,7 +1,7 @@
 """What pictures follow in A1111's API: a unit of its extension ControlNet."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from sd_tpu.http.drawing import ParameterError
@@ -14,6 +14,9 @@ from sd_tpu.settings import Number, Picture, shortened
 SCRIPT = "controlnet"  # as it is called, in any letters, among the scripts that are always on
 # The extension has one for each kind of IP-Adapter, and this one for all.
 REFERENCE_MODULE = "ip-adapter-auto"
+# What the extension also calls those that see as the server's IP-Adapters do.
+REFERENCE_MODULES = (REFERENCE_MODULE, "ip-adapter_clip_sd15", "ip-adapter_clip_sdxl",
+                     "ip-adapter_clip_sdxl_plus_vith")
 _FITS = ("stretch", "cover", "contain")  # by A1111's number, and by its names
 _FIT_NAMES = {"Just Resize": "stretch", "Crop and Resize": "cover", "Resize and Fill": "contain"}
 _SETTINGS = {"weight": "control_scale", "guidance_start": "control_start",
@@ -37,18 +40,31 @@ class Control:
     inputs: tuple[Input, ...] = ()
 
     @classmethod
-    def read(cls, unit: Mapping[str, Any] | None, picture: Picture, start: Start) -> Self:
-        """Of a unit, for pictures of this size that begin so; raises RequestError."""
-        if unit is None:
-            return cls()
-        _refuse_absent(unit)
-        if str(unit.get("module")).startswith(REFERENCE_MODULE.removesuffix("-auto")):
-            return cls._reference(unit, start)
+    def read(cls, units: Sequence[Mapping[str, Any]], picture: Picture, start: Start) -> Self:
+        """Of units, for pictures of this size that begin so; raises RequestError."""
+        references = [unit for unit in units if unit.get("module") in REFERENCE_MODULES]
+        controls = [unit for unit in units if unit not in references]
+        for sentence, given in (
+            ("A picture follows one control picture here; {count} were given.", controls),
+            ("A picture has one reference picture here; {count} were given.", references),
+        ):
+            if len(given) > 1:
+                raise ParameterError(sentence, count=len(given))
+        for unit in units:
+            _refuse_absent(unit)
+        read = [*(cls._control(unit, picture, start) for unit in controls),
+                *(cls._reference(unit, start) for unit in references)]
+        return cls({name: value for each in read for name, value in each.settings.items()},
+                   tuple(given for each in read for given in each.inputs))
+
+    @classmethod
+    def _control(cls, unit: Mapping[str, Any], picture: Picture, start: Start) -> Self:
         if any(start.closeups):
             raise ParameterError("With a control picture the whole picture is drawn; ask for "
                                  "inpaint_full_res=0.")
         detector = _detector(unit.get("module"))
-        pixels = fitted(_picture(unit, start), picture, _fit(unit.get("resize_mode", 1)))
+        pixels = fitted(_picture(unit, start, "The control picture"), picture,
+                        _fit(unit.get("resize_mode", 1)))
         if detector == "canny" and (bounds := _bounds(unit)) != CANNY:
             pixels, detector = in_colours(canny(pixels, bounds)), ""
         control = Input.of_pixels(pixels)
@@ -64,21 +80,22 @@ class Control:
         if (unit.get("guidance_start", 0), unit.get("guidance_end", 1)) != (0, 1):
             raise ParameterError("This server does not have, of controlnet: {names}.",
                                  names="guidance_start, guidance_end (ip-adapter)")
-        given, named = _picture(unit, start), unit.get("model")
+        given = _picture(unit, start, "The reference picture")
+        named = unit.get("model")
         values = {"reference": given.name, "reference_scale": unit.get("weight", 1.0)}
         if isinstance(named, str):
             values["ip_adapter"] = a1111_controlnet(named)
         return cls(values, (given,))
 
 
-def take_unit(scripts: Any) -> tuple[Mapping[str, Any] | None, Any]:
-    """The unit among A1111's scripts, None where there is none; and what else was asked of them.
+def take_units(scripts: Any) -> tuple[list[Mapping[str, Any]], Any]:
+    """The units among A1111's scripts, and what else was asked of them.
 
     Raises:
-        ParameterError: it is none, or there are several.
+        ParameterError: they are none.
     """
     if not isinstance(scripts, Mapping):
-        return None, scripts
+        return [], scripts
     others = {name: script for name, script in scripts.items()
               if str(name).strip().lower() != SCRIPT}
     units = []
@@ -88,10 +105,7 @@ def take_unit(scripts: Any) -> tuple[Mapping[str, Any] | None, Any]:
             raise ParameterError("The units of controlnet should be a list of values by name as "
                                  '"args".')
         units += [arg for arg in args if arg.get("enabled", True)]
-    if len(units) > 1:
-        raise ParameterError("A picture follows one control picture here; {count} were given.",
-                             count=len(units))
-    return (units[0] if units else None), others
+    return units, others
 
 
 def _refuse_absent(unit: Mapping[str, Any]) -> None:
@@ -102,15 +116,15 @@ def _refuse_absent(unit: Mapping[str, Any]) -> None:
                              names=", ".join(shortened(name)[1:-1] for name in asked))
 
 
-def _picture(unit: Mapping[str, Any], start: Start) -> Input:
-    """What is followed: by default what the first picture begins with."""
+def _picture(unit: Mapping[str, Any], start: Start, whose: str) -> Input:
+    """What a unit hands in: by default what the first picture begins with."""
     image = unit.get("image") or unit.get("input_image")
     if isinstance(image, Mapping):  # as the extension's page has it, with a mask
         if image.get("mask"):
             raise ParameterError("This server does not have, of controlnet: mask.")
         image = image.get("image")
     if image:
-        return Input(file_of(image), "The control picture")
+        return Input(file_of(image), whose)
     if not start.inputs:
         raise ParameterError("controlnet has no picture to follow.")
     return start.inputs[0]
@@ -120,7 +134,7 @@ def _detector(module: Any) -> str:
     module = "none" if module is None else module
     if not isinstance(module, str) or module not in MODULES:
         raise ParameterError("controlnet has no module {value}; there are {known}.",
-                             value=shortened(module), known=", ".join(modules()))
+                             value=shortened(module), known=", ".join(modules(REFERENCE_MODULE)))
     return MODULES[module]
 
 

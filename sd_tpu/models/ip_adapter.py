@@ -67,7 +67,8 @@ class Resampler(nnx.Module):
     def __init__(self, config: IPAdapterConfig, *, dtype, rngs: nnx.Rngs):
         layer, sizes = dict(dtype=dtype, rngs=rngs), config.resampler
         width = config.cross_attention_dim
-        self.latents = nnx.Param(jnp.ones((1, config.tokens, sizes.width), dtype))
+        self.tokens = config.tokens  # tells those with other numbers of them apart
+        self.latents = nnx.Param(jnp.ones((1, self.tokens, sizes.width), dtype))
         self.proj_in = linear(config.image_encoder.hidden_size, sizes.width, **layer)
         # Checkpoints number the layers of PyTorch's lists; its number 2 is a GELU.
         self.layers = nnx.List([nnx.List([

@@ -13,7 +13,16 @@ from sd_tpu.page.form import EMPTY, GARBLED, read_size
 from sd_tpu.request import Request, changed
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.catalog import Catalog
-from sd_tpu.settings import MAX_PROMPTS, OVERRIDABLE, Choice, Number, Picture, RequestError
+from sd_tpu.settings import (
+    HANDED_IN,
+    MAX_PROMPTS,
+    OVERRIDABLE,
+    SETTINGS,
+    Choice,
+    Number,
+    Picture,
+    RequestError,
+)
 
 _FIRST = ("guidance", "steps", "sampler")
 _LISTED = ("model", "style")  # of which the server knows what there is
@@ -93,9 +102,13 @@ def comparison(request: Request, what: str, values: Sequence[Any]) -> Request:
     """The first picture of the request once for each value of `what`.
 
     Raises:
-        RequestError: a value cannot be served, or the prompt names no LoRA to compare.
+        RequestError: a value cannot be served, or the prompt names no LoRA to compare, or has no
+            picture of which it says how it is used.
     """
     first = request.pictures[request.places()[0]]
+    image = HANDED_IN.get(COMPARABLE[what].section) if what in COMPARABLE else None
+    if image and not getattr(first, image):
+        raise RequestError("{label}: the first prompt has none.", label=SETTINGS[image].label)
     if what != LORA:
         return Request(tuple(changed(first, value if what == SIZE else {what: value})
                              for value in values))

@@ -453,6 +453,8 @@ function cardsChanged() {
         // Of another prompt than is there now a picture says so, and an example nothing.
         $("figure", card).classList.toggle("other", drawn !== undefined && drawn !== here);
     }
+    const uses = $("#own-panel .uses");
+    if (uses) uses.hidden = !$(`[data-do=begin][data-place="${ownPlace}"]`);  // without a picture
 }
 
 // --- what can be taken back ---------------------------------------------------------------------
@@ -853,10 +855,9 @@ function showInputs() {
     for (const [strength, name] of [["strength", "init_image"], ["control_scale", "control_image"],
         ["reference_scale", "reference"]]) {
         const label = $(`[name=what][value=${strength}]`)?.closest("label");
-        if (label) label.hidden = boxes().every((_, place) => !valueOf(place, name));
+        const first = Math.max(0, boxes().findIndex((box) => box.value.trim()));
+        if (label) label.hidden = !valueOf(first, name);
     }
-    const uses = $("#own-panel .uses");
-    if (uses) uses.hidden = !$(`[data-do=begin][data-place="${ownPlace}"]`);  // without a picture
 }
 
 // Lets a box, or all, use a picture; a mask is of the start picture that was there.

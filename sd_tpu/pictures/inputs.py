@@ -237,10 +237,14 @@ def reference_pixels(picture: Picture, inputs: Mapping[str, Input], side: int) -
     if reference is None:
         raise RequestError("The reference picture is not here any more; please hand it in again.")
     image = reference.on_white()
-    size = [side * length // min(image.size) for length in image.size]
-    left, top = ((length - side) // 2 for length in size)
-    image = image.resize(size, Image.Resampling.BICUBIC)
-    return np.asarray(image.crop((left, top, left + side, top + side)))
+    box = []  # the middle, as it is before it is resized: the whole of a long picture may be huge
+    for own in image.size:
+        length = side * own // min(image.size)
+        first, scale = (length - side) // 2, own / length
+        box.append((first * scale, min(own, (first + side) * scale)))
+    (left, right), (top, bottom) = box
+    return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC,
+                                   box=(left, top, right, bottom)))
 
 
 def fitted(given: Input, picture: Picture, fit: str) -> np.ndarray:

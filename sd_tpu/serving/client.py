@@ -95,7 +95,7 @@ class EngineClient(abc.ABC):
         holds the prompts with styles applied, and which ControlNet steers a picture or IP-Adapter
         sees for it.
 
-        `inputs` are the pictures that it begins with, by their names. The first of a model and a
+        `inputs` are the pictures that its settings name. The first of a model and a
         size compiles what encodes them before this returns.
 
         Clients share the devices fairly. A job of a named client ends when nobody takes its events
@@ -267,6 +267,8 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
     library = Library(models)
     options["decoder"] = tiny = decoder and TinyDecoder.open(
         decoder, pictures=decoder_for == "pictures")
+    if image_encoder and not ip_adapters:
+        raise ValueError("An image encoder sees for IP-Adapters; name one with --ip-adapter.")
     of_first = dict(revision=revision, prediction_type=prediction_type, zero_snr=zero_snr)
     first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
     if tiny and not (first.parameters.decoder or models):

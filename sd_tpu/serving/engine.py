@@ -28,7 +28,7 @@ from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint, bytes_of
 from sd_tpu.families.extra import ExtraNetwork
-from sd_tpu.families.latent_diffusion import CONTROL
+from sd_tpu.families.latent_diffusion import CONTROL, REFERENCE
 from sd_tpu.families.model import Model
 from sd_tpu.models.slerp import slerp
 from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, reference_pixels
@@ -229,7 +229,7 @@ class Engine(EngineClient):
                         told["control"] = once(
                             partial(control_pixels, picture, inputs), picture.control_image,
                             picture.detector, picture.fit, picture.height, picture.width)
-                    else:
+                    if extra.part == REFERENCE:
                         side = extra.config.image_encoder.image_size
                         told["reference"] = once(
                             partial(reference_pixels, picture, inputs, side), picture.reference,
@@ -355,7 +355,7 @@ class Engine(EngineClient):
         """The parameters of weights that are to be brought."""
         if weights.extra:
             extra = self.offer.extra(weights)
-            with paths_within(*(folder.parent for folder in extra.folders)):
+            with paths_within(*(place.parent for place in extra.places)):
                 own = extra.load(sharding, leading=True)
             return {**self._on_devices(weights.base, sharding), extra.part: own}
         if weights.adapters:
