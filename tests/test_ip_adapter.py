@@ -360,7 +360,7 @@ def test_of_a_long_picture_only_the_middle_is_resized():
 
 
 def test_an_image_encoder_that_is_named_is_one(folder, tmp_path):
-    file = folder / "plain.safetensors"
+    file = folder / "models" / "first.safetensors"
     with pytest.raises(CheckpointError, match=r"nowhere holds no image encoder"):
         IPAdapter.open(file, image_encoder=tmp_path / "nowhere")
     whole = tmp_path / "clip"
