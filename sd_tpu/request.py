@@ -262,16 +262,15 @@ def changed(picture: Picture, values: Mapping[str, Any], of: Sentence | str = ""
     return picture
 
 
-def larger(picture: Picture, width: int, height: int, start: str = NOT_YET,
-           strength: float = LARGER_STRENGTH, taken: int = 1) -> Picture:
+def larger(picture: Picture, width: int, height: int, strength: float = LARGER_STRENGTH,
+           taken: int = 1) -> Picture:
     """What draws a picture again at a larger size from what it has become, enlarged in pixels and
-    put under noise: the second pass of A1111's hires fix.
+    put under noise: the second pass of A1111's hires fix. Its start picture is NOT_YET there.
 
     Args:
         picture: as it was drawn.
         width: of the larger one, in pixels.
         height: likewise.
-        start: what it has become, by the name under which that is handed in.
         strength: how much of that becomes noise.
         taken: steps that it takes at least, be it that the table has more than the picture's.
 
@@ -280,7 +279,7 @@ def larger(picture: Picture, width: int, height: int, start: str = NOT_YET,
     """
     strength, most = SETTINGS["strength"].check(strength), SETTINGS["steps"].kind.most
     enough = (n for n in range(picture.steps, most) if steps_taken(n, strength) >= taken)
-    return changed(picture, dict(init_image=start, mask="", fit="cover", width=width,
+    return changed(picture, dict(init_image=NOT_YET, mask="", fit="cover", width=width,
                                  height=height, strength=strength, steps=next(enough, most)))
 
 

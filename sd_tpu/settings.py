@@ -260,8 +260,8 @@ class Setting:
             unless somebody asks for something else, FASTER what costs likeness for speed; a PROMPT
             is written for each picture; height and width are a SIZE, which people choose as one;
             START says what a picture begins with, CONTROL what it follows, REFERENCE what it is
-            drawn after; all are nowhere where none can be handed in. JOURNEY says what
-            it is on the way to: programs know that.
+            drawn after; all are nowhere where none can be handed in. JOURNEY says which prompt and
+            seed it is on the way to; the page does not ask for that.
         caption: what a caption says of a value; the value alone if it is empty.
         caption_empty: what a caption says of the empty value.
         png: the field of A1111's `parameters` text in PNG files.

@@ -140,10 +140,14 @@ def engine(folder):
     engine.close()
 
 
-def drawn(engine: Engine, given=GIVEN, **values) -> list[np.ndarray]:
+def drawn_with(given, engine: Engine, **values) -> list[np.ndarray]:
+    """The pictures that an engine draws, with these handed in."""
     job = engine.submit(Request.check({**ASKED, **values}, engine.offer), inputs=given)
     pictures = {e.place: e.pixels for e in job.events() if isinstance(e, ImageReady)}
     return [pictures[place] for place in sorted(pictures)]
+
+
+drawn = partial(drawn_with, GIVEN)
 
 
 def programs_of(engine: Engine) -> dict[str, dict]:
@@ -167,11 +171,12 @@ def test_eight_control_pictures_strengths_and_shares_in_one_batch_give_the_bytes
             "sampler": samplers[i]} for i in range(6)]
     own += [{"sampler": samplers[i]} for i in (6, 7)]  # two that follow nothing
     prompts = [f"{i} cats" for i in range(8)]
-    together = drawn(engine, given, prompts=prompts, own=own)
+    together = drawn_with(given, engine, prompts=prompts, own=own)
     traces = programs_of(engine)
     assert traces == {"StableDiffusion 1": ONCE, "StableDiffusion 1 with ControlNet 1": ONCE}
     for i in range(8):
-        alone, = drawn(engine, given, prompts=[*[""] * i, prompts[i]], own=[*[None] * i, own[i]])
+        alone, = drawn_with(given, engine, prompts=[*[""] * i, prompts[i]],
+                            own=[*[None] * i, own[i]])
         assert np.array_equal(alone, together[i]), own[i]
     assert programs_of(engine) == traces
     assert len({picture.tobytes() for picture in together}) == 8
@@ -179,7 +184,7 @@ def test_eight_control_pictures_strengths_and_shares_in_one_batch_give_the_bytes
 
 @pytest.mark.parametrize("value", [dict(control_scale=0), dict(control_image="")])
 def test_what_follows_nothing_is_drawn_by_the_programs_of_those_without_control(engine, value):
-    plain, = drawn(engine, {})
+    plain, = drawn_with({}, engine)
     follows, = drawn(engine, **{"control_image": CONTROL.name})
     before = programs_of(engine)
     neither, = drawn(engine, **{"control_image": CONTROL.name, **value})
@@ -244,7 +249,7 @@ def test_the_first_controlnet_that_fits_is_taken_and_a_picture_says_which(engine
 ])
 def test_what_a_picture_cannot_follow_is_refused_in_a_sentence(engine, values, given, complaint):
     with pytest.raises(RequestError, match=complaint):
-        drawn(engine, given, **values)
+        drawn_with(given, engine, **values)
 
 
 # --- what is loaded -----------------------------------------------------------------------------

@@ -13,7 +13,16 @@ import torch
 from flax import nnx
 from PIL import Image
 from safetensors.numpy import load_file, save_file
-from test_control import CONTROL, make_controlnet, make_pipeline, within_2
+from test_control import (
+    ASKED,
+    CONTROL,
+    ONCE,
+    drawn_with,
+    make_controlnet,
+    make_pipeline,
+    programs_of,
+    within_2,
+)
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from sd_tpu.checkpoint.config import (
@@ -38,11 +47,11 @@ from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import Picture, RequestError
 
 SIDE = 64
-ASKED = dict(prompts=["a cat"], seed=3, steps=6, guidance=4.0, negative_prompt="fog")
 RNG = np.random.default_rng(0)
 PHOTO = RNG.integers(0, 256, (9, 14, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 REFERENCE = Input.of_pixels(PHOTO)
 GIVEN = {REFERENCE.name: REFERENCE}
+drawn = partial(drawn_with, GIVEN)
 ENCODER = dict(hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
                image_size=28, patch_size=7, projection_dim=32)
 
@@ -211,21 +220,6 @@ def engine(folder):
     engine.close()
 
 
-def drawn(engine: Engine, given=GIVEN, **values) -> list[np.ndarray]:
-    job = engine.submit(Request.check({**ASKED, **values}, engine.offer), inputs=given)
-    pictures = {e.place: e.pixels for e in job.events() if isinstance(e, ImageReady)}
-    return [pictures[place] for place in sorted(pictures)]
-
-
-def programs_of(engine: Engine) -> dict[str, dict]:
-    """How often each program of each batch was traced."""
-    return {batch.architecture: dict(programs.traces)
-            for batch, programs in engine.worker._programs.items()}
-
-
-ONCE = {"encode": 1, "advance": 1, "decode": 1}
-
-
 def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_each_alone(engine):
     photos = [Input.of_pixels(np.roll(PHOTO, 9 * i, axis=1)) for i in range(8)]
     given = {each.name: each for each in (*photos, CONTROL)}
@@ -236,13 +230,14 @@ def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_e
     own[5] |= {"control_image": CONTROL.name, "ip_adapter": "plus"}
     own += [{"sampler": samplers[i]} for i in (6, 7)]  # two without a reference picture
     prompts = [f"{i} cats" for i in range(8)]
-    together = drawn(engine, given, prompts=prompts, own=own)
+    together = drawn_with(given, engine, prompts=prompts, own=own)
     traces = programs_of(engine)
     assert traces == {
         "StableDiffusion 1": ONCE, "StableDiffusion 1 with IP-Adapter 1": ONCE,
         "StableDiffusion 1 with ControlNet 1 with IP-Adapter 2": ONCE}
     for i in range(8):
-        alone, = drawn(engine, given, prompts=[*[""] * i, prompts[i]], own=[*[None] * i, own[i]])
+        alone, = drawn_with(given, engine, prompts=[*[""] * i, prompts[i]],
+                            own=[*[None] * i, own[i]])
         assert np.array_equal(alone, together[i]), own[i]
     assert programs_of(engine) == traces
     assert len({picture.tobytes() for picture in together}) == 8
@@ -250,7 +245,7 @@ def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_e
 
 @pytest.mark.parametrize("value", [dict(reference_scale=0), dict(reference="")])
 def test_without_a_reference_picture_the_programs_are_those_of_others(engine, value):
-    plain, = drawn(engine, {})
+    plain, = drawn_with({}, engine)
     after, = drawn(engine, reference=REFERENCE.name)
     before = programs_of(engine)
     neither, = drawn(engine, **{"reference": REFERENCE.name, **value})
@@ -281,7 +276,7 @@ def test_the_first_adapter_that_fits_is_taken_and_a_picture_says_which(engine):
 ])
 def test_a_reference_that_cannot_be_used_is_refused_in_a_sentence(engine, values, given, complaint):
     with pytest.raises(RequestError, match=complaint):
-        drawn(engine, given, **values)
+        drawn_with(given, engine, **values)
 
 
 def test_reference_pictures_without_an_adapter_are_refused(page_engine):
@@ -293,8 +288,8 @@ def test_reference_pictures_without_an_adapter_are_refused(page_engine):
 
 
 @pytest.mark.parametrize("config, sd15", [
-    (dict(seen=1024, tokens=4), 22_319_616),
-    (dict(seen=1280, tokens=16, resampler=ResamplerConfig(width=768, hidden=3072, heads=12,
+    (dict(embed_dim=1024, tokens=4), 22_319_616),
+    (dict(embed_dim=1280, tokens=16, resampler=ResamplerConfig(width=768, hidden=3072, heads=12,
                                                           depth=4)), 49_087_488),
 ], ids=["plain", "plus"])
 def test_full_size_adapters_and_their_encoder_have_as_many_parameters_as_the_published(config,

@@ -90,6 +90,14 @@ def test_a_lora_is_compared_by_the_strength_that_the_prompt_gives_it():
         comparison(make_request(prompts=("a",)), "lora", [1])
 
 
+@pytest.mark.parametrize("strength, picture", [
+    ("strength", "Start picture"), ("control_scale", "Control picture"),
+    ("reference_scale", "Reference picture")])
+def test_without_a_picture_the_strength_of_one_is_not_compared(strength, picture):
+    with pytest.raises(RequestError, match=f"^{picture}: the first prompt has none"):
+        comparison(make_request(prompts=("a",)), strength, [0.5, 1])
+
+
 def test_a_comparison_has_the_first_picture_in_all_places_but_for_one_thing():
     asked = Request.check({
         "prompts": ["", "a", "b"], "seed": 7, "sampler": "heun", "spacing": "karras",

@@ -34,7 +34,7 @@ class IPAdapterConfig:
     """What an adapter is made of.
 
     Attributes:
-        seen: numbers in each vector that it takes of an image encoder.
+        embed_dim: numbers in each vector that it takes of an image encoder.
         cross_attention_dim: numbers in each token that it makes of them.
         tokens: of a picture.
         widths: channels of the transformer blocks that attend to them, as
@@ -43,7 +43,7 @@ class IPAdapterConfig:
         image_encoder: which sees for it.
     """
 
-    seen: int
+    embed_dim: int
     cross_attention_dim: int
     tokens: int
     widths: tuple[int, ...]
@@ -76,8 +76,8 @@ class IPAdapterConfig:
         widths = tuple(shape(f"{ATTENTION}{2 * number + 1}.to_k_ip.weight")[0]
                        for number in range(count))
         if f"{PROJECTION}proj.weight" in shapes:
-            tokens, seen = shape(f"{PROJECTION}proj.weight")
-            return cls(seen=seen, cross_attention_dim=tokens // TOKENS, tokens=TOKENS,
+            tokens, embed_dim = shape(f"{PROJECTION}proj.weight")
+            return cls(embed_dim=embed_dim, cross_attention_dim=tokens // TOKENS, tokens=TOKENS,
                        widths=widths)
         if f"{PROJECTION}latents" not in shapes:
             kind = next((what for mark, what in OTHERS.items() if PROJECTION + mark in shapes),
@@ -87,7 +87,7 @@ class IPAdapterConfig:
         _, tokens, width = shape(f"{PROJECTION}latents", 3)
         layers = {match[1] for name in shapes
                   if (match := re.match(rf"{re.escape(PROJECTION)}layers\.(\d+)\.", name))}
-        return cls(seen=shape(f"{PROJECTION}proj_in.weight")[1],
+        return cls(embed_dim=shape(f"{PROJECTION}proj_in.weight")[1],
                    cross_attention_dim=shape(f"{PROJECTION}proj_out.weight")[0], tokens=tokens,
                    widths=widths, resampler=ResamplerConfig(
                        width=width, hidden=shape(f"{PROJECTION}layers.0.1.1.weight")[0],
@@ -97,4 +97,5 @@ class IPAdapterConfig:
     def of(self, encoder: ProjectedVisionEncoderConfig) -> "IPAdapterConfig | None":
         """The same that sees by this encoder; None if that gives other vectors."""
         given = encoder.hidden_size if self.resampler else encoder.projection_dim
-        return dataclasses.replace(self, image_encoder=encoder) if given == self.seen else None
+        fits = given == self.embed_dim
+        return dataclasses.replace(self, image_encoder=encoder) if fits else None

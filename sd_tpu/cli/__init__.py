@@ -47,8 +47,9 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
                                      description="Stable Diffusion on JAX.",
                                      epilog="`page` starts the page; see `page --help`.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    chosen = next(iter(arguments), "")
     for name, does in COMMANDS.items():
         command = commands.add_parser(name, help=does)
-        if [*arguments][:1] == [name]:
+        if name == chosen:
             importlib.import_module(f"sd_tpu.cli.{name}").add_flags(command)
     return parser.parse_args(arguments)

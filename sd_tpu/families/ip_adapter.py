@@ -121,8 +121,8 @@ def _with_encoder(config: IPAdapterConfig, file: Path,
         if joined := config.of(ProjectedVisionEncoderConfig.from_dict(found)):
             return folder, joined
     if there:
-        raise CheckpointError(f"The IP-Adapter {file} takes vectors of {config.seen} numbers; the "
-                              f"image encoder in {there[0]} gives others. Name the folder of its "
-                              "own with --image-encoder.")
+        raise CheckpointError(f"The IP-Adapter {file} takes vectors of {config.embed_dim} "
+                              f"numbers; the image encoder in {there[0]} gives others. Name the "
+                              "folder of its own with --image-encoder.")
     raise CheckpointError(f"The IP-Adapter {file} needs its image encoder: lay the folder "
                           f"{ENCODER} beside it, or name it with --image-encoder.")

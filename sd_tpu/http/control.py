@@ -42,8 +42,9 @@ class Control:
     @classmethod
     def read(cls, units: Sequence[Mapping[str, Any]], picture: Picture, start: Start) -> Self:
         """Of units, for pictures of this size that begin so; raises RequestError."""
-        references = [unit for unit in units if unit.get("module") in REFERENCE_MODULES]
-        controls = [unit for unit in units if unit not in references]
+        controls, references = ([unit for unit in units if
+                                 (unit.get("module") in REFERENCE_MODULES) == refers]
+                                for refers in (False, True))
         for sentence, given in (
             ("A picture follows one control picture here; {count} were given.", controls),
             ("A picture has one reference picture here; {count} were given.", references),

@@ -152,7 +152,7 @@ class ResnetBlock(nnx.Module):
         return h + (self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x)
 
 
-class Beside(NamedTuple):
+class ImagePrompt(NamedTuple):
     """What tokens attend to beside their context, by a softmax of its own, and how much it counts
     (Ye et al. 2023, arXiv:2308.06721: decoupled cross-attention)."""
 
@@ -179,15 +179,16 @@ class Attention(nnx.Module):
         self.to_out = nnx.List([linear(channels, channels, **layer)])
 
     def __call__(self, x: jax.Array, context: jax.Array | None = None,
-                 beside: Beside | None = None) -> jax.Array:
+                 image_prompt: ImagePrompt | None = None) -> jax.Array:
         """x [B, N, channels], context [B, M, context_channels] (x itself if None) -> like x."""
         normed = self.group_norm(x) if hasattr(self, "group_norm") else x
         context = normed if context is None else context
         q, k, v = self.to_q(normed), self.to_k(context), self.to_v(context)
         attended = attention(q, k, v, self.heads)
-        if beside is not None:
-            scale = beside.scale[:, None, None].astype(q.dtype)
-            attended += scale * attention(q, beside.keys, beside.values, self.heads)
+        if image_prompt is not None:
+            scale = image_prompt.scale[:, None, None].astype(q.dtype)
+            attended += scale * attention(q, image_prompt.keys, image_prompt.values,
+                                          self.heads)
         out = self.to_out[0](attended)
         return x + out if hasattr(self, "group_norm") else out
 

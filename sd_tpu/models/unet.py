@@ -13,9 +13,9 @@ from sd_tpu.checkpoint.config import UNetConfig
 from sd_tpu.models.layers import (
     ACTIVATIONS,
     Attention,
-    Beside,
     Downsample,
     GroupNorm,
+    ImagePrompt,
     LayerNorm,
     ResnetBlock,
     Upsample,
@@ -387,8 +387,9 @@ class TransformerBlock(nnx.Module):
         """x [B, N, C], a map of so many rows, row by row -> like x."""
         normed = self.norm1(x)
         x = x + self.attn1(normed, self._seen(normed, height))
-        beside = context.reference and Beside(*context.reference[self.number], context.scale)
-        x = x + self.attn2(self.norm2(x), context.text, beside)
+        image_prompt = context.reference and ImagePrompt(
+            *context.reference[self.number], context.scale)
+        x = x + self.attn2(self.norm2(x), context.text, image_prompt)
         return x + self.ff(self.norm3(x))
 
     def _seen(self, x: jax.Array, height: int) -> jax.Array:

@@ -29,8 +29,7 @@ class CLIPVisionModelWithProjection(nnx.Module):
 
 
 class VisionTransformer(nnx.Module):
-    """The image half of CLIP (Radford et al. 2021, arXiv:2103.00020): patches and one class token
-    through encoder layers, between two norms."""
+    """Patches and one class token through encoder layers, between two norms."""
 
     def __init__(self, config: VisionEncoderConfig, *, dtype, rngs: nnx.Rngs):
         layer = dict(dtype=dtype, rngs=rngs)

@@ -390,8 +390,9 @@ function draw(action, more) {
     if (offered.length) offer(written, []);
     tell($("#generate").dataset.starting, "busy");
     $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
-        action === "larger" ? place === more.place : !keep[place] && (action !== "generate" || boxes()[place].value.trim() !== ""
-            || $(".such", figure.closest(".card")))));
+        action === "larger" ? place === more.place
+            : !keep[place] && (action !== "generate" || boxes()[place].value.trim() !== ""
+                || $(".such", figure.closest(".card")))));
     const asked = asking(action, more);
     setTimeout(() => {  // what is said is seen first: storage and Gradio take their time
         const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
@@ -851,11 +852,11 @@ function showInputs() {
     for (const button of $$("[data-do=paint]")) {
         button.disabled = !inputs[valueOf(placeOf(button), "init_image")];
     }
-    // Without the picture all strengths are the same.
+    // Without the picture all strengths are the same; the first box with words is compared.
+    const first = Math.max(0, boxes().findIndex((box) => box.value.trim()));
     for (const [strength, name] of [["strength", "init_image"], ["control_scale", "control_image"],
         ["reference_scale", "reference"]]) {
         const label = $(`[name=what][value=${strength}]`)?.closest("label");
-        const first = Math.max(0, boxes().findIndex((box) => box.value.trim()));
         if (label) label.hidden = !valueOf(first, name);
     }
 }

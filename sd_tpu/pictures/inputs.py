@@ -28,6 +28,7 @@ ORIENTATION = 0x0112  # EXIF's tag
 ON_THEIR_SIDE = range(5, 9)  # its values of pictures that are stored so
 PNG_DEPTH = 24  # where a PNG file says how many bits its numbers have
 FILL_BLUR = 8  # pixels: deviation of what is blurred into the white of a mask
+LONGEST = 16  # times as long as wide: of longer reference pictures the ends are cut off first
 WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)
 
 
@@ -237,14 +238,15 @@ def reference_pixels(picture: Picture, inputs: Mapping[str, Input], side: int) -
     if reference is None:
         raise RequestError("The reference picture is not here any more; please hand it in again.")
     image = reference.on_white()
-    box = []  # the middle, as it is before it is resized: the whole of a long picture may be huge
-    for own in image.size:
-        length = side * own // min(image.size)
-        first, scale = (length - side) // 2, own / length
-        box.append((first * scale, min(own, (first + side) * scale)))
-    (left, right), (top, bottom) = box
-    return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC,
-                                   box=(left, top, right, bottom)))
+    most = LONGEST * min(image.size)
+    image = _middle(image, *(min(length, most) for length in image.size))
+    size = [side * length // min(image.size) for length in image.size]
+    return np.asarray(_middle(image.resize(size, Image.Resampling.BICUBIC), side, side))
+
+
+def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 def fitted(given: Input, picture: Picture, fit: str) -> np.ndarray:
