@@ -114,9 +114,10 @@ def test_a_picture_that_begins_with_another_is_that_of_pytorch(loaded, strength,
 def test_a_picture_that_is_drawn_again_larger_is_that_of_pytorch(loaded, monkeypatch):
     reference, engine = loaded
     small = Input.of_pixels(drawn(engine)[0])
-    asked = larger(Request.check(ASKED, engine.offer).pictures[0], 2 * SIDE, 2 * SIDE, small.name)
+    asked = larger(Request.check(ASKED, engine.offer).pictures[0], 2 * SIDE, 2 * SIDE)
     ours, = drawn(engine, {small.name: small}, **{
-        name: value for name, value in vars(asked).items() if name not in ("prompt", "model")})
+        name: value for name, value in vars(asked).items() if name not in ("prompt", "model")
+    } | {"init_image": small.name})
     expected = theirs(reference, "", engine, monkeypatch).astype(np.uint8)
     enlarged = Image.fromarray(expected).resize((2 * SIDE,) * 2, Image.Resampling.LANCZOS)
     assert ours.shape == (2 * SIDE, 2 * SIDE, 3)
