@@ -4,11 +4,14 @@ On CPUs large 3x3 convolutions are Winograd's minimal filtering, made of plain p
 (benchmarks/RESULTS.md).
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sd_tpu.models.platform import platform
+from sd_tpu.models.products import matmul
 
 # The matrices B^T, G and A^T by which F(2x2, 3x3) transforms the input, the kernel and the products
 # (Lavin and Gray 2015, arXiv:1509.09308).
@@ -24,6 +27,7 @@ WINOGRAD_ENLARGED = (((1, -1, 0), (0, 1, 0), (0, 1, -1)),
 # (benchmarks/RESULTS.md): the transforms of few channels take longer than what they save, and so
 # does the kernel's for few pixels.
 LEAST_CHANNELS, LEAST_PIXELS = 256, 1024
+LEAST_PATCHED = 32
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
@@ -39,6 +43,8 @@ def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> ja
     large = min(inputs, outputs) >= LEAST_CHANNELS and batch * height * width >= LEAST_PIXELS
     if platform() == "cpu" and same_size and large and height % 2 == width % 2 == 0:
         return winograd(x, kernel)
+    if platform() == "cpu" and x.dtype == jnp.bfloat16 and min(inputs, outputs) >= LEAST_PATCHED:
+        return patched(x, kernel, strides, padding)
     return lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
 
@@ -53,6 +59,23 @@ def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **optio
     # Not by `repeat`: the TPU compiler then takes up to four times the cycles for both.
     enlarged = jax.image.resize(x, (batch, 2 * height, 2 * width, channels), "nearest")
     return lax.conv_general_dilated(enlarged, kernel, strides, padding, **options)
+
+
+def patched(x: jax.Array, kernel: jax.Array, strides, padding) -> jax.Array:
+    """A convolution as one product, of each pixel's patch and the kernel.
+
+    x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K] in the dtype of x.
+    """
+    rows, columns, inputs, outputs = kernel.shape
+    # As integers: XLA moves bfloat16 about by way of float32, which takes twice as long.
+    bits = jnp.pad(lax.bitcast_convert_type(x, jnp.uint16), ((0, 0), *padding, (0, 0)))
+    height, width = ((bits.shape[1] - rows) // strides[0] + 1,
+                     (bits.shape[2] - columns) // strides[1] + 1)
+    patches = jnp.concatenate(
+        [bits[:, i:i + strides[0] * height:strides[0], j:j + strides[1] * width:strides[1]]
+         for i in range(rows) for j in range(columns)], axis=-1)
+    patches = lax.bitcast_convert_type(patches, x.dtype)
+    return matmul(patches, kernel.reshape(-1, outputs))
 
 
 def winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -78,11 +101,14 @@ def _by_tiles(x: jax.Array, kernel: jax.Array, stride: int, of_input, of_kernel,
     # Tied to x, which changes in the loop of steps: XLA would transform all layers' kernels before
     # it and keep them.
     x, kernel = lax.optimization_barrier((x, kernel))
-    dtype, x = x.dtype, jnp.pad(x.astype(jnp.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    dtype, wide = x.dtype, partial(jax.tree.map, lambda part: part.astype(jnp.float32))
+    narrow = partial(jax.tree.map, lambda part: part.astype(dtype))
+    x = jnp.pad(wide(x), ((0, 0), (1, 1), (1, 1), (0, 0)))
     tiles = [[x[:, i:i + height:stride, j:j + width:stride] for j in range(stride + 2)]
              for i in range(stride + 2)]
-    products = jax.tree.map(jnp.matmul, _transformed(of_input, tiles),
-                            _transformed(of_kernel, kernel.astype(jnp.float32)))
+    product = partial(jnp.matmul, preferred_element_type=jnp.float32)
+    products = jax.tree.map(product, narrow(_transformed(of_input, tiles)),
+                            narrow(_transformed(of_kernel, wide(kernel))))
     pixels = [jnp.stack(row, axis=3) for row in _transformed(of_products, products)]
     enlargement = 2 // stride
     return jnp.stack(pixels, axis=2).astype(dtype).reshape(
