@@ -401,3 +401,24 @@ def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():
     job.request = job.request.with_only(1)  # as where the first one is kept
     run = Run(job, None, Room(), Inputs(), 30, "me", seed=3)
     assert str(list(run.follow("somebody"))[-1].line.text) == "Done in 1.0 s, seed 4"
+
+
+def test_a_follower_that_asks_for_pauses_is_told_of_the_end_at_once():
+    """A program fetches all files each time that it is told of them."""
+    told = threading.Event()
+    job = FakeJob()
+
+    def events():
+        assert told.wait(5)
+        yield ImageReady(0, None)
+        yield ImageReady(1, None)
+        yield Done(1.0)
+
+    job.events = events
+    follower = Run(job, None, Room(), Inputs(), 30).follow("program", pause=60.0)
+    assert next(follower).line.text == "Starting…"
+    told.set()
+    begun = time.monotonic()
+    (end,) = follower
+    assert end.over and len(end.cards) == 2
+    assert time.monotonic() - begun < 30

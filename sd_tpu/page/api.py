@@ -25,6 +25,8 @@ from sd_tpu.settings import (
     drawn_seed,
 )
 
+# gradio_client fetches all files each time that it is told of them, at 30 ms of its own for each.
+PAUSE_SECONDS = 0.5
 # What came later comes last: programs may give the others by position.
 _LATER = [SETTINGS[name] for name in ("model", "height", "width", "style")]
 _BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
@@ -164,7 +166,7 @@ def _answers(engine: EngineClient, runs: Runs, asked: dict[str, Any], visitor: g
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)
-    for snapshot in run.follow(str(visitor.session_hash)):
+    for snapshot in run.follow(str(visitor.session_hash), pause=PAUSE_SECONDS):
         sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
             raise gr.Error(sentence, print_exception=False)

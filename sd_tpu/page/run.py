@@ -218,9 +218,9 @@ class Run:
                 self._line = Line(kind="over", aloud=False)
             return self._announce(session, seen)
 
-    def follow(self, session: str, seen: int = 0) -> Iterator[Snapshot]:
+    def follow(self, session: str, seen: int = 0, pause: float = 0.0) -> Iterator[Snapshot]:
         """Yields all there is, or what has changed since `seen`, then what changes, until it is
-        over or the session leaves.
+        over or the session leaves; the end at once, all else `pause` seconds apart.
 
         A follower that is slow misses what has been overtaken, and nothing else.
         """
@@ -231,6 +231,9 @@ class Run:
         try:
             while not (told and told.over):
                 with self._change:
+                    if told:
+                        self._change.wait_for(
+                            lambda: self.over or me not in self._followers, pause)
                     while self._version == seen and me in self._followers:
                         self._change.wait()
                     if me not in self._followers:
