@@ -148,9 +148,9 @@ def _padded(delta: Delta) -> Delta:
         return Hadamard(*map(_padded, delta))
     left, right = (np.asarray(factor, np.float32) for factor in delta[:2])
     if isinstance(delta, LowRank):
-        more = max(4, 1 << (len(right) - 1).bit_length()) - len(right)
-        left = np.pad(left, [(0, 0)] * (left.ndim - 1) + [(0, more)])
-        right = np.pad(right, [(0, more), (0, 0)])
+        if more := max(4, 1 << (len(right) - 1).bit_length()) - len(right):
+            left = np.pad(left, [(0, 0)] * (left.ndim - 1) + [(0, more)])
+            right = np.pad(right, [(0, more), (0, 0)])
     return delta._replace(left=left, right=right)
 
 
