@@ -78,9 +78,10 @@ def test_a_run_can_begin_with_given_weights_but_keeps_what_it_has(tmp_path):
     np.testing.assert_array_equal(latest(tmp_path, START)["w"], average["w"])
 
 
-@pytest.mark.parametrize("side, run_of_the_autoencoder", [(64, "small"), (128, "large")])
+@pytest.mark.parametrize("side, runs_of_the_autoencoder", [(64, ["small"]),
+                                                           (128, ["large", "sharpening"])])
 def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(
-        tmp_path, monkeypatch, side, run_of_the_autoencoder):
+        tmp_path, monkeypatch, side, runs_of_the_autoencoder):
     params = {name: {"w": np.full(2, i, np.float16)}
               for i, name in enumerate(("text_encoder", "unet", "vae"))}
     checkpoint = SimpleNamespace(default_size=(side, side),
@@ -90,15 +91,19 @@ def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(
     monkeypatch.setattr(restore.autoencoder, "FOLDER", tmp_path / "small")
     monkeypatch.setattr(restore.autoencoder, "SCALE_FILE", tmp_path / "small" / "scale.json")
     monkeypatch.setattr(restore.enlarge, "FOLDER", tmp_path / "large")
+    monkeypatch.setattr(restore.sharpen, "FOLDER", tmp_path / "sharpening")
+    monkeypatch.setattr(restore.sharpen, "build", lambda: ({}, {"decoder": {"w": 0.0}}))
     monkeypatch.setattr(restore.diffusion, "FOLDER", tmp_path / "diffusion")
     monkeypatch.setattr("sys.argv", ["restore", "a/folder"])
     restore.main()
-    for name, wanted in (("diffusion", {key: params[key] for key in ("text_encoder", "unet")}),
-                         (run_of_the_autoencoder, params["vae"])):
-        found = latest(tmp_path / name, jax.tree.map(np.float32, wanted))
-        assert jax.tree.all(jax.tree.map(np.array_equal, found, wanted))
+    vae = params.pop("vae")
+    wanted = {"diffusion": params, "small": vae, "large": vae, "sharpening": {"decoder": vae}}
+    begun = {file.parent.name for file in tmp_path.rglob("state.safetensors")}
+    assert begun == {"diffusion", *runs_of_the_autoencoder}
+    for name in begun:
+        found = latest(tmp_path / name, jax.tree.map(np.float32, wanted[name]))
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, wanted[name]))
     assert restore.autoencoder.scale() == 0.75
-    assert len(list(tmp_path.rglob("state.safetensors"))) == 2
 
 
 def test_what_was_never_trained_is_said_to_be_missing(tmp_path):

@@ -137,6 +137,26 @@ def test_as_many_copies_are_drawn_as_the_caption_says(discs):
         assert not several or text.split(" of ")[-1].split(" ")[0] in captions.NUMBERS[facts.count]
 
 
+def test_three_of_a_thing_look_to_the_autoencoder_as_two_do(discs):
+    composer, rng = Composer(discs, 64, SINGLES), np.random.default_rng(0)
+    two, three = (composer.draw(Scene(concepts=("apple",), style="flat", count=count), rng)
+                  for count in (2, 3))
+    left = [two[top : top + 32, :32] for top in (8, 16, 24)]  # shifted by a latent, or not
+    for top, side in ((0, 16), (32, 0), (32, 32)):
+        thing = three[top : top + 32, side : side + 32]
+        assert any(np.array_equal(thing, part) for part in left)
+
+
+@pytest.mark.parametrize("coloured, grey_stays", [(20, False), (28, True)])
+def test_what_is_grey_keeps_its_colour_where_most_of_the_thing_has_one(coloured, grey_stays):
+    sprite = np.full((48, 48, 4), 255, np.uint8)
+    sprite[:, :coloured, :3] = 200, 40, 40
+    sprite[:, coloured:, :3] = 90
+    painted = compose.paint(sprite, captions.PAINTS["blue"])
+    assert np.array_equal(painted[0, -1], sprite[0, -1]) == grey_stays
+    assert painted[0, 0, 2] > painted[0, 0, 0], "what had a colour is blue"
+
+
 def test_a_painted_thing_takes_the_colour_and_keeps_its_outline(discs):
     scene = Scene(concepts=("apple",), style="flat", background="white", paint="blue")
     picture = Composer(discs, 64, SINGLES).draw(scene, np.random.default_rng(0))

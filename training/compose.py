@@ -15,8 +15,7 @@ from training.sprites import Sprites
 
 # Side of an object relative to the picture's, drawn evenly from these
 SCALES = {"normal": (0.75, 0.875), "small": (0.375,), "big": (1.0,)}
-PAIR_SCALE = 0.47
-TRIPLE_SCALE = 0.33
+SEVERAL_SCALE = 0.47
 # The part of the picture by which objects are shifted: one latent. The UNet, which sees latents
 # only, then need not learn every thing at every offset within one.
 SHIFT = 1 / 8
@@ -137,8 +136,8 @@ class Composer:
         picture = self._canvas(scene)
         centres, scales = _layout(scene)
         pixels = round(self.size * pick(rng, scales))
-        # Several are told apart on one axis, and keep their places there
-        along = None if scene.count == 1 else 1 if scene.relation == "above" else 0
+        # Two are told apart on one axis, three on both, and keep their places there
+        kept = {1: (), 2: (1,) if scene.relation == "above" else (0,), 3: (0, 1)}[scene.count]
         for index, centre in enumerate(centres):
             concept = scene.concepts[index % len(scene.concepts)]
             sprite = self._resized(self._index[concept, scene.style], pixels)
@@ -148,7 +147,7 @@ class Composer:
                 sprite = paint(sprite, captions.PAINTS[scene.paint])
             corner = [round(self.size * place - pixels / 2) for place in centre]
             for axis in (0, 1):
-                if axis != along:
+                if axis not in kept:
                     corner[axis] = self._shifted(corner[axis], pixels, rng)
             over(picture, sprite, *corner)
         return picture
@@ -207,13 +206,13 @@ def paint(sprite: np.ndarray, colour: Sequence[int]) -> np.ndarray:
     """Give a premultiplied sprite [P, P, 4] u8 another colour, keeping shades and grey parts.
 
     The object's mean lightness becomes `colour`, darker parts go to black, lighter to white.
-    Parts without colour (wheels, windows) stay, unless nearly all of the object is grey.
+    Parts without colour (wheels, windows) stay, unless half of the object is grey.
     """
     alpha = sprite[..., 3:].astype(np.float32) / 255
     straight = sprite[..., :3] / np.maximum(alpha, 1 / 255) / 255
     low, high = straight.min(-1, keepdims=True), straight.max(-1, keepdims=True)
     coloured = np.clip((high - low) * 4 - 0.4, 0, 1)
-    if (coloured * alpha).sum() < 0.3 * alpha.sum():
+    if (coloured * alpha).sum() < 0.5 * alpha.sum():
         coloured = np.ones_like(coloured)
     light = (low + high) / 2
     middle = (light * coloured * alpha).sum() / (coloured * alpha).sum()
@@ -226,13 +225,17 @@ def paint(sprite: np.ndarray, colour: Sequence[int]) -> np.ndarray:
 
 
 def _layout(scene: Scene) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...]]:
-    """The objects' centres, relative to the picture, and the scales to choose from."""
+    """The objects' centres, relative to the picture, and the scales to choose from.
+
+    Several of them are as large as each other and whole latents apart, so that the UNet knows the
+    things of three from those of two.
+    """
     if scene.relation == "above":
-        return ((0.5, 0.25), (0.5, 0.75)), (PAIR_SCALE,)
+        return ((0.5, 0.25), (0.5, 0.75)), (SEVERAL_SCALE,)
     if scene.count == 2:
-        return ((0.25, 0.5), (0.75, 0.5)), (PAIR_SCALE,)
+        return ((0.25, 0.5), (0.75, 0.5)), (SEVERAL_SCALE,)
     if scene.count == 3:
-        return ((1 / 6, 0.5), (0.5, 0.5), (5 / 6, 0.5)), (TRIPLE_SCALE,)
+        return ((0.5, 0.25), (0.25, 0.75), (0.75, 0.75)), (SEVERAL_SCALE,)
     return ((0.5, 0.5),), SCALES[scene.size]
 
 

@@ -28,7 +28,7 @@ from training.trainer import latest, train
 FOLDER = recipe.CACHE / "judge"
 # A plain mix: what the evaluation asks about, each kind often enough to be learned well.
 MIX = Mix(single=0.32, small=0.06, big=0.06, beside=0.20, stacked=0.20, copies=0.16,
-          recoloured=0.3, default_background=0.1)
+          recoloured=0.5, default_background=0.1)
 CHANNELS = (32, 48, 96, 192)  # at 1/2, 1/4, 1/8 and 1/16 of the picture's size
 SMOOTHING = 0.05  # of the labels
 BLUR = 1.2  # pixels at most: an autoencoder's pictures are softer than drawings

@@ -1,7 +1,8 @@
 """Lets the runs begin with a checkpoint's weights: python -m training.restore [FOLDER]
 
-The folder's text encoder and UNet go to the diffusion run, its autoencoder to the run of its size.
-What the cache already has stays as it is.
+The folder's text encoder and UNet go to the diffusion run, its autoencoder to the run of its size,
+the decoder of the larger one also to the run that sharpens it. What the cache already has stays as
+it is.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.families.checkpoint import Checkpoint
-from training import autoencoder, diffusion, enlarge, recipe
+from training import autoencoder, diffusion, enlarge, recipe, sharpen
 from training.trainer import begin
 
 
@@ -20,15 +21,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     checkpoint, params = Checkpoint.from_pretrained(parser.parse_args().folder)
     vae = params.pop("vae")
-    if checkpoint.default_size[0] == recipe.SMALL_SIZE:
-        begin(autoencoder.FOLDER, recipe.AUTOENCODER_RUN, vae)
-    else:
-        begin(enlarge.FOLDER, recipe.ENLARGING_RUN, vae)
-    begin(diffusion.FOLDER, recipe.DIFFUSION_RUN, params)
     if not autoencoder.SCALE_FILE.is_file():
         autoencoder.SCALE_FILE.parent.mkdir(parents=True, exist_ok=True)
         scale = checkpoint.configs["vae"]["scaling_factor"]
         autoencoder.SCALE_FILE.write_text(json.dumps(scale), encoding="utf-8")
+    begin(diffusion.FOLDER, recipe.DIFFUSION_RUN, params)
+    if checkpoint.default_size[0] == recipe.SMALL_SIZE:
+        begin(autoencoder.FOLDER, recipe.AUTOENCODER_RUN, vae)
+    else:
+        begin(enlarge.FOLDER, recipe.ENLARGING_RUN, vae)
+        begin(sharpen.FOLDER, recipe.SHARPENING_RUN, sharpen.beginning(vae))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,12 @@ def build() -> tuple[dict[str, nnx.GraphDef], dict]:
             {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()})
 
 
+def beginning(vae: dict) -> dict:
+    """Initial parameters whose decoder is that of an autoencoder of recipe.VAE."""
+    params = build()[1]
+    return {**params, "decoder": {name: vae[name] for name in params["decoder"]}}
+
+
 def make_loss(graphs: dict[str, nnx.GraphDef]):
     """The decoder's difference from what was drawn and from what the critic takes for drawn, and
     the critic's errors (hinge loss, Lim and Ye 2017, arXiv:1705.02894).
@@ -115,8 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=recipe.SHARPENING_RUN.steps)
     run = dataclasses.replace(recipe.SHARPENING_RUN, steps=parser.parse_args().steps)
-    pool, (graphs, params), vae = make_pool(), build(), enlarge.trained()
-    params["decoder"] = {name: vae[name] for name in params["decoder"]}
+    pool, (graphs, _), vae = make_pool(), build(), enlarge.trained()
     graph = autoencoder.build({**recipe.VAE, "scaling_factor": autoencoder.scale()})[0]
     held_out = to_unit(recipe.composer(unseen=True).batch(np.random.default_rng(1 << 40), 16)[0])
 
@@ -130,7 +135,7 @@ def main() -> None:
                                  FOLDER / "samples.png")
         print(f"step {step}: {found}", flush=True)
 
-    train(FOLDER, run, params, make_loss(graphs), batch_at, make_mesh(),
+    train(FOLDER, run, beginning(vae), make_loss(graphs), batch_at, make_mesh(),
           checkpoint_seconds=240, on_checkpoint=on_checkpoint)
 
 
