@@ -39,7 +39,7 @@ GIVEN = {CONTROL.name: CONTROL}
 
 def make_pipeline(layout: str) -> diffusers.DiffusionPipeline:
     """A tiny pipeline whose pictures owe enough to what its UNet says."""
-    made = tiny.make_pipeline(layout)
+    made = tiny.make_pipeline(layout, **tiny.SHALLOW.get(layout, {}))
     made.unet.conv_out.weight.data *= 8
     return made
 

@@ -32,6 +32,8 @@ UNETS = {
                  addition_embed_type="text_time", addition_time_embed_dim=8,
                  projection_class_embeddings_input_dim=96 + 6 * 8),
 }
+# Where pictures are compared and no names: half of the layers, which are compiled sooner.
+SHALLOW = {"sdxl": dict(layers_per_block=1, transformer_layers_per_block=(1, 1, 2))}
 SCALING = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PIPELINES = {"sd1": diffusers.StableDiffusionPipeline, "sd2": diffusers.StableDiffusionPipeline,
              "sdxl": diffusers.StableDiffusionXLPipeline}
@@ -50,12 +52,13 @@ def text_encoder(kind, width: int, act: str, **options):
         num_attention_heads=width // 64, hidden_act=act, eos_token_id=2, bos_token_id=0, **options))
 
 
-def make_pipeline(layout: str) -> diffusers.DiffusionPipeline:
-    """A tiny pipeline of random weights, all biases and norms included."""
+def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
+    """A tiny pipeline of random weights, biases and norms too; `changes` are of its UNet."""
     torch.manual_seed(0)
     tokenizer = CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer")
     parts = dict(
-        unet=diffusers.UNet2DConditionModel(sample_size=16, norm_num_groups=32, **UNETS[layout]),
+        unet=diffusers.UNet2DConditionModel(sample_size=16, norm_num_groups=32,
+                                            **{**UNETS[layout], **changes}),
         vae=diffusers.AutoencoderKL(
             block_out_channels=(32, 64, 64), layers_per_block=1, latent_channels=4,
             down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
