@@ -11,6 +11,7 @@ import pytest
 from asking import make_request
 
 from sd_tpu import app
+from sd_tpu.page import api
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.serving.job import Cancelled
 from sd_tpu.settings import MAX_SEED
@@ -50,6 +51,16 @@ def test_programs_follow_a_run_and_can_end_it(client, page_engine):
     while page_engine.jobs():
         time.sleep(0.05)
     assert isinstance(running.end, Cancelled), "the job went on to its end"
+
+
+def test_programs_are_told_of_pictures_seldom_and_of_the_end_at_once(client, monkeypatch):
+    """They fetch all files each time."""
+    monkeypatch.setattr(api, "PAUSE_SECONDS", 60.0)
+    begun = time.monotonic()
+    told = list(client.submit(["a"] * 8, own=[{"steps": n} for n in range(2, 34, 4)],
+                              api_name="/generate"))
+    counts = [len([*filter(None, pictures)]) for pictures, _, _ in told]
+    assert {*counts} == {0, 8} and time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize(("values", "sentence"), [

@@ -2,6 +2,8 @@
 them as tools by the Model Context Protocol (MCP)."""
 
 import inspect
+import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,8 @@ from sd_tpu.settings import (
     drawn_seed,
 )
 
+# Between words of a run: gradio_client fetches all files each time that it is told of them.
+PAUSE_SECONDS = 0.5
 # What came later comes last: programs may give the others by position.
 _LATER = [SETTINGS[name] for name in ("model", "height", "width", "style")]
 _BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
@@ -155,7 +159,8 @@ def _explained(setting: Setting) -> str:
 
 def _answers(engine: EngineClient, runs: Runs, asked: dict[str, Any], visitor: gr.Request
              ) -> Iterator[tuple[list[dict | None], int, str]]:
-    """What a program is told: the pictures so far, the seed and a sentence."""
+    """What a program is told: the pictures so far, the seed and a sentence. What comes within
+    PAUSE_SECONDS of that is told with what comes next; the end is told at once."""
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
     try:
         run = runs.start(Request.check(asked, engine.offer), grace=0, previews=False,
@@ -164,10 +169,14 @@ def _answers(engine: EngineClient, runs: Runs, asked: dict[str, Any], visitor: g
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)
+    told = -math.inf
     for snapshot in run.follow(str(visitor.session_hash)):
         sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
             raise gr.Error(sentence, print_exception=False)
+        if not snapshot.over and time.monotonic() < told + PAUSE_SECONDS:
+            continue
+        told = time.monotonic()
         for place, picture in run.pictures().items():
             pictures[place] = gr.FileData(path=picture.png).model_dump()
         yield list(pictures), run.seed, sentence
