@@ -64,9 +64,9 @@ def start(model: str | Path, kept: Path) -> dict[str, float]:
         process.terminate()  # Ctrl-C is ignored by what a shell has put into the background
         process.wait()
     return {
-        "importing": told["Loading"],
+        "importing what draws": told["Loading"],
         "loading": told["Compiling"] - told["Loading"],
-        "compiling, and serving the page": told["Ready"] - told["Compiling"],
+        "compiling, importing and serving the page": told["Ready"] - told["Compiling"],
         READY: told["Ready"],
         EARLIEST: told["Ready"] + first,
         EIGHT: eight,

@@ -22,7 +22,6 @@ from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
 from sd_tpu.http.access import Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names
-from sd_tpu.page import build, close, launch, mount
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import EngineClient
@@ -65,11 +64,13 @@ def _serve(args: argparse.Namespace) -> int:
         args.safety_checker = _is_served_to_others(args)
     engine = open_engine(args)
     print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
+    from sd_tpu.page import build, close, launch  # Gradio takes seconds to import: meanwhile
+
+    page = build(engine, history)
     engine.ready.wait()
     if engine.failure:
         print(f"sd_tpu: {engine.failure}", file=sys.stderr)
         return 1
-    page = build(engine, history)
     try:
         address = launch(page, server_name=args.host, server_port=args.port, share=args.share,
                          mcp_server=args.api,
@@ -114,6 +115,8 @@ def _termination() -> Iterator[None]:
 def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI:
     """Page and APIs on an engine as an ASGI application, as the flags of `add_page_flags` say, for
     whatever serves it; raises ValueError or OSError where they cannot be followed."""
+    from sd_tpu.page import build, mount
+
     access, history = _opened(args)
     return mount(build(engine, history), mcp_server=args.api,
                  middleware=[_gate(args, engine, access, Names.here(args.allowed_host))])

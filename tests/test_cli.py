@@ -492,6 +492,15 @@ def test_what_only_asks_for_devices_imports_nothing_that_draws():
     assert told.splitlines()[-1] == "set()", told
 
 
+def test_what_is_wrong_with_flags_is_said_before_the_page_is_imported():
+    """That takes seconds as well; while a model compiles they cost nobody anything."""
+    program = ("import sys; from sd_tpu import app; app.main(['--decoder-for', 'pictures']); "
+               "print({'gradio', 'mcp', 'pandas'} & {*sys.modules})")
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          check=True).stdout
+    assert told == "set()\n", told
+
+
 def test_devices_says_nothing_more_on_a_tpu(monkeypatch):
     tpu = SimpleNamespace(device_kind="TPU v5 lite", platform="tpu")
     monkeypatch.setattr(devices, "find_devices", lambda count: [tpu] * 8)
