@@ -25,6 +25,7 @@ from test_control import (
 )
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
+from sd_tpu.checkpoint import folder as checkpoint_folder
 from sd_tpu.checkpoint.config import (
     CheckpointError,
     ProjectedVisionEncoderConfig,
@@ -396,3 +397,33 @@ def test_an_encoder_that_does_not_fit_is_passed_over_for_that_of_most_adapters(f
     make_encoder(tmp_path / "sdxl_models" / "image_encoder", projection_dim=40)
     file = shutil.copy(folder / "models" / "first.safetensors", tmp_path / "sdxl_models")
     assert IPAdapter.open(file).encoder == tmp_path / "models" / "image_encoder"
+
+
+@pytest.mark.parametrize("place, used", [("models/first", "models"),
+                                         ("sdxl_models/first", "models"),
+                                         ("sdxl_models/large", "sdxl_models")])
+def test_the_hub_is_asked_for_the_weights_of_the_encoder_that_is_used_alone(
+        folder, tmp_path, monkeypatch, place, used):
+    hub, here, asked = tmp_path / "hub", tmp_path / "here", []
+    shutil.copytree(folder / "models", hub / "models")
+    make_encoder(hub / "sdxl_models" / "image_encoder", projection_dim=40)
+    shutil.copy(hub / "models" / "first.safetensors", hub / "sdxl_models")
+    make_adapter(make_pipeline("sd1").unet, hub / "sdxl_models" / "large.safetensors",
+                 encoder=dict(projection_dim=40))
+
+    def download(repository: str, allow_patterns: list[str]) -> str:
+        for file in (file for pattern in allow_patterns for file in hub.glob(pattern)):
+            asked.append(file.relative_to(hub).as_posix())
+            (here / asked[-1]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, here / asked[-1])
+        return str(here)
+
+    monkeypatch.setattr(checkpoint_folder, "snapshot_download", download)
+    adapter = IPAdapter.open(f"h94/IP-Adapter/{place}.safetensors")
+    assert adapter.encoder == here / used / "image_encoder"
+    assert sorted(file for file in asked if file.endswith(".safetensors")) == sorted([
+        f"{place}.safetensors", f"{used}/image_encoder/model.safetensors"])
+    asked.clear()
+    IPAdapter.open("h94/IP-Adapter/models/first.safetensors",
+                   image_encoder=folder / "models" / "image_encoder")
+    assert "models/image_encoder/model.safetensors" not in asked

@@ -55,11 +55,14 @@ class IPAdapter(ExtraNetwork):
             if not (image_encoder / "config.json").is_file():
                 raise CheckpointError(f"{image_encoder} holds no image encoder: it has no "
                                       "config.json.")
-        file = _find(name)
+        file, top, repository = _find(name)
         config = IPAdapterConfig.read(weights.contents([file]), file)
-        folders = [file.parent / ENCODER, file.parent.parent / SHARED]
+        folders = [file.parent / ENCODER, top / SHARED]
         encoder, config = _with_encoder(config, file, [image_encoder, *folders] if image_encoder
                                         else folders)
+        if repository and encoder in folders:
+            place = encoder.relative_to(top).as_posix()
+            checkpoint.fetch(repository, [f"{place}/{STEM}*{SUFFIX}", f"{place}/{STEM}*.json"])
         checkpoint.weight_files(encoder, STEM, variant)  # or it would fail at the first picture
         return cls(name=file.stem, source=file, config=config, encoder=encoder, dtype=dtype,
                    variant=variant)
@@ -88,24 +91,25 @@ class IPAdapter(ExtraNetwork):
         return model.referring_by(self.network, self.config)
 
 
-def _find(name: str | Path) -> Path:
+def _find(name: str | Path) -> tuple[Path, Path, str]:
+    """The file, the folder from which SHARED counts, and the hub id, "" where the file lies here.
+    Of the hub's encoders only the configs come with it: each takes gigabytes, and one is used."""
     path = Path(name).expanduser()
     if path.is_file() and path.suffix != SUFFIX:
         raise CheckpointError(f"{path} is no {SUFFIX} file; pickles (.bin, .pt) can run code when "
                               f"opened. h94/IP-Adapter's own are there as {SUFFIX} files as well.")
     if path.is_file():
-        return path
+        return path, path.parent.parent, ""
     parts = PurePosixPath(name).parts
     if len(parts) < 3 or path.suffix != SUFFIX or str(name).startswith(("/", "~", ".")):
         raise CheckpointError(f"There is no IP-Adapter {str(name)!r}: name a {SUFFIX} file here, "
                               f"or a hub id and a file there, as in {EXAMPLE}.")
     repository, place = "/".join(parts[:2]), PurePosixPath(*parts[2:])
-    patterns = [f"{folder}/{file}" for folder in (place.parent / ENCODER, SHARED)
-                for file in ("config.json", f"{STEM}*{SUFFIX}", f"{STEM}*.json")]
-    file = checkpoint.fetch(repository, [str(place), *patterns]) / place
-    if not file.is_file():
+    configs = [f"{folder}/config.json" for folder in (place.parent / ENCODER, SHARED)]
+    top = checkpoint.fetch(repository, [str(place), *configs])
+    if not (top / place).is_file():
         raise CheckpointError(f"There is no file {str(place)!r} in {repository}.")
-    return file
+    return top / place, top, repository
 
 
 def _with_encoder(config: IPAdapterConfig, file: Path,
