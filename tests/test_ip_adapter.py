@@ -40,7 +40,7 @@ from sd_tpu.pictures.images import parse_parameters, read_parameters
 from sd_tpu.pictures.inputs import Input, reference_pixels
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import make_mesh
-from sd_tpu.runtime.programs import Programs
+from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import Entry
 from sd_tpu.sampling.samplers import make_table
 from sd_tpu.serving.engine import Engine
@@ -153,8 +153,8 @@ def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
     with torch.no_grad():
         expected = unet(torch.tensor(latents), 7, torch.tensor(text), added_cond_kwargs={
             "image_embeds": embeds, **{name: torch.tensor(x) for name, x in added.items()}}).sample
-    told = {"text": text, "reference": network(image), "reference_scale": np.float32([0.7] * 2),
-            **added}
+    told = {"text": text, "reference": network(network.tokens(image)),
+            "reference_scale": np.float32([0.7] * 2), **added}
     x = latents.transpose(0, 2, 3, 1)
     whole, deep = jax.jit(partial(model.denoise, shallow=False))(
         params, x, np.float32([7, 7]), told, model.cache_shapes((16, 16, 4)))
@@ -167,7 +167,7 @@ def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
 
 @pytest.mark.parametrize("scale", [1.0, 0.4])
 def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, scale):
-    reference, checkpoint, _, programs, params = referring
+    reference, checkpoint, adapter, programs, params = referring
     h, w, channels = programs.latent_shape
     latents = np.random.default_rng(1).standard_normal((channels, h, w)).astype(np.float32)
 
@@ -181,9 +181,9 @@ def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, sca
     inputs = checkpoint.prompt_inputs("a cat", "fog", height=SIDE, width=SIDE)
     entry = Entry.of(
         make_table(checkpoint.sampler, checkpoint.schedule, 6, spacing=checkpoint.spacing),
-        {**inputs, "reference": reference_pixels(Picture(reference=REFERENCE.name), GIVEN, 28),
-         "reference_scale": np.float32([scale])}, guidance=4.0, key=np.zeros(2, np.uint32),
-        latents=latents.transpose(1, 2, 0))
+        {**inputs, "reference_scale": np.float32([scale]), "reference": np.asarray(adapter.tokens(
+            params, reference_pixels(Picture(reference=REFERENCE.name), GIVEN, 28)))},
+        guidance=4.0, key=np.zeros(2, np.uint32), latents=latents.transpose(1, 2, 0))
     slots = programs.encode(params, programs.empty(), {0: entry})
     slots = programs.advance(params, slots, 100)
     ours = programs.decode(params, slots.latents, np.array([True, False]))[0]
@@ -242,6 +242,28 @@ def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_e
         assert np.array_equal(alone, together[i]), own[i]
     assert programs_of(engine) == traces
     assert len({picture.tobytes() for picture in together}) == 8
+
+
+def test_what_many_pictures_share_is_encoded_once_for_each_adapter_and_not_again(
+        engine, monkeypatch):
+    photo, encoded, encode = Input.of_pixels(PHOTO[::-1].copy()), [], ImageEncoder._encode
+
+    def counting(encoder: ImageEncoder, params: dict, waiting: dict) -> dict:
+        encoded.extend(waiting)
+        return encode(encoder, params, waiting)
+
+    monkeypatch.setattr(ImageEncoder, "_encode", counting)
+    given = {photo.name: photo, REFERENCE.name: REFERENCE}
+    eight = dict(prompts=["a cat"] * 8, steps=2, reference=photo.name)
+    drawn_with(given, engine, **eight)
+    assert len(encoded) == 1
+    drawn_with(given, engine, **eight, own=[{"reference_scale": 0.1 * i} for i in range(1, 9)])
+    assert len(encoded) == 1
+    drawn_with(given, engine, **eight, own=[*[{"ip_adapter": "second"}] * 3, None,
+                                            *[{"init_image": photo.name}] * 4])
+    assert len(encoded) == 3, "another adapter sees another thing, and latents are none"
+    drawn_with(given, engine, **eight, own=[{"reference": REFERENCE.name}])
+    assert len(encoded) <= 4
 
 
 @pytest.mark.parametrize("value", [dict(reference_scale=0), dict(reference="")])

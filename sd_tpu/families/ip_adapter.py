@@ -6,13 +6,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, UInt8
 
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, ProjectedVisionEncoderConfig, read_json
 from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
 from sd_tpu.checkpoint.single_file import SUFFIX
-from sd_tpu.checkpoint.weights import Stored
+from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families.extra import ExtraNetwork, check_equal
 from sd_tpu.families.latent_diffusion import REFERENCE, LatentDiffusion
 from sd_tpu.models import IPAdapter as Network
@@ -85,6 +87,11 @@ class IPAdapter(ExtraNetwork):
             ("is attended to by {} layers", len(config.widths), len(unet.attending_widths)),
             ("is attended to by layers of {} channels", config.widths, unet.attending_widths),
         ))
+
+    def tokens(self, params: Params, picture: UInt8[Array, "side side 3"]
+               ) -> Float[Array, "2 t d"]:
+        """What pictures that are drawn after this one are told of it."""
+        return nnx.merge(self.network, params[self.part]).tokens(picture)
 
     def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
         """As `ExtraNetwork.joined`; the size makes no difference."""

@@ -55,8 +55,9 @@ class LatentDiffusion:
     conditions what the ControlNet makes of it, [1, h, w, F], and the cache is a pair: the features,
     and what was added to the first of the maps that are skipped across.
 
-    With an IP-Adapter, inputs hold the reference picture as "reference", uint8 [S, S, 3], and its
-    "reference_scale", f32 [1], and conditions what the UNet takes under these names.
+    With an IP-Adapter, inputs hold the tokens that it makes of a reference picture as "reference",
+    [2, T, d], and its "reference_scale", f32 [1], and conditions what the UNet takes under these
+    names.
     """
 
     unet: nnx.GraphDef
@@ -228,15 +229,16 @@ class LatentDiffusion:
     @property
     def told_input_shapes(self) -> Arrays:
         """Of the inputs beside the texts: those of `guidance_inputs`, the control picture, and the
-        reference picture with its scale, and the share of the way between two prompts."""
+        reference picture's tokens with their scale, and the share of the way between two prompts.
+        """
         shapes = {}
         if self.guidance_size:
             shapes["guidance"] = jax.ShapeDtypeStruct((2,), jnp.float32)
         if self.steered:
             shapes["control"] = jax.ShapeDtypeStruct((*self.control_size, 3), jnp.uint8)
         if config := self.ip_adapter_config:
-            side = config.image_encoder.image_size
-            shapes["reference"] = jax.ShapeDtypeStruct((side, side, 3), jnp.uint8)
+            shapes["reference"] = jax.ShapeDtypeStruct(
+                (2, config.tokens, config.cross_attention_dim), self.dtype)
             shapes["reference_scale"] = jax.ShapeDtypeStruct((1,), jnp.float32)
         if self.texts > 2:
             shapes["share"] = jax.ShapeDtypeStruct((), jnp.float32)

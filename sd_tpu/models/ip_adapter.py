@@ -29,10 +29,9 @@ class IPAdapter(nnx.Module):
                 for name in ("to_k_ip", "to_v_ip")})
             for number, width in enumerate(config.widths)})
 
-    def __call__(self, picture: UInt8[Array, "side side 3"]) -> Pairs:
-        """What each transformer block attends to beside the negative prompt, and beside the prompt:
-        [2, T, width], in the order of `UNetConfig.attending_widths`."""
-        tokens = self.tokens(picture)
+    def __call__(self, tokens: Float[Array, "2 t d"]) -> Pairs:
+        """What each transformer block attends to beside the negative prompt, and beside the prompt,
+        of what `tokens` gives: [2, T, width], in the order of `UNetConfig.attending_widths`."""
         layers = (self.ip_adapter[str(2 * number + 1)] for number in range(len(self.ip_adapter)))
         return [(each["to_k_ip"](tokens), each["to_v_ip"](tokens)) for each in layers]
 

@@ -320,7 +320,8 @@ class FlaxDiffusionPipeline:
             ours = jax.device_put(ours, replicated(programs.mesh))
         if given:
             encoder = self._encoder_for(model, expected, size, programs.stacked)
-            entries = encoder.encode(ours, entries, programs.device)
+            whose = {device: object() for device in range(programs.mesh.size)}  # not those before
+            entries = encoder.encode(ours, entries, programs.device, whose)
         if noise is not None:
             fresh = self._as_ours(programs, noise, "noise", len(positive))
             entries = {place: entry.replace(start=entry.start + entry.spread * fresh[place],
@@ -347,7 +348,7 @@ class FlaxDiffusionPipeline:
                      stacked: bool) -> ImageEncoder:
         key = (model, size, stacked)
         if key not in self._encoders:
-            self._encoders[key] = ImageEncoder(model, make_mesh(), expected, height=size[0],
+            self._encoders[key] = ImageEncoder(model.encode, make_mesh(), expected, height=size[0],
                                                width=size[1], stacked=stacked)
         return self._encoders[key]
 

@@ -6,9 +6,10 @@ models that draw them.
 """
 
 import ctypes
+import hashlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,6 +23,8 @@ from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.model import Model
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicated, split
 from sd_tpu.runtime.slots import (
+    KNOWN,
+    MASKED,
     Entry,
     Slots,
     advance_slots,
@@ -33,6 +36,9 @@ from sd_tpu.runtime.slots import (
     preview_slots,
     stack_entries,
 )
+
+MAX_KEPT = 64  # encodings that an encoder remembers
+Key = tuple[Hashable, bytes]  # whose parameters encode a picture, and the picture's hash
 
 # Options of the compiler by platform; it refuses those that it does not know.
 #
@@ -163,65 +169,83 @@ class Programs:
 
 
 class ImageEncoder:
-    """Makes latents of the pictures that images begin with, for one model and one size of them.
+    """Encodes the pictures that images begin with or are drawn after, of one size.
 
-    It is compiled when it is made, by whichever thread makes it, while others draw.
+    It is compiled when it is made, by whichever thread makes it, while others draw. What it made
+    last it keeps, so that pictures that many images share are encoded once.
     """
 
-    def __init__(self, model: Model, mesh: Mesh, params: Params, *, height: int, width: int,
-                 stacked: bool = False):
+    def __init__(self, encode: Callable[[Params, jax.Array], jax.Array], mesh: Mesh, params: Params,
+                 *, height: int, width: int, dtype: Any = np.float32,
+                 names: Sequence[str] = (KNOWN, MASKED), stacked: bool = False):
         """Compiles it.
 
         Args:
-            model: the networks.
+            encode: of parameters and a picture [H, W, 3], such as a model's.
             mesh: the devices.
-            params: shapes of the model's parameters, without a device axis.
+            params: shapes of the parameters that it takes, without a device axis.
             height: of the pictures, in pixels.
             width: of the pictures, in pixels.
+            dtype: of the pictures.
+            names: of the pictures of entries that it is for.
             stacked: as `Programs` takes it.
         """
-        self._mesh, self._shape = mesh, (height, width, 3)
+        self._mesh, self._names, self._parts = mesh, frozenset(names), tuple(params)
+        self._blank = np.zeros((height, width, 3), dtype)
+        self._kept: dict[Key, np.ndarray] = {}
         specs = (SPLIT if stacked else REPLICATED), SPLIT, SPLIT
-        function = _over_devices(partial(encode_images, model), mesh, specs, stacked=stacked)
+        function = _over_devices(partial(encode_images, encode), mesh, specs, stacked=stacked)
         lead, where = ((mesh.size,), split(mesh)) if stacked else ((), replicated(mesh))
 
         def shape(of: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*lead, *of.shape), of.dtype, sharding=where)
 
-        images = jax.ShapeDtypeStruct((mesh.size, *self._shape), np.float32, sharding=split(mesh))
+        images = jax.ShapeDtypeStruct((mesh.size, height, width, 3), dtype, sharding=split(mesh))
         wanted = jax.ShapeDtypeStruct((mesh.size,), bool, sharding=split(mesh))
         self._compiled = function.lower(jax.tree.map(shape, params), images, wanted).compile()
         return_freed_memory()
 
     def encode(self, params: Params, entries: Mapping[int, Entry | None],
-               device: Callable[[int], int]) -> dict[int, Entry | None]:
-        """The entries with latents in place of their pictures.
+               device: Callable[[int], int], whose: Mapping[int, Hashable]
+               ) -> dict[int, Entry | None]:
+        """The entries with what they take of their pictures in place of these.
 
         Args:
             params: as the programs take them.
             entries: by slot.
             device: of a slot, by whose parameters its pictures are encoded.
+            whose: tells the parameters of a device from others.
         """
-        waiting = defaultdict(list)
+        keys, waiting = {}, {}
         for slot, entry in entries.items():
-            for name, image in (entry.pictures or {} if entry else {}).items():
-                waiting[device(slot)].append((slot, name, image))
-        latents: dict[int, dict[str, np.ndarray]] = defaultdict(dict)
-        for turn in itertools.zip_longest(*(waiting[d] for d in range(self._mesh.size))):
-            found = self._encode(params, [each and each[2] for each in turn])
-            for each, one in zip(turn, found, strict=True):
-                if each:
-                    latents[each[0]][each[1]] = one
+            for name in (entry.pictures or {} if entry else {}).keys() & self._names:
+                image = np.ascontiguousarray(entry.pictures[name])
+                key = keys[slot, name] = whose[device(slot)], hashlib.sha256(image).digest()
+                if key not in self._kept:
+                    waiting.setdefault(key, (device(slot), image))
+        found, latents = {**self._kept, **self._encode(params, waiting)}, defaultdict(dict)
+        for (slot, name), key in keys.items():
+            self._kept.pop(key, None)  # what is used goes last
+            latents[slot][name] = self._kept[key] = found[key]
+        for key in [*self._kept][:-MAX_KEPT]:
+            del self._kept[key]
         return {slot: entry.encoded(latents[slot]) if slot in latents else entry
                 for slot, entry in entries.items()}
 
-    def _encode(self, params: Params, images: list[np.ndarray | None]) -> np.ndarray:
-        """Latents [D, h, w, C] of a picture for each device; zeros of None."""
-        blank, where = np.zeros(self._shape, np.float32), split(self._mesh)
-        filled = np.stack([blank if image is None else image for image in images])
-        wanted = np.array([image is not None for image in images])
-        return np.asarray(self._compiled(params, jax.device_put(filled, where),
-                                         jax.device_put(wanted, where)))
+    def _encode(self, params: Params, waiting: Mapping[Key, tuple[int, np.ndarray]]
+                ) -> dict[Key, np.ndarray]:
+        """What pictures are encoded as by their devices, in turns of one for each."""
+        where, found = split(self._mesh), {}
+        queues = [[(key, image) for key, (device, image) in waiting.items() if device == number]
+                  for number in range(self._mesh.size)]
+        for turn in itertools.zip_longest(*queues, fillvalue=(None, self._blank)):
+            images = np.stack([image for _, image in turn])
+            wanted = np.array([key is not None for key, _ in turn])
+            made = self._compiled({part: params[part] for part in self._parts},
+                                  *jax.device_put((images, wanted), where))
+            found |= {key: one for (key, _), one in zip(turn, np.asarray(made), strict=True)
+                      if key}
+        return found
 
 
 def _over_devices(function: Callable, mesh: Mesh, specs, *, stacked: bool, donate=(),

@@ -26,7 +26,9 @@ from sd_tpu.sampling.samplers import COLUMNS, HISTORY, Table
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
-KNOWN, MASKED = "known", "masked"  # the pictures that an image may begin with
+# Pictures that are encoded before an image enters: those that it may begin with, and that whose
+# encoding is among its inputs under the same name.
+KNOWN, MASKED, SEEN = "known", "masked", "reference"
 # The settings of a picture that `Entry.of` takes, by their names.
 TAKEN = ("guidance", "guidance_start", "guidance_stop", "cache_interval", "guidance_rescale",
          "control_scale", "control_start", "control_stop")
@@ -120,8 +122,8 @@ class Entry:
     """An image as it enters a slot, in NumPy's arrays; or, by `stack_entries`, all that enter.
 
     The first latents are start + spread * noise: pure noise from a seed (start 0), latents that
-    were given (spread 0), or a picture under noise. Then `pictures` holds what is to be encoded,
-    and `start` the share of its latents, until `encoded` puts these in.
+    were given (spread 0), or a picture under noise. Then `start` is the share of its latents until
+    `encoded` puts these in. `pictures` holds all that is to be encoded.
     """
 
     inputs: PyTree  # as the family's `prompt_inputs` returns them
@@ -139,11 +141,12 @@ class Entry:
     strength: Float[np.ndarray, "*S steered"]  # as `control_strength` says
     levels: Float[np.ndarray, "*S R 2"]
     fresh: Bool[np.ndarray, "*S"]  # where false the slot is left alone
-    pictures: dict[str, Float[np.ndarray, "H W 3"]] | None = None
+    pictures: dict[str, Shaped[np.ndarray, "H W 3"]] | None = None
 
     @classmethod
     def of(cls, table: Table, inputs: PyTree, *, guidance: float, key: np.ndarray,
            latents: np.ndarray | None = None, given: Given | None = None,
+           seen: np.ndarray | None = None,
            guidance_start: float = 0.0, guidance_stop: float = 1.0, cache_interval: int = 1,
            guidance_rescale: float = 0.0, control_scale: float = 0.0, control_start: float = 0.0,
            control_stop: float = 1.0) -> Self:
@@ -156,6 +159,7 @@ class Entry:
             key: [2] u32, of all noise.
             latents: [h, w, C], first latents of unit variance in place of noise.
             given: what it begins with besides noise.
+            seen: a reference picture, uint8 [S, S, 3].
             guidance_start: this and the next two as `row_kinds` takes them.
             guidance_stop: see there.
             cache_interval: see there.
@@ -174,6 +178,7 @@ class Entry:
         guidance, sigma = np.float32(guidance), table.init_noise_sigma
         start, spread = (0, sigma) if latents is None else (latents * sigma, 0)
         given = given or Given({}, under_noise=False)
+        pictures = {**given.pictures, **({} if seen is None else {SEEN: seen})}
         if given.under_noise:
             start, spread = table.levels[0]
         kinds = row_kinds(table, guidance, start=guidance_start, stop=guidance_stop,
@@ -186,15 +191,18 @@ class Entry:
                    keep=given.keep, told=given.told, fresh=np.True_,
                    strength=control_strength(len(kinds), control_scale, start=control_start,
                                              stop=control_stop),
-                   pictures=given.pictures or None)
+                   pictures=pictures or None)
 
     def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
-        """The same with the latents [h, w, C] of its pictures."""
-        entry = self.replace(pictures=None)
+        """The same with what some of its pictures were encoded as: latents [h, w, C], tokens."""
+        left = {name: picture for name, picture in self.pictures.items() if name not in latents}
+        entry = self.replace(pictures=left or None)
         if KNOWN in latents:
             entry = entry.replace(start=self.start * latents[KNOWN], known=latents[KNOWN])
         if MASKED in latents:
             entry = entry.replace(told=np.concatenate([self.told, latents[MASKED]], axis=-1))
+        if SEEN in latents:
+            entry = entry.replace(inputs={**self.inputs, SEEN: latents[SEEN]})
         return entry
 
 
@@ -489,10 +497,10 @@ def _pixels(image: Float[Array, "H W 3"]) -> UInt8[Array, "H W 3"]:
     return jnp.round(jnp.clip(image / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
 
 
-def encode_images(model: Model, params: Params, images: Float[Array, "n H W 3"],
-                  wanted: Bool[Array, " n"]) -> Float[Array, "n h w C"]:
-    """Latents of pictures in [-1, 1] where they are wanted; zeros elsewhere."""
-    return _where_wanted(partial(model.encode, params), images, wanted)
+def encode_images(encode: Callable[[Params, jax.Array], jax.Array], params: Params,
+                  images: Shaped[Array, "n H W 3"], wanted: Bool[Array, " n"]) -> jax.Array:
+    """What each picture is encoded as where it is wanted; zeros elsewhere."""
+    return _where_wanted(partial(encode, params), images, wanted)
 
 
 def _where_wanted(draw: Callable[[jax.Array], jax.Array], given: jax.Array,

@@ -168,9 +168,13 @@ class Catalog:
 
     def with_extra(self, weights: Weights, extra: ExtraNetwork) -> Weights:
         """The same parameters with those of a network beside them."""
-        kind = f"{weights.architecture} with {extra.kind} {self._numbers[extra.part][extra.name]}"
+        kind = f"{weights.architecture} with {self.kind(extra)}"
         return dataclasses.replace(weights, architecture=kind, extra=(extra.part, extra.name),
                                    base=weights, memory=extra.memory)
+
+    def kind(self, extra: ExtraNetwork) -> str:
+        """The name that all networks of this architecture have."""
+        return f"{extra.kind} {self._numbers[extra.part][extra.name]}"
 
     def extra(self, weights: Weights) -> ExtraNetwork:
         """What `with_extra` put beside such weights."""

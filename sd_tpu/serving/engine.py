@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,16 @@ from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, reference_pixe
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
-from sd_tpu.runtime.slots import TAKEN, Entry, Given, empty_slots, gaussian
+from sd_tpu.runtime.slots import (
+    KNOWN,
+    MASKED,
+    SEEN,
+    TAKEN,
+    Entry,
+    Given,
+    empty_slots,
+    gaussian,
+)
 from sd_tpu.runtime.weights import merge
 from sd_tpu.sampling.samplers import Table, make_table, steps_taken
 from sd_tpu.sentence import Sentence
@@ -96,6 +105,7 @@ class Engine(EngineClient):
         self.mesh, self._group = mesh, group
         self._encoders: dict[tuple, Future[ImageEncoder]] = {}
         self._finding = threading.Lock()  # of encoders; held for no compilation
+        self._brought = 0  # parameters, which may be others each time
         self.worker = Worker(mesh, self._read, self._build, self._prepare)
         params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
         self._batches: dict[tuple, Batch] = {}
@@ -160,8 +170,7 @@ class Engine(EngineClient):
         with self._change:
             self._check_room(tickets)  # before anything is compiled for them
         for ticket in tickets:
-            if ticket.entry.pictures:
-                self._encoder(ticket.batch)
+            self._encoders_of(ticket.batch, {*(ticket.entry.pictures or ())})
         with self._change:
             self._check_room(tickets)
             self.scheduler.submit(tickets, time.monotonic(), previews=previews,
@@ -185,7 +194,7 @@ class Engine(EngineClient):
     def arrival(self, request: Request, place: int, canvas: Canvas | None = None,
                 followed: Mapping[str, np.ndarray] = MappingProxyType({})) -> Entry:
         """The picture at `place` as the programs take it, with what it begins with, and what the
-        networks beside its model's are told, by the names of inputs.
+        networks beside its model's are told, as `_followed` says.
 
         Raises:
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
@@ -212,7 +221,8 @@ class Engine(EngineClient):
     def _followed(self, request: Request,
                   inputs: Mapping[str, Input]) -> dict[int, dict[str, np.ndarray]]:
         """What the networks beside their models' are told of pictures, by place and by the names of
-        inputs; those that are told the same share it."""
+        inputs, with the reference picture that is yet to be encoded as SEEN; those that are told
+        the same share it."""
         made: dict[tuple, np.ndarray] = {}
 
         def once(make: Callable[[], np.ndarray], *key: Any) -> np.ndarray:
@@ -231,9 +241,8 @@ class Engine(EngineClient):
                             picture.detector, picture.fit, picture.height, picture.width)
                     if extra.part == REFERENCE:
                         side = extra.config.image_encoder.image_size
-                        told["reference"] = once(
-                            partial(reference_pixels, picture, inputs, side), picture.reference,
-                            side)
+                        told[SEEN] = once(partial(reference_pixels, picture, inputs, side),
+                                          picture.reference, side)
                         told["reference_scale"] = np.float32([picture.reference_scale])
         return followed
 
@@ -250,8 +259,9 @@ class Engine(EngineClient):
         latent_shape = model.latent_shape(picture.height, picture.width)
         return Entry.of(
             _table(checkpoint, picture),
-            {**inputs, **followed},
+            {**inputs, **{name: value for name, value in followed.items() if name != SEEN}},
             **settings,
+            seen=followed.get(SEEN),
             latents=_between_seeds(picture, latent_shape),
             given=Given.of(model, latent_shape, canvas and canvas.image, canvas and canvas.mask,
                            picture.strength),
@@ -318,6 +328,7 @@ class Engine(EngineClient):
             with self._change:
                 self.tally.take(plan, report)
                 self._note_compiled(report)
+                self._brought += len(report.brought)
                 try:
                     self.scheduler.update(report, time.monotonic())
                     self._tell()  # before it waits for whoever asks next
@@ -433,31 +444,50 @@ class Engine(EngineClient):
     def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, Entry]:
         """The entries that enter by a plan, with latents in place of their pictures."""
         entries = {slot: ticket.entry for slot, ticket in plan.enter.items()}
-        if not any(entry.pictures for entry in entries.values()):
-            return entries
-        extras = [extra.part for extra in self._kinds[plan.batch].extras]
-        own = {part: params[part] for part in params if part not in extras}
-        return self._encoder(plan.batch).encode(own, entries, programs.device)
+        names = {name for entry in entries.values() for name in entry.pictures or ()}
+        for encoder, of in self._encoders_of(plan.batch, names):
+            whose = {device: (of(weights), self._brought)
+                     for device, weights in plan.weights.items()}
+            entries = encoder.encode(params, entries, programs.device, whose)
+        return entries
 
-    def _encoder(self, batch: Batch) -> ImageEncoder:
-        """What encodes the pictures that a batch's images begin with. Whoever asks first compiles
-        it, and only who asks for the same one waits; a failure is a RequestError to all of them."""
-        key = self._kinds[batch].architecture, batch.height, batch.width
+    def _encoders_of(self, batch: Batch, names: Set[str]
+                     ) -> list[tuple[ImageEncoder, Callable[[Weights], Hashable]]]:
+        """What encodes pictures of these names for a batch, and what of weights tells those that do
+        it alike."""
+        kind, found = self._kinds[batch], []
+        if names & {KNOWN, MASKED}:
+            checkpoint, _ = self.offer.sample(kind.architecture)
+            found.append((self._encoder(
+                kind.architecture, checkpoint.model.encode, checkpoint.parameters.shapes,
+                height=batch.height, width=batch.width), lambda weights: weights.root))
+        if SEEN in names:
+            seeing = next(extra for extra in kind.extras if extra.part == REFERENCE)
+            side = seeing.config.image_encoder.image_size
+            found.append((self._encoder(
+                self.offer.kind(seeing), seeing.tokens, {REFERENCE: seeing.shapes}, height=side,
+                width=side, dtype=np.uint8, names=(SEEN,)), lambda weights: weights.extra))
+        return found
+
+    def _encoder(self, kind: str, encode: Callable, params: Params, *, height: int, width: int,
+                 **options: Any) -> ImageEncoder:
+        """An encoder for networks of a kind and pictures of a size. Whoever asks first compiles it,
+        and only who asks for the same one waits; a failure is a RequestError to all of them."""
+        key = kind, height, width
         with self._finding:
             found = self._encoders.pop(key, None)
             encoder = self._encoders[key] = found or Future()  # the last is that used last
             if len(self._encoders) > MAX_ENCODERS:
                 del self._encoders[next(iter(self._encoders))]
         if found is None:
-            self._compile_encoder(batch, key, encoder)
+            self._compile_encoder(key, encoder, lambda: ImageEncoder(
+                encode, self.mesh, params, height=height, width=width, stacked=True, **options))
         return encoder.result()
 
-    def _compile_encoder(self, batch: Batch, key: tuple, encoder: Future[ImageEncoder]) -> None:
+    def _compile_encoder(self, key: tuple, encoder: Future[ImageEncoder],
+                         make: Callable[[], ImageEncoder]) -> None:
         try:
-            checkpoint, _ = self.offer.sample(key[0])
-            encoder.set_result(ImageEncoder(
-                checkpoint.model, self.mesh, checkpoint.parameters.shapes, height=batch.height,
-                width=batch.width, stacked=True))
+            encoder.set_result(make())
         except Exception as error:
             log.exception("compiling an encoder failed")
             with self._finding:

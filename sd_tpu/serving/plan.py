@@ -32,6 +32,11 @@ class Weights:
         return (*self.base.needs, self.base) if self.base else ()
 
     @property
+    def root(self) -> "Weights":
+        """The checkpoint's own."""
+        return self.base.root if self.base else self
+
+    @property
     def zeros(self) -> "Weights":
         """What has their place on a device that draws nothing."""
         return Weights(name="", architecture=self.architecture, memory=self.memory,

@@ -141,7 +141,7 @@ class Worker:
 
     def _autoencoder(self, programs: Programs, weights: Weights, params: Params) -> tuple[str, str]:
         """What tells the autoencoder of these weights from others; no adapter changes it."""
-        base, *_ = *weights.needs, weights
+        base = weights.root
         if base not in self._digests:
             self._digests[base] = digest(params[programs.autoencoder])
         return base.architecture, self._digests[base]
