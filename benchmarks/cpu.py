@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import jax
 import numpy as np
@@ -25,14 +26,16 @@ from benchmarks.report import (
     seconds_of,
     side_by_side,
 )
+from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.runtime.mesh import make_mesh, replicated
-from sd_tpu.runtime.programs import Programs
-from sd_tpu.runtime.slots import Entry, Slots
-from sd_tpu.sampling.samplers import make_table
+from sd_tpu.runtime.programs import ImageEncoder, Programs
+from sd_tpu.runtime.slots import Entry, Given, gaussian
+from sd_tpu.sampling.samplers import make_table, steps_taken
 
 PROMPT = "a castle in the clouds, watercolour"
 GUIDANCE = 7.5
+KEY = np.zeros(2, np.uint32)  # of all noise
 LONG = 100  # steps of the picture whose single steps are timed: more than there are rounds
 TEXT, STEP, DECODE, IMAGE = PARTS = (
     "text, both prompts", "UNet step, guided", "autoencoder, decoding", "whole image",
@@ -40,52 +43,94 @@ TEXT, STEP, DECODE, IMAGE = PARTS = (
 Calls = dict[str, Callable[[], Any]]  # by part; that of the whole image returns it as uint8
 
 
-def ours(folder: Path, size: int, steps: int) -> Calls:
+class Start(NamedTuple):
+    """A picture to begin with, float32 [H, W, 3] in [-1, 1], how much of it becomes noise, and the
+    mask [H, W] of what is drawn anew."""
+
+    image: np.ndarray
+    strength: float
+    mask: np.ndarray | None = None
+
+
+class OneSlot:
+    """Our programs with one slot on one device."""
+
+    def __init__(self, checkpoint: Checkpoint, params: Params, programs: Programs,
+                 encoders: Sequence[ImageEncoder] = ()):
+        """Begins with no picture. The encoders are those of what pictures may begin with."""
+        self._checkpoint, self._params, self._programs = checkpoint, params, programs
+        self._encoders, self._slots = encoders, programs.empty()
+
+    def enter(self, steps: int, start: Start | None = None, **values: Any) -> None:
+        """Puts a picture of so many steps with DDIM into the slot.
+
+        Args:
+            steps: of the whole table.
+            start: what it begins with, which is encoded each time.
+            values: of the entry; "told" are inputs beside the texts.
+        """
+        programs, begin = self._programs, 0
+        height, width = (side * programs.model.downscale for side in programs.latent_shape[:2])
+        inputs = self._checkpoint.prompt_inputs(PROMPT, height=height, width=width)
+        if start:
+            begin = steps - steps_taken(steps, start.strength)
+            values["given"] = Given.of(programs.model, programs.latent_shape, start.image,
+                                       start.mask, start.strength)
+        else:
+            values["latents"] = first_latents(programs.latent_shape)
+        entry = Entry.of(make_table("ddim", self._checkpoint.schedule, steps, begin=begin),
+                         {**inputs, **values.pop("told", {})}, guidance=GUIDANCE, key=KEY, **values)
+        entries = {0: entry}
+        for encoder in self._encoders:
+            entries = encoder.encode(self._params, entries, programs.device, {0: object()})
+        self._slots = jax.block_until_ready(programs.encode(self._params, self._slots, entries))
+
+    def step(self, count: int = 1) -> None:
+        """Takes so many."""
+        self._slots = jax.block_until_ready(
+            self._programs.advance(self._params, self._slots, count))
+
+    def pixels(self) -> np.ndarray:
+        """Its picture as it is now, uint8 [H, W, 3]."""
+        return np.asarray(self._programs.decode(self._params, self._slots.latents,
+                                                np.ones(1, bool)))[0]
+
+
+def ours(folder: Path, size: int, steps: int, start: Start | None = None) -> Calls:
     """Calls of our three programs, with one slot on one device. The parts come in their order.
 
     Args:
         folder: the checkpoint.
         size: sides of the picture in pixels.
         steps: of the whole image, with DDIM on both sides.
+        start: what the whole image begins with.
     """
     mesh = make_mesh(1)
-    pipeline, params = Checkpoint.from_pretrained(
-        folder, sharding=replicated(mesh))
-    programs = Programs(pipeline.model, mesh, slots=1, height=size, width=size)
-    slots = programs.empty()
-
-    def entered(steps: int) -> Slots:
-        inputs = pipeline.prompt_inputs(PROMPT, height=size, width=size)
-        entry = Entry.of(
-            make_table("ddim", pipeline.schedule, steps), inputs,
-            guidance=GUIDANCE,
-            key=np.zeros(2, np.uint32),
-            latents=first_latents(programs.latent_shape),
-        )
-        return programs.encode(params, programs.empty(), {0: entry})
-
-    def pixels(slots: Slots) -> np.ndarray:
-        return np.asarray(programs.decode(params, slots.latents, np.ones(1, bool)))[0]
-
-    def text() -> None:
-        nonlocal slots
-        slots = jax.block_until_ready(entered(LONG))
-
-    def step() -> None:
-        nonlocal slots
-        slots = jax.block_until_ready(programs.advance(params, slots, 1))
+    checkpoint, params = Checkpoint.from_pretrained(folder, sharding=replicated(mesh))
+    sizes = dict(height=size, width=size)
+    slot = OneSlot(checkpoint, params, Programs(checkpoint.model, mesh, slots=1, **sizes),
+                   [ImageEncoder(checkpoint.model.encode, mesh, checkpoint.parameters.shapes,
+                                 **sizes)] if start else ())
 
     def image() -> np.ndarray:
-        return pixels(programs.advance(params, entered(steps), steps))
+        slot.enter(steps, start)
+        slot.step(steps)
+        return slot.pixels()
 
-    return {TEXT: text, STEP: step, DECODE: lambda: pixels(slots), IMAGE: image}
+    return {TEXT: partial(slot.enter, LONG), STEP: slot.step, DECODE: slot.pixels, IMAGE: image}
 
 
-def pytorch(folder: Path, size: int, steps: int, layout: str) -> Calls:
+def pytorch(folder: Path, size: int, steps: int, start: Start | None = None, *,
+            layout: str) -> Calls:
     """The same calls of diffusers' pipeline; the layout is that of the networks' weights."""
     # Here, because the process that measures our own memory must not hold PyTorch.
     import torch
-    from diffusers import DDIMScheduler, DiffusionPipeline, StableDiffusionPipeline
+    from diffusers import (
+        AutoPipelineForImage2Image,
+        DDIMScheduler,
+        DiffusionPipeline,
+        StableDiffusionPipeline,
+    )
     from diffusers.utils import logging
 
     logging.disable_progress_bar()
@@ -98,8 +143,8 @@ def pytorch(folder: Path, size: int, steps: int, layout: str) -> Calls:
     pipe.vae.to(memory_format=layout)
     shape = (size // pipe.vae_scale_factor, size // pipe.vae_scale_factor,
              pipe.unet.config.in_channels)
-    start = torch.tensor(first_latents(shape).transpose(2, 0, 1)[None])
-    latents, embeddings, told = start, None, None
+    first = torch.tensor(first_latents(shape).transpose(2, 0, 1)[None])
+    latents, embeddings, told = first, None, None
     pipe.scheduler.set_timesteps(LONG)
     timesteps = iter(pipe.scheduler.timesteps)
 
@@ -125,10 +170,19 @@ def pytorch(folder: Path, size: int, steps: int, layout: str) -> Calls:
         image = pipe.vae.decode(latents / pipe.vae.config.scaling_factor).sample
         (image / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
 
+    again = start and AutoPipelineForImage2Image.from_pipe(pipe)
+
     def image() -> np.ndarray:
-        image = pipe(PROMPT, num_inference_steps=steps, guidance_scale=GUIDANCE, latents=start,
-                     height=size, width=size, output_type="np").images[0]
-        return (image * 255).round().astype(np.uint8)
+        common = dict(num_inference_steps=steps, guidance_scale=GUIDANCE, output_type="np")
+        if not start:
+            found = pipe(PROMPT, latents=first, height=size, width=size, **common)
+        else:  # with our noise, and what the encoder holds likeliest
+            noise = torch.tensor(np.asarray(gaussian(KEY, shape)).transpose(2, 0, 1)[None])
+            with patch.multiple(type(again).__module__, randn_tensor=lambda *_, **__: noise,
+                                retrieve_latents=lambda found, **_: found.latent_dist.mode()):
+                found = again(PROMPT, image=start.image[None] / 2 + 0.5, strength=start.strength,
+                              **common)
+        return (found.images[0] * 255).round().astype(np.uint8)
 
     calls = {TEXT: text, STEP: step, DECODE: decode, IMAGE: image}
     return {part: torch.inference_mode()(call) for part, call in calls.items()}
@@ -141,7 +195,7 @@ def first_latents(shape: tuple[int, int, int]) -> np.ndarray:
 
 OURS = "sd_tpu"
 PYTORCH = "PyTorch"
-CONTESTANTS: dict[str, Callable[[Path, int, int], Calls]] = {
+CONTESTANTS: dict[str, Callable[..., Calls]] = {
     OURS: ours,
     PYTORCH: partial(pytorch, layout="contiguous_format"),
     f"{PYTORCH}, channels last": partial(pytorch, layout="channels_last"),
@@ -153,7 +207,7 @@ def alone(contestant: str, folder: Path, size: int, steps: int, rounds: int,
           ) -> tuple[dict[str, float], np.ndarray, Timings]:
     """Gigabytes that this process takes at the most while it loads, and while it makes a picture;
     the picture; and, if there are rounds, what each part takes then."""
-    _on_cpu()
+    on_cpu()
     calls = CONTESTANTS[contestant](folder, size, steps)
     loading = memory("VmHWM")
     forget_peak()
@@ -179,7 +233,7 @@ def together(folder: Path, size: int, steps: int, rounds: int
     return {name: calls[name][IMAGE]() for name in CONTESTANTS}, timings
 
 
-def _on_cpu() -> None:
+def on_cpu() -> None:
     """Settles where JAX works, and that it compiles: kept programs would hide what that takes."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
@@ -199,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < LONG - 1:
         flags.error(f"--rounds should be from 1 to {LONG - 2}, not {args.rounds}")
-    _on_cpu()
+    on_cpu()
     # Made elsewhere, where need be: large models' contestants need the memory that this takes.
     folder = in_fresh_process(checkpoint_folder, args.model)
     picture = f"{args.model}, {args.size}x{args.size}, float32"

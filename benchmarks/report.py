@@ -21,6 +21,7 @@ import psutil
 from tabulate import tabulate
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
+COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX reports each compilation under it
 PACKAGES = ("jax", "flax", "libtpu", "torch", "diffusers")
 
 
@@ -58,6 +59,14 @@ def seconds_of(call: Callable[[], Any]) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
+
+
+def count_compilations() -> Callable[[], int]:
+    """What tells how many programs this process has compiled from now on."""
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: events.append(event))
+    return lambda: events.count(COMPILED)
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -20,7 +20,14 @@ import jax
 from gradio_client import Client
 
 from benchmarks.make_checkpoint import MODELS, checkpoint_folder
-from benchmarks.report import in_fresh_process, memory, parser, report, seconds_of
+from benchmarks.report import (
+    count_compilations,
+    in_fresh_process,
+    memory,
+    parser,
+    report,
+    seconds_of,
+)
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.request import Request
@@ -36,7 +43,6 @@ GOALS = {READY: "20 s, second start of the bundled model", EIGHT: "10 s, bundled
          EARLIEST: "second at most 25% of the first"}
 FEW = 5  # steps of a request in a session, where their number is not what is tried out
 STEPS, GUIDANCE = SETTINGS["steps"].kind, SETTINGS["guidance"].kind
-COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX reports each compilation under it
 
 
 # --- starting -----------------------------------------------------------------------------------
@@ -119,13 +125,7 @@ def session(engine: Engine) -> dict[str, Any]:
     """Asks an engine for everything that can differ; tells what was compiled after it was ready."""
     engine.ready.wait()
     traces = engine.programs.traces.total()
-    compiled = 0
-
-    def count(event: str, *_, **__) -> None:
-        nonlocal compiled
-        compiled += event == COMPILED
-
-    jax.monitoring.register_event_duration_secs_listener(count)
+    compiled = count_compilations()
     requests = 0
     for values in _wishes():
         try:
@@ -142,7 +142,7 @@ def session(engine: Engine) -> dict[str, Any]:
     for job in together:
         list(job.events())
     return {"requests": requests + len(together), "traced again": engine.programs.traces.total() -
-            traces, "compiled again": compiled, "goal": 0}
+            traces, "compiled again": compiled(), "goal": 0}
 
 
 def _submit(engine: Engine, **values) -> Job:

@@ -19,6 +19,7 @@ from benchmarks import (
     choose,
     cpu,
     gpu,
+    inputs,
     load,
     make_checkpoint,
     overhead,
@@ -137,6 +138,22 @@ def test_cpu_refuses_rounds_in_which_nothing_would_be_measured(rounds, capsys):
     with pytest.raises(SystemExit):
         cpu.main(["--rounds", rounds])
     assert f"--rounds should be from 1 to 98, not {rounds}" in capsys.readouterr().err
+
+
+def test_inputs(tmp_path, one_device, monkeypatch):
+    steps, batch, pytorch, larger = tables(
+        inputs, tmp_path, "--model=tiny", "--size=32", "--steps=4", "--rounds=1", "--larger=2"
+    ).values()
+    assert [row[""] for row in steps] == list(inputs.KINDS)
+    assert min(float(row["s a step"]) for row in steps) > 0
+    plain, start, mask, control, reference = (float(row["times its operations"]) for row in steps)
+    assert plain == start == mask == 1 < reference < control < 2
+    first, second, third = batch
+    assert third["compiled"] == "0" < second["compiled"] and third["bytes as alone"] == "8 of 8"
+    assert (first["steps in all"], second["steps in all"]) == ("32", "4")
+    assert [row[""] for row in pytorch] == list(cpu.CONTESTANTS)
+    assert "more than 1 of 255 in 0.00%" in (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert [row[""] for row in larger] == ["64x64"] and 0.1 < float(larger[0]["peak, GB"]) < 5
 
 
 def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
