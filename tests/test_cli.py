@@ -147,10 +147,18 @@ def test_pictures_are_drawn_again_larger_from_what_they_became(checkpoints, tmp_
     assert Image.open(again / "grid.png").size == (128, 64)
 
 
+def test_a_picture_is_drawn_four_times_as_large_by_tiles(checkpoints, tmp_path):
+    code, _, err = run("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps",
+                       4, "--larger", 4, "--devices", 1, "--out", tmp_path)
+    assert code == 0, err
+    with Image.open(tmp_path / "00.png") as image:
+        assert image.size == (128, 128) and "Hires upscale: 4" in image.text[KEY]
+
+
 def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(checkpoints, tmp_path):
     code, out, err = run("generate", "--model", checkpoints["sd1"], "--prompt", "a cat",
-                         "--larger", 4, "--devices", 1, "--out", tmp_path)
-    assert (code, out) == (2, "") and "A picture of 128x128 is too large" in err.splitlines()[-1]
+                         "--larger", 8, "--size", "36x36", "--devices", 1, "--out", tmp_path)
+    assert (code, out) == (2, "") and "A picture of 288x288 is too large" in err.splitlines()[-1]
     code, _, err = run("generate", "--prompt", "a", "--larger", 1, "--out", tmp_path)
     assert code == 2 and "'1' should be above 1 and at most 8" in err
 

@@ -76,9 +76,9 @@ def test_a_gradient_is_nearly_that_of_the_whole_without_a_seam(trained, monkeypa
     monkeypatch.setattr(tiles, "OVERLAP", 4)
     tiled, _ = trained.encode(picture)
     assert np.corrcoef(tiled.ravel(), latents.ravel())[0, 1] > 0.95
-    image, weights = np.asarray(trained.decode(latents))[0], tiles._weights
+    image, weights = np.asarray(trained.decode(latents))[0], tiles.weights
     assert np.abs(image - whole).mean() < 0.1
-    monkeypatch.setattr(tiles, "_weights", lambda *of: (weights(*of) > 0.5).astype(np.float32))
+    monkeypatch.setattr(tiles, "weights", lambda *of: (weights(*of) > 0.5).astype(np.float32))
     cut = np.asarray(trained.decode(latents))[0]
     assert seam(image, whole) < 0.3 * seam(cut, whole), "where tiles are not blended"
 

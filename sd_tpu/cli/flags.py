@@ -24,7 +24,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--size", type=_size, metavar="WIDTHxHEIGHT",
         help="of pictures that ask for none, such as 512x512 (default: the model's)")
     add("--max-pixels", type=positive, metavar="N",
-        help="of a picture, at most (default: four times those its model was trained on)")
+        help="of a picture that is drawn at once, at most (default: four times those its model was "
+             "trained on); what is drawn larger from another is drawn by tiles beyond them")
     add("--memory", type=_gigabytes, metavar="GB",
         help="of each device that may be taken; what was used least recently makes room for what "
              "is needed (default: what the device has)")

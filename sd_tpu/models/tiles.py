@@ -32,7 +32,7 @@ def by_tiles(network: Callable[[jax.Array], jax.Array], x: jax.Array, unit: int 
     size = (batch, high * unit, wide * unit, channels)
     made = jax.eval_shape(network, jax.ShapeDtypeStruct(size, x.dtype))
     scale = made.shape[1] // high
-    vertical, horizontal = (jnp.asarray(_weights(starts, side, scale))
+    vertical, horizontal = (jnp.asarray(weights(starts, side, scale))
                             for starts, side in ((rows, high), (columns, wide)))
     places = jnp.asarray([(row, column) for row in rows for column in columns], jnp.int32)
 
@@ -56,7 +56,7 @@ def _cuts(side: int) -> tuple[list[int], int]:
     return [round(start) for start in np.linspace(0, side - length, count)], length
 
 
-def _weights(starts: Sequence[int], length: int, scale: int) -> np.ndarray:
+def weights(starts: Sequence[int], length: int, scale: int) -> np.ndarray:
     """How much each tile counts along itself, [tiles, length * scale] f32: from 0 to 1 over what it
     shares with its neighbour, with which that sums up to 1."""
     weights = np.ones((len(starts), length * scale), np.float32)

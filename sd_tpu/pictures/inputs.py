@@ -191,11 +191,6 @@ class Canvas:
         pixels = np.asarray(_fit(start, size, picture.fit, None))
         return cls(pixels, weights, picture.mask_blur)
 
-    @functools.cached_property
-    def image(self) -> np.ndarray:
-        """The picture as autoencoders take it: float32 [H, W, 3] in [-1, 1]."""
-        return 2 * (self.pixels.astype(np.float32) / 255) - 1
-
     def composed(self, drawn: np.ndarray) -> np.ndarray:
         """What was drawn where the mask says so, and this picture where not.
 

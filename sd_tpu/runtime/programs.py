@@ -34,6 +34,7 @@ from sd_tpu.runtime.slots import (
     encode_images,
     encode_slots,
     preview_slots,
+    signed,
     stack_entries,
 )
 
@@ -186,7 +187,7 @@ class ImageEncoder:
             params: shapes of the parameters that it takes, without a device axis.
             height: of the pictures, in pixels.
             width: of the pictures, in pixels.
-            dtype: of the pictures.
+            dtype: of the pictures; those in uint8 are made float32 for it.
             names: of the pictures of entries that it is for.
             stacked: as `Programs` takes it.
         """
@@ -239,7 +240,8 @@ class ImageEncoder:
         queues = [[(key, image) for key, (device, image) in waiting.items() if device == number]
                   for number in range(self._mesh.size)]
         for turn in itertools.zip_longest(*queues, fillvalue=(None, self._blank)):
-            images = np.stack([image for _, image in turn])
+            images = np.stack([image if image.dtype == self._blank.dtype else signed(image)
+                               for _, image in turn])
             wanted = np.array([key is not None for key, _ in turn])
             made = self._compiled({part: params[part] for part in self._parts},
                                   *jax.device_put((images, wanted), where))

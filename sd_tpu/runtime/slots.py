@@ -65,8 +65,8 @@ class Given:
     """What an image begins with besides noise.
 
     Attributes:
-        pictures: that are to be encoded, float32 [H, W, 3] in [-1, 1]: KNOWN is the start, MASKED
-            what is kept of it, for models that are told of masks.
+        pictures: that are to be encoded, [H, W, 3] as `signed` takes them: KNOWN is the start,
+            MASKED what is kept of it, for models that are told of masks.
         under_noise: whether it begins with the start picture under noise; else with noise alone.
         keep: as `Slots` has it, or 0.
         told: the mask [h, w, 1] that such models are told, 1 where they draw; or 0.
@@ -85,7 +85,7 @@ class Given:
         Args:
             model: which; one that is told of masks draws all where there is none.
             latent_shape: (h, w, C).
-            image: float32 [H, W, 3] in [-1, 1], or None.
+            image: [H, W, 3] as `signed` takes it, or None.
             mask: float32 [H, W], 1 where something is drawn anew, or None for everywhere.
             strength: at 1 what a mask lets draw anew begins with noise alone, as in diffusers.
         """
@@ -101,9 +101,14 @@ class Given:
         if not model.mask_channels:
             return cls(pictures, under_noise, keep=1 - drawn)
         blank = np.zeros((h * scale, w * scale, 3), np.float32)
-        masked = blank if image is None else image * (mask < 0.5)[..., None]
+        masked = blank if image is None else signed(image) * (mask < 0.5)[..., None]
         return cls({**(pictures if under_noise else {}), MASKED: masked}, under_noise,
                    told=(drawn >= 0.5).astype(np.float32))
+
+
+def signed(image: Shaped[np.ndarray, "H W 3"]) -> Float[np.ndarray, "H W 3"]:
+    """A picture as autoencoders take it, float32 in [-1, 1], where it may still be uint8."""
+    return 2 * (image.astype(np.float32) / 255) - 1 if image.dtype == np.uint8 else image
 
 
 def _drawn_latents(mask: Float[np.ndarray, "H W"], scale: int) -> Float[np.ndarray, "h w"]:
@@ -123,7 +128,8 @@ class Entry:
 
     The first latents are start + spread * noise: pure noise from a seed (start 0), latents that
     were given (spread 0), or a picture under noise. Then `start` is the share of its latents until
-    `encoded` puts these in. `pictures` holds all that is to be encoded.
+    `encoded` puts these in, and the noise too where it is not the key's. `pictures` holds all that
+    is to be encoded.
     """
 
     inputs: PyTree  # as the family's `prompt_inputs` returns them
@@ -142,6 +148,7 @@ class Entry:
     levels: Float[np.ndarray, "*S R 2"]
     fresh: Bool[np.ndarray, "*S"]  # where false the slot is left alone
     pictures: dict[str, Shaped[np.ndarray, "H W 3"]] | None = None
+    noise: Float[np.ndarray, "h w C"] | None = None  # that a start picture is put under
 
     @classmethod
     def of(cls, table: Table, inputs: PyTree, *, guidance: float, key: np.ndarray,
@@ -157,7 +164,7 @@ class Entry:
             inputs: as the family's `prompt_inputs` returns them.
             guidance: the scale.
             key: [2] u32, of all noise.
-            latents: [h, w, C], first latents of unit variance in place of noise.
+            latents: [h, w, C], first latents of unit variance in place of the key's noise.
             given: what it begins with besides noise.
             seen: a reference picture, uint8 [S, S, 3].
             guidance_start: this and the next two as `row_kinds` takes them.
@@ -181,6 +188,7 @@ class Entry:
         pictures = {**given.pictures, **({} if seen is None else {SEEN: seen})}
         if given.under_noise:
             start, spread = table.levels[0]
+        noise = np.float32(latents) if given.under_noise and latents is not None else None
         kinds = row_kinds(table, guidance, start=guidance_start, stop=guidance_stop,
                           interval=cache_interval)
         return cls(inputs=inputs, guidance=guidance, rescale=np.float32(guidance_rescale),
@@ -191,7 +199,7 @@ class Entry:
                    keep=given.keep, told=given.told, fresh=np.True_,
                    strength=control_strength(len(kinds), control_scale, start=control_start,
                                              stop=control_stop),
-                   pictures=pictures or None)
+                   pictures=pictures or None, noise=noise)
 
     def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
         """The same with what some of its pictures were encoded as: latents [h, w, C], tokens."""
@@ -199,6 +207,9 @@ class Entry:
         entry = self.replace(pictures=left or None)
         if KNOWN in latents:
             entry = entry.replace(start=self.start * latents[KNOWN], known=latents[KNOWN])
+            if self.noise is not None:
+                entry = entry.replace(start=entry.start + self.spread * self.noise,
+                                      spread=np.float32(0), noise=None)
         if MASKED in latents:
             entry = entry.replace(told=np.concatenate([self.told, latents[MASKED]], axis=-1))
         if SEEN in latents:

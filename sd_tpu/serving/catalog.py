@@ -2,6 +2,7 @@
 requests are checked by."""
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,15 +15,18 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.extra import ExtraNetwork
 from sd_tpu.families.ip_adapter import IPAdapter
+from sd_tpu.pictures.inputs import MAX_PIXELS
 from sd_tpu.request import Sizes
 from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.plan import Weights
+from sd_tpu.serving.tiling import Tiling
 from sd_tpu.settings import SETTINGS, Picture, RequestError, shortened
 from sd_tpu.styles import Styles
 from sd_tpu.wildcards import Wildcards
 
-AREAS = 4  # times its own that a model draws at most, unless the server says otherwise
+AREAS = 4  # times its own that a model draws at once, unless the server says otherwise
+TILED_AREAS = 64  # times its own that it draws at most by tiles
 MAX_NAMED = 10  # models in a sentence
 # SDXL's, as its paper lists them (Podell et al. 2023, https://arxiv.org/abs/2307.01952), those that
 # are as wide as others are high left out.
@@ -54,7 +58,7 @@ class Catalog:
             library: the others.
             reopen: opens one of them.
             size: height and width by default, for models that can draw it; None is each model's.
-            max_pixels: of a picture; None is AREAS times the model's own.
+            max_pixels: of a picture that is drawn at once; None is AREAS times the model's own.
             wildcards: what prompts may stand for; None allows braces only.
             styles: what prompts may be put into; None is none.
             controlnets: what control pictures may steer by.
@@ -198,8 +202,7 @@ class Catalog:
         checkpoint = self.open(picture.model).checkpoint
         self.styled(picture, of)
         self.extras(picture)
-        height, width = checkpoint.default_size
-        limit = self._max_pixels or AREAS * height * width
+        limit = self._limit(picture)
         if picture.height * picture.width > limit:
             raise RequestError("A picture of {width}x{height} is too large: here pictures have at "
                                "most {limit} pixels.", width=picture.width, height=picture.height,
@@ -208,6 +211,28 @@ class Catalog:
             checkpoint.model.latent_shape(picture.height, picture.width)
         except ValueError as error:
             raise RequestError("{reason}", reason=str(error)) from None
+
+    def _limit(self, picture: Picture) -> int:
+        """Pixels that a picture like this may have, by tiles or at once."""
+        at_once = self._at_once(picture)
+        area = math.prod(self.open(picture.model).checkpoint.default_size)
+        by_tiles = picture.init_image and not picture.mask and picture.strength < 1
+        return max(at_once, min(TILED_AREAS * area, MAX_PIXELS)) if by_tiles else at_once
+
+    def _at_once(self, picture: Picture) -> int:
+        """Pixels that a picture of its model may have to be drawn whole."""
+        height, width = self.open(picture.model).checkpoint.default_size
+        return self._max_pixels or AREAS * height * width
+
+    def tiling(self, picture: Picture) -> Tiling | None:
+        """The tiles that draw a picture which has been checked, of its model's own size; None where
+        it is drawn at once."""
+        if picture.height * picture.width <= self._at_once(picture):
+            return None
+        checkpoint = self.open(picture.model).checkpoint
+        own = zip(checkpoint.default_size, (picture.height, picture.width), strict=True)
+        return Tiling.of(picture.height, picture.width, tuple(map(min, own)),
+                         checkpoint.model.downscale)
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """As `Wildcards.fill`."""

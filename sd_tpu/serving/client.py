@@ -234,7 +234,8 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
         variant: of the weight files, such as "fp16".
         size: height and width of pictures that leave it open; by default what their model was
             trained on.
-        max_pixels: of a picture; by default four times those its model was trained on.
+        max_pixels: of a picture that is drawn at once; by default four times those its model was
+            trained on.
         token_downsampling: as `Checkpoint.open` takes it.
         decoder: folder or hub id of a tiny autoencoder for the models of one family, which its
             name says; else for those of the first model's.

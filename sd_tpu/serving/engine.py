@@ -58,11 +58,12 @@ from sd_tpu.serving.client import (
     open_models,
     told_by_whose,
 )
-from sd_tpu.serving.job import Cancelled, Event, Job
+from sd_tpu.serving.job import Cancelled, Event, Job, tile_places
 from sd_tpu.serving.latency import LatencyModel
 from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
 from sd_tpu.serving.scheduler import Busy, Scheduler
 from sd_tpu.serving.tally import Tally
+from sd_tpu.serving.tiling import Tiling
 from sd_tpu.serving.worker import Worker, reason_of
 from sd_tpu.settings import RANDOM, Picture, RequestError
 
@@ -159,14 +160,19 @@ class Engine(EngineClient):
         """As `EngineClient.submit`."""
         request = self._settled(request)
         canvases, followed = self._canvases(request, inputs), self._followed(request, inputs)
-        arrivals = {place: self.arrival(request, place, canvas, followed[place])
-                    for place, canvas in canvases.items()}
-        number = next(self._numbers)
-        tickets = [Ticket(job=number, place=place, client=client, address=address,
-                          batch=self._batch(request.pictures[place], arrival),
-                          weights=self._weights_of(request, place), kinds=arrival.kinds,
-                          entry=arrival)
-                   for place, arrival in arrivals.items()]
+        tilings = {place: tiling for place in canvases
+                   if (tiling := self.offer.tiling(request.pictures[place]))}
+        number, tickets = next(self._numbers), []
+        for place, canvas in canvases.items():
+            tiling = tilings.get(place)
+            tickets += [
+                Ticket(job=number, place=where, client=client, address=address,
+                       batch=self._batch(picture, arrival),
+                       weights=self._weights_of(request, place), kinds=arrival.kinds,
+                       entry=arrival)
+                for where, (picture, arrival) in zip(
+                    tile_places(request, place, tiling),
+                    self._drawn(request, place, tiling, canvas, followed[place]), strict=True)]
         with self._change:
             self._check_room(tickets)  # before anything is compiled for them
         for ticket in tickets:
@@ -174,9 +180,9 @@ class Engine(EngineClient):
         with self._change:
             self._check_room(tickets)
             self.scheduler.submit(tickets, time.monotonic(), previews=previews,
-                                  steps=max(_steps(request.pictures[place]) for place in arrivals))
+                                  steps=max(_steps(request.pictures[place]) for place in canvases))
             job = self._jobs[number] = Job(request, number, client, self._cancel, canvases,
-                                           address)
+                                           address, tilings)
             self._tell()
             self._change.notify_all()
         return job
@@ -203,6 +209,28 @@ class Engine(EngineClient):
         with told_by_whose(request, place):
             return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas,
                                followed)
+
+    def _drawn(self, request: Request, place: int, tiling: Tiling | None, canvas: Canvas | None,
+               followed: Mapping[str, np.ndarray]) -> list[tuple[Picture, Entry]]:
+        """The pictures that a picture is drawn as, itself or its tiles, each with its `arrival`."""
+        whole = request.pictures[place]
+        if not tiling:
+            return [(whole, self.arrival(request, place, canvas, followed))]
+        checkpoint = self.offer.open(whole.model).checkpoint
+        shape = checkpoint.model.latent_shape(whole.height, whole.width)
+        noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
+        picture = dataclasses.replace(whole, height=tiling.size[0], width=tiling.size[1])
+        tiles = []
+        for number in range(len(tiling)):
+            own = {name: tiling.part(number, told) if name == "control" else told
+                   for name, told in followed.items()}
+            with told_by_whose(request, place):
+                entry = self._entry(
+                    checkpoint, picture, Canvas(tiling.part(number, canvas.pixels)), own,
+                    tiling.part(number, noise, checkpoint.model.downscale))
+            # Or what a sampler adds after a row would be the same in all.
+            tiles.append((picture, entry.replace(key=np.array([number, whole.seed], np.uint32))))
+        return tiles
 
     def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
         """What the pictures begin with, by place; those that begin with the same share it."""
@@ -247,7 +275,10 @@ class Engine(EngineClient):
         return followed
 
     def _entry(self, checkpoint: Checkpoint, picture: Picture, canvas: Canvas | None = None,
-               followed: Mapping[str, np.ndarray] = MappingProxyType({})) -> Entry:
+               followed: Mapping[str, np.ndarray] = MappingProxyType({}),
+               noise: np.ndarray | None = None) -> Entry:
+        """A picture as the programs take it, as `arrival`; with noise [h, w, C] in place of that of
+        its seed."""
         settings = {name: getattr(picture, name) for name in TAKEN}
         model = checkpoint.model
         settings["guidance"] = model.cfg_scale(picture.guidance)
@@ -262,8 +293,8 @@ class Engine(EngineClient):
             {**inputs, **{name: value for name, value in followed.items() if name != SEEN}},
             **settings,
             seen=followed.get(SEEN),
-            latents=_between_seeds(picture, latent_shape),
-            given=Given.of(model, latent_shape, canvas and canvas.image, canvas and canvas.mask,
+            latents=_between_seeds(picture, latent_shape) if noise is None else noise,
+            given=Given.of(model, latent_shape, canvas and canvas.pixels, canvas and canvas.mask,
                            picture.strength),
             key=_key(picture.seed),
         )

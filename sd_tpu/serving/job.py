@@ -4,12 +4,15 @@ import dataclasses
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
+from sd_tpu.pictures.images import blurred
 from sd_tpu.pictures.inputs import Canvas
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
+from sd_tpu.serving.tiling import Tiling
 
 COMPILING = "compiling for the first time"  # what a job may wait for
 LOADING = "loading the model's weights"
@@ -81,14 +84,18 @@ class Job:
 
     def __init__(self, request: Request, number: int, client: str,
                  cancel: Callable[[int, int | None], None],
-                 canvases: Mapping[int, Canvas | None] | None = None, address: str = ""):
-        """Made by `EngineClient.submit`, with what the pictures begin with, by place."""
+                 canvases: Mapping[int, Canvas | None] | None = None, address: str = "",
+                 tilings: Mapping[int, Tiling] = MappingProxyType({})):
+        """Made by `EngineClient.submit`, with what the pictures begin with, by place, and by which
+        tiles they are drawn; the place of a tile is what `tile_places` says."""
         self.request, self.number = request, number
         self.client, self.address = client, address
         self.end: End | None = None  # how it ended, once it has
         self.since = time.monotonic()
         self._cancel, self._canvases = cancel, canvases or {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._tilings = tilings
+        self._tiles: dict[int, dict[int, ImageReady]] = {place: {} for place in tilings}
         self._told = self._listening = False
         self._heard = self.since
 
@@ -101,8 +108,10 @@ class Job:
             finally:
                 self._listening, self._heard = False, time.monotonic()
             if isinstance(event, End):
-                self._told, self._canvases = True, {}
-            yield self._composed(event)  # here: the engine's thread has all clients waiting
+                self._told, self._canvases, self._tiles = True, {}, {}
+            # Here: the engine's thread has all clients waiting.
+            if composed := self._composed(self._whole(event)):
+                yield composed
 
     def cancel(self, place: int | None = None) -> None:
         """Stops the job, or only its picture at `place`.
@@ -110,7 +119,8 @@ class Job:
         What still waits is gone at once; a slot is free after one call of `advance`, and what is
         finished by that call is delivered.
         """
-        self._cancel(self.number, place)
+        for each in tile_places(self.request, place, self._tilings.get(place)):
+            self._cancel(self.number, each)
 
     def tell(self, event: Event) -> None:
         """Adds an event, for the engine; after one that ends the job there are no more."""
@@ -119,7 +129,27 @@ class Job:
         if isinstance(event, End) and self.end is None:
             self.end = event
 
-    def _composed(self, event: Event) -> Event:
+    def _whole(self, event: Event) -> Event | None:
+        """The event as one of whole pictures; None where tiles of one are still to come."""
+        match event:
+            case Progress(previews=previews) if self._tiles and previews:
+                return dataclasses.replace(event, previews={
+                    place: pixels for place, pixels in previews.items()
+                    if place % len(self.request.pictures) not in self._tiles})
+            case ImageReady(place=where):
+                number, place = divmod(where, len(self.request.pictures))
+                if (tiles := self._tiles.get(place)) is None:
+                    return event
+                tiles[number] = event
+                if len(tiles) < len(self._tilings[place]):
+                    return None
+                pixels = self._tilings[place].blended(
+                    {number: tile.pixels for number, tile in tiles.items()})
+                unsafe = any(tile.unsafe for tile in tiles.values())
+                return ImageReady(place, blurred(pixels) if unsafe else pixels, unsafe)
+        return event
+
+    def _composed(self, event: Event | None) -> Event | None:
         """The event with what is kept of start pictures as it was given."""
         match event:
             case ImageReady(place, pixels):
@@ -136,3 +166,10 @@ class Job:
     def unheard(self) -> float:
         """Seconds since anybody took an event or waited for one."""
         return 0.0 if self._listening else time.monotonic() - self._heard
+
+
+def tile_places(request: Request, place: int | None, tiling: Tiling | None) -> list[int | None]:
+    """What the places of a picture's tiles are called: the first as the picture, the others beyond
+    all pictures. Of one that has none it is its own."""
+    return [place] if tiling is None else [
+        place + number * len(request.pictures) for number in range(len(tiling))]
