@@ -202,11 +202,13 @@ def img2img(folder: Path, size: int, steps: int, rounds: int) -> tuple[list[dict
 # --- larger -------------------------------------------------------------------------------------
 
 
-def larger_peak(folder: Path, size: int, times: int, steps: int) -> dict[str, Any]:
+def larger_peak(folder: Path, size: int, times: int, steps: int, at_once: bool) -> dict[str, Any]:
     """Seconds, and gigabytes that this process takes at the most, of drawing a picture again so
-    many times as large, or for 1 of drawing it; it must do nothing else before."""
+    many times as large, at once or by tiles, or for 1 of drawing it; it must do nothing else
+    before."""
     side = times * size
-    engine = Engine.open(folder, devices=1, size=(size, size), max_pixels=side * side)
+    engine = Engine.open(folder, devices=1, size=(size, size),
+                         max_pixels=(side if at_once else size) ** 2)
     engine.ready.wait()
     forget_peak()
     start = Input.of_pixels(np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8))
@@ -216,8 +218,10 @@ def larger_peak(folder: Path, size: int, times: int, steps: int) -> dict[str, An
         picture = dataclasses.replace(larger(picture, side, side), init_image=start.name)
     job = engine.submit(Request((picture,)), previews=False, inputs={start.name: start})
     seconds = seconds_of(lambda: list(job.events()))
+    tiles = engine.offer.tiling(picture)
     engine.close()
-    return {"": f"{side}x{side}", "seconds, compiling": seconds, "peak, GB": memory("VmHWM") / 1e9}
+    return {"": f"{side}x{side}", "tiles": len(tiles) if tiles else "",
+            "seconds, compiling": seconds, "peak, GB": memory("VmHWM") / 1e9}
 
 
 def apart(measure: Callable[..., Any], *arguments: Any) -> Any:
@@ -257,8 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
          f"{HALF}. The two pictures differ by more than 1 of 255 in {differing:.2%} of their "
          "values.")
     if args.larger:
-        tell("drawn larger", [in_fresh_process(apart, larger_peak, *case, times, args.steps)
-                              for times in args.larger],
+        tell("drawn larger",
+             [in_fresh_process(apart, larger_peak, *case, times, args.steps, at_once)
+              for times in args.larger for at_once in (True, False)[:times]],
              "Each in a process that serves, from when it is ready; a picture begins with one of "
              f"{args.size}x{args.size}, but for one as large as that, which is drawn from noise.")
 
