@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, UInt8
@@ -34,22 +35,32 @@ from sd_tpu.runtime.slots import (
     stack_entries,
 )
 
-# Options of the compiler by platform; it refuses those that it does not know.
+# Options of the compiler, which refuses those that it does not know.
 #
 # XLA leaves a CPU's products, convolutions and reductions to YNNPACK. With this option that gets
 # only what it can fuse with a reduction, such as scores with their softmax, and Eigen the rest:
-# faster on the processors where it was measured (benchmarks/RESULTS.md).
-OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}}
+# faster on the processors where it was measured (benchmarks/RESULTS.md). For bfloat16, which Eigen
+# would make float32, it gets products as well.
+YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
+REDUCTIONS, PRODUCTS = "LIBRARY_FUSION_TYPE_REDUCE", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 ADVANCE_OPTIONS = {
     # By default XLA transforms the kernels of all the UNet's convolutions early in a step, which
     # takes four times the temporary memory. The decoder would take a quarter more with this.
-    "cpu": OPTIONS["cpu"] | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
+    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
     # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
     # decoder's large convolutions are three times as fast so, but the UNet's no faster, and
     # everything between them moves float32 copies (benchmarks/RESULTS.md).
     "tpu": {"xla_tpu_run_space_to_batch": False,
             "xla_tpu_run_space_to_batch_on_new_platforms": False},
 }
+
+
+def compiler_options(platform: str, dtype: Any, *, advance: bool = False) -> dict[str, Any]:
+    """Those for a program of networks in this dtype; `advance` has some of its own."""
+    options = dict(ADVANCE_OPTIONS.get(platform, {})) if advance else {}
+    if platform == "cpu":
+        options[YNNPACK] = f"{PRODUCTS},{REDUCTIONS}" if dtype == jnp.bfloat16 else REDUCTIONS
+    return options
 
 
 class Programs:
@@ -83,21 +94,20 @@ class Programs:
         self.stacked = stacked
         self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
         self._advance = self._compile("advance", partial(advance_slots, group=group),
-                                      (params, SPLIT, SPLIT), donate=1,
-                                      options=ADVANCE_OPTIONS)
+                                      (params, SPLIT, SPLIT), donate=1)
         self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
         self._check = self._compile("check", check_slots, (params, SPLIT, SPLIT))
         self._preview = self._compile("preview", preview_slots, (params, SPLIT, SPLIT))
         self._empty = jax.jit(partial(empty_slots, model, self.slots, self.latent_shape),
                               out_shardings=split(mesh))
 
-    def _compile(self, name: str, function, specs, donate=(), options=OPTIONS):
+    def _compile(self, name: str, function, specs, donate=()):
         def traced(params, *arguments):
             self.traces[name] += 1
             return function(self.model, params, *arguments)
 
-        return _over_devices(traced, self.mesh, specs, donate=donate, options=options,
-                             stacked=self.stacked)
+        return _over_devices(traced, self.mesh, specs, donate=donate, dtype=self.model.dtype,
+                             stacked=self.stacked, advance=name == "advance")
 
     def _call(self, name: str, *arguments) -> Any:
         before = self.traces[name]
@@ -182,7 +192,8 @@ class ImageEncoder:
         """
         self._mesh, self._shape = mesh, (height, width, 3)
         specs = (SPLIT if stacked else REPLICATED), SPLIT, SPLIT
-        function = _over_devices(partial(encode_images, model), mesh, specs, stacked=stacked)
+        function = _over_devices(partial(encode_images, model), mesh, specs, dtype=model.dtype,
+                                 stacked=stacked)
         lead, where = ((mesh.size,), split(mesh)) if stacked else ((), replicated(mesh))
 
         def shape(of: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -224,8 +235,8 @@ class ImageEncoder:
                                          jax.device_put(wanted, where)))
 
 
-def _over_devices(function: Callable, mesh: Mesh, specs, *, stacked: bool, donate=(),
-                  options=OPTIONS):
+def _over_devices(function: Callable, mesh: Mesh, specs, *, dtype, stacked: bool, donate=(),
+                  advance: bool = False):
     """A function of parameters and each device's share of the rest, to be compiled."""
     def called(params, *arguments):
         if stacked:
@@ -235,7 +246,8 @@ def _over_devices(function: Callable, mesh: Mesh, specs, *, stacked: bool, donat
     # Varying-axes checking has no rule for loops whose trip count differs between devices.
     mapped = jax.shard_map(called, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate,
-                   compiler_options=options.get(mesh.devices.flat[0].platform))
+                   compiler_options=compiler_options(mesh.devices.flat[0].platform, dtype,
+                                                     advance=advance))
 
 
 def return_freed_memory() -> None:
