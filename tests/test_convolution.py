@@ -8,7 +8,7 @@ from jax import lax
 
 from sd_tpu.models import convolution
 from sd_tpu.models import products as matrix_products
-from sd_tpu.runtime.programs import compiler_options
+from sd_tpu.runtime.compiler import compiler_options
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 

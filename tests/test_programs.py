@@ -22,13 +22,9 @@ from sd_tpu.models import platform as platforms
 from sd_tpu.models.unet import Context, timestep_encoding
 from sd_tpu.runtime import programs as programs_module
 from sd_tpu.runtime import slots as denoise
+from sd_tpu.runtime.compiler import ADVANCE_OPTIONS, compiler_options
 from sd_tpu.runtime.mesh import make_mesh, replicated
-from sd_tpu.runtime.programs import (
-    ADVANCE_OPTIONS,
-    Programs,
-    compiler_options,
-    return_freed_memory,
-)
+from sd_tpu.runtime.programs import Programs, return_freed_memory
 from sd_tpu.runtime.slots import MAX_ROWS, Entry, gaussian
 from sd_tpu.runtime.weights import DeviceWeights
 from sd_tpu.sampling.samplers import COLUMNS, make_table
