@@ -21,7 +21,7 @@ import psutil
 from tabulate import tabulate
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
-PACKAGES = ("jax", "flax", "libtpu", "torch", "diffusers")
+PACKAGES = ("jax", "flax", "libtpu", "torch", "diffusers", "openvino")
 
 
 def parser(description: str) -> argparse.ArgumentParser:
