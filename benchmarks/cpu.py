@@ -1,13 +1,16 @@
-"""Ours against diffusers on PyTorch, on the CPU: `python -m benchmarks.cpu`.
+"""Ours against diffusers on PyTorch and OpenVINO, on the CPU: `python -m benchmarks.cpu`.
 
-The same weights in float32, the same latents, all cores for each. Times are taken side by side in
-one process, or where memory does not hold a model three times (`--apart`), in one process after
-another; peak memory is that of a process that loads the model and makes one picture.
+The same weights, the same latents, all cores for each, in one process after another, as memory does
+not hold all of them; peak memory is that of a process that loads the model and makes one picture.
+OpenVINO (`pip install openvino`) runs what it converts of diffusers' UNet and decoder; the text
+encoder beside it is PyTorch's. Who is not installed is left out.
 """
 
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -96,21 +99,24 @@ class OneSlot:
                                                 np.ones(1, bool)))[0]
 
 
-def ours(folder: Path, size: int, steps: int, start: Start | None = None) -> Calls:
+def ours(folder: Path, size: int, steps: int, start: Start | None = None, *,
+         dtype: str) -> Calls:
     """Calls of our three programs, with one slot on one device. The parts come in their order.
 
     Args:
         folder: the checkpoint.
         size: sides of the picture in pixels.
-        steps: of the whole image, with DDIM on both sides.
+        steps: of the whole image, with DDIM on all sides.
         start: what the whole image begins with.
+        dtype: of the parameters and the arithmetic.
     """
     mesh = make_mesh(1)
-    checkpoint, params = Checkpoint.from_pretrained(folder, sharding=replicated(mesh))
+    checkpoint, params = Checkpoint.from_pretrained(folder, dtype=dtype,
+                                                    sharding=replicated(mesh))
     sizes = dict(height=size, width=size)
     slot = OneSlot(checkpoint, params, Programs(checkpoint.model, mesh, slots=1, **sizes),
                    [ImageEncoder(checkpoint.model.encode, mesh, checkpoint.parameters.shapes,
-                                 **sizes)] if start else ())
+                                 network_dtype=checkpoint.model.dtype, **sizes)] if start else ())
 
     def image() -> np.ndarray:
         slot.enter(steps, start)
@@ -120,9 +126,12 @@ def ours(folder: Path, size: int, steps: int, start: Start | None = None) -> Cal
     return {TEXT: partial(slot.enter, LONG), STEP: slot.step, DECODE: slot.pixels, IMAGE: image}
 
 
-def pytorch(folder: Path, size: int, steps: int, start: Start | None = None, *,
-            layout: str) -> Calls:
-    """The same calls of diffusers' pipeline; the layout is that of the networks' weights."""
+def pytorch(folder: Path, size: int, steps: int, start: Start | None = None, *, layout: str,
+            prepare: Callable[[Any, int], None] = lambda pipe, size: None) -> Calls:
+    """The same calls of diffusers' pipeline; the layout is that of the networks' weights.
+
+    `prepare` puts something faster in the place of the pipeline's networks, for a size in pixels.
+    """
     # Here, because the process that measures our own memory must not hold PyTorch.
     import torch
     from diffusers import (
@@ -141,6 +150,7 @@ def pytorch(folder: Path, size: int, steps: int, start: Start | None = None, *,
     pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)
     pipe.unet.to(memory_format=layout)
     pipe.vae.to(memory_format=layout)
+    prepare(pipe, size)
     shape = (size // pipe.vae_scale_factor, size // pipe.vae_scale_factor,
              pipe.unet.config.in_channels)
     first = torch.tensor(first_latents(shape).transpose(2, 0, 1)[None])
@@ -188,25 +198,100 @@ def pytorch(folder: Path, size: int, steps: int, start: Start | None = None, *,
     return {part: torch.inference_mode()(call) for part, call in calls.items()}
 
 
+def compile_networks(pipe, size: int) -> None:
+    """By `torch.compile`, when they are first called."""
+    import torch
+
+    pipe.unet = torch.compile(pipe.unet)
+    pipe.vae.decode = torch.compile(pipe.vae.decode)
+
+
+def convert_networks(pipe, size: int, precision: str) -> None:
+    """Lets OpenVINO compute UNet and decoder, in "f32" or "bf16"."""
+    import openvino
+    import torch
+    from diffusers.models.autoencoders.vae import DecoderOutput
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+
+    class Network(torch.nn.Module):
+        def __init__(self, function: Callable[..., torch.Tensor]):
+            super().__init__()
+            self.networks, self.forward = torch.nn.ModuleList([pipe.unet, pipe.vae]), function
+
+    def converted(function: Callable[..., torch.Tensor], *examples: torch.Tensor) -> Callable:
+        with torch.no_grad():
+            model = openvino.convert_model(Network(function), example_input=examples,
+                                           input=[example.shape for example in examples])
+        compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": precision})
+        return lambda *given: torch.from_numpy(compiled([x.numpy() for x in given])[0])
+
+    side, config = size // pipe.vae_scale_factor, pipe.unet.config
+    encoders = [pipe.text_encoder, getattr(pipe, "text_encoder_2", None)]
+    tokens, told = pipe.tokenizer.model_max_length, []
+    if encoders[1] is not None:
+        told = [torch.zeros(2, encoders[1].config.projection_dim), torch.zeros(2, 6)]
+    evaluate, decode = pipe.unet.forward, pipe.vae.decode
+
+    def added(told: Sequence[torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        return dict(zip(("text_embeds", "time_ids"), told, strict=True)) if told else None
+
+    unet = converted(
+        lambda x, t, text, *told: evaluate(x, t, text, added_cond_kwargs=added(told),
+                                           return_dict=False)[0],
+        torch.zeros(2, config.in_channels, side, side), torch.zeros(1),
+        torch.zeros(2, tokens, config.cross_attention_dim), *told)
+    decoder = converted(lambda z: decode(z, return_dict=False)[0],
+                        torch.zeros(1, pipe.vae.config.latent_channels, side, side))
+
+    def unet_forward(x, t, encoder_hidden_states, added_cond_kwargs=None, return_dict=True, **_):
+        told = [(added_cond_kwargs or {})[name].float() for name in added_cond_kwargs or ()]
+        sample = unet(x, t.reshape(1).float(), encoder_hidden_states, *told)
+        return UNet2DConditionOutput(sample) if return_dict else (sample,)
+
+    def vae_decode(z, return_dict=True, **_):
+        sample = decoder(z)
+        return DecoderOutput(sample) if return_dict else (sample,)
+
+    pipe.unet.forward, pipe.vae.decode = unet_forward, vae_decode
+
+
 def first_latents(shape: tuple[int, int, int]) -> np.ndarray:
     """Noise (h, w, C), the same for everybody."""
     return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
-OURS = "sd_tpu"
-PYTORCH = "PyTorch"
+OURS, PYTORCH, OPENVINO = "sd_tpu", "PyTorch", "OpenVINO"
+CHANNELS_LAST, COMPILED = f"{PYTORCH}, channels last", f"{PYTORCH}, compiled"
+IN_BFLOAT16 = "{}, bfloat16"
 CONTESTANTS: dict[str, Callable[..., Calls]] = {
-    OURS: ours,
+    OURS: partial(ours, dtype="float32"),
     PYTORCH: partial(pytorch, layout="contiguous_format"),
-    f"{PYTORCH}, channels last": partial(pytorch, layout="channels_last"),
+    CHANNELS_LAST: partial(pytorch, layout="channels_last"),
+    COMPILED: partial(pytorch, layout="channels_last", prepare=compile_networks),
+    OPENVINO: partial(pytorch, layout="contiguous_format",
+                      prepare=partial(convert_networks, precision="f32")),
+    IN_BFLOAT16.format(OURS): partial(ours, dtype="bfloat16"),
+    IN_BFLOAT16.format(OPENVINO): partial(pytorch, layout="contiguous_format",
+                                          prepare=partial(convert_networks, precision="bf16")),
 }
 Timings = dict[str, Timing]  # by part
+
+
+def left_out() -> dict[str, str]:
+    """Contestants that cannot take part here, and why."""
+    missing = {}
+    if find_spec("openvino") is None:
+        why = "it is not installed (`pip install openvino`)"
+        missing |= {OPENVINO: why, IN_BFLOAT16.format(OPENVINO): why}
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        missing[COMPILED] = "`torch.compile` needs a C++ compiler"
+    return missing
 
 
 def alone(contestant: str, folder: Path, size: int, steps: int, rounds: int,
           ) -> tuple[dict[str, float], np.ndarray, Timings]:
     """Gigabytes that this process takes at the most while it loads, and while it makes a picture;
-    the picture; and, if there are rounds, what each part takes then."""
+    the picture; and what each part takes then."""
     on_cpu()
     calls = CONTESTANTS[contestant](folder, size, steps)
     loading = memory("VmHWM")
@@ -214,23 +299,9 @@ def alone(contestant: str, folder: Path, size: int, steps: int, rounds: int,
     pictures = []
     first = seconds_of(lambda: pictures.append(calls[IMAGE]()))
     peaks = {"loading, GB": loading / 1e9, "a picture, GB": memory("VmHWM") / 1e9}
-    timings = {part: side_by_side({part: calls[part]}, rounds)[part]
-               for part in (PARTS if rounds else ())}
-    if rounds:  # the others were compiled for the picture
-        timings[IMAGE] = timings[IMAGE]._replace(first=first)
+    timings = {part: side_by_side({part: calls[part]}, rounds)[part] for part in PARTS}
+    timings[IMAGE] = timings[IMAGE]._replace(first=first)  # for which all was compiled
     return peaks, pictures[0], timings
-
-
-def together(folder: Path, size: int, steps: int, rounds: int
-             ) -> tuple[dict[str, np.ndarray], dict[str, Timings]]:
-    """The picture and what each part takes, by contestant, side by side in this process."""
-    calls = {name: load(folder, size, steps) for name, load in CONTESTANTS.items()}
-    timings = {name: {} for name in CONTESTANTS}
-    for part in PARTS:
-        sided = side_by_side({name: calls[name][part] for name in CONTESTANTS}, rounds)
-        for name, timing in sided.items():
-            timings[name][part] = timing
-    return {name: calls[name][IMAGE]() for name in CONTESTANTS}, timings
 
 
 def on_cpu() -> None:
@@ -247,47 +318,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
                        help="sides of the picture (%(default)s)")
     flags.add_argument("--steps", type=int, default=4, help="of the whole image (%(default)s)")
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    flags.add_argument("--apart", action="store_true",
-                       help="time one after another, for models of which memory does not hold "
-                            "three")
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < LONG - 1:
         flags.error(f"--rounds should be from 1 to {LONG - 2}, not {args.rounds}")
     on_cpu()
     # Made elsewhere, where need be: large models' contestants need the memory that this takes.
     folder = in_fresh_process(checkpoint_folder, args.model)
-    picture = f"{args.model}, {args.size}x{args.size}, float32"
-
-    case = folder, args.size, args.steps
-    found = {name: in_fresh_process(alone, name, *case, args.rounds if args.apart else 0)
-             for name in CONTESTANTS}
-    report(f"CPU against PyTorch, peak memory: {picture}",
+    picture, missing = f"{args.model}, {args.size}x{args.size}", left_out()
+    found = {name: in_fresh_process(alone, name, folder, args.size, args.steps, args.rounds)
+             for name in CONTESTANTS if name not in missing}
+    report(f"CPU, peak memory: {picture}",
            [{"": name, **peaks} for name, (peaks, _, _) in found.items()], args.results,
            notes=["Of a process that loads the float16 checkpoint and makes one picture, with all "
                   "that it has imported and compiled. PyTorch loads without `accelerate`, which "
                   "takes more memory than with it."])
-
-    if args.apart:
-        images, timings = ({name: each[place] for name, each in found.items()} for place in (1, 2))
-    else:
-        images, timings = together(*case, args.rounds)
+    images = {name: image for name, (_, image, _) in found.items()}
     differing = np.mean(np.abs(images[OURS].astype(int) - images[PYTORCH]) > 1)
-    how = "in one process after another" if args.apart else "side by side"
-    report(f"CPU against PyTorch, times: {picture}", _rows(timings, args.apart), args.results,
-           notes=[f"Medians of {args.rounds} rounds {how}; the whole image has {args.steps} steps. "
-                  "The two pictures differ by more than 1 of 255 in "
-                  f"{differing:.2%} of their values."])
+    report(f"CPU, times: {picture}", _rows({name: times for name, (*_, times) in found.items()}),
+           args.results,
+           notes=[f"Seconds, medians of {args.rounds} rounds in one process after another; float32 "
+                  f"where nothing else is said. The whole image has {args.steps} steps. Our "
+                  f"picture in float32 and PyTorch's differ by more than 1 of 255 in "
+                  f"{differing:.2%} of their values.",
+                  *(f"{name} is left out: {why}." for name, why in missing.items())])
 
 
-def _rows(timings: dict[str, Timings], apart: bool) -> list[dict[str, Any]]:
-    """What each part takes, by contestant. Apart from each other all is compiled for the image."""
+def _rows(timings: Mapping[str, Timings]) -> list[dict[str, Any]]:
+    """What each part takes, by contestant, and ours beside the best other's of the same dtype."""
     rows = []
     for part in PARTS:
         medians = {name: timing[part].median for name, timing in timings.items()}
-        best = min(median for name, median in medians.items() if name != OURS)
+        row = {"seconds": part, **medians}
+        for mine, dtype in ((OURS, "float32"), (IN_BFLOAT16.format(OURS), "bfloat16")):
+            others = [median for name, median in medians.items()
+                      if not name.startswith(OURS) and ("bfloat16" in name) == ("bfloat16" in mine)]
+            row[f"ours / best other, {dtype}"] = medians[mine] / min(others) if others else None
         compiling = max(0.0, timings[OURS][part].first - medians[OURS])
-        rows.append({"seconds": part, **medians, "ours / the better PyTorch": medians[OURS] / best,
-                     "ours, compiling": compiling if part == IMAGE or not apart else None})
+        rows.append({**row, "ours, compiling": compiling if part == IMAGE else None})
     return rows
 
 

@@ -46,6 +46,7 @@ from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import MAX_PROMPTS
 
+CONTESTANTS = cpu.OURS, cpu.PYTORCH, cpu.CHANNELS_LAST  # those that need nothing more
 PLAIN, START, MASK, CONTROLLED, REFERRING = KINDS = (
     "a picture", "with a start picture", "with a mask", "with a ControlNet", "with an IP-Adapter")
 NEARLY_ALL = 0.99  # the strength at which a picture takes as many steps as can be timed
@@ -105,9 +106,10 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     _, sees = extras = beside(checkpoint.model, checkpoint.configs)
     side = sees.config.image_encoder.image_size
     encoders = [
-        ImageEncoder(checkpoint.model.encode, mesh, checkpoint.parameters.shapes, **sizes),
+        ImageEncoder(checkpoint.model.encode, mesh, checkpoint.parameters.shapes,
+                     network_dtype=checkpoint.model.dtype, **sizes),
         ImageEncoder(sees.tokens, mesh, {sees.part: sees.shapes}, height=side, width=side,
-                     dtype=np.uint8, names=(SEEN,))]
+                     network_dtype=sees.dtype, dtype=np.uint8, names=(SEEN,))]
     drawn = dict.fromkeys((PLAIN, START, MASK), (checkpoint.model, params))
     for kind, extra in zip((CONTROLLED, REFERRING), extras, strict=True):
         own = jax.tree.map(lambda x, like: jax.device_put(x.astype(like.dtype)),
@@ -190,8 +192,8 @@ def img2img(folder: Path, size: int, steps: int, rounds: int) -> tuple[list[dict
     ours and PyTorch's differ by more than 1 of 255."""
     noise = np.random.default_rng(0).uniform(-1, 1, (size // 8, size // 8, 3)).astype(np.float32)
     start = cpu.Start(noise.repeat(8, 0).repeat(8, 1), HALF)
-    calls = {name: load(folder, size, steps, start)[cpu.IMAGE]
-             for name, load in cpu.CONTESTANTS.items()}
+    calls = {name: cpu.CONTESTANTS[name](folder, size, steps, start)[cpu.IMAGE]
+             for name in CONTESTANTS}
     timings = side_by_side(calls, rounds)
     best = min(timing.median for name, timing in timings.items() if name != cpu.OURS)
     differing = np.abs(calls[cpu.OURS]().astype(int) - calls[cpu.PYTORCH]()) > 1

@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX reports each compilation under it
-PACKAGES = ("jax", "flax", "libtpu", "torch", "diffusers")
+PACKAGES = ("jax", "flax", "libtpu", "torch", "diffusers", "openvino")
 
 
 def parser(description: str) -> argparse.ArgumentParser:

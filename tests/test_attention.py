@@ -50,6 +50,14 @@ def test_attention_in_chunks_is_plain_attention(queries, keys, dtype):
     assert relative(ours, exact) <= (1e-6 if dtype == jnp.float32 else 0.01)
 
 
+def test_chunks_of_bfloat16_sum_in_float32():
+    """In bfloat16 there is no number between 256 and 258: the sum of a thousand ones would be 256.
+    """
+    q = k = jnp.zeros((1, 1024, 16), jnp.bfloat16)
+    v = jnp.ones_like(k).at[:, 256:].set(0)
+    np.testing.assert_array_equal(attention.chunked(q, k, v, 2), jnp.full_like(v, 0.25))
+
+
 @pytest.mark.parametrize("queries, keys, chunks", [(1024, 1024, True), (4096, 77, True),
                                                    (256, 256, False)])
 def test_a_cpu_takes_chunks_where_scores_are_many(queries, keys, chunks):

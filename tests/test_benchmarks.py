@@ -107,30 +107,45 @@ def one_device(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")
 
 
-def test_cpu_one_after_another(tmp_path, one_device, monkeypatch):
-    monkeypatch.delitem(cpu.CONTESTANTS, f"{cpu.PYTORCH}, channels last")
-    peaks, times = tables(cpu, tmp_path, "--model=tinyxl", "--size=32", "--rounds=1", "--steps=1",
-                          "--apart").values()
-    assert [row[""] for row in peaks] == list(cpu.CONTESTANTS)
+def test_cpu_compares_those_who_are_there(tmp_path, one_device, monkeypatch):
+    """OpenVINO where it is installed, as it is for those who measure with it."""
+    for name in (cpu.CHANNELS_LAST, cpu.COMPILED):
+        monkeypatch.delitem(cpu.CONTESTANTS, name)
+    peaks, times = tables(cpu, tmp_path, "--model=tinyxl", "--size=32", "--rounds=1",
+                          "--steps=1").values()
+    there = [name for name in cpu.CONTESTANTS if name not in cpu.left_out()]
+    assert [row[""] for row in peaks] == there
     for row in peaks:
         assert 0.1 < float(row["loading, GB"]) < 5 and 0.1 < float(row["a picture, GB"]) < 5
     assert [row["seconds"] for row in times] == list(cpu.PARTS)
     for row in times:
-        seconds = [float(row[name]) for name in cpu.CONTESTANTS]
-        assert min(seconds) > 0
-        assert float(row["ours / the better PyTorch"]) == pytest.approx(
-            seconds[0] / min(seconds[1:]), rel=0.01)
-    assert "more than 1 of 255 in 0.00%" in (tmp_path / "results.md").read_text(encoding="utf-8")
+        others = [float(row[name]) for name in there[1:] if "bfloat16" not in name]
+        assert min(others) > 0
+        assert float(row["ours / best other, float32"]) == pytest.approx(
+            float(row[cpu.OURS]) / min(others), rel=0.01)
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "more than 1 of 255 in 0.00%" in text
+    assert all(f"{name} is left out: {why}." in text for name, why in cpu.left_out().items())
 
 
-def test_cpu_side_by_side():
-    tiny = make_checkpoint.checkpoint_folder("tiny")
-    images, timings = cpu.together(tiny, 32, 2, 1)
-    assert images.keys() == timings.keys() == cpu.CONTESTANTS.keys()
-    assert all(list(timing) == list(cpu.PARTS) for timing in timings.values())
-    assert min(part.median for timing in timings.values() for part in timing.values()) > 0
-    ours, theirs, _ = images.values()
-    assert np.mean(np.abs(ours.astype(int) - theirs) > 1) < 0.001
+def test_cpu_leaves_out_who_is_not_installed(monkeypatch):
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu.shutil, "which", lambda name: None)
+    missing = cpu.left_out()
+    assert missing.keys() == cpu.CONTESTANTS.keys() - {
+        cpu.OURS, "sd_tpu, bfloat16", cpu.PYTORCH, cpu.CHANNELS_LAST}
+    assert "pip install openvino" in missing[cpu.OPENVINO]
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_openvino_draws_what_pytorch_draws(precision):
+    pytest.importorskip("openvino")
+    folder = make_checkpoint.checkpoint_folder("tiny")
+    theirs, exact = (calls[cpu.IMAGE]().astype(int) for calls in (
+        cpu.pytorch(folder, 32, 2, "contiguous_format",
+                    prepare=partial(cpu.convert_networks, precision=precision)),
+        cpu.pytorch(folder, 32, 2, "contiguous_format")))
+    assert np.mean(np.abs(theirs - exact) > (1 if precision == "f32" else 16)) < 0.001
 
 
 @pytest.mark.parametrize("rounds", ["0", "100"])
@@ -151,7 +166,7 @@ def test_inputs(tmp_path, one_device, monkeypatch):
     first, second, third = batch
     assert third["compiled"] == "0" < second["compiled"] and third["bytes as alone"] == "8 of 8"
     assert (first["steps in all"], second["steps in all"]) == ("32", "4")
-    assert [row[""] for row in pytorch] == list(cpu.CONTESTANTS)
+    assert [row[""] for row in pytorch] == list(inputs.CONTESTANTS)
     assert "more than 1 of 255 in 0.00%" in (tmp_path / "results.md").read_text(encoding="utf-8")
     assert [(row[""], row["tiles"]) for row in larger] == [("64x64", ""), ("64x64", "9")]
     assert all(0.1 < float(row["peak, GB"]) < 5 for row in larger)

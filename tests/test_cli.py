@@ -482,12 +482,20 @@ def test_a_bad_flag_is_told_with_what_it_should_be(flag, text, sentence, capsys)
 # --- devices and samplers -----------------------------------------------------------------------
 
 
-def test_devices_prints_what_the_guide_prints_and_that_this_is_no_tpu():
+def test_devices_prints_what_the_guide_prints_and_that_this_is_no_tpu(monkeypatch):
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: False)
     assert run("devices") == (0, (
         "Found 8 JAX devices of type cpu.\n"
         "This is not a TPU but a CPU: everything works, at its own speed.\n"
     ), "")
     assert run("devices", "--devices", 3)[1].startswith("Found 3 JAX devices of type cpu.\n")
+
+
+def test_devices_says_which_dtype_a_cpu_that_multiplies_bfloat16_is_faster_in(monkeypatch):
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "fastest_dtype", lambda platform: f"{platform}'s")
+    assert run("devices")[1].endswith(
+        "Full-size models are faster in cpu's here, which --dtype auto takes.\n")
     assert run("devices", "--devices", 1)[1].startswith("Found 1 JAX device of type cpu.\n")
 
 

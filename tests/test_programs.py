@@ -16,13 +16,15 @@ from jaxtyping import TypeCheckError, jaxtyped
 
 from benchmarks.hlo import COMPUTATION
 from benchmarks.report import memory
+from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
 from sd_tpu.models import platform as platforms
 from sd_tpu.models.unet import Context, timestep_encoding
 from sd_tpu.runtime import programs as programs_module
 from sd_tpu.runtime import slots as denoise
+from sd_tpu.runtime.compiler import ADVANCE_OPTIONS, compiler_options
 from sd_tpu.runtime.mesh import make_mesh, replicated
-from sd_tpu.runtime.programs import ADVANCE_OPTIONS, OPTIONS, Programs, return_freed_memory
+from sd_tpu.runtime.programs import Programs, return_freed_memory
 from sd_tpu.runtime.slots import MAX_ROWS, Entry, gaussian
 from sd_tpu.runtime.weights import DeviceWeights
 from sd_tpu.sampling.samplers import COLUMNS, make_table
@@ -296,14 +298,30 @@ def test_on_a_cpu_ynnpack_is_given_only_what_it_fuses_with_a_reduction(sd1, name
     arguments = {"encode": (slots, programs.gather({})), "advance": (slots, np.ones(8, np.int32)),
                  "decode": (slots.latents, np.ones(8, bool))}
     compiled = getattr(programs, f"_{name}").lower(params, *arguments[name]).compile()
+    given, others = by_ynnpack(compiled)
+    assert given and all(" reduce(" in each for each in given)
+    assert any(" dot(" in each for each in others)
+
+
+def by_ynnpack(compiled) -> tuple[list[str], list[str]]:
+    """A program's computations: those that XLA gives to YNNPACK, and the others."""
     computations, current = {}, ""
     for line in compiled.as_text().splitlines():
         if begins := COMPUTATION.match(line):
             current = begins[1]
         computations[current] = computations.get(current, "") + line
     given = set(re.findall(r"calls=%?([\w.\-]+)[^\n]*?__ynn_fusion", compiled.as_text()))
-    assert given and all(" reduce(" in computations[one] for one in given)
-    assert any(" dot(" in computations[other] for other in computations.keys() - given)
+    return ([computations[one] for one in given],
+            [computations[other] for other in computations.keys() - given])
+
+
+def test_on_a_cpu_ynnpack_is_given_products_of_bfloat16_as_well(checkpoints):
+    pipeline, params = Checkpoint.from_pretrained(checkpoints["sd1"], dtype=jnp.bfloat16,
+                                                  sharding=replicated(make_mesh(1)))
+    programs = make_programs(pipeline, 1)
+    compiled = programs._advance.lower(params, programs.empty(), np.ones(8, np.int32)).compile()
+    given, _ = by_ynnpack(compiled)
+    assert any(" dot(" in each and "bf16[" in each for each in given)
 
 
 def test_advance_is_compiled_with_options_of_its_own(sd1, monkeypatch):
@@ -400,7 +418,7 @@ def test_what_is_not_wanted_is_not_decoded(sd1):
     pipeline, params = sd1
     latents = jnp.zeros((2, *pipeline.model.latent_shape(32, 32)))
     decode = jax.jit(partial(denoise.decode_slots, pipeline.model),
-                     compiler_options=OPTIONS["cpu"])
+                     compiler_options=compiler_options("cpu", jnp.float32))
     text = decode.lower(params, latents, jnp.zeros(2, bool)).compile().as_text()
     drawing = [each for each in text.split("\n}\n") if " convolution(" in each]
     assert drawing and not any(" while(" in each for each in drawing)

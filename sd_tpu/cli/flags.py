@@ -29,8 +29,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--memory", type=_gigabytes, metavar="GB",
         help="of each device that may be taken; what was used least recently makes room for what "
              "is needed (default: what the device has)")
-    add("--dtype", choices=("float32", "bfloat16"),
-        help="of weights and arithmetic (default: float32 on CPU, bfloat16 elsewhere)")
+    add("--dtype", choices=("float32", "bfloat16", "auto"),
+        help="of weights and arithmetic; auto takes on a CPU what its products are faster in, "
+             "which suits full-size models: the bundled one is slower in bfloat16 (default: "
+             "float32 on CPU, bfloat16 elsewhere)")
     add("--token-downsampling", type=int, choices=(1, 2), default=1,
         help="2 lets the finest self-attention take its keys and values from every second row and "
              "column only: faster for large pictures, and not quite the same (default: 1)")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree, UInt8
 
 from sd_tpu.checkpoint.weights import Params
@@ -23,6 +24,7 @@ class Model(Protocol):
     the family can read. Every array of theirs leads with the texts, or with 1 for both.
     """
 
+    dtype: jnp.dtype  # of its parameters, but for parts that need float32, and of the arithmetic
     downscale: int  # pixels of a picture along one side for each latent along that side
     input_shapes: Shapes  # of what `prompt_inputs` returns
     cond_shapes: Shapes  # of what `encode_prompt` returns

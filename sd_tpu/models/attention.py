@@ -63,18 +63,22 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
     def apart(x: jax.Array) -> jax.Array:
         return x.reshape(batch, -1, heads, size).swapaxes(1, 2).reshape(batch * heads, -1, size)
 
+    # A column of ones beside the values sums what they are weighed by.
+    v = jnp.pad(apart(v), ((0, 0), (0, 0), (0, 1)), constant_values=1)
+
     def head(qkv):
         q, k, v = qkv
         product = partial(jnp.matmul, preferred_element_type=jnp.float32)
 
         def chunk(q):
-            scores = product(q, k.T)
+            scores = product(q, k)
             p = jnp.exp(size**-0.5 * (scores - scores.max(-1, keepdims=True)))
-            return (product(p.astype(v.dtype), v) / p.sum(-1, keepdims=True)).astype(q.dtype)
+            out = product(p.astype(v.dtype), v)
+            return (out[:, :-1] / out[:, -1:]).astype(q.dtype)
 
         return lax.map(chunk, q.reshape(-1, step, size)).reshape(q.shape)
 
-    out = lax.map(head, (apart(q), apart(k), apart(v)))
+    out = lax.map(head, (apart(q), apart(k).swapaxes(1, 2), v))
     return out.reshape(batch, heads, queries, size).swapaxes(1, 2).reshape(q.shape)
 
 

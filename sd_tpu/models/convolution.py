@@ -1,14 +1,19 @@
 """Convolutions: functions that pick their way by the platform and the shape. Images are NHWC.
 
-On CPUs large 3x3 convolutions are Winograd's minimal filtering, made of plain products of matrices
+On CPUs large 3x3 convolutions are Winograd's minimal filtering, made of plain products of matrices,
+and in bfloat16, which XLA's convolutions make float32, smaller ones a product as well
 (benchmarks/RESULTS.md).
 """
+
+import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sd_tpu.models.platform import platform
+from sd_tpu.models.products import matmul
 
 # The matrices B^T, G and A^T by which F(2x2, 3x3) transforms the input, the kernel and the products
 # (Lavin and Gray 2015, arXiv:1509.09308).
@@ -24,12 +29,14 @@ WINOGRAD_ENLARGED = (((1, -1, 0), (0, 1, 0), (0, 1, -1)),
 # (benchmarks/RESULTS.md): the transforms of few channels take longer than what they save, and so
 # does the kernel's for few pixels.
 LEAST_CHANNELS, LEAST_PIXELS = 256, 1024
+# From how many channels on and up to how many bytes of patches one product of bfloat16 is faster.
+LEAST_PATCHED, MOST_PATCHES = 32, 32 << 20
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
     """`lax.conv_general_dilated` as `layers.conv` calls it: without dilation, groups or precision.
 
-    On CPUs it is `winograd` where that is faster.
+    On CPUs it is `winograd` or, in bfloat16, `patched` where that is faster.
 
     x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K].
     """
@@ -39,7 +46,16 @@ def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> ja
     large = min(inputs, outputs) >= LEAST_CHANNELS and batch * height * width >= LEAST_PIXELS
     if platform() == "cpu" and same_size and large and height % 2 == width % 2 == 0:
         return winograd(x, kernel)
+    if platform() == "cpu" and x.dtype == jnp.bfloat16 and _is_small(x, kernel, strides):
+        return patched(x, kernel, tuple(strides), tuple(padding))
     return lax.conv_general_dilated(x, kernel, strides, padding, **options)
+
+
+def _is_small(x: jax.Array, kernel: jax.Array, strides) -> bool:
+    """Whether there are enough channels for a product, and not too many bytes of patches."""
+    *sides, inputs, outputs = kernel.shape
+    patches = x.size * x.dtype.itemsize * math.prod(sides) // math.prod(strides)
+    return min(inputs, outputs) >= LEAST_PATCHED and (sides == [1, 1] or patches <= MOST_PATCHES)
 
 
 def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
@@ -55,8 +71,42 @@ def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **optio
     return lax.conv_general_dilated(enlarged, kernel, strides, padding, **options)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def patched(x: jax.Array, kernel: jax.Array, strides: tuple[int, int],
+            padding: tuple[tuple[int, int], tuple[int, int]]) -> jax.Array:
+    """A convolution of bfloat16 as one product, of each pixel's patch and the kernel.
+
+    x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K], summed in float32.
+    """
+    rows, columns, _, outputs = kernel.shape
+    # As integers: XLA moves bfloat16 about by way of float32, which takes twice as long.
+    bits = jnp.pad(lax.bitcast_convert_type(x, jnp.uint16), ((0, 0), *padding, (0, 0)))
+    height, width = ((bits.shape[1] - rows) // strides[0] + 1,
+                     (bits.shape[2] - columns) // strides[1] + 1)
+    patches = jnp.concatenate(
+        [bits[:, i:i + strides[0] * height:strides[0], j:j + strides[1] * width:strides[1]]
+         for i in range(rows) for j in range(columns)], axis=-1)
+    return matmul(lax.bitcast_convert_type(patches, x.dtype), kernel.reshape(-1, outputs))
+
+
+def _patched_forward(x, kernel, strides, padding):
+    return patched(x, kernel, strides, padding), (x, kernel)
+
+
+def _patched_backward(strides, padding, operands, gradient):
+    # Integers have no gradient.
+    direct = partial(lax.conv_general_dilated, window_strides=strides, padding=padding,
+                     dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.vjp(direct, *operands)[1](gradient)
+
+
+patched.defvjp(_patched_forward, _patched_backward)
+
+
 def winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A convolution padded by 1, by 16 products for every 2x2 pixels instead of 36, in float32.
+    """A convolution padded by 1, by 16 products for every 2x2 pixels instead of 36.
+
+    Sums are in float32, what is multiplied is in the dtype of x.
 
     x [B, H, W, C] with even H and W, kernel [3, 3, C, K] -> [B, H, W, K] in the dtype of x.
     """
@@ -64,7 +114,7 @@ def winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def winograd_enlarged(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`convolve_enlarged` by 9 products for each pixel of x, which becomes 2x2, in float32.
+    """`convolve_enlarged` by 9 products for each pixel of x, which becomes 2x2, summed likewise.
 
     x [B, H, W, C], kernel [3, 3, C, K] -> [B, 2H, 2W, K] in the dtype of x.
     """
@@ -78,11 +128,14 @@ def _by_tiles(x: jax.Array, kernel: jax.Array, stride: int, of_input, of_kernel,
     # Tied to x, which changes in the loop of steps: XLA would transform all layers' kernels before
     # it and keep them.
     x, kernel = lax.optimization_barrier((x, kernel))
-    dtype, x = x.dtype, jnp.pad(x.astype(jnp.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    dtype, wide = x.dtype, partial(jax.tree.map, lambda part: part.astype(jnp.float32))
+    narrow = partial(jax.tree.map, lambda part: part.astype(dtype))
+    x = jnp.pad(wide(x), ((0, 0), (1, 1), (1, 1), (0, 0)))
     tiles = [[x[:, i:i + height:stride, j:j + width:stride] for j in range(stride + 2)]
              for i in range(stride + 2)]
-    products = jax.tree.map(jnp.matmul, _transformed(of_input, tiles),
-                            _transformed(of_kernel, kernel.astype(jnp.float32)))
+    product = partial(jnp.matmul, preferred_element_type=jnp.float32)
+    products = jax.tree.map(product, narrow(_transformed(of_input, tiles)),
+                            narrow(_transformed(of_kernel, wide(kernel))))
     pixels = [jnp.stack(row, axis=3) for row in _transformed(of_products, products)]
     enlargement = 2 // stride
     return jnp.stack(pixels, axis=2).astype(dtype).reshape(

@@ -14,6 +14,7 @@ from jax import lax
 
 from sd_tpu.models.attention import attention
 from sd_tpu.models.convolution import convolve, convolve_enlarged
+from sd_tpu.models.products import dot_general, matmul
 
 
 def _normalized(x: jax.Array, mean_of, eps: float, scale: nnx.Param,
@@ -73,7 +74,8 @@ class LayerNorm(nnx.Module):
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer [..., inputs] -> [..., outputs] in one dtype."""
-    return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
+    return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype,
+                      dot_general=dot_general, rngs=rngs)
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None,
@@ -102,7 +104,7 @@ def pointwise(inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs) -> nnx.Conv:
 
 
 def _product(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
-    return x @ kernel[0, 0]
+    return matmul(x, kernel[0, 0])
 
 
 class Downsample(nnx.Module):

@@ -349,7 +349,8 @@ class FlaxDiffusionPipeline:
         key = (model, size, stacked)
         if key not in self._encoders:
             self._encoders[key] = ImageEncoder(model.encode, make_mesh(), expected, height=size[0],
-                                               width=size[1], stacked=stacked)
+                                               width=size[1], network_dtype=model.dtype,
+                                               stacked=stacked)
         return self._encoders[key]
 
     def _table(self, params: Mapping[str, Any], steps: int, begin: int = 0) -> Table | None:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.model import Model
+from sd_tpu.runtime.compiler import compiler_options
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicated, split
 from sd_tpu.runtime.slots import (
     KNOWN,
@@ -40,23 +41,6 @@ from sd_tpu.runtime.slots import (
 
 MAX_KEPT = 64  # encodings that an encoder remembers
 Key = tuple[Hashable, bytes]  # whose parameters encode a picture, and the picture's hash
-
-# Options of the compiler by platform; it refuses those that it does not know.
-#
-# XLA leaves a CPU's products, convolutions and reductions to YNNPACK. With this option that gets
-# only what it can fuse with a reduction, such as scores with their softmax, and Eigen the rest:
-# faster on the processors where it was measured (benchmarks/RESULTS.md).
-OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}}
-ADVANCE_OPTIONS = {
-    # By default XLA transforms the kernels of all the UNet's convolutions early in a step, which
-    # takes four times the temporary memory. The decoder would take a quarter more with this.
-    "cpu": OPTIONS["cpu"] | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
-    # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
-    # decoder's large convolutions are three times as fast so, but the UNet's no faster, and
-    # everything between them moves float32 copies (benchmarks/RESULTS.md).
-    "tpu": {"xla_tpu_run_space_to_batch": False,
-            "xla_tpu_run_space_to_batch_on_new_platforms": False},
-}
 
 
 class Programs:
@@ -90,21 +74,20 @@ class Programs:
         self.stacked = stacked
         self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
         self._advance = self._compile("advance", partial(advance_slots, group=group),
-                                      (params, SPLIT, SPLIT), donate=1,
-                                      options=ADVANCE_OPTIONS)
+                                      (params, SPLIT, SPLIT), donate=1)
         self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
         self._check = self._compile("check", check_slots, (params, SPLIT, SPLIT))
         self._preview = self._compile("preview", preview_slots, (params, SPLIT, SPLIT))
         self._empty = jax.jit(partial(empty_slots, model, self.slots, self.latent_shape),
                               out_shardings=split(mesh))
 
-    def _compile(self, name: str, function, specs, donate=(), options=OPTIONS):
+    def _compile(self, name: str, function, specs, donate=()):
         def traced(params, *arguments):
             self.traces[name] += 1
             return function(self.model, params, *arguments)
 
-        return _over_devices(traced, self.mesh, specs, donate=donate, options=options,
-                             stacked=self.stacked)
+        return _over_devices(traced, self.mesh, specs, donate=donate, dtype=self.model.dtype,
+                             stacked=self.stacked, advance=name == "advance")
 
     def _call(self, name: str, *arguments) -> Any:
         before = self.traces[name]
@@ -177,7 +160,7 @@ class ImageEncoder:
     """
 
     def __init__(self, encode: Callable[[Params, jax.Array], jax.Array], mesh: Mesh, params: Params,
-                 *, height: int, width: int, dtype: Any = np.float32,
+                 *, height: int, width: int, network_dtype: Any, dtype: Any = np.float32,
                  names: Sequence[str] = (KNOWN, MASKED), stacked: bool = False):
         """Compiles it.
 
@@ -187,6 +170,7 @@ class ImageEncoder:
             params: shapes of the parameters that it takes, without a device axis.
             height: of the pictures, in pixels.
             width: of the pictures, in pixels.
+            network_dtype: of the arithmetic, by which the compiler is told what is fast.
             dtype: of the pictures; those in uint8 are made float32 for it.
             names: of the pictures of entries that it is for.
             stacked: as `Programs` takes it.
@@ -195,7 +179,8 @@ class ImageEncoder:
         self._blank = np.zeros((height, width, 3), dtype)
         self._kept: dict[Key, np.ndarray] = {}
         specs = (SPLIT if stacked else REPLICATED), SPLIT, SPLIT
-        function = _over_devices(partial(encode_images, encode), mesh, specs, stacked=stacked)
+        function = _over_devices(partial(encode_images, encode), mesh, specs, dtype=network_dtype,
+                                 stacked=stacked)
         lead, where = ((mesh.size,), split(mesh)) if stacked else ((), replicated(mesh))
 
         def shape(of: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -250,8 +235,8 @@ class ImageEncoder:
         return found
 
 
-def _over_devices(function: Callable, mesh: Mesh, specs, *, stacked: bool, donate=(),
-                  options=OPTIONS):
+def _over_devices(function: Callable, mesh: Mesh, specs, *, dtype, stacked: bool, donate=(),
+                  advance: bool = False):
     """A function of parameters and each device's share of the rest, to be compiled."""
     def called(params, *arguments):
         if stacked:
@@ -261,7 +246,8 @@ def _over_devices(function: Callable, mesh: Mesh, specs, *, stacked: bool, donat
     # Varying-axes checking has no rule for loops whose trip count differs between devices.
     mapped = jax.shard_map(called, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate,
-                   compiler_options=options.get(mesh.devices.flat[0].platform))
+                   compiler_options=compiler_options(mesh.devices.flat[0].platform, dtype,
+                                                     advance=advance))
 
 
 def return_freed_memory() -> None:

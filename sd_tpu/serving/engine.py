@@ -33,6 +33,7 @@ from sd_tpu.families.model import Model
 from sd_tpu.models.slerp import slerp
 from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, reference_pixels
 from sd_tpu.request import Request
+from sd_tpu.runtime.dtype import fastest_dtype
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import (
@@ -140,7 +141,8 @@ class Engine(EngineClient):
             memory: bytes of each device that may be taken; by default what it has.
             group: guided slots that a device steps together; by default what its platform is good
                 at.
-            dtype: "float32" or "bfloat16"; by default float32 on CPU and bfloat16 elsewhere.
+            dtype: "float32" or "bfloat16", or "auto" for what the platform is fastest in; by
+                default float32 on CPU and bfloat16 elsewhere.
             options: as `open_models` takes them.
 
         Raises:
@@ -148,7 +150,11 @@ class Engine(EngineClient):
             ValueError: there are too few devices, or as `open_models`.
         """
         mesh = make_mesh(devices)
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        platform = mesh.devices.flat[0].platform
+        on_cpu = platform == "cpu"
+        if dtype == "auto":
+            dtype = fastest_dtype(platform)
+            log.info("%s is the faster dtype here.", dtype)
         offer, adapters = open_models(
             model, dtype=dtype or ("float32" if on_cpu else "bfloat16"), **options)
         if group is None:
@@ -491,13 +497,15 @@ class Engine(EngineClient):
             checkpoint, _ = self.offer.sample(kind.architecture)
             found.append((self._encoder(
                 kind.architecture, checkpoint.model.encode, checkpoint.parameters.shapes,
-                height=batch.height, width=batch.width), lambda weights: weights.root))
+                height=batch.height, width=batch.width, network_dtype=checkpoint.model.dtype),
+                lambda weights: weights.root))
         if SEEN in names:
             seeing = next(extra for extra in kind.extras if extra.part == REFERENCE)
             side = seeing.config.image_encoder.image_size
             found.append((self._encoder(
                 self.offer.kind(seeing), seeing.tokens, {REFERENCE: seeing.shapes}, height=side,
-                width=side, dtype=np.uint8, names=(SEEN,)), lambda weights: weights.extra))
+                width=side, network_dtype=seeing.dtype, dtype=np.uint8, names=(SEEN,)),
+                lambda weights: weights.extra))
         return found
 
     def _encoder(self, kind: str, encode: Callable, params: Params, *, height: int, width: int,

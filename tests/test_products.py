@@ -1,0 +1,30 @@
+"""Products of matrices give the dtype they are given, and on a CPU sum in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from sd_tpu.models import layers, products
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_product_is_rounded_once(dtype):
+    """In bfloat16 256 + 1 is 256, however often 1 is added."""
+    a = jnp.ones((2, 3, 65), dtype).at[..., 0].set(256)
+    product = products.matmul(a, jnp.ones((65, 4), dtype))
+    assert product.dtype == dtype
+    np.testing.assert_array_equal(product, jnp.full((2, 3, 4), 320, dtype))
+
+
+@pytest.mark.parametrize(("platform", "summed"), [("cpu", "float32"), ("tpu", "bfloat16")])
+def test_layers_multiply_as_suits_the_platform(monkeypatch, platform, summed):
+    monkeypatch.setattr(products, "platform", lambda: platform)
+    settings = dict(dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    for layer, x in ((layers.linear(4, 5, **settings), (2, 4)),
+                     (layers.pointwise(4, 5, **settings), (1, 2, 2, 4))):
+        traced = jax.make_jaxpr(layer)(jnp.ones(x, jnp.bfloat16))
+        (product,) = [each for each in traced.eqns if each.primitive.name == "dot_general"]
+        assert product.outvars[0].aval.dtype == summed
+        assert traced.out_avals[0].dtype == jnp.bfloat16
