@@ -5,7 +5,6 @@ The page shows WebP, which is small; what is downloaded is PNG and carries its s
 """
 
 import dataclasses
-import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +20,6 @@ from gradio.utils import get_upload_folder
 from PIL import Image
 
 from sd_tpu import settings
-from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import (
     data_url,
     enlarged,
@@ -34,8 +32,6 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.request import Request
 from sd_tpu.settings import RequestError
-
-log = logging.getLogger(__name__)
 
 SMALL = 256  # pixels: smaller pictures are shown enlarged, where each fault of a pixel is seen
 QUALITY = 92  # of the WebP of larger ones
@@ -149,40 +145,6 @@ class Files:
         return Path(self._folder).resolve() / hash_bytes(whose.encode() + data)
 
 
-class Store:
-    """Where finished pictures go: into files that the page shows, and into the browser's history.
-    """
-
-    def __init__(self, files: Files, history: History | None = None):
-        """Pictures go into `files`, and into the history if there is one."""
-        self._files, self._history = files, history
-
-    def add(self, request: Request, place: int, pixels: np.ndarray, browser: str) -> Picture:
-        """Writes the files of a browser's picture at `place`; raises OSError."""
-        return self._files.add(request, place, pixels, browser)
-
-    def keep(self, browser: str, picture: Picture, asked: settings.Picture, run: str, place: int
-             ) -> str | None:
-        """Adds a browser's finished picture of a run and what was asked for to the history, if
-        there is one; returns its name there. Raises HistoryError or OSError.
-        """
-        if not (browser and self._history):
-            return None
-        return self._history.add(browser, Path(picture.png).read_bytes(), asked, run=run,
-                                 place=place).id
-
-    def drop(self, browser: str, name: str | None) -> None:
-        """Takes a picture that another has replaced out of the history, unless it has become a
-        favourite there.
-        """
-        if name is None:
-            return
-        try:
-            self._history.drop(browser, name)
-        except HistoryError:
-            log.exception("a picture is left in the history")
-
-
 class _Names(set):
     """A set that may grow while it is gone through: Gradio prunes in a thread of its own."""
 
@@ -210,9 +172,16 @@ def url(path: str) -> str:
     return f"gradio_api/file={quote(path)}"
 
 
-@lru_cache(MAX_THUMBNAILS)
 def thumbnail(file: Path) -> str:
-    """A picture's file as a small picture inside the page. Raises OSError."""
+    """A picture's file as a small picture inside the page; nothing if it is gone or broken."""
+    try:
+        return _thumbnail(file)
+    except (OSError, SyntaxError):  # the latter is Pillow's for some broken PNGs
+        return ""
+
+
+@lru_cache(MAX_THUMBNAILS)
+def _thumbnail(file: Path) -> str:
     with Image.open(file) as image:
         image.thumbnail((SMALL, SMALL))
         return data_url(np.asarray(image))

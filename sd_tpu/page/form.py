@@ -58,11 +58,6 @@ def read(form: Any) -> dict[str, Any]:
             "own": owns}
 
 
-def kept(form: Mapping[str, Any]) -> set[int]:
-    """The places of the cards that are kept."""
-    return {place for place, keep in enumerate(form.get("keep") or []) if keep is True}
-
-
 def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     """The form of values such as `read` returns, complete; which cards are kept is not said."""
     prompts, own = ([*given, *[""] * MAX_PROMPTS][:MAX_PROMPTS]

@@ -21,7 +21,16 @@ from sd_tpu.page.run import STARTING, Card, Line
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.settings import CONTROL, JOURNEY, MAX_PROMPTS, REFERENCE, SETTINGS, SIDES, Choice
+from sd_tpu.settings import (
+    CONTROL,
+    JOURNEY,
+    MAX_PROMPTS,
+    REFERENCE,
+    SETTINGS,
+    SIDES,
+    Choice,
+    Picture,
+)
 
 BARE = dict(js_on_load=None, apply_default_css=False)
 
@@ -149,7 +158,7 @@ def example(folder: Path, place: int, prompt: str) -> Card:
     file = folder / f"{place}.webp"
     if not file.is_file():
         return Card(place)
-    return Card(place, "example", prompt, preview=webp_url(file.read_bytes()))
+    return Card(place, Picture(prompt=prompt), "example", preview=webp_url(file.read_bytes()))
 
 
 def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
