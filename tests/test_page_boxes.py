@@ -17,6 +17,7 @@ from visitor import (
     fill,
     generate,
     make,
+    more,
     newcomer,
     prompts,
     says,
@@ -431,6 +432,8 @@ def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
         expect(undo).to_be_disabled()
         if name == "Fill the boxes":
             unfold(tab, "Paste a list")
+        if name.startswith("Again"):
+            more(tab, 3)
         tab.get_by_role("button", name=name, exact=name == "Clear").click()
         expect(undo).to_be_enabled()
         assert filled() != kept, name

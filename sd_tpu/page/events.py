@@ -22,7 +22,7 @@ from sd_tpu.language import Language, language_of
 from sd_tpu.page import form, layout
 from sd_tpu.page import history as panel
 from sd_tpu.page.compare import comparison, read_comparison
-from sd_tpu.page.files import uploaded, url
+from sd_tpu.page.files import LARGE, uploaded, url
 from sd_tpu.page.form import GARBLED, read_link
 from sd_tpu.page.layout import View
 from sd_tpu.page.parts import labels, part
@@ -133,8 +133,9 @@ class Watch:
         if not run:
             return
         quiet = run.over and asked.data.get("before")
+        collection = {self.view.collection: part("collection", asked.language, run)}
         for told in self.runs.follow(run, session, seen if isinstance(seen, int) else 0):
-            updates = self._cards(told.cards, run, asked)
+            updates, collection = collection | self._cards(told.cards, run, asked), {}
             if not quiet:
                 updates[self.view.line] = part("progress", asked.language, told.line, run.key,
                                                told.version)
@@ -152,7 +153,7 @@ class Watch:
                 stars = history.favourites(asked.browser, kept)
         updates = {view.figures[card.place]: part("figure", asked.language, card, view.size,
                                                   stars.get(card.kept)) for card in cards}
-        if any(card.picture or card.state in ("blank", "waiting") for card in cards):
+        if any(card.picture or card.state == "blank" for card in cards):
             updates[view.collection] = part("collection", asked.language, run)
         return updates
 
@@ -476,8 +477,8 @@ class Answers:
 
     def _large(self, asked: Asked) -> dict[str, Any]:
         """A picture enlarged."""
-        return {"file": url(self.files.large(
-                self._file(asked, asked.data.get("place")), asked.browser))}
+        file = self._file(asked, asked.data.get("place"))
+        return {"file": url(self.files.copy(file, asked.browser, LARGE))}
 
     def _file(self, asked: Asked, place: Any) -> Path:
         """The file of a picture: of the history by its name, else of a card.

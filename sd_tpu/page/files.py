@@ -99,29 +99,22 @@ class Files:
         grid = make_grid(with_labels(framed(cells), told, LARGE // columns), gap=GAP)
         return self._save(self._to_png(grid, request), f"{request.seed}-grid.png")
 
-    def large(self, png: Path, whose: str) -> str:
-        """Writes a picture of ours smoothly enlarged to LARGE pixels; returns the PNG's path.
-
-        Raises:
-            OSError: there is no such file any more.
-            RequestError: it carries no settings.
-        """
-        data = png.read_bytes()
-        request = read_png(data)
-        with Image.open(png) as image:
-            pixels = enlarged(np.asarray(image), LARGE)
-        name = f"{_name(request.pictures[0])}-{pixels.shape[1]}.png"
-        return self._save(self._to_png(pixels, request), name, of=data, whose=whose)
-
-    def copy(self, png: Path, whose: str) -> str:
-        """Writes a picture of ours once more, byte for byte, to be served; returns its path.
+    def copy(self, png: Path, whose: str, least: int = 0) -> str:
+        """Writes a picture of ours once more, to be served: byte for byte, or smoothly enlarged to
+        be as wide as this at `least`, in pixels; returns its path.
 
         Raises:
             OSError: there is no such file any more.
             RequestError: it carries no settings to be named by.
         """
-        data = png.read_bytes()
-        return self._save(data, f"{_name(read_png(data).pictures[0])}.png", whose=whose)
+        data = copied = png.read_bytes()
+        request = read_png(data)
+        name = _name(request.pictures[0])
+        if least:
+            with Image.open(png) as image:
+                pixels = enlarged(np.asarray(image), least)
+            copied, name = self._to_png(pixels, request), f"{name}-{pixels.shape[1]}"
+        return self._save(copied, f"{name}.png", of=data, whose=whose)
 
     def forget(self, png: Path, whose: str) -> None:
         """Removes all that was made of a picture of somebody's history, by its file there, but for

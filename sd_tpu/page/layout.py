@@ -61,18 +61,18 @@ class Translations(gr.I18n):
 
     def render(self, make: Callable[[Language], str]) -> str:
         """Something of the page in all languages, of which the browser takes its own."""
-        key = f"rendered {len(self.translations['en'])}"
-        for name, language in LANGUAGES.items():
-            # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
-            self.translations[name][key] = (
-                make(language).replace("{", "&#123;").replace("}", "&#125;"))
-        return str(self(key))
+        # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
+        return str(self._translated(lambda language: make(language).replace("{", "&#123;")
+                                    .replace("}", "&#125;")))
 
     def label(self, text: str, **facts: Any):
         """An English text for a component of Gradio's, in all languages."""
+        return self._translated(lambda language: language.say(text, **facts))
+
+    def _translated(self, make: Callable[[Language], str]):
         key = f"rendered {len(self.translations['en'])}"
         for name, language in LANGUAGES.items():
-            self.translations[name][key] = language.say(text, **facts)
+            self.translations[name][key] = make(language)
         return self(key)
 
 

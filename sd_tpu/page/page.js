@@ -597,7 +597,7 @@ document.addEventListener("input", ({ target, inputType = "" }) => {
 // --- keys ---------------------------------------------------------------------------------------
 
 document.addEventListener("keydown", (event) => {
-    if ($("#painter")?.open) return;
+    if ($("#painter")?.open || $(".more:popover-open")) return;
     if ($("#viewer")?.open) {
         const forth = document.documentElement.dir === "rtl" ? -1 : 1;
         const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
@@ -749,6 +749,7 @@ document.addEventListener("click", ({ target }) => {
         touched = true;
         lookSoon();
     }
+    target.closest(".more")?.hidePopover();  // which gives the focus back
     if (button) ACTIONS[button.dataset.do](button.dataset, button);
     else if (target.closest("#viewer [data-step]")) leaf(Number(target.dataset.step));
     else if (target.closest("#viewer [data-close]") || target.id === "viewer") $("#viewer").close();
@@ -756,6 +757,21 @@ document.addEventListener("click", ({ target }) => {
         ask("about").then(({ about }) => { $(".about dl").innerHTML = about ?? ""; });
     }
 });
+
+// A menu opens at its button, within the window.
+const MENU = 300;  // pixels, if there are so many
+document.addEventListener("beforetoggle", ({ target, newState }) => {
+    if (newState !== "open" || !target.matches(".more")) return;
+    const at = $(`[popovertarget=${target.id}]`).getBoundingClientRect();
+    const room = document.documentElement.clientWidth - 8, width = Math.min(MENU, room);
+    const start = document.documentElement.dir === "rtl" ? at.right - width : at.left;
+    const below = at.top + at.bottom < innerHeight;
+    Object.assign(target.style, { width: `${width}px`,
+        left: `${Math.min(Math.max(4, start), room + 4 - width)}px`,
+        top: below ? `${at.bottom}px` : "auto",
+        bottom: below ? "auto" : `${innerHeight - at.top}px` });
+}, true);
+addEventListener("scroll", () => $(".more:popover-open")?.hidePopover(), { passive: true });
 
 function replace(given) {
     remember();
@@ -1142,9 +1158,10 @@ document.addEventListener("focusout", ({ target }) => {
 let held = null;
 document.addEventListener("pointerdown", () => { held = null; });
 document.addEventListener("focusin", ({ target }) => {
-    const button = target.closest("#cards [data-do], #history-panel [data-do]");
-    const parts = ["do", "act", "id", "place"].filter((name) => button?.dataset[name]);
-    held = button && parts.map((name) => `[data-${name}="${button.dataset[name]}"]`).join("");
+    const button = target.closest("#cards :is([data-do], .icon), #history-panel [data-do]");
+    const parts = ["data-do", "data-act", "data-id", "data-place", "popovertarget"].filter(
+        (name) => button?.hasAttribute(name));
+    held = button && parts.map((name) => `[${name}="${button.getAttribute(name)}"]`).join("");
 });
 new MutationObserver(() => {
     if (held && document.activeElement === document.body) {

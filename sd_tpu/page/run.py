@@ -230,15 +230,11 @@ class Run:
 
         A follower that is slow misses what has been overtaken, and nothing else.
         """
-        me = object()
+        me, over = object(), False
         with self._change:
             self._followers[session] = me
             self._change.notify_all()
             self._mind_loneliness()
-        return self._tell(session, me, seen)
-
-    def _tell(self, session: str, me: object, seen: int) -> Iterator[Snapshot]:
-        over = False
         try:
             while not over:
                 with self._change:

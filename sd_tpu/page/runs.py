@@ -66,12 +66,11 @@ class Runs:
     def follow(self, run: Run, session: str, seen: int = 0) -> Iterator[Snapshot]:
         """Shows a run to a session, as `Run.follow` does, and no other: what nobody looks at any
         more is given up."""
-        following = run.follow(session, seen)
         for other in self._all():
             if other is not run and other.followed_by(session):
                 other.leave(session)
                 other.stop_if_lonely()
-        return following
+        yield from run.follow(session, seen)
 
     def latest(self, browser: str) -> Run | None:
         """What this browser began last, if its pictures are still there."""
