@@ -120,6 +120,10 @@ def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_bac
     large = sources(tab)
     assert new(small, large) == [2] and prompts(tab) == PROMPTS
     expect(figures(tab).nth(2)).to_contain_text("64")
+    foot, label = figures(tab).nth(2).evaluate("""figure => [
+        figure.querySelector("img").getBoundingClientRect().bottom,
+        figure.querySelector(".facts").getBoundingClientRect().top]""")
+    assert foot <= label + .5, "the label lies over the picture"
     with tab.expect_download() as download:
         tab.get_by_role("link", name="Download picture 3").click()
     download.value.save_as(tmp_path / "large.png")
@@ -137,6 +141,20 @@ def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_bac
     tab.get_by_role("button", name="Redo").click()
     tab.wait_for_function(f"before => JSON.stringify(({SOURCES})()) === before",
                           arg=json.dumps(large).replace(", ", ","), timeout=PATIENCE)
+
+
+def test_nothing_lies_over_a_picture_that_nobody_points_at_but_a_way_to_redraw_it(tab):
+    fill(tab, PROMPTS)
+    make(tab)
+    tab.mouse.move(0, 0)
+    figure = figures(tab).nth(1)
+    said = [figure.locator(".facts"), figure.locator("[data-do=keep]")]
+    for each in said:
+        expect(each).to_have_css("opacity", "0")
+    expect(figure.locator("[data-do=redraw]")).to_have_css("opacity", "1")
+    figure.hover()
+    for each in said:
+        expect(each).to_have_css("opacity", "1")
 
 
 INSIDE = """menu => {
@@ -167,8 +185,9 @@ def test_what_is_done_less_often_is_behind_one_button(tab, slow_engine, phone):
     button.press("Enter")
     tab.keyboard.press("Tab")
     expect(tab.get_by_role("button", name="Larger: draw picture 2")).to_be_focused()
-    setting(tab, "Steps").fill(str(LONG))
     tab.keyboard.press("Escape")
+    setting(tab, "Steps").fill(str(LONG))
+    tab.keyboard.press("Escape")  # which closes the settings
     tab.get_by_role("button", name="Redraw picture 1", exact=False).first.click()
     says(tab, "Step")
     button.press("Enter")
@@ -240,7 +259,6 @@ def test_a_run_that_ends_during_a_reload_says_so(tab, slow_engine):
     expect(run).not_to_have_attribute("data-run", "", timeout=PATIENCE)
     address = tab.url
     tab.goto("about:blank")
-    tab.wait_for_timeout(100)
     while slow_engine.jobs():
         tab.wait_for_timeout(50)
     tab.goto(address)

@@ -758,7 +758,7 @@ document.addEventListener("click", ({ target }) => {
     }
 });
 
-// A menu opens at its button, within the window.
+// A menu opens at its button, within the window, and moves with the page.
 const MENU = 300;  // pixels, if there are so many
 document.addEventListener("beforetoggle", ({ target, newState }) => {
     if (newState !== "open" || !target.matches(".more")) return;
@@ -768,10 +768,9 @@ document.addEventListener("beforetoggle", ({ target, newState }) => {
     const below = at.top + at.bottom < innerHeight;
     Object.assign(target.style, { width: `${width}px`,
         left: `${Math.min(Math.max(4, start), room + 4 - width)}px`,
-        top: below ? `${at.bottom}px` : "auto",
-        bottom: below ? "auto" : `${innerHeight - at.top}px` });
+        top: below ? `${scrollY + at.bottom}px` : "auto",
+        bottom: below ? "auto" : `${innerHeight - scrollY - at.top}px` });
 }, true);
-addEventListener("scroll", () => $(".more:popover-open")?.hidePopover(), { passive: true });
 
 function replace(given) {
     remember();
