@@ -28,12 +28,11 @@ from visitor import (
 )
 
 from sd_tpu.language import ENGLISH
-from sd_tpu.page import run as run_module
-from sd_tpu.page.files import Picture
-from sd_tpu.page.run import Run, Studio, queued
+from sd_tpu.pictures.files import Picture
 from sd_tpu.pictures.history import HistoryError
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.uploads import Inputs
+from sd_tpu.serving import run as run_module
 from sd_tpu.serving.job import (
     COMPILING,
     LOADING,
@@ -45,6 +44,7 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
+from sd_tpu.serving.run import Run, Studio, queued
 from sd_tpu.serving.scheduler import Busy
 
 
@@ -179,6 +179,34 @@ def test_a_run_is_found_again_after_a_reload(tab, slow_engine):
     expect(figures(tab).nth(7)).to_contain_text("Seed 18")
     stop(tab).click()
     says(tab, "Stopped")
+
+
+def test_who_cannot_reach_the_server_is_told_so_keeps_his_pictures_and_can_try_again(tab):
+    fill(tab, ["first", *[""] * 7])
+    make(tab)
+    tab.route(re.compile("component_server"), lambda route: route.abort())
+    box(tab, 1).fill("second")
+    generate(tab).click()
+    says(tab, "The server failed; please try again.")
+    expect(tab.locator("figure.done:not(.asked)")).to_have_count(1)
+    tab.unroute_all()
+    make(tab)
+    assert alts(tab) == ["second"]
+
+
+def test_two_tabs_of_a_browser_see_the_same_run_and_either_can_stop_it(tab, visitor, address,
+                                                                       slow_engine):
+    fill(tab, PROMPTS, seed=11, steps=LONG)
+    generate(tab).click()
+    says(tab, "Step")
+    with visitor.new_page() as other:
+        other.goto(address)
+        says(other, re.compile(rf"Step \d+ of {LONG}"))
+        expect(figures(other).nth(7)).to_contain_text("Seed 18")
+        stop(other).click()
+        says(other, "Stopped")
+    says(tab, "Stopped")
+    expect(tab.locator("figure.stopped")).to_have_count(8)
 
 
 def test_a_phone_that_slept_through_its_run_finds_it_again(tab, held_engine):

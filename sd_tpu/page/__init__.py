@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import fastapi
@@ -13,16 +14,16 @@ from starlette.middleware.gzip import GZipMiddleware
 from sd_tpu.page import api
 from sd_tpu.page.assets import Assets
 from sd_tpu.page.events import Answers, Asked, Watch
-from sd_tpu.page.files import Files
 from sd_tpu.page.layout import Translations, make_page
-from sd_tpu.page.run import Studio
-from sd_tpu.page.runs import KEEP_SECONDS, Runs
 from sd_tpu.page.sessions import remember_nothing
 from sd_tpu.page.theme import HEAD, ICON, style, theme
+from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.run import Studio
+from sd_tpu.serving.runs import KEEP_SECONDS, Runs
 from sd_tpu.serving.scheduler import Limits
 
 # At each event Gradio's browser part visits all components on which any event so far shows its
@@ -40,7 +41,9 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     card, texts = engine.pipeline.card, Translations()
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:
-        runs = Runs(Studio(engine, Files(page, engine.to_png), Inputs(), history))
+        files = Files(Path(page.GRADIO_CACHE), engine.to_png)
+        page.temp_file_sets.append(files.names)  # Gradio prunes them
+        runs = Runs(Studio(engine, files, Inputs(), history))
         answers = Answers(runs)
 
         def answer(asked: Any, visitor: gr.Request) -> dict:

@@ -19,15 +19,15 @@ import gradio as gr
 from gradio.components import Component
 
 from sd_tpu.language import Language, language_of
+from sd_tpu.links import read_link
 from sd_tpu.page import form, layout
 from sd_tpu.page import history as panel
 from sd_tpu.page.compare import comparison, read_comparison
-from sd_tpu.page.files import LARGE, uploaded, url
-from sd_tpu.page.form import GARBLED, read_link
+from sd_tpu.page.files import uploaded, url
+from sd_tpu.page.form import GARBLED
 from sd_tpu.page.layout import View
 from sd_tpu.page.parts import labels, part
-from sd_tpu.page.run import BLANK, Card, Line, Run, duration
-from sd_tpu.page.runs import Runs
+from sd_tpu.pictures.files import LARGE
 from sd_tpu.pictures.history import HistoryError
 from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
@@ -43,6 +43,8 @@ from sd_tpu.request import LARGER, Request, larger
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.run import BLANK, Card, Line, Run, duration
+from sd_tpu.serving.runs import Runs
 from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import (
     FASTER,

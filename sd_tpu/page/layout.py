@@ -17,10 +17,10 @@ from sd_tpu.language import ENGLISH, LANGUAGES, Language
 from sd_tpu.page.compare import comparable
 from sd_tpu.page.form import named_size, sizes
 from sd_tpu.page.parts import part
-from sd_tpu.page.run import STARTING, Card, Line
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.run import STARTING, Card, Line
 from sd_tpu.settings import (
     CONTROL,
     JOURNEY,
@@ -96,8 +96,7 @@ def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict]
         choices, offered = choices_of(engine.offer), sizes(defaults["model"], engine.offer)
         html("sheet", "sheet", card.themes, choices, defaults, named_size(size[::-1]),
              {each: each for each in offered},
-             [each for each in comparable(engine.defaults, engine.offer, offered)
-              if choices.get(each.name, {}) is not None], MAX_FILE_BYTES, history)
+             comparable(engine.defaults, choices, offered), MAX_FILE_BYTES, history)
     # The region stays while its text changes: only then do screen readers read the text out.
     news = gr.HTML("", elem_id="news", apply_default_css=False, js_on_load=None,
                    html_template='<div role="status" aria-live="polite">${value}</div>')

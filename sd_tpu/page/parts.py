@@ -16,8 +16,10 @@ from typing import Any
 import jinja2
 
 from sd_tpu.language import ENGLISH, Language
-from sd_tpu.page.files import thumbnail, url
-from sd_tpu.page.form import COMMON, named_size, write_link
+from sd_tpu.links import write_link
+from sd_tpu.page.files import url
+from sd_tpu.page.form import COMMON, named_size
+from sd_tpu.pictures.files import thumbnail
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (

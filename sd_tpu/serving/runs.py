@@ -6,8 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
-from sd_tpu.page.run import BLANK, Run, Snapshot, Studio
 from sd_tpu.request import Request
+from sd_tpu.serving.run import BLANK, Run, Snapshot, Studio
 
 MAX_KEPT = 256  # runs, for browsers that come back
 KEEP_SECONDS = 24 * 3600  # how long its pictures' files are there

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sd_tpu import settings
-from sd_tpu.page.files import Files, Picture, url
+from sd_tpu.pictures.files import Files, Picture
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import data_url
 from sd_tpu.pictures.uploads import Inputs
@@ -61,12 +61,11 @@ class Card:
         asked: what its picture is made from; None where nothing is asked for.
         state: blank, example (of what the model draws), waiting, forming, done or stopped.
         named: the settings that its label names.
-        preview: the address of how it looks until its picture is there: as it forms, or as it was
-            before it is drawn again.
+        preview: how it forms, as an address that holds the pixels.
         picture: what is done.
         kept: what the history calls that.
         live: whether it was drawn while somebody typed.
-        before: what was done here before, until its successor is.
+        before: what was done here before.
         changed: the version of the run in which it was changed last.
     """
 
@@ -89,8 +88,8 @@ class Card:
     def drawn_anew(self, asked: settings.Picture) -> Self:
         """The card while this is drawn on it."""
         there = self.finished
-        preview = url(there.picture.shown) if there else self.preview
-        return type(self)(self.place, asked, "waiting", preview=preview, before=there)
+        return type(self)(self.place, asked, "waiting", preview="" if there else self.preview,
+                          before=there and dataclasses.replace(there, before=None))
 
 
 BLANK = tuple(map(Card, range(MAX_PROMPTS)))
@@ -116,16 +115,12 @@ STARTING = Line(Sentence("Starting…"), "busy")
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
     """What a follower is told of a `version` of the run: the cards that have changed, the line, and
-    what to read aloud.
-
-    The run is `over` if nothing will change any more, unless a picture is drawn again.
-    """
+    what to read aloud."""
 
     version: int
     cards: tuple[Card, ...]
     line: Line
     news: tuple[Sentence, ...]
-    over: bool
 
 
 @dataclasses.dataclass(eq=False)
@@ -226,48 +221,53 @@ class Run:
 
     def follow(self, session: str, seen: int = 0) -> Iterator[Snapshot]:
         """What there is, or has changed since this version, then what changes, until the run is
-        over, the session leaves, or begins to follow it anew.
+        over or the session leaves; nothing if the session follows it already, and so is told.
 
         A follower that is slow misses what has been overtaken, and nothing else.
         """
-        me, over = object(), False
+        me = object()
         with self._change:
+            if session in self._followers:
+                return
             self._followers[session] = me
-            self._change.notify_all()
             self._mind_loneliness()
         try:
-            while not over:
-                with self._change:
-                    while (self._followers.get(session) is me and self.version == seen
-                           and not self.over):
-                        self._change.wait()
-                    if self._followers.get(session) is not me:
-                        return
-                    told = self._since(seen)
-                seen, over = told.version, told.over
+            while told := self._next(session, me, seen):
+                seen = told.version
                 yield told
         finally:
-            with self._change:
-                if self._followers.get(session) is me:
-                    del self._followers[session]
-                self._mind_loneliness()
+            self.leave(session, me)
+
+    def _next(self, session: str, me: object, seen: int) -> Snapshot | None:
+        """Waits for what this follower has not seen; None, and it follows no more, if there is
+        nothing to wait for."""
+        with self._change:
+            self._change.wait_for(lambda: self._followers.get(session) is not me
+                                  or self.version != seen or self.over)
+            if self._followers.get(session) is me and self.version != seen:
+                return self._since(seen)
+            self.leave(session, me)  # whoever draws a picture again from now on must follow anew
+            return None
 
     def _since(self, seen: int) -> Snapshot:
         cards = tuple(card for card in self.cards if card.changed > seen or not seen)
         done = [card.place + 1 for card in cards
                 if card.state == "done" and card.changed > self._first]
         end = [self.line.text] if self.over and self.line.aloud else []
-        return Snapshot(self.version, cards, self.line, (*ready(done), *end), self.over)
+        return Snapshot(self.version, cards, self.line, (*ready(done), *end))
 
     def followed_by(self, session: str) -> bool:
         """Whether this session does."""
         return session in self._followers
 
-    def leave(self, session: str) -> None:
-        """Ends what this session follows."""
+    def leave(self, session: str, me: object = None) -> None:
+        """Ends what this session follows, or only this follower, if it is still the session's."""
         with self._change:
-            self._followers.pop(session, None)
-            self._change.notify_all()
+            there = self._followers.get(session)
+            if there and me in (None, there):
+                del self._followers[session]
+                self._change.notify_all()
+                self._mind_loneliness()
 
     def stop_if_lonely(self) -> None:
         """Ends it unless somebody follows it."""
@@ -365,7 +365,7 @@ class Run:
             case ImageReady(place, pixels, unsafe) if place in work.places:
                 work.blurred |= unsafe
                 picture = self._studio.files.add(work.job.request, place, pixels, self.browser)
-                return {place: dict(state="done", picture=picture, live=work.live, before=None,
+                return {place: dict(state="done", picture=picture, live=work.live,
                                     kept=self._keep(work, place, picture))}
         return {}
 
