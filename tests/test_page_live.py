@@ -278,7 +278,7 @@ def test_a_run_is_given_up_for_the_next_unless_another_tab_looks_at_it():
 
 
 def test_the_engine_knows_what_a_picture_takes_before_any_is_drawn(page_engine):
-    assert page_engine.ready.wait(PATIENCE / 1000)
+    assert page_engine.ready.wait(300)
     quick, long = (page_engine.seconds(dataclasses.replace(page_engine.defaults, steps=steps))
                    for steps in (1, 100))
     assert 0 < quick < long

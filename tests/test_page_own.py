@@ -219,7 +219,7 @@ def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
     make(tab)
     link = tab.get_by_role("button", name="Copy link")
     expect(link).to_have_attribute("data-link", re.compile("&negative_prompt1=&"))
-    more(tab, 2).get_by_role("button", name="Again").click()
+    more(tab, 2).get_by_role("button", name="Again:").click()
     expect(summaries(tab)).to_have_count(0)
     expect(setting(tab, "Sampler")).to_have_value("heun")
     for name in ("Clear", "Sample prompts"):

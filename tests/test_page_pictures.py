@@ -136,7 +136,7 @@ def test_a_picture_is_downloaded_enlarged_with_its_settings(made, tmp_path):
 
 def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
     setting(made, "Steps").fill("40")
-    more(made, 4).get_by_role("button", name="Again").click()
+    more(made, 4).get_by_role("button", name="Again:").click()
     says(made, "Prompt, seed and settings of the picture are in the boxes.")
     assert prompts(made) == ["fourth", *[""] * 7]
     expect(seed_box(made)).to_have_value("11")
