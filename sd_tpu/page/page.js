@@ -597,7 +597,7 @@ document.addEventListener("input", ({ target, inputType = "" }) => {
 // --- keys ---------------------------------------------------------------------------------------
 
 document.addEventListener("keydown", (event) => {
-    if ($("#painter")?.open || $(".more:popover-open")) return;
+    if ($("#painter")?.open || $(".menu:popover-open")) return;
     if ($("#viewer")?.open) {
         const forth = document.documentElement.dir === "rtl" ? -1 : 1;
         const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
@@ -749,7 +749,7 @@ document.addEventListener("click", ({ target }) => {
         touched = true;
         lookSoon();
     }
-    target.closest(".more")?.hidePopover();  // which gives the focus back
+    target.closest(".menu")?.hidePopover();  // which gives the focus back
     if (button) ACTIONS[button.dataset.do](button.dataset, button);
     else if (target.closest("#viewer [data-step]")) leaf(Number(target.dataset.step));
     else if (target.closest("#viewer [data-close]") || target.id === "viewer") $("#viewer").close();
@@ -761,7 +761,7 @@ document.addEventListener("click", ({ target }) => {
 // A menu opens at its button, within the window, and moves with the page.
 const MENU = 300;  // pixels, if there are so many
 document.addEventListener("beforetoggle", ({ target, newState }) => {
-    if (newState !== "open" || !target.matches(".more")) return;
+    if (newState !== "open" || !target.matches(".menu")) return;
     const at = $(`[popovertarget=${target.id}]`).getBoundingClientRect();
     const room = document.documentElement.clientWidth - 8, width = Math.min(MENU, room);
     const start = document.documentElement.dir === "rtl" ? at.right - width : at.left;
