@@ -96,7 +96,7 @@ class Anything(_Literally):
 class Request:
     """Up to eight pictures by place; None where no picture is made."""
 
-    pictures: tuple[Picture | None, ...]
+    pictures: tuple[Picture | None, ...] = ()
 
     @classmethod
     def check(cls, values: Mapping[str, Any], offer: Offer | Picture) -> Self:
@@ -202,9 +202,9 @@ class Request:
         """The request that makes the picture at `place` again, alone."""
         return type(self)((self.pictures[place],))
 
-    def with_only(self, place: int) -> Self:
-        """The request for the picture at `place` only, which keeps its place."""
-        return type(self)((*[None] * place, self.pictures[place]))
+    def picture_at(self, place: int) -> Picture | None:
+        """The picture at `place`, if there is one."""
+        return self.pictures[place] if place < len(self.pictures) else None
 
     def replaced(self, place: int, picture: Picture | None) -> Self:
         """The request with this picture, or none, at `place`."""

@@ -17,6 +17,7 @@ from visitor import (
     fill,
     generate,
     make,
+    more,
     newcomer,
     prompts,
     says,
@@ -27,9 +28,9 @@ from visitor import (
 )
 
 from sd_tpu.language import ENGLISH
+from sd_tpu.links import read_link, write_link
 from sd_tpu.page import form as form_module
 from sd_tpu.page.events import remark
-from sd_tpu.page.form import read_link, write_link
 from sd_tpu.page.layout import sample_sets
 from sd_tpu.pictures.images import MAX_FILE_BYTES, to_png
 from sd_tpu.request import Request
@@ -431,6 +432,8 @@ def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
         expect(undo).to_be_disabled()
         if name == "Fill the boxes":
             unfold(tab, "Paste a list")
+        if name.startswith("Again"):
+            more(tab, 3)
         tab.get_by_role("button", name=name, exact=name == "Clear").click()
         expect(undo).to_be_enabled()
         assert filled() != kept, name

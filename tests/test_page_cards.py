@@ -17,6 +17,7 @@ from visitor import (
     fill,
     generate,
     make,
+    more,
     press,
     prompts,
     says,
@@ -114,11 +115,15 @@ def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_bac
     fill(tab, PROMPTS, seed=3, steps=5)
     make(tab)
     small, undo = sources(tab), tab.get_by_role("button", name="Undo")
-    press(tab, tab.get_by_role("button", name="Larger: draw picture 3"))
+    press(tab, more(tab, 3).get_by_role("button", name="Larger: draw picture 3"))
     says(tab, "Done in")
     large = sources(tab)
     assert new(small, large) == [2] and prompts(tab) == PROMPTS
     expect(figures(tab).nth(2)).to_contain_text("64")
+    foot, label = figures(tab).nth(2).evaluate("""figure => [
+        figure.querySelector("img").getBoundingClientRect().bottom,
+        figure.querySelector(".facts").getBoundingClientRect().top]""")
+    assert foot <= label + .5, "the label lies over the picture"
     with tab.expect_download() as download:
         tab.get_by_role("link", name="Download picture 3").click()
     download.value.save_as(tmp_path / "large.png")
@@ -140,6 +145,61 @@ def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_bac
     tab.get_by_role("button", name="Redo").click()
     tab.wait_for_function(f"before => JSON.stringify(({SOURCES})()) === before",
                           arg=json.dumps(large).replace(", ", ","), timeout=PATIENCE)
+
+
+def test_nothing_lies_over_a_picture_that_nobody_points_at_but_a_way_to_redraw_it(tab):
+    fill(tab, PROMPTS)
+    make(tab)
+    tab.mouse.move(0, 0)
+    figure = figures(tab).nth(1)
+    said = [figure.locator(".facts"), figure.locator("[data-do=keep]")]
+    for each in said:
+        expect(each).to_have_css("opacity", "0")
+    expect(figure.locator("[data-do=redraw]")).to_have_css("opacity", "1")
+    figure.hover()
+    for each in said:
+        expect(each).to_have_css("opacity", "1")
+
+
+INSIDE = """menu => {
+    const { left, right, top, bottom } = menu.getBoundingClientRect();
+    return left >= 0 && right <= innerWidth && top >= 0 && bottom <= innerHeight;
+}"""
+
+
+@pytest.mark.parametrize("phone", [False, True])
+def test_what_is_done_less_often_is_behind_one_button(tab, slow_engine, phone):
+    fill(tab, PROMPTS, steps=2)
+    make(tab)
+    if phone:
+        tab.set_viewport_size({"width": 390, "height": 844})
+    button = tab.get_by_role("button", name="More for picture 2", exact=True)
+    least = button.evaluate("button => button.offsetHeight")
+    assert least >= (44 if phone else 24)
+    for number in (1, 2, 8):
+        menu = more(tab, number)
+        expect(menu.get_by_role("button")).to_have_count(3)
+        expect(menu.get_by_role("link")).to_have_count(1 if phone else 0)
+        assert menu.evaluate(INSIDE)
+        rows = menu.locator("> *:visible").evaluate_all("all => all.map(row => row.offsetHeight)")
+        assert min(rows) >= 44
+    assert Axe().run(tab)["violations"] == []
+    tab.keyboard.press("Escape")
+    expect(menu).to_be_hidden()
+    button.press("Enter")
+    tab.keyboard.press("Tab")
+    expect(tab.get_by_role("button", name="Larger: draw picture 2")).to_be_focused()
+    tab.keyboard.press("Escape")
+    setting(tab, "Steps").fill(str(LONG))
+    tab.keyboard.press("Escape")  # which closes the settings
+    tab.get_by_role("button", name="Redraw picture 1", exact=False).first.click()
+    says(tab, "Step")
+    button.press("Enter")
+    tab.keyboard.press("Escape")  # which closes the menu and stops nothing
+    expect(button).to_be_focused()
+    expect(stop(tab)).to_be_enabled()
+    tab.keyboard.press("Escape")
+    says(tab, "Stopped")
 
 
 def test_generate_answers_in_the_browser_and_stop_counts_before_the_server_does(tab, slow_engine):
@@ -203,7 +263,6 @@ def test_a_run_that_ends_during_a_reload_says_so(tab, slow_engine):
     expect(run).not_to_have_attribute("data-run", "", timeout=PATIENCE)
     address = tab.url
     tab.goto("about:blank")
-    tab.wait_for_timeout(100)
     while slow_engine.jobs():
         tab.wait_for_timeout(50)
     tab.goto(address)
@@ -260,7 +319,7 @@ def test_a_prompt_that_stands_for_several_fills_the_empty_boxes_and_stays(tab):
     words = tab.locator("figure .words")
     expect(words.nth(2)).to_have_text("a blue fox")  # which its box does not say
     assert [each.bounding_box()["width"] > 9 for each in words.all()] == [True] * 3 + [False]
-    file = tab.locator("#cards a[download]").nth(1).evaluate("link => link.href")
+    file = tab.locator("#cards a.icon").nth(1).evaluate("link => link.href")
     assert read_png(tab.request.get(file).body()).prompts == ("a green fox",)
     generate(tab).click()
     says(tab, "All pictures are there already, as they are asked for.")

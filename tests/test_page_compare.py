@@ -188,7 +188,7 @@ def test_styles_are_compared_and_the_files_say_what_they_made_of_the_prompts(tab
     compare(tab, "Style")
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(["no style", "style Ink", "style Bright"])
-    files = tab.locator("#cards a[download]").evaluate_all("all => all.map(each => each.href)")
+    files = tab.locator("#cards a.icon").evaluate_all("all => all.map(each => each.href)")
     made = [read_png(tab.request.get(file).body()).pictures[0] for file in files]
     assert [(picture.prompt, picture.negative_prompt, picture.style) for picture in made] == [
         ("a fox", "fog", ""), ("ink drawing of a fox", "fog, photo", ""),

@@ -206,7 +206,7 @@ def test_favourites_are_marked_and_can_be_shown_alone_by_keyboard(somebody):
 
 def test_what_is_deleted_is_served_no_more_and_comes_back_when_that_is_undone(somebody, keeping):
     addresses = [keeping + somebody.locator(f"#picture-4 {part}").get_attribute(name)
-                 for part, name in (("a[download]", "href"), ("img", "src"))]
+                 for part, name in (("a.icon", "href"), ("img", "src"))]
     assert [httpx.get(address).status_code for address in addresses] == [200, 200]
     unfold(somebody, "History")
     act(somebody, "Delete “fourth”")

@@ -7,7 +7,7 @@ import pytest
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
 from test_page_history import served
-from visitor import LONG, PATIENCE, PROMPTS, figures, says, visit
+from visitor import LONG, PATIENCE, PROMPTS, figures, more, says, visit
 
 from sd_tpu.language import LANGUAGES
 from sd_tpu.sampling.samplers import SAMPLERS
@@ -99,7 +99,7 @@ def test_the_whole_page_is_in_the_visitors_language(abroad, slow_engine):
     words = {word for _ in unfold_each(tab) for word in tab.evaluate(WORDS)}
     expect(tab.locator("#history-panel img")).to_have_count(2, timeout=PATIENCE)
     again = say("Again: put prompt, seed and settings of picture {number} back", number=1)
-    figures(tab).first.get_by_role("button", name=again).click()
+    more(tab, 1).get_by_role("button", name=again).click()
     says(tab, say("Prompt, seed and settings of the picture are in the boxes."))
     spacing = tab.locator("#settings-panel").get_by_label(say("Spacing"), exact=True)
     expect(spacing.locator("option").first).to_have_text(say("the model's own"))

@@ -15,6 +15,7 @@ from visitor import (
     fill,
     generate,
     make,
+    more,
     newcomer,
     says,
     setting,
@@ -22,7 +23,8 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.page.form import read, read_link, show, write_link
+from sd_tpu.links import read_link, write_link
+from sd_tpu.page.form import read, show
 from sd_tpu.page.parts import labels as captions
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.request import Request
@@ -138,7 +140,6 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
     assert [request.steps for request in made] == [3, 2]
     assert made[1].sampler == "euler" != made[0].sampler
 
-    tab.wait_for_timeout(300)
     tab.reload()
     expect(summaries(tab)).to_have_text(["Euler · 2 steps"], timeout=PATIENCE)
     expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("euler")
@@ -176,7 +177,6 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
         made.append((asked.guidance_start, asked.guidance_stop, asked.cache_interval))
     assert made == [(0, 0.5, 3), (0, 0.5, 1)]
     expect(figures(tab).nth(1).locator("b")).to_have_text("cache interval 1")
-    tab.wait_for_timeout(300)
     tab.reload()
     common = "guidance until 0.5 · cache interval 3"
     expect(summaries(tab)).to_have_text(["cache interval 1", common], timeout=PATIENCE)
@@ -219,7 +219,7 @@ def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
     make(tab)
     link = tab.get_by_role("button", name="Copy link")
     expect(link).to_have_attribute("data-link", re.compile("&negative_prompt1=&"))
-    tab.get_by_role("button", name="Again: put prompt, seed and settings of picture 2").click()
+    more(tab, 2).get_by_role("button", name="Again:").click()
     expect(summaries(tab)).to_have_count(0)
     expect(setting(tab, "Sampler")).to_have_value("heun")
     for name in ("Clear", "Sample prompts"):

@@ -23,6 +23,7 @@ from visitor import (
     fill,
     generate,
     make,
+    more,
     newcomer,
     prompts,
     says,
@@ -33,7 +34,7 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.page.files import Files
+from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.images import read_png
 from sd_tpu.settings import MAX_SEED
 
@@ -66,21 +67,20 @@ def test_the_page_itself_shows_webp(made):
 
 def test_a_small_picture_is_shown_as_it_is(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    page = SimpleNamespace(GRADIO_CACHE=str(tmp_path), temp_file_sets=[])
-    files = Files(page, lambda pixels, request: b"")
+    files = Files(tmp_path, lambda pixels, request: b"")
     shown = files.add(make_request(prompts=("a",)), 0, pixels).shown
     with Image.open(shown) as image:
         assert np.array_equal(np.asarray(image.convert("RGB")), pixels)
 
 
 def test_a_file_that_gradio_prunes_takes_its_folder_with_it(tmp_path):
-    page = SimpleNamespace(GRADIO_CACHE=str(tmp_path), temp_file_sets=[], blocks={})
-    files = Files(page, lambda pixels, request: b"")
+    files = Files(tmp_path, lambda pixels, request: b"")
+    page = SimpleNamespace(temp_file_sets=[files.names], blocks={})
     files.add(make_request(prompts=("a",)), 0, np.zeros((32, 32, 3), np.uint8))
     (folder,) = tmp_path.iterdir()
     assert len(list(folder.iterdir())) == 2, "all of a picture lies together"
     delete_files_created_by_app(page, None)
-    assert not list(tmp_path.iterdir()) and not page.temp_file_sets[0]
+    assert not list(tmp_path.iterdir()) and not files.names
 
 
 def test_all_pictures_come_in_one_archive(made, tmp_path):
@@ -136,7 +136,7 @@ def test_a_picture_is_downloaded_enlarged_with_its_settings(made, tmp_path):
 
 def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
     setting(made, "Steps").fill("40")
-    made.get_by_role("button", name="Again: put prompt, seed and settings of picture 4").click()
+    more(made, 4).get_by_role("button", name="Again:").click()
     says(made, "Prompt, seed and settings of the picture are in the boxes.")
     assert prompts(made) == ["fourth", *[""] * 7]
     expect(seed_box(made)).to_have_value("11")

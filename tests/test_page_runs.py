@@ -1,8 +1,10 @@
 """Runs on the page: pictures form in their places, stop, go on, and are found again."""
 
+import dataclasses
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from asking import make_request
@@ -26,12 +28,11 @@ from visitor import (
 )
 
 from sd_tpu.language import ENGLISH
-from sd_tpu.page import run as run_module
-from sd_tpu.page.files import Picture
-from sd_tpu.page.run import Run, Work, queued
-from sd_tpu.page.runs import Runs
+from sd_tpu.pictures.files import Picture
+from sd_tpu.pictures.history import HistoryError
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.uploads import Inputs
+from sd_tpu.serving import run as run_module
 from sd_tpu.serving.job import (
     COMPILING,
     LOADING,
@@ -43,6 +44,7 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
+from sd_tpu.serving.run import Run, Studio, queued
 from sd_tpu.serving.scheduler import Busy
 
 
@@ -179,6 +181,34 @@ def test_a_run_is_found_again_after_a_reload(tab, slow_engine):
     says(tab, "Stopped")
 
 
+def test_who_cannot_reach_the_server_is_told_so_keeps_his_pictures_and_can_try_again(tab):
+    fill(tab, ["first", *[""] * 7])
+    make(tab)
+    tab.route(re.compile("component_server"), lambda route: route.abort())
+    box(tab, 1).fill("second")
+    generate(tab).click()
+    says(tab, "The server failed; please try again.")
+    expect(tab.locator("figure.done:not(.asked)")).to_have_count(1)
+    tab.unroute_all()
+    make(tab)
+    assert alts(tab) == ["second"]
+
+
+def test_two_tabs_of_a_browser_see_the_same_run_and_either_can_stop_it(tab, visitor, address,
+                                                                       slow_engine):
+    fill(tab, PROMPTS, seed=11, steps=LONG)
+    generate(tab).click()
+    says(tab, "Step")
+    with visitor.new_page() as other:
+        other.goto(address)
+        says(other, re.compile(rf"Step \d+ of {LONG}"))
+        expect(figures(other).nth(7)).to_contain_text("Seed 18")
+        stop(other).click()
+        says(other, "Stopped")
+    says(tab, "Stopped")
+    expect(tab.locator("figure.stopped")).to_have_count(8)
+
+
 def test_a_phone_that_slept_through_its_run_finds_it_again(tab, held_engine):
     fill(tab, PROMPTS)
     generate(tab).click()
@@ -211,7 +241,7 @@ def test_pictures_are_still_there_after_a_reload(tab):
 
 
 def test_a_run_that_nobody_follows_any_more_is_given_up(visitor, address, slow_engine, monkeypatch):
-    monkeypatch.setattr(Runs.start, "__kwdefaults__", {**Runs.start.__kwdefaults__, "grace": 1})
+    monkeypatch.setattr(run_module, "GRACE_SECONDS", 1)
     with visitor.new_page() as tab:
         visit(tab, address)
         fill(tab, PROMPTS, steps=LONG)
@@ -264,10 +294,7 @@ def test_screen_readers_hear_of_beginning_pictures_and_end_but_of_no_step(tab):
 class FakeJob:
     """A job whose events have already happened."""
 
-    client, address = "me", ""
-
     def __init__(self, *events):
-        self.request = make_request(prompts=("a", "b"), steps=20, seed=3)
         self._events = events
 
     def events(self):
@@ -277,6 +304,13 @@ class FakeJob:
         pass
 
 
+class Room:
+    """A disk with room."""
+
+    def add(self, *_):
+        return Picture("picture.png", "picture.webp")
+
+
 class NoRoom:
     """A disk that is full."""
 
@@ -284,21 +318,35 @@ class NoRoom:
         raise OSError("No space left on device")
 
 
+ASKED = make_request(prompts=("a", "b"), steps=20, seed=3)
+
+
+def run_of(job, files=None, history=None, request=ASKED, **whose):
+    """A run of which this is the job."""
+    def submit(drawn, **_):
+        job.request = drawn
+        return job
+
+    engine = SimpleNamespace(submit=submit)
+    return Run(Studio(engine, files or NoRoom(), Inputs(), history), request, **whose)
+
+
 def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):
     monkeypatch.setattr(run_module, "GRACE_SECONDS", 0.1)
     job, over = FakeJob(), threading.Event()
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)
-    Run(job, None, NoRoom(), Inputs(), grace=0)
+    run_of(job)
     assert over.wait(5)
 
 
-def test_who_comes_back_in_time_takes_the_run_over_however_often():
+def test_who_comes_back_in_time_takes_the_run_over_however_often(monkeypatch):
+    monkeypatch.setattr(run_module, "GRACE_SECONDS", 3.0)
     job = FakeJob()
     over = threading.Event()
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)  # none until it is cancelled
-    run = Run(job, None, NoRoom(), Inputs(), grace=3.0)
+    run = run_of(job, browser="me")
 
     def glance():
         follower = run.follow("somebody")
@@ -328,76 +376,87 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often():
     ([ImageReady(0, None)], "The server failed; please try again."),
 ])
 def test_the_line_says_what_is_happening(events, sentence):
-    run = Run(FakeJob(*events), None, NoRoom(), Inputs(), grace=30)
+    run = run_of(FakeJob(*events))
     for _ in range(100):
-        if ENGLISH.translate(run._line.text) == sentence:
+        if ENGLISH.translate(run.line.text) == sentence:
             break
         time.sleep(0.05)
-    assert ENGLISH.translate(run._line.text) == sentence
+    assert ENGLISH.translate(run.line.text) == sentence
 
 
-class Room:
-    """A disk with room."""
-
-    def add(self, *_):
-        return Picture("picture.png", "picture.webp")
-
-
-class Keeping(Room):
-    """What of its run could be seen while a picture was being kept."""
+class Keeping:
+    """A history that looks at what can be seen of its run while a picture is being kept."""
 
     def __init__(self):
         self.begun, self.seen = threading.Event(), []
 
-    def keep(self, browser, picture, request, run, place):
+    def add(self, browser, png, picture, *, run, place):
         assert self.begun.wait(5)
         assert (run, place) == (self.run.key, 1)
-        self.seen.append((browser, picture.png, request.seed, self.run.pictures()))
+        self.seen.append((browser, png, picture.seed, self.run.pictures()))
+        return SimpleNamespace(id="name")
 
 
-def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it():
+@pytest.fixture
+def disk(tmp_path):
+    """Where pictures are files."""
+    (tmp_path / "picture.png").write_bytes(b"png")
+    return SimpleNamespace(add=lambda *_: Picture(str(tmp_path / "picture.png"), ""))
+
+
+def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it(disk):
     keeping = Keeping()
-    keeping.run = Run(FakeJob(ImageReady(1, None), Done(1.0)), None, keeping, Inputs(), 30, "me")
+    keeping.run = run_of(FakeJob(ImageReady(1, None), Done(1.0)), disk, keeping, browser="me")
     keeping.begun.set()
     assert list(keeping.run.follow("somebody"))[-1].line.kind == "over"
-    assert keeping.seen == [("me", "picture.png", 4, {})]
+    assert keeping.seen == [("me", b"png", 4, {})]
     assert list(keeping.run.pictures()) == [1]
 
 
-class Full(Room):
+class Full:
     """A history that has room for so many pictures, by their names, and what was dropped of it."""
 
     def __init__(self, *names):
         self.names, self.dropped = iter(names), []
 
-    def keep(self, *_):
-        return next(self.names, None)
+    def add(self, *_, **__):
+        name = next(self.names, None)
+        if name is None:
+            raise HistoryError("The disk is full.")
+        return SimpleNamespace(id=name)
 
     def drop(self, browser, name):
-        if name is not None:
-            self.dropped.append(name)
+        self.dropped.append(name)
 
 
-def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history():
+def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history(disk):
     full = Full("first", "second")
     job = FakeJob(*[ImageReady(0, None)] * 4, Done(1.0))
-    job.request = job.request.only(0)
-    run = Run(job, None, full, Inputs(), 30, "me", live=True)
-    assert list(run.follow("somebody"))[-1].line.kind == "over"
+    run = run_of(job, disk, full, ASKED.only(0), browser="me", live=True)
+    assert list(run.follow("somebody"))[-1].line.text.endswith("The disk is full.")
     assert full.dropped == ["first"]
 
 
-def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped():
-    full = Full("old")
-    run = Run(FakeJob(), None, full, Inputs(), 30, "me", live=True)
-    overtaken = Work(FakeJob(), live=True)
-    overtaken.places.clear()
-    run._keep(overtaken, 0, Picture("picture.png", "picture.webp"))
-    assert full.dropped == ["old"]
+def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped(disk):
+    class Slow(Full):
+        """Meanwhile the same place is asked for anew."""
+
+        def add(self, *_, **__):
+            assert begun.wait(5)
+            run.redraw(0, dataclasses.replace(ASKED.pictures[0], prompt="anew"), live=True)
+            return super().add()
+
+        def drop(self, *_):
+            super().drop(*_)
+            dropped.set()
+
+    begun, dropped, full = threading.Event(), threading.Event(), Slow("old")
+    run = run_of(FakeJob(ImageReady(0, None)), disk, full, ASKED.only(0), browser="me", live=True)
+    begun.set()
+    assert dropped.wait(5) and full.dropped == ["old"]
 
 
 def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():
-    job = FakeJob(Done(1.0))
-    job.request = job.request.with_only(1)  # as where the first one is kept
-    run = Run(job, None, Room(), Inputs(), 30, "me", seed=3)
+    # As where the first one is kept.
+    run = run_of(FakeJob(Done(1.0)), request=ASKED.replaced(0, None), browser="me", seed=3)
     assert str(list(run.follow("somebody"))[-1].line.text) == "Done in 1.0 s, seed 4"

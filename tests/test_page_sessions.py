@@ -75,7 +75,7 @@ def opened(page: gr.Blocks, http: httpx.Client, session: str) -> Iterator[None]:
                 "data": {"do": "about", "lang": "ko"}}
         assert "JAX" in http.post("component_server", json=look).json()["about"]
         asked = {"fn_index": asks["id"], "session_hash": session, "trigger_id": hub["id"],
-                 "data": [], "event_data": {"do": "generate", "lang": "ko"}}
+                 "data": [], "event_data": {"run": "gone", "lang": "ko"}}
         http.post("queue/join", json=asked).raise_for_status()
         with http.stream("GET", "queue/data", params={"session_hash": session}) as told:
             end = next(line for line in told.iter_lines() if "process_completed" in line)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
-from visitor import figures, fill, make, says, unfold
+from visitor import figures, fill, make, more, says, unfold
 
 from sd_tpu.pictures import uploads
 from sd_tpu.pictures.images import read_png
@@ -36,7 +36,7 @@ def hand_in(tab: Page, how: str, where: str, file: bytes, name: str = "photo.png
 
 def made_from(tab: Page, number: int):
     """What the picture says of itself."""
-    address = figures(tab).nth(number - 1).locator("a[download]").get_attribute("href")
+    address = figures(tab).nth(number - 1).locator("a.icon").get_attribute("href")
     return read_png(tab.request.get(f"{tab.url.split('#')[0]}{address}").body()).pictures[0]
 
 
@@ -51,7 +51,7 @@ def slide(tab: Page, panel: str, value: float, name: str = "strength") -> None:
 def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=4)
     make(tab)
-    tab.get_by_role("button", name="Use picture 1").click()
+    more(tab, 1).get_by_role("button", name="Use picture 1").click()
     expect(tab.locator("#own-panel .handed")).to_have_attribute("open", "")
     expect(tab.locator("#own-panel .upload img").first).to_be_visible()
     slide(tab, "own", 0.5)
@@ -88,7 +88,7 @@ def test_a_picture_dropped_on_a_card_or_pasted_in_its_box_is_what_it_begins_with
 def test_a_picture_dropped_beside_the_cards_is_read_if_it_has_settings_and_else_begins_all(tab):
     fill(tab, ["a fox", *[""] * 7], seed=3, steps=2)
     make(tab)
-    address = figures(tab).first.locator("a[download]").get_attribute("href")
+    address = figures(tab).first.locator("a.icon").get_attribute("href")
     made = tab.request.get(f"{tab.url}{address}").body()
     hand_in(tab, "drop", "header", made)
     says(tab, "are in the boxes")

@@ -6,7 +6,7 @@ from test_control import make_controlnet
 from test_ip_adapter import make_adapter, make_encoder
 from test_page_history import served
 from test_page_start import hand_in, made_from, png, slide
-from visitor import figures, fill, make, newcomer, unfold
+from visitor import figures, fill, make, more, newcomer, unfold
 
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.serving.engine import Engine
@@ -42,9 +42,9 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     expect(tab.locator("#own-panel .uses")).to_be_hidden()
     make(tab)
     expect(tab.locator("#own-panel .uses")).to_be_visible()
-    file = figures(tab).first.locator("a[download]").get_attribute("href")
+    file = figures(tab).first.locator("a.icon").get_attribute("href")
     drawn = tab.request.get(f"{tab.url}{file}").body()
-    tab.get_by_role("button", name="Use picture 1").click()
+    more(tab, 1).get_by_role("button", name="Use picture 1").click()
     own = tab.locator("#own-panel")
     own.get_by_role("button", name="Use as control picture").click()
     expect(own.locator(".handed[open] [name=control_image] + img")).to_be_visible()
@@ -90,7 +90,7 @@ def test_where_nothing_is_followed_a_picture_is_started_from_at_once(visitor, pa
     with served(page_engine, tmp_path) as address, newcomer(visitor, address) as tab:
         fill(tab, ["a fox", *[""] * 7], seed=3, steps=2)
         make(tab)
-        tab.get_by_role("button", name="Use picture 1").click()
+        more(tab, 1).get_by_role("button", name="Use picture 1").click()
         expect(tab.locator("#own-panel [name=init_image] + img")).to_be_visible()
         expect(tab.locator(".uses")).to_have_count(0)
         assert not tab.locator("[name=control_image], [name=reference]").count()

@@ -199,8 +199,6 @@ def test_a_seed_is_drawn_where_it_is_asked_for_and_nothing_else_is_changed():
 def test_only_is_the_request_that_makes_one_picture_again():
     request = check(prompts=["a", "", "b"], seed=MAX_SEED, negative_prompt="c", steps=5)
     assert request.only(2) == check(prompts=["b"], seed=1, negative_prompt="c", steps=5)
-    assert request.with_only(2).places() == [2]
-    assert request.with_only(2).pictures[2] == request.pictures[2]
 
 
 def test_a_request_grows_to_take_a_picture_up_and_shrinks_to_none():

@@ -71,6 +71,13 @@ def figures(tab: Page) -> Locator:
     return tab.locator("#cards figure")
 
 
+def more(tab: Page, number: int) -> Locator:
+    """Opens what else can be done with a picture."""
+    card = figures(tab).nth(number - 1)
+    card.locator("[popovertarget]").click()
+    return card.locator("[popover]")
+
+
 def says(tab: Page, text: str | re.Pattern) -> None:
     """Waits for this in the progress line."""
     expect(tab.locator("#line")).to_contain_text(text, timeout=PATIENCE)

@@ -1,7 +1,8 @@
 """The page: a 2x4 gallery with a prompt below each picture, and the same for programs."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import fastapi
@@ -12,16 +13,17 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from sd_tpu.page import api
 from sd_tpu.page.assets import Assets
-from sd_tpu.page.events import Answers, Streams
-from sd_tpu.page.files import Files, Store
+from sd_tpu.page.events import Answers, Asked, Watch
 from sd_tpu.page.layout import Translations, make_page
-from sd_tpu.page.runs import KEEP_SECONDS, Runs
 from sd_tpu.page.sessions import remember_nothing
 from sd_tpu.page.theme import HEAD, ICON, style, theme
+from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.run import Studio
+from sd_tpu.serving.runs import KEEP_SECONDS, Runs
 from sd_tpu.serving.scheduler import Limits
 
 # At each event Gradio's browser part visits all components on which any event so far shows its
@@ -39,21 +41,26 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     card, texts = engine.pipeline.card, Translations()
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:
-        files, inputs = Files(page, engine.to_png), Inputs()
-        runs = Runs(engine, Store(files, history), inputs)
-        answers = Answers(engine, runs, files, inputs, history)
+        files = Files(Path(page.GRADIO_CACHE), engine.to_png)
+        page.temp_file_sets.append(files.names)  # Gradio prunes them
+        runs = Runs(Studio(engine, files, Inputs(), history))
+        answers = Answers(runs)
 
-        def answer(asked: dict) -> dict:
-            return answers.answer(asked)
+        def answer(asked: Any, visitor: gr.Request) -> dict:
+            return answers.answer(Asked.of(asked, visitor))
+
+        def watch(event: gr.EventData, visitor: gr.Request) -> Iterator[dict]:
+            yield from shown.follow(Asked.of(event._data, visitor), visitor.session_hash)
 
         def leave(visitor: gr.Request) -> None:
             runs.leave(visitor.session_hash)
 
         view = make_page(engine, texts, answer, history=history is not None)
-        view.hub.click(Streams(engine, view, runs, inputs, history).act, None, view.outputs(),
-                       trigger_mode="multiple", concurrency_limit=None, **QUIET)
+        shown = Watch(runs, view)
+        view.hub.click(watch, None, view.outputs(), trigger_mode="multiple", concurrency_limit=None,
+                       **QUIET)
         page.load(None, None, None, js="() => { window.sdTpu.arrive(); }", **QUIET)
-        api.offer(engine, runs)
+        api.offer(runs)
         page.unload(leave)
     # Gradio's own names for them: `launch` hands them over.
     page.i18n_instance, page.css = texts, style(engine.defaults)

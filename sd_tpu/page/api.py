@@ -12,11 +12,10 @@ import gradio as gr
 from sd_tpu.language import ENGLISH
 from sd_tpu.page.events import refusal
 from sd_tpu.page.files import uploaded
-from sd_tpu.page.runs import Runs
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS
-from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import (
     OVERRIDABLE,
     RANDOM,
@@ -51,13 +50,13 @@ Returns:
     and a sentence that says what is happening."""
 
 
-def offer(engine: EngineClient, runs: Runs) -> None:
+def offer(runs: Runs) -> None:
     """Adds the endpoints to the page that is being built."""
-    parameters = _parameters()
+    models_here, parameters = runs.studio.engine.offer, _parameters()
 
     def generate(visitor, *given):
         asked = dict(zip([parameter.name for parameter in parameters[1:]], given, strict=True))
-        yield from _answers(engine, runs, asked, visitor)
+        yield from _answers(runs, asked, visitor)
 
     # What Gradio asks of a function to tell programs of it.
     generate.__signature__ = inspect.Signature(
@@ -91,7 +90,7 @@ def offer(engine: EngineClient, runs: Runs) -> None:
         """
         asked = dict(prompts=[prompt], negative_prompt=negative_prompt, seed=seed, width=width,
                      height=height, steps=steps, guidance=guidance, model=model)
-        for told in _answers(engine, runs, asked, visitor):
+        for told in _answers(runs, asked, visitor):
             (picture,), _, sentence = told
         if not picture:
             raise gr.Error(sentence, print_exception=False)
@@ -106,9 +105,9 @@ def offer(engine: EngineClient, runs: Runs) -> None:
         """Lists the models that can draw, each with the size, steps and guidance that it draws
         with unless it is told otherwise. The first is taken where none is named."""
         listed = []
-        for name in engine.offer.models():
+        for name in models_here.models():
             try:
-                own = engine.offer.defaults(name)
+                own = models_here.defaults(name)
             except RequestError:  # its files cannot be read
                 continue
             listed.append({"model": name, "width": own.width, "height": own.height,
@@ -157,15 +156,15 @@ def _explained(setting: Setting) -> str:
     return f"    {setting.name}: {setting.label}; {default} by default. {setting.help}{keys}"
 
 
-def _answers(engine: EngineClient, runs: Runs, asked: dict[str, Any], visitor: gr.Request
+def _answers(runs: Runs, asked: dict[str, Any], visitor: gr.Request
              ) -> Iterator[tuple[list[dict | None], int, str]]:
     """What a program is told: the pictures so far, the seed and a sentence. What comes within
     PAUSE_SECONDS of that is told with what comes next; the end is told at once."""
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
+    host = visitor.client.host
     try:
-        run = runs.start(Request.check(asked, engine.offer), grace=0, previews=False,
-                         program=f"program {visitor.client.host}",
-                         address=visitor.client.host, seed=int(asked["seed"]))
+        run = runs.start(Request.check(asked, runs.studio.engine.offer),
+                         program=f"program {host}", address=host, seed=int(asked["seed"]))
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)

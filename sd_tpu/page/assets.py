@@ -74,29 +74,25 @@ class Assets:
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gradio's page; at its head stands what Gradio would find out to be needed later."""
-        begun, body, packs = {}, b"", _packs(scope)
+        begun, body = {}, b""
 
-        async def send_whole(message: Message) -> None:
+        async def take(message: Message) -> None:
             nonlocal begun, body
             if message["type"] == "http.response.start":
                 begun = message
-                return
             body += message.get("body", b"")
-            if message.get("more_body"):
-                return
-            body = body.replace(b"</head>", self._head + b"</head>", 1)
-            body = body.replace(*_RESIZING, 1)
-            headers = MutableHeaders(scope=begun)
-            headers.add_vary_header("Accept-Encoding")
-            if packs:
-                body = await to_thread.run_sync(_packed, body, EACH_TIME)
-                headers["Content-Encoding"] = "br"
-            headers["Content-Length"] = str(len(body))
-            await send(begun)
-            await send({"type": "http.response.body", "body": body})
 
         headers = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
-        await self._app({**scope, "headers": headers}, receive, send_whole)
+        await self._app({**scope, "headers": headers}, receive, take)
+        body = body.replace(b"</head>", self._head + b"</head>", 1).replace(*_RESIZING, 1)
+        headers = MutableHeaders(scope=begun)
+        headers.add_vary_header("Accept-Encoding")
+        if _packs(scope):
+            body = await to_thread.run_sync(_packed, body, EACH_TIME)
+            headers["Content-Encoding"] = "br"
+        headers["Content-Length"] = str(len(body))
+        await send(begun)
+        await send({"type": "http.response.body", "body": body})
 
 
 def files_of(components: Collection[str]) -> list[str]:

@@ -6,19 +6,17 @@ compiles nothing, and can be read back, linked to and changed like every other.
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sd_tpu.page.form import EMPTY, GARBLED, read_size
 from sd_tpu.request import Request, changed
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.catalog import Catalog
 from sd_tpu.settings import (
     HANDED_IN,
     MAX_PROMPTS,
     OVERRIDABLE,
     SETTINGS,
-    Choice,
     Number,
     Picture,
     RequestError,
@@ -47,22 +45,20 @@ class Comparable:
     listed: list[tuple[str, str, bool]]
 
 
-def comparable(defaults: Picture, offer: Catalog, sizes: Sequence[str]) -> list[Comparable]:
-    """What can change, for a page with these defaults, this offer and sizes."""
+def comparable(defaults: Picture, choices: Mapping[str, Mapping[str, str] | None],
+               sizes: Sequence[str]) -> list[Comparable]:
+    """What can change, for a page with these defaults, choices (as `layout.choices_of`) and sizes.
+    """
     listed = []
-    known = {"model": offer.models(), "style": [EMPTY, *offer.styles.templates()]}
     for name, setting in COMPARABLE.items():
-        ticked = suggested(name, defaults)
-        if name in known:
-            options = [(key, key.strip() or setting.told(""), place < MAX_PROMPTS)
-                       for place, key in enumerate(known[name])]
+        options, ticked = choices[name], suggested(name, defaults)
+        if options:
+            ticked = ticked or [*options][:MAX_PROMPTS]
+            ordered = dict.fromkeys((*ticked, *options))
             if len(options) > 1:
-                listed.append(Comparable(name, setting.label, "", options))
-        elif isinstance(setting.kind, Choice):
-            ordered = dict.fromkeys((*ticked, *setting.kind.options))
-            listed.append(Comparable(name, setting.label, "", [
-                (key, setting.kind.shown(key), key in ticked) for key in ordered]))
-        else:
+                listed.append(Comparable(name, setting.label, "", [
+                    (key or EMPTY, options[key], key in ticked) for key in ordered]))
+        elif options is not None:
             values = ", ".join(map(setting.kind.shown, ticked))
             listed.append(Comparable(name, setting.label, values, []))
     ticked = [(size, size, place < 3) for place, size in enumerate(sizes)]  # each is compiled for

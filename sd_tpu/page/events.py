@@ -1,7 +1,7 @@
 """What happens on the page: what page.js asks for, and what the server does about it.
 
-What lasts, a run above all, is told as it happens (`Streams`). All else is answered at once
-(`Answers`): with texts, files, and forms to fill in, which page.js shows.
+All is answered at once (`Answers`): with texts, files, forms to fill in, and runs, which page.js
+shows. How a run goes is told as it happens (`Watch`).
 """
 
 import dataclasses
@@ -9,27 +9,26 @@ import logging
 import math
 import re
 import secrets
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import gradio as gr
 from gradio.components import Component
 
-from sd_tpu.language import ENGLISH, Language, language_of
+from sd_tpu.language import Language, language_of
+from sd_tpu.links import read_link
 from sd_tpu.page import form, layout
 from sd_tpu.page import history as panel
 from sd_tpu.page.compare import comparison, read_comparison
-from sd_tpu.page.files import Files, uploaded, url
-from sd_tpu.page.form import GARBLED, read_link
+from sd_tpu.page.files import uploaded, url
+from sd_tpu.page.form import GARBLED
 from sd_tpu.page.layout import View
 from sd_tpu.page.parts import labels, part
-from sd_tpu.page.run import Card, Line, Run, Snapshot, duration
-from sd_tpu.page.runs import Runs
-from sd_tpu.pictures.history import History, HistoryError
+from sd_tpu.pictures.files import LARGE
+from sd_tpu.pictures.history import HistoryError
 from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
     data_url,
@@ -39,10 +38,13 @@ from sd_tpu.pictures.images import (
     read_png,
 )
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
-from sd_tpu.pictures.uploads import Inputs, painted, to_paint_on
+from sd_tpu.pictures.uploads import painted, to_paint_on
 from sd_tpu.request import LARGER, Request, larger
-from sd_tpu.sentence import Sentence
+from sd_tpu.sentence import Sentence, SentenceError
+from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.run import BLANK, Card, Line, Run, duration
+from sd_tpu.serving.runs import Runs
 from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import (
     FASTER,
@@ -69,7 +71,7 @@ FORGOTTEN = Sentence("This picture is no longer in your history.")
 Updates = dict[Component, Any]
 
 
-def refusal(error: RequestError) -> Sentence:
+def refusal(error: SentenceError) -> Sentence:
     """Why a request is not served, and when there is room for it if that is all."""
     if isinstance(error, Busy):
         return Sentence("{reason} There should be room in about {time}.", reason=error.sentence,
@@ -82,6 +84,12 @@ class Asked:
     """What page.js asks for: `data` is whatever a browser has sent."""
 
     data: Mapping[str, Any]
+    address: str  # that it comes from
+
+    @classmethod
+    def of(cls, data: Any, visitor: gr.Request) -> Self:
+        """What a visitor's page has sent."""
+        return cls(data if isinstance(data, dict) else {}, visitor.client.host)
 
     @property
     def language(self) -> Language:
@@ -108,278 +116,66 @@ class Asked:
 
     def kept(self) -> set[int]:
         """The places of the cards that are kept."""
-        return form.kept(self.data["form"])
+        marks = self.data["form"].get("keep") or []
+        return {place for place, keep in enumerate(marks) if keep is True}
 
 
-@dataclasses.dataclass(frozen=True)
-class Streams:
-    """What is told as it happens; each returns what changes on the page, again and again."""
+class Watch:
+    """What is told of a run as it goes."""
 
-    engine: EngineClient
-    view: View
-    runs: Runs
-    inputs: Inputs
-    history: History | None
-    beginning: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    def __init__(self, runs: Runs, view: View):
+        """Shows runs in a view."""
+        self.runs, self.view = runs, view
 
-    def act(self, event: gr.EventData, visitor: gr.Request) -> Iterator[Updates]:
-        """Does what page.js asks for."""
-        asked = Asked(event._data if isinstance(event._data, dict) else {})
+    def follow(self, asked: Asked, session: str) -> Iterator[Updates]:
+        """What changes on the page with the run that a session asks for, from the version on that
+        it has `seen`. How the run ended `before` is old news."""
+        run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen")
         yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
-        begin = {"generate": self._generate, "compare": self._compare, "vary": self._vary,
-                 "larger": self._larger, "redraw": self._redraw, "live": self._redraw,
-                 "show": self._show, "back": self._back}.get(asked.data.get("do"))
-        try:
-            if begin:
-                yield from begin(asked, visitor)
-        except RequestError as error:
-            told = asked.language.translate(refusal(error))
-            yield {**self._say(Line(told, "wrong"), asked.language),
-                   **self._without_stopped(self.runs.find(asked.data.get("run")))}
-
-    # --- runs -----------------------------------------------------------------------------------
-
-    def _generate(self, asked: Asked, visitor: gr.Request) -> Iterator[Updates]:
-        filled = asked.filled()
-        seed = drawn_seed(filled["seed"])
-        request = Request.check({**filled, "seed": seed}, self.engine.offer)
-        yield from self._draw(request, asked, visitor, int(seed), keep=asked.kept())
-
-    def _compare(self, asked: Asked, visitor: gr.Request) -> Iterator[Updates]:
-        filled = asked.filled()
-        filled["seed"] = drawn_seed(filled["seed"])
-        former = self.runs.find(asked.data.get("run"))
-        if former and former.request.compares:  # its values are no box's own
-            names = former.request.labelled(former.request.places()[0])
-            filled["own"] = [{name: value for name, value in box.items() if name not in names}
-                             for box in filled["own"]]
-        request = Request.check(filled, self.engine.offer)
-        compared = comparison(request, *read_comparison(asked.data))
-        for picture in compared.pictures:
-            self.engine.offer.check(picture)
-        common = self._for_all(filled)
-        yield from self._draw(compared, asked, visitor, filled=lambda drawn: drawn.values(common))
-
-    def _for_all(self, filled: Mapping[str, Any]) -> Picture:
-        """What is filled in for all boxes."""
-        request = Request.check({**filled, "prompts": ["any"], "own": []}, self.engine.offer)
-        return dataclasses.replace(request.pictures[0], prompt="")
-
-    def _vary(self, asked: Asked, visitor: gr.Request) -> Iterator[Updates]:
-        """Draws a picture's prompt with new seeds, wherever no picture is kept."""
-        former = self.runs.find(asked.data.get("run"))
-        finished = former and former.finished(asked.place)
-        if not finished:
-            raise RequestError(GONE.template)
-        picture, keep = finished[1], asked.kept() | {asked.place}
-        filled, seed = asked.filled(), drawn_seed(RANDOM)
-        request = Request(tuple(
-            dataclasses.replace(picture, seed=(seed + place) % (MAX_SEED + 1))
-            for place in range(MAX_PROMPTS))).replaced(asked.place, picture)
-        common = self._for_all({**filled, "seed": seed})
-
-        def shown(drawn: Request) -> dict[str, Any]:
-            values = drawn.values(common)
-            if filled["seed"] == RANDOM:  # as it stays
-                values["seed"] = RANDOM
-                for box in filter(None, values["own"]):
-                    box.pop("seed", None)
-            return values
-
-        yield from self._draw(request, asked, visitor, keep=keep, filled=shown)
-
-    def _larger(self, asked: Asked, visitor: gr.Request) -> Iterator[Updates]:
-        """Draws a picture again at LARGER times its size, from what it is; the others stay."""
-        former = self.runs.find(asked.data.get("run"))
-        finished = former and former.finished(asked.place)
-        if not (finished and finished[0].picture.there):
-            raise RequestError(GONE.template)
-        card, picture = finished
-        picture = larger(picture, LARGER * picture.width, LARGER * picture.height)
-        self.engine.offer.check(picture)
-        start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
-        request = former.request.replaced(
-            asked.place, dataclasses.replace(picture, init_image=start))
-        for stopped in former.cards("stopped"):
-            request = request.replaced(stopped.place, None)
-        keep = {*range(MAX_PROMPTS)} - {asked.place}
-        yield from self._draw(request, asked, visitor, former.seed, keep=keep)
-
-    def _draw(self, request: Request, asked: Asked, visitor: gr.Request, seed: int | None = None,
-              *, keep: set[int] = frozenset(),
-              filled: Callable[[Request], Mapping[str, Any]] | None = None) -> Iterator[Updates]:
-        """Begins a run, in place of the one that is shown, and shows it; `filled` tells what the
-        boxes are filled with, of the request that is drawn."""
-        former = self.runs.find(asked.data.get("run"))
-        # What its page has not been told of yet is shown as well.
-        given_up = {former, self.runs.shown(visitor.session_hash)} - {None}
-        run = self.runs.start(request, browser=asked.browser, address=visitor.client.host,
-                              seed=seed, former=former, keep=keep)
-        if run is None:
-            told = Sentence("All pictures are there already, as they are asked for.")
-            yield self._say(Line(told, "over"), asked.language)
+        if not run:
             return
-        for each in given_up:  # single pictures may be on their way
-            each.leave(visitor.session_hash)
-            each.stop_if_lonely()  # another tab may look at it
-        yield from self._follow(run, asked, visitor, filled=filled)
+        quiet = run.over and asked.data.get("before")
+        collection = {self.view.collection: part("collection", asked.language, run)}
+        for told in self.runs.follow(run, session, seen if isinstance(seen, int) else 0):
+            updates, collection = collection | self._cards(told.cards, run, asked), {}
+            if not quiet:
+                updates[self.view.line] = part("progress", asked.language, told.line, run.key,
+                                               told.version)
+                if news := " ".join(map(asked.language.translate, told.news)):
+                    updates[self.view.news] = escape(news)
+            yield updates
 
-    def _show(self, asked: Asked, visitor: gr.Request) -> Iterator[Updates]:
-        """Shows a former run's pictures again, in place of one that is given up."""
-        run, present = map(self.runs.find, (asked.data.get("shown"), asked.data.get("run")))
-        if run:
-            if present and present is not run:
-                present.leave(visitor.session_hash)
-                present.stop_if_lonely()
-            yield from self._follow(run, asked, visitor)
-
-    def _back(self, asked: Asked, visitor: gr.Request) -> Iterator[Updates]:
-        """Shows what this browser began last; how it ended is old news, unless it went on when its
-        page was left."""
-        run = self.runs.latest(asked.browser)
-        if run and run.over and not asked.data.get("busy"):
-            for snapshot in self.runs.follow(run, visitor.session_hash):
-                yield self._shown(run, snapshot, asked)
-        elif run:
-            yield from self._follow(run, asked, visitor)
-
-    # --- single pictures ------------------------------------------------------------------------
-
-    def _redraw(self, asked: Asked, visitor: gr.Request) -> Iterator[Updates]:
-        """Draws one picture as its box asks now: with a new seed, or, while somebody types, with
-        the seed of what is there."""
-        place, session, live = asked.place, visitor.session_hash, asked.data["do"] == "live"
-        filled = asked.filled()
-        wanted = bool(str(filled["prompts"][place]).strip())
-        with self.beginning:  # of two redraws that a page sends at once only one begins a run
-            run = self.runs.shown(session) or self.runs.find(asked.data.get("run"))
-            begins = wanted and not run
-            if begins:
-                picture = self._soon(filled, place) if live else self._anew(filled, place)
-                run = self.runs.start(Request((*[None] * place, picture)), live=True,
-                                      browser=asked.browser, address=visitor.client.host)
-                self.runs.show(session, run)
-        seen = 0
-        if not begins and run:
-            if not live:
-                picture = (self._anew(filled, place) if wanted
-                           else _reseeded(run.request.pictures[place]))
-                seen = run.redraw(place, picture, session)
-            elif wanted:
-                seen = run.redraw(place, self._soon(filled, place, run), session, live=True)
-            else:
-                seen = run.blank(place, session)
-        if run and seen is not None:
-            yield from self._follow(run, asked, visitor, seen)
-        else:  # what was wrong before is right again
-            yield {self.view.line: part("progress", asked.language, run.line if run else Line())}
-
-    def _anew(self, filled: Mapping[str, Any], place: int) -> Picture:
-        return _reseeded(alone(filled, place, self.engine))
-
-    def _soon(self, filled: Mapping[str, Any], place: int, run: Run | None = None) -> Picture:
-        """What the box at `place` asks for, whatever is in the others; with the seed of what `run`
-        shows there if the seed is left open.
-
-        Raises:
-            RequestError: it cannot be served, or not soon enough.
-        """
-        picture = alone(filled, place, self.engine, run.seed_at(place) if run else RANDOM)
-        if slow := too_slow(self.engine, picture):
-            raise slow
-        return picture
-
-    # --- showing --------------------------------------------------------------------------------
-
-    def _follow(self, run: Run, asked: Asked, visitor: gr.Request, seen: int = 0, *,
-                filled: Callable[[Request], Mapping[str, Any]] | None = None
-                ) -> Iterator[Updates]:
-        """Shows a run, or what has changed in it since `seen`, until it is over."""
-        language = asked.language
-        shown = form.show(filled(run.request), self.engine.offer) if filled else None
-        first = {self.view.collection: part("collection", language, run, shown)}
-        for snapshot in self.runs.follow(run, visitor.session_hash, seen):
-            updates = self._shown(run, snapshot, asked)
-            news = " ".join(map(language.translate, snapshot.news))
-            aloud = {self.view.news: escape(news)} if news else {}
-            line = {self.view.line: part("progress", language, snapshot.line)}
-            yield {**updates, **first, **line, **aloud}
-            first = {}
-
-    def _shown(self, run: Run, snapshot: Snapshot, asked: Asked) -> Updates:
-        """The gallery where the snapshot says that it has changed."""
-        view, stars = self.view, {}
-        cards = [card if not card.picture or card.picture.there else Card(card.place)
-                 for card in snapshot.cards]
+    def _cards(self, cards: Sequence[Card], run: Run, asked: Asked) -> Updates:
+        """The gallery where cards have changed."""
+        view, history, stars = self.view, self.runs.studio.history, {}
+        cards = [card if not card.picture or card.picture.there else BLANK[card.place]
+                 for card in cards]
         with suppress(HistoryError):  # of which something has been said already
-            if self.history and (kept := [card.kept for card in cards if card.kept]):
-                stars = self.history.favourites(asked.browser, kept)
+            if history and (kept := [card.kept for card in cards if card.kept]):
+                stars = history.favourites(asked.browser, kept)
         updates = {view.figures[card.place]: part("figure", asked.language, card, view.size,
                                                   stars.get(card.kept)) for card in cards}
         if any(card.picture or card.state == "blank" for card in cards):
             updates[view.collection] = part("collection", asked.language, run)
         return updates
 
-    def _say(self, line: Line, language: Language) -> Updates:
-        """Says something that is not about a run, aloud as well; it may hold words of whoever made
-        a link."""
-        return {self.view.line: part("progress", language, line),
-                self.view.news: escape(language.translate(line.text))}
 
-    def _without_stopped(self, run: Run | None) -> Updates:
-        """Takes unfinished pictures away, which would look like an answer to what was refused."""
-        view = self.view
-        return {view.figures[card.place]: part("figure", ENGLISH, Card(card.place), view.size)
-                for card in (run.cards("stopped") if run else [])}
-
-
-def alone(filled: Mapping[str, Any], place: int, engine: EngineClient,
-          seed: int = RANDOM) -> Picture:
-    """The picture that the box at `place` asks for; with this seed where that is left open.
-
-    Raises:
-        RequestError: it cannot be served.
-    """
-    if seed != RANDOM:
-        seed = (seed - place) % (MAX_SEED + 1)  # seeds run on
-    seed = drawn_seed(seed if filled["seed"] == RANDOM else filled["seed"])
-    own = filled["own"][place] if place < len(filled["own"]) else {}
-    request = Request.check({**filled, "seed": seed,
-                             "prompts": [*[""] * place, filled["prompts"][place]],
-                             "own": [*[None] * place, own]}, engine.offer)
-    return request.pictures[place]
-
-
-def _reseeded(picture: Picture) -> Picture:
-    return dataclasses.replace(picture, seed=drawn_seed(RANDOM))
-
-
-def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
-    """Why no picture is drawn with these settings while somebody types, if there is a reason; until
-    it is known there is none."""
-    seconds = engine.seconds(picture) or 0.0
-    if seconds <= MAX_SECONDS:
-        return None
-    return RequestError(
-        "With these settings a picture takes about {seconds} s here; Live is for pictures that "
-        "take {limit} s at most.", seconds=math.ceil(seconds), limit=round(MAX_SECONDS))
-
-
-@dataclasses.dataclass(frozen=True)
 class Answers:
     """What is answered at once: each returns what page.js shows, `told` in the progress line."""
 
-    engine: EngineClient
-    runs: Runs
-    files: Files
-    inputs: Inputs
-    history: History | None
+    def __init__(self, runs: Runs):
+        """Answers of these runs and what they share."""
+        self.runs, studio = runs, runs.studio
+        self.engine, self.files, self.inputs, self.history = (
+            studio.engine, studio.files, studio.inputs, studio.history)
 
-    def answer(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, asked: Asked) -> dict[str, Any]:
         """Answers what page.js asks."""
-        asked = Asked(data if isinstance(data, dict) else {})
-        answers = {"look": self._look, "model": self._model, "link": self._link,
-                   "again": self._again, "read": self._read, "stop": self._stop,
+        answers = {"generate": self._generate, "compare": self._compare, "vary": self._vary,
+                   "larger": self._larger, "redraw": self._redraw, "live": self._redraw,
+                   "show": self._show, "stop": self._stop,
+                   "look": self._look, "model": self._model, "link": self._link,
+                   "again": self._again, "read": self._read,
                    "take": self._take, "paint": self._paint, "before": self._before,
                    "zip": self._pack, "grid": self._pack, "large": self._large,
                    "about": self._about, "known": self._known,
@@ -389,13 +185,135 @@ class Answers:
         except FileNotFoundError:
             return self._wrong(GONE, asked)
         except (RequestError, HistoryError) as error:
-            return self._wrong(error.sentence, asked)
+            return self._wrong(refusal(error), asked)
         except (KeyError, TypeError, ValueError, AttributeError):  # what no page of ours asks
             log.exception("a page asked for what cannot be read")
             return self._wrong(GARBLED, asked)
 
     def _wrong(self, sentence: Sentence, asked: Asked) -> dict[str, Any]:
         return {"told": asked.language.translate(sentence), "kind": "wrong"}
+
+    # --- runs -----------------------------------------------------------------------------------
+
+    def _generate(self, asked: Asked) -> dict[str, Any]:
+        filled = asked.filled()
+        seed = drawn_seed(filled["seed"])
+        request = Request.check({**filled, "seed": seed}, self.engine.offer)
+        return self._draw(request, asked, seed=int(seed), keep=asked.kept())
+
+    def _compare(self, asked: Asked) -> dict[str, Any]:
+        filled, former = asked.filled(), self._run(asked)
+        filled["seed"] = drawn_seed(filled["seed"])
+        if former and former.request.compares:  # its values are no box's own
+            names = former.request.labelled(former.request.places()[0])
+            filled["own"] = [{name: value for name, value in box.items() if name not in names}
+                             for box in filled["own"]]
+        request = Request.check(filled, self.engine.offer)
+        compared = comparison(request, *read_comparison(asked.data))
+        for picture in compared.pictures:
+            self.engine.offer.check(picture)
+        return self._draw(compared, asked, common=for_all(filled, self.engine.offer))
+
+    def _vary(self, asked: Asked) -> dict[str, Any]:
+        """Draws a picture's prompt with new seeds, wherever no picture is kept."""
+        place, filled, seed = asked.place, asked.filled(), drawn_seed(RANDOM)
+        picture = self._card(asked, place).asked
+        request = Request(tuple(
+            dataclasses.replace(picture, seed=(seed + number) % (MAX_SEED + 1))
+            for number in range(MAX_PROMPTS))).replaced(place, picture)
+        return self._draw(request, asked, keep={*asked.kept(), place},
+                          common=for_all({**filled, "seed": seed}, self.engine.offer),
+                          any_seed=filled["seed"] == RANDOM)
+
+    def _larger(self, asked: Asked) -> dict[str, Any]:
+        """Draws a picture again at LARGER times its size, from what it is; the others stay."""
+        card, former = self._card(asked, asked.place), self._run(asked)
+        picture = larger(card.asked, LARGER * card.asked.width, LARGER * card.asked.height)
+        self.engine.offer.check(picture)
+        start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
+        request = former.request.replaced(
+            card.place, dataclasses.replace(picture, init_image=start))
+        for other in former.cards:
+            if other.state == "stopped":
+                request = request.replaced(other.place, None)
+        return self._draw(request, asked, seed=former.seed,
+                          keep={*range(MAX_PROMPTS)} - {card.place})
+
+    def _draw(self, request: Request, asked: Asked, *, seed: int | None = None,
+              keep: Collection[int] = (), common: Picture | None = None, any_seed: bool = False
+              ) -> dict[str, Any]:
+        """Begins a run in place of the one that is shown. The boxes are filled with what it draws
+        if something is `common` to all of them then; `any_seed` leaves theirs open.
+        """
+        run = self.runs.start(request, former=self._run(asked), keep=keep, browser=asked.browser,
+                              address=asked.address, seed=seed)
+        if run is None:
+            told = Sentence("All pictures are there already, as they are asked for.")
+            return {"told": asked.language.translate(told), "kind": "over"}
+        pictures = (Sentence("1 picture") if run.count == 1
+                    else Sentence("{count} pictures", count=run.count))
+        told = {**_named(run), "news": asked.language.say("Making {count}.", count=pictures)}
+        if common:
+            values = run.request.values(common)
+            if any_seed:
+                values["seed"] = RANDOM
+                for box in filter(None, values["own"]):
+                    box.pop("seed", None)
+            told["filled"] = form.show(values, self.engine.offer)
+        return told
+
+    def _redraw(self, asked: Asked) -> dict[str, Any]:
+        """Draws one picture as its box asks now."""
+        run, live = self._run(asked), asked.data["do"] == "live"
+        picture = self._picture(asked, run, live=live)
+        if run:
+            return _named(run) if run.redraw(asked.place, picture, live=live) else {}
+        if not picture:
+            return {}
+        return _named(self.runs.start(Request().replaced(asked.place, picture), live=True,
+                                      browser=asked.browser, address=asked.address))
+
+    def _picture(self, asked: Asked, run: Run | None, *, live: bool) -> Picture | None:
+        """What is to be drawn of the box alone: with a new seed, or, while somebody types, with
+        the seed of what is there; nothing if nothing is asked for.
+
+        Raises:
+            RequestError: it cannot be served, or not soon enough.
+        """
+        filled, place = asked.filled(), asked.place
+        if str(filled["prompts"][place]).strip():
+            seed = run.seed_at(place) if run and live else RANDOM
+            picture = alone(filled, place, self.engine, seed)
+        else:
+            picture = run.cards[place].asked if run and not live else None
+        if live and picture and (slow := too_slow(self.engine, picture)):
+            raise slow
+        if live or not picture:
+            return picture
+        return dataclasses.replace(picture, seed=drawn_seed(RANDOM))
+
+    def _show(self, asked: Asked) -> dict[str, Any]:
+        """A former run, or what this browser began last."""
+        run = (self.runs.find(asked.data["shown"]) if "shown" in asked.data
+               else self.runs.latest(asked.browser))
+        return _named(run) if run else {}
+
+    def _stop(self, asked: Asked) -> dict[str, Any]:
+        if run := self._run(asked):
+            run.stop()
+        return {}
+
+    def _run(self, asked: Asked) -> Run | None:
+        """The run that the page shows, if it is still known."""
+        return self.runs.find(asked.data.get("run"))
+
+    def _card(self, asked: Asked, place: Any) -> Card:
+        """The card with the picture that is there; raises RequestError if none is."""
+        run = self._run(asked)
+        card = run and place in range(MAX_PROMPTS) and run.cards[place].finished
+        if card and card.picture.there:
+            return card
+        raise RequestError(GONE.template)
 
     # --- the boxes ------------------------------------------------------------------------------
 
@@ -411,7 +329,7 @@ class Answers:
             values = Request.check({**filled, "seed": seed}, self.engine.offer).prompts
         except RequestError as error:
             refused = {"wrong": language.translate(error.sentence), "culprit": error.culprit}
-        run = self.runs.find(asked.data.get("run"))
+        run = self._run(asked)
         faster = {name: value for name, value in filled.items()
                   if name in OVERRIDABLE and OVERRIDABLE[name].section == FASTER
                   and value != OVERRIDABLE[name].default}
@@ -421,18 +339,14 @@ class Answers:
                         for prompt, value in zip(prompts, values, strict=True)],
             "own": [part("summary", language, box, place) for place, box in enumerate(own)],
             "faster": part("summary", language, faster),
-            "inputs": self._shown(filled, asked.browser),
+            "inputs": self.inputs.shown(asked.browser, {each.get(name) for each in (filled, *own)
+                                                        for name in UPLOADS}),  # small
             "slow": self._slow(filled, language),
             "line": part("progress", language,
                          run.line if run and run.line.kind != "wrong" else Line()),
             **self._offered(filled),
             **refused,
         }
-
-    def _shown(self, filled: Mapping[str, Any], browser: str) -> dict[str, str]:
-        """The pictures that are filled in, small, by name."""
-        return self.inputs.shown(browser, {each.get(name) for each in (filled, *filled["own"])
-                                           for name in UPLOADS})
 
     def _offered(self, filled: Mapping[str, Any]) -> dict[str, Any]:
         """The steps of the presets and the sizes of the model that is filled in, if there is one.
@@ -446,9 +360,8 @@ class Answers:
 
     def _slow(self, filled: Mapping[str, Any], language: Language) -> str:
         """Why Live is not possible with what is filled in for all boxes."""
-        common = {name: value for name, value in filled.items() if name not in ("own", "seed")}
         try:
-            picture = Request.check({**common, "prompts": ["any"]}, self.engine.offer).pictures[0]
+            picture = for_all({**filled, "seed": 0}, self.engine.offer)
         except RequestError:
             picture = self.engine.defaults
         slow = too_slow(self.engine, picture)
@@ -465,30 +378,58 @@ class Answers:
 
     def _link(self, asked: Asked) -> dict[str, Any]:
         request = Request.check(read_link(str(asked.data.get("link"))), self.engine.offer)
-        return self._filled(request, Sentence(
-            "The link's prompts, seed and settings are in the boxes."), asked)
+        return self._fill(request, asked, Sentence(
+            "The link's prompts, seed and settings are in the boxes."))
 
     def _again(self, asked: Asked) -> dict[str, Any]:
-        told = Sentence("Prompt, seed and settings of the picture are in the boxes.")
-        return self._put(self._picture(asked, asked.data.get("place")), told, asked)
+        return self._fill_from(self._file(asked, asked.data.get("place")), asked, Sentence(
+            "Prompt, seed and settings of the picture are in the boxes."))
 
-    def _here(self, request: Request, asked: Asked) -> tuple[Request, list[str]]:
-        """The request as far as it can be made here, and what is to be said of the rest."""
-        request = request.known(self.engine.offer.models())
-        if not request.inputs() - self.inputs.of(asked.browser).keys():
-            return request, []
-        return request.without_inputs(), [
-            asked.language.say("What it was made from is no longer on this server.")]
+    def _read(self, asked: Asked) -> dict[str, Any]:
+        """Reads a PNG that has been uploaded."""
+        file = uploaded(asked.data.get("file"))
+        return self._fill_from(file, asked, Sentence(
+            "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name))
 
-    def _filled(self, request: Request, told: str, asked: Asked) -> dict[str, Any]:
-        return {"form": {**form.show(request.values(), self.engine.offer), "keep": []},
-                "told": asked.language.translate(told)}
+    def _fill_from(self, file: Path, asked: Asked, told: Sentence) -> dict[str, Any]:
+        """As `_fill`, with what a PNG was made from.
+
+        Raises:
+            RequestError: the file carries no settings, or bad ones.
+        """
+        text = read_parameters(file)
+        there = parse_token_downsampling(text)
+        here = self.engine.pipeline.model.token_downsampling
+        more = [] if here == there else [Sentence(
+            "It was drawn with token downsampling {there}, which is set when a page is started; "
+            "here it is {here}.", there=there, here=here)]
+        return self._fill(parse_parameters(text), asked, told, *more)
+
+    def _fill(self, request: Request, asked: Asked, *told: Sentence) -> dict[str, Any]:
+        """The form of a request as far as it can be made here; what is told, and what of it is
+        otherwise here."""
+        offer, said = self.engine.offer, [*told]
+        request = request.known(offer.models())
+        if request.inputs() - self.inputs.of(asked.browser).keys():
+            request = request.without_inputs()
+            said.append(Sentence("What it was made from is no longer on this server."))
+        here, there, values = offer.defaults(request.common.model), request.common, request.values()
+        try:
+            offer.check(dataclasses.replace(there, model=here.model))
+        except RequestError:
+            values |= {"width": here.width, "height": here.height}
+            said.append(Sentence("It was made at {width}×{height}; here pictures are "
+                                 "{here_width}×{here_height}.", width=there.width,
+                                 height=there.height, here_width=here.width,
+                                 here_height=here.height))
+        return {"form": {**form.show(values, offer), "keep": []},
+                "told": " ".join(map(asked.language.translate, said))}
 
     def _take(self, asked: Asked) -> dict[str, Any]:
         """Takes a picture in: one of a card or of the history, or a file that has been uploaded;
         from one of these the settings are read instead if that is asked for and it has any."""
         if asked.data.keys() & {"id", "of"}:
-            file = self._picture(asked, asked.data.get("of"))
+            file = self._file(asked, asked.data.get("of"))
         else:
             file = uploaded(asked.data.get("file"))
             if asked.data.get("or_read"):
@@ -504,7 +445,7 @@ class Answers:
         """What a picture began with, as it was put under it; nothing if it is not there any more.
         """
         with suppress(RequestError, HistoryError, OSError):
-            made = read_png(self._picture(asked, asked.data.get("of")))
+            made = read_png(self._file(asked, asked.data.get("of")))
             canvas = Canvas.of(made.pictures[0], self.inputs.of(asked.browser))
             return {"before": data_url(canvas.pixels)} if canvas else {}
         return {}
@@ -516,38 +457,7 @@ class Answers:
         name = str(asked.data.get(key))
         return find_input(self.inputs.of(asked.browser, {name}), name)
 
-    def _read(self, asked: Asked) -> dict[str, Any]:
-        """Reads a PNG that has been uploaded."""
-        file = uploaded(asked.data.get("file"))
-        return self._put(file, Sentence(
-            "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name),
-            asked)
-
-    def _put(self, file: Path, told: Sentence, asked: Asked) -> dict[str, Any]:
-        """The form of what a PNG was made from, and what of it is otherwise here.
-
-        Raises:
-            RequestError: the file carries no settings, or bad ones.
-        """
-        text, offer, say = read_parameters(file), self.engine.offer, asked.language.say
-        request, lost = self._here(parse_parameters(text), asked)
-        here, there, values = offer.defaults(request.common.model), request.common, request.values()
-        said = [asked.language.translate(told), *lost]
-        try:
-            offer.check(dataclasses.replace(there, model=here.model))
-        except RequestError:
-            values |= {"width": here.width, "height": here.height}
-            said.append(say("It was made at {width}×{height}; here pictures are "
-                            "{here_width}×{here_height}.", width=there.width, height=there.height,
-                            here_width=here.width, here_height=here.height))
-        tokens = parse_token_downsampling(text)
-        tokens_here = self.engine.pipeline.model.token_downsampling
-        if tokens != tokens_here:
-            said.append(say("It was drawn with token downsampling {there}, which is set when a "
-                            "page is started; here it is {here}.", there=tokens, here=tokens_here))
-        return {"form": {**form.show(values, offer), "keep": []}, "told": " ".join(said)}
-
-    # --- runs -----------------------------------------------------------------------------------
+    # --- the rest -------------------------------------------------------------------------------
 
     def _known(self, asked: Asked) -> dict[str, Any]:
         """What prompts can say here beside plain words, and the words of a model that has few."""
@@ -557,41 +467,33 @@ class Answers:
         wildcards = (f"__{name}__" for name in offer.wildcards.names())
         return {"known": [*adapters.embeddings(), *loras, *wildcards, *card.words][:MAX_KNOWN]}
 
-    def _stop(self, asked: Asked) -> dict[str, Any]:
-        if run := self.runs.find(asked.data.get("run")):
-            run.stop()
-        return {}
-
     def _pack(self, asked: Asked) -> dict[str, Any]:
-        run = self.runs.find(asked.data.get("run"))
+        run = self._run(asked)
         made = run.pictures() if run else {}
         pictures = {place: picture for place, picture in made.items() if picture.there}
         if not pictures:
-            return self._wrong(GONE, asked)
+            raise RequestError(GONE.template)
         if asked.data["do"] == "zip":
             return {"file": url(self.files.archive(pictures))}
         return {"file": url(self.files.grid(run.request, pictures, labels(run.request)))}
 
     def _large(self, asked: Asked) -> dict[str, Any]:
         """A picture enlarged."""
-        return {"file": url(self.files.large(
-                self._picture(asked, asked.data.get("place")), asked.browser))}
+        file = self._file(asked, asked.data.get("place"))
+        return {"file": url(self.files.copy(file, asked.browser, LARGE))}
 
-    def _picture(self, asked: Asked, place: Any) -> Path:
+    def _file(self, asked: Asked, place: Any) -> Path:
         """The file of a picture: of the history by its name, else of a card.
 
         Raises:
             RequestError: there is none any more.
         """
         name = asked.data.get("id")
-        if name and self.history:
-            file = self.history.picture(asked.browser, str(name))
-        else:
-            run = self.runs.find(asked.data.get("run"))
-            picture = run and run.pictures().get(place)
-            file = picture and Path(picture.png)
+        if not (name and self.history):
+            return Path(self._card(asked, place).picture.png)
+        file = self.history.picture(asked.browser, str(name))
         if not (file and file.is_file()):
-            raise RequestError(FORGOTTEN.template) if name else RequestError(GONE.template)
+            raise RequestError(FORGOTTEN.template)
         return file
 
     def _about(self, asked: Asked) -> dict[str, Any]:
@@ -605,7 +507,7 @@ class Answers:
         name = str(data.get("id"))
         match data.get("act"):
             case "save" | "view" as act:
-                served = self.files.copy(self._picture(asked, None), owner)
+                served = self.files.copy(self._file(asked, None), owner)
                 return {"view" if act == "view" else "file": url(served)}
             case "run":
                 return self._use_run(owner, name, asked)
@@ -631,10 +533,47 @@ class Answers:
     def _use_run(self, owner: str, name: str, asked: Asked) -> dict[str, Any]:
         entries = self.history.entries(owner, run=name)
         if not entries:
-            return self._wrong(FORGOTTEN, asked)
-        request, lost = self._here(panel.request_of(entries), asked)
-        told = asked.language.say("Prompts, seeds and settings of the run are in the boxes.")
-        return self._filled(request, " ".join([told, *lost]), asked)
+            raise RequestError(FORGOTTEN.template)
+        return self._fill(panel.request_of(entries), asked, Sentence(
+            "Prompts, seeds and settings of the run are in the boxes."))
+
+
+def _named(run: Run) -> dict[str, Any]:
+    """What page.js is told of a run, to show it."""
+    return {"run": run.key, "seed": run.seed}
+
+
+def for_all(filled: Mapping[str, Any], offer: Catalog) -> Picture:
+    """What is filled in for all boxes; raises RequestError if it cannot be served."""
+    request = Request.check({**filled, "prompts": ["any"], "own": []}, offer)
+    return dataclasses.replace(request.pictures[0], prompt="")
+
+
+def alone(filled: Mapping[str, Any], place: int, engine: EngineClient,
+          seed: int = RANDOM) -> Picture:
+    """The picture that the box at `place` asks for; with this seed where that is left open.
+
+    Raises:
+        RequestError: it cannot be served.
+    """
+    if seed != RANDOM:
+        seed = (seed - place) % (MAX_SEED + 1)  # seeds run on
+    seed = drawn_seed(seed if filled["seed"] == RANDOM else filled["seed"])
+    own = filled["own"][place] if place < len(filled["own"]) else {}
+    return Request.check({**filled, "seed": seed,
+                          "prompts": [*[""] * place, filled["prompts"][place]],
+                          "own": [*[None] * place, own]}, engine.offer).pictures[place]
+
+
+def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
+    """Why no picture is drawn with these settings while somebody types, if there is a reason; until
+    it is known there is none."""
+    seconds = engine.seconds(picture) or 0.0
+    if seconds <= MAX_SECONDS:
+        return None
+    return RequestError(
+        "With these settings a picture takes about {seconds} s here; Live is for pictures that "
+        "take {limit} s at most.", seconds=math.ceil(seconds), limit=round(MAX_SECONDS))
 
 
 def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[str, Sentence | str]:

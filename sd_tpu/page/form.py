@@ -3,18 +3,11 @@
 A form is {"prompts": texts, "seed": text, "settings": texts by name, "own": of each box texts by
 name, "keep": whether each card is kept}. The size is among the settings and what a box has of its
 own, as `named_size` writes it.
-
-Links open the page with somebody's prompts, seed and settings. What is asked for stands behind the
-`#`, which browsers keep to themselves: it gets into no log on the way, and may be as long as eight
-long prompts and negative prompts are.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
 
-from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.settings import (
@@ -31,9 +24,6 @@ from sd_tpu.settings import (
 
 COMMON = {name: setting for name, setting in OVERRIDABLE.items() if name not in {"seed", *SIDES}}
 GARBLED = Sentence("What is filled in cannot be read; please load the page again.")
-MAX_LENGTH = 1 << 20  # of a link
-MAX_FIELDS = (MAX_PROMPTS + 1) * len(SETTINGS)
-_OWN = re.compile(f"({'|'.join(OVERRIDABLE)})([1-{MAX_PROMPTS}])")
 EMPTY = " "  # in a box's own field, what is empty on purpose; what is empty there is as for all
 
 
@@ -56,11 +46,6 @@ def read(form: Any) -> dict[str, Any]:
         raise RequestError(GARBLED.template) from None
     return {"prompts": prompts, "seed": RANDOM if seed == "" else seed, **values, **size,
             "own": owns}
-
-
-def kept(form: Mapping[str, Any]) -> set[int]:
-    """The places of the cards that are kept."""
-    return {place for place, keep in enumerate(form.get("keep") or []) if keep is True}
 
 
 def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
@@ -122,46 +107,3 @@ def _show(setting: Setting, value: Any) -> str:
     if isinstance(kind, Choice) and value not in kind.options:
         return ""
     return kind.shown(value) if isinstance(kind, Number) else str(value)
-
-
-# --- links --------------------------------------------------------------------------------------
-
-
-def write_link(request: Request) -> str:
-    """What stands behind the `#`: `prompt=a+cat&prompt=&prompt=a+dog&seed=7&...`, and `steps3=10`
-    where the third prompt has steps of its own. It is without pictures.
-    """
-    request = request.without_inputs()
-    common, last = request.common, max(request.places())
-    fields = [("prompt", prompt) for prompt in request.prompts[:last + 1]]
-    fields += [(name, getattr(common, name)) for name, setting in OVERRIDABLE.items()
-               if not setting.expert or getattr(common, name) != setting.default]
-    fields += [(f"{name}{place + 1}", value) for place in request.places()
-               for name, value in request.overrides(place).items()]
-    return urlencode(fields)
-
-
-def read_link(text: str) -> dict[str, Any]:
-    """What a link asks for, as `Request.check` takes it.
-
-    Raises:
-        RequestError: the text is no link of ours.
-    """
-    try:
-        if len(text) > MAX_LENGTH:
-            raise ValueError
-        fields = parse_qsl(text, keep_blank_values=True, strict_parsing=True,
-                           max_num_fields=MAX_FIELDS)
-    except ValueError:
-        raise RequestError("The link cannot be read.") from None
-    values: dict[str, Any] = {}
-    own: list[dict[str, Any]] = []
-    for name, value in fields:
-        if match := _OWN.fullmatch(name):
-            place = int(match[2])
-            own += [{} for _ in range(place - len(own))]
-            own[place - 1][match[1]] = _parsed(match[1], value)
-        elif name != "prompt":
-            values[name] = _parsed(name, value)
-    prompts = [value for name, value in fields if name == "prompt"]
-    return {"prompts": prompts, "own": own, **values}

@@ -17,11 +17,20 @@ from sd_tpu.language import ENGLISH, LANGUAGES, Language
 from sd_tpu.page.compare import comparable
 from sd_tpu.page.form import named_size, sizes
 from sd_tpu.page.parts import part
-from sd_tpu.page.run import STARTING, Card, Line
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.settings import CONTROL, JOURNEY, MAX_PROMPTS, REFERENCE, SETTINGS, SIDES, Choice
+from sd_tpu.serving.run import STARTING, Card, Line
+from sd_tpu.settings import (
+    CONTROL,
+    JOURNEY,
+    MAX_PROMPTS,
+    REFERENCE,
+    SETTINGS,
+    SIDES,
+    Choice,
+    Picture,
+)
 
 BARE = dict(js_on_load=None, apply_default_css=False)
 
@@ -52,18 +61,18 @@ class Translations(gr.I18n):
 
     def render(self, make: Callable[[Language], str]) -> str:
         """Something of the page in all languages, of which the browser takes its own."""
-        key = f"rendered {len(self.translations['en'])}"
-        for name, language in LANGUAGES.items():
-            # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
-            self.translations[name][key] = (
-                make(language).replace("{", "&#123;").replace("}", "&#125;"))
-        return str(self(key))
+        # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
+        return str(self._translated(lambda language: make(language).replace("{", "&#123;")
+                                    .replace("}", "&#125;")))
 
     def label(self, text: str, **facts: Any):
         """An English text for a component of Gradio's, in all languages."""
+        return self._translated(lambda language: language.say(text, **facts))
+
+    def _translated(self, make: Callable[[Language], str]):
         key = f"rendered {len(self.translations['en'])}"
         for name, language in LANGUAGES.items():
-            self.translations[name][key] = language.say(text, **facts)
+            self.translations[name][key] = make(language)
         return self(key)
 
 
@@ -87,8 +96,7 @@ def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict]
         choices, offered = choices_of(engine.offer), sizes(defaults["model"], engine.offer)
         html("sheet", "sheet", card.themes, choices, defaults, named_size(size[::-1]),
              {each: each for each in offered},
-             [each for each in comparable(engine.defaults, engine.offer, offered)
-              if choices.get(each.name, {}) is not None], MAX_FILE_BYTES, history)
+             comparable(engine.defaults, choices, offered), MAX_FILE_BYTES, history)
     # The region stays while its text changes: only then do screen readers read the text out.
     news = gr.HTML("", elem_id="news", apply_default_css=False, js_on_load=None,
                    html_template='<div role="status" aria-live="polite">${value}</div>')
@@ -149,7 +157,7 @@ def example(folder: Path, place: int, prompt: str) -> Card:
     file = folder / f"{place}.webp"
     if not file.is_file():
         return Card(place)
-    return Card(place, "example", prompt, preview=webp_url(file.read_bytes()))
+    return Card(place, Picture(prompt=prompt), "example", preview=webp_url(file.read_bytes()))
 
 
 def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:

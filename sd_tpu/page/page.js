@@ -37,6 +37,9 @@ let filling = false;  // whether it is not a person who fills something in
 let touched = false;  // whether a person has, since something was said to be wrong
 let past = [], future = [];  // what was replaced, and what was taken back; the latest last
 let atPast = false;  // whether the focus is, or was at last, at one of the buttons for that
+const gallery = { run: null, seed: null, version: 0 };  // what is shown, as far as it is known
+let turn = Promise.resolve();  // when the next may begin that takes the place of what is shown
+let goesOn = [];  // what of the line is said of a run, whatever else is said there
 let pending = false;  // whether a run has been asked for that has no name yet
 let stopping = false;  // whether it is to be stopped
 let samples = 1;  // which set comes next; the first is in the boxes from the start
@@ -59,7 +62,6 @@ const boxes = () => $$(".prompt textarea");
 const seedBox = () => $("#seed input");
 const commons = () => $$("#settings-panel [name]");
 const title = () => $("header[lang]").dataset.title;
-const run = () => $("#collection [data-run]").dataset.run;
 
 let connected;
 const connecting = new Promise((resolve) => { connected = resolve; });
@@ -84,10 +86,9 @@ window.sdTpu = {
         // Gradio changes what is there, or makes it anew.
         const any = { subtree: true, childList: true, attributeFilter: ["data-at"] };
         new MutationObserver(lineChanged).observe($("#line"), any);
-        new MutationObserver(runChanged).observe($("#collection"), any);
         new MutationObserver(cardsChanged).observe($("#cards"), { ...any, attributeFilter: [
             "class"] });
-        begin("back", { busy: kept.get(session, "sd_tpu busy") === true });
+        begin(asking("show"), kept.get(session, "sd_tpu busy") !== true);
         if (location.hash.length > 1) await openLink();
     },
 };
@@ -322,7 +323,8 @@ function blame(culprit, open) {
 // --- asking -------------------------------------------------------------------------------------
 
 function asking(action, more) {
-    return { do: action, lang: $("header[lang]").lang, browser, run: run(), form: form(), ...more };
+    return { do: action, lang: $("header[lang]").lang, browser, run: gallery.run, form: form(),
+        ...more };
 }
 
 // What is answered at once; nothing, where the server is gone.
@@ -344,9 +346,31 @@ async function ask(action, more = {}) {
     }
 }
 
-// Begins what is told as it happens.
-function begin(action, more) {
-    stream(asking(action, more));
+// Asks for a run, one after the other, and shows it; how it ended `before` is old news.
+function begin(asked, before = false) {
+    turn = turn.then(async () => {
+        const told = await ask(asked.do, { ...asked, run: gallery.run });
+        if (told.kind === "wrong") refused();
+        if (told.filled) fill(told.filled);
+        if (!told.run) return told;
+        if (told.run !== gallery.run) gallery.version = 0;
+        Object.assign(gallery, { run: told.run, seed: told.seed });
+        stream(asking("watch", { seen: gallery.version, before }));
+        return told;
+    });
+    return turn;
+}
+
+// Unfinished pictures would look like an answer to what was refused.
+function refused() {
+    for (const figure of $$("#cards figure.stopped")) {
+        figure.className = "blank";
+        const number = Object.assign(document.createElement("span"), { className: "number",
+            textContent: Number(figure.dataset.place) + 1 });
+        $("div", figure).replaceChildren(number);
+        $("figcaption", figure).replaceChildren();
+    }
+    look(true);
 }
 
 function link(file) {
@@ -356,7 +380,6 @@ function link(file) {
 // Says something before, or in place of, the server.
 function tell(text, kind, aloud = false) {
     const line = $("#line p");
-    const goesOn = ["busy", "single"].filter((each) => line.classList.contains(each));
     const busy = kind === "busy" ? [] : goesOn;
     if (kind === "busy") $("#line progress").value = 0;
     line.textContent = text;
@@ -382,7 +405,7 @@ function news(text) {
 // --- runs ---------------------------------------------------------------------------------------
 
 // Draws what is filled in, or something made of it; what it takes the place of shows it at once.
-function draw(action, more) {
+async function draw(action, more) {
     if (action === "generate" && $("#generate").disabled) return;
     if (action !== "generate") remember(form(), action === "larger");
     if (action === "compare") keep.fill(false);
@@ -394,13 +417,22 @@ function draw(action, more) {
             : !keep[place] && (action !== "generate" || boxes()[place].value.trim() !== ""
                 || $(".such", figure.closest(".card")))));
     const asked = asking(action, more);
-    setTimeout(() => {  // what is said is seen first: storage and Gradio take their time
-        const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
-        kept.set(local, "sd_tpu prompts",
-            [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
-        changed();
-        stream(asked);
-    }, FRAME);
+    // What is said is seen first: storage and Gradio take their time.
+    await new Promise((resolve) => { setTimeout(resolve, FRAME); });
+    const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
+    kept.set(local, "sd_tpu prompts", [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
+    changed();
+    const { run, told } = await begin(asked);
+    if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
+    if (!run) settle();
+    else if (stopping) ask("stop");
+    pending = stopping = false;
+    showPast();
+}
+
+// What was asked for shows so no longer.
+function settle() {
+    for (const figure of $$("figure.asked")) figure.classList.remove("asked");
 }
 
 function stop() {
@@ -420,28 +452,16 @@ function lineChanged() {
     const share = Math.round(100 * ($("#line progress")?.value ?? 0));
     document.title = busy && share ? `${share} % · ${title()}` : `${title()} · sd_tpu`;
     if (own) return;
-    for (const figure of $$("figure.asked")) figure.classList.remove("asked");
-    if (!busy) {
-        pending = stopping = false;
-        showPast();
-    }
+    goesOn = ["busy", "single"].filter((each) => line.classList.contains(each));
+    if (line.dataset.run === gallery.run) gallery.version = Number(line.dataset.version);
+    settle();
+    if (!busy) showPast();
     if (wasBusy && !busy) showHistory();
     wasBusy = busy;
-    if (line.classList.contains("wrong")) {
+    if (line.classList.contains("wrong")) {  // what was asked for has failed
         touched = false;
         look(true);
     }
-}
-
-function runChanged() {
-    const shown = $("#collection [data-run]");
-    if (!shown?.dataset.run) return;
-    pending = false;
-    if (stopping) stop();
-    stopping = false;
-    if (shown.dataset.form) fill(JSON.parse(shown.dataset.form));
-    delete shown.dataset.form;
-    showPast();
 }
 
 function cardsChanged() {
@@ -474,7 +494,7 @@ function readPast() {
 }
 
 function isShown({ form: fields, run: there, drawn }) {
-    return JSON.stringify(fields) === JSON.stringify(form()) && !(drawn && there !== run());
+    return JSON.stringify(fields) === JSON.stringify(form()) && !(drawn && there !== gallery.run);
 }
 
 function showPast() {
@@ -493,20 +513,21 @@ function showPast() {
 // not, it costs nothing.
 function remember(fields = form(), drawn = false) {
     const before = past.length && isShown(past.at(-1)) ? past.slice(0, -1) : past;
-    keepPast([...before, { form: fields, run: run(), drawn }]);
+    keepPast([...before, { form: fields, run: gallery.run, drawn }]);
 }
 
-function turn(back) {
+function step(back) {
     const from = back ? past : future, other = back ? future : past;
     const last = from.findLastIndex((each) => !isShown(each));
     if (last < 0) return;
-    const there = from[last], shown = { form: form(), run: run(), drawn: there.drawn };
+    const there = from[last];
+    const shown = { form: form(), run: gallery.run, drawn: there.drawn };
     if (back) keepPast(from.slice(0, last), [...other, shown]);
     else keepPast([...other, shown], from.slice(0, last));
     touched = true;  // what was wrong may not be any more
     fill(there.form);
     news($("#undo").dataset.undone);
-    if (there.run && there.run !== run()) begin("show", { shown: there.run });
+    if (there.run && there.run !== gallery.run) begin(asking("show", { shown: there.run }));
 }
 
 // --- drawing while somebody types ---------------------------------------------------------------
@@ -524,7 +545,7 @@ function typedAll() {
 }
 
 function redraw(place) {
-    begin("live", { place });
+    begin(asking("live", { place }));
     // It may be at the window's end; but what is typed in comes first.
     for (const seen of [`#cards [data-place="${place}"]`, ":focus"]) {
         $(seen)?.scrollIntoView({ block: "nearest" });
@@ -576,7 +597,7 @@ document.addEventListener("input", ({ target, inputType = "" }) => {
 // --- keys ---------------------------------------------------------------------------------------
 
 document.addEventListener("keydown", (event) => {
-    if ($("#painter")?.open) return;
+    if ($("#painter")?.open || $(".menu:popover-open")) return;
     if ($("#viewer")?.open) {
         const forth = document.documentElement.dir === "rtl" ? -1 : 1;
         const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
@@ -597,7 +618,7 @@ document.addEventListener("keydown", (event) => {
 const ACTIONS = {
     generate: () => draw("generate"),
     stop,
-    redraw: ({ place }) => begin("redraw", { place: Number(place) }),
+    redraw: ({ place }) => begin(asking("redraw", { place: Number(place) })),
     vary: ({ place }) => draw("vary", { place: Number(place) }),
     larger: ({ place }) => draw("larger", { place: Number(place) }),
     keep({ place }) {
@@ -646,8 +667,8 @@ const ACTIONS = {
     },
     fold: (_, button) => toggle(button),
     close: () => fold(),
-    undo: () => turn(true),
-    redo: () => turn(false),
+    undo: () => step(true),
+    redo: () => step(false),
     copy_first: () => replace({ prompts: Array(8).fill(
         boxes().map((box) => box.value).find((text) => text.trim()) ?? "") }),
     clear: () => replace({ prompts: [], own: [] }),
@@ -673,8 +694,7 @@ const ACTIONS = {
         tell(told, "idle", true);
     },
     reuse({ none }) {
-        const { seed } = $("#collection [data-run]").dataset;
-        if (seed) replace({ seed });
+        if (gallery.run) replace({ seed: String(gallery.seed) });
         else tell(none, "wrong", true);
     },
     preset: ({ steps }) => replace({ settings: { steps } }),
@@ -729,6 +749,7 @@ document.addEventListener("click", ({ target }) => {
         touched = true;
         lookSoon();
     }
+    target.closest(".menu")?.hidePopover();  // which gives the focus back
     if (button) ACTIONS[button.dataset.do](button.dataset, button);
     else if (target.closest("#viewer [data-step]")) leaf(Number(target.dataset.step));
     else if (target.closest("#viewer [data-close]") || target.id === "viewer") $("#viewer").close();
@@ -736,6 +757,20 @@ document.addEventListener("click", ({ target }) => {
         ask("about").then(({ about }) => { $(".about dl").innerHTML = about ?? ""; });
     }
 });
+
+// A menu opens at its button, within the window, and moves with the page.
+const MENU = 300;  // pixels, if there are so many
+document.addEventListener("beforetoggle", ({ target, newState }) => {
+    if (newState !== "open" || !target.matches(".menu")) return;
+    const at = $(`[popovertarget=${target.id}]`).getBoundingClientRect();
+    const room = document.documentElement.clientWidth - 8, width = Math.min(MENU, room);
+    const start = document.documentElement.dir === "rtl" ? at.right - width : at.left;
+    const below = at.top + at.bottom < innerHeight;
+    Object.assign(target.style, { width: `${width}px`,
+        left: `${Math.min(Math.max(4, start), room + 4 - width)}px`,
+        top: below ? `${scrollY + at.bottom}px` : "auto",
+        bottom: below ? "auto" : `${innerHeight - scrollY - at.top}px` });
+}, true);
 
 function replace(given) {
     remember();
@@ -1122,9 +1157,10 @@ document.addEventListener("focusout", ({ target }) => {
 let held = null;
 document.addEventListener("pointerdown", () => { held = null; });
 document.addEventListener("focusin", ({ target }) => {
-    const button = target.closest("#cards [data-do], #history-panel [data-do]");
-    const parts = ["do", "act", "id", "place"].filter((name) => button?.dataset[name]);
-    held = button && parts.map((name) => `[data-${name}="${button.dataset[name]}"]`).join("");
+    const button = target.closest("#cards :is([data-do], .icon), #history-panel [data-do]");
+    const parts = ["data-do", "data-act", "data-id", "data-place", "popovertarget"].filter(
+        (name) => button?.hasAttribute(name));
+    held = button && parts.map((name) => `[${name}="${button.getAttribute(name)}"]`).join("");
 });
 new MutationObserver(() => {
     if (held && document.activeElement === document.body) {

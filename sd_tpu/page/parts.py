@@ -8,6 +8,7 @@ byte, and because a preview must turn into the picture without a flicker.
 import json
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 import jinja2
 
 from sd_tpu.language import ENGLISH, Language
+from sd_tpu.links import write_link
 from sd_tpu.page.files import url
-from sd_tpu.page.form import COMMON, named_size, write_link
+from sd_tpu.page.form import COMMON, named_size
+from sd_tpu.pictures.files import thumbnail
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (
@@ -47,7 +50,8 @@ def part(name: str, language: Language, *facts: Any) -> str:
 @cache
 def _parts(language: Language) -> Any:
     return _PAGE.make_module(dict(language=language, say=language.say,
-                                  translate=language.translate, words=partial(words, language)))
+                                  translate=language.translate, words=partial(words, language),
+                                  all_words=partial(all_words, language)))
 
 
 def _kind_of(setting: Setting) -> str:
@@ -63,9 +67,10 @@ def _allowed(kind: Choice) -> str:
 _PAGE = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
     lstrip_blocks=True, undefined=jinja2.StrictUndefined).get_template("page.html", globals=dict(
-        url=url, write_link=write_link, now=time.monotonic_ns, to_json=json.dumps,
-        kind_of=_kind_of, allowed=_allowed, common=COMMON, overridable=OVERRIDABLE, states=STATES,
-        handed_in=HANDED_IN, max_prompts=MAX_PROMPTS))
+        url=url, write_link=write_link, thumbnail=thumbnail, now=time.monotonic_ns,
+        date=partial(datetime.fromtimestamp, tz=UTC), kind_of=_kind_of, allowed=_allowed,
+        common=COMMON, overridable=OVERRIDABLE, states=STATES, handed_in=HANDED_IN,
+        max_prompts=MAX_PROMPTS))
 
 
 # --- captions -----------------------------------------------------------------------------------
@@ -81,7 +86,7 @@ def words(language: Language, values: Mapping[str, Any]) -> str:
     return " · ".join(told)
 
 
-def all_words(picture: Picture, language: Language) -> str:
+def all_words(language: Language, picture: Picture) -> str:
     """All settings of the picture, as a label; of those for experts and of a negative prompt
     nothing is said where they are left alone."""
     quiet = {setting.name for setting in SAID if setting.expert or isinstance(setting.kind, Text)}

@@ -1,0 +1,60 @@
+"""Links that open the page with somebody's prompts, seed and settings.
+
+What is asked for stands behind the `#`, which browsers keep to themselves: it gets into no log on
+the way, and may be as long as eight long prompts and negative prompts are.
+"""
+
+import re
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from sd_tpu.request import Request
+from sd_tpu.settings import MAX_PROMPTS, OVERRIDABLE, SETTINGS, RequestError
+
+MAX_LENGTH = 1 << 20
+MAX_FIELDS = (MAX_PROMPTS + 1) * len(SETTINGS)
+_OWN = re.compile(f"({'|'.join(OVERRIDABLE)})([1-{MAX_PROMPTS}])")
+
+
+def write_link(request: Request) -> str:
+    """What stands behind the `#`: `prompt=a+cat&prompt=&prompt=a+dog&seed=7&...`, and `steps3=10`
+    where the third prompt has steps of its own. It is without pictures.
+    """
+    request = request.without_inputs()
+    common, last = request.common, max(request.places())
+    fields = [("prompt", prompt) for prompt in request.prompts[:last + 1]]
+    fields += [(name, getattr(common, name)) for name, setting in OVERRIDABLE.items()
+               if not setting.expert or getattr(common, name) != setting.default]
+    fields += [(f"{name}{place + 1}", value) for place in request.places()
+               for name, value in request.overrides(place).items()]
+    return urlencode(fields)
+
+
+def read_link(text: str) -> dict[str, Any]:
+    """What a link asks for, as `Request.check` takes it.
+
+    Raises:
+        RequestError: the text is no link of ours.
+    """
+    try:
+        if len(text) > MAX_LENGTH:
+            raise ValueError
+        fields = parse_qsl(text, keep_blank_values=True, strict_parsing=True,
+                           max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise RequestError("The link cannot be read.") from None
+    values: dict[str, Any] = {}
+    own: list[dict[str, Any]] = []
+    for name, value in fields:
+        if match := _OWN.fullmatch(name):
+            place = int(match[2])
+            own += [{} for _ in range(place - len(own))]
+            own[place - 1][match[1]] = _read(match[1], value)
+        elif name != "prompt":
+            values[name] = _read(name, value)
+    prompts = [value for name, value in fields if name == "prompt"]
+    return {"prompts": prompts, "own": own, **values}
+
+
+def _read(name: str, text: str) -> Any:
+    return SETTINGS[name].kind.parse(text) if name in SETTINGS else text

@@ -1,0 +1,176 @@
+"""Finished pictures as files in a folder that a server serves and prunes; it does not outlive it.
+
+What is shown is WebP, which is small; what is downloaded is PNG and carries its settings.
+"""
+
+import dataclasses
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from sd_tpu import settings
+from sd_tpu.pictures.images import (
+    data_url,
+    enlarged,
+    framed,
+    make_grid,
+    read_png,
+    to_webp,
+    to_zip,
+    with_labels,
+)
+from sd_tpu.request import Request
+
+SMALL = 256  # pixels: smaller pictures are shown enlarged, where each fault of a pixel is seen
+QUALITY = 92  # of the WebP of larger ones
+LARGE, GAP = 1024, 8  # pixels: the least width of what is enlarged, and between pictures of a grid
+MAX_THUMBNAILS = 1024  # kept in memory, of some kilobytes each
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A finished picture's two files: paths of the PNG and of what is shown."""
+
+    png: str
+    shown: str
+
+    @property
+    def name(self) -> str:
+        """What the PNG is called."""
+        return Path(self.png).name
+
+    @property
+    def there(self) -> bool:
+        """Whether it has been neither pruned nor forgotten."""
+        return Path(self.png).is_file()
+
+
+class Files:
+    """Writes pictures under names that nobody can guess, their folders being salted hashes.
+
+    Attributes:
+        names: paths of all that has been written; with what is taken out of it by `-=` goes its
+            folder.
+    """
+
+    def __init__(self, folder: Path, to_png: Callable[[np.ndarray, Request], bytes]):
+        """Writes into this folder; `to_png` is the engine's."""
+        self.names = _Names()
+        self._folder, self._to_png = folder.resolve(), to_png
+        self._salt = secrets.token_bytes(32)
+
+    def add(self, request: Request, place: int, pixels: np.ndarray, whose: str = "") -> Picture:
+        """Writes the picture uint8 [H, W, 3] at `place`, with its settings. What is one browser's
+        and what is another's lie apart, also where they are alike."""
+        alone, name = request.only(place), _name(request.pictures[place])
+        quality, png = None if max(pixels.shape) < SMALL else QUALITY, self._to_png(pixels, alone)
+        return Picture(
+            png=self._save(png, f"{name}.png", whose=whose),
+            shown=self._save(to_webp(pixels, quality), f"{name}.webp", of=png, whose=whose),
+        )
+
+    def archive(self, pictures: Mapping[int, Picture]) -> str:
+        """Writes a ZIP of pictures by their places; returns its path. Raises OSError."""
+        pngs = {place: Path(picture.png) for place, picture in pictures.items()}
+        return self._save(to_zip({f"{place + 1}-{png.name}": png.read_bytes()
+                                  for place, png in pngs.items()}), "pictures.zip")
+
+    def grid(self, request: Request, pictures: Mapping[int, Picture],
+             labels: Mapping[int, str]) -> str:
+        """Writes the pictures side by side, each above its label, with all their prompts; returns
+        the PNG's path. Together they are at least LARGE pixels wide.
+
+        Raises:
+            OSError: the pictures have been pruned.
+        """
+        cells: list[np.ndarray | None] = [None] * len(request.prompts)
+        for place, picture in pictures.items():
+            with Image.open(picture.png) as image:
+                cells[place] = np.asarray(image)
+        told = [labels.get(place, "") for place in range(len(cells))]
+        columns = min(len(cells), 4)
+        grid = make_grid(with_labels(framed(cells), told, LARGE // columns), gap=GAP)
+        return self._save(self._to_png(grid, request), f"{request.seed}-grid.png")
+
+    def copy(self, png: Path, whose: str, least: int = 0) -> str:
+        """Writes a picture of ours once more, to be served: byte for byte, or smoothly enlarged to
+        be as wide as this at `least`, in pixels; returns its path.
+
+        Raises:
+            OSError: there is no such file any more.
+            RequestError: it carries no settings to be named by.
+        """
+        data = copied = png.read_bytes()
+        request = read_png(data)
+        name = _name(request.pictures[0])
+        if least:
+            with Image.open(png) as image:
+                pixels = enlarged(np.asarray(image), least)
+            copied, name = self._to_png(pixels, request), f"{name}-{pixels.shape[1]}"
+        return self._save(copied, f"{name}.png", of=data, whose=whose)
+
+    def forget(self, png: Path, whose: str) -> None:
+        """Removes all that was made of a picture of somebody's history, by its file there, but for
+        the ZIPs and grids that it is in: they go with the page's other files."""
+        with suppress(OSError):  # there is none
+            folder = self._home(png.read_bytes(), whose)
+            for file in folder.iterdir():
+                file.unlink()
+                self.names.discard(str(file))
+            folder.rmdir()
+
+    def _save(self, data: bytes, name: str, of: bytes | None = None, whose: str = "") -> str:
+        path = self._home(data if of is None else of, whose) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        self.names.add(str(path))
+        return str(path)
+
+    def _home(self, data: bytes, whose: str) -> Path:
+        """Where a file lies, and whatever else is made of it."""
+        return self._folder / hashlib.blake2b(whose.encode() + data, digest_size=32,
+                                              key=self._salt).hexdigest()
+
+
+class _Names(set):
+    """A set that may grow while it is gone through: servers prune in a thread of their own."""
+
+    def __iter__(self):
+        return iter(self.copy())
+
+    def __isub__(self, deleted):
+        """Takes names out, and away the folders of what has been deleted."""
+        for path in deleted:
+            with suppress(OSError):  # something else is in it
+                Path(path).parent.rmdir()
+        return super().__isub__(deleted)
+
+
+def thumbnail(file: Path) -> str:
+    """A picture's file as a small picture inside the page; nothing if it is gone or broken."""
+    try:
+        return _thumbnail(file)
+    except (OSError, SyntaxError):  # the latter is Pillow's for some broken PNGs
+        return ""
+
+
+@lru_cache(MAX_THUMBNAILS)
+def _thumbnail(file: Path) -> str:
+    with Image.open(file) as image:
+        image.thumbnail((SMALL, SMALL))
+        return data_url(np.asarray(image))
+
+
+def _name(picture: settings.Picture) -> str:
+    return f"{picture.seed}-{_words(picture.prompt)}"
+
+
+def _words(prompt: str) -> str:
+    return re.sub(r"\W+", "-", prompt.lower())[:40].strip("-") or "picture"

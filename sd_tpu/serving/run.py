@@ -1,0 +1,453 @@
+"""A run: pictures on their way to their cards, and whoever follows them.
+
+The engine tells a job's events once. A run keeps what they add up to, so that followers can come,
+go and come back: the tab that asked, and the same tab after a reload.
+"""
+
+import dataclasses
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from sd_tpu import settings
+from sd_tpu.pictures.files import Files, Picture
+from sd_tpu.pictures.history import History, HistoryError
+from sd_tpu.pictures.images import data_url
+from sd_tpu.pictures.uploads import Inputs
+from sd_tpu.request import Request
+from sd_tpu.sentence import Sentence
+from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.job import (
+    BLURRED,
+    COMPILING,
+    WAITING,
+    Cancelled,
+    Done,
+    Event,
+    Failed,
+    ImageReady,
+    Job,
+    Progress,
+    Queued,
+)
+from sd_tpu.settings import MAX_PROMPTS, MAX_SEED
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 30  # that a browser's run goes on while nobody follows it: a reload takes less
+
+
+@dataclasses.dataclass(frozen=True)
+class Studio:
+    """Who draws, and where pictures come from and go to."""
+
+    engine: EngineClient
+    files: Files
+    inputs: Inputs
+    history: History | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One place of the gallery.
+
+    Attributes:
+        place: from 0.
+        asked: what its picture is made from; None where nothing is asked for.
+        state: blank, example (of what the model draws), waiting, forming, done or stopped.
+        named: the settings that its label names.
+        preview: how it forms, as an address that holds the pixels.
+        picture: what is done.
+        kept: what the history calls that.
+        live: whether it was drawn while somebody typed.
+        before: what was done here before.
+        changed: the version of the run in which it was changed last.
+    """
+
+    place: int
+    asked: settings.Picture | None = None
+    state: str = "blank"
+    named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    preview: str = ""
+    picture: Picture | None = None
+    kept: str | None = None
+    live: bool = False
+    before: Self | None = None
+    changed: int = 0
+
+    @property
+    def finished(self) -> Self | None:
+        """The card with the picture that is there, also while its successor is made."""
+        return self if self.picture else self.before
+
+    def drawn_anew(self, asked: settings.Picture) -> Self:
+        """The card while this is drawn on it."""
+        there = self.finished
+        return type(self)(self.place, asked, "waiting", preview="" if there else self.preview,
+                          before=there and dataclasses.replace(there, before=None))
+
+
+BLANK = tuple(map(Card, range(MAX_PROMPTS)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """What happens, to be said to each follower in his language; `share` of the work is done,
+    `kind` is busy, over or wrong, idle where nothing was asked for; `aloud` is whether its end is
+    read out, `single` whether only single pictures are drawn again.
+    """
+
+    text: str = Sentence("Ready")
+    kind: str = "idle"
+    share: float = 0.0
+    aloud: bool = True
+    single: bool = False
+
+
+STARTING = Line(Sentence("Starting…"), "busy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What a follower is told of a `version` of the run: the cards that have changed, the line, and
+    what to read aloud."""
+
+    version: int
+    cards: tuple[Card, ...]
+    line: Line
+    news: tuple[Sentence, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class Work:
+    """A job of a run, and the `places` that it still draws for it.
+
+    `live` is one that was begun by typing, of which less is said and kept, `whole` is what the run
+    began with; `blurred` is whether a picture is, not being safe for work, and `unkept` says why
+    the history lacks a picture.
+    """
+
+    job: Job
+    places: set[int]
+    live: bool
+    whole: bool
+    line: Line = STARTING
+    blurred: bool = False
+    unkept: Sentence | None = None
+
+
+class Run:
+    """What is shown in the gallery; made by `Runs.start`.
+
+    Single pictures may be drawn again, by jobs of their own: then the request is that of what is
+    shown, and each place belongs to the job that was last asked for it. What was there before stays
+    until its successor comes, and is given back if none does.
+    """
+
+    def __init__(self, studio: Studio, request: Request, cards: Sequence[Card] = BLANK, *,
+                 browser: str = "", program: str = "", address: str = "", seed: int | None = None,
+                 live: bool = False):
+        """Draws what of the request is not on these cards as it is asked for; the rest as
+        `Runs.start`.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        self.key, self.begun = secrets.token_urlsafe(16), time.time()
+        self.seed = request.seed if seed is None else seed  # of place 0, where seeds run on
+        self.browser, self._studio = browser, studio
+        self._client, self._address = browser or program, address
+        self._change = threading.Condition()  # guards the rest
+        self.request, self.cards, self.line = request, [*cards], STARTING
+        self.version = 0  # of what is to be seen
+        self._followers: dict[str, object] = {}  # by session, each with one that is not another's
+        self._works: list[Work] = []  # which are not over, in the order in which they began
+        self._farewell: threading.Timer | None = None
+        drawn = Request(tuple(None if card.picture else picture for picture, card in
+                              zip(request.pictures, cards, strict=False)))
+        self.count = len(drawn.places())  # of the pictures that it began with
+        with self._change:
+            self._draw(drawn, live=live, whole=not live)
+            self._first = self.version  # of which nobody needs to be told
+            self._mind_loneliness(GRACE_SECONDS)  # whoever asked may be gone before following it
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will change any more, unless a picture is drawn again."""
+        return not self._works
+
+    def pictures(self) -> dict[int, Picture]:
+        """What is finished, by place."""
+        return {card.place: card.picture for card in self.cards if card.picture}
+
+    def seed_at(self, place: int) -> int:
+        """The seed of the picture at `place`, or of one that would be drawn there."""
+        asked = self.cards[place].asked
+        return asked.seed if asked else (self.seed + place) % (MAX_SEED + 1)
+
+    def stop(self) -> None:
+        """Ends it, also while it waits; followers are told when it has stopped."""
+        for work in self._works.copy():
+            work.job.cancel()
+
+    def redraw(self, place: int, picture: settings.Picture | None, *, live: bool = False) -> bool:
+        """Draws this picture at `place`, unless it is drawn so already, or takes away what is there
+        if it is None; `live` is by typing. Returns whether there is anything new.
+
+        What was on its way there is cancelled, the other places are left alone.
+
+        Raises:
+            RequestError: it cannot be served; then all is as it was.
+        """
+        with self._change:
+            card = self.cards[place]
+            if picture == card.asked and card.state != "stopped":
+                return False
+            if picture:
+                self._draw(Request().replaced(place, picture), live=live)
+            else:
+                self._take_over(place)
+                self._put(BLANK[place])
+                self._say(Line(kind="over", aloud=False))
+            self._mind_loneliness()
+            return True
+
+    # --- followers ------------------------------------------------------------------------------
+
+    def follow(self, session: str, seen: int = 0) -> Iterator[Snapshot]:
+        """What there is, or has changed since this version, then what changes, until the run is
+        over or the session leaves; nothing if the session follows it already, and so is told.
+
+        A follower that is slow misses what has been overtaken, and nothing else.
+        """
+        me = object()
+        with self._change:
+            if session in self._followers:
+                return
+            self._followers[session] = me
+            self._mind_loneliness()
+        try:
+            while told := self._next(session, me, seen):
+                seen = told.version
+                yield told
+        finally:
+            self.leave(session, me)
+
+    def _next(self, session: str, me: object, seen: int) -> Snapshot | None:
+        """Waits for what this follower has not seen; None, and it follows no more, if there is
+        nothing to wait for."""
+        with self._change:
+            self._change.wait_for(lambda: self._followers.get(session) is not me
+                                  or self.version != seen or self.over)
+            if self._followers.get(session) is me and self.version != seen:
+                return self._since(seen)
+            self.leave(session, me)  # whoever draws a picture again from now on must follow anew
+            return None
+
+    def _since(self, seen: int) -> Snapshot:
+        cards = tuple(card for card in self.cards if card.changed > seen or not seen)
+        done = [card.place + 1 for card in cards
+                if card.state == "done" and card.changed > self._first]
+        end = [self.line.text] if self.over and self.line.aloud else []
+        return Snapshot(self.version, cards, self.line, (*ready(done), *end))
+
+    def followed_by(self, session: str) -> bool:
+        """Whether this session does."""
+        return session in self._followers
+
+    def leave(self, session: str, me: object = None) -> None:
+        """Ends what this session follows, or only this follower, if it is still the session's."""
+        with self._change:
+            there = self._followers.get(session)
+            if there and me in (None, there):
+                del self._followers[session]
+                self._change.notify_all()
+                self._mind_loneliness()
+
+    def stop_if_lonely(self) -> None:
+        """Ends it unless somebody follows it."""
+        if not self._followers:
+            self.stop()
+
+    def _mind_loneliness(self, grace: float | None = None) -> None:
+        """Stops the run if nobody comes back to it in time; called with the lock held."""
+        if self._farewell:
+            self._farewell.cancel()
+        if self._followers or self.over:
+            return
+        if grace is None:
+            grace = GRACE_SECONDS if self.browser else 0
+        self._farewell = threading.Timer(grace, self.stop_if_lonely)
+        self._farewell.daemon = True
+        self._farewell.start()
+
+    # --- cards; all of this is called with the lock held ----------------------------------------
+
+    def _draw(self, request: Request, *, live: bool, whole: bool = False) -> None:
+        """Draws the pictures of a request in their places."""
+        inputs = self._studio.inputs.of(self.browser, request.inputs())
+        job = self._studio.engine.submit(request, previews=bool(self.browser), inputs=inputs,
+                                         client=self._client, address=self._address)
+        work = Work(job, {*request.places()}, live, whole)
+        for place in request.places():
+            self._take_over(place)
+            self._put(self.cards[place].drawn_anew(request.pictures[place]))
+        self._works.append(work)
+        self._say(work.line)
+        threading.Thread(target=self._serve, args=[work], name="run", daemon=True).start()
+
+    def _take_over(self, place: int) -> None:
+        """Takes the place from the job that draws it, if one does."""
+        for work in [work for work in self._works if place in work.places]:
+            work.places.remove(place)
+            work.job.cancel(place)
+            if not work.places:
+                self._works.remove(work)
+
+    def _put(self, card: Card) -> None:
+        """Changes a card, and the labels of others that it no longer or now differs from."""
+        self.version += 1
+        self.cards[card.place] = dataclasses.replace(card, changed=self.version)
+        if self.request.picture_at(card.place) != card.asked:
+            self.request = self.request.replaced(card.place, card.asked)
+        for place in self.request.places():
+            named = self.request.labelled(place)
+            if named != self.cards[place].named:
+                self.cards[place] = dataclasses.replace(self.cards[place], named=named,
+                                                        changed=self.version)
+
+    def _say(self, end: Line) -> None:
+        """Says how the latest work goes, or how the last one ended."""
+        line = self._works[-1].line if self._works else end
+        single = not any(work.whole for work in self._works)
+        self.line = dataclasses.replace(line, single=single)
+        self.version += 1
+        self._change.notify_all()
+
+    # --- a thread of each job -------------------------------------------------------------------
+
+    def _serve(self, work: Work) -> None:
+        try:
+            for event in work.job.events():
+                self._take(work, event)
+        except Exception:  # a disk that is full, say: nobody should be left with a dead page
+            log.exception("a run failed")
+            work.job.cancel()
+            self._take(work, Failed(Sentence("The server failed; please try again.")))
+
+    def _take(self, work: Work, event: Event) -> None:
+        changes = self._changes(work, event)
+        with self._change:
+            if work not in self._works:  # all that it drew has been asked for anew
+                return
+            for place in changes.keys() & work.places:
+                self._put(dataclasses.replace(self.cards[place], **changes[place]))
+            if isinstance(event, Cancelled | Failed):
+                for card in [self.cards[place] for place in work.places]:
+                    self._put(card.finished or dataclasses.replace(card, state="stopped"))
+            work.line = _line_after(work, event)
+            if work.line.kind != "busy":
+                self._works.remove(work)
+            self._say(work.line)
+
+    def _changes(self, work: Work, event: Event) -> dict[int, dict]:
+        """What the event changes in cards, by place; it writes what has to be on the disk before
+        anybody is told of it."""
+        match event:
+            case Progress(previews=previews):
+                return {place: dict(state="forming", preview=data_url(pixels))
+                        for place, pixels in previews.items()}
+            case ImageReady(place, pixels, unsafe) if place in work.places:
+                work.blurred |= unsafe
+                picture = self._studio.files.add(work.job.request, place, pixels, self.browser)
+                return {place: dict(state="done", picture=picture, live=work.live,
+                                    kept=self._keep(work, place, picture))}
+        return {}
+
+    def _keep(self, work: Work, place: int, picture: Picture) -> str | None:
+        """Adds it to the browser's history, if there is one, and returns its name there; of what is
+        drawn while somebody types, the last one stays there."""
+        history, owner = self._studio.history, self.browser
+        if not (history and owner):
+            return None
+        try:
+            kept = history.add(owner, Path(picture.png).read_bytes(),
+                               work.job.request.pictures[place], run=self.key, place=place).id
+        except (HistoryError, OSError) as error:  # which costs nobody a run
+            log.exception("a picture is missing from the history")
+            work.unkept = getattr(error, "sentence", Sentence(
+                "The picture could not be added to the history"))
+            return None
+        before, overtaken = self.cards[place].finished, place not in work.places
+        gone = kept if overtaken else before.kept if before and before.live else None
+        if work.live and gone:
+            with suppress(HistoryError):  # then it has one too many
+                history.drop(owner, gone)
+        return kept
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def _line_after(work: Work, event: Event) -> Line:
+    match event:
+        case Queued(position, reason, seconds):
+            return Line(queued(position, reason, seconds), "busy", work.line.share)
+        case Progress(step, steps, _, seconds):
+            return Line(at_step(step, steps, seconds), "busy", step / steps)
+        case Done(seconds):
+            pictures = work.job.request.pictures  # the first of them may be kept, or none
+            seed = next(picture.seed for picture in pictures if picture)
+            told = Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
+            for reason in filter(None, (BLURRED if work.blurred else None, work.unkept)):
+                told = Sentence("{done}. {reason}", done=told, reason=reason)
+            return Line(told, "over", 1.0, aloud=not work.live)
+        case Cancelled():
+            return Line(Sentence("Stopped"), "over", work.line.share)
+        case Failed(message):
+            return Line(message, "wrong", work.line.share)
+    return work.line
+
+
+def ready(numbers: list[int]) -> list[Sentence]:
+    """That the pictures with these numbers are finished, if there are any."""
+    if len(numbers) == 1:
+        return [Sentence("Picture {places} is ready.", places=numbers)]
+    return [Sentence("Pictures {places} are ready.", places=numbers)] if numbers else []
+
+
+def queued(position: int, reason: str, wait: float | None) -> Sentence:
+    """What a run waits for, and how many seconds if that is known. Whoever is next is not told
+    that he is number 1: he may be the only one."""
+    if reason != WAITING:
+        what = (Sentence("Compiling for the first time…") if reason == COMPILING
+                else Sentence("Loading the model…"))
+        return what if position == 1 else Sentence("{what} Queued as number {position}.", what=what,
+                                                   position=position)
+    if position == 1:
+        return (Sentence("Starting in about {time}…", time=duration(wait)) if wait
+                else STARTING.text)
+    if not wait:
+        return Sentence("Queued as number {position}", position=position)
+    return Sentence("Queued as number {position}, about {time} until it starts", position=position,
+                    time=duration(wait))
+
+
+def duration(seconds: float) -> Sentence:
+    """A time that is only an estimate."""
+    if seconds < 90:
+        return Sentence("{count} s", count=max(1, round(seconds)))
+    return Sentence("{count} min", count=round(seconds / 60))
+
+
+def at_step(step: int, steps: int, left: float | None) -> Sentence:
+    """How far a run is, and how many seconds are left if that is known."""
+    if left is None or step >= steps:
+        return Sentence("Step {step} of {steps}", step=step, steps=steps)
+    return Sentence("Step {step} of {steps}, about {time} left", step=step, steps=steps,
+                    time=duration(left))

@@ -1,0 +1,94 @@
+"""The runs of everybody who shares an engine, and who looks at which."""
+
+import dataclasses
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+
+from sd_tpu.request import Request
+from sd_tpu.serving.run import BLANK, Run, Snapshot, Studio
+
+MAX_KEPT = 256  # runs, for browsers that come back
+KEEP_SECONDS = 24 * 3600  # how long its pictures' files are there
+
+
+class Runs:
+    """The runs of everybody who shares an engine; each is private to who has its key."""
+
+    def __init__(self, studio: Studio):
+        """Takes what all of them share."""
+        self.studio = studio
+        self._lock = threading.Lock()
+        self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the oldest first
+
+    def start(self, request: Request, *, former: Run | None = None, keep: Collection[int] = (),
+              **whose: object) -> Run | None:
+        """Draws a request of a browser or of a program, by their names: all that one of them asks
+        for has one share of the devices. A program's has no previews, and ends with whoever follows
+        it.
+
+        Args:
+            request: what to draw.
+            former: the run whose pictures it takes the place of.
+            keep: where what `former` has finished stays; elsewhere it does if the same is asked
+                for again.
+            whose: its `browser` or `program`; the `address` that it comes from; the `seed` that was
+                given or drawn for all pictures; whether it was begun by typing, `live`.
+
+        Returns:
+            The run; None if there is nothing to draw.
+
+        Raises:
+            Busy: too much waits already.
+            RequestError: it cannot be served.
+        """
+        cards = [*BLANK]
+        for card in filter(None, [card.finished for card in former.cards] if former else []):
+            place, asked = card.place, request.picture_at(card.place)
+            if card.picture.there and (place in keep or card.asked == asked):
+                cards[place] = dataclasses.replace(card, changed=0)
+                request = request.replaced(place, card.asked)
+            elif asked:
+                cards[place] = dataclasses.replace(BLANK[place], before=card)
+        if all(cards[place].picture for place in request.places()):
+            return None
+        run = Run(self.studio, request, cards, **whose)
+        with self._lock:
+            self._runs[run.key] = run
+            self._forget()
+        return run
+
+    def find(self, key: object) -> Run | None:
+        """The run with this key, if it is still known."""
+        return self._runs.get(key) if isinstance(key, str) else None
+
+    def follow(self, run: Run, session: str, seen: int = 0) -> Iterator[Snapshot]:
+        """Shows a run to a session, as `Run.follow` does, and no other: what nobody looks at any
+        more is given up."""
+        for other in self._all():
+            if other is not run and other.followed_by(session):
+                other.leave(session)
+                other.stop_if_lonely()
+        yield from run.follow(session, seen)
+
+    def latest(self, browser: str) -> Run | None:
+        """What this browser began last, if its pictures are still there."""
+        run = next((run for run in reversed(self._all()) if run.browser == browser), None)
+        return run if run and time.time() - run.begun < KEEP_SECONDS else None
+
+    def leave(self, session: str) -> None:
+        """Ends what a session follows that is gone."""
+        for run in self._all():
+            run.leave(session)
+
+    def _all(self) -> list[Run]:
+        with self._lock:
+            return [*self._runs.values()]
+
+    def _forget(self) -> None:
+        latest = {run.browser: run for run in self._runs.values()}  # who comes back asks for it
+        over = sorted((run for run in self._runs.values() if run.over),
+                      key=lambda run: run is latest[run.browser])
+        for run in over[:max(0, len(self._runs) - MAX_KEPT)]:
+            del self._runs[run.key]
