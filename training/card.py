@@ -37,7 +37,7 @@ CARD = dict(
         "a ghost on a black background",
         "a cupcake on a pink to yellow background",
     ),
-    steps=20,
+    steps=8,
     guidance=3.0,
 )
 
