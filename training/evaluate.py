@@ -1,5 +1,5 @@
 """Judges what a model draws of prompts that its training never composed:
-python -m training.evaluate [FOLDER] [--pictures N] [--sweep] [--grid FILE]
+python -m training.evaluate [FOLDER] [--pictures N] [--steps N] [--sweep] [--grid FILE]
 
 The judge is training.judge. Its answers on real drawings, and on drawings that went through the
 autoencoder, stand beside those on generated pictures: they are what could be reached at most.
@@ -33,7 +33,7 @@ KINDS = {
     "two or three of a kind": Mix(**NOTHING, copies=1.0),
 }
 SWEPT_GUIDANCE = (2.0, 3.0, 4.0, 6.0)
-SWEPT_STEPS = (4, 10, 20)
+SWEPT_STEPS = (4, 6, 8, 20)
 GRID = (8, 4)  # columns and rows of the picture of uncurated pictures
 
 
@@ -145,13 +145,13 @@ def print_distances(ask, trial: Trial, kind: str, shown: Sequence[np.ndarray]) -
         print(f"| {kind} | ({name}) | {' | '.join(f'{value:.3f}' for value in values)} |")
 
 
-def print_table(artist: Artist, trials: dict[str, Trial], ask) -> None:
+def print_table(artist: Artist, trials: dict[str, Trial], ask, steps: int | None = None) -> None:
     """Every measure on drawings, on drawings through the autoencoder, and on generated pictures."""
     print("| Prompts for | the judge finds right | drawn | through the autoencoder | generated |")
     print("|---|---|---|---|---|")
     for kind, trial in trials.items():
         coded = artist.through_autoencoder(trial.drawings)
-        shown = trial.drawings, coded, artist.draw(trial.texts)
+        shown = trial.drawings, coded, artist.draw(trial.texts, steps=steps)
         columns = [shares(ask, trial, kind, pictures) for pictures in shown]
         for name in MEASURES[kind]:
             cells = " | ".join(f"{100 * column[name]:.1f}%" for column in columns)
@@ -162,17 +162,14 @@ def print_table(artist: Artist, trials: dict[str, Trial], ask) -> None:
 
 
 def print_sweep(artist: Artist, trials: dict[str, Trial], ask) -> None:
-    """The main measures over guidance and steps."""
-    shown = {"one thing": "the thing, top-1", "two side by side": "both things, each in its place"}
-    print(f"| Steps | guidance | {' | '.join(shown)} | background |\n|---|---|---|---|---|")
-    for steps in SWEPT_STEPS:
-        for guidance in SWEPT_GUIDANCE:
-            found = {kind: shares(ask, trials[kind], kind, artist.draw(
-                trials[kind].texts, steps=steps, guidance=guidance)) for kind in shown}
-            values = [found[kind][name] for kind, name in shown.items()]
-            values.append(found["one thing"]["the background's colour"])
-            cells = " | ".join(f"{100 * value:.1f}%" for value in values)
-            print(f"| {steps} | {guidance:g} | {cells} |", flush=True)
+    """All measures over guidance and steps."""
+    names = [f"{kind}: {name}" for kind, measures in MEASURES.items() for name in measures]
+    print(f"| Steps | guidance | {' | '.join(names)} |\n|{'---|' * (2 + len(names))}")
+    for steps, guidance in itertools.product(SWEPT_STEPS, SWEPT_GUIDANCE):
+        values = [value for kind, trial in trials.items() for value in shares(
+            ask, trial, kind, artist.draw(trial.texts, steps=steps, guidance=guidance)).values()]
+        cells = " | ".join(f"{100 * value:.1f}%" for value in values)
+        print(f"| {steps} | {guidance:g} | {cells} |", flush=True)
 
 
 def label(pictures: Iterable[np.ndarray], texts: Iterable[str], columns: int,
@@ -198,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     parser.add_argument("--pictures", type=int, default=400, help="of each kind")
+    parser.add_argument("--steps", type=int, help="of each picture, the model's own by default")
     parser.add_argument("--sweep", action="store_true", help="over guidance and steps instead")
     parser.add_argument("--grid", type=Path, help="write uncurated pictures there instead")
     args = parser.parse_args()
@@ -209,7 +207,10 @@ def main() -> None:
     first = 101 if args.sweep else 1  # what is chosen by the sweep is then judged on other prompts
     trials = {kind: Trial.of(mix, args.pictures, seed)
               for seed, (kind, mix) in enumerate(KINDS.items(), start=first)}
-    (print_sweep if args.sweep else print_table)(artist, trials, judge.trained())
+    if args.sweep:
+        print_sweep(artist, trials, judge.trained())
+    else:
+        print_table(artist, trials, judge.trained(), args.steps)
 
 
 if __name__ == "__main__":
