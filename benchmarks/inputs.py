@@ -101,7 +101,7 @@ def operations(model: LatentDiffusion, params: Params, size: int) -> float:
 
 def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     """Rows of the table of steps; each kind takes its turn in every round."""
-    mesh, draw, sizes = make_mesh(1), np.random.default_rng(0), dict(height=size, width=size)
+    mesh, noise, sizes = make_mesh(1), np.random.default_rng(0), dict(height=size, width=size)
     checkpoint, params = Checkpoint.from_pretrained(folder, sharding=replicated(mesh))
     _, sees = extras = beside(checkpoint.model, checkpoint.configs)
     side = sees.config.image_encoder.image_size
@@ -119,14 +119,14 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     slots = {kind: cpu.OneSlot(checkpoint, own, programs[model], encoders)
              for kind, (model, own) in drawn.items()}
 
-    image = draw.uniform(-1, 1, (size, size, 3)).astype(np.float32)
+    image = noise.uniform(-1, 1, (size, size, 3)).astype(np.float32)
     values = {
         START: dict(start=cpu.Start(image, NEARLY_ALL)),
         MASK: dict(start=cpu.Start(image, NEARLY_ALL, np.tri(size, dtype=np.float32))),
-        CONTROLLED: dict(told={"control": draw.integers(0, 256, (size, size, 3), np.uint8)},
+        CONTROLLED: dict(told={"control": noise.integers(0, 256, (size, size, 3), np.uint8)},
                          control_scale=1.0),
         REFERRING: dict(told={"reference_scale": np.ones(1, np.float32)},
-                        seen=draw.integers(0, 256, (side, side, 3), np.uint8)),
+                        seen=noise.integers(0, 256, (side, side, 3), np.uint8)),
     }
     entering = side_by_side({kind: partial(slot.enter, cpu.LONG, **values.get(kind, {}))
                              for kind, slot in slots.items()}, 1)
@@ -243,6 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--larger", type=int, nargs="*", default=[1, 2], metavar="TIMES",
                        help="as large as --size, drawn to see their memory (%(default)s)")
     args = flags.parse_args(arguments)
+    if not 0 < args.rounds < cpu.LONG - 2:  # of a picture that begins with another, one row less
+        flags.error(f"--rounds should be from 1 to {cpu.LONG - 3}, not {args.rounds}")
     cpu.on_cpu()
     folder = in_fresh_process(checkpoint_folder, args.model)
     case, of = (folder, args.size), f"{args.model}, {args.size}x{args.size}, float32"

@@ -1,8 +1,10 @@
 """On a CPU the faster dtype is bfloat16 where it has the instructions and products gain by them."""
 
+import jax.numpy as jnp
 import pytest
 
 from sd_tpu.runtime import dtype
+from sd_tpu.runtime.compiler import compiler_options
 from sd_tpu.serving import engine
 
 
@@ -48,3 +50,8 @@ def test_an_engine_takes_the_faster_dtype_where_it_is_asked_to(monkeypatch, aske
     monkeypatch.setattr(engine, "open_models", opened)
     with pytest.raises(LookupError, match=taken):
         engine.Engine.open(dtype=asked)
+
+
+def test_the_compiler_is_told_the_same_of_a_dtype_and_of_its_name():
+    assert compiler_options("cpu", "bfloat16") == compiler_options("cpu", jnp.bfloat16)
+    assert compiler_options("cpu", "bfloat16") != compiler_options("cpu", "float32")

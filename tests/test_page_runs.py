@@ -460,3 +460,21 @@ def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():
     # As where the first one is kept.
     run = run_of(FakeJob(Done(1.0)), request=ASKED.replaced(0, None), browser="me", seed=3)
     assert str(list(run.follow("somebody"))[-1].line.text) == "Done in 1.0 s, seed 4"
+
+
+def test_stop_tells_of_no_picture_a_second_time(disk):
+    told, job = threading.Event(), FakeJob()
+
+    def events():
+        yield ImageReady(0, None)
+        assert told.wait(5)
+        yield Cancelled()
+
+    job.events = events
+    news = []
+    for snapshot in (run := run_of(job, disk, browser="me")).follow("somebody"):
+        news += [ENGLISH.translate(sentence) for sentence in snapshot.news]
+        if run.pictures():
+            told.set()
+    assert news == ["Picture 1 is ready.", "Stopped"]
+    assert [card.state for card in run.cards[:2]] == ["done", "stopped"]

@@ -15,6 +15,7 @@ from sd_tpu.runtime.slots import gaussian
 from sd_tpu.serving import tiling as tilings
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Done, ImageReady, Job, Progress
+from sd_tpu.serving.scheduler import Busy
 from sd_tpu.serving.tiling import Tiling
 from sd_tpu.settings import Picture, RequestError
 
@@ -159,6 +160,31 @@ def test_neighbours_begin_with_the_same_where_they_overlap(engine):
     assert encoded.spread == 0 and encoded.noise is None
     np.testing.assert_allclose(encoded.start, entry.start * latents + entry.spread * entry.noise,
                                rtol=1e-6)
+
+
+def test_tiles_begin_with_the_noise_between_two_seeds_where_that_is_asked_for(engine):
+    request, given = asked(engine, 512)
+    picture = dataclasses.replace(request.pictures[0], to_seed=9, share=1.0)
+    request = Request((picture,))
+    tiling, canvas = engine.offer.tiling(picture), engine._canvases(request, given)[0]
+    _, entry = engine._drawn(request, 0, tiling, canvas, {})[0]
+    other = gaussian(jax.random.PRNGKey(9), engine.pipeline.model.latent_shape(512, 512))
+    np.testing.assert_allclose(entry.noise, tiling.part(0, np.asarray(other),
+                                                        engine.pipeline.model.downscale), rtol=1e-5)
+
+
+def test_more_tiles_than_may_wait_are_refused_and_not_told_to_wait(engine):
+    request, given = asked(engine, 1024)
+    with pytest.raises(RequestError, match="by 968 tiles, and at most 800 may wait") as refused:
+        engine.submit(Request(request.pictures * 8), inputs=given)
+    assert not isinstance(refused.value, Busy)
+
+
+def test_how_long_tiles_take_is_told_by_their_number(engine):
+    list(engine.submit(Request.check({"prompts": ["a"], "steps": 2}, engine.offer)).events())
+    alone, = Request.check({"prompts": ["a"], "steps": 2}, engine.offer).pictures
+    large = dataclasses.replace(larger(alone, 512, 512), init_image=NOT_YET, strength=0.99)
+    assert engine.seconds(large) > 10 * engine.seconds(alone) > 0
 
 
 @pytest.mark.parametrize("values, tiles", [

@@ -173,7 +173,7 @@ def _answers(runs: Runs, asked: dict[str, Any], visitor: gr.Request
         sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
             raise gr.Error(sentence, print_exception=False)
-        if not snapshot.over and time.monotonic() < told + PAUSE_SECONDS:
+        if snapshot.line.kind == "busy" and time.monotonic() < told + PAUSE_SECONDS:
             continue
         told = time.monotonic()
         for place, picture in run.pictures().items():

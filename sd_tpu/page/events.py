@@ -43,7 +43,7 @@ from sd_tpu.request import LARGER, Request, larger
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import BLANK, Card, Line, Run, duration
+from sd_tpu.serving.run import BLANK, BROKEN, Card, Line, Run, duration
 from sd_tpu.serving.runs import Runs
 from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import (
@@ -184,6 +184,9 @@ class Answers:
             return answers[asked.data.get("do")](asked)
         except FileNotFoundError:
             return self._wrong(GONE, asked)
+        except OSError:  # a disk that is full, say
+            log.exception("a file could not be read or written")
+            return self._wrong(BROKEN, asked)
         except (RequestError, HistoryError) as error:
             return self._wrong(refusal(error), asked)
         except (KeyError, TypeError, ValueError, AttributeError):  # what no page of ours asks
@@ -270,7 +273,7 @@ class Answers:
             return _named(run) if run.redraw(asked.place, picture, live=live) else {}
         if not picture:
             return {}
-        return _named(self.runs.start(Request().replaced(asked.place, picture), live=True,
+        return _named(self.runs.start(Request().replaced(asked.place, picture), live=live,
                                       browser=asked.browser, address=asked.address))
 
     def _picture(self, asked: Asked, run: Run | None, *, live: bool) -> Picture | None:

@@ -12,7 +12,7 @@ from sd_tpu.settings import RequestError
 def uploaded(path: Any) -> Path:
     """A file that somebody has handed in; raises RequestError for any other of the server's."""
     file = Path(str(path)).resolve()
-    if not file.is_relative_to(Path(get_upload_folder()).resolve()):
+    if not file.is_relative_to(Path(get_upload_folder()).resolve()) or file.is_dir():
         raise RequestError("This file has not been uploaded.")
     return file
 

@@ -348,7 +348,7 @@ async function ask(action, more = {}) {
 
 // Asks for a run, one after the other, and shows it; how it ended `before` is old news.
 function begin(asked, before = false) {
-    turn = turn.then(async () => {
+    const begun = turn.then(async () => {
         const told = await ask(asked.do, { ...asked, run: gallery.run });
         if (told.kind === "wrong") refused();
         if (told.filled) fill(told.filled);
@@ -358,7 +358,8 @@ function begin(asked, before = false) {
         stream(asking("watch", { seen: gallery.version, before }));
         return told;
     });
-    return turn;
+    turn = begun.catch(() => {});  // what failed keeps nobody from trying again
+    return begun;
 }
 
 // Unfinished pictures would look like an answer to what was refused.
@@ -422,12 +423,15 @@ async function draw(action, more) {
     const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
     kept.set(local, "sd_tpu prompts", [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
     changed();
-    const { run, told } = await begin(asked);
-    if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
-    if (!run) settle();
-    else if (stopping) ask("stop");
-    pending = stopping = false;
-    showPast();
+    try {
+        const { run, told } = await begin(asked);
+        if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
+        if (!run) settle();
+        else if (stopping) ask("stop");
+    } finally {
+        pending = stopping = false;
+        showPast();
+    }
 }
 
 // What was asked for shows so no longer.

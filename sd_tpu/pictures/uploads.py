@@ -14,7 +14,7 @@ SHOWN = 256  # pixels of a side of what is shown of one
 MAX_KEPT = 32  # of a browser; what it used last
 MAX_BYTES = 1 << 29  # of all browsers
 OVERHEAD = 1 << 12  # bytes that one takes beside its file and what is shown of it, or so
-SIDE = 2048  # pixels: larger pictures are made smaller, as none so large are drawn
+SIDE = 4096  # pixels, as large as Stable Diffusion draws by tiles: larger ones are made smaller
 PAINTED = 1024, 512  # pixels of a side: at most and about at least, where a mask is painted
 
 

@@ -28,5 +28,6 @@ def compiler_options(platform: str, dtype: Any, *, advance: bool = False) -> dic
     """Those for a program of networks in this dtype; `advance` has some of its own."""
     options = dict(ADVANCE_OPTIONS.get(platform, {})) if advance else {}
     if platform == "cpu":
-        options[YNNPACK] = f"{PRODUCTS},{REDUCTIONS}" if dtype == jnp.bfloat16 else REDUCTIONS
+        narrow = jnp.dtype(dtype) == jnp.bfloat16
+        options[YNNPACK] = f"{PRODUCTS},{REDUCTIONS}" if narrow else REDUCTIONS
     return options

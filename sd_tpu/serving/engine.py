@@ -168,6 +168,7 @@ class Engine(EngineClient):
         canvases, followed = self._canvases(request, inputs), self._followed(request, inputs)
         tilings = {place: tiling for place in canvases
                    if (tiling := self.offer.tiling(request.pictures[place]))}
+        self._check_count(sum(len(tilings.get(place, [0])) for place in canvases))
         number, tickets = next(self._numbers), []
         for place, canvas in canvases.items():
             tiling = tilings.get(place)
@@ -185,13 +186,22 @@ class Engine(EngineClient):
             self._encoders_of(ticket.batch, {*(ticket.entry.pictures or ())})
         with self._change:
             self._check_room(tickets)
-            self.scheduler.submit(tickets, time.monotonic(), previews=previews,
+            self.scheduler.submit(tickets, time.monotonic(),
+                                  previews=previews and len(tilings) < len(canvases),
                                   steps=max(_steps(request.pictures[place]) for place in canvases))
             job = self._jobs[number] = Job(request, number, client, self._cancel, canvases,
                                            address, tilings)
             self._tell()
             self._change.notify_all()
         return job
+
+    def _check_count(self, drawn: int) -> None:
+        """Raises RequestError for what could never wait, before anything is made for it."""
+        most = self.scheduler.limits.client_pictures
+        if drawn > most:
+            raise RequestError("This would be drawn by {count} tiles, and at most {most} may wait: "
+                               "ask for fewer pictures or for smaller ones.", count=drawn,
+                               most=most)
 
     def _check_room(self, tickets: Sequence[Ticket]) -> None:
         """Raises what `submit` raises where they are not taken. Needs the lock."""
@@ -224,7 +234,9 @@ class Engine(EngineClient):
             return [(whole, self.arrival(request, place, canvas, followed))]
         checkpoint = self.offer.open(whole.model).checkpoint
         shape = checkpoint.model.latent_shape(whole.height, whole.width)
-        noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
+        noise = _between_seeds(whole, shape)
+        if noise is None:
+            noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
         picture = dataclasses.replace(whole, height=tiling.size[0], width=tiling.size[1])
         tiles = []
         for number in range(len(tiling)):
@@ -336,11 +348,15 @@ class Engine(EngineClient):
     def seconds(self, picture: Picture) -> float | None:
         """As `EngineClient.seconds`."""
         try:
+            tiling = self.offer.tiling(picture)
+            if tiling:
+                picture = dataclasses.replace(picture, height=tiling.size[0], width=tiling.size[1])
             entry = self._entry(self.offer.open(picture.model).checkpoint, picture)
             latency = self.latency.of(self._batch(picture, entry))
         except ValueError:
             return None
-        return latency.of_picture(entry.kinds) if latency.known else None
+        pictures = len(tiling) if tiling else 1
+        return pictures * latency.of_picture(entry.kinds) if latency.known else None
 
     def drain(self, seconds: float) -> bool:
         """As `EngineClient.drain`."""

@@ -146,6 +146,7 @@ class Job:
                 pixels = self._tilings[place].blended(
                     {number: tile.pixels for number, tile in tiles.items()})
                 unsafe = any(tile.unsafe for tile in tiles.values())
+                tiles.clear()
                 return ImageReady(place, blurred(pixels) if unsafe else pixels, unsafe)
         return event
 

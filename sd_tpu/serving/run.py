@@ -39,6 +39,7 @@ from sd_tpu.settings import MAX_PROMPTS, MAX_SEED
 
 log = logging.getLogger(__name__)
 
+BROKEN = Sentence("The server failed; please try again.")
 GRACE_SECONDS = 30  # that a browser's run goes on while nobody follows it: a reload takes less
 
 
@@ -67,6 +68,7 @@ class Card:
         live: whether it was drawn while somebody typed.
         before: what was done here before.
         changed: the version of the run in which it was changed last.
+        ready: that in which its picture came, 0 where that was another run's.
     """
 
     place: int
@@ -79,6 +81,7 @@ class Card:
     live: bool = False
     before: Self | None = None
     changed: int = 0
+    ready: int = 0
 
     @property
     def finished(self) -> Self | None:
@@ -171,8 +174,9 @@ class Run:
         drawn = Request(tuple(None if card.picture else picture for picture, card in
                               zip(request.pictures, cards, strict=False)))
         self.count = len(drawn.places())  # of the pictures that it began with
+        job = self._submit(drawn)
         with self._change:
-            self._draw(drawn, live=live, whole=not live)
+            self._draw(job, drawn, live=live, whole=not live)
             self._first = self.version  # of which nobody needs to be told
             self._mind_loneliness(GRACE_SECONDS)  # whoever asked may be gone before following it
 
@@ -208,8 +212,12 @@ class Run:
             card = self.cards[place]
             if picture == card.asked and card.state != "stopped":
                 return False
-            if picture:
-                self._draw(Request().replaced(place, picture), live=live)
+        request = Request().replaced(place, picture)
+        # This may compile: whoever follows the other pictures should not wait for it.
+        job = self._submit(request) if picture else None
+        with self._change:
+            if job:
+                self._draw(job, request, live=live)
             else:
                 self._take_over(place)
                 self._put(BLANK[place])
@@ -251,8 +259,7 @@ class Run:
 
     def _since(self, seen: int) -> Snapshot:
         cards = tuple(card for card in self.cards if card.changed > seen or not seen)
-        done = [card.place + 1 for card in cards
-                if card.state == "done" and card.changed > self._first]
+        done = [card.place + 1 for card in cards if card.ready > max(seen, self._first)]
         end = [self.line.text] if self.over and self.line.aloud else []
         return Snapshot(self.version, cards, self.line, (*ready(done), *end))
 
@@ -286,13 +293,15 @@ class Run:
         self._farewell.daemon = True
         self._farewell.start()
 
+    def _submit(self, request: Request) -> Job:
+        inputs = self._studio.inputs.of(self.browser, request.inputs())
+        return self._studio.engine.submit(request, previews=bool(self.browser), inputs=inputs,
+                                          client=self._client, address=self._address)
+
     # --- cards; all of this is called with the lock held ----------------------------------------
 
-    def _draw(self, request: Request, *, live: bool, whole: bool = False) -> None:
-        """Draws the pictures of a request in their places."""
-        inputs = self._studio.inputs.of(self.browser, request.inputs())
-        job = self._studio.engine.submit(request, previews=bool(self.browser), inputs=inputs,
-                                         client=self._client, address=self._address)
+    def _draw(self, job: Job, request: Request, *, live: bool, whole: bool = False) -> None:
+        """Gives the pictures of a request, which the job draws, their places."""
         work = Work(job, {*request.places()}, live, whole)
         for place in request.places():
             self._take_over(place)
@@ -309,10 +318,12 @@ class Run:
             if not work.places:
                 self._works.remove(work)
 
-    def _put(self, card: Card) -> None:
-        """Changes a card, and the labels of others that it no longer or now differs from."""
+    def _put(self, card: Card, *, ready: bool = False) -> None:
+        """Changes a card, whose picture may be `ready` by that, and the labels of others that it no
+        longer or now differs from."""
         self.version += 1
-        self.cards[card.place] = dataclasses.replace(card, changed=self.version)
+        self.cards[card.place] = dataclasses.replace(
+            card, changed=self.version, ready=self.version if ready else card.ready)
         if self.request.picture_at(card.place) != card.asked:
             self.request = self.request.replaced(card.place, card.asked)
         for place in self.request.places():
@@ -338,7 +349,7 @@ class Run:
         except Exception:  # a disk that is full, say: nobody should be left with a dead page
             log.exception("a run failed")
             work.job.cancel()
-            self._take(work, Failed(Sentence("The server failed; please try again.")))
+            self._take(work, Failed(BROKEN))
 
     def _take(self, work: Work, event: Event) -> None:
         changes = self._changes(work, event)
@@ -346,10 +357,12 @@ class Run:
             if work not in self._works:  # all that it drew has been asked for anew
                 return
             for place in changes.keys() & work.places:
-                self._put(dataclasses.replace(self.cards[place], **changes[place]))
+                self._put(dataclasses.replace(self.cards[place], **changes[place]),
+                          ready=isinstance(event, ImageReady))
             if isinstance(event, Cancelled | Failed):
                 for card in [self.cards[place] for place in work.places]:
-                    self._put(card.finished or dataclasses.replace(card, state="stopped"))
+                    if not card.picture:
+                        self._put(card.finished or dataclasses.replace(card, state="stopped"))
             work.line = _line_after(work, event)
             if work.line.kind != "busy":
                 self._works.remove(work)

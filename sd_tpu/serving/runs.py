@@ -47,10 +47,11 @@ class Runs:
         for card in filter(None, [card.finished for card in former.cards] if former else []):
             place, asked = card.place, request.picture_at(card.place)
             if card.picture.there and (place in keep or card.asked == asked):
-                cards[place] = dataclasses.replace(card, changed=0)
+                cards[place] = dataclasses.replace(card, changed=0, ready=0)
                 request = request.replaced(place, card.asked)
             elif asked:
-                cards[place] = dataclasses.replace(BLANK[place], before=card)
+                cards[place] = dataclasses.replace(
+                    BLANK[place], before=dataclasses.replace(card, ready=0))
         if all(cards[place].picture for place in request.places()):
             return None
         run = Run(self.studio, request, cards, **whose)
