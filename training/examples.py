@@ -10,7 +10,7 @@ from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 
-SEED, QUALITY = 1338, 85
+SEED, QUALITY = 256, 85  # the best of twelve seeds, looked at together
 
 
 def main() -> None:
