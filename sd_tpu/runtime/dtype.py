@@ -15,7 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 # As Linux names them: of x86 (AVX-512 and AMX) and of ARM.
 INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 ROWS, WIDTH = 1024, 1280  # of the products that are timed, such as SD 1.4 has
-# Of a step not all is products: with less gained, nothing is left of it.
+# Products are only a part of a step: a smaller gain than this one would not be felt.
 WORTH = 0.8
 
 
