@@ -22,25 +22,30 @@ class Access:
     public: bool = False
 
     async def admit(self, visitor: fastapi.Request) -> None:
-        """Raises HTTPException for whoever may not use the APIs; names the others.
-
-        The name is that of the key or of the address: under it a program has its turns.
-        """
-        given = _key(visitor.headers.get("authorization", ""))
-        peer = visitor.client.host if visitor.client else ""
-        known = any(hmac.compare_digest(given.encode(), key.encode()) for key in self.keys)
-        if self.keys and not known:
+        """Raises HTTPException for whoever may not use the APIs; recognizes the others."""
+        if self.keys and not self._key(visitor):
             raise fastapi.HTTPException(401, "This server asks for an API key.",
                                         {"WWW-Authenticate": 'Bearer, Basic realm="sd_tpu"'})
-        if not self.keys and not self.public and not _is_local(visitor, peer):
+        if not self.keys and not self.public and not _is_local(visitor):
             raise fastapi.HTTPException(403, "Without an API key only programs on the server's own "
                                              "machine are served.")
-        who = hashlib.sha256(given.encode()).hexdigest()[:16] if known else peer
-        visitor.state.client = f"api {who}"
+        self.recognize(visitor)
+
+    def recognize(self, visitor: fastapi.Request) -> None:
+        """Names whoever asks, by the key that it gives or else by its address: under that name a
+        program has its turns, through whichever door it comes."""
+        key = self._key(visitor)
+        who = hashlib.sha256(key.encode()).hexdigest()[:16] if key else _peer(visitor)
+        visitor.state.client = f"program {who}"
+
+    def _key(self, visitor: fastapi.Request) -> str:
+        """The one of the keys that is given; empty if none is."""
+        given = _secret(visitor.headers.get("authorization", "")).encode()
+        return next((key for key in self.keys if hmac.compare_digest(given, key.encode())), "")
 
 
 def client_of(visitor: fastapi.Request) -> str:
-    """The name that `Access.admit` gave."""
+    """The name that `Access.recognize` gave."""
     return visitor.state.client
 
 
@@ -73,15 +78,19 @@ def host_of(netloc: str) -> str:
     return netloc.partition(":")[0].lower()
 
 
-def _is_local(visitor: fastapi.Request, peer: str) -> bool:
+def _peer(visitor: fastapi.Request) -> str:
+    return visitor.client.host if visitor.client else ""
+
+
+def _is_local(visitor: fastapi.Request) -> bool:
     """A tunnel or a proxy on this machine has its address too, but passes on another name, or says
     for whom it asks."""
     forwarded = {"forwarded", "x-forwarded-for", "x-real-ip"} & set(visitor.headers)
-    return is_loopback(peer) and not forwarded and is_loopback(
+    return is_loopback(_peer(visitor)) and not forwarded and is_loopback(
         host_of(visitor.headers.get("host", "")))
 
 
-def _key(authorization: str) -> str:
+def _secret(authorization: str) -> str:
     """The bearer token, or the password of basic authentication; empty if there is none."""
     kind, _, given = authorization.partition(" ")
     match kind.lower():

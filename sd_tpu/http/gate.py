@@ -105,7 +105,7 @@ class Gate:
     def __init__(self, app: ASGIApp, *, names: Names, access: Access, api: ASGIApp | None,
                  paths: Collection[str]):
         """`paths` are the beginnings of what is the API's; `access` is to the page's tools for
-        assistants, as the API sees to itself."""
+        assistants, and names its programs; the API sees to itself."""
         self._page, self._names, self._access = app, names, access
         self._api, self._paths = api, tuple(paths)
         policy = "; ".join(f"{what} {sources}" for what, sources in _POLICY.items())
@@ -137,8 +137,10 @@ class Gate:
             return message if received <= MAX_BODY_BYTES else {"type": "http.disconnect"}
 
         app = self._refusal(Headers(scope=scope)) or (self._api if is_api else self._page)
-        if app is self._page and path.startswith(TOOLS):
-            app = await self._not_admitted(Request(scope)) or app
+        if app is self._page:
+            self._access.recognize(Request(scope))
+            if path.startswith(TOOLS):
+                app = await self._not_admitted(Request(scope)) or app
         await app(scope, receive_bounded, send_guarded)
 
     async def _not_admitted(self, visitor: Request) -> ASGIApp | None:

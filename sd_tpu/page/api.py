@@ -164,7 +164,8 @@ def _answers(runs: Runs, asked: dict[str, Any], visitor: gr.Request
     host = visitor.client.host
     try:
         run = runs.start(Request.check(asked, runs.studio.engine.offer),
-                         program=f"program {host}", address=host, seed=int(asked["seed"]))
+                         program=getattr(visitor.state, "client", host),  # the gate knows its key
+                         address=host, seed=int(asked["seed"]))
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)
