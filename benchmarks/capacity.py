@@ -144,8 +144,8 @@ def simulate(cost: Cost, hosts: int, steps: int, rate: float, requests: int, see
             host = park[which]
             host.scheduler.submit(
                 [Ticket(job=job, place=place, client=str(job), batch=host.batch, weights=WEIGHTS,
-                        kinds=np.full(steps, GUIDED)) for place in range(count)],
-                now, steps=steps, previews=False)
+                        kinds=np.full(steps, GUIDED), previews=False)
+                 for place in range(count)], now, steps=steps)
             if len(visits) < requests:
                 heapq.heappush(happens, (now + chance.expovariate(rate), next(numbers), None))
             if host.plan:

@@ -9,6 +9,7 @@ encoder beside it is PyTorch's. Who is not installed is left out.
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,7 @@ from benchmarks.report import (
 )
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import Entry, Given, gaussian
@@ -85,7 +87,7 @@ class OneSlot:
                          {**inputs, **values.pop("told", {})}, guidance=GUIDANCE, key=KEY, **values)
         entries = {0: entry}
         for encoder in self._encoders:
-            entries = encoder.encode(self._params, entries, programs.device, {0: object()})
+            entries = encoder.encode(self._params, entries, programs.device)
         self._slots = jax.block_until_ready(programs.encode(self._params, self._slots, entries))
 
     def step(self, count: int = 1) -> None:
@@ -99,8 +101,8 @@ class OneSlot:
                                                 np.ones(1, bool)))[0]
 
 
-def ours(folder: Path, size: int, steps: int, start: Start | None = None, *,
-         dtype: str) -> Calls:
+def ours(folder: Path, size: int, steps: int, start: Start | None = None,
+         control: Path | None = None, *, dtype: str) -> Calls:
     """Calls of our three programs, with one slot on one device. The parts come in their order.
 
     Args:
@@ -108,25 +110,33 @@ def ours(folder: Path, size: int, steps: int, start: Start | None = None, *,
         size: sides of the picture in pixels.
         steps: of the whole image, with DDIM on all sides.
         start: what the whole image begins with.
+        control: the folder of a ControlNet by which it follows `control_picture`.
         dtype: of the parameters and the arithmetic.
     """
     mesh = make_mesh(1)
     checkpoint, params = Checkpoint.from_pretrained(folder, dtype=dtype,
                                                     sharding=replicated(mesh))
-    sizes = dict(height=size, width=size)
-    slot = OneSlot(checkpoint, params, Programs(checkpoint.model, mesh, slots=1, **sizes),
+    model, sizes, follows = checkpoint.model, dict(height=size, width=size), {}
+    if control:
+        extra = ControlNet.open(control, dtype=dtype)
+        model = extra.joined(model, **sizes)
+        params = {**params, extra.part: extra.load(replicated(mesh))}
+        follows = dict(told={"control": control_picture(size)}, control_scale=1.0)
+    slot = OneSlot(checkpoint, params, Programs(model, mesh, slots=1, **sizes),
                    [ImageEncoder(checkpoint.model.encode, mesh, checkpoint.parameters.shapes,
                                  network_dtype=checkpoint.model.dtype, **sizes)] if start else ())
 
     def image() -> np.ndarray:
-        slot.enter(steps, start)
+        slot.enter(steps, start, **follows)
         slot.step(steps)
         return slot.pixels()
 
-    return {TEXT: partial(slot.enter, LONG), STEP: slot.step, DECODE: slot.pixels, IMAGE: image}
+    return {TEXT: partial(slot.enter, LONG, **follows), STEP: slot.step, DECODE: slot.pixels,
+            IMAGE: image}
 
 
-def pytorch(folder: Path, size: int, steps: int, start: Start | None = None, *, layout: str,
+def pytorch(folder: Path, size: int, steps: int, start: Start | None = None,
+            control: Path | None = None, *, layout: str,
             prepare: Callable[[Any, int], None] = lambda pipe, size: None) -> Calls:
     """The same calls of diffusers' pipeline; the layout is that of the networks' weights.
 
@@ -136,8 +146,11 @@ def pytorch(folder: Path, size: int, steps: int, start: Start | None = None, *, 
     import torch
     from diffusers import (
         AutoPipelineForImage2Image,
+        AutoPipelineForInpainting,
+        ControlNetModel,
         DDIMScheduler,
         DiffusionPipeline,
+        StableDiffusionControlNetPipeline,
         StableDiffusionPipeline,
     )
     from diffusers.utils import logging
@@ -180,18 +193,31 @@ def pytorch(folder: Path, size: int, steps: int, start: Start | None = None, *, 
         image = pipe.vae.decode(latents / pipe.vae.config.scaling_factor).sample
         (image / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
 
-    again = start and AutoPipelineForImage2Image.from_pipe(pipe)
+    whole, values = pipe, dict(latents=first, height=size, width=size)
+    if control:
+        network = ControlNetModel.from_pretrained(control, dtype=torch.float32)
+        whole = StableDiffusionControlNetPipeline(
+            **pipe.components, controlnet=network.to(memory_format=layout))
+        values |= dict(image=control_picture(size)[None] / np.float32(255))
+    if start:
+        values = dict(image=start.image[None] / 2 + 0.5, strength=start.strength)
+        kind = AutoPipelineForImage2Image
+        if start.mask is not None:
+            kind = AutoPipelineForInpainting
+            values |= dict(mask_image=start.mask[None], height=size, width=size)
+        whole = kind.from_pipe(pipe)
+    whole.set_progress_bar_config(disable=True)
+
+    def as_ours() -> AbstractContextManager:
+        """With our noise, and what the encoder holds likeliest."""
+        noise = torch.tensor(np.asarray(gaussian(KEY, shape)).transpose(2, 0, 1)[None])
+        return patch.multiple(type(whole).__module__, randn_tensor=lambda *_, **__: noise,
+                              retrieve_latents=lambda found, **_: found.latent_dist.mode())
 
     def image() -> np.ndarray:
-        common = dict(num_inference_steps=steps, guidance_scale=GUIDANCE, output_type="np")
-        if not start:
-            found = pipe(PROMPT, latents=first, height=size, width=size, **common)
-        else:  # with our noise, and what the encoder holds likeliest
-            noise = torch.tensor(np.asarray(gaussian(KEY, shape)).transpose(2, 0, 1)[None])
-            with patch.multiple(type(again).__module__, randn_tensor=lambda *_, **__: noise,
-                                retrieve_latents=lambda found, **_: found.latent_dist.mode()):
-                found = again(PROMPT, image=start.image[None] / 2 + 0.5, strength=start.strength,
-                              **common)
+        with as_ours() if start else nullcontext():
+            found = whole(PROMPT, num_inference_steps=steps, guidance_scale=GUIDANCE,
+                          output_type="np", **values)
         return (found.images[0] * 255).round().astype(np.uint8)
 
     calls = {TEXT: text, STEP: step, DECODE: decode, IMAGE: image}
@@ -253,6 +279,11 @@ def convert_networks(pipe, size: int, precision: str) -> None:
         return DecoderOutput(sample) if return_dict else (sample,)
 
     pipe.unet.forward, pipe.vae.decode = unet_forward, vae_decode
+
+
+def control_picture(size: int) -> np.ndarray:
+    """What is followed, uint8 [size, size, 3], the same for everybody."""
+    return np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
 
 
 def first_latents(shape: tuple[int, int, int]) -> np.ndarray:

@@ -1,16 +1,21 @@
 """What pictures that are handed in cost: `python -m benchmarks.inputs`.
 
 A step with a start picture, a mask, a ControlNet or an IP-Adapter beside one without; eight
-pictures in one batch that each begin with another; image to image against diffusers' PyTorch; and
+pictures in one batch that each begin with another; whole pictures beside diffusers' PyTorch; and
 the memory of drawing a picture larger. Networks beside the checkpoint have random weights too, and
 the sizes of the published ones where it has.
 """
 
+import argparse
 import dataclasses
+import json
 import math
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -28,7 +33,7 @@ from benchmarks.report import (
     seconds_of,
     side_by_side,
 )
-from sd_tpu.checkpoint.config import ControlNetConfig, ProjectedVisionEncoderConfig
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, ControlNetConfig, ProjectedVisionEncoderConfig
 from sd_tpu.checkpoint.ip_adapter import TOKENS, IPAdapterConfig
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import Checkpoint
@@ -49,6 +54,8 @@ from sd_tpu.settings import MAX_PROMPTS
 CONTESTANTS = cpu.OURS, cpu.PYTORCH, cpu.CHANNELS_LAST  # those that need nothing more
 PLAIN, START, MASK, CONTROLLED, REFERRING = KINDS = (
     "a picture", "with a start picture", "with a mask", "with a ControlNet", "with an IP-Adapter")
+COMPARED = [START, MASK, CONTROLLED]  # with PyTorch's
+BUNDLED = "bundled"  # the model that comes with sd_tpu, beside those of MODELS
 NEARLY_ALL = 0.99  # the strength at which a picture takes as many steps as can be timed
 HALF = 0.5  # that of the picture that is compared with PyTorch's
 # Of the published adapters: OpenCLIP's ViT-H/14.
@@ -184,33 +191,72 @@ def batch(folder: Path, size: int, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-# --- image to image -----------------------------------------------------------------------------
+# --- beside PyTorch -----------------------------------------------------------------------------
 
 
-def img2img(folder: Path, size: int, steps: int, rounds: int) -> tuple[list[dict[str, Any]], float]:
-    """Rows of the table of whole pictures that begin with others, and the share of values in which
-    ours and PyTorch's differ by more than 1 of 255."""
+def controlnet_folder(folder: Path) -> Path:
+    """That of a ControlNet for a checkpoint, beside it, with random weights; made if it is not
+    there."""
+    made = folder.with_name(f"{folder.name}-controlnet")
+    if not made.is_dir():
+        import torch
+        from diffusers import ControlNetModel, UNet2DConditionModel
+
+        torch.manual_seed(0)
+        vae = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
+        network = ControlNetModel.from_unet(
+            UNet2DConditionModel.from_pretrained(folder / "unet", dtype=torch.float32),
+            conditioning_embedding_out_channels=CONTROL_WIDTHS[:len(vae["block_out_channels"])])
+        for layer in (*network.controlnet_down_blocks, network.controlnet_mid_block):
+            torch.nn.init.normal_(layer.weight, std=layer.in_channels**-0.5)  # zeros do nothing
+        network.half().save_pretrained(made)
+    return made
+
+
+def against_pytorch(kind: str, folder: Path, size: int, steps: int, rounds: int
+                    ) -> list[dict[str, Any]]:
+    """Rows of the table of whole pictures of one of KINDS."""
     noise = np.random.default_rng(0).uniform(-1, 1, (size // 8, size // 8, 3)).astype(np.float32)
-    start = cpu.Start(noise.repeat(8, 0).repeat(8, 1), HALF)
-    calls = {name: cpu.CONTESTANTS[name](folder, size, steps, start)[cpu.IMAGE]
+    mask = np.tri(size, dtype=np.float32) if kind == MASK else None
+    start = cpu.Start(noise.repeat(8, 0).repeat(8, 1), HALF, mask)
+    given = dict(control=controlnet_folder(folder)) if kind == CONTROLLED else dict(start=start)
+    calls = {name: cpu.CONTESTANTS[name](folder, size, steps, **given)[cpu.IMAGE]
              for name in CONTESTANTS}
     timings = side_by_side(calls, rounds)
     best = min(timing.median for name, timing in timings.items() if name != cpu.OURS)
     differing = np.abs(calls[cpu.OURS]().astype(int) - calls[cpu.PYTORCH]()) > 1
-    return [{"": name, "seconds": timing.median, "times the better PyTorch": timing.median / best}
-            for name, timing in timings.items()], float(np.mean(differing))
+    return [{"": f"{kind}: {name}", "seconds": timing.median,
+             "times the better PyTorch": timing.median / best,
+             "values off": f"{np.mean(differing):.2%}" if name == cpu.OURS else ""}
+            for name, timing in timings.items()]
 
 
 # --- larger -------------------------------------------------------------------------------------
+
+
+def trained_at(folder: Path, size: int, parent: str) -> Path:
+    """A checkpoint as if it had been trained at this size, of which its tiles are, within a folder.
+    """
+    made = Path(shutil.copytree(folder, Path(parent) / folder.name, copy_function=os.symlink))
+    downscale = Checkpoint.open(folder, dtype="float32").model.downscale
+    config = json.loads((folder / "unet" / "config.json").read_text(encoding="utf-8"))
+    (made / "unet" / "config.json").unlink()
+    (made / "unet" / "config.json").write_text(
+        json.dumps({**config, "sample_size": size // downscale}), encoding="utf-8")
+    return made
 
 
 def larger_peak(folder: Path, size: int, times: int, steps: int, at_once: bool) -> dict[str, Any]:
     """Seconds, and gigabytes that this process takes at the most, of drawing a picture again so
     many times as large, at once or by tiles, or for 1 of drawing it; it must do nothing else
     before."""
+    with TemporaryDirectory() as parent:
+        return _larger_peak(trained_at(folder, size, parent), size, times, steps, at_once)
+
+
+def _larger_peak(folder: Path, size: int, times: int, steps: int, at_once: bool) -> dict[str, Any]:
     side = times * size
-    engine = Engine.open(folder, devices=1, size=(size, size),
-                         max_pixels=(side if at_once else size) ** 2)
+    engine = Engine.open(folder, devices=1, max_pixels=(side if at_once else size) ** 2)
     engine.ready.wait()
     forget_peak()
     start = Input.of_pixels(np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8))
@@ -226,6 +272,21 @@ def larger_peak(folder: Path, size: int, times: int, steps: int, at_once: bool) 
             "seconds, compiling": seconds, "peak, GB": memory("VmHWM") / 1e9}
 
 
+def decoding_peak(folder: Path, side: int) -> dict[str, Any]:
+    """The same of decoding latents alone, with random weights, where the autoencoder is all that
+    is in memory; above a number of pixels it works by tiles."""
+    checkpoint, mesh = Checkpoint.open(folder, dtype="float32"), make_mesh(1)
+    programs = Programs(checkpoint.model, mesh, slots=1, height=side, width=side)
+    shapes = checkpoint.parameters.shapes[programs.autoencoder]
+    params = {programs.autoencoder: jax.device_put(jax.tree.map(
+        lambda x: x.astype(np.float32), random_parameters(shapes)), replicated(mesh))}
+    latents = jax.device_put(cpu.first_latents(programs.latent_shape)[None], replicated(mesh))
+    forget_peak()
+    seconds = seconds_of(lambda: np.asarray(programs.decode(params, latents, np.ones(1, bool))))
+    return {"": f"{side}x{side}, decoding alone", "seconds, compiling": seconds,
+            "peak, GB": memory("VmHWM") / 1e9}
+
+
 def apart(measure: Callable[..., Any], *arguments: Any) -> Any:
     """What is measured, on the CPU."""
     cpu.on_cpu()
@@ -235,41 +296,74 @@ def apart(measure: Callable[..., Any], *arguments: Any) -> Any:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures all of it, each table in a process that holds nothing of the others."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", choices=MODELS, default="sd14", help="(%(default)s)")
+    flags.add_argument("tables", nargs="*", default=TABLES, metavar="TABLE",
+                       help=f"some of {', '.join(TABLES)} (default: all)")
+    flags.add_argument("--model", choices=[*MODELS, BUNDLED], default="sd14", help="(%(default)s)")
     flags.add_argument("--size", type=int, default=512, metavar="PIXELS",
                        help="sides of the pictures (%(default)s)")
     flags.add_argument("--steps", type=int, default=4, help="of whole pictures (%(default)s)")
     flags.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
+    flags.add_argument("--against", nargs="*", choices=COMPARED, default=COMPARED, metavar="KIND",
+                       help="of pictures beside PyTorch's (%(default)s)")
     flags.add_argument("--larger", type=int, nargs="*", default=[1, 2], metavar="TIMES",
                        help="as large as --size, drawn to see their memory (%(default)s)")
+    flags.add_argument("--at-once", type=int, default=2, metavar="TIMES",
+                       help="to which that is drawn at once as well (%(default)s)")
+    flags.add_argument("--decode", type=int, nargs="*", default=[], metavar="PIXELS",
+                       help="sides of pictures that are decoded alone to see their memory")
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < cpu.LONG - 2:  # of a picture that begins with another, one row less
         flags.error(f"--rounds should be from 1 to {cpu.LONG - 3}, not {args.rounds}")
+    if unknown := set(args.tables) - set(TABLES):
+        flags.error(f"there is no table {', '.join(sorted(unknown))}")
     cpu.on_cpu()
-    folder = in_fresh_process(checkpoint_folder, args.model)
-    case, of = (folder, args.size), f"{args.model}, {args.size}x{args.size}, float32"
+    folder = (BUNDLED_MODEL if args.model == BUNDLED
+              else in_fresh_process(checkpoint_folder, args.model))
+    for table in args.tables:
+        what, rows, note = _TABLES[table](folder, args)
+        report(f"Pictures in, {what}: {args.model}, {args.size}x{args.size}, float32", rows,
+               args.results, notes=[note])
 
-    def tell(what: str, rows: Sequence[Mapping[str, Any]], note: str) -> None:
-        report(f"Pictures in, {what}: {of}", rows, args.results, notes=[note])
 
-    tell("single steps", in_fresh_process(apart, single_steps, *case, args.rounds),
-         f"Medians of {args.rounds} rounds side by side, with guidance, one slot on one device. "
-         "Operations are XLA's count of one evaluation. To enter is to encode texts and pictures, "
-         "once.")
-    tell("eight in one batch", in_fresh_process(apart, batch, *case, args.steps),
-         "Seconds from request to pictures on one device, with texts, decoding and, in the first "
-         "of its kind, compiling what encodes start pictures.")
-    rows, differing = in_fresh_process(apart, img2img, *case, args.steps, args.rounds)
-    tell("image to image against PyTorch", rows,
-         f"Medians of {args.rounds} rounds side by side; {args.steps} steps at a strength of "
-         f"{HALF}. The two pictures differ by more than 1 of 255 in {differing:.2%} of their "
-         "values.")
-    if args.larger:
-        tell("drawn larger",
-             [in_fresh_process(apart, larger_peak, *case, times, args.steps, at_once)
-              for times in args.larger for at_once in (True, False)[:times]],
-             "Each in a process that serves, from when it is ready; a picture begins with one of "
-             f"{args.size}x{args.size}, but for one as large as that, which is drawn from noise.")
+Table = tuple[str, list[dict[str, Any]], str]  # what it is of, its rows, and a note below it
+
+
+def _steps(folder: Path, args: argparse.Namespace) -> Table:
+    return ("single steps", in_fresh_process(apart, single_steps, folder, args.size, args.rounds),
+            f"Medians of {args.rounds} rounds side by side, with guidance, one slot on one device. "
+            "Operations are XLA's count of one evaluation. To enter is to encode texts and "
+            "pictures, once.")
+
+
+def _batch(folder: Path, args: argparse.Namespace) -> Table:
+    return ("eight in one batch", in_fresh_process(apart, batch, folder, args.size, args.steps),
+            "Seconds from request to pictures on one device, with texts, decoding and, in the "
+            "first of its kind, compiling what encodes start pictures.")
+
+
+def _against(folder: Path, args: argparse.Namespace) -> Table:
+    rows = [row for kind in args.against for row in in_fresh_process(
+        apart, against_pytorch, kind, folder, args.size, args.steps, args.rounds)]
+    return ("against PyTorch", rows,
+            f"Medians of {args.rounds} rounds side by side; {args.steps} steps, with a start "
+            f"picture at a strength of {HALF}. Off are values that differ from PyTorch's by more "
+            "than 1 of 255.")
+
+
+def _larger(folder: Path, args: argparse.Namespace) -> Table:
+    rows = [in_fresh_process(apart, larger_peak, folder, args.size, times, args.steps, at_once)
+            for times in args.larger for at_once in (True, False)
+            if (times <= args.at_once if at_once else times > 1)]
+    rows += [in_fresh_process(apart, decoding_peak, folder, side) for side in args.decode]
+    return ("drawn larger", rows,
+            "Each in a process that serves, from when it is ready; a picture begins with one of "
+            f"{args.size}x{args.size}, the size of the tiles, but for one as large as that, which "
+            "is drawn from noise.")
+
+
+_TABLES: dict[str, Callable[[Path, argparse.Namespace], Table]] = {
+    "steps": _steps, "batch": _batch, "pytorch": _against, "larger": _larger}
+TABLES = list(_TABLES)
 
 
 if __name__ == "__main__":

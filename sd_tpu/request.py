@@ -13,6 +13,7 @@ from sd_tpu.settings import (
     MAX_PROMPTS,
     MAX_SEED,
     OVERRIDABLE,
+    RANDOM,
     SETTINGS,
     SIDES,
     UPLOADS,
@@ -23,6 +24,7 @@ from sd_tpu.settings import (
     shortened,
 )
 
+JOURNEYS = (8, 16, 32)  # pictures of which there are that many on the way from one to another
 LARGER, LARGER_STRENGTH = 2, 0.4  # how many times as large, and how much of it becomes noise
 NOT_YET = "0" * 64  # the name of a start picture that is still to be drawn
 _ACCEPTED = ("prompts", "own", *(name for name in SETTINGS if name != "prompt"))
@@ -94,7 +96,7 @@ class Anything(_Literally):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Up to eight pictures by place; None where no picture is made."""
+    """Pictures by place, up to eight but of a journey; None where no picture is made."""
 
     pictures: tuple[Picture | None, ...] = ()
 
@@ -281,6 +283,35 @@ def larger(picture: Picture, width: int, height: int, strength: float = LARGER_S
     enough = (n for n in range(picture.steps, most) if steps_taken(n, strength) >= taken)
     return changed(picture, dict(init_image=NOT_YET, mask="", fit="cover", width=width,
                                  height=height, strength=strength, steps=next(enough, most)))
+
+
+def journey(first: Picture, to_prompt: str, to_seed: int, count: int) -> Request:
+    """The pictures on the way from one to what it is with another prompt and another seed, at equal
+    distances; the last of them as it is without a way there.
+
+    Args:
+        first: where it begins.
+        to_prompt: untrusted, like the rest; what is empty is the first's.
+        to_seed: RANDOM is the first's.
+        count: how many pictures, both ends included.
+
+    Raises:
+        RequestError: it leads nowhere, or there are none so long, or as `changed`.
+    """
+    if count not in JOURNEYS:
+        raise RequestError("A journey has {known} pictures, not {value}.",
+                           known=", ".join(map(str, JOURNEYS)), value=shortened(count))
+    to_prompt = SETTINGS["prompt"].check(to_prompt)
+    to_seed = SETTINGS["to_seed"].check(to_seed)
+    ends = dict(to_prompt="" if to_prompt == first.prompt else to_prompt,
+                to_seed=RANDOM if to_seed == first.seed else to_seed)
+    if not ends["to_prompt"] and ends["to_seed"] == RANDOM:
+        raise RequestError("A journey needs another prompt or another seed to go to.")
+    between = [changed(first, {**ends, "share": number / (count - 1)})
+               for number in range(1, count - 1)]
+    last = dataclasses.replace(first, prompt=to_prompt or first.prompt,
+                               seed=first.seed if to_seed == RANDOM else to_seed)
+    return Request((first, *between, last))
 
 
 def _check_names(values: Mapping[str, Any], known: Sequence[str], of: Sentence | str = "") -> None:

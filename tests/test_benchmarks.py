@@ -157,7 +157,8 @@ def test_cpu_refuses_rounds_in_which_nothing_would_be_measured(rounds, capsys):
 
 def test_inputs(tmp_path, one_device, monkeypatch):
     steps, batch, pytorch, larger = tables(
-        inputs, tmp_path, "--model=tiny", "--size=32", "--steps=4", "--rounds=1", "--larger=2"
+        inputs, tmp_path, "--model=tiny", "--size=32", "--steps=4", "--rounds=1", "--larger=2",
+        "--decode=32"
     ).values()
     assert [row[""] for row in steps] == list(inputs.KINDS)
     assert min(float(row["s a step"]) for row in steps) > 0
@@ -166,9 +167,11 @@ def test_inputs(tmp_path, one_device, monkeypatch):
     first, second, third = batch
     assert third["compiled"] == "0" < second["compiled"] and third["bytes as alone"] == "8 of 8"
     assert (first["steps in all"], second["steps in all"]) == ("32", "4")
-    assert [row[""] for row in pytorch] == list(inputs.CONTESTANTS)
-    assert "more than 1 of 255 in 0.00%" in (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert [(row[""], row["tiles"]) for row in larger] == [("64x64", ""), ("64x64", "9")]
+    assert [(row[""], row["values off"]) for row in pytorch] == [
+        (f"{kind}: {name}", "0.00%" if name == cpu.OURS else "")
+        for kind in inputs.COMPARED for name in inputs.CONTESTANTS]
+    assert [(row[""], row["tiles"]) for row in larger] == [
+        ("64x64", ""), ("64x64", "9"), ("32x32, decoding alone", "")]
     assert all(0.1 < float(row["peak, GB"]) < 5 for row in larger)
 
 

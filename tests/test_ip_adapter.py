@@ -252,8 +252,10 @@ def test_what_many_pictures_share_is_encoded_once_for_each_adapter_and_not_again
         encoded.extend(waiting)
         return encode(encoder, params, waiting)
 
-    monkeypatch.setattr(ImageEncoder, "_encode", counting)
     given = {photo.name: photo, REFERENCE.name: REFERENCE}
+    drawn_with(given, engine, prompts=["a cat"] * 2, steps=2, reference=REFERENCE.name,
+               own=[None, {"ip_adapter": "second"}])  # which are brought by that
+    monkeypatch.setattr(ImageEncoder, "_encode", counting)
     eight = dict(prompts=["a cat"] * 8, steps=2, reference=photo.name)
     drawn_with(given, engine, **eight)
     assert len(encoded) == 1

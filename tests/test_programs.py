@@ -24,8 +24,8 @@ from sd_tpu.runtime import programs as programs_module
 from sd_tpu.runtime import slots as denoise
 from sd_tpu.runtime.compiler import ADVANCE_OPTIONS, compiler_options
 from sd_tpu.runtime.mesh import make_mesh, replicated
-from sd_tpu.runtime.programs import Programs, return_freed_memory
-from sd_tpu.runtime.slots import MAX_ROWS, Entry, gaussian
+from sd_tpu.runtime.programs import ImageEncoder, Programs, return_freed_memory
+from sd_tpu.runtime.slots import KNOWN, MAX_ROWS, Entry, gaussian
 from sd_tpu.runtime.weights import DeviceWeights
 from sd_tpu.sampling.samplers import COLUMNS, make_table
 
@@ -544,3 +544,35 @@ def test_the_longest_table_of_all_ends_with_its_last_row(on):
     slots = programs.encode(params, programs.empty(), {0: long})
     slots = programs.advance(params, slots.replace(row=slots.row.at[0].set(MAX_ROWS - 3)), ALL)
     assert int(slots.row[0]) == MAX_ROWS
+
+
+# --- what pictures are encoded as ---------------------------------------------------------------
+
+
+def test_an_encoder_keeps_what_was_used_last_as_far_as_there_is_room(
+        sd1, monkeypatch):
+    """Of pictures that stand for themselves, of which two have room."""
+    encoder = ImageEncoder(lambda params, image: image, make_mesh(1), {}, height=4, width=4,
+                           network_dtype=jnp.float32)
+    monkeypatch.setattr(programs_module, "KEPT_BYTES", 2 * 4 * 4 * 3 * 4)
+    encoded, encode, empty = [], ImageEncoder._encode, enter(sd1[0], *DIFFERENT[0])
+    monkeypatch.setattr(ImageEncoder, "_encode", lambda encoder, params, waiting: (
+        encoded.append(len(waiting)), encode(encoder, params, waiting))[1])
+
+    def ask(*shades: float, **whose) -> list[float]:
+        entries = {slot: empty.replace(pictures={KNOWN: np.full((4, 4, 3), shade, np.float32)})
+                   for slot, shade in enumerate(shades)}
+        made = encoder.encode({}, entries, lambda slot: 0, **whose)
+        return [float(made[slot].known.mean()) for slot in entries]
+
+    ours = dict(whose={0: "a checkpoint"})
+    assert ask(0.25, 0.5, 0.25, **ours) == [0.25, 0.5, 0.25]
+    ask(0.25, **ours)
+    ask(0.75, **ours)  # in whose place 0.5 goes
+    ask(0.25, 0.75, **ours)
+    ask(0.5, **ours)
+    assert encoded == [2, 0, 1, 0, 1]
+    ask(0.5, whose={0: "another"})
+    assert ask(0.125, 0.125) == [0.125, 0.125]
+    ask(0.125)
+    assert encoded[5:] == [1, 1, 1], "without a name for the parameters nothing is kept"

@@ -62,9 +62,9 @@ class Devices:
         job = next(self.numbers)
         batches = itertools.cycle([batch] if isinstance(batch, Batch) else batch)
         tickets = [Ticket(job=job, place=place, client=client, address=address, batch=batch,
-                          weights=weights, kinds=np.full(steps, kind))
+                          weights=weights, kinds=np.full(steps, kind), previews=previews)
                    for place, batch in zip(range(pictures), batches, strict=False)]
-        self.scheduler.submit(tickets, self.now, steps=steps, previews=previews)
+        self.scheduler.submit(tickets, self.now, steps=steps)
         return job
 
     def step(self) -> Plan:

@@ -12,6 +12,7 @@ from sd_tpu.pictures.images import blurred
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import NOT_YET, Request, larger
 from sd_tpu.runtime.slots import gaussian
+from sd_tpu.serving import latency
 from sd_tpu.serving import tiling as tilings
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Done, ImageReady, Job, Progress
@@ -59,14 +60,14 @@ def make_job(cancel=None) -> Job:
     return Job(make_request(prompts=("a cat", "a dog")), 1, "", cancel, tilings={1: TALL})
 
 
-def test_a_picture_is_told_of_when_all_its_tiles_are_there_and_shown_no_tile_of_it():
+def test_a_picture_is_told_of_when_all_its_tiles_are_there():
     job, tile = make_job(), np.full((40, 40, 3), 9, np.uint8)
-    seen = np.zeros((4, 4, 3), np.uint8)
-    for event in (Progress(1, 4, {0: seen, 1: seen, 5: seen}), ImageReady(5, tile),
-                  ImageReady(1, tile), ImageReady(0, seen), ImageReady(3, tile, True), Done(1.0)):
+    whole = np.zeros((4, 4, 3), np.uint8)
+    for event in (ImageReady(5, tile), ImageReady(1, tile), ImageReady(0, whole),
+                  ImageReady(3, tile, True), Done(1.0)):
         job.tell(event)
-    progress, first, second, done = job.events()
-    assert [*progress.previews] == [0] and (first.place, first.unsafe) == (0, False)
+    first, second, done = job.events()
+    assert (first.place, first.unsafe) == (0, False)
     assert (second.place, second.unsafe, second.pixels.shape) == (1, True, (100, 40, 3))
     assert np.all(second.pixels == 9) and done == Done(1.0)
 
@@ -141,6 +142,20 @@ def test_a_gradient_four_times_as_large_has_no_seams_and_wants_no_program_of_its
     monkeypatch.setattr(tilings, "weights", lambda *of: (weights(*of) > 0.5).astype(np.float32))
     cut, = drawn(engine, request, given)
     assert max(seams(large, tiling)) < 2 < 4 < min(seams(cut, tiling))
+
+
+def test_a_whole_picture_is_shown_as_it_forms_and_tiles_beside_it_are_not(engine, monkeypatch):
+    request, given = asked(engine, 512)
+    alone, = Request.check({"prompts": ["a cat"], "steps": 8}, engine.offer).pictures
+    monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time
+    planned, schedule = [], engine.scheduler.schedule
+    monkeypatch.setattr(engine.scheduler, "schedule",
+                        lambda now: planned.append(schedule(now)) or planned[-1])
+    job = engine.submit(Request((*request.pictures, alone)), inputs=given)
+    shown = {place for event in job.events() if isinstance(event, Progress)
+             for place in event.previews}
+    assert shown == {1} and sum(len(plan.enter) for plan in planned) == 26
+    assert sum(len(plan.preview) for plan in planned) <= 8, "tiles are drawn for nobody"
 
 
 def test_neighbours_begin_with_the_same_where_they_overlap(engine):

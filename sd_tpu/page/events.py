@@ -39,7 +39,7 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.pictures.uploads import painted, to_paint_on
-from sd_tpu.request import LARGER, Request, larger
+from sd_tpu.request import LARGER, Request, journey, larger
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
@@ -172,12 +172,13 @@ class Answers:
     def answer(self, asked: Asked) -> dict[str, Any]:
         """Answers what page.js asks."""
         answers = {"generate": self._generate, "compare": self._compare, "vary": self._vary,
-                   "larger": self._larger, "redraw": self._redraw, "live": self._redraw,
-                   "show": self._show, "stop": self._stop,
+                   "larger": self._larger, "journey": self._journey, "redraw": self._redraw,
+                   "live": self._redraw, "show": self._show, "stop": self._stop,
                    "look": self._look, "model": self._model, "link": self._link,
                    "again": self._again, "read": self._read,
                    "take": self._take, "paint": self._paint, "before": self._before,
-                   "zip": self._pack, "grid": self._pack, "large": self._large,
+                   "zip": self._pack, "grid": self._pack, "movie": self._movie,
+                   "large": self._large,
                    "about": self._about, "known": self._known,
                    "history": self._history}
         try:
@@ -241,6 +242,15 @@ class Answers:
                 request = request.replaced(other.place, None)
         return self._draw(request, asked, seed=former.seed,
                           keep={*range(MAX_PROMPTS)} - {card.place})
+
+    def _journey(self, asked: Asked) -> dict[str, Any]:
+        """Draws the way from a card's picture to another's, or to another seed of its own."""
+        first, to = self._card(asked, asked.place).asked, asked.data.get("to")
+        other = first if to is None else self._card(asked, to).asked
+        seed = drawn_seed(RANDOM) if to is None else other.seed
+        run = self._run(asked)
+        run.travel(journey(first, other.prompt, seed, asked.data.get("count")))
+        return _named(run)
 
     def _draw(self, request: Request, asked: Asked, *, seed: int | None = None,
               keep: Collection[int] = (), common: Picture | None = None, any_seed: bool = False
@@ -479,6 +489,18 @@ class Answers:
         if asked.data["do"] == "zip":
             return {"file": url(self.files.archive(pictures))}
         return {"file": url(self.files.grid(run.request, pictures, labels(run.request)))}
+
+    def _movie(self, asked: Asked) -> dict[str, Any]:
+        """The journey that was drawn last, to be looked at or as a file; nothing if there is none.
+        """
+        run, kind = self._run(asked), asked.data.get("kind")
+        if not (run and run.way):
+            return {}
+        if kind == "zip":
+            return {"file": url(self.files.archive(dict(enumerate(run.way))))}
+        if kind is None:
+            return {"view": url(self.files.movie(run.way, "webp"))}
+        return {"file": url(self.files.movie(run.way, kind))}
 
     def _large(self, asked: Asked) -> dict[str, Any]:
         """A picture enlarged."""

@@ -18,6 +18,8 @@ from sd_tpu.page.compare import comparable
 from sd_tpu.page.form import named_size, sizes
 from sd_tpu.page.parts import part
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
+from sd_tpu.pictures.movie import kinds_here
+from sd_tpu.request import JOURNEYS
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.run import STARTING, Card, Line
@@ -102,6 +104,7 @@ def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict]
                    html_template='<div role="status" aria-live="polite">${value}</div>')
     html("viewer", "full-screen", choices)
     html("painter", "painting")
+    html("journey", "travelling", JOURNEYS, kinds_here())
     hub = gr.HTML("", elem_id="hub", apply_default_css=False, js_on_load=HUB,
                   server_functions=[answer])
     return View(line, news, figures, collection, hub, size)

@@ -460,7 +460,11 @@ function lineChanged() {
     if (line.dataset.run === gallery.run) gallery.version = Number(line.dataset.version);
     settle();
     if (!busy) showPast();
-    if (wasBusy && !busy) showHistory();
+    if (wasBusy && !busy) {
+        showHistory();
+        if (travels) showJourney().then((view) => { if (view) $("#journey").showModal(); });
+        travels = false;
+    }
     wasBusy = busy;
     if (line.classList.contains("wrong")) {  // what was asked for has failed
         touched = false;
@@ -601,7 +605,7 @@ document.addEventListener("input", ({ target, inputType = "" }) => {
 // --- keys ---------------------------------------------------------------------------------------
 
 document.addEventListener("keydown", (event) => {
-    if ($("#painter")?.open || $(".menu:popover-open")) return;
+    if ($("#painter[open], #journey[open], .menu:popover-open")) return;
     if ($("#viewer")?.open) {
         const forth = document.documentElement.dir === "rtl" ? -1 : 1;
         const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
@@ -631,6 +635,16 @@ const ACTIONS = {
     },
     star: ({ id }, button) => inHistory(
         { act: "favourite", id, to: String(button.ariaPressed !== "true") }),
+    journey: ({ place }) => plan(Number(place)),
+    travel() {
+        const [place, to, count] = $$("#journey select").map(({ value }) => value);
+        $("#journey").close();
+        travels = true;
+        begin(asking("journey", { place: Number(place), to: to === "" ? null : Number(to),
+            count: Number(count) }));
+    },
+    movie: ({ kind }) => ask("movie", { kind }),
+    end_journey: () => $("#journey").close(),
     begin({ place }) {
         const uses = $("#own-panel .uses");
         if (uses) unfoldOwn(place, uses);
@@ -1060,6 +1074,32 @@ document.addEventListener("click", ({ target }) => {
     PAINT[button.dataset.paint]();
     if ($("#painter").open) showStrokes();
 });
+
+// --- journeys -----------------------------------------------------------------------------------
+
+let travels = false;  // whether one is drawn that is to be shown
+
+// From this card's picture to another's, as far as there are any.
+function plan(place) {
+    const dialog = $("#journey"), [from, to] = $$("select", dialog);
+    const options = () => $$("#cards figure.done").map(({ dataset }) => new Option(
+        from.dataset.picture.replace("%", Number(dataset.place) + 1)
+            .replace("§", $(`#picture-${Number(dataset.place) + 1} .words`).textContent),
+        dataset.place));
+    from.replaceChildren(...options());
+    to.replaceChildren(to.options[0], ...options());
+    from.value = place;
+    dialog.showModal();
+    showJourney();
+}
+
+// The one that was drawn last, if there is one.
+async function showJourney() {
+    const { view } = await ask("movie");
+    for (const each of $$("#journey :is(.stage, .files)")) each.hidden = !view;
+    if (view) $("#journey img").src = view;
+    return view;
+}
 
 // The box that was written in at last, which words are put into.
 let written = null;

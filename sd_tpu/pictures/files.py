@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,9 @@ from sd_tpu.pictures.images import (
     to_zip,
     with_labels,
 )
+from sd_tpu.pictures.movie import MILLISECONDS, kinds_here, write_movie
 from sd_tpu.request import Request
+from sd_tpu.settings import RequestError
 
 SMALL = 256  # pixels: smaller pictures are shown enlarged, where each fault of a pixel is seen
 QUALITY = 92  # of the WebP of larger ones
@@ -99,6 +101,26 @@ class Files:
         grid = make_grid(with_labels(framed(cells), told, LARGE // columns), gap=GAP)
         return self._save(self._to_png(grid, request), f"{request.seed}-grid.png")
 
+    def movie(self, pictures: Sequence[Picture], kind: str) -> str:
+        """Writes pictures one after the other as a file of one of `kinds_here`; returns its path.
+
+        Raises:
+            OSError: the pictures have been pruned.
+            RequestError: there is no such kind here.
+        """
+        if kind not in kinds_here():
+            raise RequestError("{kind} cannot be written here; there are {known}.",
+                               kind=settings.shortened(kind), known=", ".join(kinds_here()))
+        path = self._new(b"".join(Path(picture.png).read_bytes() for picture in pictures),
+                         f"journey.{kind}")
+        if not path.is_file():
+            frames = []
+            for picture in pictures:
+                with Image.open(picture.png) as image:
+                    frames.append(np.asarray(image))
+            write_movie(frames, path, MILLISECONDS)
+        return str(path)
+
     def copy(self, png: Path, whose: str, least: int = 0) -> str:
         """Writes a picture of ours once more, to be served: byte for byte, or smoothly enlarged to
         be as wide as this at `least`, in pixels; returns its path.
@@ -127,11 +149,16 @@ class Files:
             folder.rmdir()
 
     def _save(self, data: bytes, name: str, of: bytes | None = None, whose: str = "") -> str:
-        path = self._home(data if of is None else of, whose) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = self._new(data if of is None else of, name, whose)
         path.write_bytes(data)
-        self.names.add(str(path))
         return str(path)
+
+    def _new(self, of: bytes, name: str, whose: str = "") -> Path:
+        """Where a file made of this is to be written."""
+        path = self._home(of, whose) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.names.add(str(path))
+        return path
 
     def _home(self, data: bytes, whose: str) -> Path:
         """Where a file lies, and whatever else is made of it."""

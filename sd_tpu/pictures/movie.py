@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 KINDS = ("webp", "gif", "mp4")
+MILLISECONDS = 120  # for which each picture is seen, unless somebody says otherwise
 
 
 def write_movie(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -> None:
@@ -30,6 +31,11 @@ def write_movie(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -
     file.write_bytes(made.getvalue())
 
 
+def kinds_here() -> list[str]:
+    """Those of KINDS that can be written: without ffmpeg not all."""
+    return [kind for kind in KINDS if kind != "mp4" or shutil.which("ffmpeg")]
+
+
 def find_ffmpeg() -> str:
     """The program's path; raises ValueError if it is not installed."""
     if not (program := shutil.which("ffmpeg")):
@@ -46,4 +52,5 @@ def _write_mp4(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) ->
     done = subprocess.run(command, input=b"".join(map(np.ndarray.tobytes, pictures)),
                           capture_output=True, check=False)
     if done.returncode:
+        file.unlink(missing_ok=True)
         raise ValueError(f"ffmpeg failed: {done.stderr.decode(errors='replace').strip()[-200:]}")

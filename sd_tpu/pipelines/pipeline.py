@@ -320,8 +320,7 @@ class FlaxDiffusionPipeline:
             ours = jax.device_put(ours, replicated(programs.mesh))
         if given:
             encoder = self._encoder_for(model, expected, size, programs.stacked)
-            whose = {device: object() for device in range(programs.mesh.size)}  # not those before
-            entries = encoder.encode(ours, entries, programs.device, whose)
+            entries = encoder.encode(ours, entries, programs.device)
         if noise is not None:
             fresh = self._as_ours(programs, noise, "noise", len(positive))
             entries = {place: entry.replace(start=entry.start + entry.spread * fresh[place],

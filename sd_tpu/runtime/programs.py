@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ from sd_tpu.runtime.slots import (
     stack_entries,
 )
 
-MAX_KEPT = 64  # encodings that an encoder remembers
+KEPT_BYTES = 16 * 2**20  # of encodings that an encoder remembers; of 1024x1024 pixels one has 2**18
 Key = tuple[Hashable, bytes]  # whose parameters encode a picture, and the picture's hash
 
 
@@ -156,7 +157,7 @@ class ImageEncoder:
     """Encodes the pictures that images begin with or are drawn after, of one size.
 
     It is compiled when it is made, by whichever thread makes it, while others draw. What it made
-    last it keeps, so that pictures that many images share are encoded once.
+    last it keeps, up to KEPT_BYTES, so that pictures that many images share are encoded once.
     """
 
     def __init__(self, encode: Callable[[Params, jax.Array], jax.Array], mesh: Mesh, params: Params,
@@ -192,7 +193,7 @@ class ImageEncoder:
         return_freed_memory()
 
     def encode(self, params: Params, entries: Mapping[int, Entry | None],
-               device: Callable[[int], int], whose: Mapping[int, Hashable]
+               device: Callable[[int], int], whose: Mapping[int, Hashable] = MappingProxyType({})
                ) -> dict[int, Entry | None]:
         """The entries with what they take of their pictures in place of these.
 
@@ -200,23 +201,31 @@ class ImageEncoder:
             params: as the programs take them.
             entries: by slot.
             device: of a slot, by whose parameters its pictures are encoded.
-            whose: tells the parameters of a device from others.
+            whose: tells the parameters of a device from others, between calls; by default nothing
+                does, and nothing is kept.
         """
         keys, waiting = {}, {}
         for slot, entry in entries.items():
             for name in (entry.pictures or {} if entry else {}).keys() & self._names:
                 image = np.ascontiguousarray(entry.pictures[name])
-                key = keys[slot, name] = whose[device(slot)], hashlib.sha256(image).digest()
-                if key not in self._kept:
-                    waiting.setdefault(key, (device(slot), image))
+                there = device(slot)
+                key = keys[slot, name] = whose.get(there, there), hashlib.sha256(image).digest()
+                if not (whose and key in self._kept):
+                    waiting.setdefault(key, (there, image))
         found, latents = {**self._kept, **self._encode(params, waiting)}, defaultdict(dict)
         for (slot, name), key in keys.items():
-            self._kept.pop(key, None)  # what is used goes last
-            latents[slot][name] = self._kept[key] = found[key]
-        for key in [*self._kept][:-MAX_KEPT]:
-            del self._kept[key]
+            latents[slot][name] = found[key]
+        if whose:
+            self._keep({key: found[key] for key in keys.values()})
         return {slot: entry.encoded(latents[slot]) if slot in latents else entry
                 for slot, entry in entries.items()}
+
+    def _keep(self, used: Mapping[Key, np.ndarray]) -> None:
+        """Keeps encodings as what was used last, as far as there is room."""
+        self._kept = {**{key: one for key, one in self._kept.items() if key not in used}, **used}
+        excess = sum(one.nbytes for one in self._kept.values()) - KEPT_BYTES
+        while excess > 0:
+            excess -= self._kept.pop(next(iter(self._kept))).nbytes
 
     def _encode(self, params: Params, waiting: Mapping[Key, tuple[int, np.ndarray]]
                 ) -> dict[Key, np.ndarray]:
@@ -230,7 +239,8 @@ class ImageEncoder:
             wanted = np.array([key is not None for key, _ in turn])
             made = self._compiled({part: params[part] for part in self._parts},
                                   *jax.device_put((images, wanted), where))
-            found |= {key: one for (key, _), one in zip(turn, np.asarray(made), strict=True)
+            # Copied: a view would keep those of all devices in memory.
+            found |= {key: one.copy() for (key, _), one in zip(turn, np.asarray(made), strict=True)
                       if key}
         return found
 

@@ -176,7 +176,7 @@ class Engine(EngineClient):
                 Ticket(job=number, place=where, client=client, address=address,
                        batch=self._batch(picture, arrival),
                        weights=self._weights_of(request, place), kinds=arrival.kinds,
-                       entry=arrival)
+                       previews=previews and not tiling, entry=arrival)
                 for where, (picture, arrival) in zip(
                     tile_places(request, place, tiling),
                     self._drawn(request, place, tiling, canvas, followed[place]), strict=True)]
@@ -187,7 +187,6 @@ class Engine(EngineClient):
         with self._change:
             self._check_room(tickets)
             self.scheduler.submit(tickets, time.monotonic(),
-                                  previews=previews and len(tilings) < len(canvases),
                                   steps=max(_steps(request.pictures[place]) for place in canvases))
             job = self._jobs[number] = Job(request, number, client, self._cancel, canvases,
                                            address, tilings)

@@ -132,10 +132,6 @@ class Job:
     def _whole(self, event: Event) -> Event | None:
         """The event as one of whole pictures; None where tiles of one are still to come."""
         match event:
-            case Progress(previews=previews) if self._tiles and previews:
-                return dataclasses.replace(event, previews={
-                    place: pixels for place, pixels in previews.items()
-                    if place % len(self.request.pictures) not in self._tiles})
             case ImageReady(place=where):
                 number, place = divmod(where, len(self.request.pictures))
                 if (tiles := self._tiles.get(place)) is None:

@@ -76,6 +76,7 @@ class Ticket:
     batch: Batch
     weights: Weights
     kinds: np.ndarray  # [R] of `slots.row_kinds`: what each row of its table evaluates
+    previews: bool = True  # whether it is to be seen while it forms
     entry: Any = None
 
     @property

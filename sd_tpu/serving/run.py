@@ -132,16 +132,17 @@ class Work:
 
     `live` is one that was begun by typing, of which less is said and kept, `whole` is what the run
     began with; `blurred` is whether a picture is, not being safe for work, and `unkept` says why
-    the history lacks a picture.
+    the history lacks a picture. What a journey has drawn is its `way`, by place.
     """
 
     job: Job
     places: set[int]
     live: bool
-    whole: bool
+    whole: bool = False
     line: Line = STARTING
     blurred: bool = False
     unkept: Sentence | None = None
+    way: dict[int, Picture] | None = None
 
 
 class Run:
@@ -167,6 +168,7 @@ class Run:
         self._client, self._address = browser or program, address
         self._change = threading.Condition()  # guards the rest
         self.request, self.cards, self.line = request, [*cards], STARTING
+        self.way: list[Picture] = []  # of the journey that was drawn last, once all are there
         self.version = 0  # of what is to be seen
         self._followers: dict[str, object] = {}  # by session, each with one that is not another's
         self._works: list[Work] = []  # which are not over, in the order in which they began
@@ -224,6 +226,18 @@ class Run:
                 self._say(Line(kind="over", aloud=False))
             self._mind_loneliness()
             return True
+
+    def travel(self, request: Request) -> None:
+        """Draws a journey, which is on no card, and then is the run's `way`.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        job = self._submit(request, previews=False)
+        with self._change:
+            self.way = []
+            self._draw(job, Request(), live=False, whole=True, way={})
+            self._mind_loneliness()
 
     # --- followers ------------------------------------------------------------------------------
 
@@ -293,16 +307,18 @@ class Run:
         self._farewell.daemon = True
         self._farewell.start()
 
-    def _submit(self, request: Request) -> Job:
+    def _submit(self, request: Request, *, previews: bool = True) -> Job:
         inputs = self._studio.inputs.of(self.browser, request.inputs())
-        return self._studio.engine.submit(request, previews=bool(self.browser), inputs=inputs,
-                                          client=self._client, address=self._address)
+        return self._studio.engine.submit(request, previews=previews and bool(self.browser),
+                                          inputs=inputs, client=self._client,
+                                          address=self._address)
 
     # --- cards; all of this is called with the lock held ----------------------------------------
 
-    def _draw(self, job: Job, request: Request, *, live: bool, whole: bool = False) -> None:
-        """Gives the pictures of a request, which the job draws, their places."""
-        work = Work(job, {*request.places()}, live, whole)
+    def _draw(self, job: Job, request: Request, **what: Any) -> None:
+        """Gives the pictures of a request, which the job draws, their places; the rest is `Work`'s.
+        """
+        work = Work(job, {*request.places()}, **what)
         for place in request.places():
             self._take_over(place)
             self._put(self.cards[place].drawn_anew(request.pictures[place]))
@@ -364,6 +380,8 @@ class Run:
                     if not card.picture:
                         self._put(card.finished or dataclasses.replace(card, state="stopped"))
             work.line = _line_after(work, event)
+            if work.way and isinstance(event, Done):
+                self.way = [work.way[place] for place in sorted(work.way)]
             if work.line.kind != "busy":
                 self._works.remove(work)
             self._say(work.line)
@@ -375,6 +393,10 @@ class Run:
             case Progress(previews=previews):
                 return {place: dict(state="forming", preview=data_url(pixels))
                         for place, pixels in previews.items()}
+            case ImageReady(place, pixels, unsafe) if work.way is not None:
+                work.blurred |= unsafe
+                work.way[place] = self._studio.files.add(work.job.request, place, pixels,
+                                                         self.browser)
             case ImageReady(place, pixels, unsafe) if place in work.places:
                 work.blurred |= unsafe
                 picture = self._studio.files.add(work.job.request, place, pixels, self.browser)

@@ -98,10 +98,9 @@ class _Job:
     """What is known of a job until it ends."""
 
     def __init__(self, number: int, client: str, address: str, pictures: dict[int, _Picture],
-                 steps: int, previews: bool):
+                 steps: int):
         self.number, self.client, self.address = number, client, address
-        self.pictures = pictures
-        self.steps, self.previews = steps, previews
+        self.pictures, self.steps = pictures, steps
         self.unfinished = set(pictures)
         self.begun: float | None = None
         self.told: tuple[int, str] | None = None  # its position and what it waits for
@@ -172,15 +171,13 @@ class Scheduler:
 
     # --- what is wanted -------------------------------------------------------------------------
 
-    def submit(self, tickets: Sequence[Ticket], now: float, *, steps: int,
-               previews: bool = True) -> None:
+    def submit(self, tickets: Sequence[Ticket], now: float, *, steps: int) -> None:
         """Takes in a job, of one client: its pictures wait from now on.
 
         Args:
             tickets: of the same job and client.
             now: the time.
             steps: those of the picture that takes most, along which progress is told.
-            previews: whether they are wanted.
 
         Raises:
             Busy: too much waits already.
@@ -191,7 +188,7 @@ class Scheduler:
         pictures = {ticket.place: _Picture(ticket, next(self._numbers), now) for ticket in tickets}
         if not any(job.client == client for job in self._jobs.values()):
             self._share.join(client)
-        self._jobs[number] = _Job(number, client, tickets[0].address, pictures, steps, previews)
+        self._jobs[number] = _Job(number, client, tickets[0].address, pictures, steps)
         for ticket, picture in zip(tickets, pictures.values(), strict=True):
             queue = self._waiting.setdefault((client, ticket.batch, ticket.weights), deque())
             queue.append(picture)
@@ -536,7 +533,7 @@ class Scheduler:
         """Whether a picture is shown after so many rows more."""
         done = len(picture.ticket.kinds) - picture.left + rows
         return (PREVIEW_ROW <= done < len(picture.ticket.kinds) and picture.wanted
-                and self._jobs[picture.ticket.job].previews)
+                and picture.ticket.previews)
 
     # --- what came of a plan --------------------------------------------------------------------
 
