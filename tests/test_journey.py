@@ -131,7 +131,7 @@ def test_ffmpeg_is_given_the_pixels_as_they_are(tmp_path, monkeypatch):
     said = (tmp_path / "said").read_text()
     assert "-s 7x5 -r 25.0 -i -" in said and said.endswith(f"{tmp_path / 'a.mp4'}\n")
     program.write_text("#!/bin/sh\necho no such codec >&2\nexit 1\n")
-    with pytest.raises(ValueError, match="ffmpeg failed: no such codec"):
+    with pytest.raises(OSError, match="ffmpeg failed: no such codec"):
         write_movie(pictures, tmp_path / "a.mp4", 40)
 
 

@@ -1,6 +1,7 @@
 """The history on the page: what a browser made stays, for that browser alone."""
 
 import re
+import time
 from contextlib import contextmanager
 
 import gradio_client
@@ -23,7 +24,7 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.page import build, history, launch
+from sd_tpu.page import build, events, launch
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import read_png
 
@@ -96,6 +97,23 @@ def test_pictures_appear_by_run_newest_first_also_while_the_history_is_open(some
     make(somebody)
     expect(kept(somebody)).to_have_count(4, timeout=PATIENCE)
     assert names(somebody)[0] == "newest"
+
+
+def test_a_run_that_is_over_before_the_page_hears_of_it_is_shown_too(somebody, monkeypatch):
+    follow = events.Watch.follow
+
+    def late(watch, asked, session):
+        run = watch.runs.find(asked.data.get("run"))
+        while run and not run.over:
+            time.sleep(0.01)
+        yield from follow(watch, asked, session)
+
+    monkeypatch.setattr(events.Watch, "follow", late)
+    fill(somebody, ["in no time"] + [""] * 7)
+    unfold(somebody, "History")
+    expect(kept(somebody).first).to_be_visible(timeout=PATIENCE)
+    make(somebody)
+    expect(somebody.locator("#history-panel")).to_contain_text("in no time", timeout=PATIENCE)
 
 
 def test_an_empty_history_says_so(visitor, keeping):
@@ -268,7 +286,7 @@ def test_a_star_on_a_card_is_that_of_the_history(somebody):
 
 
 def test_older_pictures_are_shown_when_asked_for(somebody, monkeypatch):
-    monkeypatch.setattr(history, "RUNS", 1)
+    monkeypatch.setattr(events, "RUNS", 1)
     fill(somebody, ["newest", *[""] * 7])
     make(somebody)
     unfold(somebody, "History")

@@ -222,6 +222,20 @@ def test_what_was_there_stays_until_its_successor_comes_and_stop_gives_it_back()
     assert names(again) == {0: "x 30.png", 1: "b 4.png"}
 
 
+def test_a_journey_stays_until_another_is_there():
+    run, engine = begun()
+    draw(engine.jobs[0])
+    run.travel(ASKED)
+    draw(engine.jobs[1])
+    until(lambda: run.over and run.way)
+    run.travel(make_request(prompts=("x", "y"), seed=9))
+    engine.jobs[2].happens(ImageReady(0, PIXELS))
+    run.stop()
+    until(lambda: run.over)
+    assert [picture.png for picture in run.way] == ["a 3.png", "b 4.png", "c 5.png"]
+    assert names(run) == {0: "a 3.png", 1: "b 4.png", 2: "c 5.png"}
+
+
 def test_stop_ends_redraws_as_well():
     run, _ = begun()
     run.redraw(1, alone(run, 1, "new"))

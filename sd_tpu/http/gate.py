@@ -137,10 +137,10 @@ class Gate:
             return message if received <= MAX_BODY_BYTES else {"type": "http.disconnect"}
 
         app = self._refusal(Headers(scope=scope)) or (self._api if is_api else self._page)
-        if app is self._page:
+        if app is self._page and path.startswith(TOOLS):
+            app = await self._not_admitted(Request(scope)) or app
+        elif app is self._page:
             self._access.recognize(Request(scope))
-            if path.startswith(TOOLS):
-                app = await self._not_admitted(Request(scope)) or app
         await app(scope, receive_bounded, send_guarded)
 
     async def _not_admitted(self, visitor: Request) -> ASGIApp | None:

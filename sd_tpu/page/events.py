@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from html import escape
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,14 +23,13 @@ from gradio.components import Component
 from sd_tpu.language import Language, language_of
 from sd_tpu.links import read_link
 from sd_tpu.page import form, layout
-from sd_tpu.page import history as panel
 from sd_tpu.page.compare import comparison, read_comparison
 from sd_tpu.page.files import uploaded, url
 from sd_tpu.page.form import GARBLED
 from sd_tpu.page.layout import View
 from sd_tpu.page.parts import labels, part
 from sd_tpu.pictures.files import LARGE
-from sd_tpu.pictures.history import HistoryError
+from sd_tpu.pictures.history import Entry, History, HistoryError
 from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
     data_url,
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 
 NEAR = 0.8  # of the model's tokens: from there on their count is shown
 MAX_KNOWN = 5000  # names and words that a page is told
+RUNS = 6  # on a page of the history; earlier ones come below
+MAX_PAGES = 1000
 MAX_SECONDS = 3.0  # that a picture of Live may take: who waits longer has lost the thread
 GONE = Sentence("The pictures are no longer on the server.")
 FORGOTTEN = Sentence("This picture is no longer in your history.")
@@ -550,7 +553,7 @@ class Answers:
                 news = say("The deleted pictures are back.")
             case _:
                 known = True
-        shown = {"history": panel.contents(self.history, owner, data, asked.language)}
+        shown = {"history": contents(self.history, owner, data, asked.language)}
         if not known:
             return {**shown, **self._wrong(FORGOTTEN, asked)}
         return {**shown, "news": news}
@@ -559,8 +562,25 @@ class Answers:
         entries = self.history.entries(owner, run=name)
         if not entries:
             raise RequestError(FORGOTTEN.template)
-        return self._fill(panel.request_of(entries), asked, Sentence(
+        return self._fill(request_of(entries), asked, Sentence(
             "Prompts, seeds and settings of the run are in the boxes."))
+
+
+def contents(history: History, owner: str, look: Mapping[str, Any], language: Language) -> str:
+    """The newest runs, as many `pages` of them as are asked for: with all their pictures, or with
+    those that are `favourites` or have the `words` in their prompts."""
+    only, said = bool(look.get("favourites")), str(look.get("words") or "")
+    limit = RUNS * max(1, min(int(look.get("pages") or 1), MAX_PAGES))
+    entries = history.entries(owner, runs=limit + 1, favourites_only=only, words=said)
+    runs = [[*of] for _, of in groupby(entries, attrgetter("run"))]
+    shown = [(request_of(run), run) for run in runs[:limit]]
+    return part("history", language, shown, len(runs) > limit, only, said)
+
+
+def request_of(entries: Sequence[Entry]) -> Request:
+    """What makes a run again: where a card was drawn again, what was there last."""
+    latest = {entry.place: entry.picture for entry in entries if 0 <= entry.place < MAX_PROMPTS}
+    return Request(tuple(map(latest.get, range(max(latest) + 1))))
 
 
 def _named(run: Run) -> dict[str, Any]:

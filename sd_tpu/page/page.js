@@ -42,6 +42,7 @@ let turn = Promise.resolve();  // when the next may begin that takes the place o
 let goesOn = [];  // what of the line is said of a run, whatever else is said there
 let pending = false;  // whether a run has been asked for that has no name yet
 let stopping = false;  // whether it is to be stopped
+let travels = false;  // whether a journey is drawn that is to be shown
 let samples = 1;  // which set comes next; the first is in the boxes from the start
 let looks = 0, looking, opening = false;
 let wasBusy = false;  // whether the line said so at last
@@ -424,14 +425,19 @@ async function draw(action, more) {
     kept.set(local, "sd_tpu prompts", [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
     changed();
     try {
-        const { run, told } = await begin(asked);
-        if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
-        if (!run) settle();
+        if (!await attempt(asked)) settle();
         else if (stopping) ask("stop");
     } finally {
         pending = stopping = false;
         showPast();
     }
+}
+
+// Whether a run has begun; the line says why if it has not.
+async function attempt(asked) {
+    const { run, told } = await begin(asked);
+    if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
+    return Boolean(run);
 }
 
 // What was asked for shows so no longer.
@@ -440,6 +446,7 @@ function settle() {
 }
 
 function stop() {
+    travels = false;
     if (pending) stopping = true;
     else ask("stop");
 }
@@ -455,14 +462,19 @@ function lineChanged() {
     kept.set(session, "sd_tpu busy", busy);
     const share = Math.round(100 * ($("#line progress")?.value ?? 0));
     document.title = busy && share ? `${share} % · ${title()}` : `${title()} · sd_tpu`;
-    if (own) return;
+    if (own) {
+        wasBusy ||= busy;  // a quick run is over by the time that the server tells of it
+        return;
+    }
     goesOn = ["busy", "single"].filter((each) => line.classList.contains(each));
     if (line.dataset.run === gallery.run) gallery.version = Number(line.dataset.version);
     settle();
     if (!busy) showPast();
     if (wasBusy && !busy) {
         showHistory();
-        if (travels) showJourney().then((view) => { if (view) $("#journey").showModal(); });
+        if (travels && line.classList.contains("over")) {
+            showJourney().then((view) => { if (view) $("#journey").showModal(); });
+        }
         travels = false;
     }
     wasBusy = busy;
@@ -636,12 +648,12 @@ const ACTIONS = {
     star: ({ id }, button) => inHistory(
         { act: "favourite", id, to: String(button.ariaPressed !== "true") }),
     journey: ({ place }) => plan(Number(place)),
-    travel() {
+    async travel() {
         const [place, to, count] = $$("#journey select").map(({ value }) => value);
         $("#journey").close();
-        travels = true;
-        begin(asking("journey", { place: Number(place), to: to === "" ? null : Number(to),
-            count: Number(count) }));
+        tell($("#generate").dataset.starting, "busy");
+        travels = await attempt(asking("journey", { place: Number(place),
+            to: to === "" ? null : Number(to), count: Number(count) }));
     },
     movie: ({ kind }) => ask("movie", { kind }),
     end_journey: () => $("#journey").close(),
@@ -1076,8 +1088,6 @@ document.addEventListener("click", ({ target }) => {
 });
 
 // --- journeys -----------------------------------------------------------------------------------
-
-let travels = false;  // whether one is drawn that is to be shown
 
 // From this card's picture to another's, as far as there are any.
 function plan(place) {

@@ -28,7 +28,6 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.pictures.movie import MILLISECONDS, kinds_here, write_movie
 from sd_tpu.request import Request
-from sd_tpu.settings import RequestError
 
 SMALL = 256  # pixels: smaller pictures are shown enlarged, where each fault of a pixel is seen
 QUALITY = 92  # of the WebP of larger ones
@@ -105,12 +104,13 @@ class Files:
         """Writes pictures one after the other as a file of one of `kinds_here`; returns its path.
 
         Raises:
-            OSError: the pictures have been pruned.
+            OSError: the pictures have been pruned, or it cannot be written.
             RequestError: there is no such kind here.
         """
         if kind not in kinds_here():
-            raise RequestError("{kind} cannot be written here; there are {known}.",
-                               kind=settings.shortened(kind), known=", ".join(kinds_here()))
+            raise settings.RequestError("{kind} cannot be written here; there are {known}.",
+                                        kind=settings.shortened(kind),
+                                        known=", ".join(kinds_here()))
         path = self._new(b"".join(Path(picture.png).read_bytes() for picture in pictures),
                          f"journey.{kind}")
         if not path.is_file():
@@ -118,7 +118,9 @@ class Files:
             for picture in pictures:
                 with Image.open(picture.png) as image:
                     frames.append(np.asarray(image))
-            write_movie(frames, path, MILLISECONDS)
+            unfinished = path.with_stem(secrets.token_hex(8))  # whoever asks meanwhile sees no half
+            write_movie(frames, unfinished, MILLISECONDS)
+            unfinished.replace(path)
         return str(path)
 
     def copy(self, png: Path, whose: str, least: int = 0) -> str:

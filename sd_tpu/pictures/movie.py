@@ -18,7 +18,8 @@ def write_movie(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -
     where the kind of file can say so: `file` ends in one of KINDS.
 
     Raises:
-        ValueError: it is an MP4, and ffmpeg is not installed, or failed.
+        ValueError: it is an MP4, and ffmpeg is not installed.
+        OSError: ffmpeg failed, or the file cannot be written.
     """
     if file.suffix == ".mp4":
         _write_mp4(pictures, file, milliseconds)
@@ -53,4 +54,4 @@ def _write_mp4(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) ->
                           capture_output=True, check=False)
     if done.returncode:
         file.unlink(missing_ok=True)
-        raise ValueError(f"ffmpeg failed: {done.stderr.decode(errors='replace').strip()[-200:]}")
+        raise OSError(f"ffmpeg failed: {done.stderr.decode(errors='replace').strip()[-200:]}")

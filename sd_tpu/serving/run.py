@@ -228,14 +228,13 @@ class Run:
             return True
 
     def travel(self, request: Request) -> None:
-        """Draws a journey, which is on no card, and then is the run's `way`.
+        """Draws a journey, which is on no card; once it is there it takes the place of the `way`.
 
         Raises:
             RequestError: it cannot be served.
         """
         job = self._submit(request, previews=False)
         with self._change:
-            self.way = []
             self._draw(job, Request(), live=False, whole=True, way={})
             self._mind_loneliness()
 
