@@ -126,7 +126,7 @@ class Request:
         prompts = _prompts(given.pop("prompts", ()))
         overrides = _overrides(given.pop("own", ()), len(prompts))
         offer = OneModel(offer) if isinstance(offer, Picture) else offer
-        common = _common(given, offer)
+        common = for_all(given, offer)
         prompts = offer.fill(prompts, common.seed)
         pictures = [changed(_at(_of_model(common, given, own, offer), place), own, _of(place))
                     for place, own in enumerate(overrides)]
@@ -237,6 +237,22 @@ class Request:
         return type(self)(tuple(picture and dataclasses.replace(picture, spacing=spacing_taken(
             picture.sampler, schedule_of(picture), picture.spacing or None))
             for picture in self.pictures))
+
+
+def for_all(given: Mapping[str, Any], offer: Offer) -> Picture:
+    """What untrusted values, as `Request.check` takes them, say of all pictures; it has no prompt.
+
+    Raises:
+        RequestError: as `Request.check`.
+    """
+    defaults = offer.defaults(SETTINGS["model"].check(given.get("model")))
+    values = {**vars(defaults), "prompt": "", **given, "model": defaults.model}
+    if values["sampler"] != defaults.sampler:
+        values["spacing"] = given.get("spacing", "")
+    common = Picture(**{name: setting.check(values[name]) for name, setting in SETTINGS.items()})
+    check_together(common)
+    offer.check(common)
+    return common
 
 
 def changed(picture: Picture, values: Mapping[str, Any], of: Sentence | str = "") -> Picture:
@@ -352,17 +368,6 @@ def _overrides(values: Any, places: int) -> list[Mapping[str, Any]]:
     return [*overrides, *[{}] * (places - len(overrides))]
 
 
-def _common(given: Mapping[str, Any], offer: Offer) -> Picture:
-    defaults = offer.defaults(SETTINGS["model"].check(given.get("model")))
-    values = {**vars(defaults), "prompt": "", **given, "model": defaults.model}
-    if values["sampler"] != defaults.sampler:
-        values["spacing"] = given.get("spacing", "")
-    common = Picture(**{name: setting.check(values[name]) for name, setting in SETTINGS.items()})
-    check_together(common)
-    offer.check(common)
-    return common
-
-
 def _of_model(common: Picture, given: Mapping[str, Any], own: Mapping[str, Any],
               offer: Offer) -> Picture:
     """What a picture with a model of its own shares with the others: what was given for all, and
@@ -370,7 +375,7 @@ def _of_model(common: Picture, given: Mapping[str, Any], own: Mapping[str, Any],
     if not own.get("model") or own["model"] == common.model:
         return common
     size = {name: own.get(name) or getattr(common, name) for name in SIDES}
-    return _common({**given, **size, "model": own["model"]}, offer)
+    return for_all({**given, **size, "model": own["model"]}, offer)
 
 
 def _at(common: Picture, place: int) -> Picture:

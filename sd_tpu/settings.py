@@ -482,6 +482,26 @@ OVERRIDABLE = {name: setting for name, setting in SETTINGS.items()  # by a singl
                if setting.section != PROMPT}
 UPLOADS = [name for name, setting in SETTINGS.items() if isinstance(setting.kind, Upload)]
 SIDES = {name for name, setting in SETTINGS.items() if setting.section == SIZE}
+_CAPTIONED = [setting for kind in (Choice, Number, Upload, Text)
+              for name, setting in OVERRIDABLE.items()
+              if isinstance(setting.kind, kind) and name not in SIDES]
+
+
+def named_size(size: tuple[int, int]) -> str:
+    """A height and width as people say it, width first."""
+    return f"{size[1]}×{size[0]}"
+
+
+def captions(values: Mapping[str, Any]) -> list[Sentence | str]:
+    """Settings by their names as captions: `Euler`, `20 steps`, `512×768`. That a sampler has the
+    model's own spacing is taken for granted."""
+    granted = {name for name, setting in SETTINGS.items() if isinstance(setting.kind, Choice)
+               and setting.kind.per in values and not values.get(name)}
+    told = [setting.told(values[setting.name]) for setting in _CAPTIONED
+            if setting.name in values and setting.name not in granted]
+    if values.keys() >= SIDES:
+        told.append(named_size((values["height"], values["width"])))
+    return told
 
 
 def check_together(picture: Picture, of: Sentence | str = "") -> None:

@@ -161,6 +161,8 @@ def test_words_that_a_small_model_was_never_shown_are_named(page_engine, monkeyp
     assert remark("a cat", "a cat", page_engine, "") == ("", "")
     kind, told = remark("a WIZARD's <hat>", "a WIZARD's <hat>", page_engine, "")
     assert (kind, ENGLISH.translate(told)) == ("unknown", "Unknown: “wizard, hat”")
+    emphasised = "a (cat:1.3) BREAK [a cat]"
+    assert remark(emphasised, emphasised, page_engine, "") == ("", ""), "signs of the grammar"
 
 
 @pytest.mark.parametrize("keys", ["Control+Enter", "Meta+Enter"])

@@ -30,7 +30,7 @@ from visitor import (
 
 from sd_tpu.page.compare import comparison, read_comparison, suggested
 from sd_tpu.page.form import read, show
-from sd_tpu.page.parts import labels as captions
+from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import BLANK, read_png
 from sd_tpu.request import Anything, Request
 from sd_tpu.sampling.samplers import SAMPLERS

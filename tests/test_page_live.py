@@ -115,7 +115,7 @@ def begun():
 
 
 def alone(run, place, prompt):
-    return settings.Picture(prompt=prompt, model="m", seed=run.seed_at(place))
+    return settings.Picture(prompt=prompt, model="m", seed=run.seed_for(place) + place)
 
 
 def draw(job):

@@ -25,7 +25,7 @@ from visitor import (
 
 from sd_tpu.links import read_link, write_link
 from sd_tpu.page.form import read, show
-from sd_tpu.page.parts import labels as captions
+from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.request import Request
 from sd_tpu.settings import MAX_PROMPT_LENGTH, Picture, RequestError

@@ -11,8 +11,8 @@ from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
+from sd_tpu.http.assets import Assets
 from sd_tpu.page import api
-from sd_tpu.page.assets import Assets
 from sd_tpu.page.events import Answers, Asked, Watch
 from sd_tpu.page.layout import Translations, make_page
 from sd_tpu.page.sessions import remember_nothing

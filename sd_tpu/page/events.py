@@ -27,9 +27,9 @@ from sd_tpu.page.compare import comparison, read_comparison
 from sd_tpu.page.files import uploaded, url
 from sd_tpu.page.form import GARBLED
 from sd_tpu.page.layout import View
-from sd_tpu.page.parts import labels, part
-from sd_tpu.pictures.files import LARGE
-from sd_tpu.pictures.history import Entry, History, HistoryError
+from sd_tpu.page.parts import part
+from sd_tpu.pictures import files
+from sd_tpu.pictures.history import History, HistoryError, request_of
 from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
     data_url,
@@ -40,7 +40,7 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.pictures.uploads import painted, to_paint_on
-from sd_tpu.request import LARGER, Request, journey, larger
+from sd_tpu.request import LARGER, Request, for_all, journey, larger
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
@@ -174,18 +174,8 @@ class Answers:
 
     def answer(self, asked: Asked) -> dict[str, Any]:
         """Answers what page.js asks."""
-        answers = {"generate": self._generate, "compare": self._compare, "vary": self._vary,
-                   "larger": self._larger, "journey": self._journey, "redraw": self._redraw,
-                   "live": self._redraw, "show": self._show, "stop": self._stop,
-                   "look": self._look, "model": self._model, "link": self._link,
-                   "again": self._again, "read": self._read,
-                   "take": self._take, "paint": self._paint, "before": self._before,
-                   "zip": self._pack, "grid": self._pack, "movie": self._movie,
-                   "large": self._large,
-                   "about": self._about, "known": self._known,
-                   "history": self._history}
         try:
-            return answers[asked.data.get("do")](asked)
+            return getattr(self, f"_do_{asked.data.get('do')}")(asked)
         except FileNotFoundError:
             return self._wrong(GONE, asked)
         except OSError:  # a disk that is full, say
@@ -202,13 +192,13 @@ class Answers:
 
     # --- runs -----------------------------------------------------------------------------------
 
-    def _generate(self, asked: Asked) -> dict[str, Any]:
+    def _do_generate(self, asked: Asked) -> dict[str, Any]:
         filled = asked.filled()
         seed = drawn_seed(filled["seed"])
         request = Request.check({**filled, "seed": seed}, self.engine.offer)
         return self._draw(request, asked, seed=int(seed), keep=asked.kept())
 
-    def _compare(self, asked: Asked) -> dict[str, Any]:
+    def _do_compare(self, asked: Asked) -> dict[str, Any]:
         filled, former = asked.filled(), self._run(asked)
         filled["seed"] = drawn_seed(filled["seed"])
         if former and former.request.compares:  # its values are no box's own
@@ -221,7 +211,7 @@ class Answers:
             self.engine.offer.check(picture)
         return self._draw(compared, asked, common=for_all(filled, self.engine.offer))
 
-    def _vary(self, asked: Asked) -> dict[str, Any]:
+    def _do_vary(self, asked: Asked) -> dict[str, Any]:
         """Draws a picture's prompt with new seeds, wherever no picture is kept."""
         place, filled, seed = asked.place, asked.filled(), drawn_seed(RANDOM)
         picture = self._card(asked, place).asked
@@ -232,7 +222,7 @@ class Answers:
                           common=for_all({**filled, "seed": seed}, self.engine.offer),
                           any_seed=filled["seed"] == RANDOM)
 
-    def _larger(self, asked: Asked) -> dict[str, Any]:
+    def _do_larger(self, asked: Asked) -> dict[str, Any]:
         """Draws a picture again at LARGER times its size, from what it is; the others stay."""
         card, former = self._card(asked, asked.place), self._run(asked)
         picture = larger(card.asked, LARGER * card.asked.width, LARGER * card.asked.height)
@@ -246,7 +236,7 @@ class Answers:
         return self._draw(request, asked, seed=former.seed,
                           keep={*range(MAX_PROMPTS)} - {card.place})
 
-    def _journey(self, asked: Asked) -> dict[str, Any]:
+    def _do_journey(self, asked: Asked) -> dict[str, Any]:
         """Draws the way from a card's picture to another's, or to another seed of its own."""
         first, to = self._card(asked, asked.place).asked, asked.data.get("to")
         other = first if to is None else self._card(asked, to).asked
@@ -278,9 +268,15 @@ class Answers:
             told["filled"] = form.show(values, self.engine.offer)
         return told
 
-    def _redraw(self, asked: Asked) -> dict[str, Any]:
+    def _do_redraw(self, asked: Asked) -> dict[str, Any]:
+        return self._redraw(asked, live=False)
+
+    def _do_live(self, asked: Asked) -> dict[str, Any]:
+        return self._redraw(asked, live=True)
+
+    def _redraw(self, asked: Asked, *, live: bool) -> dict[str, Any]:
         """Draws one picture as its box asks now."""
-        run, live = self._run(asked), asked.data["do"] == "live"
+        run = self._run(asked)
         picture = self._picture(asked, run, live=live)
         if run:
             return _named(run) if run.redraw(asked.place, picture, live=live) else {}
@@ -298,8 +294,8 @@ class Answers:
         """
         filled, place = asked.filled(), asked.place
         if str(filled["prompts"][place]).strip():
-            seed = run.seed_at(place) if run and live else RANDOM
-            picture = alone(filled, place, self.engine, seed)
+            seed = run.seed_for(place) if run and live else drawn_seed(RANDOM)
+            picture = alone(filled, place, seed, self.engine.offer)
         else:
             picture = run.cards[place].asked if run and not live else None
         if live and picture and (slow := too_slow(self.engine, picture)):
@@ -308,13 +304,13 @@ class Answers:
             return picture
         return dataclasses.replace(picture, seed=drawn_seed(RANDOM))
 
-    def _show(self, asked: Asked) -> dict[str, Any]:
+    def _do_show(self, asked: Asked) -> dict[str, Any]:
         """A former run, or what this browser began last."""
         run = (self.runs.find(asked.data["shown"]) if "shown" in asked.data
                else self.runs.latest(asked.browser))
         return _named(run) if run else {}
 
-    def _stop(self, asked: Asked) -> dict[str, Any]:
+    def _do_stop(self, asked: Asked) -> dict[str, Any]:
         if run := self._run(asked):
             run.stop()
         return {}
@@ -333,7 +329,7 @@ class Answers:
 
     # --- the boxes ------------------------------------------------------------------------------
 
-    def _look(self, asked: Asked) -> dict[str, Any]:
+    def _do_look(self, asked: Asked) -> dict[str, Any]:
         """What is to be said of what is filled in: of each box, of all, whether Live is possible,
         and which field is wrong."""
         filled, language, refused = asked.filled(), asked.language, {}
@@ -383,7 +379,7 @@ class Answers:
         slow = too_slow(self.engine, picture)
         return language.translate(slow.sentence) if slow else ""
 
-    def _model(self, asked: Asked) -> dict[str, Any]:
+    def _do_model(self, asked: Asked) -> dict[str, Any]:
         """What another model brings along, but for texts."""
         name = str(asked.data.get("model"))
         brought = form.show_settings(vars(self.engine.offer.defaults(name)), self.engine.offer)
@@ -392,16 +388,16 @@ class Answers:
         brought = {name: text for name, text in brought.items() if name not in left}
         return {"form": {"settings": brought, "sizes": form.sizes(name, self.engine.offer)}}
 
-    def _link(self, asked: Asked) -> dict[str, Any]:
+    def _do_link(self, asked: Asked) -> dict[str, Any]:
         request = Request.check(read_link(str(asked.data.get("link"))), self.engine.offer)
         return self._fill(request, asked, Sentence(
             "The link's prompts, seed and settings are in the boxes."))
 
-    def _again(self, asked: Asked) -> dict[str, Any]:
+    def _do_again(self, asked: Asked) -> dict[str, Any]:
         return self._fill_from(self._file(asked, asked.data.get("place")), asked, Sentence(
             "Prompt, seed and settings of the picture are in the boxes."))
 
-    def _read(self, asked: Asked) -> dict[str, Any]:
+    def _do_read(self, asked: Asked) -> dict[str, Any]:
         """Reads a PNG that has been uploaded."""
         file = uploaded(asked.data.get("file"))
         return self._fill_from(file, asked, Sentence(
@@ -441,7 +437,7 @@ class Answers:
         return {"form": {**form.show(values, offer), "keep": []},
                 "told": " ".join(map(asked.language.translate, said))}
 
-    def _take(self, asked: Asked) -> dict[str, Any]:
+    def _do_take(self, asked: Asked) -> dict[str, Any]:
         """Takes a picture in: one of a card or of the history, or a file that has been uploaded;
         from one of these the settings are read instead if that is asked for and it has any."""
         if asked.data.keys() & {"id", "of"}:
@@ -450,14 +446,14 @@ class Answers:
             file = uploaded(asked.data.get("file"))
             if asked.data.get("or_read"):
                 with suppress(RequestError):  # it has none
-                    return self._read(asked)
+                    return self._do_read(asked)
         with file.open("rb") as opened:
             given = Input(opened.read(MAX_FILE_BYTES + 1))
         if asked.data.get("mask_of"):
             given = painted(given, self._handed_in(asked, "mask_of"))
         return {"input": self.inputs.add(asked.browser, given)}
 
-    def _before(self, asked: Asked) -> dict[str, Any]:
+    def _do_before(self, asked: Asked) -> dict[str, Any]:
         """What a picture began with, as it was put under it; nothing if it is not there any more.
         """
         with suppress(RequestError, HistoryError, OSError):
@@ -466,7 +462,7 @@ class Answers:
             return {"before": data_url(canvas.pixels)} if canvas else {}
         return {}
 
-    def _paint(self, asked: Asked) -> dict[str, Any]:
+    def _do_paint(self, asked: Asked) -> dict[str, Any]:
         return {"view": to_paint_on(self._handed_in(asked, "input"))}
 
     def _handed_in(self, asked: Asked, key: str) -> Input:
@@ -475,7 +471,7 @@ class Answers:
 
     # --- the rest -------------------------------------------------------------------------------
 
-    def _known(self, asked: Asked) -> dict[str, Any]:
+    def _do_known(self, asked: Asked) -> dict[str, Any]:
         """What prompts can say here beside plain words, and the words of a model that has few."""
         offer, adapters = self.engine.offer, self.engine.adapters
         card = offer.open(asked.filled().get("model", "")).checkpoint.card
@@ -483,17 +479,23 @@ class Answers:
         wildcards = (f"__{name}__" for name in offer.wildcards.names())
         return {"known": [*adapters.embeddings(), *loras, *wildcards, *card.words][:MAX_KNOWN]}
 
-    def _pack(self, asked: Asked) -> dict[str, Any]:
+    def _do_zip(self, asked: Asked) -> dict[str, Any]:
+        return {"file": url(self.files.archive(self._made(asked)))}
+
+    def _do_grid(self, asked: Asked) -> dict[str, Any]:
+        made = self._made(asked)
+        return {"file": url(self.files.grid(self._run(asked).request, made))}
+
+    def _made(self, asked: Asked) -> dict[int, files.Picture]:
+        """The pictures that are there, by place; raises RequestError if there are none."""
         run = self._run(asked)
-        made = run.pictures() if run else {}
-        pictures = {place: picture for place, picture in made.items() if picture.there}
+        pictures = {place: picture for place, picture in (run.pictures() if run else {}).items()
+                    if picture.there}
         if not pictures:
             raise RequestError(GONE.template)
-        if asked.data["do"] == "zip":
-            return {"file": url(self.files.archive(pictures))}
-        return {"file": url(self.files.grid(run.request, pictures, labels(run.request)))}
+        return pictures
 
-    def _movie(self, asked: Asked) -> dict[str, Any]:
+    def _do_movie(self, asked: Asked) -> dict[str, Any]:
         """The journey that was drawn last, to be looked at or as a file; nothing if there is none.
         """
         run, kind = self._run(asked), asked.data.get("kind")
@@ -501,14 +503,12 @@ class Answers:
             return {}
         if kind == "zip":
             return {"file": url(self.files.archive(dict(enumerate(run.way))))}
-        if kind is None:
-            return {"view": url(self.files.movie(run.way, "webp"))}
-        return {"file": url(self.files.movie(run.way, kind))}
+        return {"file" if kind else "view": url(self.files.movie(run.way, kind or "webp"))}
 
-    def _large(self, asked: Asked) -> dict[str, Any]:
+    def _do_large(self, asked: Asked) -> dict[str, Any]:
         """A picture enlarged."""
         file = self._file(asked, asked.data.get("place"))
-        return {"file": url(self.files.copy(file, asked.browser, LARGE))}
+        return {"file": url(self.files.copy(file, asked.browser, files.LARGE))}
 
     def _file(self, asked: Asked, place: Any) -> Path:
         """The file of a picture: of the history by its name, else of a card.
@@ -524,12 +524,12 @@ class Answers:
             raise RequestError(FORGOTTEN.template)
         return file
 
-    def _about(self, asked: Asked) -> dict[str, Any]:
+    def _do_about(self, asked: Asked) -> dict[str, Any]:
         return {"about": layout.about(self.engine, asked.language)}
 
     # --- the history ----------------------------------------------------------------------------
 
-    def _history(self, asked: Asked) -> dict[str, Any]:
+    def _do_history(self, asked: Asked) -> dict[str, Any]:
         """Does what a button of the history asks for, and shows what there is then."""
         data, owner, say, news = asked.data, asked.browser, asked.language.say, ""
         name = str(data.get("id"))
@@ -577,37 +577,22 @@ def contents(history: History, owner: str, look: Mapping[str, Any], language: La
     return part("history", language, shown, len(runs) > limit, only, said)
 
 
-def request_of(entries: Sequence[Entry]) -> Request:
-    """What makes a run again: where a card was drawn again, what was there last."""
-    latest = {entry.place: entry.picture for entry in entries if 0 <= entry.place < MAX_PROMPTS}
-    return Request(tuple(map(latest.get, range(max(latest) + 1))))
-
-
 def _named(run: Run) -> dict[str, Any]:
     """What page.js is told of a run, to show it."""
     return {"run": run.key, "seed": run.seed}
 
 
-def for_all(filled: Mapping[str, Any], offer: Catalog) -> Picture:
-    """What is filled in for all boxes; raises RequestError if it cannot be served."""
-    request = Request.check({**filled, "prompts": ["any"], "own": []}, offer)
-    return dataclasses.replace(request.pictures[0], prompt="")
-
-
-def alone(filled: Mapping[str, Any], place: int, engine: EngineClient,
-          seed: int = RANDOM) -> Picture:
-    """The picture that the box at `place` asks for; with this seed where that is left open.
+def alone(filled: Mapping[str, Any], place: int, seed: int, offer: Catalog) -> Picture:
+    """The picture that the box at `place` asks for; the seed of all pictures is this one where that
+    is left open.
 
     Raises:
         RequestError: it cannot be served.
     """
-    if seed != RANDOM:
-        seed = (seed - place) % (MAX_SEED + 1)  # seeds run on
-    seed = drawn_seed(seed if filled["seed"] == RANDOM else filled["seed"])
     own = filled["own"][place] if place < len(filled["own"]) else {}
-    return Request.check({**filled, "seed": seed,
+    return Request.check({**filled, "seed": seed if filled["seed"] == RANDOM else filled["seed"],
                           "prompts": [*[""] * place, filled["prompts"][place]],
-                          "own": [*[None] * place, own]}, engine.offer).pictures[place]
+                          "own": [*[None] * place, own]}, offer).pictures[place]
 
 
 def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
@@ -634,7 +619,7 @@ def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[s
         return "", ""
     try:
         told = engine.count(prompt, model)
-        unknown = engine.offer.open(model).checkpoint.card.unknown_words(prompt)
+        unknown = engine.offer.open(model).checkpoint.unknown_words(prompt)
     except RequestError as error:
         return "over", error.sentence
     tokens = Sentence("{count} / {limit} tokens", count=told.tokens, limit=told.limit)

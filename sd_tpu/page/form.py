@@ -20,6 +20,7 @@ from sd_tpu.settings import (
     Number,
     RequestError,
     Setting,
+    named_size,
 )
 
 COMMON = {name: setting for name, setting in OVERRIDABLE.items() if name not in {"seed", *SIDES}}
@@ -67,11 +68,6 @@ def show_settings(values: Mapping[str, Any], catalog: Catalog) -> dict[str, str]
 def sizes(model: str, catalog: Catalog) -> list[str]:
     """Which sizes a model is offered in."""
     return list(map(named_size, catalog.sizes(model)))
-
-
-def named_size(size: tuple[int, int]) -> str:
-    """A height and width as people say it, width first."""
-    return f"{size[1]}×{size[0]}"
 
 
 def _show_own(box: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ import jax
 
 from sd_tpu.language import ENGLISH, LANGUAGES, Language
 from sd_tpu.page.compare import comparable
-from sd_tpu.page.form import named_size, sizes
+from sd_tpu.page.form import sizes
 from sd_tpu.page.parts import part
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
 from sd_tpu.pictures.movie import kinds_here
@@ -32,6 +32,7 @@ from sd_tpu.settings import (
     SIDES,
     Choice,
     Picture,
+    named_size,
 )
 
 BARE = dict(js_on_load=None, apply_default_css=False)

@@ -15,29 +15,25 @@ from typing import Any
 
 import jinja2
 
-from sd_tpu.language import ENGLISH, Language
+from sd_tpu.language import Language
 from sd_tpu.links import write_link
 from sd_tpu.page.files import url
-from sd_tpu.page.form import COMMON, named_size
+from sd_tpu.page.form import COMMON
 from sd_tpu.pictures.files import thumbnail
-from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (
     HANDED_IN,
     MAX_PROMPTS,
     OVERRIDABLE,
+    SETTINGS,
     SIDES,
     Choice,
-    Number,
     Picture,
     Setting,
     Text,
-    Upload,
+    captions,
 )
 
-_KINDS = (Choice, Number, Upload, Text)
-SAID = sorted((setting for name, setting in OVERRIDABLE.items() if name not in SIDES),
-              key=lambda setting: _KINDS.index(type(setting.kind)))
 STATES = {"example": Sentence("Example"), "waiting": Sentence("Waiting"),
           "forming": Sentence("Forming"), "stopped": Sentence("Stopped early")}
 
@@ -77,33 +73,15 @@ _PAGE = jinja2.Environment(
 
 
 def words(language: Language, values: Mapping[str, Any]) -> str:
-    """Settings by their names, as a label: `Euler · 20 steps · 512×768`. That a sampler has the
-    model's own spacing is taken for granted."""
-    told = [language.translate(setting.told(values[setting.name])) for setting in SAID
-            if setting.name in values and not _granted(setting, values)]
-    if values.keys() >= SIDES:
-        told.append(named_size((values["height"], values["width"])))
-    return " · ".join(told)
+    """Settings by their names, as a label: `Euler · 20 steps · 512×768`."""
+    return " · ".join(map(language.translate, captions(values)))
 
 
 def all_words(language: Language, picture: Picture) -> str:
     """All settings of the picture, as a label; of those for experts and of a negative prompt
     nothing is said where they are left alone."""
-    quiet = {setting.name for setting in SAID if setting.expert or isinstance(setting.kind, Text)}
-    return words(language, {setting.name: getattr(picture, setting.name) for setting in SAID
-                            if setting.name not in quiet
-                            or getattr(picture, setting.name) != setting.default})
-
-
-def _granted(setting: Setting, values: Mapping[str, Any]) -> bool:
-    kind = setting.kind
-    return isinstance(kind, Choice) and kind.per in values and not values[setting.name]
-
-
-def labels(request: Request) -> dict[int, str]:
-    """What the downloaded grid says below each picture, in English: it is drawn in Latin letters.
-    What sets it apart, else its prompt if that is in Latin letters.
-    """
-    latin = [prompt if max(prompt, default="") <= "ÿ" else "" for prompt in request.prompts]
-    return {place: words(ENGLISH, request.labelled(place)).replace("×", "x") or latin[place]
-            for place in request.places()}
+    quiet = {name for name, setting in OVERRIDABLE.items()
+             if setting.expert or isinstance(setting.kind, Text)}
+    return words(language, {name: value for name, value in vars(picture).items()
+                            if name in OVERRIDABLE.keys() - SIDES
+                            and (name not in quiet or value != SETTINGS[name].default)})

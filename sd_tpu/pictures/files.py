@@ -83,10 +83,9 @@ class Files:
         return self._save(to_zip({f"{place + 1}-{png.name}": png.read_bytes()
                                   for place, png in pngs.items()}), "pictures.zip")
 
-    def grid(self, request: Request, pictures: Mapping[int, Picture],
-             labels: Mapping[int, str]) -> str:
-        """Writes the pictures side by side, each above its label, with all their prompts; returns
-        the PNG's path. Together they are at least LARGE pixels wide.
+    def grid(self, request: Request, pictures: Mapping[int, Picture]) -> str:
+        """Writes the pictures of a request side by side, each above its label, with all their
+        prompts; returns the PNG's path. Together they are at least LARGE pixels wide.
 
         Raises:
             OSError: the pictures have been pruned.
@@ -95,8 +94,8 @@ class Files:
         for place, picture in pictures.items():
             with Image.open(picture.png) as image:
                 cells[place] = np.asarray(image)
+        labels, columns = captions(request), min(len(cells), 4)
         told = [labels.get(place, "") for place in range(len(cells))]
-        columns = min(len(cells), 4)
         grid = make_grid(with_labels(framed(cells), told, LARGE // columns), gap=GAP)
         return self._save(self._to_png(grid, request), f"{request.seed}-grid.png")
 
@@ -180,6 +179,16 @@ class _Names(set):
             with suppress(OSError):  # something else is in it
                 Path(path).parent.rmdir()
         return super().__isub__(deleted)
+
+
+def captions(request: Request) -> dict[int, str]:
+    """What a grid says below each picture, by place, in English as it is drawn in Latin letters:
+    what sets it apart, else its prompt if that is in Latin letters."""
+    def latin(prompt: str) -> str:
+        return prompt if max(prompt) <= "ÿ" else ""
+
+    return {place: " · ".join(settings.captions(request.labelled(place))).replace("×", "x")
+            or latin(request.prompts[place]) for place in request.places()}
 
 
 def thumbnail(file: Path) -> str:

@@ -16,14 +16,14 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sd_tpu.pictures.images import read_png
-from sd_tpu.request import RequestError
+from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence, SentenceError
-from sd_tpu.settings import SETTINGS, Picture
+from sd_tpu.settings import MAX_PROMPTS, SETTINGS, Picture, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -381,6 +381,12 @@ class History:
 
 class _BrokenError(Exception):
     """A database that cannot be used and never will be."""
+
+
+def request_of(entries: Sequence[Entry]) -> Request:
+    """What makes a run again: where a card was drawn again, what was there last."""
+    latest = {entry.place: entry.picture for entry in entries if 0 <= entry.place < MAX_PROMPTS}
+    return Request(tuple(map(latest.get, range(max(latest) + 1))))
 
 
 def _connect(file: Path) -> sqlite3.Connection:

@@ -191,10 +191,10 @@ class Run:
         """What is finished, by place."""
         return {card.place: card.picture for card in self.cards if card.picture}
 
-    def seed_at(self, place: int) -> int:
-        """The seed of the picture at `place`, or of one that would be drawn there."""
+    def seed_for(self, place: int) -> int:
+        """The seed of a request whose picture at `place` has that of the one which is there."""
         asked = self.cards[place].asked
-        return asked.seed if asked else (self.seed + place) % (MAX_SEED + 1)
+        return (asked.seed - place) % (MAX_SEED + 1) if asked else self.seed
 
     def stop(self) -> None:
         """Ends it, also while it waits; followers are told when it has stopped."""
