@@ -20,10 +20,13 @@ from visitor import (
     fill,
     generate,
     make,
+    newcomer,
+    press,
     says,
     seed_box,
     setting,
     stop,
+    unfold,
     visit,
 )
 
@@ -238,6 +241,32 @@ def test_pictures_are_still_there_after_a_reload(tab):
     assert alts(tab) == ["first", "second"]
     tab.get_by_role("button", name="Reuse last").click()
     expect(seed_box(tab)).to_have_value("5")
+
+
+def test_a_link_or_a_file_that_is_opened_shows_its_pictures_while_they_are_there(
+        tab, visitor, address):
+    fill(tab, ["first", "", "third", *[""] * 5], seed=5)
+    make(tab)
+    link = tab.locator("#collection [data-link]").get_attribute("data-link")
+    file = tab.request.get(tab.locator("#picture-3 a[download]").first.evaluate("a => a.href"))
+    fill(tab, ["later", *[""] * 7])
+    make(tab)
+    tab.evaluate("link => { location.hash = link; }", link)
+    says(tab, "The link's prompts, seed and settings are in the boxes.")
+    expect(tab.locator("figure.done")).to_have_count(2)
+    assert alts(tab) == ["first", "third"]
+    tab.get_by_role("button", name="Undo").click()
+    expect(tab.locator("#picture-1 img")).to_have_attribute("alt", "later")
+    unfold(tab, "Read a picture")
+    tab.locator("#read-panel input[type=file]").set_input_files(
+        {"name": "third.png", "mimeType": "image/png", "buffer": file.body()})
+    expect(tab.locator("#picture-1 img")).to_have_attribute("alt", "third")
+    press(tab, generate(tab))
+    says(tab, "All pictures are there already, as they are asked for.")
+    with newcomer(visitor, address) as other:
+        visit(other, f"{address}#{link}")
+        says(other, "The link's prompts, seed and settings are in the boxes.")
+        expect(other.locator("figure.done")).to_have_count(0)
 
 
 def test_a_run_that_nobody_follows_any_more_is_given_up(visitor, address, slow_engine, monkeypatch):

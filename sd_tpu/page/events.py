@@ -308,7 +308,7 @@ class Answers:
         """A former run, or what this browser began last."""
         run = (self.runs.find(asked.data["shown"]) if "shown" in asked.data
                else self.runs.latest(asked.browser))
-        return _named(run) if run else {}
+        return _named(run)
 
     def _do_stop(self, asked: Asked) -> dict[str, Any]:
         if run := self._run(asked):
@@ -390,17 +390,17 @@ class Answers:
 
     def _do_link(self, asked: Asked) -> dict[str, Any]:
         request = Request.check(read_link(str(asked.data.get("link"))), self.engine.offer)
-        return self._fill(request, asked, Sentence(
+        return self._gathered(request, asked) | self._fill(request, asked, Sentence(
             "The link's prompts, seed and settings are in the boxes."))
 
     def _do_again(self, asked: Asked) -> dict[str, Any]:
-        return self._fill_from(self._file(asked, asked.data.get("place")), asked, Sentence(
+        return self._fill_from(self._file(asked), asked, Sentence(
             "Prompt, seed and settings of the picture are in the boxes."))
 
     def _do_read(self, asked: Asked) -> dict[str, Any]:
         """Reads a PNG that has been uploaded."""
         file = uploaded(asked.data.get("file"))
-        return self._fill_from(file, asked, Sentence(
+        return self._gathered(read_png(file), asked) | self._fill_from(file, asked, Sentence(
             "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name))
 
     def _fill_from(self, file: Path, asked: Asked, told: Sentence) -> dict[str, Any]:
@@ -437,11 +437,15 @@ class Answers:
         return {"form": {**form.show(values, offer), "keep": []},
                 "told": " ".join(map(asked.language.translate, said))}
 
+    def _gathered(self, request: Request, asked: Asked) -> dict[str, Any]:
+        """The pictures of a request, where the browser's runs still have them."""
+        return _named(self.runs.gather(request, asked.browser, asked.address))
+
     def _do_take(self, asked: Asked) -> dict[str, Any]:
         """Takes a picture in: one of a card or of the history, or a file that has been uploaded;
         from one of these the settings are read instead if that is asked for and it has any."""
-        if asked.data.keys() & {"id", "of"}:
-            file = self._file(asked, asked.data.get("of"))
+        if asked.data.keys() & {"id", "place"}:
+            file = self._file(asked)
         else:
             file = uploaded(asked.data.get("file"))
             if asked.data.get("or_read"):
@@ -457,7 +461,7 @@ class Answers:
         """What a picture began with, as it was put under it; nothing if it is not there any more.
         """
         with suppress(RequestError, HistoryError, OSError):
-            made = read_png(self._file(asked, asked.data.get("of")))
+            made = read_png(self._file(asked))
             canvas = Canvas.of(made.pictures[0], self.inputs.of(asked.browser))
             return {"before": data_url(canvas.pixels)} if canvas else {}
         return {}
@@ -507,18 +511,17 @@ class Answers:
 
     def _do_large(self, asked: Asked) -> dict[str, Any]:
         """A picture enlarged."""
-        file = self._file(asked, asked.data.get("place"))
-        return {"file": url(self.files.copy(file, asked.browser, files.LARGE))}
+        return {"file": url(self.files.copy(self._file(asked), asked.browser, files.LARGE))}
 
-    def _file(self, asked: Asked, place: Any) -> Path:
-        """The file of a picture: of the history by its name, else of a card.
+    def _file(self, asked: Asked) -> Path:
+        """The file of the picture that it is about: of the history by its name, else of a card.
 
         Raises:
             RequestError: there is none any more.
         """
         name = asked.data.get("id")
         if not (name and self.history):
-            return Path(self._card(asked, place).picture.png)
+            return Path(self._card(asked, asked.data.get("place")).picture.png)
         file = self.history.picture(asked.browser, str(name))
         if not (file and file.is_file()):
             raise RequestError(FORGOTTEN.template)
@@ -535,7 +538,7 @@ class Answers:
         name = str(data.get("id"))
         match data.get("act"):
             case "save" | "view" as act:
-                served = self.files.copy(self._file(asked, None), owner)
+                served = self.files.copy(self._file(asked), owner)
                 return {"view" if act == "view" else "file": url(served)}
             case "run":
                 return self._use_run(owner, name, asked)
@@ -577,9 +580,9 @@ def contents(history: History, owner: str, look: Mapping[str, Any], language: La
     return part("history", language, shown, len(runs) > limit, only, said)
 
 
-def _named(run: Run) -> dict[str, Any]:
+def _named(run: Run | None) -> dict[str, Any]:
     """What page.js is told of a run, to show it."""
-    return {"run": run.key, "seed": run.seed}
+    return {"run": run.key, "seed": run.seed} if run else {}
 
 
 def alone(filled: Mapping[str, Any], place: int, seed: int, offer: Catalog) -> Picture:

@@ -6,6 +6,7 @@
 
 const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
+const make = (tag, given) => Object.assign(document.createElement(tag), given);
 
 // Storage that a browser may refuse.
 const kept = {
@@ -62,6 +63,8 @@ const pauses = [];  // which have begun, by the box's place
 const boxes = () => $$(".prompt textarea");
 const seedBox = () => $("#seed input");
 const commons = () => $$("#settings-panel [name]");
+const ownFold = (place) => $(`.below .fold[data-place="${place}"]`);
+const sampleSets = () => JSON.parse($("[data-samples]").dataset.samples);
 const title = () => $("header[lang]").dataset.title;
 
 let connected;
@@ -146,7 +149,14 @@ function form() {
 function fill({ prompts, seed, settings = {}, sizes, own: owns, keep: marks }) {
     filling = true;
     try {
-        fillIn({ prompts, seed, settings, sizes });
+        if (prompts) boxes().forEach((box, place) => write(box, prompts[place] ?? ""));
+        if (seed !== undefined) seedBox().value = seed;
+        if (sizes) offerSizes(sizes);
+        for (const [name, value] of Object.entries(settings)) {
+            const field = $(`#settings-panel [name="${CSS.escape(name)}"]`);
+            if (field) choose(field, value);
+            offerPer();
+        }
         if (owns) own = Array.from({ length: 8 }, (_, place) => ({ ...owns[place] }));
         if (marks) keep = Array.from({ length: 8 }, (_, place) => marks[place] === true);
     } finally {
@@ -154,17 +164,6 @@ function fill({ prompts, seed, settings = {}, sizes, own: owns, keep: marks }) {
     }
     showOwn();
     changed();
-}
-
-function fillIn({ prompts, seed, settings, sizes }) {
-    if (prompts) boxes().forEach((box, place) => write(box, prompts[place] ?? ""));
-    if (seed !== undefined) seedBox().value = seed;
-    if (sizes) offerSizes(sizes);
-    for (const [name, value] of Object.entries(settings)) {
-        const field = $(`#settings-panel [name="${CSS.escape(name)}"]`);
-        if (field) choose(field, value);
-        offerPer();
-    }
 }
 
 // Those of a model: for all boxes, for one, and to be compared.
@@ -211,16 +210,21 @@ function offerPer(chosen) {
     }
 }
 
+// The seed that is filled in, if it is one; without it a new one is drawn.
+function fixedSeed() {
+    const { value } = seedBox();
+    return value.trim() !== "" && Number(value) >= 0 ? Number(value) : null;
+}
+
 // The panel of a box's own settings: in its empty fields stands what is taken instead.
 function showOwn() {
     for (const field of $$("#own-panel [name]")) {
         field.value = "";
         choose(field, own[ownPlace][field.name] ?? "");
-        const common = $(`#settings-panel [name=${field.name}]`), seed = seedBox();
+        const common = $(`#settings-panel [name=${field.name}]`), seed = fixedSeed();
         if (common) field.placeholder = common.value || common.placeholder || "";
         else if (field.name === "seed") {
-            field.placeholder = Number(seed.value) >= 0 && seed.value.trim() !== ""
-                ? String(Number(seed.value) + ownPlace) : seed.placeholder;
+            field.placeholder = seed === null ? seedBox().placeholder : seed + ownPlace;
         }
     }
     for (const slider of $$("#own-panel [type=range]")) {
@@ -313,8 +317,7 @@ function blame(culprit, open) {
             /^(height|width)$/.test(name) ? "size" : name}]`);
     const panel = field?.closest(".panel");
     if (open && panel) {
-        const fold = $(`[aria-controls=${panel.id}]${inOwn ? `[data-place="${place}"]` : ""}`);
-        if (fold.getAttribute("aria-expanded") !== "true") toggle(fold);
+        unfold(inOwn ? ownFold(place) : $(`[aria-controls=${panel.id}]`));
         field.closest("details")?.toggleAttribute("open", true);
     }
     if (!inOwn || ownPlace === place) field?.setAttribute("aria-invalid", "true");
@@ -337,6 +340,7 @@ async function ask(action, more = {}) {
         if (told.form) {
             if (action !== "model") remember();
             fill(told.form);
+            if (told.run) begin(asking("show", { shown: told.run }), true);
         }
         if (told.told) tell(told.told, told.kind ?? "idle", true);
         if (told.news) news(told.news);
@@ -367,16 +371,15 @@ function begin(asked, before = false) {
 function refused() {
     for (const figure of $$("#cards figure.stopped")) {
         figure.className = "blank";
-        const number = Object.assign(document.createElement("span"), { className: "number",
-            textContent: Number(figure.dataset.place) + 1 });
-        $("div", figure).replaceChildren(number);
+        $("div", figure).replaceChildren(make("span", { className: "number",
+            textContent: Number(figure.dataset.place) + 1 }));
         $("figcaption", figure).replaceChildren();
     }
     look(true);
 }
 
 function link(file) {
-    return Object.assign(document.createElement("a"), { href: file, download: "" });
+    return make("a", { href: file, download: "" });
 }
 
 // Says something before, or in place of, the server.
@@ -393,7 +396,7 @@ function tell(text, kind, aloud = false) {
 
 // What was wrong is right now. The elements stay: Gradio takes away only those it has put there.
 function takeBack(html) {
-    const before = Object.assign(document.createElement("template"), { innerHTML: html }).content;
+    const before = make("template", { innerHTML: html }).content;
     const [line, { textContent, className, dataset }] = [$("#line p"), $("p", before)];
     Object.assign(line, { textContent, className });
     $("#line progress").value = $("progress", before).value;
@@ -656,15 +659,14 @@ const ACTIONS = {
             to: to === "" ? null : Number(to), count: Number(count) }));
     },
     movie: ({ kind }) => ask("movie", { kind }),
-    end_journey: () => $("#journey").close(),
     begin({ place }) {
         const uses = $("#own-panel .uses");
-        if (uses) unfoldOwn(place, uses);
+        if (uses) unfold(ownFold(place), uses);
         else ACTIONS.use_as({ place, name: "init_image" });
     },
     use_as({ place = ownPlace, name }) {
-        takeAs(name, { of: Number(place) }, Number(place)).then((taken) => {
-            if (taken) unfoldOwn(place, opened("own", name));
+        takeAs(name, { place: Number(place) }, Number(place)).then((taken) => {
+            if (taken) unfold(ownFold(place), opened("own", name));
         });
     },
     for_all(_, button) {
@@ -677,6 +679,15 @@ const ACTIONS = {
     },
     take_away: (_, button) => put(placeOf(button), $("[name]", button.closest(".upload")).name, ""),
     paint: (_, button) => paint(placeOf(button)),
+    unpaint() {
+        strokes.pop();
+        showStrokes();
+    },
+    invert() {
+        inverted = !inverted;
+        showStrokes();
+    },
+    painted: handInMask,
     again({ place }) {
         ask("again", { place: Number(place) }).then(() => $("#generate").focus());
     },
@@ -696,18 +707,24 @@ const ACTIONS = {
         changed();
     },
     fold: (_, button) => toggle(button),
-    close: () => fold(),
+    close(_, button) {
+        const dialog = button.closest("dialog");
+        if (dialog) dialog.close();
+        else fold();
+    },
     undo: () => step(true),
     redo: () => step(false),
     copy_first: () => replace({ prompts: Array(8).fill(
         boxes().map((box) => box.value).find((text) => text.trim()) ?? "") }),
     clear: () => replace({ prompts: [], own: [] }),
-    samples: () => replace({ prompts: samplesOf(samples++), own: [] }),
+    samples() {
+        const sets = sampleSets();
+        replace({ prompts: sets[samples++ % sets.length], own: [] });
+    },
     // By chance, from all samples there are; drawn at once.
     surprise() {
         if ($("#generate").disabled) return;
-        const all = JSON.parse($("[data-samples]").dataset.samples).flat().filter(Boolean);
-        const drawn = all.map((text) => [Math.random(), text]).sort(([a], [b]) => a - b);
+        const all = sampleSets().flat().filter(Boolean), drawn = all.map((text) => [Math.random(), text]).sort(([a], [b]) => a - b);
         replace({ prompts: drawn.slice(0, 8).map(([, text]) => text), own: [] });
         draw("generate");
     },
@@ -736,7 +753,7 @@ const ACTIONS = {
             $("[aria-controls=settings-panel]").focus();
         } else {
             replace({ own: own.map((box, each) => each === Number(place) ? {} : box) });
-            $(`.fold[data-place="${place}"]`).focus();
+            ownFold(place).focus();
             typed(Number(place));
         }
     },
@@ -767,9 +784,10 @@ const ACTIONS = {
         $("#viewer").close();
         ACTIONS.larger({ place: shown.name });
     },
-    large: () => ask("large", shown.id ? { id: shown.id } : { place: Number(shown.name) }),
+    large: () => ask("large", shown.which),
     link: (_, button) => copy(button),
     view: (_, button) => open(button.closest("figure")),
+    leaf: ({ step }) => leaf(Number(step)),
     history: inHistory,
 };
 
@@ -781,8 +799,7 @@ document.addEventListener("click", ({ target }) => {
     }
     target.closest(".menu")?.hidePopover();  // which gives the focus back
     if (button) ACTIONS[button.dataset.do](button.dataset, button);
-    else if (target.closest("#viewer [data-step]")) leaf(Number(target.dataset.step));
-    else if (target.closest("#viewer [data-close]") || target.id === "viewer") $("#viewer").close();
+    else if (target.id === "viewer") target.close();
     else if (target.closest(".about summary")) {
         ask("about").then(({ about }) => { $(".about dl").innerHTML = about ?? ""; });
     }
@@ -807,11 +824,6 @@ function replace(given) {
     fill(given);
 }
 
-function samplesOf(turn) {
-    const sets = JSON.parse($("[data-samples]").dataset.samples);
-    return sets[turn % sets.length];
-}
-
 // One panel at a time is open; it takes the focus, and gives it back.
 function toggle(button) {
     const opened = button.getAttribute("aria-expanded") !== "true";
@@ -823,8 +835,15 @@ function toggle(button) {
     showOwn();
     panel.toggleAttribute("data-open", true);
     panel.ariaLabel = button.ariaLabel ?? button.textContent;
-    panel.focus();
+    $("#sheet").scrollTop = 0;
+    panel.focus({ preventScroll: true });
     showHistory();
+}
+
+// A panel, unless it is open, and there what is to be seen.
+function unfold(button, seen) {
+    if (button.ariaExpanded !== "true") toggle(button);
+    seen?.scrollIntoView();
 }
 
 function fold() {
@@ -840,8 +859,7 @@ function compareWhat({ value, dataset }) {
     for (const list of ticked) list.hidden = list.dataset.what !== value;
     const values = $("#compare-panel .values");
     values.hidden = ticked.some((list) => !list.hidden);
-    const given = Number(seedBox().value), from = given >= 0 && seedBox().value.trim() !== ""
-        ? given : Math.floor(Math.random() * 2 ** 32);
+    const from = fixedSeed() ?? Math.floor(Math.random() * 2 ** 32);
     $("input", values).value = value !== "seed" ? dataset.values
         : Array.from({ length: 8 }, (_, place) => (from + place) % 2 ** 32).join(", ");
 }
@@ -963,16 +981,7 @@ async function handIn(file, place, name = "init_image", more = {}) {
 
 // The settings for all with such a picture.
 function showHanded(name) {
-    const button = $("[aria-controls=settings-panel]"), there = opened("settings", name);
-    if (button.ariaExpanded !== "true") toggle(button);
-    there.scrollIntoView();
-}
-
-// A box's own settings, and there what is to be seen.
-function unfoldOwn(place, seen) {
-    const button = $(`.below .fold[data-place="${place}"]`);
-    if (button.ariaExpanded !== "true") toggle(button);
-    seen.scrollIntoView();
+    unfold($("[aria-controls=settings-panel]"), opened("settings", name));
 }
 
 // Where a panel has the picture of this name, unfolded.
@@ -1037,9 +1046,9 @@ function showStrokes() {
         brush.globalCompositeOperation = "xor";
         brush.fillRect(0, 0, width, height);
     }
-    $("[data-paint=undo]").disabled = !strokes.length;
-    $("[data-paint=done]").disabled = !strokes.length && !inverted;
-    $("[data-paint=invert]").setAttribute("aria-pressed", inverted);
+    $("[data-do=unpaint]").disabled = !strokes.length;
+    $("[data-do=painted]").disabled = !strokes.length && !inverted;
+    $("[data-do=invert]").setAttribute("aria-pressed", inverted);
 }
 
 // Where on the canvas a finger or a mouse is.
@@ -1063,29 +1072,18 @@ document.addEventListener("pointermove", (event) => {
     showStrokes();
 });
 
-const PAINT = {
-    undo: () => strokes.pop(),
-    invert: () => { inverted = !inverted; },
-    close: () => $("#painter").close(),
-    done() {
-        const canvas = $("#painter canvas"), mask = document.createElement("canvas");
-        Object.assign(mask, { width: canvas.width, height: canvas.height });
-        const onto = mask.getContext("2d");
-        onto.drawImage(canvas, 0, 0);
-        for (const [how, colour] of [["source-in", "white"], ["destination-over", "black"]]) {
-            Object.assign(onto, { globalCompositeOperation: how, fillStyle: colour });
-            onto.fillRect(0, 0, mask.width, mask.height);
-        }
-        $("#painter").close();
-        mask.toBlob((blob) => handIn(new File([blob], "mask.png"), paintedFor.place, "mask"));
-    },
-};
-document.addEventListener("click", ({ target }) => {
-    const button = target.closest("[data-paint]");
-    if (!button) return;
-    PAINT[button.dataset.paint]();
-    if ($("#painter").open) showStrokes();
-});
+function handInMask() {
+    const canvas = $("#painter canvas"), { width, height } = canvas;
+    const mask = make("canvas", { width, height });
+    const onto = mask.getContext("2d");
+    onto.drawImage(canvas, 0, 0);
+    for (const [how, colour] of [["source-in", "white"], ["destination-over", "black"]]) {
+        Object.assign(onto, { globalCompositeOperation: how, fillStyle: colour });
+        onto.fillRect(0, 0, width, height);
+    }
+    $("#painter").close();
+    mask.toBlob((blob) => handIn(new File([blob], "mask.png"), paintedFor.place, "mask"));
+}
 
 // --- journeys -----------------------------------------------------------------------------------
 
@@ -1156,13 +1154,8 @@ function offer(box, found) {
         for (const name of ["controls", "activedescendant"]) each.removeAttribute(`aria-${name}`);
     }
     if (!found.length) return;
-    list.replaceChildren(...found.map(([, text], number) => {
-        const option = Object.assign(document.createElement("div"),
-            { id: `suggestion-${number}`, textContent: text, dir: "auto" });
-        option.setAttribute("role", "option");
-        option.setAttribute("aria-selected", false);
-        return option;
-    }));
+    list.replaceChildren(...found.map(([, text], number) => make("div", { dir: "auto",
+        id: `suggestion-${number}`, textContent: text, role: "option", ariaSelected: false })));
     const card = box.closest(".card");
     card.append(list);
     box.setAttribute("aria-controls", "suggestions");
@@ -1242,9 +1235,8 @@ async function showHistory(act = "show", more = {}) {
 async function inHistory({ act, id, to }) {
     if (act === "more") album.pages += 1;
     if (act === "only") {
-        Object.assign(album, { pages: 1, favourites: !album.favourites });
+        limit({ favourites: !album.favourites });
         $("#history-panel [data-act=only]").ariaPressed = album.favourites;
-        $("#history-panel [data-act=clear]").hidden = album.favourites || album.words;
     }
     const told = act === "again" ? await ask(act, { id }) : await showHistory(act, { id, to });
     if (told.form) {
@@ -1261,19 +1253,23 @@ async function inHistory({ act, id, to }) {
     $("button", undo).focus();
 }
 
+// Shows only some of it.
+function limit(to) {
+    Object.assign(album, { pages: 1, ...to });
+    $("#history-panel [data-act=clear]").hidden = album.favourites || album.words;  // not all are seen
+}
+
 let searching;
 function search(words) {
-    Object.assign(album, { pages: 1, words });
-    $("#history-panel [data-act=clear]").hidden = album.favourites || words;  // not all are seen
+    limit({ words });
     clearTimeout(searching);
     searching = setTimeout(showHistory, LOOK);
 }
 
 // The server knows neither where somebody is nor how the time is written there.
 function tellTime(time) {
-    const options = { dateStyle: "medium", timeStyle: "short" };
-    const { lang } = document.documentElement;
-    time.textContent = new Date(time.dateTime).toLocaleString(lang, options);
+    time.textContent = new Date(time.dateTime).toLocaleString(document.documentElement.lang,
+        { dateStyle: "medium", timeStyle: "short" });
 }
 
 // --- a phone that slept ------------------------------------------------------------------------
@@ -1294,7 +1290,8 @@ document.addEventListener("visibilitychange", () => {
 
 // --- the full-screen view -----------------------------------------------------------------------
 
-let shown = null;  // what is in it: the name of a figure, and where the others are
+// What is in it: the name of a figure, where the others are, and which the server is told it is.
+let shown = null;
 
 // A figure is found again by its name: it is made anew, or another picture of it.
 function name(figure) {
@@ -1309,23 +1306,24 @@ function leaf(step) {
 
 async function open(figure) {
     const all = figure.closest("#history-panel") ? "#history-panel figure" : "#cards figure.done";
-    const here = shown = { name: name(figure), all, id: figure.dataset.id };
+    const { id, place } = figure.dataset, which = id ? { id } : { place: Number(place) };
+    const here = shown = { name: name(figure), all, id, which };
     const [viewer, image] = [$("#viewer"), $("img", figure)];
     $("img", viewer).alt = image.alt;
     showBefore();
-    $("[data-do=larger_shown]", viewer).hidden = Boolean(here.id);  // which is on no card
+    $("[data-do=larger_shown]", viewer).hidden = Boolean(id);  // which is on no card
     $(".words", viewer).textContent = image.alt;
     $(".facts", viewer).textContent = $(".seed, .told", figure)?.textContent ?? "";
     show(image.src, $("a[download]", figure));
     const alone = $$(all).length < 2;
-    $$("[data-step]", viewer).forEach((button) => { button.hidden = alone; });
+    $$("[data-do=leaf]", viewer).forEach((button) => { button.hidden = alone; });
     if (!viewer.open) viewer.showModal();
-    ask("before", here.id ? { id: here.id } : { of: Number(here.name) }).then(({ before }) => {
+    ask("before", here.which).then(({ before }) => {
         if (shown === here) showBefore(before);
     });
-    if (!figure.dataset.id) return;
+    if (!id) return;
     // The history's own files are asked for when they are looked at.
-    const { view } = await ask("history", { act: "view", id: figure.dataset.id });
+    const { view } = await ask("history", { act: "view", id });
     if (shown !== here) return;
     if (view) show(view, link(view));
     else viewer.close();
@@ -1345,7 +1343,7 @@ function show(address, file) {
     image.src = address;
     image.decode().then(() => image.parentElement.style.setProperty("--ratio",
         image.naturalWidth / image.naturalHeight), () => {});
-    if (document.activeElement === link && !file) $("#viewer [data-close]").focus();
+    if (document.activeElement === link && !file) $("#viewer [data-do=close]").focus();
     link.hidden = !file;
     if (file) Object.assign(link, { href: file.href, download: file.download });
 }

@@ -166,19 +166,23 @@ class EngineClient(abc.ABC):
         """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
         names the spacing of the steps also where that was left to the model. `first_size` is that
         of the picture which this one is larger than, as `format_parameters` takes it."""
-        request = self._settled(request)  # that of a job is so already, and stays what was drawn
+        request = self.as_drawn(request)  # that of a job is so already, and stays what was drawn
         drawn = [request.pictures[place] for place in request.places()]
         checkpoint = self.offer.known(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
-        explicit = request.explicit(
-            lambda picture: self.offer.known(picture.model).checkpoint.schedule)
-        return to_png(pixels, explicit, model_hash=self.offer.hash(request.common.model),
+        return to_png(pixels, request, model_hash=self.offer.hash(request.common.model),
                       token_downsampling=checkpoint.model.token_downsampling,
                       vae=decoder.name if decoder and decoder.pictures else "",
                       first_size=first_size,
                       lora_hashes=self.adapters.hashes(*(
                           text for picture in drawn
                           for text in (picture.prompt, picture.negative_prompt))))
+
+    def as_drawn(self, request: Request) -> Request:
+        """The same as its files tell it, with what was left open to its models, which have been
+        opened."""
+        return self._settled(request).explicit(
+            lambda picture: self.offer.known(picture.model).checkpoint.schedule)
 
     def _settled(self, request: Request) -> Request:
         """The same with styles applied, and ControlNets and IP-Adapters named that were left open.

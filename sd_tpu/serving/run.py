@@ -176,9 +176,12 @@ class Run:
         drawn = Request(tuple(None if card.picture else picture for picture, card in
                               zip(request.pictures, cards, strict=False)))
         self.count = len(drawn.places())  # of the pictures that it began with
-        job = self._submit(drawn)
+        job = self._submit(drawn) if self.count else None
         with self._change:
-            self._draw(job, drawn, live=live, whole=not live)
+            if job:
+                self._draw(job, drawn, live=live, whole=not live)
+            else:
+                self._say(Line())
             self._first = self.version  # of which nobody needs to be told
             self._mind_loneliness(GRACE_SECONDS)  # whoever asked may be gone before following it
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 from sd_tpu.request import Request
 from sd_tpu.serving.run import BLANK, Run, Snapshot, Studio
+from sd_tpu.settings import Picture, RequestError
 
 MAX_KEPT = 256  # runs, for browsers that come back
 KEEP_SECONDS = 24 * 3600  # how long its pictures' files are there
@@ -54,7 +55,38 @@ class Runs:
                     BLANK[place], before=dataclasses.replace(card, ready=0))
         if all(cards[place].picture for place in request.places()):
             return None
-        run = Run(self.studio, request, cards, **whose)
+        return self._add(Run(self.studio, request, cards, **whose))
+
+    def gather(self, request: Request, browser: str, address: str) -> Run | None:
+        """What this browser has drawn of a request, as a run that is over; None if nothing of it is
+        there any more, or it cannot be served."""
+        offer = self.studio.engine.offer
+        request = request.known(offer.models())
+        try:
+            for place in request.places():
+                offer.check(request.pictures[place])
+        except RequestError:
+            return None
+
+        def drawn(picture: Picture) -> Picture:
+            return self.studio.engine.as_drawn(Request((picture,))).pictures[0]
+
+        there = {drawn(card.asked): card
+                 for run in self._all() if run.browser == browser
+                 for card in filter(None, [card.finished for card in run.cards])
+                 if card.picture.there}
+        found = {place: there[picture] for place in request.places()
+                 if (picture := drawn(request.pictures[place])) in there}
+        if not found:
+            return None
+        request = Request(tuple(picture if place in found else None
+                                for place, picture in enumerate(request.pictures)))
+        cards = [dataclasses.replace(found[place], place=place, before=None, ready=0,
+                                     asked=request.pictures[place], named=request.labelled(place))
+                 if place in found else BLANK[place] for place in range(len(BLANK))]
+        return self._add(Run(self.studio, request, cards, browser=browser, address=address))
+
+    def _add(self, run: Run) -> Run:
         with self._lock:
             self._runs[run.key] = run
             self._forget()
