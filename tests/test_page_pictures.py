@@ -313,7 +313,7 @@ def test_no_panel_moves_a_picture(tab):
     expect(folds.last).to_be_focused()
 
 
-TARGETS = """least => [...document.querySelectorAll("button, a, summary, input, textarea")]
+TARGETS = """least => [...document.querySelectorAll("button, a, summary, input, textarea, select")]
     .filter(each => each.checkVisibility() && !each.closest("footer"))
     .filter(each => !each.matches("figure .view, [type=range], textarea, [type=checkbox]"))
     .map(each => [each.outerHTML.slice(0, 80), each.getBoundingClientRect()])

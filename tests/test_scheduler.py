@@ -336,6 +336,15 @@ def test_pictures_are_shown_from_their_second_row_to_the_last_but_one(one, monke
     assert told[other] and not any(event.previews for event in told[other])
 
 
+def test_a_picture_is_first_shown_after_its_second_row_also_where_a_call_takes_more(one):
+    one.ask(steps=50)
+    one.run()  # until it is known that a call may take four
+    shown = one.ask(steps=20, previews=True)
+    one.run()
+    seen = [event.step for event in one.told[shown] if isinstance(event, Progress)]
+    assert seen == [2, 6, 10, 14, 18]
+
+
 def test_previews_that_take_long_make_calls_no_shorter(one):
     one.preview = 10 * ROW
     one.ask(steps=400, previews=True)

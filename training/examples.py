@@ -24,7 +24,8 @@ def main() -> None:
     values = {"prompts": list(engine.pipeline.card.prompts), "seed": SEED}
     for event in engine.submit(Request.check(values, engine.offer), previews=False).events():
         if isinstance(event, ImageReady):
-            (examples / f"{event.place}.webp").write_bytes(to_webp(event.pixels, QUALITY))
+            file = to_webp(event.pixels, QUALITY, effort=6)
+            (examples / f"{event.place}.webp").write_bytes(file)
     engine.close()
 
 

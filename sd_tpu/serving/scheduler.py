@@ -80,8 +80,19 @@ class _Picture:
         self._rows, self._lanes = rows_left(ticket.kinds), lanes_left(ticket.kinds)
 
     @property
+    def done(self) -> int:
+        """The rows that it has taken."""
+        return len(self.ticket.kinds) - self.left
+
+    @property
     def kinds_left(self) -> np.ndarray:
-        return self.ticket.kinds[len(self.ticket.kinds) - self.left:]
+        return self.ticket.kinds[self.done:]
+
+    @property
+    def at_once(self) -> int:
+        """The rows after which somebody should see it first, else all that are left."""
+        unseen = self.ticket.previews and self.done < PREVIEW_ROW
+        return min(self.left, PREVIEW_ROW - self.done) if unseen else self.left
 
     def alone(self, model: LatencyModel) -> float:
         return model.of(self.ticket.batch).alone(self._rows[self.left])
@@ -496,7 +507,7 @@ class Scheduler:
         drawn = [self._deal(bench.batch, pictures) for device in self._devices if (
             pictures := [p for p in bench.pictures() if p.device == device and p in able])]
         everywhere = [picture for pictures in drawn for picture in pictures]
-        least = min(picture.left for picture in everywhere)
+        least = min(picture.at_once for picture in everywhere)
         rows, evaluations = self._model.of(bench.batch).next_rows(
             [np.stack([picture.kinds_left[:least] for picture in pictures]) for pictures in drawn])
         self._evaluations = evaluations
@@ -531,8 +542,7 @@ class Scheduler:
 
     def _previewed(self, picture: _Picture, rows: int) -> bool:
         """Whether a picture is shown after so many rows more."""
-        done = len(picture.ticket.kinds) - picture.left + rows
-        return (PREVIEW_ROW <= done < len(picture.ticket.kinds) and picture.wanted
+        return (PREVIEW_ROW <= picture.done + rows < len(picture.ticket.kinds) and picture.wanted
                 and picture.ticket.previews)
 
     # --- what came of a plan --------------------------------------------------------------------
