@@ -22,6 +22,7 @@ from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
 from sd_tpu.http.access import Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names
+from sd_tpu.memory import keep_freed_memory_together
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import EngineClient
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Loads, compiles and serves until interrupted; the exit code."""
     args = _parser().parse_args([*shlex.split(os.environ.get(FLAGS, "")),
                                  *(sys.argv[1:] if arguments is None else arguments)])
+    keep_freed_memory_together()
     try:
         with _termination(), temporary_folder():
             return _serve(args)

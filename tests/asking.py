@@ -1,6 +1,11 @@
-"""Requests for tests that need no model."""
+"""Requests for tests that need no model, and what a run tells of them."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
 
 from sd_tpu.request import Request
+from sd_tpu.serving.run import Run, Snapshot
 from sd_tpu.settings import Picture
 
 
@@ -9,3 +14,15 @@ def make_request(prompts: list[str] | tuple[str, ...], *, height: int = 512, wid
     """What somebody asks of a model that has the table's defaults and makes this size."""
     return Request.check({"prompts": prompts, **values},
                          Picture(model=model, height=height, width=width))
+
+
+def following(run: Run, session: str, seen: int = 0) -> Iterator[Snapshot]:
+    """What a run tells a session, on an event loop that runs while it is waited for."""
+    with asyncio.Runner() as loop:
+        told = run.follow(session, seen)
+        try:
+            with suppress(StopAsyncIteration):
+                while True:
+                    yield loop.run(anext(told))
+        finally:
+            loop.run(told.aclose())

@@ -118,6 +118,8 @@ def test_networks_are_made_from_a_config_alone(parts):
     variables = made.init(jax.random.PRNGKey(0), jnp.zeros((1, 3, 32, 32)))
     shapes = jax.tree.map(jnp.shape, variables["params"])
     assert shapes == jax.tree.map(jnp.shape, parts["vae"][1])
+    again = jax.jit(made.apply)(variables, jnp.zeros((1, 3, 32, 32)))
+    assert isinstance(again, dict) and again.sample.shape == (1, 3, 32, 32)
     assert made.config.scaling_factor == made.config["scaling_factor"] == 0.18215
     half = made.to_bf16(variables["params"])
     assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype(jnp.bfloat16)}
@@ -131,6 +133,8 @@ def test_networks_are_saved_and_read_again_also_from_flaxs_own_files(parts, name
     model, params = parts[name]
     model.save_pretrained(tmp_path / "new", params=params)
     model.save_config(tmp_path / "old")
+    found = type(model).from_config(str(tmp_path), subfolder="old", from_pt=True)
+    assert found.config == model.config
     file = "flax_model.msgpack" if name == "text_encoder" else "diffusion_flax_model.msgpack"
     (tmp_path / "old" / file).write_bytes(to_bytes(params))
     for folder in ("new", "old"):

@@ -1,7 +1,7 @@
 """The history on the page: what a browser made stays, for that browser alone."""
 
+import asyncio
 import re
-import time
 from contextlib import contextmanager
 
 import gradio_client
@@ -102,11 +102,12 @@ def test_pictures_appear_by_run_newest_first_also_while_the_history_is_open(some
 def test_a_run_that_is_over_before_the_page_hears_of_it_is_shown_too(somebody, monkeypatch):
     follow = events.Watch.follow
 
-    def late(watch, asked, session):
+    async def late(watch, asked, session):
         run = watch.runs.find(asked.data.get("run"))
         while run and not run.over:
-            time.sleep(0.01)
-        yield from follow(watch, asked, session)
+            await asyncio.sleep(0.01)
+        async for told in follow(watch, asked, session):
+            yield told
 
     monkeypatch.setattr(events.Watch, "follow", late)
     fill(somebody, ["in no time"] + [""] * 7)

@@ -4,6 +4,7 @@ import re
 import zipfile
 
 import pytest
+from asking import following
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 from visitor import PATIENCE, fill, generate, make, more, says, stop
@@ -90,7 +91,7 @@ def ask(page_engine, tmp_path):
     run = runs.start(Request.check(
         {"prompts": ["a fox", "a hen", "a fox"], "steps": 2, "own": [None, None, {"seed": 0}]},
         page_engine.offer), browser="0" * 32)
-    assert [*run.follow("a tab")][-1].line.text.startswith("Done")
+    assert [*following(run, "a tab")][-1].line.text.startswith("Done")
     return run, lambda do, **more: answers.answer(Asked({"do": do, "run": run.key, **more}, ""))
 
 
@@ -121,7 +122,7 @@ def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(ask, 
     monkeypatch.setenv("PATH", str(tmp_path))  # without ffmpeg
     assert asking("movie") == {}
     assert asking("journey", place=0, to=None, count=8)["run"] == run.key
-    assert [*run.follow("a tab")][-1].line.text.startswith("Done")
+    assert [*following(run, "a tab")][-1].line.text.startswith("Done")
     ends = [read_png(run.way[place].png).pictures[0] for place in (0, 1, 7)]
     assert {each.prompt for each in ends} == {"a fox"}
     assert ends[0].seed == ends[1].seed != ends[1].to_seed == ends[2].seed

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from asking import make_request
+from asking import following, make_request
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
 from test_page_history import served
@@ -147,7 +147,7 @@ def test_one_picture_is_drawn_again_with_its_seed_and_the_others_stay():
     assert run.redraw(1, alone(run, 1, "new"), live=True) and not run.over
     assert in_state(run, "waiting")[0].before.picture.png == "b 4.png", "what was there still is"
     draw(engine.jobs[1])
-    snapshots = list(run.follow("me", seen))
+    snapshots = list(following(run, "me", seen))
     assert {card.place for snapshot in snapshots for card in snapshot.cards} == {1}
     heard = [ENGLISH.translate(text) for snapshot in snapshots for text in snapshot.news]
     assert heard == ["Picture 2 is ready."]
@@ -161,27 +161,27 @@ def test_the_next_redraw_cancels_the_one_before_and_who_follows_is_told_of_both(
     until(lambda: run.over)
     seen = run.version
     run.redraw(1, alone(run, 1, "n"))
-    following = run.follow("me", seen)
-    next(following)
+    telling = following(run, "me", seen)
+    next(telling)
     assert run.followed_by("me") and run.redraw(1, alone(run, 1, "new"))
     assert not run.redraw(1, alone(run, 1, "new")), "that is on its way already"
     assert [job.cancelled for job in engine.jobs] == [False, True, False]
     engine.jobs[1].happens(ImageReady(1, PIXELS))
     draw(engine.jobs[2])
-    assert list(following)[-1].line.kind == "over"
+    assert list(telling)[-1].line.kind == "over"
     assert names(run) == {0: "a 3.png", 1: "new 4.png", 2: "c 5.png"}
 
 
 def test_who_follows_a_run_is_told_once_however_often_it_is_asked_for():
     run, engine = begun()
-    following = run.follow("me")
-    next(following)
-    assert list(run.follow("me")) == [], "what is told twice may come in another order"
+    telling = following(run, "me")
+    next(telling)
+    assert list(following(run, "me")) == [], "what is told twice may come in another order"
     draw(engine.jobs[0])
-    assert list(following)[-1].line.kind == "over"
+    assert list(telling)[-1].line.kind == "over"
     run.redraw(1, alone(run, 1, "new"))
     draw(engine.jobs[1])
-    assert list(run.follow("me"))[-1].line.kind == "over"
+    assert list(following(run, "me"))[-1].line.kind == "over"
 
 
 def test_a_picture_is_taken_from_a_run_that_goes_on_with_the_others():
@@ -281,12 +281,12 @@ def test_nobody_has_more_than_one_job_a_box():
 
 def test_a_run_is_given_up_for_the_next_unless_another_tab_looks_at_it():
     run, engine = begun()
-    following = run.follow("another tab")
-    next(following)
+    telling = following(run, "another tab")
+    next(telling)
     run.leave("me")
     run.stop_if_lonely()
     assert not engine.jobs[0].cancelled
-    following.close()
+    telling.close()
     run.stop_if_lonely()
     assert engine.jobs[0].cancelled
 

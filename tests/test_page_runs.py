@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from asking import make_request
+from asking import following, make_request
 from playwright.sync_api import expect
 from visitor import (
     LONG,
@@ -369,6 +369,19 @@ def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):
     assert over.wait(5)
 
 
+def test_a_run_is_told_to_the_few_tabs_that_were_opened_last():
+    job, over = FakeJob(), threading.Event()
+    job.cancel = over.set
+    job.events = lambda: iter(over.wait, True)  # none until it is cancelled
+    run = run_of(job, browser="me")
+    tabs = [following(run, f"tab {number}") for number in range(run_module.MAX_FOLLOWERS + 1)]
+    for tab in tabs:
+        next(tab)
+    assert not run.followed_by("tab 0") and [*tabs[0]] == []
+    assert all(run.followed_by(f"tab {number}") for number in range(1, len(tabs)))
+    run.stop()
+
+
 def test_who_comes_back_in_time_takes_the_run_over_however_often(monkeypatch):
     monkeypatch.setattr(run_module, "GRACE_SECONDS", 3.0)
     job = FakeJob()
@@ -378,7 +391,7 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often(monkeypatch):
     run = run_of(job, browser="me")
 
     def glance():
-        follower = run.follow("somebody")
+        follower = following(run, "somebody")
         next(follower)
         follower.close()
 
@@ -437,7 +450,7 @@ def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it(disk):
     keeping = Keeping()
     keeping.run = run_of(FakeJob(ImageReady(1, None), Done(1.0)), disk, keeping, browser="me")
     keeping.begun.set()
-    assert list(keeping.run.follow("somebody"))[-1].line.kind == "over"
+    assert list(following(keeping.run, "somebody"))[-1].line.kind == "over"
     assert keeping.seen == [("me", b"png", 4, {})]
     assert list(keeping.run.pictures()) == [1]
 
@@ -462,7 +475,7 @@ def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history
     full = Full("first", "second")
     job = FakeJob(*[ImageReady(0, None)] * 4, Done(1.0))
     run = run_of(job, disk, full, ASKED.only(0), browser="me", live=True)
-    assert list(run.follow("somebody"))[-1].line.text.endswith("The disk is full.")
+    assert list(following(run, "somebody"))[-1].line.text.endswith("The disk is full.")
     assert full.dropped == ["first"]
 
 
@@ -488,7 +501,7 @@ def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped(disk):
 def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():
     # As where the first one is kept.
     run = run_of(FakeJob(Done(1.0)), request=ASKED.replaced(0, None), browser="me", seed=3)
-    assert str(list(run.follow("somebody"))[-1].line.text) == "Done in 1.0 s, seed 4"
+    assert str(list(following(run, "somebody"))[-1].line.text) == "Done in 1.0 s, seed 4"
 
 
 def test_stop_tells_of_no_picture_a_second_time(disk):
@@ -501,7 +514,7 @@ def test_stop_tells_of_no_picture_a_second_time(disk):
 
     job.events = events
     news = []
-    for snapshot in (run := run_of(job, disk, browser="me")).follow("somebody"):
+    for snapshot in following(run := run_of(job, disk, browser="me"), "somebody"):
         news += [ENGLISH.translate(sentence) for sentence in snapshot.news]
         if run.pictures():
             told.set()

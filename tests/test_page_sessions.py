@@ -1,6 +1,8 @@
 """What visitors leave behind in the server's memory: next to nothing, and that not for long."""
 
+import asyncio
 import gc
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -13,8 +15,11 @@ import pytest
 from visitor import LONG
 
 from sd_tpu.page import build, launch, sessions
+from sd_tpu.request import Request
+from sd_tpu.serving import run as run_module
 
 WARM_UP, VISITS, ROUNDS = 5, 8, 4
+MANY = 45  # more than a server has threads for handlers by default
 KEPT_OF_A_CALL = 4096  # bytes: what Gradio notes of the last 10,000 events is about 700
 KEPT_OF_A_PAGE = 32768  # bytes: a Gradio session has 450,000 before anything happens in it
 
@@ -62,12 +67,18 @@ def left_by(visit: Callable[[str], None]) -> float:
     return min(left)
 
 
+def hub_of(page: gr.Blocks) -> tuple[dict, dict]:
+    """What page.js asks through, and what tells it of a run."""
+    hub, = [each for each in page.config["components"] if each["props"].get("elem_id") == "hub"]
+    watch, = [each for each in page.config["dependencies"]
+              if [hub["id"], "click"] in [list(target) for target in each["targets"]]]
+    return hub, watch
+
+
 @contextmanager
 def opened(page: gr.Blocks, http: httpx.Client, session: str) -> Iterator[None]:
     """A page in a browser, which asks for an answer and for what lasts."""
-    hub, = [each for each in page.config["components"] if each["props"].get("elem_id") == "hub"]
-    asks, = [each for each in page.config["dependencies"]
-             if [hub["id"], "click"] in [list(target) for target in each["targets"]]]
+    hub, asks = hub_of(page)
     with http.stream("GET", f"heartbeat/{session}") as heart:
         beats = heart.iter_lines()  # which would end the answer if it were thrown away
         assert next(beats) == "data: ALIVE"
@@ -129,3 +140,38 @@ def test_what_nobody_listens_to_is_not_drawn(page, http, slow_engine, monkeypatc
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert not any(name.startswith("silent") for name in page._queue.pending_messages_per_session)
+
+
+def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_engine, monkeypatch):
+    monkeypatch.setattr(run_module, "MAX_FOLLOWERS", MANY)
+    asked = Request.check({"prompts": ["a fox"], "steps": LONG}, slow_engine.offer)
+    run = page.leave.__self__.start(asked, browser="0" * 32)
+    tabs, threads = [f"tab{number}" for number in range(MANY)], threading.active_count()
+
+    async def follow(client: httpx.AsyncClient, tab: str) -> None:
+        hub, watch = hub_of(page)
+        await client.post("queue/join", json={
+            "fn_index": watch["id"], "session_hash": tab, "trigger_id": hub["id"], "data": [],
+            "event_data": {"run": run.key}})
+        async with client.stream("GET", "queue/data", params={"session_hash": tab}) as told:
+            async for _ in told.aiter_bytes():
+                pass
+
+    async def crowd() -> None:
+        async with httpx.AsyncClient(base_url=page.local_api_url, timeout=60,
+                                     limits=httpx.Limits(max_connections=None)) as client:
+            following = [asyncio.create_task(follow(client, tab)) for tab in tabs]
+            while not all(map(run.followed_by, tabs)):
+                assert not run.over
+                await asyncio.sleep(0.1)
+            assert threading.active_count() - threads < MANY // 2
+            await asyncio.to_thread(visit)
+            for each in following:
+                each.cancel()
+
+    def visit() -> None:
+        with opened(page, http, "somebody else"):
+            pass
+
+    asyncio.run(crowd())
+    run.stop()

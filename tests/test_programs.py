@@ -1,6 +1,5 @@
 """The three programs: compiled once, and an image depends on its own request alone."""
 
-import ctypes
 import dataclasses
 import re
 from functools import cache, partial
@@ -15,7 +14,6 @@ from flax import nnx
 from jaxtyping import TypeCheckError, jaxtyped
 
 from benchmarks.hlo import COMPUTATION
-from benchmarks.report import memory
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
 from sd_tpu.models import platform as platforms
@@ -24,7 +22,7 @@ from sd_tpu.runtime import programs as programs_module
 from sd_tpu.runtime import slots as denoise
 from sd_tpu.runtime.compiler import ADVANCE_OPTIONS, compiler_options
 from sd_tpu.runtime.mesh import make_mesh, replicated
-from sd_tpu.runtime.programs import ImageEncoder, Programs, return_freed_memory
+from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import KNOWN, MAX_ROWS, Entry, gaussian
 from sd_tpu.runtime.weights import DeviceWeights
 from sd_tpu.sampling.samplers import COLUMNS, make_table
@@ -387,20 +385,6 @@ def test_every_program_is_traced_once_whatever_changes(on, together):
         draw(programs, params, {i: enter(pipeline, *d) for i, d in
                                 enumerate(DIFFERENT[8 - filled:])}, rows_a_call=filled)
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
-
-
-def test_memory_that_was_freed_is_returned_to_the_system():
-    libc = ctypes.CDLL("libc.so.6")
-    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    blocks = [libc.malloc(100_000) for _ in range(3000)]
-    for block in blocks:
-        ctypes.memset(block, 1, 100_000)
-    for block in blocks[:-1]:  # the last keeps the heap from shrinking by itself
-        libc.free(block)
-    kept = memory("VmRSS")
-    return_freed_memory()
-    assert memory("VmRSS") < kept - 200e6
-    libc.free(blocks[-1])
 
 
 def test_what_a_compiler_has_freed_is_returned_once_for_each_program(sd1, monkeypatch):

@@ -1,7 +1,7 @@
 """The page: a 2x4 gallery with a prompt below each picture, and the same for programs."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import Studio
+from sd_tpu.serving.run import MAX_FOLLOWERS, Studio
 from sd_tpu.serving.runs import KEEP_SECONDS, Runs
 from sd_tpu.serving.scheduler import Limits
 
 # At each event Gradio's browser part visits all components on which any event so far shows its
 # progress, by default its outputs, also where nothing of it is to be seen.
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
-# Each visitor who waits or watches holds a thread; Stop and the files need some as well.
-THREADS = Limits().client_jobs + 60
+# That go on at the same time: more than one address can have, as those that follow a run hold one.
+EVENTS = (MAX_FOLLOWERS + 1) * Limits().address_jobs
 CLOSE_SECONDS = 2.0  # in which what is being sent may still go out
 
 
@@ -49,8 +49,10 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         def answer(asked: Any, visitor: gr.Request) -> dict:
             return answers.answer(Asked.of(asked, visitor))
 
-        def watch(event: gr.EventData, visitor: gr.Request) -> Iterator[dict]:
-            yield from shown.follow(Asked.of(event._data, visitor), visitor.session_hash)
+        async def watch(event: gr.EventData, visitor: gr.Request) -> AsyncIterator[dict]:
+            asked = Asked.of(event._data, visitor)
+            async for updates in shown.follow(asked, visitor.session_hash):
+                yield updates
 
         def leave(visitor: gr.Request) -> None:
             runs.leave(visitor.session_hash)
@@ -71,7 +73,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
 def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> str:
     """Serves the page in the background, behind the middleware; returns its address. Options are
     Gradio's own."""
-    _, local, shared = page.launch(max_threads=THREADS, prevent_thread_lock=True, quiet=True,
+    _, local, shared = page.launch(max_threads=EVENTS, prevent_thread_lock=True, quiet=True,
                                    **_served(page, middleware), **options)
     remember_nothing(page)
     return shared or local
@@ -80,7 +82,7 @@ def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) ->
 def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> fastapi.FastAPI:
     """The page behind the middleware as an ASGI application, for another server than Gradio's.
     Options are those of Gradio's `mount_gradio_app`."""
-    page.max_threads = THREADS
+    page.max_threads = EVENTS
     page.queue()
     site = gr.mount_gradio_app(fastapi.FastAPI(openapi_url=None), page, "/", show_error=False,
                                **_served(page, middleware), **options)

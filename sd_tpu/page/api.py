@@ -4,10 +4,12 @@ them as tools by the Model Context Protocol (MCP)."""
 import inspect
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import gradio as gr
+from anyio.to_thread import run_sync
 
 from sd_tpu.language import ENGLISH
 from sd_tpu.page.events import refusal
@@ -54,9 +56,10 @@ def offer(runs: Runs) -> None:
     """Adds the endpoints to the page that is being built."""
     models_here, parameters = runs.studio.engine.offer, _parameters()
 
-    def generate(visitor, *given):
+    async def generate(visitor, *given):
         asked = dict(zip([parameter.name for parameter in parameters[1:]], given, strict=True))
-        yield from _answers(runs, asked, visitor)
+        async for told in _answers(runs, asked, visitor):
+            yield told
 
     # What Gradio asks of a function to tell programs of it.
     generate.__signature__ = inspect.Signature(
@@ -66,9 +69,9 @@ def offer(runs: Runs) -> None:
         names=", ".join(OVERRIDABLE), basic="\n".join(map(_explained, _BASIC)),
         expert="\n".join(map(_explained, _EXPERT)))
 
-    def draw(visitor: gr.Request, prompt: str, negative_prompt: str = "", seed: int = RANDOM,
-             width: int | None = None, height: int | None = None, steps: int | None = None,
-             guidance: float | None = None, model: str = "") -> dict:
+    async def draw(visitor: gr.Request, prompt: str, negative_prompt: str = "", seed: int = RANDOM,
+                   width: int | None = None, height: int | None = None, steps: int | None = None,
+                   guidance: float | None = None, model: str = "") -> dict:
         """Draws one picture of what a text describes; its name begins with its seed.
 
         Describe what is to be seen: the subject first, then its surroundings, light and style,
@@ -90,7 +93,7 @@ def offer(runs: Runs) -> None:
         """
         asked = dict(prompts=[prompt], negative_prompt=negative_prompt, seed=seed, width=width,
                      height=height, steps=steps, guidance=guidance, model=model)
-        for told in _answers(runs, asked, visitor):
+        async for told in _answers(runs, asked, visitor):
             (picture,), _, sentence = told
         if not picture:
             raise gr.Error(sentence, print_exception=False)
@@ -156,21 +159,22 @@ def _explained(setting: Setting) -> str:
     return f"    {setting.name}: {setting.label}; {default} by default. {setting.help}{keys}"
 
 
-def _answers(runs: Runs, asked: dict[str, Any], visitor: gr.Request
-             ) -> Iterator[tuple[list[dict | None], int, str]]:
+async def _answers(runs: Runs, asked: dict[str, Any], visitor: gr.Request
+                   ) -> AsyncIterator[tuple[list[dict | None], int, str]]:
     """What a program is told: the pictures so far, the seed and a sentence. What comes within
     PAUSE_SECONDS of that is told with what comes next; the end is told at once."""
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
     host = visitor.client.host
     try:
-        run = runs.start(Request.check(asked, runs.studio.engine.offer),
-                         program=getattr(visitor.state, "client", host),  # the gate knows its key
-                         address=host, seed=int(asked["seed"]))
+        request = await run_sync(Request.check, asked, runs.studio.engine.offer)
+        run = await run_sync(partial(
+            runs.start, request, program=getattr(visitor.state, "client", host),  # by its key
+            address=host, seed=int(asked["seed"])))
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)
     told = -math.inf
-    for snapshot in run.follow(str(visitor.session_hash)):
+    async for snapshot in run.follow(str(visitor.session_hash)):
         sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
             raise gr.Error(sentence, print_exception=False)

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from itertools import groupby
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import gradio as gr
+from anyio.to_thread import run_sync
 from gradio.components import Component
 
 from sd_tpu.language import Language, language_of
@@ -130,7 +131,7 @@ class Watch:
         """Shows runs in a view."""
         self.runs, self.view = runs, view
 
-    def follow(self, asked: Asked, session: str) -> Iterator[Updates]:
+    async def follow(self, asked: Asked, session: str) -> AsyncIterator[Updates]:
         """What changes on the page with the run that a session asks for, from the version on that
         it has `seen`. How the run ended `before` is old news."""
         run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen")
@@ -139,8 +140,9 @@ class Watch:
             return
         quiet = run.over and asked.data.get("before")
         collection = {self.view.collection: part("collection", asked.language, run)}
-        for told in self.runs.follow(run, session, seen if isinstance(seen, int) else 0):
-            updates, collection = collection | self._cards(told.cards, run, asked), {}
+        async for told in self.runs.follow(run, session, seen if isinstance(seen, int) else 0):
+            cards = await run_sync(self._cards, told.cards, run, asked)  # asks the history
+            updates, collection = collection | cards, {}
             if not quiet:
                 updates[self.view.line] = part("progress", asked.language, told.line, run.key,
                                                told.version)

@@ -42,8 +42,12 @@ class Configured:
         self.config = Config({**self.defaults, **values, "_class_name": type(self).__name__})
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, dtype: Any = None, **values: Any) -> Self:
-        """Makes one from a config, which may hold more than this class reads, under `values`."""
+    def from_config(cls, config: Mapping[str, Any] | str | Path, *, dtype: Any = None,
+                    **values: Any) -> Self:
+        """Makes one from a config, which may hold more than this class reads, under `values`; or
+        from where one is stored, as `load_config` finds it."""
+        if not isinstance(config, Mapping):
+            config, values = cls.load_config(config, **values), {}
         made = cls(**({} if dtype is None else {"dtype": dtype}))
         made.config.update(config)
         made.config.update(values)

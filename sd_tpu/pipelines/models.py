@@ -35,17 +35,20 @@ from sd_tpu.pipelines.files import MSGPACK, find_part, take_options
 from sd_tpu.pipelines.names import check, to_flax, to_ours
 
 
-class Output:
+class Output(dict):
     """A result whose parts are had by attribute, by key and by number, those that are None left
-    out."""
+    out. It is a dictionary, as programs ask whether it is one."""
+
+    def __post_init__(self):
+        parts = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        self.update({name: part for name, part in parts.items() if part is not None})
 
     def __getitem__(self, key: str | int) -> Any:
-        return getattr(self, key) if isinstance(key, str) else self.to_tuple()[key]
+        return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
 
     def to_tuple(self) -> tuple:
         """All parts that there are."""
-        parts = (getattr(self, name) for name in self.__dataclass_fields__)
-        return tuple(part for part in parts if part is not None)
+        return tuple(self.values())
 
 
 @flax.struct.dataclass

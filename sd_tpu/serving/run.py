@@ -4,12 +4,13 @@ The engine tells a job's events once. A run keeps what they add up to, so that f
 go and come back: the tab that asked, and the same tab after a reload.
 """
 
+import asyncio
 import dataclasses
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +41,7 @@ from sd_tpu.settings import MAX_PROMPTS, MAX_SEED
 log = logging.getLogger(__name__)
 
 BROKEN = Sentence("The server failed; please try again.")
+MAX_FOLLOWERS = 5  # of a run: the tabs that were opened last
 GRACE_SECONDS = 30  # that a browser's run goes on while nobody follows it: a reload takes less
 
 
@@ -145,6 +147,23 @@ class Work:
     way: dict[int, Picture] | None = None
 
 
+class _Follower:
+    """One who waits on an event loop: each that held a thread would keep others from one."""
+
+    def __init__(self):
+        self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(self) -> None:
+        """Has it look again; from any thread."""
+        with suppress(RuntimeError):  # the loop has ended with the server
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def wait(self) -> None:
+        """Until it is to look again."""
+        await self._woken.wait()
+        self._woken.clear()
+
+
 class Run:
     """What is shown in the gallery; made by `Runs.start`.
 
@@ -166,18 +185,18 @@ class Run:
         self.seed = request.seed if seed is None else seed  # of place 0, where seeds run on
         self.browser, self._studio = browser, studio
         self._client, self._address = browser or program, address
-        self._change = threading.Condition()  # guards the rest
+        self._lock = threading.RLock()  # guards the rest
         self.request, self.cards, self.line = request, [*cards], STARTING
         self.way: list[Picture] = []  # of the journey that was drawn last, once all are there
         self.version = 0  # of what is to be seen
-        self._followers: dict[str, object] = {}  # by session, each with one that is not another's
+        self._followers: dict[str, _Follower] = {}  # by session
         self._works: list[Work] = []  # which are not over, in the order in which they began
         self._farewell: threading.Timer | None = None
         drawn = Request(tuple(None if card.picture else picture for picture, card in
                               zip(request.pictures, cards, strict=False)))
         self.count = len(drawn.places())  # of the pictures that it began with
         job = self._submit(drawn) if self.count else None
-        with self._change:
+        with self._lock:
             if job:
                 self._draw(job, drawn, live=live, whole=not live)
             else:
@@ -213,14 +232,14 @@ class Run:
         Raises:
             RequestError: it cannot be served; then all is as it was.
         """
-        with self._change:
+        with self._lock:
             card = self.cards[place]
             if picture == card.asked and card.state != "stopped":
                 return False
         request = Request().replaced(place, picture)
         # This may compile: whoever follows the other pictures should not wait for it.
         job = self._submit(request) if picture else None
-        with self._change:
+        with self._lock:
             if job:
                 self._draw(job, request, live=live)
             else:
@@ -237,41 +256,46 @@ class Run:
             RequestError: it cannot be served.
         """
         job = self._submit(request, previews=False)
-        with self._change:
+        with self._lock:
             self._draw(job, Request(), live=False, whole=True, way={})
             self._mind_loneliness()
 
     # --- followers ------------------------------------------------------------------------------
 
-    def follow(self, session: str, seen: int = 0) -> Iterator[Snapshot]:
+    async def follow(self, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
         """What there is, or has changed since this version, then what changes, until the run is
         over or the session leaves; nothing if the session follows it already, and so is told.
 
-        A follower that is slow misses what has been overtaken, and nothing else.
+        A follower that is slow misses what has been overtaken, and nothing else. Beyond
+        MAX_FOLLOWERS the oldest is told no more.
         """
-        me = object()
-        with self._change:
+        me = _Follower()
+        with self._lock:
             if session in self._followers:
                 return
+            if len(self._followers) == MAX_FOLLOWERS:
+                self.leave(next(iter(self._followers)))
             self._followers[session] = me
             self._mind_loneliness()
         try:
-            while told := self._next(session, me, seen):
+            while told := await self._next(session, me, seen):
                 seen = told.version
                 yield told
         finally:
             self.leave(session, me)
 
-    def _next(self, session: str, me: object, seen: int) -> Snapshot | None:
+    async def _next(self, session: str, me: _Follower, seen: int) -> Snapshot | None:
         """Waits for what this follower has not seen; None, and it follows no more, if there is
         nothing to wait for."""
-        with self._change:
-            self._change.wait_for(lambda: self._followers.get(session) is not me
-                                  or self.version != seen or self.over)
-            if self._followers.get(session) is me and self.version != seen:
-                return self._since(seen)
-            self.leave(session, me)  # whoever draws a picture again from now on must follow anew
-            return None
+        while True:
+            with self._lock:
+                mine = self._followers.get(session) is me
+                if mine and self.version != seen:
+                    return self._since(seen)
+                if not mine or self.over:
+                    self.leave(session, me)  # whoever draws again from now on must follow anew
+                    return None
+            await me.wait()
 
     def _since(self, seen: int) -> Snapshot:
         cards = tuple(card for card in self.cards if card.changed > seen or not seen)
@@ -283,13 +307,13 @@ class Run:
         """Whether this session does."""
         return session in self._followers
 
-    def leave(self, session: str, me: object = None) -> None:
+    def leave(self, session: str, me: _Follower | None = None) -> None:
         """Ends what this session follows, or only this follower, if it is still the session's."""
-        with self._change:
+        with self._lock:
             there = self._followers.get(session)
             if there and me in (None, there):
                 del self._followers[session]
-                self._change.notify_all()
+                there.wake()
                 self._mind_loneliness()
 
     def stop_if_lonely(self) -> None:
@@ -356,7 +380,8 @@ class Run:
         single = not any(work.whole for work in self._works)
         self.line = dataclasses.replace(line, single=single)
         self.version += 1
-        self._change.notify_all()
+        for follower in self._followers.values():
+            follower.wake()
 
     # --- a thread of each job -------------------------------------------------------------------
 
@@ -371,7 +396,7 @@ class Run:
 
     def _take(self, work: Work, event: Event) -> None:
         changes = self._changes(work, event)
-        with self._change:
+        with self._lock:
             if work not in self._works:  # all that it drew has been asked for anew
                 return
             for place in changes.keys() & work.places:

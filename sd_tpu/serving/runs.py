@@ -4,7 +4,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 
 from sd_tpu.request import Request
 from sd_tpu.serving.run import BLANK, Run, Snapshot, Studio
@@ -96,14 +96,15 @@ class Runs:
         """The run with this key, if it is still known."""
         return self._runs.get(key) if isinstance(key, str) else None
 
-    def follow(self, run: Run, session: str, seen: int = 0) -> Iterator[Snapshot]:
+    async def follow(self, run: Run, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
         """Shows a run to a session, as `Run.follow` does, and no other: what nobody looks at any
         more is given up."""
         for other in self._all():
             if other is not run and other.followed_by(session):
                 other.leave(session)
                 other.stop_if_lonely()
-        yield from run.follow(session, seen)
+        async for told in run.follow(session, seen):
+            yield told
 
     def latest(self, browser: str) -> Run | None:
         """What this browser began last, if its pictures are still there."""

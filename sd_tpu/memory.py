@@ -1,0 +1,28 @@
+"""What becomes of memory that this process has freed. With another C library than glibc all of this
+does nothing."""
+
+import ctypes
+from contextlib import suppress
+
+M_ARENA_MAX = -8  # of glibc's malloc.h
+ARENAS = 2
+
+
+def keep_freed_memory_together() -> None:
+    """Has all threads use what any of them has freed.
+
+    Otherwise glibc makes up to eight arenas a core for threads, and each keeps what was freed in
+    it: under a crowd a server grows for minutes. To be called before there are threads.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, ARENAS)
+
+
+def return_freed_memory() -> None:
+    """Returns to the system what this process has freed and glibc keeps for its next use.
+
+    A compiler leaves much of that, and on a CPU pictures are drawn in the same memory: without it
+    the peak of SD 1.4 is 0.3 GB higher.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
