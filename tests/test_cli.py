@@ -163,20 +163,25 @@ def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(chec
     assert code == 2 and "'1' should be above 1 and at most 8" in err
 
 
-def test_a_picture_follows_the_lines_of_another(checkpoints, torch_pipelines, tmp_path):
-    make_controlnet(torch_pipelines["sd1"].unet, conditioning_embedding_out_channels=(8, 16)
-                    ).save_pretrained(tmp_path / "lines")
+def test_pictures_follow_the_lines_of_another_by_controlnets_of_their_own(
+        checkpoints, torch_pipelines, tmp_path):
+    for seed, name in enumerate(("lines", "depth")):
+        make_controlnet(torch_pipelines["sd1"].unet, seed, conditioning_embedding_out_channels=(
+            8, 16)).save_pretrained(tmp_path / name)
     photo = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8).repeat(5, 0).repeat(5, 1)
     Image.fromarray(photo).save(tmp_path / "photo.png")
     code, _, err = run(
-        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps", 2,
-        "--controlnet", tmp_path / "lines", "--control-image", tmp_path / "photo.png",
+        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--prompt",
+        "a dog", "--steps", 2, "--controlnet", tmp_path / "lines", "--controlnet",
+        tmp_path / "depth", "--own", 2, "controlnet", "depth", "--own", 2, "control_scale", 0.6,
+        "--control-image", tmp_path / "photo.png",
         "--control-scale", 0.8, "--control-start", 0.25, "--control-stop", 1, "--detector",
         "canny", "--devices", 1, "--out", tmp_path)
     assert code == 0, err
-    with Image.open(tmp_path / "00.png") as image:
-        assert ('ControlNet 0: "Module: canny, Model: lines, Weight: 0.8, Guidance Start: 0.25, '
-                'Guidance End: 1"') in image.text[KEY]
+    for number, used in enumerate(("Model: lines, Weight: 0.8", "Model: depth, Weight: 0.6")):
+        with Image.open(tmp_path / f"0{number}.png") as image:
+            assert (f'ControlNet 0: "Module: canny, {used}, Guidance Start: 0.25, '
+                    'Guidance End: 1"') in image.text[KEY]
 
 
 def test_a_picture_is_drawn_after_a_reference_picture(checkpoints, torch_pipelines, tmp_path):

@@ -15,11 +15,11 @@ from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.adapters import LowRank
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.pictures.images import format_parameters, read_parameters, read_png
-from sd_tpu.request import Request
+from sd_tpu.request import Request, journey
 from sd_tpu.runtime.weights import merge
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Failed, ImageReady
-from sd_tpu.settings import RequestError
+from sd_tpu.settings import RANDOM, RequestError
 
 PROMPT, STEPS = "a (red) cat", 4
 
@@ -110,6 +110,14 @@ def test_what_prompts_ask_for_and_is_not_there_is_one_sentence(engine):
         assert "\n" not in str(caught.value) and "/" not in str(caught.value)
     long = Request.check({"prompts": ["word " * 160 + "End"]}, engine.defaults)
     assert "End" in engine.notes(long)[0]
+
+
+@pytest.mark.parametrize("other", ["a dog", "a dog <lora:style 1:0.5>"])
+def test_a_journey_between_other_loras_is_refused_without_blaming_one_of_its_pictures(engine,
+                                                                                      other):
+    first, = Request.check({"prompts": ["a cat <lora:style 1>"]}, engine.offer).pictures
+    with pytest.raises(RequestError, match=r"^The two prompts of a journey .* LoRAs"):
+        engine.submit(journey(first, other, RANDOM, 8))
 
 
 def test_an_embedding_changes_the_picture(engine):

@@ -382,3 +382,11 @@ def test_a_picture_of_the_history_begins_others_and_is_seen_beside_them(somebody
     address = viewer.locator("a").get_attribute("href")
     made = read_png(somebody.request.get(address).body()).pictures[0]
     assert made.init_image == started.input_value()
+    somebody.keyboard.press("Escape")
+    unfold(somebody, "Settings")
+    somebody.locator("#settings-panel [data-do=take_away]").first.click()
+    expect(started).to_have_value("")
+    unfold(somebody, "History")
+    somebody.get_by_role("button", name="Use this run").first.click()
+    says(somebody, "of the run are in the boxes.")
+    expect(started).to_have_value(made.init_image)

@@ -1,13 +1,14 @@
 """Pictures that go in by the page: from a card, by a drop or the clipboard, and their masks."""
 
 import base64
+import re
 from io import BytesIO
 
 import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
-from visitor import figures, fill, make, more, says, unfold
+from visitor import PATIENCE, figures, fill, make, more, says, unfold
 
 from sd_tpu.pictures import uploads
 from sd_tpu.pictures.images import read_png
@@ -63,6 +64,9 @@ def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
     make(tab)
     again = made_from(tab, 2)
     assert (again.init_image, again.strength) == (first.init_image, 0.5)
+    tab.get_by_role("button", name="Copy link").click()
+    expect(tab.get_by_role("button", name="Link copied, without the pictures that were handed in"
+                           )).to_be_visible()
     assert "init" not in tab.locator("[data-do=link]").get_attribute("data-link")
     tab.reload()
     tab.wait_for_function("window.sdTpu?.arrived")
@@ -73,6 +77,24 @@ def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
     expect(tab.locator("#settings-panel .upload img").first).to_be_hidden()
     tab.get_by_role("button", name="Undo", exact=True).click()
     expect(tab.locator("#settings-panel .upload img").first).to_be_visible()
+
+
+def test_live_follows_the_strength_of_what_a_picture_begins_with(tab):
+    fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=4)
+    hand_in(tab, "drop", "#cards > .card figure", png())
+    expect(tab.locator(".below .own").first).to_contain_text("from a picture")
+    make(tab)
+    other = figures(tab).nth(1).locator("img").get_attribute("src")
+    tab.get_by_label("Live", exact=True).check()
+    unfold(tab, "Own settings of prompt 1")
+    tab.locator("#own-panel .handed").evaluate("start => { start.open = true }")
+    for strength in (0.5, 1):
+        slide(tab, "own", strength)
+        expect(figures(tab).first).to_contain_text(f"strength {strength:g}", timeout=PATIENCE)
+        expect(figures(tab).first).to_have_class(re.compile(r"\bdone\b"), timeout=PATIENCE)
+        made = made_from(tab, 1)
+        assert (made.init_image, made.strength) == (Input(png()).name, strength)
+    assert figures(tab).nth(1).locator("img").get_attribute("src") == other
 
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
@@ -106,6 +128,7 @@ def test_a_mask_is_painted_undone_and_inverted(tab):
     tab.locator("#own-panel .handed").evaluate("start => { start.open = true }")
     tab.locator("#own-panel [data-do=paint]").click()
     canvas = tab.locator("#painter canvas")
+    tab.get_by_label("Brush size").fill("30")  # a third of the longer side, 14 of these 48 pixels
     expect(tab.get_by_role("button", name="Done", exact=True)).to_be_disabled()
     spot = canvas.bounding_box()
     for share in (0.25, 0.75):
@@ -119,11 +142,11 @@ def test_a_mask_is_painted_undone_and_inverted(tab):
         const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         const at = (x, y) => data[4 * (Math.round(y * canvas.height) * canvas.width
             + Math.round(x * canvas.width)) + 3];
-        return [at(0.25, 0.3), at(0.75, 0.3)];
+        return [at(0.25, 0.3), at(0.4, 0.3), at(0.75, 0.3)];
     }"""
-    assert canvas.evaluate(covered) == [255, 0]
+    assert canvas.evaluate(covered) == [255, 255, 0]
     painter.get_by_role("button", name="Invert").click()
-    assert canvas.evaluate(covered) == [0, 255]
+    assert canvas.evaluate(covered) == [0, 0, 255]
     painter.get_by_role("button", name="Invert").click()
     painter.get_by_role("button", name="Done").click()
     expect(tab.locator(".below .own").first).to_contain_text("with a mask")

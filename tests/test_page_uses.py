@@ -14,15 +14,16 @@ from sd_tpu.serving.engine import Engine
 
 @pytest.fixture(scope="module")
 def engine(checkpoints, torch_pipelines, tmp_path_factory):
-    """An engine with a ControlNet and two IP-Adapters."""
+    """An engine with two ControlNets and two IP-Adapters."""
     folder, unet = tmp_path_factory.mktemp("uses"), torch_pipelines["sd1"].unet
-    make_controlnet(unet, conditioning_embedding_out_channels=(8, 16)).save_pretrained(
-        folder / "lines")
+    lines, names = [folder / name for name in ("lines", "depth")], ["eyes", "faces"]
+    for seed, name in enumerate(lines):
+        make_controlnet(unet, seed, conditioning_embedding_out_channels=(8, 16)).save_pretrained(
+            name)
     make_encoder(folder / "image_encoder")
-    names = ["eyes", "faces"]
     for seed, name in enumerate(names):
         make_adapter(unet, folder / f"{name}.safetensors", seed=seed)
-    engine = Engine.open(checkpoints["sd1"], devices=1, controlnets=[folder / "lines"],
+    engine = Engine.open(checkpoints["sd1"], devices=1, controlnets=lines,
                          ip_adapters=[folder / f"{name}.safetensors" for name in names])
     yield engine
     engine.close()
@@ -58,8 +59,15 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
         Input(drawn).name, "canny", 0.5, "lines")
     assert not (first.init_image or first.reference or second.control_image)
     own.locator(".handed[open]").get_by_role("button", name="The same for all").click()
+    unfold(tab, "Own settings of prompt 2")
+    own.get_by_label("ControlNet").select_option("depth")
+    for name, value in (("scale", 0.7), ("start", 0.2), ("stop", 0.6)):
+        slide(tab, "own", value, f"control_{name}")
     make(tab)
-    assert made_from(tab, 2).control_image == first.control_image
+    first, second = made_from(tab, 1), made_from(tab, 2)
+    assert second.control_image == first.control_image
+    assert [(each.controlnet, each.control_scale, each.control_start, each.control_stop)
+            for each in (first, second)] == [("lines", 0.5, 0, 1), ("depth", 0.7, 0.2, 0.6)]
 
 
 def test_ones_own_picture_is_the_reference_of_all_and_its_strengths_are_compared(tab):

@@ -206,8 +206,8 @@ class EngineClient(abc.ABC):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
             if picture.to_prompt and asked != self.adapters.asked(picture.to_prompt,
                                                                   picture.negative_prompt):
-                raise RequestError("A prompt and the one that it is on the way to should name the "
-                                   "same LoRAs.")
+                raise RequestError("The two prompts of a journey should name the same LoRAs at the "
+                                   "same strengths.")
             weights = offered.weights
             if asked:
                 memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
@@ -304,8 +304,8 @@ def as_request_errors(whose: str = "") -> Iterator[None]:
 
 
 def told_by_whose(request: Request, place: int) -> contextlib.AbstractContextManager[None]:
-    """The same of one of several pictures."""
-    own = request.overrides(place)
+    """The same of one of several pictures, where it has something of its own that may be wrong."""
+    own = request.overrides(place).keys() - {"seed", "share"}  # all that journeys' pictures have
     return as_request_errors(Sentence("Prompt {number}: ", number=place + 1) if own else "")
 
 
