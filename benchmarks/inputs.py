@@ -41,8 +41,9 @@ from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.extra import ExtraNetwork
 from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.families.latent_diffusion import LatentDiffusion
+from sd_tpu.models import tiles
 from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import Request, larger
+from sd_tpu.request import LARGER_STRENGTH, Request, larger
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import SEEN
@@ -246,17 +247,20 @@ def trained_at(folder: Path, size: int, parent: str) -> Path:
     return made
 
 
-def larger_peak(folder: Path, size: int, times: int, steps: int, at_once: bool) -> dict[str, Any]:
+def larger_peak(folder: Path, size: int, tile: int, times: int, steps: int, at_once: bool
+                ) -> dict[str, Any]:
     """Seconds, and gigabytes that this process takes at the most, of drawing a picture again so
-    many times as large, at once or by tiles, or for 1 of drawing it; it must do nothing else
-    before."""
+    many times as large, at once or by tiles of this size, or for 1 of drawing it; it must do
+    nothing else before."""
     with TemporaryDirectory() as parent:
-        return _larger_peak(trained_at(folder, size, parent), size, times, steps, at_once)
+        return _larger_peak(trained_at(folder, tile, parent), size, times, steps,
+                            times * size if at_once else max(size, tile))
 
 
-def _larger_peak(folder: Path, size: int, times: int, steps: int, at_once: bool) -> dict[str, Any]:
+def _larger_peak(folder: Path, size: int, times: int, steps: int, most: int) -> dict[str, Any]:
+    """The same with a model that draws sides of `most` pixels at once."""
     side = times * size
-    engine = Engine.open(folder, devices=1, max_pixels=(side if at_once else size) ** 2)
+    engine = Engine.open(folder, devices=1, max_pixels=most ** 2)
     engine.ready.wait()
     forget_peak()
     start = Input.of_pixels(np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8))
@@ -266,15 +270,17 @@ def _larger_peak(folder: Path, size: int, times: int, steps: int, at_once: bool)
         picture = dataclasses.replace(larger(picture, side, side), init_image=start.name)
     job = engine.submit(Request((picture,)), previews=False, inputs={start.name: start})
     seconds = seconds_of(lambda: list(job.events()))
-    tiles = engine.offer.tiling(picture)
+    tiling = engine.offer.tiling(picture)
     engine.close()
-    return {"": f"{side}x{side}", "tiles": len(tiles) if tiles else "",
+    return {"": f"{side}x{side}", "tiles": len(tiling) if tiling else "",
             "seconds, compiling": seconds, "peak, GB": memory("VmHWM") / 1e9}
 
 
-def decoding_peak(folder: Path, side: int) -> dict[str, Any]:
+def decoding_peak(folder: Path, side: int, whole: bool) -> dict[str, Any]:
     """The same of decoding latents alone, with random weights, where the autoencoder is all that
-    is in memory; above a number of pixels it works by tiles."""
+    is in memory: as it works, which is by tiles above a number of pixels, or whole in any case."""
+    if whole:
+        tiles.SIDE = side
     checkpoint, mesh = Checkpoint.open(folder, dtype="float32"), make_mesh(1)
     programs = Programs(checkpoint.model, mesh, slots=1, height=side, width=side)
     shapes = checkpoint.parameters.shapes[programs.autoencoder]
@@ -283,7 +289,7 @@ def decoding_peak(folder: Path, side: int) -> dict[str, Any]:
     latents = jax.device_put(cpu.first_latents(programs.latent_shape)[None], replicated(mesh))
     forget_peak()
     seconds = seconds_of(lambda: np.asarray(programs.decode(params, latents, np.ones(1, bool))))
-    return {"": f"{side}x{side}, decoding alone", "seconds, compiling": seconds,
+    return {"": f"{side}x{side}, decoding alone{', whole' * whole}", "seconds, compiling": seconds,
             "peak, GB": memory("VmHWM") / 1e9}
 
 
@@ -305,12 +311,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
     flags.add_argument("--against", nargs="*", choices=COMPARED, default=COMPARED, metavar="KIND",
                        help="of pictures beside PyTorch's (%(default)s)")
+    flags.add_argument("--tile", type=int, metavar="PIXELS",
+                       help="sides of the tiles that larger ones are drawn by (those of --size)")
     flags.add_argument("--larger", type=int, nargs="*", default=[1, 2], metavar="TIMES",
                        help="as large as --size, drawn to see their memory (%(default)s)")
     flags.add_argument("--at-once", type=int, default=2, metavar="TIMES",
                        help="to which that is drawn at once as well (%(default)s)")
     flags.add_argument("--decode", type=int, nargs="*", default=[], metavar="PIXELS",
-                       help="sides of pictures that are decoded alone to see their memory")
+                       help="sides of pictures that are decoded alone, as ever and whole, to see "
+                            "their memory")
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < cpu.LONG - 2:  # of a picture that begins with another, one row less
         flags.error(f"--rounds should be from 1 to {cpu.LONG - 3}, not {args.rounds}")
@@ -351,14 +360,17 @@ def _against(folder: Path, args: argparse.Namespace) -> Table:
 
 
 def _larger(folder: Path, args: argparse.Namespace) -> Table:
-    rows = [in_fresh_process(apart, larger_peak, folder, args.size, times, args.steps, at_once)
+    tile, taken = args.tile or args.size, steps_taken(args.steps, LARGER_STRENGTH)
+    rows = [in_fresh_process(apart, larger_peak, folder, args.size, tile, times, args.steps,
+                             at_once)
             for times in args.larger for at_once in (True, False)
             if (times <= args.at_once if at_once else times > 1)]
-    rows += [in_fresh_process(apart, decoding_peak, folder, side) for side in args.decode]
+    rows += [in_fresh_process(apart, decoding_peak, folder, side, whole)
+             for side in args.decode for whole in (False, True)]
     return ("drawn larger", rows,
-            "Each in a process that serves, from when it is ready; a picture begins with one of "
-            f"{args.size}x{args.size}, the size of the tiles, but for one as large as that, which "
-            "is drawn from noise.")
+            f"Each in a process that serves, from when it is ready; tiles have {tile}x{tile} "
+            f"pixels. A picture begins with one of {args.size}x{args.size} and takes {taken} of "
+            f"{args.steps} steps, but for one of that size itself, which is drawn from noise.")
 
 
 _TABLES: dict[str, Callable[[Path, argparse.Namespace], Table]] = {

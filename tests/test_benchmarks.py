@@ -158,7 +158,7 @@ def test_cpu_refuses_rounds_in_which_nothing_would_be_measured(rounds, capsys):
 def test_inputs(tmp_path, one_device, monkeypatch):
     steps, batch, pytorch, larger = tables(
         inputs, tmp_path, "--model=tiny", "--size=32", "--steps=4", "--rounds=1", "--larger=2",
-        "--decode=32"
+        "--tile=48", "--decode=32"
     ).values()
     assert [row[""] for row in steps] == list(inputs.KINDS)
     assert min(float(row["s a step"]) for row in steps) > 0
@@ -171,7 +171,8 @@ def test_inputs(tmp_path, one_device, monkeypatch):
         (f"{kind}: {name}", "0.00%" if name == cpu.OURS else "")
         for kind in inputs.COMPARED for name in inputs.CONTESTANTS]
     assert [(row[""], row["tiles"]) for row in larger] == [
-        ("64x64", ""), ("64x64", "9"), ("32x32, decoding alone", "")]
+        ("64x64", ""), ("64x64", "4"), ("32x32, decoding alone", ""),
+        ("32x32, decoding alone, whole", "")]
     assert all(0.1 < float(row["peak, GB"]) < 5 for row in larger)
 
 

@@ -12,6 +12,7 @@ import tiny
 import torch
 from PIL import Image
 
+from benchmarks.report import count_compilations
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
@@ -172,13 +173,13 @@ def test_eight_control_pictures_strengths_and_shares_in_one_batch_give_the_bytes
     own += [{"sampler": samplers[i]} for i in (6, 7)]  # two that follow nothing
     prompts = [f"{i} cats" for i in range(8)]
     together = drawn_with(given, engine, prompts=prompts, own=own)
-    traces = programs_of(engine)
+    traces, compiled = programs_of(engine), count_compilations()
     assert traces == {"StableDiffusion 1": ONCE, "StableDiffusion 1 with ControlNet 1": ONCE}
     for i in range(8):
         alone, = drawn_with(given, engine, prompts=[*[""] * i, prompts[i]],
                             own=[*[None] * i, own[i]])
         assert np.array_equal(alone, together[i]), own[i]
-    assert programs_of(engine) == traces
+    assert programs_of(engine) == traces and compiled() == 0
     assert len({picture.tobytes() for picture in together}) == 8
 
 

@@ -565,6 +565,7 @@ def test_an_address_has_its_share_of_what_may_wait_as_a_proxy_tells_it(slow_engi
     with served(create_api(slow_engine, Access(public=True))) as address:
         refused = asyncio.run(asyncio.wait_for(visit(address), PATIENCE))
     assert refused.status_code == 429 and "from your network" in refused.json()["detail"]
+    assert int(refused.headers["retry-after"]) >= 1
     until(lambda: not slow_engine.jobs())
 
 

@@ -25,6 +25,7 @@ from test_control import (
 )
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
+from benchmarks.report import count_compilations
 from sd_tpu.checkpoint import folder as checkpoint_folder
 from sd_tpu.checkpoint.config import (
     CheckpointError,
@@ -232,7 +233,7 @@ def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_e
     own += [{"sampler": samplers[i]} for i in (6, 7)]  # two without a reference picture
     prompts = [f"{i} cats" for i in range(8)]
     together = drawn_with(given, engine, prompts=prompts, own=own)
-    traces = programs_of(engine)
+    traces, compiled = programs_of(engine), count_compilations()
     assert traces == {
         "StableDiffusion 1": ONCE, "StableDiffusion 1 with IP-Adapter 1": ONCE,
         "StableDiffusion 1 with ControlNet 1 with IP-Adapter 2": ONCE}
@@ -240,7 +241,7 @@ def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_e
         alone, = drawn_with(given, engine, prompts=[*[""] * i, prompts[i]],
                             own=[*[None] * i, own[i]])
         assert np.array_equal(alone, together[i]), own[i]
-    assert programs_of(engine) == traces
+    assert programs_of(engine) == traces and compiled() == 0
     assert len({picture.tobytes() for picture in together}) == 8
 
 

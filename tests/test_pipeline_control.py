@@ -1,5 +1,7 @@
 """The Flax pipeline that is steered by a control picture, against PyTorch's from the same noise."""
 
+import inspect
+
 import diffusers
 import jax
 import numpy as np
@@ -14,6 +16,8 @@ from sd_tpu import (
     CheckpointError,
     FlaxControlNetModel,
     FlaxStableDiffusionControlNetPipeline,
+    FlaxStableDiffusionImg2ImgPipeline,
+    FlaxStableDiffusionInpaintPipeline,
     FlaxStableDiffusionPipeline,
 )
 
@@ -114,6 +118,38 @@ def test_a_controlnet_of_another_model_is_refused(both, checkpoints):
     other = FlaxControlNetModel(cross_attention_dim=1024)
     with pytest.raises(CheckpointError, match=r"The ControlNet takes texts of 1024 .* be 32\.$"):
         FlaxStableDiffusionControlNetPipeline(**{**pipeline.components, "controlnet": other})
+
+
+@pytest.mark.parametrize("function, needed, optional", [
+    (FlaxStableDiffusionControlNetPipeline.__call__, "prompt_ids image params prng_seed", dict(
+        num_inference_steps=50, guidance_scale=7.5, latents=None, neg_prompt_ids=None,
+        controlnet_conditioning_scale=1.0, return_dict=True, jit=False)),
+    (FlaxStableDiffusionImg2ImgPipeline.__call__, "prompt_ids image params prng_seed", dict(
+        strength=0.8, num_inference_steps=50, height=None, width=None, guidance_scale=7.5,
+        noise=None, neg_prompt_ids=None, return_dict=True, jit=False)),
+    (FlaxStableDiffusionInpaintPipeline.__call__,
+     "prompt_ids mask masked_image params prng_seed", dict(
+         num_inference_steps=50, height=None, width=None, guidance_scale=7.5, latents=None,
+         neg_prompt_ids=None, return_dict=True, jit=False)),
+    (FlaxControlNetModel.__call__, "sample timesteps encoder_hidden_states controlnet_cond", dict(
+        conditioning_scale=1.0, return_dict=True, train=False)),
+    (FlaxStableDiffusionControlNetPipeline.prepare_text_inputs, "prompt", {}),
+    (FlaxStableDiffusionControlNetPipeline.prepare_image_inputs, "image", {}),
+    (FlaxStableDiffusionImg2ImgPipeline.prepare_inputs, "prompt image", {}),
+    (FlaxStableDiffusionInpaintPipeline.prepare_inputs, "prompt image mask", {}),
+])
+def test_what_is_called_takes_what_it_took_in_diffusers_0_35_in_that_order(function, needed,
+                                                                          optional):
+    _, *taken = inspect.signature(function).parameters.values()
+    assert [each.name for each in taken] == [*needed.split(), *optional]
+    assert {each.name: each.default for each in taken if each.default is not each.empty} == optional
+
+
+def test_several_controlnets_are_refused_in_a_sentence(both):
+    _, pipeline, _ = both
+    several = {**pipeline.components, "controlnet": [pipeline.controlnet] * 2}
+    with pytest.raises(CheckpointError, match=r"follows one ControlNet: .* not list\.$"):
+        FlaxStableDiffusionControlNetPipeline(**several)
 
 
 def test_it_is_saved_as_pytorchs_pipeline_reads_it(both, tmp_path):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from sd_tpu.checkpoint.config import ControlNetConfig
+from sd_tpu.checkpoint.config import CheckpointError, ControlNetConfig
 from sd_tpu.families.controlnet import check
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.pipelines.models import (
@@ -38,8 +38,11 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         """Joins the parts; `tokenizer` is transformers'. Pictures are not checked.
 
         Raises:
-            CheckpointError: the parts do not fit one another.
+            CheckpointError: the parts do not fit one another, or controlnet is not a single one.
         """
+        if not isinstance(controlnet, FlaxControlNetModel):
+            raise CheckpointError("The pipeline follows one ControlNet: controlnet should be a "
+                                  f"FlaxControlNetModel, not {type(controlnet).__name__}.")
         super().__init__(vae, text_encoder, tokenizer, unet, scheduler, safety_checker,
                          feature_extractor, dtype, token_downsampling, controlnet=controlnet)
         check(ControlNetConfig.from_dict(controlnet.config), self._structure()[0],
