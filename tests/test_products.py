@@ -28,3 +28,21 @@ def test_layers_multiply_as_suits_the_platform(monkeypatch, platform, summed):
         (product,) = [each for each in traced.eqns if each.primitive.name == "dot_general"]
         assert product.outvars[0].aval.dtype == summed
         assert traced.out_avals[0].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(("platform", "rows", "taken"), [
+    ("cpu", 12, 4), ("cpu", 4, 4), ("cpu", 2, 2), ("cpu", 13, 13), ("tpu", 12, 12)])
+def test_a_layer_is_given_few_rows_of_what_is_large_on_a_cpu(monkeypatch, platform, rows, taken):
+    monkeypatch.setattr(products, "platform", lambda: platform)
+    monkeypatch.setattr(products, "ROWS", 4)
+    monkeypatch.setattr(products, "LARGE", 8)
+    given = []
+
+    def layer(x):
+        given.append(x.size // 2)
+        return jnp.concatenate([2 * x, x + 1], axis=-1)
+
+    x = jnp.arange(2.0 * rows).reshape(1, rows, 2)
+    made = products.by_rows(layer, x)
+    np.testing.assert_array_equal(made, jnp.concatenate([2 * x, x + 1], axis=-1))
+    assert given[-1] == taken

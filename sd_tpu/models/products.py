@@ -1,10 +1,16 @@
 """Products of matrices, as suits the platform."""
 
+import math
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sd_tpu.models.platform import platform
+
+# How many rows are taken at a time on CPUs, of how many numbers on (benchmarks/RESULTS.md).
+ROWS, LARGE = 512, 1 << 20
 
 
 def dot_general(a: jax.Array, b: jax.Array, dimension_numbers, **options) -> jax.Array:
@@ -19,3 +25,15 @@ def dot_general(a: jax.Array, b: jax.Array, dimension_numbers, **options) -> jax
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     """a [..., N] @ b [N, M] -> [..., M], likewise."""
     return dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())))
+
+
+def by_rows(layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """layer(x) for one that takes each row of x [..., N] by itself -> [..., M].
+
+    On CPUs it is given ROWS of a large x at a time, so that what is wider inside of it stays in the
+    cache.
+    """
+    *lead, width = x.shape
+    if platform() != "cpu" or x.size < LARGE or math.prod(lead) % ROWS:
+        return layer(x)
+    return lax.map(layer, x.reshape(-1, ROWS, width)).reshape(*lead, -1)

@@ -23,6 +23,7 @@ from sd_tpu.models.layers import (
     linear,
     pointwise,
 )
+from sd_tpu.models.products import by_rows
 
 Added = Mapping[str, Any]  # arrays, or trees of them
 Control = Sequence[jax.Array]  # added to the outputs of the way down, and last to the middle's
@@ -413,7 +414,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., C] -> [..., C]."""
-        return self.net["2"](self.net["0"](x))
+        return by_rows(lambda x: self.net["2"](self.net["0"](x)), x)
 
 
 class GEGLU(nnx.Module):
