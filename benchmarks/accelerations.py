@@ -1,20 +1,19 @@
 """What the accelerations gain and cost: `python -m benchmarks.accelerations`.
 
 Eight pictures of the same prompts and seeds, exact and accelerated in several ways: how long they
-take, and how far they are from the exact ones. Then what one evaluation takes, of the whole UNet
-and of the shallow part of it, with all tokens and with fewer. For the bundled model, whose judge
+take, and how far they are from the exact ones; beside them exact pictures of fewer steps. Then what
+an evaluation of the UNet takes, with all tokens and with fewer. For the bundled model, whose judge
 `python -m training.judge` makes, `--judged N` also asks it about N pictures of each of two kinds.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.report import parser, report, seconds_of, side_by_side
+from benchmarks.report import parser, report, side_by_side
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import SLOTS, Engine
@@ -32,6 +31,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "cache interval 2": dict(cache_interval=2),
     "cache interval 3": dict(cache_interval=3),
     "cache interval 5": dict(cache_interval=5),
+    "as many steps as interval 2 evaluates": dict(evaluated_at=2),
+    "as many steps as interval 3 evaluates": dict(evaluated_at=3),
     "cache interval 3, guidance 0 to 0.8": dict(cache_interval=3, guidance_stop=0.8),
     FEWER: dict(token_downsampling=DOWNSAMPLING),
     f"cache interval 3, {FEWER}": dict(cache_interval=3, token_downsampling=DOWNSAMPLING),
@@ -43,9 +44,12 @@ JUDGED = {"one thing": "the thing, top-1", "two side by side": "both things, eac
 
 
 def draw(engines: Mapping[int, Engine], prompts: Sequence[str], *, token_downsampling: int = 1,
-         **settings) -> np.ndarray:
-    """Pictures [N, H, W, 3] u8 of the prompts; picture i has the seed i."""
+         steps: int | None = None, evaluated_at: int = 1, **settings) -> np.ndarray:
+    """Pictures [N, H, W, 3] u8 of the prompts; picture i has the seed i. They have as many steps as
+    are evaluated of `steps`, by default the model's, at an interval `evaluated_at`."""
     engine, pictures = engines[token_downsampling], {}
+    steps = steps or engine.defaults.steps
+    settings["steps"] = steps if evaluated_at == 1 else 2 + (steps - 2) // evaluated_at
     for first in range(0, len(prompts), SLOTS):
         request = Request.check({"prompts": prompts[first : first + SLOTS], "seed": first,
                                  **settings}, engine.offer)
@@ -90,12 +94,12 @@ def judged(engines: Mapping[int, Engine], count: int) -> dict[str, dict[str, flo
 
 
 def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[str, float]]:
-    """Median seconds of a row of one guided picture, whole and shallow, by engine; the engines take
-    turns, and the first rows of each are not counted."""
-    slots, seconds = {}, {number: [] for number in engines}
+    """Median seconds of a row of one guided picture, by engine; the engines take turns, and the
+    first rows of each are not counted."""
+    slots = {}
     for number, engine in engines.items():
-        request = Request.check({"prompts": ["a cat"], "steps": 2 * (rounds + 1), "sampler": "ddim",
-                                 "cache_interval": 2}, engine.offer)
+        request = Request.check({"prompts": ["a cat"], "steps": rounds + 1, "sampler": "ddim"},
+                                engine.offer)
         slots[number] = engine.programs.encode(engine.params, engine.programs.empty(),
                                                {0: engine.arrival(request, 0)})
 
@@ -104,13 +108,8 @@ def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[st
         advanced = engine.programs.advance(engine.params, slots[number], 1)
         slots[number] = jax.block_until_ready(advanced)
 
-    for _ in range(2 * (rounds + 1)):
-        for number in engines:
-            seconds[number].append(seconds_of(partial(row, number)))
-    medians = {number: [median(taken[first::2]) for first in (2, 3)]
-               for number, taken in seconds.items()}
-    return {number: {"whole, s": whole, "shallow, s": shallow, "shallow / whole": shallow / whole}
-            for number, (whole, shallow) in medians.items()}
+    times = side_by_side({number: partial(row, number) for number in engines}, rounds)
+    return {number: {"seconds": time.median} for number, time in times.items()}
 
 
 def _rows(times: Mapping[str, Mapping[str, float]],
@@ -161,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found = {way: {**found[way], **shares[way]} for way in WAYS}
         for engine in engines.values():
             engine.close()
-    report(f"An evaluation, whole and shallow: {model}", single, args.results,
+    report(f"An evaluation: {model}", single, args.results,
            notes=[f"Medians of {args.rounds} rows each of one guided picture; in eights, one takes "
                   "as long as eight."])
     if args.pictures:

@@ -80,8 +80,7 @@ class Simulated:
         self.scheduler = Scheduler(CHIPS, self._model, limits=ENDLESS)
         self.batch = Batch(architecture="", height=1, width=1, slots=2 * max(SLOTS, CHIPS))
         self.scheduler.prepare(self.batch, 0.0)
-        speed = Compiled(seconds=0.0, row_seconds=(cost.step, cost.step),
-                         decode_seconds=cost.decode)
+        speed = Compiled(seconds=0.0, row_seconds=cost.step, decode_seconds=cost.decode)
         for chip in range(CHIPS):
             self.scheduler.hold(chip, WEIGHTS)
         self.scheduler.update(Report(compiled={self.batch: speed}), 0.0)

@@ -101,9 +101,8 @@ def operations(model: LatentDiffusion, params: Params, size: int) -> float:
     of_each = jax.ShapeDtypeStruct((2,), np.float32)
     strength = {"strength": of_each} if model.steered else {}
     x = jax.ShapeDtypeStruct((2, *latent_shape), np.float32)
-    lowered = jax.jit(partial(model.denoise, shallow=False)).lower(
-        params, x, of_each, both(model.cond_shapes), both(model.cache_shapes(latent_shape)),
-        **strength)
+    lowered = jax.jit(model.denoise).lower(
+        params, x, of_each, both(model.cond_shapes), **strength)
     return lowered.cost_analysis()["flops"]
 
 

@@ -260,7 +260,7 @@ def test_accelerations(tmp_path):
     single, ways = found.values()
     assert [row[""] for row in single] == ["one by one, all tokens",
                                            "one by one, token downsampling 2"]
-    assert all(float(row["whole, s"]) > 0 < float(row["shallow, s"]) for row in single)
+    assert all(float(row["seconds"]) > 0 for row in single)
     assert [row[""] for row in ways] == list(accelerations.WAYS)
     exact, *others = ways
     assert float(exact["speed-up one by one"]) == 1 and float(exact["mean difference"]) == 0

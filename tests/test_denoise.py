@@ -7,7 +7,7 @@ import torch
 from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 
-from sd_tpu.runtime.slots import ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW, _guided, row_kinds
+from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED, _guided, row_kinds
 from sd_tpu.sampling.samplers import SAMPLERS, make_table
 from sd_tpu.sampling.schedule import NoiseSchedule
 
@@ -38,13 +38,15 @@ def test_all_rows_of_a_step_are_alike_and_the_last_is_guided_unless_it_is_left_o
     assert (row_kinds(table, 3.0, start=0.5)[-1], row_kinds(table, 3.0)[-1]) == (GUIDED, GUIDED)
 
 
-def test_the_row_in_which_guidance_begins_is_evaluated_as_a_whole():
-    table = make_table("ddim", NoiseSchedule.from_config(SCHEDULE), 8)
-    kinds = row_kinds(table, 3.0, start=0.25, stop=0.75, interval=4)
-    assert kinds.tolist() == [ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW, GUIDED, GUIDED_SHALLOW,
-                              ALONE_SHALLOW, ALONE_SHALLOW]
-    alone = row_kinds(table, 1.0, start=0.25, interval=4)
-    assert alone.tolist() == [ALONE, *[ALONE_SHALLOW] * 3] * 2
+def test_two_rows_are_evaluated_at_first_and_where_guidance_begins_and_ends():
+    table = make_table("ddim", NoiseSchedule.from_config(SCHEDULE), 10)
+    kinds = row_kinds(table, 3.0, start=0.3, stop=0.7, interval=4)
+    assert kinds.tolist() == [ALONE, ALONE, FORECAST, GUIDED, GUIDED, FORECAST, FORECAST,
+                              ALONE, ALONE, FORECAST]
+    kinds = row_kinds(table, 3.0, start=0.1, interval=2)
+    assert kinds.tolist() == [ALONE, GUIDED, *[GUIDED, FORECAST] * 4]
+    alone = row_kinds(table, 1.0, start=0.3, interval=4)
+    assert alone.tolist() == [ALONE, ALONE, *[FORECAST] * 3, ALONE, *[FORECAST] * 3, ALONE]
 
 
 def test_each_picture_has_a_guidance_rescale_of_its_own_and_it_is_that_of_diffusers():

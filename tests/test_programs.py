@@ -17,7 +17,6 @@ from benchmarks.hlo import COMPUTATION
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.models import AutoencoderKL, UNet2DConditionModel
 from sd_tpu.models import platform as platforms
-from sd_tpu.models.unet import Context, timestep_encoding
 from sd_tpu.runtime import programs as programs_module
 from sd_tpu.runtime import slots as denoise
 from sd_tpu.runtime.compiler import ADVANCE_OPTIONS, compiler_options
@@ -25,7 +24,7 @@ from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import KNOWN, MAX_ROWS, Entry, gaussian
 from sd_tpu.runtime.weights import DeviceWeights
-from sd_tpu.sampling.samplers import COLUMNS, make_table
+from sd_tpu.sampling.samplers import COLUMNS, REACH, make_table
 
 ALL = 10**6  # rows: more than any table has
 
@@ -191,7 +190,7 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
 @pytest.fixture(scope="module")
 def evaluations(sd1):
     """Draws entries on one device in groups of `group`, and says which evaluations of the model
-    that took: the kind of each and the size of its batch."""
+    that took, by the sizes of their batches."""
     pipeline, params = sd1
 
     @cache
@@ -200,15 +199,15 @@ def evaluations(sd1):
         draw_here = partial(draw, programs, jax.device_put(params, replicated(programs.mesh)))
         seen = []
         with pytest.MonkeyPatch.context() as patch:
-            for kind in ("whole", "shallow"):
-                patch.setattr(UNet2DConditionModel, kind, counted(kind, seen))
+            patch.setattr(UNet2DConditionModel, "__call__",
+                          counted(UNet2DConditionModel, "__call__", seen))
             draw_here({0: simple()})  # compiles
         return draw_here, seen
 
     def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> Entry:
         return enter(pipeline, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
 
-    def evaluate(group: int, *asked: dict) -> list[tuple[str, int]]:
+    def evaluate(group: int, *asked: dict) -> list[int]:
         draw_here, seen = counting(group)
         jax.effects_barrier()
         seen.clear()
@@ -219,12 +218,12 @@ def evaluations(sd1):
     return evaluate
 
 
-def counted(kind: str, seen: list[tuple[str, int]], network: type = UNet2DConditionModel):
-    """The network's method of that name, which adds to `seen` whenever it runs."""
-    evaluate = getattr(network, kind)
+def counted(network: type, name: str, seen: list[int]):
+    """The network's method of that name, which adds its batch's size to `seen` whenever it runs."""
+    evaluate = getattr(network, name)
 
     def counting(self, *inputs):
-        jax.debug.callback(lambda: seen.append((kind, len(inputs[0]))))
+        jax.debug.callback(lambda: seen.append(len(inputs[0])))
         return evaluate(self, *inputs)
 
     return counting
@@ -236,30 +235,28 @@ def counted(kind: str, seen: list[tuple[str, int]], network: type = UNet2DCondit
 ])
 def test_what_is_not_guided_shares_evaluations_two_by_two(evaluations, group, guidances, rounds):
     seen = evaluations(group, *(dict(steps=3, guidance=guidance) for guidance in guidances))
-    assert seen == [("whole", 2 * group)] * (3 * rounds)
+    assert seen == [2 * group] * (3 * rounds)
 
 
-STOPS, REUSES = dict(guidance_stop=0.5), dict(cache_interval=2)
+STOPS, SKIPS = dict(guidance_stop=0.5), dict(cache_interval=2)
 
 
-@pytest.mark.parametrize("group, inexact, whole, shallow", [
-    (1, [STOPS], 4, 0),
-    (1, [STOPS] * 2, 2 * 2 + 2 * 1, 0),
-    (1, [STOPS, dict(guidance_start=0.5)], 4 * 2, 0),
-    (1, [REUSES], 2, 2),
-    (1, [REUSES] * 4, 2 * 4, 2 * 4),
-    (1, [REUSES, {}], 4 + 2, 2),
-    (1, [dict(cache_interval=4, guidance_stop=0.5)] * 2, 2, 2 + 1 + 1),
-    (4, [REUSES, {}, STOPS], 2 * 1 + 2 * 2, 2),
-    (4, [STOPS] * 8, 2 * 2 + 2 * 1, 0),
+@pytest.mark.parametrize("group, inexact, count", [
+    (1, [STOPS], 4),
+    (1, [STOPS] * 2, 2 * 2 + 2 * 1),
+    (1, [STOPS, dict(guidance_start=0.5)], 4 * 2),
+    (1, [SKIPS], 3),
+    (1, [SKIPS] * 4, 3 * 4),
+    (1, [SKIPS, {}], 3 + 4),
+    (1, [dict(cache_interval=4, guidance_stop=0.25)] * 2, 2 + 1 + 1),
+    (4, [SKIPS, {}, STOPS], 2 * 1 + 2 * 2),
+    (4, [STOPS] * 8, 2 * 2 + 2 * 1),
 ])
 def test_only_what_is_asked_for_is_evaluated_and_packed_anew_when_that_changes(
-    evaluations, group, inexact, whole, shallow
+    evaluations, group, inexact, count
 ):
     seen = evaluations(group, *(dict(steps=4, guidance=3.0, inexact=each) for each in inexact))
-    assert {size for _, size in seen} == {2 * group}
-    kinds = [kind for kind, _ in seen]
-    assert (kinds.count("whole"), kinds.count("shallow")) == (whole, shallow)
+    assert seen == [2 * group] * count
 
 
 def test_what_has_ended_leaves_its_evaluations_to_the_others(evaluations):
@@ -271,7 +268,7 @@ def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypa
     pipeline, params = sd1
     seen = []
     monkeypatch.setattr(platforms, "platform", lambda: platform)
-    monkeypatch.setattr(AutoencoderKL, "decode", counted("decode", seen, AutoencoderKL))
+    monkeypatch.setattr(AutoencoderKL, "decode", counted(AutoencoderKL, "decode", seen))
     latents = np.random.default_rng(0).standard_normal((4, 16, 16, 4)).astype(np.float32)
     traced = jax.jit(partial(denoise.decode_slots, pipeline.model)).trace(
         params, latents, np.zeros(4, bool))
@@ -281,7 +278,7 @@ def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypa
     for wanted in ([1, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]):
         pictures[sum(wanted)] = np.asarray(compiled(params, latents, np.array(wanted, bool)))
         jax.effects_barrier()
-        assert seen == [("decode", 1)] * sum(wanted)
+        assert seen == [1] * sum(wanted)
         seen.clear()
     assert pictures[4].std(axis=(1, 2, 3)).min() > 1
     assert (pictures[2][1::2] == pictures[4][1::2]).all() and not pictures[2][::2].any()
@@ -420,61 +417,40 @@ def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs
         Programs(pipeline.model, make_mesh(), slots=8, height=32, width=30)
 
 
-# --- guidance in an interval, and features that are reused --------------------------------------
-
-
-def plain_unet(unet, x, t, text, deep=None):
-    """The whole UNet, layer by layer, where `deep` replaces what enters its last layer; also that
-    what entered it."""
-    config = unet.config
-    time = unet.time_embedding(timestep_encoding(
-        t, config.block_out_channels[0], config.flip_sin_to_cos, config.freq_shift))
-    x, text = unet.conv_in(x), Context(text)
-    skips = [x]
-    for block in unet.down_blocks:
-        x, outputs = block.down(x, time, text)
-        skips += outputs
-    first, last = unet.mid_block.resnets
-    x = last(unet.mid_block.attentions[0](first(x, time), text), time)
-    for block in unet.up_blocks:
-        for i, resnet in enumerate(block.resnets):
-            if resnet is unet.up_blocks[-1].resnets[-1]:
-                x = deep = x if deep is None else deep
-            x = resnet(jnp.concatenate([x, skips.pop()], axis=-1), time)
-            x = block.attentions[i](x, text) if i < len(block.attentions) else x
-        if hasattr(block, "upsamplers"):
-            x = block.upsamplers[0](x)
-    return unet.conv_out(nnx.silu(unet.conv_norm_out(x))), deep
+# --- guidance in an interval, and outputs that are forecast -------------------------------------
 
 
 @pytest.fixture(scope="module")
 def compiled_plainly(drawn):
-    """The text encoder and the plain UNet."""
+    """The text encoder and the UNet."""
     (pipeline, params, _), _ = drawn("one device")
     encoder = nnx.merge(pipeline.model.text_encoder, params["text_encoder"])
     unet = nnx.merge(pipeline.model.unet, params["unet"])
-    return jax.jit(encoder), jax.jit(partial(plain_unet, unet))
+    return jax.jit(encoder), jax.jit(unet)
 
 
-def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], whole: set[int]):
+def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], evaluated: set[int]):
     """Latents [h, w, C] made row by row, with one text at a time: guidance in the rows `guided`,
-    and features reused in those that are not `whole`."""
+    and in those that are not `evaluated` history on a line through what was before."""
     encode, evaluate = compiled
     texts = encode(entry.inputs["text_encoder"]["ids"][:, 0])
     x = entry.spread * gaussian(jnp.asarray(entry.key), shape)
-    history, deep = jnp.zeros((5, *shape)), [None, None]
+    history, known = jnp.zeros((5, *shape)), []
     for i, row in enumerate(entry.rows):
         c = dict(zip(COLUMNS, row, strict=True))
-        out = [None, None]
-        for text in (0, 1) if i in guided else (1,):
-            reused = None if i in whole else deep[text]
-            out[text], deep[text] = evaluate(
-                c["c_in"] * x[None], jnp.full(1, c["t"]), texts[text : text + 1], reused)
-        negative, positive = out
-        out = positive[0]
-        if i in guided:
-            out = (negative + entry.guidance * (positive - negative))[0]
-        history = jnp.concatenate([(c["u"] * x + c["v"] * out)[None], history[:-1]])
+        if i in evaluated:
+            negative, positive = (evaluate(c["c_in"] * x[None], jnp.full(1, c["t"]), text[None])[0]
+                                  for text in texts)
+            out = positive
+            if i in guided:
+                out = negative + entry.guidance * (positive - negative)
+            newest = c["u"] * x + c["v"] * out
+            known = [*known, (c["t"], newest)][-2:]
+        else:
+            (t0, h0), (t1, h1) = known
+            near = t1 - c["t"] <= REACH
+            newest = h0 + (h1 - h0) * (c["t"] - t0) / (t1 - t0) if near else h1
+        history = jnp.concatenate([newest[None], history[:-1]])
         noise = gaussian(jax.random.fold_in(entry.key, i), shape)
         x = c["a"] * x + sum(c[f"b{k}"] * history[k] for k in range(5)) + c["s"] * noise
     return x
@@ -483,30 +459,34 @@ def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], whole: set[in
 ROWS = set(range(8))
 
 
-@pytest.mark.parametrize("sampler, steps, inexact, guided, whole", [
+@pytest.mark.parametrize("sampler, steps, inexact, guided, evaluated", [
     ("dpmpp_2m", 8, {}, ROWS, ROWS),
     ("dpmpp_2m", 8, PART, {2, 3, 4, 5}, ROWS),
     ("euler_ancestral", 8, dict(guidance_stop=0.5), {0, 1, 2, 3}, ROWS),
-    ("ddim", 8, dict(cache_interval=3), ROWS, {0, 3, 6}),
-    ("dpmpp_2m", 8, dict(cache_interval=4, **PART), {2, 3, 4, 5}, {0, 2, 4}),
-    ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 4}),
-    ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 2, 4, 6}),
+    ("ddim", 8, dict(cache_interval=3), ROWS, {0, 1, 4, 7}),
+    ("euler_ancestral", 8, dict(cache_interval=2), ROWS, {0, 1, 3, 5, 7}),
+    ("dpmpp_2m", 8, dict(cache_interval=4, **PART), {2, 3, 4, 5}, {0, 1, 2, 3, 6, 7}),
+    ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 1, 4, 5}),
+    ("pndm", 7, dict(cache_interval=2), ROWS, {0, 1, 3, 5, 7}),
+    ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 1, 3, 4, 5}),
 ])
 def test_a_picture_is_what_a_plain_loop_makes_of_it(drawn, compiled_plainly, sampler, steps,
-                                                    inexact, guided, whole):
+                                                    inexact, guided, evaluated):
     (pipeline, params, programs), _ = drawn("one device")
     plainly = partial(drawn_plainly, compiled_plainly, programs.latent_shape)
     ours = enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
     slots = programs.encode(params, programs.empty(), {3: ours})
     slots = programs.advance(params, slots, ALL)
-    plain = plainly(ours, guided, whole)
+    plain = plainly(enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3), guided,
+                    evaluated)
     np.testing.assert_allclose(slots.latents[3], plain, atol=2e-4)
     if inexact:
-        exact = plainly(ours, ROWS, ROWS)
+        exact = plainly(enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3), ROWS,
+                        ROWS)
         assert float(abs(exact - plain).max()) > 0.01, "nothing was at stake"
 
 
-def test_an_interval_of_all_and_a_cache_of_none_give_the_exact_bytes(on, together):
+def test_guidance_in_all_steps_and_an_interval_of_one_give_the_exact_bytes(on, together):
     pipeline, params, programs = on
     exact = dict(guidance_start=0.0, guidance_stop=1.0, cache_interval=1)
     image = draw(programs, params, {5: enter(pipeline, *DIFFERENT[0][:-1], exact)})[5]

@@ -13,10 +13,12 @@ from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.sampling.samplers import (
     COLUMNS,
     HISTORY,
+    REACH,
     SAMPLERS,
     Table,
     default_sampler,
     make_table,
+    with_forecasts,
 )
 from sd_tpu.sampling.schedule import NoiseSchedule
 
@@ -310,6 +312,45 @@ def test_the_last_row_lands_on_the_clean_image_of_an_ideal_denoiser(key, spacing
         for steps, tolerance in within.items():
             x = run_ideal(make_table(key, schedule, steps, spacing=spacing))
             assert np.abs(x - CLEAN).max() < tolerance, (prediction, zero_snr, steps)
+
+
+@pytest.mark.parametrize("key", SAMPLERS)
+def test_what_an_ideal_denoiser_says_is_forecast_exactly(key):
+    exact = make_table(key, NoiseSchedule.from_config(CONFIG), 20)
+    skipped = np.arange(len(exact.rows)) % 5 > 1
+    x, history, evaluated = exact.init_noise_sigma * START, [np.zeros(SHAPE)] * HISTORY, []
+    for row, skip, noise in zip(with_forecasts(exact, skipped).rows, skipped, NOISES, strict=False):
+        _, _, u, v, a, *b, s, p, q = row
+        out = newest = u * evaluated[-1] + v * evaluated[-2] if skip else (CLEAN - p * x) / q
+        if not skip:
+            newest = u * x + v * out
+            evaluated.append(newest)
+        assert error(p * x + q * out, CLEAN) < 1e-9, "the row's estimate of the clean latents"
+        history = [newest, *history[:-1]]
+        x = a * x + sum(b[k] * history[k] for k in range(HISTORY)) + s * noise
+    assert error(x, run_ideal(exact)) < 1e-9
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_a_forecast_is_on_the_line_in_t_through_the_last_two_that_were_evaluated(key, spacing):
+    exact = make_table(key, NoiseSchedule.from_config(CONFIG), 12, spacing=spacing)
+    skipped = np.isin(np.arange(len(exact.rows)), (2, 3, 4, 6, 9, 10))
+    rows, t = with_forecasts(exact, skipped).rows, exact.rows[:, 0]
+    assert np.array_equal(rows[~skipped], exact.rows[~skipped])
+    for r, newest, before in ((2, 1, 0), (3, 1, 0), (4, 1, 0), (6, 5, 1), (9, 8, 7), (10, 8, 7)):
+        u, v = rows[r, 2:4]
+        assert u + v == pytest.approx(1)
+        if t[newest] != t[before] and t[newest] - t[r] <= REACH:
+            assert u * t[newest] + v * t[before] == pytest.approx(t[r])
+        else:
+            assert (u, v) == (1, 0)
+
+
+def test_where_the_last_two_have_the_same_t_the_newest_is_the_forecast():
+    table = make_table("pndm", NoiseSchedule.from_config(CONFIG), 12, begin=1)
+    assert table.rows[0, 0] == table.rows[1, 0]
+    forecast = with_forecasts(table, np.arange(len(table.rows)) == 2)
+    assert forecast.rows[2, 2:4].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)

@@ -333,7 +333,5 @@ def test_sdxl_of_full_size_advances():
 def test_smaller_unets_of_full_size_denoise(name):
     model, params = full_size(name)
     x = jax.ShapeDtypeStruct((2, *model.latent_shape(1216, 832)), jnp.float32)
-    t, cache = jax.ShapeDtypeStruct((2,), jnp.float32), model.cache_shapes(x.shape[1:])
-    out, after = jax.eval_shape(partial(model.denoise, shallow=False), params, x, t,
-                                model.cond_shapes, cache)
-    assert (out.shape, after) == (x.shape, cache)
+    t = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert jax.eval_shape(model.denoise, params, x, t, model.cond_shapes).shape == x.shape

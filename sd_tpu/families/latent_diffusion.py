@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, PyTree, UInt8
+from jaxtyping import Array, Bool, Float, UInt8
 
 from sd_tpu.checkpoint.config import (
     CheckpointError,
@@ -48,12 +48,10 @@ class LatentDiffusion:
     """The UNet and the autoencoder of a family, without their parameters.
 
     Its conditions are the text embeddings, "text", and whatever else the UNet takes, by the names
-    that `UNet2DConditionModel` has for it. The cache is the features [2, h, w, F] that enter the
-    UNet's last layer.
+    that `UNet2DConditionModel` has for it.
 
     Where a ControlNet steers it, inputs hold the control picture as "control", uint8 [H, W, 3],
-    conditions what the ControlNet makes of it, [1, h, w, F], and the cache is a pair: the features,
-    and what was added to the first of the maps that are skipped across.
+    and conditions what the ControlNet makes of it, [1, h, w, F].
 
     With an IP-Adapter, inputs hold the tokens that it makes of a reference picture as "reference",
     [2, T, d], and its "reference_scale", f32 [1], and conditions what the UNet takes under these
@@ -157,14 +155,6 @@ class LatentDiffusion:
             )
         return height // self.downscale, width // self.downscale, self.vae_config.latent_channels
 
-    def cache_shapes(self, latent_shape: tuple[int, int, int]) -> PyTree[jax.ShapeDtypeStruct]:
-        """Of the cache of pictures with such latents."""
-        features = self._features(2, *latent_shape[:2])
-        return (features, features) if self.steered else features
-
-    def _features(self, *lead: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*lead, self.unet_config.block_out_channels[0]), self.dtype)
-
     # --- prompts --------------------------------------------------------------------------------
 
     def for_inputs(self, inputs: Arrays) -> "LatentDiffusion":
@@ -251,8 +241,9 @@ class LatentDiffusion:
         if self.guidance_size:
             shapes["timestep_cond"] = jax.ShapeDtypeStruct((2, self.guidance_size), jnp.float32)
         if self.steered:
-            shapes["control"] = self._features(
-                1, *(side // self.downscale for side in self.control_size))
+            h, w = (side // self.downscale for side in self.control_size)
+            features = self.unet_config.block_out_channels[0]
+            shapes["control"] = jax.ShapeDtypeStruct((1, h, w, features), self.dtype)
         if config := self.ip_adapter_config:
             shapes["reference"] = [
                 2 * (jax.ShapeDtypeStruct((2, config.tokens, width), self.dtype),)
@@ -282,21 +273,11 @@ class LatentDiffusion:
     # --- on the devices -------------------------------------------------------------------------
 
     def denoise(self, params: Params, x: Float[Array, "b h w taken"], t: Float[Array, " b"],
-                cond: Arrays, cache: PyTree[Float[Array, "b h w F"]], shallow: bool,
-                strength: Float[Array, " b"] | None = None
-                ) -> tuple[Float[Array, "b h w C"], PyTree[Float[Array, "b h w F"]]]:
-        """The UNet's output, and the features that enter its last layer."""
-        unet = nnx.merge(self.unet, params["unet"])
-        if not self.steered:
-            if shallow:
-                return unet.shallow(x, t, cond["text"], cache, cond), cache
-            return unet.whole(x, t, cond["text"], cond)
-        if shallow:
-            deep, first = cache
-            return unet.shallow(x, t, cond["text"], deep, cond, first), cache
-        control = self._control(params, x, t, cond, strength)
-        out, deep = unet.whole(x, t, cond["text"], cond, control)
-        return out, (deep, control[0])
+                cond: Arrays, strength: Float[Array, " b"] | None = None
+                ) -> Float[Array, "b h w C"]:
+        """The UNet's output."""
+        control = self._control(params, x, t, cond, strength) if self.steered else None
+        return nnx.merge(self.unet, params["unet"])(x, t, cond["text"], cond, control)
 
     def _control(self, params: Params, x: jax.Array, t: jax.Array, cond: Arrays,
                  strength: jax.Array) -> list[jax.Array]:

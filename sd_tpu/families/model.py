@@ -20,8 +20,8 @@ class Model(Protocol):
 
     Two checkpoints of one architecture have equal models, and one compiled program serves both.
     A slot has two texts, the negative prompt and the prompt; `cond`, what the networks are told
-    of them, and `cache`, what an evaluation leaves to the next ones, are trees of arrays that only
-    the family can read. Every array of theirs leads with the texts, or with 1 for both.
+    of them, is a tree of arrays that only the family can read. Each of them leads with the texts,
+    or with 1 for both.
     """
 
     dtype: jnp.dtype  # of its parameters, but for parts that need float32, and of the arithmetic
@@ -42,9 +42,6 @@ class Model(Protocol):
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
-
-    def cache_shapes(self, latent_shape: tuple[int, int, int]) -> Shapes:
-        """Of the cache of pictures with such latents."""
 
     def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
                       negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
@@ -74,17 +71,14 @@ class Model(Protocol):
         """The cond of one slot."""
 
     def denoise(self, params: Params, x: Float[Array, "b h w taken"], t: Float[Array, " b"],
-                cond: PyTree, cache: PyTree, shallow: bool,
-                strength: Float[Array, " b"] | None = None) -> tuple[Array, PyTree]:
-        """The networks' outputs [b, h, w, C] f32, and the cache of this evaluation.
+                cond: PyTree, strength: Float[Array, " b"] | None = None) -> Array:
+        """The networks' outputs [b, h, w, C] f32.
 
         Args:
             params: by component.
             x: latents of unit variance, with the mask's channels after them.
             t: timesteps of training, fractions allowed.
             cond: of one text each, b of them in place of the two.
-            cache: likewise.
-            shallow: evaluate only a part of the networks, and the cache in place of the rest.
             strength: of what steers each of them, where the model is steered.
         """
 

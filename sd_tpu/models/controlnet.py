@@ -42,7 +42,7 @@ class ControlNetModel(WayDown):
     def __call__(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
                  text: Float[Array, "b l d"], embedded: Float[Array, "b h w features"],
                  added: Added | None = None) -> list[jax.Array]:
-        """What `UNet2DConditionModel.whole` takes as control, at full strength.
+        """What `UNet2DConditionModel` takes as control, at full strength.
 
         Args:
             latents: [B, h, w, in_channels].

@@ -169,7 +169,8 @@ class UNet2DConditionModel(WayDown):
 
     def __call__(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
                  text: Float[Array, "b l d"],
-                 added: Added | None = None) -> Float[Array, "b h w c_out"]:
+                 added: Added | None = None,
+                 control: Control | None = None) -> Float[Array, "b h w c_out"]:
         """Predicts the model output for a batch in which every image has its own timestep.
 
         Args:
@@ -181,6 +182,7 @@ class UNet2DConditionModel(WayDown):
                 `time_cond_proj_dim` the `timestep_cond` [B, time_cond_proj_dim], which is the
                 `guidance_encoding` of the guidance scale. Beside that, a `reference` with its
                 `reference_scale`, as `Context` has them, or neither.
+            control: what a ControlNet adds to the maps to skip across and to that of the middle.
 
         Returns:
             [B, h, w, out_channels] float32.
@@ -188,50 +190,17 @@ class UNet2DConditionModel(WayDown):
         Raises:
             ValueError: a condition that the config asks for is not among those added.
         """
-        return self.whole(latents, timesteps, text, added)[0]
-
-    def whole(
-        self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
-        text: Float[Array, "b l d"], added: Added | None = None, control: Control | None = None,
-    ) -> tuple[Float[Array, "b h w c_out"], Float[Array, "b h w features"]]:
-        """The prediction, and the features [B, h, w, block_out_channels[0]] of this model's dtype
-        that enter the last of all layers, which `shallow` takes at a timestep close by.
-
-        `control` is what a ControlNet adds to the maps to skip across and to that of the middle.
-        """
-        time, context = self._told(timesteps, text, added or {})
+        added = added or {}
+        time, context = self._conditions(timesteps, text, added)
+        context = context._replace(reference=added.get("reference"),
+                                   scale=added.get("reference_scale"))
         x, skips = self._descend(self.conv_in(latents.astype(self.dtype)), time, context)
         if control is not None:
             *steered, middle = (each.astype(self.dtype) for each in control)
             skips = [skip + each for skip, each in zip(skips, steered, strict=True)]
             x = x + middle
-        *blocks, last = self.up_blocks
-        for block in blocks:
+        for block in self.up_blocks:
             x = block.up(x, time, context, skips)
-        deep = last.up_to_last(x, time, context, skips)
-        return self._end(last.up_last(deep, time, context, skips)), deep
-
-    def shallow(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
-                text: Float[Array, "b l d"], deep: Float[Array, "b h w features"],
-                added: Added | None = None,
-                control: Float[Array, "b h w features"] | None = None
-                ) -> Float[Array, "b h w c_out"]:
-        """The prediction with the features `deep` of an earlier one of the same picture and text:
-        only the first and the last layer are evaluated, as in DeepCache (Ma et al. 2023,
-        arXiv:2312.00858). `control` is the first of what a ControlNet added there."""
-        time, context = self._told(timesteps, text, added or {})
-        skips = [self.conv_in(latents.astype(self.dtype))]
-        if control is not None:
-            skips[0] = skips[0] + control.astype(self.dtype)
-        return self._end(self.up_blocks[-1].up_last(deep, time, context, skips))
-
-    def _told(self, timesteps: jax.Array, text: jax.Array,
-              added: Added) -> tuple[jax.Array, Context]:
-        time, context = self._conditions(timesteps, text, added)
-        return time, context._replace(reference=added.get("reference"),
-                                      scale=added.get("reference_scale"))
-
-    def _end(self, x: jax.Array) -> jax.Array:
         return self.conv_out(nnx.silu(self.conv_norm_out(x))).astype(jnp.float32)
 
 
@@ -327,21 +296,9 @@ class Block(nnx.Module):
     def up(self, x: jax.Array, time: jax.Array, context: Context,
            skips: list[jax.Array]) -> jax.Array:
         """x [B, h, w, C] -> x at the next resolution; takes its skips from the end of the list."""
-        x = self.up_last(self.up_to_last(x, time, context, skips), time, context, skips)
-        return self.upsamplers[0](x) if hasattr(self, "upsamplers") else x
-
-    def up_to_last(self, x: jax.Array, time: jax.Array, context: Context,
-                   skips: list[jax.Array]) -> jax.Array:
-        """All layers of the way up but the last: x [B, h, w, C] -> x [B, h, w, channels]."""
-        for i in range(len(self.resnets) - 1):
+        for i in range(len(self.resnets)):
             x = self._layer(i, jnp.concatenate([x, skips.pop()], axis=-1), time, context)
-        return x
-
-    def up_last(self, x: jax.Array, time: jax.Array, context: Context,
-                skips: list[jax.Array]) -> jax.Array:
-        """The last layer of the way up: [B, h, w, channels] -> like x."""
-        last = len(self.resnets) - 1
-        return self._layer(last, jnp.concatenate([x, skips.pop()], axis=-1), time, context)
+        return self.upsamplers[0](x) if hasattr(self, "upsamplers") else x
 
 
 class Transformer2DModel(nnx.Module):

@@ -332,8 +332,8 @@ class FlaxUNet2DConditionModel(Network):
         """
         control = None if mid_block_additional_residual is None else [
             *down_block_additional_residuals, mid_block_additional_residual]
-        out, _ = self._module().whole(sample.transpose(0, 2, 3, 1), _times(timesteps, sample),
-                                      encoder_hidden_states, added_cond_kwargs, control)
+        out = self._module()(sample.transpose(0, 2, 3, 1), _times(timesteps, sample),
+                             encoder_hidden_states, added_cond_kwargs, control)
         output = SampleOutput(out.transpose(0, 3, 1, 2))
         return output if return_dict else output.to_tuple()
 

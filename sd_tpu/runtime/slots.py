@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int32, PyTree, Shaped, UInt8, UInt32
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.model import Model
 from sd_tpu.models.platform import only_if
-from sd_tpu.sampling.samplers import COLUMNS, HISTORY, Table
+from sd_tpu.sampling.samplers import COLUMNS, HISTORY, Table, with_forecasts
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
@@ -32,7 +32,8 @@ KNOWN, MASKED, SEEN = "known", "masked", "reference"
 # The settings of a picture that `Entry.of` takes, by their names.
 TAKEN = ("guidance", "guidance_start", "guidance_stop", "cache_interval", "guidance_rescale",
          "control_scale", "control_start", "control_stop")
-IDLE, ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW = range(5)  # what a row evaluates: `row_kinds`
+IDLE, ALONE, GUIDED, FORECAST = range(4)  # what a row evaluates: `row_kinds`
+MOVING = ("latents", "history", "clean", "evaluated", "row")  # of `Slots`, what rows change
 
 
 @no_type_check  # JAX makes trees of it that hold other things than arrays
@@ -57,7 +58,7 @@ class Slots:
     levels: Float[Array, "S R 2"]  # alpha and sigma after each row
     told: Float[Array, "S h w M"]  # the mask's channels, where the model takes any
     strength: Float[Array, "S steered"]  # of each row's control, R where the model is steered
-    cache: PyTree[Shaped[Array, "S ..."]]  # of each text's last whole evaluation, to reuse
+    evaluated: Float[Array, "S 2 h w C"]  # the last two of history that were not forecast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +192,7 @@ class Entry:
         noise = np.float32(latents) if given.under_noise and latents is not None else None
         kinds = row_kinds(table, guidance, start=guidance_start, stop=guidance_stop,
                           interval=cache_interval)
+        table = with_forecasts(table, kinds == FORECAST)
         return cls(inputs=inputs, guidance=guidance, rescale=np.float32(guidance_rescale),
                    rows=table.rows.astype(np.float32),
                    kinds=kinds, end=np.int32(len(kinds)), key=np.asarray(key),
@@ -251,14 +253,11 @@ def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) ->
     def zeros(*shape, dtype=jnp.float32):
         return jnp.zeros((count, *shape), dtype)
 
-    def like(shapes):
-        return jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), shapes)
-
     return Slots(
         latents=zeros(*latent_shape),
         history=zeros(HISTORY, *latent_shape),
         clean=zeros(*latent_shape),
-        cond=like(model.cond_shapes),
+        cond=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), model.cond_shapes),
         guidance=zeros(),
         rescale=zeros(),
         rows=zeros(MAX_ROWS, len(COLUMNS)),
@@ -272,7 +271,7 @@ def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) ->
         levels=zeros(MAX_ROWS, 2),
         told=zeros(*latent_shape[:2], model.mask_channels),
         strength=zeros(MAX_ROWS * model.steered),
-        cache=like(model.cache_shapes(latent_shape)),
+        evaluated=zeros(2, *latent_shape),
     )
 
 
@@ -310,7 +309,7 @@ def encode_slots(model: Model, params: Params, slots: Slots, entries: Entry) -> 
         levels=entries.levels,
         told=entries.told,
         strength=entries.strength,
-        cache=slots.cache,  # another image's, but the first row of each text is a whole evaluation
+        evaluated=jnp.zeros_like(slots.evaluated),
     )
     return _where(entries.fresh, entering, slots)
 
@@ -322,14 +321,10 @@ def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Arr
 
     A slot that takes none stays as it is and costs nothing. A guided row takes two evaluations,
     one of each text; one without guidance takes only the prompt's, so twice as many of those share
-    a group. Whole evaluations and shallow ones are in groups of their own. Slots are packed anew
-    wherever one of them stops or its rows change their kind, so the number of groups that run is
-    the least possible. A slot's result does not depend on which others it is grouped with.
+    a group; a forecast one takes none. Slots are packed anew wherever one of them stops or its rows
+    change their kind, so the number of groups that run is the least possible. A slot's result does
+    not depend on which others it is grouped with.
     """
-    def denoise(shallow, *inputs, **strength):
-        with jax.named_scope("shallow" if shallow else "whole"):  # told apart so in a profile
-            return model.denoise(params, *inputs, shallow, **strength)
-
     stop = jnp.minimum(slots.row + n, slots.end)
 
     def go_on(slots):
@@ -340,11 +335,9 @@ def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Arr
                                     fill_value=IDLE)[:, 0]
         kinds = jnp.where(slots.row < stop, kinds, IDLE)
         length = _rows_alike(slots, kinds, stop)
-        for alone, guided, shallow in ((ALONE, GUIDED, False),
-                                       (ALONE_SHALLOW, GUIDED_SHALLOW, True)):
-            take = partial(_take_row, partial(denoise, shallow))
-            slots = _in_groups(take, slots, kinds == alone, kinds == guided, length, group)
-        return slots
+        evaluate = partial(_evaluate_row, partial(model.denoise, params))
+        evaluated = _in_groups(evaluate, slots, kinds == ALONE, kinds == GUIDED, length, group)
+        return _forecast(evaluated, kinds == FORECAST, length)
 
     return lax.while_loop(go_on, take_stretch, slots)
 
@@ -375,17 +368,23 @@ def _in_groups(take_row, slots: Slots, alone: Bool[Array, " S"], guided: Bool[Ar
         index = jnp.where(filled, order[at], slots.row.size)
         texts = jnp.where(pairs & (lanes < group), NEGATIVE, POSITIVE)
         part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
-        cond, cache = jax.tree.map(lambda x: x[lanes, texts % x.shape[1]],
-                                   (part.cond, part.cache))
-        part = part.replace(cond=cond, cache=cache)
-        part = lax.fori_loop(0, n, lambda _, part: take_row(part, pairs), part)
-        changed = {name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
-                   for name in ("latents", "history", "clean", "row")}
-        cache = jax.tree.map(lambda into, x: into.at[index, texts].set(x, mode="drop"),
-                             slots.cache, part.cache)
-        return slots.replace(**changed, cache=cache)
+        cond = jax.tree.map(lambda x: x[lanes, texts % x.shape[1]], part.cond)
+        part = lax.fori_loop(0, n, lambda _, part: take_row(part, pairs), part.replace(cond=cond))
+        return slots.replace(**{
+            name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
+            for name in MOVING})
 
     return lax.fori_loop(0, groups, run, slots)
+
+
+def _forecast(slots: Slots, skipped: Bool[Array, " S"], n) -> Slots:
+    """Takes n rows in the slots that skip evaluations, and in no others."""
+    def one(_, slots):
+        row = _next_row(slots)
+        newest = row["u"] * slots.evaluated[:, 0] + row["v"] * slots.evaluated[:, 1]
+        return _where(skipped, _moved(slots, row, newest, newest), slots)
+
+    return lax.fori_loop(0, jnp.where(skipped.any(), n, 0), one, slots)
 
 
 def is_guided(guidance):
@@ -393,28 +392,30 @@ def is_guided(guidance):
     return guidance > 1
 
 
-def row_kinds(table: Table, guidance, *, start: float = 0.0, stop: float = 1.0, interval: int = 1):
-    """What each row of a table evaluates, [R] i32: both texts (GUIDED) or the prompt ALONE, with
-    the whole UNet or only the SHALLOW part of it.
+def row_kinds(table: Table, guidance: float | np.float32, *, start: float = 0.0, stop: float = 1.0,
+              interval: int = 1) -> Int32[np.ndarray, " R"]:
+    """What each row of a table evaluates: both texts (GUIDED), the prompt ALONE, or nothing, where
+    the model's output is FORECAST.
 
-    Guidance in an interval: Kynkaanniemi et al. 2024, https://arxiv.org/abs/2404.07724. Reuse of
-    the UNet's deep features: DeepCache, Ma et al. 2023, https://arxiv.org/abs/2312.00858.
+    Guidance in an interval: Kynkaanniemi et al. 2024, https://arxiv.org/abs/2404.07724.
 
     Args:
         table: of R rows.
-        guidance: the scale; may be traced.
+        guidance: the scale.
         start: the share of the table's steps before guidance begins.
         stop: the share of its steps after which guidance ends. As in diffusers' guiders both are
             rounded down to whole steps; all rows of a step are alike.
-        interval: every so many rows the UNet is evaluated as a whole. So it is in the row in which
-            guidance begins, as the negative prompt has left nothing to reuse before.
+        interval: every so many rows the model is evaluated. So it is in the first two rows of all,
+            and in those in which guidance has begun or ended, as nothing before them says where
+            its outputs go.
     """
     steps, rows = table.step[-1] + 1, np.arange(len(table.step))
     inside = (table.step >= int(start * steps)) & (table.step < int(stop * steps))
     guided = is_guided(guidance) & inside
-    begins = guided & (rows == np.argmax(inside))
-    shallow = (rows % interval > 0) & ~begins
-    return (ALONE + (GUIDED - ALONE) * guided + (ALONE_SHALLOW - ALONE) * shallow).astype(np.int32)
+    changes = np.diff(guided, prepend=~guided[0])
+    since = rows - np.maximum.accumulate(rows * changes)
+    forecast = (since > 1) & ((since - 1) % interval > 0)
+    return np.where(forecast, FORECAST, np.where(guided, GUIDED, ALONE)).astype(np.int32)
 
 
 def control_strength(rows: int, scale: float, *, start: float = 0.0,
@@ -426,31 +427,44 @@ def control_strength(rows: int, scale: float, *, start: float = 0.0,
     return np.where(inside, np.float32(scale), np.float32(0))
 
 
-def _take_row(denoise: Callable, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
+def _evaluate_row(denoise: Callable, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
     """One row of each lane's table: an evaluation of the model and the affine update after it.
 
-    A lane is a slot with the cond and the cache of one of its texts only. Where `pairs`, the slots
-    are there twice, first for their negative prompts.
+    A lane is a slot with the cond of one of its texts only. Where `pairs`, the slots are there
+    twice, first for their negative prompts.
     """
-    rows = jnp.take_along_axis(lanes.rows, lanes.row[:, None, None], axis=1, mode="clip")[:, 0]
-    row = {name: _column(rows[:, i], lanes.latents) for i, name in enumerate(COLUMNS)}
-    x = lanes.latents
-    taken = row["c_in"] * x
+    row = _next_row(lanes)
+    taken = row["c_in"] * lanes.latents
     if lanes.told.shape[-1]:
         taken = jnp.concatenate([taken, lanes.told], axis=-1)
     steered = {} if not lanes.strength.size else {"strength": jnp.take_along_axis(
         lanes.strength, lanes.row[:, None], axis=1, mode="clip")[:, 0]}
-    out, cache = denoise(taken, rows[:, COLUMNS.index("t")], lanes.cond, lanes.cache, **steered)
+    with jax.named_scope("evaluation"):  # told apart so in a profile
+        out = denoise(taken, row["t"].reshape(-1), lanes.cond, **steered)
     out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
-    newest = row["u"] * x + row["v"] * out
-    history = jnp.concatenate([newest[:, None], lanes.history[:, :-1]], axis=1)
-    keys = jax.vmap(jax.random.fold_in)(lanes.key, lanes.row)
+    newest = row["u"] * lanes.latents + row["v"] * out
+    evaluated = jnp.concatenate([newest[:, None], lanes.evaluated[:, :1]], axis=1)
+    return _moved(lanes.replace(evaluated=evaluated), row, newest, out)
+
+
+def _next_row(slots: Slots) -> dict[str, Float[Array, "S 1 1 1"]]:
+    """By the names of `samplers.COLUMNS`."""
+    rows = jnp.take_along_axis(slots.rows, slots.row[:, None, None], axis=1, mode="clip")[:, 0]
+    return {name: _column(rows[:, i], slots.latents) for i, name in enumerate(COLUMNS)}
+
+
+def _moved(slots: Slots, row: Mapping[str, jax.Array], newest: Float[Array, "S h w C"],
+           out: Float[Array, "S h w C"]) -> Slots:
+    """The affine update of a row, of its h and of what says the clean latents with x."""
+    x = slots.latents
+    history = jnp.concatenate([newest[:, None], slots.history[:, :-1]], axis=1)
+    keys = jax.vmap(jax.random.fold_in)(slots.key, slots.row)
     noise = jax.vmap(partial(gaussian, shape=x.shape[1:]))(keys)
     latents = row["a"] * x + row["s"] * noise
     for k in range(HISTORY):
         latents += row[f"b{k}"] * history[:, k]
-    latents = jnp.where(lanes.keep > 0, _kept(lanes, latents), latents)
-    return lanes.replace(latents=latents, history=history, row=lanes.row + 1, cache=cache,
+    latents = jnp.where(slots.keep > 0, _kept(slots, latents), latents)
+    return slots.replace(latents=latents, history=history, row=slots.row + 1,
                          clean=row["p"] * x + row["q"] * out)
 
 

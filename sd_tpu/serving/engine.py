@@ -479,9 +479,8 @@ class Engine(EngineClient):
         """The programs of a batch, an entry to time them with, and its parameters' shapes."""
         kind = self._kinds[batch]
         checkpoint, defaults = self.offer.sample(kind.architecture)
-        sample = dataclasses.replace(defaults, prompt="a sample", cache_interval=2,
-                                     height=batch.height, width=batch.width,
-                                     steps=max(4, defaults.steps))
+        sample = dataclasses.replace(defaults, prompt="a sample", height=batch.height,
+                                     width=batch.width, steps=max(2, defaults.steps))
         programs = self.programs if batch == self.batch else self._programs_of(batch)
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)

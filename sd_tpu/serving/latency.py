@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sd_tpu.runtime.slots import ALONE, ALONE_SHALLOW, GUIDED, GUIDED_SHALLOW
+from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED
 from sd_tpu.serving.plan import Batch, Compiled, Weights
 
 CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation may have to wait for
@@ -17,41 +17,41 @@ CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation ma
 class BatchLatency:
     """What a batch takes on devices that step `group` guided slots together.
 
-    `row_seconds` [2] are those of one row of such a group: a whole evaluation, and a shallow one;
-    `decode_seconds` those of one picture.
+    `row_seconds` are those of an evaluation for such a group, `decode_seconds` those of a picture.
+    A row that is forecast takes no time to speak of.
     """
 
     def __init__(self, group: int):
         """Knows nothing yet."""
         self.known = False
         self._group = group
-        self.row_seconds = np.full(2, CALL_SECONDS)
+        self.row_seconds = CALL_SECONDS
         self.decode_seconds = 0.0
 
     def measured(self, compiled: Compiled) -> None:
         """Takes down what was measured when the batch was compiled."""
-        self.row_seconds = np.array(compiled.row_seconds)
-        self.decode_seconds, self.known = compiled.decode_seconds, True
+        self.row_seconds, self.decode_seconds = compiled.row_seconds, compiled.decode_seconds
+        self.known = True
 
     def of_picture(self, kinds: np.ndarray) -> float:
         """Seconds of a picture whose rows are of these kinds [R] while no other is made."""
         return self.alone(self.evaluations(kinds))
 
-    def alone(self, counts: np.ndarray) -> float:
-        """Seconds of so many rows [2], whole and shallow, that share no group with others."""
-        return float(counts @ self.row_seconds) + self.decode_seconds
+    def alone(self, count: float) -> float:
+        """Seconds of a picture with so many evaluations that share no group with others."""
+        return float(count * self.row_seconds) + self.decode_seconds
 
-    def in_crowd(self, lanes: np.ndarray) -> float:
-        """Seconds that so many lanes [2] of `lanes_left` add to what a device has to do, in groups
-        that are full."""
+    def in_crowd(self, lanes: int) -> float:
+        """Seconds that so many lanes of `lanes_left` add to what a device has to do, in groups that
+        are full."""
         return self.alone(lanes / (2 * self._group))
 
-    def evaluations(self, kinds: np.ndarray) -> np.ndarray:
-        """How often a device evaluates the whole model, and the shallow part of it [2], for all
-        rows of slots whose kinds are [S, R], or [R] of a single one."""
-        return self._rounds(np.atleast_2d(kinds)).sum(axis=1)
+    def evaluations(self, kinds: np.ndarray) -> int:
+        """How often a device evaluates the model for all rows of slots whose kinds are [S, R], or
+        [R] of a single one."""
+        return int(self._rounds(np.atleast_2d(kinds)).sum())
 
-    def next_rows(self, kinds: Sequence[np.ndarray]) -> tuple[int, np.ndarray]:
+    def next_rows(self, kinds: Sequence[np.ndarray]) -> tuple[int, int]:
         """How many rows to take so that a call lasts about CALL_SECONDS, of the R that none of its
         pictures ends before; at least one.
 
@@ -59,28 +59,23 @@ class BatchLatency:
             kinds: of each device's slots with a picture, those of their next R rows [S, R].
 
         Returns:
-            The rows, and how often the device with most to do then evaluates the whole model and
-            the shallow part of it [2].
+            The rows, and how often the device with most to do then evaluates the model.
         """
-        rounds = [np.cumsum(self._rounds(of_device), axis=1) for of_device in kinds]
-        seconds = np.stack([self.row_seconds @ of_device for of_device in rounds])
-        rows = max(1, int(np.sum(seconds.max(axis=0) <= CALL_SECONDS)))
-        return rows, rounds[seconds[:, rows - 1].argmax()][:, rows - 1]
+        rounds = np.max([np.cumsum(self._rounds(of_device)) for of_device in kinds], axis=0)
+        rows = max(1, int(np.sum(rounds * self.row_seconds <= CALL_SECONDS)))
+        return rows, int(rounds[rows - 1])
 
-    def learn(self, evaluations: np.ndarray, seconds: float) -> None:
-        """Takes down how long so many evaluations [2] took: the mean with what was known, as a
-        single call may have been held up by something else."""
-        ratio = seconds / (evaluations @ self.row_seconds)
-        self.row_seconds[evaluations > 0] *= (1 + ratio) / 2
+    def learn(self, evaluations: int, seconds: float) -> None:
+        """Takes down how long so many evaluations took: the mean with what was known, as a single
+        call may have been held up by something else."""
+        if evaluations:
+            self.row_seconds = (self.row_seconds + seconds / evaluations) / 2
 
     def _rounds(self, kinds: np.ndarray) -> np.ndarray:
-        """How often a device evaluates the whole model, and the shallow part of it, in each row of
-        its slots: [2, R] of kinds [S, R], by the packing of `advance_slots`.
-        """
-        count = {kind: np.sum(kinds == kind, axis=0)
-                 for kind in (ALONE, GUIDED, ALONE_SHALLOW, GUIDED_SHALLOW)}
-        return np.stack([-(-count[guided] // self._group) - (-count[alone] // (2 * self._group))
-                         for alone, guided in ((ALONE, GUIDED), (ALONE_SHALLOW, GUIDED_SHALLOW))])
+        """How often a device evaluates the model in each row of its slots: [R] of kinds [S, R], by
+        the packing of `advance_slots`."""
+        alone, guided = (np.sum(kinds == kind, axis=0) for kind in (ALONE, GUIDED))
+        return -(-guided // self._group) - (-alone // (2 * self._group))
 
 
 class LatencyModel:
@@ -115,21 +110,17 @@ class LatencyModel:
 
 
 def rows_left(kinds: np.ndarray) -> np.ndarray:
-    """Of a picture with rows of these kinds [R], how many are whole and how many are shallow among
-    the last r: [R + 1, 2]."""
-    shallow = np.isin(kinds, (ALONE_SHALLOW, GUIDED_SHALLOW))
-    return _summed_from_the_end(np.stack([~shallow, shallow], axis=1))
+    """How many of the last r rows of a picture, whose kinds are [R], are evaluated: [R + 1]."""
+    return _summed_from_the_end(kinds != FORECAST)
 
 
 def lanes_left(kinds: np.ndarray) -> np.ndarray:
     """The same, counting the evaluations that they take: a guided row takes two."""
-    guided = np.isin(kinds, (GUIDED, GUIDED_SHALLOW))
-    shallow = np.isin(kinds, (ALONE_SHALLOW, GUIDED_SHALLOW))
-    return _summed_from_the_end(np.stack([~shallow, shallow], axis=1) * (1 + guided)[:, None])
+    return _summed_from_the_end((kinds == ALONE) + 2 * (kinds == GUIDED))
 
 
 def _summed_from_the_end(rows: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros((1, 2), int), np.cumsum(rows[::-1], axis=0)])
+    return np.concatenate([[0], np.cumsum(rows[::-1])])
 
 
 def in_turns(mine: float, others: Mapping[str, float]) -> float:

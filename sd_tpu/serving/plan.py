@@ -110,7 +110,7 @@ class Compiled:
     """What a batch takes on these devices, measured when it was compiled."""
 
     seconds: float
-    row_seconds: tuple[float, float]  # of a group: a whole evaluation, and a shallow one
+    row_seconds: float  # of a group: an evaluation of the model
     decode_seconds: float  # of a picture
 
 

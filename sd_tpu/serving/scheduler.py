@@ -100,8 +100,8 @@ class _Picture:
     def in_crowd(self, model: LatencyModel) -> float:
         return model.of(self.ticket.batch).in_crowd(self._lanes[self.left])
 
-    def lanes(self, rows: int) -> np.ndarray:
-        """What its next rows take [2]."""
+    def lanes(self, rows: int) -> int:
+        """What its next rows take."""
         return self._lanes[self.left] - self._lanes[self.left - rows]
 
 
@@ -176,7 +176,7 @@ class Scheduler:
         self._taken_in = [-math.inf] * devices  # when a device was last given other weights
         self._reserved: dict[int, _Picture] = {}  # devices that take in nothing else
         self._plan = Plan()
-        self._evaluations = np.zeros(2)  # of the device with most to do in the plan
+        self._evaluations = 0  # of the device with most to do in the plan
         self._numbers = itertools.count()
         self._events: list[tuple[int, Event]] = []
 
@@ -533,7 +533,7 @@ class Scheduler:
         evaluations = self._model.of(batch).evaluations
 
         def cost(of: list[_Picture]) -> int:
-            return evaluations(np.stack([picture.kinds_left[:1] for picture in of])).sum()
+            return evaluations(np.stack([picture.kinds_left[:1] for picture in of]))
 
         for picture in others:
             if picture not in drawn and cost([*drawn, picture]) == cost(drawn):
@@ -570,8 +570,8 @@ class Scheduler:
     def _charge(self, pictures: Iterable[_Picture], seconds: float) -> None:
         lanes: Counter[str] = Counter()
         for picture in pictures:
-            taken = picture.lanes(self._plan.rows[picture.slot])
-            lanes[picture.ticket.client] += taken @ self._model.of(picture.ticket.batch).row_seconds
+            # Forecasts alone count as one evaluation: decoding is among the seconds.
+            lanes[picture.ticket.client] += max(1, picture.lanes(self._plan.rows[picture.slot]))
         total = sum(lanes.values())
         self._share.charge({client: seconds * of / total for client, of in lanes.items()})
 

@@ -46,7 +46,7 @@ class Worker:
             mesh: the devices.
             read: gives the parameters of weights, arrays [1, ...] placed as the sharding says.
             build: gives a batch's programs, not compiled yet; an entry to time them with, of at
-                least four rows of which every second one is shallow; and its parameters' shapes.
+                least two rows; and its parameters' shapes.
             prepare: gives the entries that enter by a plan, by slot, as the programs take them;
                 None where they are so already.
         """
@@ -211,9 +211,8 @@ class Worker:
         self._loader.do(read, over)
 
     def _compile(self, batch: Batch) -> Compiled:
-        """Compiles the programs on slots of their own, and times the second whole and the
-        second shallow evaluation for a picture and the second call that decodes: the first ones
-        take much longer than any other.
+        """Compiles the programs on slots of their own, and times the second evaluation for a
+        picture and the second call that decodes: the first ones take much longer than any other.
         """
         begun = time.monotonic()
         programs, entry, self._shapes[batch.architecture] = self._build(batch)
@@ -226,9 +225,8 @@ class Worker:
             _drawn(programs, programs.preview, params, slots.clean, [], always=True)
         seconds = time.monotonic() - begun
         slots = programs.encode(params, slots, {0: entry})
-        rows = [0.0, 0.0]
-        for row in range(4):
-            slots, rows[row % 2] = _timed(lambda: programs.advance(params, slots, 1))  # noqa: B023
+        for _ in range(2):
+            slots, row = _timed(lambda: programs.advance(params, slots, 1))  # noqa: B023
         with self._lock:  # by now the parameters may be there
             held = {device: weights for device in self._devices
                     for weights in self.weights.names(device)
@@ -242,7 +240,7 @@ class Worker:
             self._previews.setdefault(self._autoencoder(programs, one, tree), preview)
         _, check = _timed(lambda: programs.unsafe(params, black))
         self._programs[batch] = programs
-        return Compiled(seconds=seconds, row_seconds=tuple(rows), decode_seconds=decode + check)
+        return Compiled(seconds=seconds, row_seconds=row, decode_seconds=decode + check)
 
     def _finished_in_background(self, *, wait: bool) -> dict[str, Any]:
         found = dict(compiled={}, brought={}, failed={})
