@@ -32,7 +32,7 @@ from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 
 PROMPTS = ["a cat on a mat", "two dogs, watercolour"]
-SIZES = [(64, 64), (96, 32)]
+SIZE = (96, 32)
 COMMON = dict(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1)
 EULER = partial(diffusers.EulerDiscreteScheduler, **COMMON)
 LIGHTNING = EULER(timestep_spacing="trailing")
@@ -101,10 +101,10 @@ def programs_of(checkpoint: Checkpoint, height: int, width: int) -> Programs:
     return Programs(checkpoint.model, make_mesh(1), slots=2, height=height, width=width)
 
 
-@pytest.fixture(scope="module", params=SIZES, ids=str)
-def programs(request, loaded) -> Programs:
-    """Compiled for a size; what the schedulers differ in is no part of them."""
-    return programs_of(loaded[0], *request.param)
+@pytest.fixture(scope="module")
+def programs(loaded) -> Programs:
+    """Compiled once; what the schedulers differ in is no part of them."""
+    return programs_of(loaded[0], *SIZE)
 
 
 def draw(programs: Programs, checkpoint: Checkpoint, params, scheduler, steps: int,

@@ -13,6 +13,11 @@ from transformers import (
 
 from sd_tpu import BUNDLED_MODEL
 
+# Options of the compiler for what runs once or twice: compiling takes longer than computing there.
+# Not of what draws whole pictures: their steps take twice as long with them.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True,
+         "xla_cpu_use_fusion_emitters": False}
+
 UNETS = {
     # With two or three levels, each other in what the layouts differ in. Heads are as a file that
     # does not tell them makes them: eight in SD 1, of 64 channels in the others.
