@@ -9,6 +9,7 @@ from PIL import Image
 from test_cli import run
 from test_start import ASKED, assert_alike, drawn, opened, pipelines
 
+from benchmarks.report import count_compilations
 from sd_tpu.models.slerp import slerp
 from sd_tpu.pictures.images import parse_parameters, read_parameters, read_png
 from sd_tpu.pictures.movie import write_movie
@@ -81,10 +82,12 @@ def test_the_ends_of_the_way_are_what_they_are_without_one_and_neighbours_change
     together = drawn(engine, {}, prompts=["a cat"] * 4, own=own)
     assert np.array_equal(together[0], plain)
     assert len({each.tobytes() for each in together}) == 4
+    compiled = count_compilations()
     for place, settings in enumerate(own):
         alone, = drawn(engine, {}, prompts=[*[""] * place, "a cat"],
                        own=[*[None] * place, settings])
         assert np.array_equal(alone, together[place])
+    assert compiled() == 0
     there, = drawn(engine, {}, prompts=["a dog"])
     assert_alike(drawn(engine, {}, to_prompt="a dog", share=1.0)[0], there.astype(int))
 

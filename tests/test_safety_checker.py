@@ -3,25 +3,35 @@
 import dataclasses
 import json
 
+import httpx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from asking import following
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from flax import nnx
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from test_http import served
 from transformers import CLIPConfig, CLIPImageProcessor
 
 from sd_tpu import app, models
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, SafetyCheckerConfig
+from sd_tpu.cli.drawing import Line, take_all
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.http import create_api
+from sd_tpu.http.access import Access
+from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.images import blurred
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import ImageReady
+from sd_tpu.serving.job import BLURRED, ImageReady
+from sd_tpu.serving.run import Studio
+from sd_tpu.serving.runs import Runs
 
 SIDE = 28
 TINY = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
@@ -125,6 +135,24 @@ def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_p
         assert event.pixels.std() < 0.5 * wanted.pixels.std()
     for event, wanted in zip(drawn(lenient, safety_checker=True), plain, strict=True):
         assert not event.unsafe and np.array_equal(event.pixels, wanted.pixels)
+
+
+def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    engine = Engine.open(with_thresholds(checkpoints["sd1"], folder, tmp_path / "model", ANY),
+                         devices=1, safety_checker=True)
+    asked = Request.check({"prompts": ["a cat"], "steps": 2}, engine.offer)
+    try:
+        run = Runs(Studio(engine, Files(tmp_path, engine.to_png), Inputs())).start(
+            asked, browser="0" * 32)
+        assert f"seed {asked.seed}. {BLURRED}" in [*following(run, "a tab")][-1].line.text
+        assert take_all(engine.submit(asked), lambda _: None, Line())
+        assert f"{BLURRED}.\n" in capsys.readouterr().err
+        with served(create_api(engine, Access())) as address:
+            answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a cat", "steps": 2})
+        assert json.loads(answer.json()["info"])["comments"] == [str(BLURRED)]
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize(("flags", "others"), [
