@@ -1,8 +1,8 @@
 """Requests for tests that need no model, and what a run tells of them."""
 
-import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
+
+from anyio.from_thread import start_blocking_portal
 
 from sd_tpu.request import Request
 from sd_tpu.serving.run import Run, Snapshot
@@ -17,12 +17,11 @@ def make_request(prompts: list[str] | tuple[str, ...], *, height: int = 512, wid
 
 
 def following(run: Run, session: str, seen: int = 0) -> Iterator[Snapshot]:
-    """What a run tells a session, on an event loop that runs while it is waited for."""
-    with asyncio.Runner() as loop:
-        told = run.follow(session, seen)
+    """What a run tells a session, on an event loop of its own: Playwright's runs in this thread."""
+    with start_blocking_portal() as portal:
+        told = portal.call(run.follow, session, seen)
         try:
-            with suppress(StopAsyncIteration):
-                while True:
-                    yield loop.run(anext(told))
+            while snapshot := portal.call(anext, told, None):
+                yield snapshot
         finally:
-            loop.run(told.aclose())
+            portal.call(told.aclose)
