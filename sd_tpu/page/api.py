@@ -2,7 +2,6 @@
 them as tools by the Model Context Protocol (MCP)."""
 
 import inspect
-import math
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -173,7 +172,7 @@ async def _answers(runs: Runs, asked: dict[str, Any], visitor: gr.Request
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)
-    told = -math.inf
+    told = -PAUSE_SECONDS
     async for snapshot in run.follow(str(visitor.session_hash)):
         sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
