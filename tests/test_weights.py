@@ -150,6 +150,17 @@ def test_every_difference_is_named_in_one_message(file):
     ]
 
 
+def test_of_many_differences_the_first_are_named_and_the_others_counted(file):
+    def change(tensors):
+        tensors.update({f"extra.{number:02}": tensors["layers.0.bias"] for number in range(30)})
+
+    with pytest.raises(CheckpointError, match="30 differences") as caught:
+        weights.load([rewritten(file, change)], TREE, jnp.float32)
+    _, *lines = str(caught.value).splitlines()
+    assert lines == [*(f"  + unexpected extra.{number:02} [2]" for number in range(20)),
+                     "  and 10 more"]
+
+
 def test_a_transposed_square_of_another_size_is_not_accepted(file):
     def change(tensors):
         tensors["layers.0.weight"] = tensors["layers.0.weight"].T.copy()

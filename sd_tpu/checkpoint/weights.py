@@ -53,6 +53,7 @@ SYNONYMS = (
 )
 NOT_PARAMETERS = re.compile(r"\.position_ids$")  # a buffer that older checkpoints carry
 DTYPES = ("F64", "F32", "F16", "BF16")  # of parameters in a file, as safetensors spells them
+MAX_LINES = 20  # of differences that a message names
 BLOCK = 1 << 14  # numbers that are looked at at a time: few enough to stay in the cache
 
 
@@ -273,8 +274,13 @@ def _check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], sour
             difference.append(f"~ type       {name}: the file has {dtype}, "
                               f"supported are {', '.join(DTYPES)}")
     if difference:
-        lines = "\n  ".join(sorted(difference))
         raise CheckpointError(
             f"The weights in {source} do not fit the model that its config.json describes "
-            f"({len(difference)} differences):\n  {lines}"
+            f"({len(difference)} differences):\n  {first_lines(sorted(difference))}"
         )
+
+
+def first_lines(lines: list[str]) -> str:
+    """Indented lines of a message: the first MAX_LINES, and how many more there are."""
+    more = [f"and {len(lines) - MAX_LINES} more"] * (len(lines) > MAX_LINES)
+    return "\n  ".join([*lines[:MAX_LINES], *more])

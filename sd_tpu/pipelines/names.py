@@ -7,9 +7,8 @@ from typing import Any
 import jax
 
 from sd_tpu.checkpoint.config import CheckpointError
-from sd_tpu.checkpoint.weights import Params
+from sd_tpu.checkpoint.weights import Params, first_lines
 
-LISTED = 20  # lines of an error
 # Attention of the autoencoder, which kept the names of before diffusers 0.17.
 VAE_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out_0": "proj_attn"}
 
@@ -56,7 +55,7 @@ def to_ours(params: Mapping[str, Any], expected: Params) -> Params:
               for path, _ in jax.tree_util.tree_leaves_with_path(expected)}
     missing = sorted(".".join(name) for name in wanted.values() if name not in found)
     if missing:
-        raise CheckpointError(f"{len(missing)} parameters are missing: {_some(missing)}")
+        raise CheckpointError(f"{len(missing)} parameters are missing: {first_lines(missing)}")
     return jax.tree_util.tree_map_with_path(lambda path, _: found[wanted[path]], expected)
 
 
@@ -69,12 +68,7 @@ def check(params: Mapping[str, Any], expected: Params, where: str) -> None:
              if found.get(name) != wanted.get(name)]
     if lines:
         raise CheckpointError(f"The weights in {where} do not fit the model that its config.json "
-                              f"describes ({len(lines)} differences):\n  {_some(lines)}")
-
-
-def _some(lines: list[str]) -> str:
-    more = [f"and {len(lines) - LISTED} more"] * (len(lines) > LISTED)
-    return "\n  ".join([*lines[:LISTED], *more])
+                              f"describes ({len(lines)} differences):\n  {first_lines(lines)}")
 
 
 def _leaves(tree: Mapping, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
