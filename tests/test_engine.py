@@ -286,9 +286,13 @@ def test_a_job_of_a_client_ends_when_nobody_takes_its_events(engine, monkeypatch
     assert isinstance(of_a_client.end, Cancelled) and isinstance(ours.end, Done)
 
 
-def test_nothing_was_compiled_again_by_all_this(engine):
-    pictures(engine.submit(ask(engine, EIGHT, guidance=1.0, sampler="heun")))
-    assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+def test_nothing_was_compiled_again_by_all_this_but_once_for_what_is_not_guided(engine):
+    for guidance in (1.0, 0.0):
+        pictures(engine.submit(ask(engine, EIGHT, guidance=guidance, sampler="heun")))
+    made = engine.worker._programs
+    assert sorted(batch.guided for batch in made) == [False, True]
+    for programs in (engine.programs, *made.values()):
+        assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
 def test_what_waits_is_cancelled_at_once_and_an_engine_that_closes_ends_the_rest(

@@ -194,8 +194,8 @@ def evaluations(sd1):
     pipeline, params = sd1
 
     @cache
-    def counting(group: int):
-        programs = make_programs(pipeline, 1, group)
+    def counting(group: int, guided: bool):
+        programs = make_programs(pipeline, 1, group, guided=guided)
         draw_here = partial(draw, programs, jax.device_put(params, replicated(programs.mesh)))
         seen = []
         with pytest.MonkeyPatch.context() as patch:
@@ -207,8 +207,8 @@ def evaluations(sd1):
     def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> Entry:
         return enter(pipeline, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
 
-    def evaluate(group: int, *asked: dict) -> list[int]:
-        draw_here, seen = counting(group)
+    def evaluate(group: int, *asked: dict, guided: bool = True) -> list[int]:
+        draw_here, seen = counting(group, guided)
         jax.effects_barrier()
         seen.clear()
         draw_here({i: simple(**values) for i, values in enumerate(asked)})
@@ -236,6 +236,23 @@ def counted(network: type, name: str, seen: list[int]):
 def test_what_is_not_guided_shares_evaluations_two_by_two(evaluations, group, guidances, rounds):
     seen = evaluations(group, *(dict(steps=3, guidance=guidance) for guidance in guidances))
     assert seen == [2 * group] * (3 * rounds)
+
+
+@pytest.mark.parametrize("group, steps, rounds", [(1, [3], 3), (1, [3, 1], 4), (4, [3] * 5, 6)])
+def test_where_nothing_may_be_guided_a_picture_takes_an_evaluation_of_its_own(
+        evaluations, group, steps, rounds):
+    seen = evaluations(group, *(dict(steps=each) for each in steps), guided=False)
+    assert seen == [group] * rounds
+
+
+def test_pictures_without_guidance_are_those_of_programs_that_guide_others(sd1):
+    pipeline, params = sd1
+    plain, both = (make_programs(pipeline, 1, guided=guided) for guided in (False, True))
+    entries = {i: enter(pipeline, *DIFFERENT[place]) for i, place in enumerate((2, 5))}
+    apart = np.abs(draw(plain, params, entries).astype(int) - draw(both, params, entries))
+    assert apart.max() <= 1
+    with pytest.raises(ValueError, match="without guidance"):
+        plain.encode(params, plain.empty(), {0: enter(pipeline, *DIFFERENT[0])})
 
 
 STOPS, SKIPS = dict(guidance_stop=0.5), dict(cache_interval=2)

@@ -340,7 +340,7 @@ class FlaxDiffusionPipeline:
         key = (model, slots, size, stacked)
         if key not in self._programs:
             self._programs[key] = Programs(model, mesh, slots=slots, height=height, width=width,
-                                           stacked=stacked)
+                                           guided=not model.guidance_size, stacked=stacked)
         return self._programs[key]
 
     def _encoder_for(self, model: LatentDiffusion, expected: Params, size: tuple[int, int],

@@ -24,6 +24,7 @@ from sd_tpu.memory import return_freed_memory
 from sd_tpu.runtime.compiler import compiler_options
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicated, split
 from sd_tpu.runtime.slots import (
+    GUIDED,
     KNOWN,
     MASKED,
     Entry,
@@ -50,7 +51,7 @@ class Programs:
     """
 
     def __init__(self, model: Model, mesh: Mesh, *, slots: int, height: int, width: int,
-                 group: int = 1, stacked: bool = False):
+                 group: int = 1, guided: bool = True, stacked: bool = False):
         """Prepares the programs; the first call of each compiles it.
 
         Args:
@@ -59,13 +60,14 @@ class Programs:
             slots: how many, rounded up to a multiple of the devices times `group`.
             height: of the pictures, in pixels.
             width: of the pictures, in pixels.
-            group: guided slots that a device steps together, in one doubled batch.
+            group: slots that a device steps together, guided ones in one doubled batch.
+            guided: whether any picture may be; if not, one picture takes half as long.
             stacked: parameters lead with a device axis, as flax's `replicate` leaves them.
 
         Raises:
             ValueError: the model cannot make pictures of this size.
         """
-        self.model, self.mesh = model, mesh
+        self.model, self.mesh, self._guided = model, mesh, guided
         self.latent_shape = model.latent_shape(height, width)
         share = mesh.size * group
         self.slots = -(-slots // share) * share
@@ -73,7 +75,7 @@ class Programs:
         params = SPLIT if stacked else REPLICATED
         self.stacked = stacked
         self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
-        self._advance = self._compile("advance", partial(advance_slots, group=group),
+        self._advance = self._compile("advance", partial(advance_slots, group=group, guided=guided),
                                       (params, SPLIT, SPLIT), donate=1)
         self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
         self._check = self._compile("check", check_slots, (params, SPLIT, SPLIT))
@@ -109,7 +111,10 @@ class Programs:
         return self._call("encode", params, slots, self.gather(entries))
 
     def gather(self, entries: Mapping[int, Entry | None]) -> Entry:
-        """What the compiled `encode` takes of these images, divided over the devices."""
+        """What the compiled `encode` takes of these images, divided over the devices; raises
+        ValueError for one with guidance where none may be."""
+        if not self._guided and any(entry and GUIDED in entry.kinds for entry in entries.values()):
+            raise ValueError("These programs are compiled for pictures without guidance.")
         stacked = stack_entries(self.model, self.slots, self.latent_shape, entries)
         return jax.device_put(stacked, split(self.mesh))
 

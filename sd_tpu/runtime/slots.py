@@ -315,8 +315,8 @@ def encode_slots(model: Model, params: Params, slots: Slots, entries: Entry) -> 
 
 
 def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Array, " S"],
-                  group: int) -> Slots:
-    """Takes up to n rows in every live slot, or n [S] in each, in groups of 2 * group evaluations
+                  group: int, guided: bool = True) -> Slots:
+    """Takes up to n rows in every live slot, or n [S] in each, in groups of `lanes_of` evaluations
     of the model.
 
     A slot that takes none stays as it is and costs nothing. A guided row takes two evaluations,
@@ -324,6 +324,14 @@ def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Arr
     a group; a forecast one takes none. Slots are packed anew wherever one of them stops or its rows
     change their kind, so the number of groups that run is the least possible. A slot's result does
     not depend on which others it is grouped with.
+
+    Args:
+        model: the networks.
+        params: theirs.
+        slots: S of them.
+        n: rows.
+        group: guided slots that are stepped together.
+        guided: whether any row may be; if not, a group has no room for second texts.
     """
     stop = jnp.minimum(slots.row + n, slots.end)
 
@@ -335,11 +343,17 @@ def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Arr
                                     fill_value=IDLE)[:, 0]
         kinds = jnp.where(slots.row < stop, kinds, IDLE)
         length = _rows_alike(slots, kinds, stop)
-        evaluate = partial(_evaluate_row, partial(model.denoise, params))
-        evaluated = _in_groups(evaluate, slots, kinds == ALONE, kinds == GUIDED, length, group)
+        evaluate = partial(_evaluate_row, partial(model.denoise, params), guided)
+        evaluated = _in_groups(evaluate, slots, kinds == ALONE, kinds == GUIDED, length, group,
+                               lanes_of(group, guided))
         return _forecast(evaluated, kinds == FORECAST, length)
 
     return lax.while_loop(go_on, take_stretch, slots)
+
+
+def lanes_of(group: int, guided: bool) -> int:
+    """How many evaluations of the model a group takes at once."""
+    return 2 * group if guided else group
 
 
 def _rows_alike(slots: Slots, kinds: Int32[Array, " S"],
@@ -353,17 +367,17 @@ def _rows_alike(slots: Slots, kinds: Int32[Array, " S"],
 
 
 def _in_groups(take_row, slots: Slots, alone: Bool[Array, " S"], guided: Bool[Array, " S"], n,
-               group: int) -> Slots:
+               group: int, width: int) -> Slots:
     """Takes n rows in the slots that are `alone` or `guided`, and in no others."""
     order = jnp.argsort(jnp.where(guided, 0, jnp.where(alone, 1, 2)), stable=True)
     guided_groups = -(-guided.sum() // group)
-    groups = guided_groups + -(-alone.sum() // (2 * group))
-    lanes = jnp.arange(2 * group)  # of a guided group: the negative texts, then the prompts
+    groups = guided_groups + -(-alone.sum() // width)
+    lanes = jnp.arange(width)  # of a guided group: the negative texts, then the prompts
 
     def run(g, slots):
         pairs = g < guided_groups
         at = jnp.where(pairs, g * group + lanes % group,
-                       guided.sum() + (g - guided_groups) * 2 * group + lanes)
+                       guided.sum() + (g - guided_groups) * width + lanes)
         filled = at < jnp.where(pairs, guided.sum(), guided.sum() + alone.sum())
         index = jnp.where(filled, order[at], slots.row.size)
         texts = jnp.where(pairs & (lanes < group), NEGATIVE, POSITIVE)
@@ -427,11 +441,12 @@ def control_strength(rows: int, scale: float, *, start: float = 0.0,
     return np.where(inside, np.float32(scale), np.float32(0))
 
 
-def _evaluate_row(denoise: Callable, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
+def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots,
+                  pairs: Bool[Array, ""]) -> Slots:
     """One row of each lane's table: an evaluation of the model and the affine update after it.
 
-    A lane is a slot with the cond of one of its texts only. Where `pairs`, the slots are there
-    twice, first for their negative prompts.
+    A lane is a slot with the cond of one of its texts only. Where `pairs`, which nothing is unless
+    `guided`, the slots are there twice, first for their negative prompts.
     """
     row = _next_row(lanes)
     taken = row["c_in"] * lanes.latents
@@ -441,7 +456,8 @@ def _evaluate_row(denoise: Callable, lanes: Slots, pairs: Bool[Array, ""]) -> Sl
         lanes.strength, lanes.row[:, None], axis=1, mode="clip")[:, 0]}
     with jax.named_scope("evaluation"):  # told apart so in a profile
         out = denoise(taken, row["t"].reshape(-1), lanes.cond, **steered)
-    out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
+    if guided:
+        out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
     newest = row["u"] * lanes.latents + row["v"] * out
     evaluated = jnp.concatenate([newest[:, None], lanes.evaluated[:, :1]], axis=1)
     return _moved(lanes.replace(evaluated=evaluated), row, newest, out)

@@ -45,6 +45,7 @@ from sd_tpu.runtime.slots import (
     Given,
     empty_slots,
     gaussian,
+    is_guided,
 )
 from sd_tpu.runtime.weights import merge
 from sd_tpu.sampling.samplers import Table, make_table, steps_taken
@@ -98,7 +99,7 @@ class Engine(EngineClient):
         Args:
             offer: the models.
             mesh: the devices.
-            group: guided slots that a device steps together.
+            group: slots that a device steps together.
             memory: bytes of each device that may be taken; None is what the devices have.
             adapters: what prompts may use beside the models.
 
@@ -141,7 +142,7 @@ class Engine(EngineClient):
             model: folder, single file or hub id, or the name of one of the other models.
             devices: how many of this process's devices to use; all by default.
             memory: bytes of each device that may be taken; by default what it has.
-            group: guided slots that a device steps together; by default what its platform is good
+            group: slots that a device steps together; by default what its platform is good
                 at.
             dtype: "float32" or "bfloat16", or "auto" for what the platform is fastest in; by
                 default float32 on CPU and bfloat16 elsewhere.
@@ -448,7 +449,8 @@ class Engine(EngineClient):
         return there.spread(sharding, placed)
 
     def _batch(self, picture: Picture, entry: Entry | None = None) -> Batch:
-        """What draws a picture of this model and size, of texts as in the entry."""
+        """What draws a picture of this model and size, with guidance or without, of texts as in the
+        entry."""
         weights = self.offer.open(picture.model).weights
         architecture, extras = weights.architecture, self.offer.extras(picture)
         checkpoint, _ = self.offer.sample(architecture)
@@ -457,14 +459,15 @@ class Engine(EngineClient):
         for extra in extras:
             model = extra.joined(model, picture.height, picture.width)
             weights = self.offer.with_extra(weights, extra)
-        key = weights.architecture, picture.height, picture.width, model.extras
+        guided = bool(is_guided(model.cfg_scale(picture.guidance)))
+        key = weights.architecture, picture.height, picture.width, model.extras, guided
         if key not in self._batches:
             share = self.mesh.size * self._group
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
             # On several devices some draw while others have no parameters yet, or none any more.
             batch = Batch(architecture=key[0], height=picture.height, width=picture.width,
-                          slots=slots, group=self._group, extras=model.extras,
+                          slots=slots, group=self._group, guided=guided, extras=model.extras,
                           zeros=weights.zeros if self.mesh.size > 1 else None,
                           memory=self._memory_of(model, picture, slots))
             self._kinds[batch] = _Kind(architecture, model, tuple(extras))
@@ -482,7 +485,8 @@ class Engine(EngineClient):
         kind = self._kinds[batch]
         checkpoint, defaults = self.offer.sample(kind.architecture)
         sample = dataclasses.replace(defaults, prompt="a sample", height=batch.height,
-                                     width=batch.width, steps=max(2, defaults.steps))
+                                     width=batch.width, steps=max(2, defaults.steps),
+                                     guidance=defaults.guidance if batch.guided else 1.0)
         programs = self.programs if batch == self.batch else self._programs_of(batch)
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
@@ -492,7 +496,7 @@ class Engine(EngineClient):
 
     def _programs_of(self, batch: Batch) -> Programs:
         return Programs(self._kinds[batch].model, self.mesh, slots=batch.slots, height=batch.height,
-                        width=batch.width, group=batch.group, stacked=True)
+                        width=batch.width, group=batch.group, guided=batch.guided, stacked=True)
 
     def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, Entry]:
         """The entries that enter by a plan, with latents in place of their pictures."""

@@ -8,23 +8,23 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED
+from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED, lanes_of
 from sd_tpu.serving.plan import Batch, Compiled, Weights
 
 CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation may have to wait for
 
 
 class BatchLatency:
-    """What a batch takes on devices that step `group` guided slots together.
+    """What a batch takes on devices that step `group` slots together, `guided` ones among them.
 
     `row_seconds` are those of an evaluation for such a group, `decode_seconds` those of a picture.
     A row that is forecast takes no time to speak of.
     """
 
-    def __init__(self, group: int):
+    def __init__(self, group: int, guided: bool = True):
         """Knows nothing yet."""
         self.known = False
-        self._group = group
+        self._group, self._lanes = group, lanes_of(group, guided)
         self.row_seconds = CALL_SECONDS
         self.decode_seconds = 0.0
 
@@ -44,7 +44,7 @@ class BatchLatency:
     def in_crowd(self, lanes: int) -> float:
         """Seconds that so many lanes of `lanes_left` add to what a device has to do, in groups that
         are full."""
-        return self.alone(lanes / (2 * self._group))
+        return self.alone(lanes / self._lanes)
 
     def evaluations(self, kinds: np.ndarray) -> int:
         """How often a device evaluates the model for all rows of slots whose kinds are [S, R], or
@@ -75,7 +75,7 @@ class BatchLatency:
         """How often a device evaluates the model in each row of its slots: [R] of kinds [S, R], by
         the packing of `advance_slots`."""
         alone, guided = (np.sum(kinds == kind, axis=0) for kind in (ALONE, GUIDED))
-        return -(-guided // self._group) - (-alone // (2 * self._group))
+        return -(-guided // self._group) - (-alone // self._lanes)
 
 
 class LatencyModel:
@@ -89,7 +89,7 @@ class LatencyModel:
 
     def of(self, batch: Batch) -> BatchLatency:
         """What is known of a batch."""
-        return self._batches.setdefault(batch, BatchLatency(batch.group))
+        return self._batches.setdefault(batch, BatchLatency(batch.group, batch.guided))
 
     def compiled(self, batch: Batch, result: Compiled) -> None:
         """Takes down what compiling a batch took, and what it takes since."""

@@ -52,7 +52,8 @@ class Batch:
     width: int
     extras: tuple[str, ...] = ()
     slots: int = 16  # over all devices; as many on each
-    group: int = 1  # guided slots that a device steps together
+    group: int = 1  # slots that a device steps together
+    guided: bool = True  # whether any of its pictures are
     zeros: Weights | None = None  # of a device without parameters, while others draw
     memory: int = 0  # bytes of slots and temporaries on each device
 
