@@ -35,7 +35,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
-from sd_tpu.runtime.slots import Entry, Given, gaussian
+from sd_tpu.runtime.slots import Entry, Given, gaussian, is_guided
 from sd_tpu.sampling.samplers import make_table, steps_taken
 
 PROMPT = "a castle in the clouds, watercolour"
@@ -43,7 +43,7 @@ GUIDANCE = 7.5
 KEY = np.zeros(2, np.uint32)  # of all noise
 LONG = 100  # steps of the picture whose single steps are timed: more than there are rounds
 TEXT, STEP, DECODE, IMAGE = PARTS = (
-    "text, both prompts", "UNet step, guided", "autoencoder, decoding", "whole image",
+    "text", "UNet step", "autoencoder, decoding", "whole image",
 )
 Calls = dict[str, Callable[[], Any]]  # by part; that of the whole image returns it as uint8
 
@@ -66,17 +66,20 @@ class OneSlot:
         self._checkpoint, self._params, self._programs = checkpoint, params, programs
         self._encoders, self._slots = encoders, programs.empty()
 
-    def enter(self, steps: int, start: Start | None = None, **values: Any) -> None:
+    def enter(self, steps: int, guidance: float = GUIDANCE, start: Start | None = None,
+              **values: Any) -> None:
         """Puts a picture of so many steps with DDIM into the slot.
 
         Args:
             steps: of the whole table.
+            guidance: the scale.
             start: what it begins with, which is encoded each time.
             values: of the entry; "told" are inputs beside the texts.
         """
         programs, begin = self._programs, 0
         height, width = (side * programs.model.downscale for side in programs.latent_shape[:2])
-        inputs = self._checkpoint.prompt_inputs(PROMPT, height=height, width=width)
+        inputs = self._checkpoint.prompt_inputs(PROMPT, height=height, width=width,
+                                                guidance=guidance)
         if start:
             begin = steps - steps_taken(steps, start.strength)
             values["given"] = Given.of(programs.model, programs.latent_shape, start.image,
@@ -84,7 +87,8 @@ class OneSlot:
         else:
             values["latents"] = first_latents(programs.latent_shape)
         entry = Entry.of(make_table("ddim", self._checkpoint.schedule, steps, begin=begin),
-                         {**inputs, **values.pop("told", {})}, guidance=GUIDANCE, key=KEY, **values)
+                         {**inputs, **values.pop("told", {})}, key=KEY,
+                         guidance=programs.model.cfg_scale(guidance), **values)
         entries = {0: entry}
         for encoder in self._encoders:
             entries = encoder.encode(self._params, entries, programs.device)
@@ -101,14 +105,15 @@ class OneSlot:
                                                 np.ones(1, bool)))[0]
 
 
-def ours(folder: Path, size: int, steps: int, start: Start | None = None,
-         control: Path | None = None, *, dtype: str) -> Calls:
+def ours(folder: Path, size: int, steps: int, guidance: float = GUIDANCE,
+         start: Start | None = None, control: Path | None = None, *, dtype: str) -> Calls:
     """Calls of our three programs, with one slot on one device. The parts come in their order.
 
     Args:
         folder: the checkpoint.
         size: sides of the picture in pixels.
         steps: of the whole image, with DDIM on all sides.
+        guidance: the scale; up to 1 it is none.
         start: what the whole image begins with.
         control: the folder of a ControlNet by which it follows `control_picture`.
         dtype: of the parameters and the arithmetic.
@@ -122,109 +127,158 @@ def ours(folder: Path, size: int, steps: int, start: Start | None = None,
         model = extra.joined(model, **sizes)
         params = {**params, extra.part: extra.load(replicated(mesh))}
         follows = dict(told={"control": control_picture(size)}, control_scale=1.0)
-    slot = OneSlot(checkpoint, params, Programs(model, mesh, slots=1, **sizes),
+    guided = bool(is_guided(model.cfg_scale(guidance)))
+    slot = OneSlot(checkpoint, params, Programs(model, mesh, slots=1, guided=guided, **sizes),
                    [ImageEncoder(checkpoint.model.encode, mesh, checkpoint.parameters.shapes,
                                  network_dtype=checkpoint.model.dtype, **sizes)] if start else ())
 
     def image() -> np.ndarray:
-        slot.enter(steps, start, **follows)
+        slot.enter(steps, guidance, start, **follows)
         slot.step(steps)
         return slot.pixels()
 
-    return {TEXT: partial(slot.enter, LONG, **follows), STEP: slot.step, DECODE: slot.pixels,
-            IMAGE: image}
+    return {TEXT: partial(slot.enter, LONG, guidance, **follows), STEP: slot.step,
+            DECODE: slot.pixels, IMAGE: image}
 
 
-def pytorch(folder: Path, size: int, steps: int, start: Start | None = None,
-            control: Path | None = None, *, layout: str,
-            prepare: Callable[[Any, int], None] = lambda pipe, size: None) -> Calls:
-    """The same calls of diffusers' pipeline; the layout is that of the networks' weights.
+class PyTorch:
+    """The same calls of diffusers' pipeline."""
 
-    `prepare` puts something faster in the place of the pipeline's networks, for a size in pixels.
-    """
-    # Here, because the process that measures our own memory must not hold PyTorch.
-    import torch
-    from diffusers import (
-        AutoPipelineForImage2Image,
-        AutoPipelineForInpainting,
-        ControlNetModel,
-        DDIMScheduler,
-        DiffusionPipeline,
-        StableDiffusionControlNetPipeline,
-        StableDiffusionPipeline,
-    )
-    from diffusers.utils import logging
+    def __init__(self, folder: Path, size: int, steps: int, guidance: float = GUIDANCE,
+                 start: Start | None = None, control: Path | None = None, *, layout: str,
+                 prepare: Callable[[Any, int, int], None] = lambda pipe, size, count: None):
+        """Loads it.
 
-    logging.disable_progress_bar()
-    torch.set_num_threads(os.cpu_count())
-    layout = getattr(torch, layout)
-    pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)
-    pipe.unet.to(memory_format=layout)
-    pipe.vae.to(memory_format=layout)
-    prepare(pipe, size)
-    shape = (size // pipe.vae_scale_factor, size // pipe.vae_scale_factor,
-             pipe.unet.config.in_channels)
-    first = torch.tensor(first_latents(shape).transpose(2, 0, 1)[None])
-    latents, embeddings, told = first, None, None
-    pipe.scheduler.set_timesteps(LONG)
-    timesteps = iter(pipe.scheduler.timesteps)
+        Args:
+            folder: this and the next five as `ours` takes them.
+            size: see there.
+            steps: see there.
+            guidance: see there.
+            start: see there.
+            control: see there.
+            layout: of the networks' weights.
+            prepare: puts something faster in the place of the pipeline's networks, for a size in
+                pixels and so many evaluations at once.
+        """
+        # Here, because the process that measures our own memory must not hold PyTorch.
+        import torch
+        from diffusers import DDIMScheduler, DiffusionPipeline
+        from diffusers.utils import logging
 
-    def text() -> None:
-        nonlocal embeddings, told
-        prompt, negative, *pooled = pipe.encode_prompt(
-            PROMPT, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True)
-        embeddings = torch.cat([negative, prompt])
-        if not isinstance(pipe, StableDiffusionPipeline):
-            sizes = torch.tensor([[size, size, 0, 0, size, size]] * 2)
-            told = {"text_embeds": torch.cat(pooled[::-1]), "time_ids": sizes}
+        logging.disable_progress_bar()
+        torch.set_num_threads(os.cpu_count())
+        pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+        pipe.set_progress_bar_config(disable=True)
+        pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)
+        layout = getattr(torch, layout)
+        pipe.unet.to(memory_format=layout)
+        pipe.vae.to(memory_format=layout)
+        told = pipe.unet.config.time_cond_proj_dim
+        self._guided = guidance > 1 and not told
+        self._cond = told and pipe.get_guidance_scale_embedding(
+            torch.tensor([guidance - 1]), embedding_dim=told)
+        prepare(pipe, size, 1 + self._guided)
+        self._pipe, self._size, self._steps, self._guidance = pipe, size, steps, guidance
+        self._shape = (*[size // pipe.vae_scale_factor] * 2, pipe.unet.config.in_channels)
+        self._first = self._latents = torch.tensor(_channels_first(first_latents(self._shape)))
+        self._embeddings = self._added = None
+        pipe.scheduler.set_timesteps(LONG)
+        self._timesteps = iter(pipe.scheduler.timesteps)
+        self._whole, self._values = self._beginning(start, control, layout)
+        self._starts = start is not None
 
-    def step() -> None:
-        nonlocal latents
-        timestep = next(timesteps)
-        out = pipe.unet(torch.cat([latents] * 2), timestep, embeddings,
-                        added_cond_kwargs=told).sample
-        negative, positive = out.chunk(2)
-        guided = negative + GUIDANCE * (positive - negative)
-        latents = pipe.scheduler.step(guided, timestep, latents).prev_sample
+    def calls(self) -> Calls:
+        """By part."""
+        import torch
 
-    def decode() -> None:
-        image = pipe.vae.decode(latents / pipe.vae.config.scaling_factor).sample
+        own = {TEXT: self._text, STEP: self._step, DECODE: self._decode, IMAGE: self._image}
+        return {part: torch.inference_mode()(call) for part, call in own.items()}
+
+    def _beginning(self, start: Start | None, control: Path | None,
+                   layout: Any) -> tuple[Any, dict[str, Any]]:
+        """The pipeline that draws whole pictures, and what it takes beside the settings."""
+        import torch
+        from diffusers import (
+            AutoPipelineForImage2Image,
+            AutoPipelineForInpainting,
+            ControlNetModel,
+            StableDiffusionControlNetPipeline,
+        )
+
+        pipe, sides = self._pipe, dict(height=self._size, width=self._size)
+        whole, values = pipe, dict(latents=self._first, **sides)
+        if control:
+            network = ControlNetModel.from_pretrained(control, dtype=torch.float32)
+            whole = StableDiffusionControlNetPipeline(
+                **pipe.components, controlnet=network.to(memory_format=layout))
+            values |= dict(image=control_picture(self._size)[None] / np.float32(255))
+        if start:
+            values = dict(image=start.image[None] / 2 + 0.5, strength=start.strength)
+            kind = AutoPipelineForImage2Image
+            if start.mask is not None:
+                kind = AutoPipelineForInpainting
+                values |= dict(mask_image=start.mask[None], **sides)
+            whole = kind.from_pipe(pipe)
+        whole.set_progress_bar_config(disable=True)
+        return whole, values
+
+    def _text(self) -> None:
+        import torch
+        from diffusers import StableDiffusionPipeline
+
+        prompt, negative, *pooled = self._pipe.encode_prompt(
+            PROMPT, device="cpu", num_images_per_prompt=1,
+            do_classifier_free_guidance=self._guided)
+
+        def both(first: Any, second: Any) -> Any:
+            return torch.cat([first, second]) if self._guided else second
+
+        self._embeddings = both(negative, prompt)
+        if not isinstance(self._pipe, StableDiffusionPipeline):
+            size = self._size
+            sizes = torch.tensor([[size, size, 0, 0, size, size]] * (1 + self._guided))
+            self._added = {"text_embeds": both(*pooled[::-1]), "time_ids": sizes}
+
+    def _step(self) -> None:
+        import torch
+
+        timestep = next(self._timesteps)
+        out = self._pipe.unet(torch.cat([self._latents] * (1 + self._guided)), timestep,
+                              self._embeddings, timestep_cond=self._cond,
+                              added_cond_kwargs=self._added).sample
+        if self._guided:
+            negative, positive = out.chunk(2)
+            out = negative + self._guidance * (positive - negative)
+        self._latents = self._pipe.scheduler.step(out, timestep, self._latents).prev_sample
+
+    def _decode(self) -> None:
+        import torch
+
+        vae = self._pipe.vae
+        image = vae.decode(self._latents / vae.config.scaling_factor).sample
         (image / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
 
-    whole, values = pipe, dict(latents=first, height=size, width=size)
-    if control:
-        network = ControlNetModel.from_pretrained(control, dtype=torch.float32)
-        whole = StableDiffusionControlNetPipeline(
-            **pipe.components, controlnet=network.to(memory_format=layout))
-        values |= dict(image=control_picture(size)[None] / np.float32(255))
-    if start:
-        values = dict(image=start.image[None] / 2 + 0.5, strength=start.strength)
-        kind = AutoPipelineForImage2Image
-        if start.mask is not None:
-            kind = AutoPipelineForInpainting
-            values |= dict(mask_image=start.mask[None], height=size, width=size)
-        whole = kind.from_pipe(pipe)
-    whole.set_progress_bar_config(disable=True)
-
-    def as_ours() -> AbstractContextManager:
-        """With our noise, and what the encoder holds likeliest."""
-        noise = torch.tensor(np.asarray(gaussian(KEY, shape)).transpose(2, 0, 1)[None])
-        return patch.multiple(type(whole).__module__, randn_tensor=lambda *_, **__: noise,
-                              retrieve_latents=lambda found, **_: found.latent_dist.mode())
-
-    def image() -> np.ndarray:
-        with as_ours() if start else nullcontext():
-            found = whole(PROMPT, num_inference_steps=steps, guidance_scale=GUIDANCE,
-                          output_type="np", **values)
+    def _image(self) -> np.ndarray:
+        with self._as_ours() if self._starts else nullcontext():
+            found = self._whole(PROMPT, num_inference_steps=self._steps,
+                                guidance_scale=self._guidance, output_type="np", **self._values)
         return (found.images[0] * 255).round().astype(np.uint8)
 
-    calls = {TEXT: text, STEP: step, DECODE: decode, IMAGE: image}
-    return {part: torch.inference_mode()(call) for part, call in calls.items()}
+    def _as_ours(self) -> AbstractContextManager:
+        """With our noise, and what the encoder holds likeliest."""
+        import torch
+
+        noise = torch.tensor(_channels_first(np.asarray(gaussian(KEY, self._shape))))
+        return patch.multiple(type(self._whole).__module__, randn_tensor=lambda *_, **__: noise,
+                              retrieve_latents=lambda found, **_: found.latent_dist.mode())
 
 
-def compile_networks(pipe, size: int) -> None:
+def pytorch(*arguments: Any, **options: Any) -> Calls:
+    """The calls of `PyTorch`, which takes all these."""
+    return PyTorch(*arguments, **options).calls()
+
+
+def compile_networks(pipe, size: int, count: int) -> None:
     """By `torch.compile`, when they are first called."""
     import torch
 
@@ -232,7 +286,7 @@ def compile_networks(pipe, size: int) -> None:
     pipe.vae.decode = torch.compile(pipe.vae.decode)
 
 
-def convert_networks(pipe, size: int, precision: str) -> None:
+def convert_networks(pipe, size: int, count: int, precision: str) -> None:
     """Lets OpenVINO compute UNet and decoder, in "f32" or "bf16"."""
     import openvino
     import torch
@@ -253,25 +307,29 @@ def convert_networks(pipe, size: int, precision: str) -> None:
 
     side, config = size // pipe.vae_scale_factor, pipe.unet.config
     encoders = [pipe.text_encoder, getattr(pipe, "text_encoder_2", None)]
-    tokens, told = pipe.tokenizer.model_max_length, []
+    tokens, told = pipe.tokenizer.model_max_length, {}
     if encoders[1] is not None:
-        told = [torch.zeros(2, encoders[1].config.projection_dim), torch.zeros(2, 6)]
+        told = {"text_embeds": torch.zeros(count, encoders[1].config.projection_dim),
+                "time_ids": torch.zeros(count, 6)}
+    if config.time_cond_proj_dim:
+        told["timestep_cond"] = torch.zeros(count, config.time_cond_proj_dim)
     evaluate, decode = pipe.unet.forward, pipe.vae.decode
 
-    def added(told: Sequence[torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        return dict(zip(("text_embeds", "time_ids"), told, strict=True)) if told else None
+    def evaluated(x, t, text, *given: torch.Tensor) -> torch.Tensor:
+        values = dict(zip(told, given, strict=True))
+        return evaluate(x, t, text, timestep_cond=values.pop("timestep_cond", None),
+                        added_cond_kwargs=values, return_dict=False)[0]
 
-    unet = converted(
-        lambda x, t, text, *told: evaluate(x, t, text, added_cond_kwargs=added(told),
-                                           return_dict=False)[0],
-        torch.zeros(2, config.in_channels, side, side), torch.zeros(1),
-        torch.zeros(2, tokens, config.cross_attention_dim), *told)
+    unet = converted(evaluated, torch.zeros(count, config.in_channels, side, side), torch.zeros(1),
+                     torch.zeros(count, tokens, config.cross_attention_dim), *told.values())
     decoder = converted(lambda z: decode(z, return_dict=False)[0],
                         torch.zeros(1, pipe.vae.config.latent_channels, side, side))
 
-    def unet_forward(x, t, encoder_hidden_states, added_cond_kwargs=None, return_dict=True, **_):
-        told = [(added_cond_kwargs or {})[name].float() for name in added_cond_kwargs or ()]
-        sample = unet(x, t.reshape(1).float(), encoder_hidden_states, *told)
+    def unet_forward(x, t, encoder_hidden_states, added_cond_kwargs=None, timestep_cond=None,
+                     return_dict=True, **_):
+        values = {**(added_cond_kwargs or {}), "timestep_cond": timestep_cond}
+        sample = unet(x, t.reshape(1).float(), encoder_hidden_states,
+                      *(values[name].float() for name in told))
         return UNet2DConditionOutput(sample) if return_dict else (sample,)
 
     def vae_decode(z, return_dict=True, **_):
@@ -284,6 +342,11 @@ def convert_networks(pipe, size: int, precision: str) -> None:
 def control_picture(size: int) -> np.ndarray:
     """What is followed, uint8 [size, size, 3], the same for everybody."""
     return np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+
+
+def _channels_first(latents: np.ndarray) -> np.ndarray:
+    """[1, C, h, w] of (h, w, C)."""
+    return latents.transpose(2, 0, 1)[None]
 
 
 def first_latents(shape: tuple[int, int, int]) -> np.ndarray:
@@ -319,12 +382,12 @@ def left_out() -> dict[str, str]:
     return missing
 
 
-def alone(contestant: str, folder: Path, size: int, steps: int, rounds: int,
+def alone(contestant: str, folder: Path, size: int, steps: int, guidance: float, rounds: int,
           ) -> tuple[dict[str, float], np.ndarray, Timings]:
     """Gigabytes that this process takes at the most while it loads, and while it makes a picture;
     the picture; and what each part takes then."""
     on_cpu()
-    calls = CONTESTANTS[contestant](folder, size, steps)
+    calls = CONTESTANTS[contestant](folder, size, steps, guidance)
     loading = memory("VmHWM")
     forget_peak()
     pictures = []
@@ -348,6 +411,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--size", type=int, default=512, metavar="PIXELS",
                        help="sides of the picture (%(default)s)")
     flags.add_argument("--steps", type=int, default=4, help="of the whole image (%(default)s)")
+    flags.add_argument("--guidance", type=float, default=GUIDANCE, metavar="SCALE",
+                       help="up to 1 it is none (%(default)s)")
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < LONG - 1:
@@ -356,7 +421,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Made elsewhere, where need be: large models' contestants need the memory that this takes.
     folder = in_fresh_process(checkpoint_folder, args.model)
     picture, missing = f"{args.model}, {args.size}x{args.size}", left_out()
-    found = {name: in_fresh_process(alone, name, folder, args.size, args.steps, args.rounds)
+    found = {name: in_fresh_process(alone, name, folder, args.size, args.steps, args.guidance,
+                                    args.rounds)
              for name in CONTESTANTS if name not in missing}
     report(f"CPU, peak memory: {picture}",
            [{"": name, **peaks} for name, (peaks, _, _) in found.items()], args.results,
@@ -368,9 +434,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(f"CPU, times: {picture}", _rows({name: times for name, (*_, times) in found.items()}),
            args.results,
            notes=[f"Seconds, medians of {args.rounds} rounds in one process after another; float32 "
-                  f"where nothing else is said. The whole image has {args.steps} steps. Our "
-                  f"picture in float32 and PyTorch's differ by more than 1 of 255 in "
-                  f"{differing:.2%} of their values.",
+                  f"where nothing else is said. The whole image has {args.steps} steps at a "
+                  f"guidance of {args.guidance:g}. Our picture in float32 and PyTorch's differ by "
+                  f"more than 1 of 255 in {differing:.2%} of their values.",
                   *(f"{name} is left out: {why}." for name, why in missing.items())])
 
 

@@ -65,6 +65,13 @@ def _vae(*channels: int, **differing) -> dict[str, Any]:
     return {**common, **differing}
 
 
+_TINY_UNET = dict(
+    attention_head_dim=4, cross_attention_dim=32, sample_size=16, block_out_channels=[32, 64],
+    layers_per_block=1, norm_num_groups=8, down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
+    up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"],
+)
+_TINY_VAE = dict(_class_name="AutoencoderTiny")  # those of TAESD are its defaults
+
 _NOISE = dict(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
               num_train_timesteps=1000, set_alpha_to_one=False, steps_offset=1)
 _SD = dict(_class_name="StableDiffusionPipeline")
@@ -89,6 +96,22 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         scheduler=dict(_NOISE, _class_name="DDIMScheduler", clip_sample=False,
                        prediction_type="v_prediction"),
     ),
+    # Of few steps, with TAESD: SD-Turbo's shapes, and an LCM's of SD 1.
+    "turbo": dict(
+        model_index=_SD,
+        text_encoder=_text_encoder(1024, 23, 16, "gelu"),
+        unet=_unet(attention_head_dim=[5, 10, 20, 20], cross_attention_dim=1024,
+                   use_linear_projection=True),
+        vae=_TINY_VAE,
+        scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler", timestep_spacing="trailing"),
+    ),
+    "lcm": dict(
+        model_index=_SD,
+        text_encoder=_text_encoder(768, 12, 12, "quick_gelu"),
+        unet=_unet(attention_head_dim=8, cross_attention_dim=768, time_cond_proj_dim=256),
+        vae=_TINY_VAE,
+        scheduler=dict(_NOISE, _class_name="LCMScheduler"),
+    ),
     "sdxl": dict(
         model_index=_SDXL,
         text_encoder=_text_encoder(768, 12, 12, "quick_gelu"),
@@ -104,12 +127,17 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": dict(
         model_index=_SD,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
-        unet=_unet(attention_head_dim=4, cross_attention_dim=32, sample_size=16,
-                   block_out_channels=[32, 64], layers_per_block=1, norm_num_groups=8,
-                   down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
-                   up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"]),
+        unet=_unet(**_TINY_UNET),
         vae=_vae(16, 32, layers_per_block=1, norm_num_groups=8, sample_size=32),
         scheduler=dict(_NOISE, _class_name="PNDMScheduler", skip_prk_steps=True),
+    ),
+    "tinylcm": dict(
+        model_index=_SD,
+        text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
+        unet=_unet(**_TINY_UNET, time_cond_proj_dim=16),
+        vae=dict(_TINY_VAE, encoder_block_out_channels=[16, 16], num_encoder_blocks=[1, 1],
+                 decoder_block_out_channels=[16, 16], num_decoder_blocks=[1, 1]),
+        scheduler=dict(_NOISE, _class_name="LCMScheduler"),
     ),
     "tinyxl": dict(
         model_index=_SDXL,

@@ -128,6 +128,15 @@ def test_cpu_compares_those_who_are_there(tmp_path, one_device, monkeypatch):
     assert all(f"{name} is left out: {why}." in text for name, why in cpu.left_out().items())
 
 
+def test_cpu_compares_what_takes_few_steps_and_no_guidance(tmp_path, one_device, monkeypatch):
+    for name in cpu.CONTESTANTS.keys() - {cpu.OURS, cpu.PYTORCH, "sd_tpu, bfloat16"}:
+        monkeypatch.delitem(cpu.CONTESTANTS, name)
+    tables(cpu, tmp_path, "--model=tinylcm", "--size=32", "--rounds=1", "--steps=2",
+           "--guidance=8.5")
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "2 steps at a guidance of 8.5." in text and "more than 1 of 255 in 0.00%" in text
+
+
 def test_cpu_leaves_out_who_is_not_installed(monkeypatch):
     monkeypatch.setattr(cpu, "find_spec", lambda name: None)
     monkeypatch.setattr(cpu.shutil, "which", lambda name: None)
@@ -138,9 +147,10 @@ def test_cpu_leaves_out_who_is_not_installed(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
-def test_openvino_draws_what_pytorch_draws(precision):
+@pytest.mark.parametrize("model", ["tiny", "tinylcm"])
+def test_openvino_draws_what_pytorch_draws(model, precision):
     pytest.importorskip("openvino")
-    folder = make_checkpoint.checkpoint_folder("tiny")
+    folder = make_checkpoint.checkpoint_folder(model)
     theirs, exact = (calls[cpu.IMAGE]().astype(int) for calls in (
         cpu.pytorch(folder, 32, 2, "contiguous_format",
                     prepare=partial(cpu.convert_networks, precision=precision)),
