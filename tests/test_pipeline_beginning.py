@@ -95,6 +95,15 @@ def test_prepared_pictures_have_sides_of_whole_units_and_lie_around_zero(img2img
     assert ids.shape == (1, 77) and images.shape == (1, 3, 32, 64) and np.all(images == 1)
 
 
+def test_the_steps_that_are_left_out_are_those_that_pytorch_leaves_out(img2img, torch_pipelines):
+    reference = diffusers.StableDiffusionImg2ImgPipeline(**torch_pipelines["sd1"].components)
+    for steps, strength in ((50, 0.75), (8, 0.4), (3, 1.0)):
+        reference.scheduler.set_timesteps(steps)
+        timesteps, _ = reference.get_timesteps(steps, strength, "cpu")
+        begin = img2img[0].get_timestep_start(steps, strength)
+        assert timesteps.tolist() == reference.scheduler.timesteps[begin:].tolist()
+
+
 @pytest.mark.parametrize(("values", "complaint"), [
     (dict(strength=0.1), "strength should leave 1 to 4 steps, not 0"),
     (dict(strength=1.5), "not 6"),

@@ -31,6 +31,10 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
         [-1, 1], each side made smaller to a multiple of UNIT."""
         return self._ids(prompt), _stacked(image)
 
+    def get_timestep_start(self, num_inference_steps: int, strength: float) -> int:
+        """How many of the steps are left out at a strength: the first ones."""
+        return num_inference_steps - steps_taken(num_inference_steps, strength)
+
     def __call__(
         self,
         prompt_ids: Any,
@@ -71,12 +75,13 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
         del jit
         size, texts = self._size(height, width), self._texts(prompt_ids, neg_prompt_ids)
         count = len(texts[0])
-        taken = steps_taken(num_inference_steps, strength)
-        if not 1 <= taken <= num_inference_steps:
-            raise ValueError(f"strength should leave 1 to {num_inference_steps} steps, not {taken},"
-                             f" so strength {strength} is not possible.")
+        begin = self.get_timestep_start(num_inference_steps, strength)
+        if not 0 <= begin < num_inference_steps:
+            raise ValueError(f"strength should leave 1 to {num_inference_steps} steps, not "
+                             f"{num_inference_steps - begin}, so strength {strength} is not "
+                             "possible.")
         images = self._run(
-            params, _known(self._table(params, num_inference_steps, num_inference_steps - taken)),
+            params, _known(self._table(params, num_inference_steps, begin)),
             size, *texts, each_scale(guidance_scale, count), None, image_keys(prng_seed, count),
             [Given({KNOWN: each}) for each in _channels_last(image, "image", count, size)],
             None if noise is None else flat(noise, 3, "noise"))
