@@ -41,14 +41,14 @@ def test_it_draws_128_pixels_from_the_latents_of_64(latents, pictures):
 
 
 def test_pytorchs_pipeline_draws_the_same_pictures_from_the_same_files(bundled, latents, pictures):
-    card = bundled[0].card
+    card, few = bundled[0].card, slice(2)  # the others would tell the same again
     reference = diffusers.StableDiffusionPipeline.from_pretrained(
         BUNDLED_MODEL, torch_dtype=torch.float32, safety_checker=None
     )
     reference.set_progress_bar_config(disable=True)
-    theirs = reference(list(card.prompts), num_inference_steps=card.steps, output_type="np",
-                       guidance_scale=card.guidance, latents=torch.tensor(latents)).images
-    off = np.abs(np.round(theirs * 255) - np.round(pictures * 255)) > 1
+    theirs = reference(list(card.prompts[few]), num_inference_steps=card.steps, output_type="np",
+                       guidance_scale=card.guidance, latents=torch.tensor(latents[few])).images
+    off = np.abs(np.round(theirs * 255) - np.round(pictures[few] * 255)) > 1
     assert off.mean() <= 0.001
 
 

@@ -5,8 +5,12 @@ and the notebook's %%time lines.
 https://huggingface.co/docs/diffusers/v0.32.1/en/using-diffusers/stable_diffusion_jax_how_to
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+
+from sd_tpu import FlaxStableDiffusionPipeline
 
 SET_UP = '''
 import jax
@@ -94,7 +98,18 @@ images = pipeline(shard(pipeline.prepare_inputs(prompts)), p_params, rng, jit=Tr
 
 
 @pytest.fixture(scope="module")
-def guide(checkpoints) -> dict:
+def _few_steps() -> Iterator[None]:
+    """The guide's pictures have 50, which it leaves to the pipeline; a few tell as much."""
+    with pytest.MonkeyPatch.context() as patch:
+        for method in (FlaxStableDiffusionPipeline.__call__, FlaxStableDiffusionPipeline._generate):
+            steps, *others = method.__defaults__
+            assert steps == 50
+            patch.setattr(method, "__defaults__", (4, *others))
+        yield
+
+
+@pytest.fixture(scope="module")
+def guide(checkpoints, _few_steps) -> dict:
     """The guide's names after its first blocks."""
     names = {"MODEL": checkpoints["sd1"]}
     with pytest.warns(UserWarning, match="no 'bf16' files"):

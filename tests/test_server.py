@@ -191,7 +191,7 @@ def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, chec
 
     def post(prompt: str, count: int) -> httpx.Response:
         return httpx.post(f"{address}sdapi/v1/txt2img", auth=("", "a-key"), timeout=PATIENCE, json={
-            "prompt": prompt, "steps": 200, "batch_size": count})
+            "prompt": prompt, "steps": 100, "batch_size": count})
 
     thread = threading.Thread(target=draw)
     thread.start()

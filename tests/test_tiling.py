@@ -102,12 +102,13 @@ def engine():
     engine.close()
 
 
-def asked(engine: Engine, side: int, **values) -> tuple[Request, dict[str, Input]]:
+def asked(engine: Engine, height: int, width: int = 512, **values
+          ) -> tuple[Request, dict[str, Input]]:
     """A gradient to be drawn again so large."""
     start = Input.of_pixels(gradient(128, 128))
     picture, = Request.check({"prompts": ["a red to blue background"], "seed": 1, "steps": 8,
                               **values}, engine.offer).pictures
-    picture = dataclasses.replace(larger(picture, side, side), init_image=start.name)
+    picture = dataclasses.replace(larger(picture, width, height), init_image=start.name)
     return Request((picture,)), {start.name: start}
 
 
@@ -130,12 +131,12 @@ def seams(image: np.ndarray, tiling: Tiling) -> list[float]:
 
 def test_a_gradient_four_times_as_large_has_no_seams_and_wants_no_program_of_its_own(
         engine, monkeypatch):
-    request, given = asked(engine, 512)
+    request, given = asked(engine, 160)
     tiling = engine.offer.tiling(request.pictures[0])
     engine.ready.wait()
     traces = dict(engine.programs.traces)
     large, = drawn(engine, request, given)
-    assert large.shape == (512, 512, 3) and len(tiling) == 25
+    assert large.shape == (160, 512, 3) and len(tiling) == 10
     assert {batch.height for batch in engine.worker._programs} == {128}
     assert engine.programs.traces == traces
     compiled = count_compilations()
@@ -147,7 +148,7 @@ def test_a_gradient_four_times_as_large_has_no_seams_and_wants_no_program_of_its
 
 
 def test_a_whole_picture_is_shown_as_it_forms_and_tiles_beside_it_are_not(engine, monkeypatch):
-    request, given = asked(engine, 512)
+    request, given = asked(engine, 160)
     alone, = Request.check({"prompts": ["a cat"], "steps": 8}, engine.offer).pictures
     monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time
     planned, schedule = [], engine.scheduler.schedule
@@ -156,7 +157,7 @@ def test_a_whole_picture_is_shown_as_it_forms_and_tiles_beside_it_are_not(engine
     job = engine.submit(Request((*request.pictures, alone)), inputs=given)
     shown = {place for event in job.events() if isinstance(event, Progress)
              for place in event.previews}
-    assert shown == {1} and sum(len(plan.enter) for plan in planned) == 26
+    assert shown == {1} and sum(len(plan.enter) for plan in planned) == 11
     assert sum(len(plan.preview) for plan in planned) <= 8, "tiles are drawn for nobody"
 
 
@@ -191,7 +192,7 @@ def test_tiles_begin_with_the_noise_between_two_seeds_where_that_is_asked_for(en
 
 
 def test_more_tiles_than_may_wait_are_refused_and_not_told_to_wait(engine):
-    request, given = asked(engine, 1024)
+    request, given = asked(engine, 1024, 1024)
     with pytest.raises(RequestError, match="by 968 tiles, and at most 800 may wait") as refused:
         engine.submit(Request(request.pictures * 8), inputs=given)
     assert not isinstance(refused.value, Busy)

@@ -20,6 +20,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
+from tiny import QUICK
 
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, TextEncoderConfig, VAEConfig
@@ -309,9 +310,7 @@ def test_pytorch_loads_what_is_saved_and_agrees(layout, checkpoints, tmp_path):
     times = np.float32([801, 21])
     encoder, unet, vae = (nnx.merge(getattr(checkpoint.model, part), params[part])
                           for part in StableDiffusion.components)
-    # Compiling takes longer than computing here, and what is tested does not depend on it.
-    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    compiled = partial(jax.jit, compiler_options=quick)
+    compiled = partial(jax.jit, compiler_options=QUICK)
     text = compiled(lambda: encoder(ids))()
     x = torch.tensor(latents).permute(0, 3, 1, 2)
     with torch.no_grad():
