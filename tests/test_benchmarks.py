@@ -142,7 +142,7 @@ def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
     assert all(f"{name} is left out: {why}." in text for name, why in cpu.left_out().items())
 
 
-def test_cpu_compares_what_takes_few_steps_and_no_guidance(tmp_path, one_device, monkeypatch):
+def test_cpu_compares_what_takes_few_steps_and_no_guidance(tmp_path, one_process, monkeypatch):
     for name in cpu.CONTESTANTS.keys() - {cpu.OURS, cpu.PYTORCH, "sd_tpu, bfloat16"}:
         monkeypatch.delitem(cpu.CONTESTANTS, name)
     tables(cpu, tmp_path, "--model=tinylcm", "--size=32", "--rounds=1", "--steps=2",
