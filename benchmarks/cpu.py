@@ -268,7 +268,8 @@ class PyTorch:
         """With our noise, and what the encoder holds likeliest."""
         import torch
 
-        noise = torch.tensor(_channels_first(np.asarray(gaussian(KEY, self._shape))))
+        drawn = np.asarray(gaussian(jax.numpy.asarray(KEY), self._shape))
+        noise = torch.tensor(_channels_first(drawn))
         return patch.multiple(type(self._whole).__module__, randn_tensor=lambda *_, **__: noise,
                               retrieve_latents=lambda found, **_: found.latent_dist.mode())
 
