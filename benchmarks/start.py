@@ -122,8 +122,11 @@ def loading_peak(folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def session(engine: Engine) -> dict[str, Any]:
-    """Asks an engine for everything that can differ; tells what was compiled after it was ready."""
+    """Asks an engine for everything that can differ; tells what was compiled after it was ready and
+    had drawn a picture without guidance and one with it, which have programs of their own."""
     engine.ready.wait()
+    for guidance in (1, 2):
+        list(_submit(engine, prompts=["a cat"], steps=FEW, guidance=guidance).events())
     traces = engine.programs.traces.total()
     compiled = count_compilations()
     requests = 0
