@@ -43,7 +43,7 @@ def test_the_right_answers_follow_from_the_scene():
 def test_a_judge_learns_what_it_is_shown():
     graph, params = judge.build()
     rng = np.random.default_rng(0)
-    images = rng.uniform(-1, 1, (len(SCENES), 64, 64, 3)).astype(np.float32)
+    images = rng.uniform(-1, 1, (len(SCENES), 128, 128, 3)).astype(np.float32)
     batch = images, judge.labels(SCENES)
     loss = jax.jit(jax.value_and_grad(judge.make_loss(graph)))
     optimizer = optax.adam(3e-3)

@@ -1,8 +1,7 @@
 """A classifier that says what a picture shows, for the evaluation: python -m training.judge
 
 It has nothing in common with the networks it judges but the drawings: it sees pixels, and is
-trained on composed pictures of every combination, also those kept from their training. It looks at
-them at recipe.SMALL_SIZE, where what is asked about can be seen.
+trained on composed pictures of every combination, also those kept from their training.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from PIL import Image, ImageFilter
 from sd_tpu.models.layers import GroupNorm, conv, linear
 from sd_tpu.runtime.mesh import make_mesh
 from training import captions, recipe
-from training.autoencoder import halved, to_unit
+from training.autoencoder import to_unit
 from training.captions import Scene
 from training.compose import Mix
 from training.concepts import COMMON
@@ -27,9 +26,9 @@ from training.trainer import latest, train
 
 FOLDER = recipe.CACHE / "judge"
 # A plain mix: what the evaluation asks about, each kind often enough to be learned well.
-MIX = Mix(single=0.32, small=0.06, big=0.06, beside=0.20, stacked=0.20, copies=0.16,
-          recoloured=0.5, default_background=0.1)
-CHANNELS = (32, 48, 96, 192)  # at 1/2, 1/4, 1/8 and 1/16 of the picture's size
+MIX = Mix(single=0.38, small=0.06, big=0.06, beside=0.18, stacked=0.18, copies=0.14,
+          recoloured=0.7, default_background=0.1)
+CHANNELS = (16, 32, 64, 128, 256)  # at 1/2 to 1/32 of the picture's size
 SMOOTHING = 0.05  # of the labels
 BLUR = 1.2  # pixels at most: an autoencoder's pictures are softer than drawings
 NOISE = 0.03  # at most, of pictures in [-1, 1]
@@ -75,7 +74,7 @@ class Judge(nnx.Module):
                               for a, b in zip(widths, CHANNELS, strict=False))
         self.norms = nnx.List(GroupNorm(b, 8, 1e-5, **kwargs) for b in CHANNELS)
         self.refine = nnx.List(conv(b, b, **kwargs) for b in CHANNELS)
-        features = CHANNELS[-1] * (recipe.SMALL_SIZE // 2 ** len(CHANNELS)) ** 2
+        features = CHANNELS[-1] * (recipe.IMAGE_SIZE // 2 ** len(CHANNELS)) ** 2
         self.answers = nnx.Dict({question: linear(features, len(options), **kwargs)
                                  for question, options in ANSWERS.items()})
 
@@ -123,8 +122,7 @@ def soften(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def trained():
     """A function: pictures [B, H, W, 3] u8 -> for each question the probabilities [B, answers].
 
-    Beside the questions' there is an array "features" [B, F]. The pictures are first reduced to the
-    size that the judge knows.
+    Beside the questions' there is an array "features" [B, F].
 
     Raises:
         FileNotFoundError: no judge has been trained yet.
@@ -135,8 +133,6 @@ def trained():
     @jax.jit
     def ask(images):
         judge = nnx.merge(graph, params)
-        while images.shape[1] > recipe.SMALL_SIZE:
-            images = halved(images)
         return {**jax.tree.map(jax.nn.softmax, judge(images)), "features": judge.features(images)}
 
     return lambda pictures: jax.tree.map(np.asarray, ask(to_unit(pictures)))
@@ -170,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=recipe.JUDGE_RUN.steps)
     schedule = dataclasses.replace(recipe.JUDGE_RUN, steps=parser.parse_args().steps)
-    composer = recipe.composer(MIX, unseen=None, size=recipe.SMALL_SIZE)
+    composer = recipe.composer(MIX, unseen=None)
     graph, params = build()
 
     def batch_at(step: int):

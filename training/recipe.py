@@ -15,8 +15,8 @@ SMALL_SIZE = 64  # of the pictures that the first autoencoder codes, and so of a
 SPRITE_SIZE = 224  # the largest things but one are drawn at half of it
 STYLES = ("flat", "3d")  # the same drawings, with and without shading
 MIX = Mix(
-    single=0.32, small=0.04, big=0.04, beside=0.19, stacked=0.18, copies=0.19, upside_down=0.04,
-    gradient=0.05, recoloured=0.45, default_background=0.20,
+    single=0.34, small=0.04, big=0.04, beside=0.18, stacked=0.20, copies=0.17, upside_down=0.03,
+    gradient=0.05, recoloured=0.60, default_background=0.20,
 )
 
 SMALL_VAE = dict(
@@ -82,7 +82,7 @@ SCHEDULER = dict(
 AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
 ENLARGING_RUN = Schedule(steps=3300, batch=4, learning_rate=7e-4, decay=0.75, ema=0.995)
 SHARPENING_RUN = Schedule(steps=2400, batch=8, learning_rate=2e-4, ema=0.99)
-JUDGE_RUN = Schedule(steps=2500, batch=32, learning_rate=1e-3, ema=0.99)
+JUDGE_RUN = Schedule(steps=5000, batch=32, learning_rate=1e-3, ema=0.99)
 DIFFUSION_RUN = Schedule(steps=25600, batch=16, learning_rate=5e-4, decay=0.4, ema=0.998)
 
 
