@@ -129,7 +129,7 @@ def seams(image: np.ndarray, tiling: Tiling) -> list[float]:
     return found
 
 
-def test_a_gradient_four_times_as_large_has_no_seams_and_wants_no_program_of_its_own(
+def test_a_gradient_four_times_as_wide_has_no_seams_and_wants_no_program_of_its_own(
         engine, monkeypatch):
     request, given = asked(engine, 160)
     tiling = engine.offer.tiling(request.pictures[0])

@@ -330,7 +330,7 @@ def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Arr
         params: theirs.
         slots: S of them.
         n: rows.
-        group: guided slots that are stepped together.
+        group: slots that are stepped together.
         guided: whether any row may be; if not, a group has no room for second texts.
     """
     stop = jnp.minimum(slots.row + n, slots.end)

@@ -142,8 +142,7 @@ class Engine(EngineClient):
             model: folder, single file or hub id, or the name of one of the other models.
             devices: how many of this process's devices to use; all by default.
             memory: bytes of each device that may be taken; by default what it has.
-            group: slots that a device steps together; by default what its platform is good
-                at.
+            group: slots that a device steps together; by default what its platform is good at.
             dtype: "float32" or "bfloat16", or "auto" for what the platform is fastest in; by
                 default float32 on CPU and bfloat16 elsewhere.
             options: as `open_models` takes them.
