@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -278,8 +279,6 @@ def _larger_peak(folder: Path, size: int, times: int, steps: int, most: int) -> 
 def decoding_peak(folder: Path, side: int, whole: bool) -> dict[str, Any]:
     """The same of decoding latents alone, with random weights, where the autoencoder is all that
     is in memory: as it works, which is by tiles above a number of pixels, or whole in any case."""
-    if whole:
-        tiles.SIDE = side
     checkpoint, mesh = Checkpoint.open(folder, dtype="float32"), make_mesh(1)
     programs = Programs(checkpoint.model, mesh, slots=1, height=side, width=side)
     shapes = checkpoint.parameters.shapes[programs.autoencoder]
@@ -287,7 +286,8 @@ def decoding_peak(folder: Path, side: int, whole: bool) -> dict[str, Any]:
         lambda x: x.astype(np.float32), random_parameters(shapes)), replicated(mesh))}
     latents = jax.device_put(cpu.first_latents(programs.latent_shape)[None], replicated(mesh))
     forget_peak()
-    seconds = seconds_of(lambda: np.asarray(programs.decode(params, latents, np.ones(1, bool))))
+    with mock.patch.object(tiles, "SIDE", side if whole else tiles.SIDE):
+        seconds = seconds_of(lambda: np.asarray(programs.decode(params, latents, np.ones(1, bool))))
     return {"": f"{side}x{side}, decoding alone{', whole' * whole}", "seconds, compiling": seconds,
             "peak, GB": memory("VmHWM") / 1e9}
 
