@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from sd_tpu.runtime.compiler import compiler_options
 from sd_tpu.runtime.mesh import AXIS, REPLICATED, SPLIT, replicated, split
 
 Tree = Any
@@ -137,7 +138,8 @@ def _make_step(optimizer, loss, ema: float, mesh: Mesh):
     # made a step on CPU 17 s long where this form takes 0.6 s.
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(REPLICATED, SPLIT, REPLICATED),
                            out_specs=REPLICATED, check_vma=False)
-    return jax.jit(mapped, donate_argnums=0)
+    options = compiler_options(mesh.devices.flat[0].platform, jnp.float32)
+    return jax.jit(mapped, donate_argnums=0, compiler_options=options)
 
 
 def _report(folder: Path, step: int, schedule: Schedule, loss: float, rate: float) -> None:
