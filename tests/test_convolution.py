@@ -98,6 +98,8 @@ def test_tiles_of_bfloat16_are_rounded_before_their_products_and_at_the_end_only
     pytest.param({"picture": (2, 9, 16, 31), "kernel": (3, 3, 31, 32)}, 0, id="fewer inputs"),
     pytest.param({"picture": (1, 256, 256, 32)}, 0, id="too many patches"),
     pytest.param({"picture": (1, 256, 256, 32), "strides": (2, 2)}, 1, id="every second of them"),
+    pytest.param({"picture": (1, 128, 128, 256), "strides": (2, 2), "kernel": (3, 3, 256, 256)}, 1,
+                 id="more of more channels"),
     pytest.param({"picture": (1, 1024, 600, 32), "kernel": (1, 1, 32, 32),
                   "padding": ((0, 0), (0, 0))}, 1, id="single pixels"),
     pytest.param({"strides": (2, 2), "padding": ((0, 1), (0, 1))}, 1, id="padded on one side"),

@@ -29,8 +29,8 @@ WINOGRAD_ENLARGED = (((1, -1, 0), (0, 1, 0), (0, 1, -1)),
 # (benchmarks/RESULTS.md): the transforms of few channels take longer than what they save, and so
 # does the kernel's for few pixels.
 LEAST_CHANNELS, LEAST_PIXELS = 256, 1024
-# From how many channels on and up to how many bytes of patches one product of bfloat16 is faster.
-LEAST_PATCHED, MOST_PATCHES = 32, 32 << 20
+# From how many channels on one product of bfloat16 is faster, and up to how many bytes of patches.
+MOST_PATCHES = {32: 16 << 20, 256: 48 << 20}
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
@@ -54,8 +54,9 @@ def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> ja
 def _is_small(x: jax.Array, kernel: jax.Array, strides) -> bool:
     """Whether there are enough channels for a product, and not too many bytes of patches."""
     *sides, inputs, outputs = kernel.shape
+    most = [most for least, most in MOST_PATCHES.items() if min(inputs, outputs) >= least]
     patches = x.size * x.dtype.itemsize * math.prod(sides) // math.prod(strides)
-    return min(inputs, outputs) >= LEAST_PATCHED and (sides == [1, 1] or patches <= MOST_PATCHES)
+    return bool(most) and (sides == [1, 1] or patches <= most[-1])
 
 
 def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
