@@ -116,6 +116,10 @@ def test_parameters_go_where_the_sharding_says(file):
     one = jax.sharding.SingleDeviceSharding(jax.devices()[5])
     for leaf in jax.tree.leaves(weights.load([file], TREE, jnp.float32, one)):
         assert leaf.devices() == {jax.devices()[5]}
+    with jax.default_device(jax.devices()[3]):  # which is told to this thread alone
+        default = weights.load([file], TREE, jnp.float32)
+    for leaf in jax.tree.leaves(default):
+        assert leaf.devices() == {jax.devices()[3]}
     assert_equal(everywhere, random_like(TREE))
 
 
