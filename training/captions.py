@@ -6,10 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from training.concepts import SYNONYMS
-from training.grammar import is_uncountable, plural, with_article
-
-# style of a sprite -> the word for it in a caption
-STYLE_WORDS = {"noto": "noto", "noto-v1": "classic", "flat": "flat", "3d": "3d"}
+from training.grammar import plural, with_article
 
 BACKGROUNDS: dict[str, tuple[int, int, int]] = {
     "white": (255, 255, 255),
@@ -86,14 +83,13 @@ def caption(scene: Scene, rng: np.random.Generator) -> str:
     white = scene.background == DEFAULT_BACKGROUND and scene.gradient is None
     if plain and white and scene.paint is None and rng.random() < BARE:
         return _spoken(scene.concepts[0], rng)
-    style = STYLE_WORDS[scene.style]
     if rng.random() >= STYLE_SAID:
         prefixes = ("", "", "", "a drawing of ", "a picture of ", "an emoji of ")
         text = pick(rng, prefixes) + _subject(scene, rng)
     elif scene.relation is None and rng.random() < STYLE_AS_ADJECTIVE:
-        text = _subject(scene, rng, style)
+        text = _subject(scene, rng, scene.style)
     else:
-        text = _styled(_subject(scene, rng), style, rng)
+        text = _styled(_subject(scene, rng), scene.style, rng)
     if not white or rng.random() < BACKGROUND_SAID_WHEN_DEFAULT:
         text += _background(scene, rng)
     return text
@@ -110,14 +106,8 @@ def _subject(scene: Scene, rng: np.random.Generator, style: str | None = None) -
     if scene.count > 1:
         return " ".join([pick(rng, NUMBERS[scene.count]), *words, plural(name)])
     if scene.upside_down and rng.random() < 0.5:
-        return _with_words(["upside down", *words], name)
-    return _with_words(words, name) + (" upside down" if scene.upside_down else "")
-
-
-def _with_words(words: list[str], name: str) -> str:
-    if is_uncountable(name):
-        return " ".join([*words, name])
-    return with_article(" ".join([*words, name]))
+        return with_article(" ".join(["upside down", *words, name]))
+    return with_article(" ".join([*words, name])) + " upside down" * scene.upside_down
 
 
 def _pair(scene: Scene, rng: np.random.Generator) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from sd_tpu.checkpoint.card import ModelCard
 from training import recipe
 from training.captions import BACKGROUNDS, PAINTS
-from training.concepts import COMMON
+from training.concepts import COMMON, THEMES
+from training.sprites import STYLES
 
 CARD = dict(
     name="sd_tpu emoji 128",
@@ -82,22 +83,11 @@ DETAILS = {
 }
 
 
-ANIMALS = """cat, dog, fox, panda, lion, frog, penguin, owl, fish, octopus, butterfly, bee, snail,
-turtle, elephant, pig, monkey, ladybug, rabbit, bear, whale, crab, mouse, tiger, cow, unicorn,
-duck, snake, shark, parrot, dinosaur""".replace("\n", " ").split(", ")
-FOOD = """apple, banana, strawberry, pineapple, avocado, carrot, pizza, hamburger, ice cream, cake,
-watermelon, donut, tomato, lemon, grapes, cherries, piece of cheese, cookie, cupcake,
-cup of coffee, french fries""".replace("\n", " ").split(", ")
-NATURE = """sunflower, tulip, cactus, palm tree, mushroom, star, sun, moon, snowman, rose, tree,
-fire, rainbow, pumpkin""".replace("\n", " ").split(", ")
-
-
 def themes() -> dict[str, list[str]]:
     """What there is to draw by theme, each thing in one of them."""
-    things = [name for name in COMMON if name not in (*ANIMALS, *FOOD, *NATURE)]
     colours = [*dict.fromkeys((*BACKGROUNDS, *PAINTS))]
-    return {"animals": ANIMALS, "food": FOOD, "nature": NATURE, "things": things,
-            "colours": colours, "styles": [*recipe.STYLES]}
+    things = {theme: [*drawings] for theme, drawings in THEMES.items()}
+    return {**things, "colours": colours, "styles": [*STYLES]}
 
 
 def card() -> ModelCard:
@@ -112,7 +102,7 @@ def _details(tag: str) -> str:
     listed, join = (", ".join, _or) if tag == "en" else (_isolated, _isolated)
     return DETAILS[tag].format(count=len(COMMON), things=listed(COMMON),
                                backgrounds=join(BACKGROUNDS), paints=join(PAINTS),
-                               styles=join(recipe.STYLES))
+                               styles=join(STYLES))
 
 
 def _or(options: Iterable[str]) -> str:

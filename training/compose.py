@@ -20,7 +20,7 @@ SEVERAL_SCALE = 0.47
 # only, then need not learn every thing at every offset within one.
 SHIFT = 1 / 8
 UNSEEN_ONE_IN = 8
-SPRITES_KEPT = 16_384  # resized sprites in memory: some 100 MB for 100 things at 128x128
+SPRITES_KEPT = 16_384  # resized sprites in memory: some MB for each thing at 128x128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,14 +81,10 @@ class Composer:
         shares = mix.kinds()
         self._kinds = list(shares)
         self._limits = np.cumsum(list(shares.values()))
-        self._styles_of: dict[str, list[str]] = {}
-        self._concepts_in: dict[str, list[str]] = {}
-        self._index: dict[tuple[str, str], int] = {}
-        for index, key in enumerate(zip(sprites.concepts, sprites.styles, strict=True)):
-            self._styles_of.setdefault(key[0], []).append(key[1])
-            self._concepts_in.setdefault(key[1], []).append(key[0])
-            self._index[key] = index
-        self._concepts = list(self._styles_of)
+        things = zip(sprites.concepts, sprites.styles, strict=True)
+        self._index = {thing: index for index, thing in enumerate(things)}
+        self._concepts = list(dict.fromkeys(sprites.concepts))
+        self._styles = list(dict.fromkeys(sprites.styles))
         self._resized = functools.lru_cache(maxsize=SPRITES_KEPT)(self._resize)
 
     def sample(self, rng: np.random.Generator) -> tuple[np.ndarray, str, Scene]:
@@ -116,12 +112,12 @@ class Composer:
     def _scene(self, rng: np.random.Generator) -> Scene:
         kind = self._kinds[min(np.searchsorted(self._limits, rng.random()), len(self._kinds) - 1)]
         concept = pick(rng, self._concepts)
-        style = pick(rng, self._styles_of[concept])
+        style = pick(rng, self._styles)
         chosen = {"concepts": (concept,), "style": style, "background": self._background(rng)}
         if rng.random() < self.mix.gradient:
             chosen["gradient"] = _pick_other(rng, list(captions.BACKGROUNDS), chosen["background"])
-        if kind in ("beside", "stacked") and len(self._concepts_in[style]) > 1:
-            second = _pick_other(rng, self._concepts_in[style], concept)
+        if kind in ("beside", "stacked"):
+            second = _pick_other(rng, self._concepts, concept)
             relation = "left of" if kind == "beside" else "above"
             return Scene(**chosen | {"concepts": (concept, second)}, count=2, relation=relation)
         if kind == "copies" and is_countable(concept):

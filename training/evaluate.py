@@ -17,10 +17,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
-from training import captions, judge, recipe
+from training import judge, recipe
 from training.autoencoder import decibels, gradient_energy, to_unit
 from training.captions import Scene
 from training.compose import Mix
+from training.sprites import STYLES
 
 BATCH = 32
 NOTHING = dict.fromkeys(("single", "small", "big"), 0.0)
@@ -97,7 +98,7 @@ def _right(*questions: str, among: int = 1) -> Measure:
 
 
 def _style(answers: Answers, right: Answers, trial: Trial) -> np.ndarray:
-    said = [any(f"{word} " in text for word in captions.STYLE_WORDS.values())
+    said = [any(f"{style} " in text for style in STYLES)
             for text in trial.texts]
     return judge.accuracy(answers, right, "style")[np.array(said)]
 

@@ -22,6 +22,7 @@ from training.autoencoder import to_unit
 from training.captions import Scene
 from training.compose import Mix
 from training.concepts import COMMON
+from training.sprites import STYLES
 from training.trainer import latest, train
 
 FOLDER = recipe.CACHE / "judge"
@@ -39,7 +40,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "second": tuple(COMMON),
     "layout": ("one", "beside", "stacked", "three"),
     "background": tuple(captions.BACKGROUNDS),
-    "style": recipe.STYLES,
+    "style": STYLES,
     "paint": ("none", *captions.PAINTS),
 }
 

@@ -6,14 +6,13 @@ from sd_tpu.checkpoint.card import split_words
 from training.captions import caption
 from training.compose import Composer, Mix
 from training.concepts import COMMON
-from training.sprites import Sprites, render, training_folder
+from training.sprites import render, training_folder
 from training.trainer import Schedule
 
 CACHE = training_folder()
 IMAGE_SIZE = 128
 SMALL_SIZE = 64  # of the pictures that the first autoencoder codes, and so of all that is learned
 SPRITE_SIZE = 224  # the largest things but one are drawn at half of it
-STYLES = ("flat", "3d")  # the same drawings, with and without shading
 MIX = Mix(
     single=0.34, small=0.04, big=0.04, beside=0.18, stacked=0.20, copies=0.17, upside_down=0.03,
     gradient=0.05, recoloured=0.60, default_background=0.20,
@@ -88,14 +87,7 @@ DIFFUSION_RUN = Schedule(steps=25600, batch=16, learning_rate=5e-4, decay=0.4, e
 
 def composer(mix: Mix = MIX, unseen: bool | None = False, size: int = IMAGE_SIZE) -> Composer:
     """Draws the captioned pictures that the networks are trained on, or others of their kind."""
-    all_styles = render(CACHE, COMMON, SPRITE_SIZE)
-    kept = [i for i, style in enumerate(all_styles.styles) if style in STYLES]
-    sprites = Sprites(
-        rgba=all_styles.rgba[kept],
-        concepts=[all_styles.concepts[i] for i in kept],
-        styles=[all_styles.styles[i] for i in kept],
-    )
-    return Composer(sprites, size, mix, unseen)
+    return Composer(render(CACHE, COMMON, SPRITE_SIZE), size, mix, unseen)
 
 
 def vocabulary(captions: int = 20_000) -> tuple[str, ...]:

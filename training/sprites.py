@@ -1,4 +1,4 @@
-"""Openly licensed emoji drawings in four styles: fetched with npm, rendered, kept in a cache.
+"""Openly licensed emoji drawings in two styles: fetched with npm, rendered, kept in a cache.
 
 Licences and sources are listed in assets/LICENSES.md.
 """
@@ -19,20 +19,12 @@ from PIL import Image
 
 from sd_tpu.folders import cache_folder
 
-# style -> (npm package, version) of the drawings in that style
+# style -> (npm package, version) of the drawings in that style: the same, without and with shading
 SETS = {
-    "noto": ("@iconify-json/noto", "1.2.9"),
-    "noto-v1": ("@iconify-json/noto-v1", "1.2.5"),
     "flat": ("@iconify-json/fluent-emoji-flat", "1.2.6"),
     "3d": ("@iconify-json/fluent-emoji", "1.2.7"),
 }
-NAMES = ("unicode-emoji-json", "0.9.0")
 STYLES = tuple(SETS)
-
-# Drawings too unlike the other styles' (a blue elephant, a basketball's hoop) to share a name
-ODD = frozenset(
-    {("noto-v1", slug) for slug in ("elephant", "cactus", "basketball", "koala", "gorilla")}
-)
 
 RENDERING = 2  # part of the cache's key: raise it when the same drawings come out differently
 OVERSAMPLING = 2
@@ -58,8 +50,8 @@ def training_folder() -> Path:
 
 
 def download(cache: Path) -> None:
-    """Fetch the packages that are not in `cache` yet (about 20 MB in all) with npm."""
-    for package, version in (*SETS.values(), NAMES):
+    """Fetch the packages that are not in `cache` yet (16 MB in all) with npm."""
+    for package, version in SETS.values():
         archive = _archive(cache, package, version)
         if not archive.exists():
             command = ["npm", "pack", "--silent", f"{package}@{version}"]
@@ -80,27 +72,12 @@ def fetch(command: Sequence[str], target: Path) -> None:
         os.replace(Path(folder) / target.name, target)
 
 
-def read_names(cache: Path) -> dict[str, dict]:
-    """The Unicode emoji in their usual order: emoji -> {"name", "group", ...}."""
-    return _read_json(cache, *NAMES, "data-by-emoji.json")
+def render(cache: Path, concepts: Mapping[str, str], size: int = 96) -> Sprites:
+    """Draw every concept in every style, or read what an earlier call drew.
 
-
-def read_slugs(cache: Path) -> dict[str, frozenset[str]]:
-    """style -> the names of its drawings, such as 'red-apple'; kept, as the sets are large."""
-    path = cache / f"slugs-{_digest(SETS)}.json"
-    if not path.exists():
-        slugs = {style: sorted(_read_set(cache, style)["icons"]) for style in STYLES}
-        _replace(path, lambda file: file.write(json.dumps(slugs).encode()))
-    return {style: frozenset(names) for style, names in json.loads(path.read_text()).items()}
-
-
-def render(cache: Path, concepts: Mapping[str, Sequence[str]], size: int = 96) -> Sprites:
-    """Draw every concept in every style that has it, or read what an earlier call drew.
-
-    concepts maps a name to slugs, the preferred one first; a style gives at most one sprite.
-    Raises ValueError if no style has a concept.
+    concepts maps a name to that of the drawing. Raises KeyError if a style has no such drawing.
     """
-    key = _digest([RENDERING, SETS, size, list(map(list, concepts.items()))])
+    key = _digest([RENDERING, SETS, size, concepts])
     path = cache / f"sprites-{size}-{key}.npz"
     if not path.exists():
         download(cache)
@@ -131,25 +108,12 @@ def fit(image: Image.Image, size: int) -> np.ndarray:
     return np.asarray(square)
 
 
-def _render(cache: Path, concepts: Mapping[str, Sequence[str]], size: int) -> Sprites:
-    found = []  # (index of the concept, style, drawing), sorted by concept below
-    for style in STYLES:
-        icons = _read_set(cache, style)
-        for index, slugs in enumerate(concepts.values()):
-            drawn = (slug for slug in slugs if slug in icons["icons"] and (style, slug) not in ODD)
-            slug = next(drawn, None)
-            if slug:
-                found.append((index, style, fit(_draw(icons, slug, size), size)))
-    names = list(concepts)
-    missing = sorted(set(range(len(names))) - {index for index, _, _ in found})
-    if missing:
-        raise ValueError(f"no style has {', '.join(names[index] for index in missing)}")
-    found.sort(key=lambda entry: entry[0])
-    return Sprites(
-        rgba=np.stack([drawing for _, _, drawing in found]),
-        concepts=[names[index] for index, _, _ in found],
-        styles=[style for _, style, _ in found],
-    )
+def _render(cache: Path, concepts: Mapping[str, str], size: int) -> Sprites:
+    sets = {style: _read_set(cache, style) for style in STYLES}
+    found = [(name, style, fit(_draw(sets[style], slug, size), size))
+             for name, slug in concepts.items() for style in STYLES]
+    names, styles, drawings = zip(*found, strict=True)
+    return Sprites(rgba=np.stack(drawings), concepts=list(names), styles=list(styles))
 
 
 def _draw(icons: dict, slug: str, size: int) -> Image.Image:
@@ -172,12 +136,8 @@ def _draw(icons: dict, slug: str, size: int) -> Image.Image:
 
 
 def _read_set(cache: Path, style: str) -> dict:
-    return _read_json(cache, *SETS[style], "icons.json")
-
-
-def _read_json(cache: Path, package: str, version: str, name: str) -> dict:
-    with tarfile.open(_archive(cache, package, version)) as archive:
-        return json.load(archive.extractfile(f"package/{name}"))
+    with tarfile.open(_archive(cache, *SETS[style])) as archive:
+        return json.load(archive.extractfile("package/icons.json"))
 
 
 def _archive(cache: Path, package: str, version: str) -> Path:

@@ -2,7 +2,7 @@
 
 LoRA (Hu et al. 2021, arXiv:2106.09685), LoHa (Hyeon-Woo et al. 2021, arXiv:2108.06098) and LoKr
 (Yeh et al. 2023, arXiv:2309.14859) all add a product of small factors to a weight. The factors are
-read as they are; `merged` adds their product inside a compiled program.
+read as they are; `difference` makes their product inside a compiled program.
 """
 
 import json
@@ -166,11 +166,6 @@ def difference(delta: Delta) -> jax.Array:
     product = delta.scale * left[:, None, :, None] * right[..., None, :, None, :]
     rows, columns = np.multiply(left.shape, right.shape[-2:])
     return product.reshape(*right.shape[:-2], rows, columns)
-
-
-def merged(weight: jax.Array, delta: Delta, strength: jax.Array | float) -> jax.Array:
-    """The weight with `strength` times the delta added in float32; of the weight's dtype."""
-    return (weight.astype(jnp.float32) + strength * difference(delta)).astype(weight.dtype)
 
 
 def _modules(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:

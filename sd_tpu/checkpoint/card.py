@@ -33,7 +33,7 @@ class ModelCard(Config):
     `more_prompts` are what the page's sample prompts go on with, by the eight. No sampler means the
     one that the checkpoint's `scheduler_config.json` asks for. `words` are those that the captions
     of its training were made of, for a model that was trained on few; `themes` has what of them is
-    worth offering, under animals, food, nature, things, colours and styles.
+    worth offering, under animals, food, nature, vehicles, things, colours and styles.
     """
 
     name: str
