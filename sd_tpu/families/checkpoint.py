@@ -179,7 +179,7 @@ class Checkpoint:
                     {**self.configs["scheduler"], "_class_name": scheduler})
         for part, tokenizer in self.tokenizers.items():
             tokenizer.save(folder / part)
-        _write_json(folder / "sd_tpu.json", self.card.model_dump())
+        _write_json(folder / "sd_tpu.json", self.card.model_dump(), in_order=True)
         _write_json(folder / "model_index.json",
                     {**self.model.model_index, "scheduler": ["diffusers", scheduler]})
 
@@ -285,7 +285,8 @@ def keep_compiled() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
 
 
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+def _write_json(file: Path, content: Mapping[str, Any], *, in_order: bool = False) -> None:
+    """Sorted by names as diffusers' configs are, or in the order that it has."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(content, indent=2, sort_keys=not in_order, ensure_ascii=False)
     file.write_text(f"{text}\n", encoding="utf-8")
