@@ -18,7 +18,7 @@ CARD = dict(
         "a star above a house on a purple background",
         "three strawberries",
         "a castle on a pink background",
-        "an owl to the left of a tree",
+        "a chick to the right of an egg",
     ),
     more_prompts=(
         "a koala on a green background",
@@ -34,7 +34,7 @@ CARD = dict(
         "three donuts on a purple background",
         "a star above a pine tree",
         "a whale below a sailboat on a light blue background",
-        "a chick to the right of an egg",
+        "an owl on a purple background",
         "a blue umbrella on a white background",
         "a cupcake on a pink to yellow background",
     ),
