@@ -298,7 +298,7 @@ def test_presets_set_the_steps_and_show_which_of_them_is_set(tab):
 def test_the_bundled_model_offers_examples_and_words_that_it_knows():
     card = ModelCard.read(BUNDLED_MODEL, "bundled")
     offered = [word for words in card.themes.values() for word in words]
-    assert [*card.themes] == ["animals", "food", "nature", "vehicles", "things", "colours", "styles"]
+    assert list(card.themes) == "animals food nature vehicles things colours styles".split()
     assert len(offered) > 200 and card.unknown_words(" ".join(offered)) == []
     shown = part("chips", ENGLISH, card.themes)
     assert all(f'data-do="word">{word}<' in shown for word in offered)
