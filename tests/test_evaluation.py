@@ -11,7 +11,7 @@ import pytest
 from training import autoencoder, curves, diffusion, evaluate, judge
 from training.captions import Scene
 from training.compose import Composer, is_unseen
-from training.concepts import COMMON
+from training.concepts import CONCEPTS
 from training.evaluate import Trial
 from training.sprites import Sprites
 
@@ -98,7 +98,7 @@ def test_every_trial_asks_only_for_what_training_never_composed():
 
 def recipe_free_composer(mix) -> Composer:
     """One that needs no drawings to be fetched: it only chooses."""
-    names = list(COMMON)
+    names = list(CONCEPTS)
     sprites = Sprites(rgba=np.zeros((len(names), 4, 4, 4), np.uint8), concepts=names,
                       styles=["flat"] * len(names))
     return Composer(sprites, 64, mix, unseen=True)

@@ -19,6 +19,7 @@ from test_models import PUBLISHED
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from sd_tpu import BUNDLED_MODEL, FlaxStableDiffusionPipeline
+from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
@@ -209,6 +210,8 @@ def test_a_saved_checkpoint_is_that_of_pytorch_and_is_read_back(loaded, tmp_path
     again, params_again = Checkpoint.from_pretrained(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, params_again, params)
     assert again.model == checkpoint.model
+    card = json.loads((tmp_path / "sd_tpu.json").read_text("utf-8"))
+    assert list(card) == list(ModelCard.model_fields), "a page shows what it lists in its order"
     theirs = diffusers.StableDiffusionXLPipeline.from_pretrained(tmp_path)
     assert theirs.config.force_zeros_for_empty_prompt is True
     kernel = params["text_encoder_2"]["text_projection"]["kernel"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from sd_tpu.checkpoint.card import ModelCard
 from training import recipe
 from training.captions import BACKGROUNDS, PAINTS
-from training.concepts import COMMON, THEMES
+from training.concepts import CONCEPTS, THEMES
 from training.sprites import STYLES
 
 CARD = dict(
@@ -100,7 +100,7 @@ def card() -> ModelCard:
 def _details(tag: str) -> str:
     """What the trained model can draw, in words."""
     listed, join = (", ".join, _or) if tag == "en" else (_isolated, _isolated)
-    return DETAILS[tag].format(count=len(COMMON), things=listed(COMMON),
+    return DETAILS[tag].format(count=len(CONCEPTS), things=listed(CONCEPTS),
                                backgrounds=join(BACKGROUNDS), paints=join(PAINTS),
                                styles=join(STYLES))
 

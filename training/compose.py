@@ -20,7 +20,7 @@ SEVERAL_SCALE = 0.47
 # only, then need not learn every thing at every offset within one.
 SHIFT = 1 / 8
 UNSEEN_ONE_IN = 8
-SPRITES_KEPT = 16_384  # resized sprites in memory: some MB for each thing at 128x128
+SPRITES_KEPT = 16_384  # resized sprites in memory: some 1 MB a thing at 128x128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

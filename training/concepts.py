@@ -214,7 +214,7 @@ THEMES = {
         "microphone": "microphone",
     },
 }
-COMMON = {name: drawing for things in THEMES.values() for name, drawing in things.items()}
+CONCEPTS = {name: drawing for things in THEMES.values() for name, drawing in things.items()}
 
 # Other words for the same thing, used now and then
 SYNONYMS = {

@@ -98,8 +98,7 @@ def _right(*questions: str, among: int = 1) -> Measure:
 
 
 def _style(answers: Answers, right: Answers, trial: Trial) -> np.ndarray:
-    said = [any(f"{style} " in text for style in STYLES)
-            for text in trial.texts]
+    said = [any(f"{style} " in text for style in STYLES) for text in trial.texts]
     return judge.accuracy(answers, right, "style")[np.array(said)]
 
 

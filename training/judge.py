@@ -21,7 +21,7 @@ from training import captions, recipe
 from training.autoencoder import to_unit
 from training.captions import Scene
 from training.compose import Mix
-from training.concepts import COMMON
+from training.concepts import CONCEPTS
 from training.sprites import STYLES
 from training.trainer import latest, train
 
@@ -36,8 +36,8 @@ NOISE = 0.03  # at most, of pictures in [-1, 1]
 
 # question -> its possible answers. `first` is the only thing, or the left or upper one of two.
 ANSWERS: dict[str, tuple[str, ...]] = {
-    "first": tuple(COMMON),
-    "second": tuple(COMMON),
+    "first": tuple(CONCEPTS),
+    "second": tuple(CONCEPTS),
     "layout": ("one", "beside", "stacked", "three"),
     "background": tuple(captions.BACKGROUNDS),
     "style": STYLES,

@@ -5,7 +5,7 @@ import numpy as np
 from sd_tpu.checkpoint.card import split_words
 from training.captions import caption
 from training.compose import Composer, Mix
-from training.concepts import COMMON
+from training.concepts import CONCEPTS
 from training.sprites import render, training_folder
 from training.trainer import Schedule
 
@@ -87,7 +87,7 @@ DIFFUSION_RUN = Schedule(steps=25600, batch=16, learning_rate=5e-4, decay=0.4, e
 
 def composer(mix: Mix = MIX, unseen: bool | None = False, size: int = IMAGE_SIZE) -> Composer:
     """Draws the captioned pictures that the networks are trained on, or others of their kind."""
-    return Composer(render(CACHE, COMMON, SPRITE_SIZE), size, mix, unseen)
+    return Composer(render(CACHE, CONCEPTS, SPRITE_SIZE), size, mix, unseen)
 
 
 def vocabulary(captions: int = 20_000) -> tuple[str, ...]:
