@@ -1,7 +1,8 @@
 """Starts the page: `python app.py`, then open the address it prints."""
 
-from sd_tpu.app import main
-from sd_tpu.cli import leave
+import sys
+
+from sd_tpu.__main__ import run
 
 if __name__ == "__main__":
-    leave(main())
+    run(["page", *sys.argv[1:]])

@@ -1,6 +1,7 @@
 """The server: flags -> engine -> page and APIs. `python app.py` and `sd-tpu page` start it."""
 
 import argparse
+import inspect
 import os
 import shlex
 import signal
@@ -11,7 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
+from unittest import mock
 
 import fastapi
 from starlette.middleware import Middleware
@@ -66,22 +69,21 @@ def _serve(args: argparse.Namespace) -> int:
         args.safety_checker = _is_served_to_others(args)
     engine = open_engine(args)
     print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
-    from sd_tpu.page import build, close, launch  # Gradio takes seconds to import: meanwhile
-
-    page = build(engine, history)
+    pages = _import_page()  # takes seconds: meanwhile
+    page = pages.build(engine, history)
     engine.ready.wait()
     if engine.failure:
         print(f"sd_tpu: {engine.failure}", file=sys.stderr)
         return 1
     try:
-        address = launch(page, server_name=args.host, server_port=args.port, share=args.share,
-                         mcp_server=args.api,
-                         middleware=[_gate(args, engine, access, names)])
+        address = pages.launch(page, server_name=args.host, server_port=args.port,
+                               share=args.share, mcp_server=args.api,
+                               middleware=[_gate(args, engine, access, names)])
         print(f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
               "browser; Ctrl+C ends it.", flush=True)
         _wait(engine, args.grace)
     finally:
-        close(page)
+        pages.close(page)
     engine.close()
     return 0
 
@@ -117,11 +119,28 @@ def _termination() -> Iterator[None]:
 def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI:
     """Page and APIs on an engine as an ASGI application, as the flags of `add_page_flags` say, for
     whatever serves it; raises ValueError or OSError where they cannot be followed."""
-    from sd_tpu.page import build, mount
-
+    pages = _import_page()
     access, history = _opened(args)
-    return mount(build(engine, history), mcp_server=args.api,
-                 middleware=[_gate(args, engine, access, Names.here(args.allowed_host))])
+    return pages.mount(pages.build(engine, history), mcp_server=args.api,
+                       middleware=[_gate(args, engine, access, Names.here(args.allowed_host))])
+
+
+def _import_page() -> ModuleType:
+    """The page's module, which imports Gradio.
+
+    Gradio then writes stubs for editors beside the files of its components, which takes a third of
+    the time. Where it is told that there is no such file, it goes on without.
+    """
+    getfile = inspect.getfile
+
+    def others(thing: Any) -> str:
+        if isinstance(thing, type) and thing.__module__.startswith("gradio."):
+            raise OSError("not told")
+        return getfile(thing)
+
+    with mock.patch("inspect.getfile", others):
+        from sd_tpu import page
+    return page
 
 
 def _opened(args: argparse.Namespace) -> tuple[Access, History | None]:

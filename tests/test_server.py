@@ -142,6 +142,14 @@ def test_a_browser_finds_nothing_on_the_page_that_it_was_told_not_to_load(visito
 # --- how it ends --------------------------------------------------------------------------------
 
 
+def test_importing_the_page_takes_no_time_for_editors_stubs():
+    program = ("import ast; from unittest import mock; from sd_tpu import app\n"
+               "with mock.patch.object(ast, 'get_source_segment') as looked_up: "
+               "app._import_page(); print('looked up', looked_up.call_count)")
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "looked up 0" in told.stdout, told.stderr
+
+
 def test_gradios_files_do_not_outlive_their_server_even_if_it_was_killed(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     gone = subprocess.Popen([sys.executable, "-c", ""])
