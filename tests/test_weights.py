@@ -203,6 +203,17 @@ def test_what_is_no_finite_number_is_refused_by_name(tmp_path, dtype, value):
             weights.load([file], TREE)
 
 
+def test_an_architecture_is_worked_out_once_for_all_that_have_it():
+    found = weights.architecture(AutoencoderKL, TINY_VAE, dtype=jnp.float32)
+    graph, shapes = weights.abstract(partial(AutoencoderKL, TINY_VAE, dtype=jnp.float32))
+    assert found == (graph, shapes) and found[0] is not graph
+    assert weights.architecture(AutoencoderKL, TINY_VAE.model_copy(), dtype=jnp.float32) is found
+    deeper = TINY_VAE.model_copy(update={"layers_per_block": 2})
+    assert weights.architecture(AutoencoderKL, deeper, dtype=jnp.float32)[1] != shapes
+    half = weights.architecture(AutoencoderKL, TINY_VAE, dtype=jnp.bfloat16)
+    assert weights.shapes(half[1]) == weights.shapes(shapes) and half[1] != shapes
+
+
 # --- names of other versions --------------------------------------------------------------------
 
 TINY_VAE = VAEConfig(block_out_channels=(4, 4), layers_per_block=1, norm_num_groups=2)
@@ -212,7 +223,7 @@ TINY_TEXT = TextEncoderConfig(vocab_size=9, hidden_size=4, intermediate_size=4,
 
 def saved(module, config, file: Path):
     """The module's parameter shapes, and random parameters for it, which are in the file too."""
-    _, expected = weights.abstract(partial(module, config, dtype=jnp.float32))
+    _, expected = weights.architecture(module, config, dtype=jnp.float32)
     params = random_like(expected)
     weights.save(params, file)
     return expected, params

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.checkpoint.config import CheckpointError, Config
 
 Params = dict[str, Any]  # nested: module attribute or list index -> ... -> array
 
@@ -112,6 +112,14 @@ def abstract(build: Callable[..., nnx.Module]) -> tuple[nnx.GraphDef, Params]:
     """
     module = nnx.eval_shape(lambda: build(rngs=_OneKey()))
     return nnx.graphdef(module), nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+@lru_cache(maxsize=64)
+def architecture(module: type[nnx.Module], config: Config, **options: Any
+                 ) -> tuple[nnx.GraphDef, Params]:
+    """`abstract` of `module(config, **options)`: the very same for all fine-tunes of it, as finding
+    out takes a second."""
+    return abstract(partial(module, config, **options))
 
 
 def shapes(params: Params) -> dict[str, tuple[int, ...]]:

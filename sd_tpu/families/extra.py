@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Iterable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,7 +42,7 @@ class ExtraNetwork(abc.ABC):
 
     @cached_property
     def _structure(self) -> tuple[nnx.GraphDef, Params]:
-        return weights.abstract(partial(self.module, self.config, dtype=self.dtype))
+        return weights.architecture(self.module, self.config, dtype=self.dtype)
 
     @property
     def network(self) -> nnx.GraphDef:

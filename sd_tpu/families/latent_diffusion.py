@@ -2,8 +2,7 @@
 an autoencoder that makes pictures of them (Rombach et al. 2021, arXiv:2112.10752)."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -14,13 +13,14 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from sd_tpu.checkpoint.config import (
     CheckpointError,
+    Config,
     SafetyCheckerConfig,
     TinyVAEConfig,
     UNetConfig,
     VAEConfig,
 )
 from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
-from sd_tpu.checkpoint.weights import Params, abstract
+from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.text import PromptOptions
 from sd_tpu.families.tokenizer import Tokenizer
@@ -80,14 +80,15 @@ class LatentDiffusion:
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
 
     @classmethod
-    def assemble(cls, configs: Mapping[str, Any], encoders: Mapping[str, Callable], dtype, *,
+    def assemble(cls, configs: Mapping[str, Any],
+                 encoders: Mapping[str, tuple[type[nnx.Module], Config]], dtype, *,
                  token_downsampling: int, previewer: str, upcasts: bool,
                  **rest: Any) -> tuple["LatentDiffusion", Params]:
         """The networks and the shapes of their parameters; nothing is allocated.
 
         Args:
             configs: the contents of a checkpoint's config.json files, by folder.
-            encoders: what makes the family's text encoders, by folder.
+            encoders: the family's text encoders and their configs, by folder.
             dtype: of the parameters.
             token_downsampling: as the UNet takes it; 1 is exact.
             previewer: "", "vae", or "preview_vae" for a tiny autoencoder among the configs.
@@ -104,18 +105,18 @@ class LatentDiffusion:
         wide = upcasts and isinstance(vae, VAEConfig) and vae.force_upcast
         if isinstance(vae, VAEConfig):
             vae = vae.model_copy(update={"force_upcast": wide})
-        builders = {module: partial(build, dtype=dtype) for module, build in encoders.items()} | {
-            "unet": partial(UNet2DConditionModel, unet, token_downsampling=token_downsampling,
-                            dtype=dtype),
-            "vae": partial(AUTOENCODERS[type(vae)], vae, dtype=jnp.float32 if wide else dtype),
-        }
+        parts = {name: architecture(encoder, config, dtype=dtype)
+                 for name, (encoder, config) in encoders.items()}
+        parts["unet"] = architecture(UNet2DConditionModel, unet, dtype=dtype,
+                                     token_downsampling=token_downsampling)
+        parts["vae"] = architecture(AUTOENCODERS[type(vae)], vae,
+                                    dtype=jnp.float32 if wide else dtype)
         if "preview_vae" in configs:
             tiny = TinyVAEConfig.from_dict(configs["preview_vae"])
-            builders["preview_vae"] = partial(AutoencoderTiny, tiny, dtype=dtype)
+            parts["preview_vae"] = architecture(AutoencoderTiny, tiny, dtype=dtype)
         if CHECKER in configs:
             checker = SafetyCheckerConfig.from_dict(configs[CHECKER])
-            builders[CHECKER] = partial(StableDiffusionSafetyChecker, checker, dtype=dtype)
-        parts = {module: abstract(build) for module, build in builders.items()}
+            parts[CHECKER] = architecture(StableDiffusionSafetyChecker, checker, dtype=dtype)
         graphs = {module: graph for module, (graph, _) in parts.items()}
         params = {module: shapes for module, (_, shapes) in parts.items()}
         return cls(**graphs, **rest, unet_config=unet, vae_config=vae, dtype=jnp.dtype(dtype),

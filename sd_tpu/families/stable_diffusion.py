@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -71,7 +70,7 @@ class StableDiffusion(LatentDiffusion):
         """
         encoder = TextEncoderConfig.from_dict(configs["text_encoder"])
         model, params = cls.assemble(
-            configs, {"text_encoder": partial(CLIPTextModel, encoder)}, dtype,
+            configs, {"text_encoder": (CLIPTextModel, encoder)}, dtype,
             token_downsampling=token_downsampling, previewer=previewer, upcasts=False,
             text_config=encoder)
         _check(encoder, model.unet_config)

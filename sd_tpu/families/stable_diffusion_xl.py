@@ -3,7 +3,6 @@ that is told the picture's size as well."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -86,8 +85,8 @@ class StableDiffusionXL(LatentDiffusion):
         second = ProjectedTextEncoderConfig.from_dict(configs["text_encoder_2"])
         force_zeros = configs["model_index"].get("force_zeros_for_empty_prompt", True)
         model, params = cls.assemble(
-            configs, {"text_encoder": partial(CLIPTextModel, first),
-                      "text_encoder_2": partial(CLIPTextModelWithProjection, second)}, dtype,
+            configs, {"text_encoder": (CLIPTextModel, first),
+                      "text_encoder_2": (CLIPTextModelWithProjection, second)}, dtype,
             token_downsampling=token_downsampling, previewer=previewer, upcasts=True,
             text_config=first, text_config_2=second, force_zeros=bool(force_zeros))
         _check(first, second, model.unet_config)
