@@ -116,6 +116,7 @@ def test_a_variant_that_the_hub_lacks_in_part_is_made_up_by_the_plain_files(hub)
     hub.files = HUB - {f"vae/{STEM}.fp16.safetensors"}
     found = checkpoint.find("someone/model", components_of, None, "fp16")
     assert len(hub.calls) == 3  # the first for the index alone
+    assert f"unet/{STEM}.safetensors" not in hub.fetched()
     with pytest.warns(UserWarning, match="no 'fp16' files"):
         files = checkpoint.weight_files(found / "vae", STEM, "fp16")
     assert files == [found / "vae" / f"{STEM}.safetensors"]

@@ -24,7 +24,7 @@ from sd_tpu import cli
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.cli import devices, flags, generate
 from sd_tpu.pictures.images import BLANK, KEY, read_png, to_png
-from sd_tpu.request import OneModel
+from sd_tpu.request import Anything, OneModel
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.settings import Picture
@@ -231,6 +231,7 @@ def test_a_prompt_may_have_its_own_model_and_settings(checkpoints, tmp_path):
     (("--own", 9, "steps", 3), "--own should begin with the number of a prompt, from 1 to 8, not "
                                "'9'."),
     (("--own", "x", "steps", 3), "from 1 to 8, not 'x'."),
+    (("--own", "0000000019", "steps", 3), "from 1 to 8, not '0000000019'."),
     (("--own", 1, "stepz", 3), "--own 1: there is no setting 'stepz'; there are model, "),
     (("--own", 1, "steps", "many"), "Steps of prompt 1 should be a whole number, not 'many'."),
     (("--own", 1, "strength", 0.5), "Strength says how a start picture is used: give one with "
@@ -297,6 +298,33 @@ def test_interrupting_cancels_the_job_and_keeps_what_is_finished(monkeypatch, tm
 def test_what_the_engine_fails_at_is_told_and_is_exit_code_1(monkeypatch, tmp_path):
     _, code, out, err = run_fake(monkeypatch, tmp_path, Failed("Out of memory."))
     assert (code, out) == (1, "") and err.endswith("Out of memory.\n")
+
+
+@pytest.mark.parametrize("flags, strengths", [
+    ((), (0.4, 0.4)), (("--own", 1, "strength", 0.6), (0.6, 0.4)),
+    (("--strength", 0.6), (0.6, 0.4)),
+])
+def test_the_strength_of_the_second_drawing_is_not_that_of_the_first(
+        monkeypatch, tmp_path, flags, strengths):
+    asked = []
+
+    class Larger(FakeEngine):
+        def submit(self, request, **options):
+            asked.append(request)
+            return super().submit(request, **options)
+
+    black = np.zeros((8, 8, 3), np.uint8)
+    engine = Larger(ImageReady(0, black), ImageReady(1, black), Done(1.0))
+    engine.offer = Anything()
+    engine.ready.set()
+    monkeypatch.setattr(generate, "open_engine", lambda args: engine)
+    Image.fromarray(black).save(tmp_path / "photo.png")
+    run("generate", "--prompt", "a", "--prompt", "b", "--own", 2, "init_image",
+        tmp_path / "photo.png", "--larger", 2, "--out", tmp_path, *flags)
+    first, second = asked
+    own = 0.6 if "--strength" in flags else Picture().strength
+    assert first.pictures[1].strength == own
+    assert tuple(picture.strength for picture in second.pictures) == strengths
 
 
 def test_values_left_open_are_the_models(monkeypatch, tmp_path):

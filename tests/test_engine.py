@@ -13,6 +13,7 @@ from sd_tpu.sampling.samplers import SAMPLERS, make_table
 from sd_tpu.serving import engine as engines
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Cancelled, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.serving.plan import Report
 from sd_tpu.serving.scheduler import Limits
 from sd_tpu.settings import RequestError
 
@@ -163,6 +164,12 @@ def test_a_failure_is_told_and_the_next_job_is_served(engine, monkeypatch):
     assert failed.message.endswith("RuntimeError: out of memory")
     monkeypatch.undo()
     assert len(pictures(engine.submit(ask(engine, ["a dog"])))) == 1
+
+
+def test_one_batch_that_fails_later_does_not_end_the_service(engine):
+    assert engine.ready.wait(300)
+    engine._note_compiled(Report(failed={engine.batch: "out of memory"}))
+    assert engine.status().taking and not engine.failure
 
 
 def test_settings_that_only_the_sampler_can_judge_are_refused_when_submitted(engine):

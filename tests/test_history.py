@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,7 +117,9 @@ def test_deleting_and_clearing_take_the_files_too_and_leave_favourites(history):
     history.set_favourite(ANNA, starred, True)
     theirs, = add(history, 1, BEN)
     assert history.delete(ANNA, b)
+    running = threading.active_count()
     assert not history.delete(ANNA, b) and history.picture(ANNA, b) is None
+    assert threading.active_count() == running, "nothing is to be deleted for good"
     history._delete_for_good(0.0)
     assert sorted(file.stem[-32:] for file in files(history)) == sorted([a, c, starred, theirs])
     assert len(history.delete(ANNA)) == 2 and ids(history) == [starred]

@@ -83,6 +83,21 @@ def client(address) -> Iterator[openai.OpenAI]:
 # --- A1111 --------------------------------------------------------------------------------------
 
 
+def test_half_an_emoji_is_drawn_without_it_and_said_again(address):
+    answer = httpx.post(f"{address}/sdapi/v1/txt2img", timeout=PATIENCE, headers={
+        "content-type": "application/json"}, content=r'{"prompt": "a cat \ud83d", "steps": 2}')
+    assert answer.status_code == 200 and len(answer.json()["images"]) == 1
+    assert answer.json()["parameters"]["prompt"] == "a cat \ud83d"
+
+
+@pytest.mark.parametrize("name", ["enable_hr", "send_images", "include_init_images"])
+def test_what_is_neither_true_nor_false_is_refused(address, name):
+    answer = httpx.post(f"{address}/sdapi/v1/img2img" if name.startswith("include") else
+                        f"{address}/sdapi/v1/txt2img", json={"prompt": "a", name: "false"})
+    assert answer.status_code in (400, 422)
+    assert f"{name} should be true or false, not 'false'." in answer.text
+
+
 def test_webuiapi_draws_batches_whose_seeds_run_on_and_whose_files_say_how(a1111):
     result = a1111.txt2img(prompt="a {red|green} fox", negative_prompt="blur", seed=7, cfg_scale=3,
                            sampler_name="Euler", scheduler="Karras", steps=3, width=32, height=32,

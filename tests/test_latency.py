@@ -82,6 +82,9 @@ def test_what_was_compiled_and_brought_says_how_long_the_next_will_take():
     assert model.of_compiling() == 30 and model.of(batch).row_seconds == 0.2
     model.brought(Weights(name="a", memory=100), 2.0)
     assert model.of_bringing(Weights(name="b", memory=300)) == pytest.approx(6.0)
+    merged = Weights(name="a", adapters=(("lora", 1.0),), base=Weights(name="a"), memory=10)
+    model.brought(merged, 2.0)
+    assert model.of_bringing(Weights(name="b", memory=300)) == pytest.approx(6.0)
 
 
 def test_in_turns_nobody_gets_more_than_they_want_or_more_than_i_do():

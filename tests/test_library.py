@@ -1,5 +1,6 @@
 """What a folder of checkpoints offers, and one engine with several of them."""
 
+import dataclasses
 import os
 import shutil
 import time
@@ -12,11 +13,12 @@ from safetensors.numpy import load_file, save_file
 
 from sd_tpu.checkpoint import library
 from sd_tpu.checkpoint.library import Library
+from sd_tpu.families.checkpoint import Parameters
 from sd_tpu.pictures.images import read_parameters
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Queued
-from sd_tpu.settings import RequestError
+from sd_tpu.settings import Picture, RequestError
 
 COUNT = 8
 
@@ -168,6 +170,17 @@ def test_a_size_that_cannot_be_is_refused_in_a_sentence(engine, height, width, s
         ask(engine, ["a"], height=height, width=width)
 
 
+def test_what_needs_a_mask_or_less_than_the_models_size_is_not_drawn_by_tiles(engine, monkeypatch):
+    large = Picture(prompt="a", model="tune 2", height=128, width=128, init_image="x", strength=0.5)
+    engine.offer.check(large)
+    for other in (dict(fit="extend"), dict(mask="y"), dict(strength=1.0)):
+        with pytest.raises(RequestError, match="at most 4096 pixels"):
+            engine.offer.check(dataclasses.replace(large, **other))
+    monkeypatch.setattr(engine.offer, "_max_pixels", 256)
+    with pytest.raises(RequestError, match="at most 256 pixels"):
+        engine.offer.check(large)
+
+
 def test_sizes_to_choose_from_are_about_of_the_models_own_area(engine):
     sizes = engine.offer.sizes("tune 2")
     assert sizes[0] == (32, 32) and (28, 36) in sizes and (36, 28) in sizes
@@ -178,6 +191,16 @@ def test_a_picture_names_its_model_and_a_single_files_hash(engine):
     request = ask(engine, ["a"], model="tune 3")
     text = read_parameters(engine.to_png(np.zeros((8, 8, 3), np.uint8), request))
     assert "Model: tune 3, " in text and "Model hash" not in text
+
+
+def test_a_file_that_is_opened_again_has_the_hash_that_it_has_then(engine, monkeypatch):
+    hashes = iter(["old", "new"])
+    monkeypatch.setattr(Parameters, "hash", lambda self: next(hashes))
+    engine.offer.open("tune 3")
+    assert engine.offer.hash("tune 3") == engine.offer.hash("tune 3") == "old"
+    engine.offer.forget("tune 3")
+    engine.offer.open("tune 3")
+    assert engine.offer.hash("tune 3") == "new"
 
 
 def test_a_fault_of_the_scheduler_ends_the_jobs_and_the_next_are_served(engine, monkeypatch):

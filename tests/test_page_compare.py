@@ -29,6 +29,7 @@ from visitor import (
 )
 
 from sd_tpu.page.compare import comparison, read_comparison, suggested
+from sd_tpu.page.events import own_beside
 from sd_tpu.page.form import read, show
 from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import BLANK, read_png
@@ -137,6 +138,15 @@ def test_a_value_that_cannot_be_served_is_named_without_a_box(what, values, sent
     asked = make_request(prompts=("a",), sampler="dpmpp_2m", spacing="karras", guidance_start=0.6)
     with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
         comparison(asked, what, values)
+
+
+def test_only_what_a_comparison_has_put_into_a_box_is_taken_out_again():
+    compared = Request((Picture(prompt="a", steps=2, width=64), Picture(prompt="a", steps=3)))
+    assert own_beside(compared, 0, {"steps": 2, "guidance": 5.0}) == {"guidance": 5.0}
+    assert own_beside(compared, 1, {"steps": 50}) == {"steps": 50}
+    size = {"width": 64, "height": 8}
+    assert own_beside(compared, 0, {"steps": 2, **size}) == size
+    assert own_beside(compared, 5, {"steps": 2}) == {"steps": 2}
 
 
 # --- on the page --------------------------------------------------------------------------------
@@ -317,6 +327,19 @@ def test_a_comparison_that_cannot_be_made_costs_no_prompt(tab, values, sentence)
     fill(tab, [""] * 8)
     compare(tab, values="2")
     says(tab, "There is no prompt yet")
+
+
+def test_what_is_kept_is_so_until_a_comparison_is_agreed_to(tab):
+    fill(tab, ["a fox", *[""] * 7], steps=2)
+    make(tab)
+    keep = tab.get_by_role("button", name="Keep picture 1")
+    keep.click()
+    compare(tab, "Guidance", "")
+    says(tab, "There is nothing to compare yet")
+    expect(keep).to_have_attribute("aria-pressed", "true")
+    compare(tab, values="2 3")
+    says(tab, "Done in")
+    expect(keep).to_have_attribute("aria-pressed", "false")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

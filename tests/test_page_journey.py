@@ -9,6 +9,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 from visitor import PATIENCE, fill, generate, make, more, says, stop
 
+from sd_tpu.links import write_link
 from sd_tpu.page.events import Answers, Asked
 from sd_tpu.pictures import movie
 from sd_tpu.pictures.files import Files
@@ -17,6 +18,8 @@ from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.serving.run import Studio
 from sd_tpu.serving.runs import Runs
+from sd_tpu.settings import Picture
+from sd_tpu.styles import Styles
 
 
 def plan(tab: Page, number: int) -> Locator:
@@ -82,17 +85,41 @@ def test_a_journey_tells_how_far_it_is_and_is_stopped_like_a_run(tab, slow_engin
 
 
 @pytest.fixture
-def ask(page_engine, tmp_path):
+def ask(page_engine, runs):
     """What asks about a run of two pictures that are alike but for their prompts, and the first's
     seed once more."""
-    assert page_engine.ready.wait(300)
-    runs = Runs(Studio(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
     answers = Answers(runs)
     run = runs.start(Request.check(
         {"prompts": ["a fox", "a hen", "a fox"], "steps": 2, "own": [None, None, {"seed": 0}]},
         page_engine.offer), browser="0" * 32)
     assert [*following(run, "a tab")][-1].line.text.startswith("Done")
     return run, lambda do, **more: answers.answer(Asked({"do": do, "run": run.key, **more}, ""))
+
+
+@pytest.fixture
+def runs(page_engine, tmp_path):
+    assert page_engine.ready.wait(300)
+    return Runs(Studio(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
+
+
+def test_what_is_filled_in_and_is_not_here_is_told(runs):
+    request = Request((Picture(prompt="a fox", model="gone", to_prompt="a hen", share=0.5),))
+    answer = Answers(runs).answer(Asked({"do": "link", "link": write_link(request)}, ""))
+    assert answer["form"]["prompts"][0] == "a fox"
+    assert answer["told"].endswith(
+        "in the boxes. It was drawn by gone, which is not here. It lies on the way to another "
+        "prompt or seed, which has no box. It was made at 512×512; here pictures are 32×32.")
+
+
+def test_what_a_browser_has_is_found_though_the_style_of_another_picture_is_gone(
+        runs, page_engine, monkeypatch):
+    for style, prompt in (("Ink", "a fox"), ("", "a hen")):
+        asked = Request.check({"prompts": [prompt], "steps": 2, "style": style}, page_engine.offer)
+        run = runs.start(asked, browser="0" * 32)
+        assert [*following(run, "a tab")][-1].line.text.startswith("Done")
+    monkeypatch.setattr(page_engine.offer, "styles", Styles())
+    found = runs.gather(asked, "0" * 32, "")
+    assert found.cards[0].picture == run.cards[0].finished.picture
 
 
 @pytest.mark.parametrize("values, told", [

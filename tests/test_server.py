@@ -76,6 +76,7 @@ def test_a_name_that_leads_here_but_is_not_the_servers_is_refused_in_a_sentence(
     ("192.0.2.7:7860", "http://192.0.2.7:7860", 200),
     ("192.0.2.7:7860", "http://192.0.2.7:3000", 403),
     ("192.0.2.7:7860", "https://pictures.example.org", 200),  # behind a proxy
+    ("127.0.0.1:7860", "http://[x", 403),
     ("127.0.0.1:7860", "https://evil.example", 403),
     ("127.0.0.1:7860", "http://192.0.2.9", 403),
     ("127.0.0.1:7860", "null", 403),
@@ -148,6 +149,15 @@ def test_importing_the_page_takes_no_time_for_editors_stubs():
                "app._import_page(); print('looked up', looked_up.call_count)")
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "looked up 0" in told.stdout, told.stderr
+
+
+def test_leaving_is_not_held_up_by_what_still_runs():
+    program = ("import atexit, threading; from sd_tpu.cli import leave\n"
+               "atexit.register(print, 'by its own way'); "
+               "threading.Thread(target=threading.Event().wait).start(); print('told'); leave(0)")
+    left = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          timeout=PATIENCE)
+    assert (left.returncode, left.stdout) == (0, "told\n")
 
 
 def test_gradios_files_do_not_outlive_their_server_even_if_it_was_killed(tmp_path, monkeypatch):

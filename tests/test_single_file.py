@@ -382,7 +382,11 @@ def test_another_pipeline_in_the_folder_beside_is_refused(file):
     folder = file.with_suffix("")
     folder.mkdir()
     (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
-    assert "Stable Diffusion 1, a StableDiffusionPipeline" in refusal(file)
+    with pytest.raises(CheckpointError, match=r"asks for StableDiffusionXLPipeline, but .* holds a "
+                                              "StableDiffusionPipeline"):
+        Checkpoint.open(file)
+    (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionInpaintPipeline"}')
+    assert Checkpoint.open(file).model
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What prompts with wildcards stand for: each value once where all fit, by chance otherwise."""
 
+import dataclasses
 import re
 
 import pytest
@@ -116,5 +117,9 @@ def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
         for place in request.places():
             assert page_engine._settled(request.only(place)).pictures[0] == drawn.pictures[place]
     assert len({*drawn.prompts}) > 2
+    way = dataclasses.replace(asked.pictures[0], to_prompt="a hen", to_seed=8, share=0.5)
+    assert re.fullmatch("(red|blue) a hen, (ink|oil)", offer.styled(way).to_prompt)
+    assert offer.styled(way).to_prompt == offer.styled(
+        dataclasses.replace(way, prompt="a hen", seed=8)).prompt, "that of the last picture"
     with pytest.raises(RequestError, match=r"^Style of prompt 2 asks for a value of 'nobody'"):
         Request.check({"prompts": ["a", "b"], "own": [None, {"style": "Gone"}]}, offer)

@@ -79,7 +79,8 @@ def worker() -> Worker:
 
 
 def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
-    steered, seen = dataclasses.replace(BATCH, architecture="steered"), []
+    nameless = Weights(name="", architecture="steered")
+    steered, seen = dataclasses.replace(BATCH, architecture="steered", zeros=nameless), []
     shape = jax.ShapeDtypeStruct((2,), np.float32)
 
     class Seeing(Programs):
@@ -94,13 +95,19 @@ def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
     report = worker.execute(Plan(compile=(steered,)))
     while not report.compiled:
         report = worker.execute(Plan())
-    lent = worker.weights.of(0, Weights(name="", architecture="steered"))
+    lent = worker.weights.of(0, nameless)
     assert lent["vae"]["a"].unsafe_buffer_pointer() == model["vae"]["a"].unsafe_buffer_pointer()
     assert np.array_equal(seen[0]["controlnet"]["a"], [[0, 0]])
     assert np.array_equal(seen[0]["vae"]["a"], [[5, 5]])
     worker.execute(Plan(drop=((0, BASE),)))
     worker.close()
     assert not worker.weights.names(0), "what was lent would keep the model there"
+
+
+def test_what_a_batch_was_compiled_with_does_not_stay_where_nothing_needs_it():
+    worker, report = compiled(lambda batch: (
+        Programs(), 7.0, {"vae": {"a": jax.ShapeDtypeStruct((2,), np.float32)}}))
+    assert report.compiled and not worker.weights.names(0)
 
 
 def test_pictures_enter_take_their_rows_and_are_decoded(worker):

@@ -144,7 +144,7 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
         try:
             scale = _declared_scale(metadata, component, name)
             delta = _delta(factors, shapes[component][name], scale)
-        except (LookupError, ValueError, ArithmeticError):
+        except (LookupError, ValueError, ArithmeticError, re.error):
             strange.append(module)
         else:
             deltas[component][name] = delta

@@ -39,9 +39,10 @@ def find(name: str | Path, components_of: Callable[[dict[str, Any]], Components]
         path = fetch(name, [INDEX], options)
         components = components_of(_index(path))
         path = fetch(name, _patterns(components, variant), options)
-        if variant and not all(_listed(path / part, stem, variant)
-                               for part, stem in components.items()):
-            path = fetch(name, _patterns(components, None), options)
+        lacking = {part: stem for part, stem in components.items()
+                   if variant and not _listed(path / part, stem, variant)}
+        if lacking:
+            path = fetch(name, _patterns(lacking, None), options)
     _index(path)
     return path
 

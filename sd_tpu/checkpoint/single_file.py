@@ -130,10 +130,6 @@ def read(path: Path) -> SingleFile:
     folder = folder if folder.is_dir() else None
     if folder:
         configs |= _beside(folder, configs)
-    class_name = str(configs["model_index"].get("_class_name")).removeprefix("Flax")
-    if class_name != layout.class_name:
-        raise CheckpointError(f"{folder / 'model_index.json'} asks for {class_name}, but {path} "
-                              f"holds {layout.name}, a {layout.class_name}.")
     return SingleFile(path, layout.class_name, configs, _stored(layout, tensors, configs),
                       _tokenizers(layout), folder)
 

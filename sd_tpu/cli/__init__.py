@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 COMMANDS = {
     "generate": "make up to eight pictures in a folder",
@@ -34,12 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def leave(code: int) -> None:
-    """Ends the process with this exit code."""
-    if code:  # perhaps while something compiles, and Python's own way out crashes on that
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def leave(code: int) -> NoReturn:
+    """Ends the process with this exit code, perhaps while something compiles in a thread, on which
+    Python's own way out crashes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:

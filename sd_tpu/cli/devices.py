@@ -54,6 +54,6 @@ def _devices(args: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= MAX_DEVICES:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_DEVICES:
         raise argparse.ArgumentTypeError(f"{text!r} should be from 1 to {MAX_DEVICES}")
     return int(text)

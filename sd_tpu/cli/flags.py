@@ -101,9 +101,9 @@ def _size(text: str) -> tuple[int, int]:
 
 def positive(text: str) -> int:
     """A whole number from 1, as argparse takes it."""
-    if not text.isdecimal() or int(text[:12]) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} should be a whole number from 1")
-    return int(text[:12])
+    return int(text)
 
 
 def _gigabytes(text: str) -> int:

@@ -65,8 +65,6 @@ def _generate(args: argparse.Namespace) -> int:
     for settings in (values, *own):
         inputs += _take_inputs(settings)
     _check_used(values, own, {"strength"} if args.larger else set())
-    if args.larger and not values["init_image"] and values["strength"] is None:
-        values["strength"] = LARGER_STRENGTH
     values |= {"seed": drawn_seed(args.seed), "own": own}
     seed = Request.check(_early(values), early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +82,8 @@ def _generate(args: argparse.Namespace) -> int:
         if args.larger:
             sizes = {place: (request.pictures[place].width, request.pictures[place].height)
                      for place in request.places()}
-            request = _again(request, args.larger, engine, given, line)
+            said = [each.get("strength", values["strength"]) for each in own]
+            request = _again(request, args.larger, said, engine, given, line)
         if request is None:
             return 1
         job = engine.submit(request, previews=False, inputs=given)
@@ -95,16 +94,20 @@ def _generate(args: argparse.Namespace) -> int:
             engine.close()
 
 
-def _again(request: Request, times: float, engine: Engine, given: dict[str, Input],
-           line: Line) -> Request | None:
+def _again(request: Request, times: float, said: Sequence[float | None], engine: Engine,
+           given: dict[str, Input], line: Line) -> Request | None:
     """What draws the pictures again so many times as large, once they are drawn, and are in what
-    is given; None if that failed."""
-    def one(picture: Picture) -> Picture:
-        strength = LARGER_STRENGTH if picture.init_image else picture.strength
+    is given; None if that failed. A strength that has been `said` of a prompt is that of its second
+    drawing, unless the first begins with a picture."""
+    def one(place: int, picture: Picture) -> Picture:
+        strength = LARGER_STRENGTH
+        if said[place] is not None and not picture.init_image:
+            strength = picture.strength
         return larger(picture, round(times * picture.width), round(times * picture.height),
                       strength=strength)
 
-    again = Request(tuple(picture and one(picture) for picture in request.pictures))
+    again = Request(tuple(picture and one(place, picture)
+                          for place, picture in enumerate(request.pictures)))
     for place in again.places():  # before anything is drawn
         engine.offer.check(again.pictures[place])
 
@@ -135,7 +138,7 @@ def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """What each prompt has for itself, by place; raises ValueError for what is no setting."""
     own = [{} for _ in range(MAX_PROMPTS)]
     for number, name, text in given:
-        if not number.isdecimal() or not 1 <= int(number[:9]) <= MAX_PROMPTS:
+        if not number.isdecimal() or not 1 <= int(number) <= MAX_PROMPTS:
             raise ValueError(f"--own should begin with the number of a prompt, from 1 to "
                              f"{MAX_PROMPTS}, not {number!r}.")
         if name not in OVERRIDABLE:

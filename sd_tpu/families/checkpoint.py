@@ -139,6 +139,10 @@ class Checkpoint:
     @classmethod
     def _open_file(cls, file: SingleFile, **options: Any) -> Self:
         family = find_family(file.configs["model_index"])
+        if file.class_name not in family.pipelines:
+            asked = file.configs["model_index"]["_class_name"]
+            raise CheckpointError(f"{file.folder / 'model_index.json'} asks for {asked}, but "
+                                  f"{file.path} holds a {file.class_name}.")
         tokenizers = {part: _tokenizer(file, part) for part in family.encoders.values()}
         card = ModelCard.read(file.path.with_suffix(""), file.path.stem)
         return cls._assembled(file.path, file.configs, file.stored.__getitem__, tokenizers, card,

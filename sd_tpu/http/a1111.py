@@ -24,7 +24,7 @@ from PIL import Image
 
 from sd_tpu.http.access import client_of
 from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_units
-from sd_tpu.http.drawing import ParameterError, drawn, png_of
+from sd_tpu.http.drawing import ParameterError, drawn, flag, png_of
 from sd_tpu.http.hires import PARAMETERS, UPSCALERS, Hires
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
@@ -153,7 +153,7 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
         ram = psutil.virtual_memory()
         return {"ram": {"free": ram.available, "used": ram.total - ram.available,
                         "total": ram.total},
-                "cuda": {"error": "There is no CUDA here."}}
+                "cuda": {"error": "It is not told here."}}
 
     return router
 
@@ -181,24 +181,33 @@ def make_control_router(engine: EngineClient) -> fastapi.APIRouter:
 
 def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_Clients") -> None:
     @router.post("/txt2img")
-    async def txt2img(asked: Txt2Img, visitor: fastapi.Request, client: Client) -> dict:
+    async def txt2img(asked: Txt2Img, visitor: fastapi.Request, client: Client
+                      ) -> fastapi.Response:
         return await draw(asked.given(), False, visitor, client)
 
     @router.post("/img2img")
-    async def img2img(asked: Img2Img, visitor: fastapi.Request, client: Client) -> dict:
+    async def img2img(asked: Img2Img, visitor: fastapi.Request, client: Client
+                      ) -> fastapi.Response:
         return await draw(asked.given(), True, visitor, client)
 
-    async def draw(given: dict, begun: bool, visitor: fastapi.Request, client: str) -> dict:
+    async def draw(given: dict, begun: bool, visitor: fastapi.Request, client: str
+                   ) -> fastapi.Response:
+        sends = flag(given, "send_images", True)
+        repeats = flag(given, "include_init_images")
         task, options = await run_sync(_read, given, begun, engine, clients.model(client))
         if given.get("override_settings_restore_afterwards") is False:
             clients.remember(client, options)
         with clients.working(client, task):
             files = await task.draw(engine, visitor, client)
-        sent = files if given.get("send_images", True) else []
-        told = given if given.get("include_init_images") else {
-            name: value for name, value in given.items() if name not in PICTURES}
-        return {"images": [base64.b64encode(file).decode() for file in sent],
-                "parameters": told, "info": json.dumps(task.info(files))}
+        told = {name: value for name, value in given.items() if repeats or name not in PICTURES}
+
+        def answer() -> fastapi.Response:
+            # In ASCII, so that half an emoji, which a prompt may end with, can be said again.
+            return fastapi.Response(media_type="application/json", content=json.dumps({
+                "images": [base64.b64encode(file).decode() for file in files if sends],
+                "parameters": told, "info": json.dumps(task.info(files))}))
+
+        return await run_sync(answer)  # it takes a tenth of a second for each large picture
 
     @router.get("/progress")
     async def progress(client: Client, skip_current_image: bool = False) -> dict:

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import fastapi
 import numpy as np
@@ -14,11 +15,20 @@ from sd_tpu.request import Request
 from sd_tpu.sentence import SentenceError
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import End, Event, Failed, Job
-from sd_tpu.settings import RequestError
+from sd_tpu.settings import RequestError, shortened
 
 
 class ParameterError(RequestError):
     """What only programs can ask for wrongly; they are told in English."""
+
+
+def flag(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """What is true or false of a request; raises ParameterError for anything else."""
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ParameterError("{name} should be true or false, not {value}.", name=name,
+                             value=shortened(value))
+    return default if value is None else value
 
 
 class DrawingFailed(SentenceError):

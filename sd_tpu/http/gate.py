@@ -91,7 +91,10 @@ class Names:
 
     def same_site(self, origin: str, host: str) -> bool:
         """Whether a page of this origin may ask what was asked of this host."""
-        theirs = urlsplit(origin).netloc.lower()
+        try:
+            theirs = urlsplit(origin).netloc.lower()
+        except ValueError:
+            return False
         if theirs == host.lower() or ANY in self.names:
             return True
         name = host_of(theirs)

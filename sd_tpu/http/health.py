@@ -57,7 +57,8 @@ class _Figures(Collector):
                                 status.occupied)
         yield CounterMetricFamily("sd_tpu_pictures", "Pictures that were finished.",
                                   tally.pictures)
-        yield CounterMetricFamily("sd_tpu_rows", "Evaluations of the model, by slot.", tally.rows)
+        yield CounterMetricFamily("sd_tpu_rows", "Steps of slots, those of forecasts too.",
+                                  tally.rows)
         yield CounterMetricFamily("sd_tpu_refusals", "Requests for which there was no room.",
                                   tally.refused)
         ended = CounterMetricFamily("sd_tpu_jobs_ended", "Requests that are over, by how.",

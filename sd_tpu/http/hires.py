@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from sd_tpu.http.drawing import ParameterError
+from sd_tpu.http.drawing import ParameterError, flag
 from sd_tpu.pictures.images import UPSCALER
 from sd_tpu.request import LARGER, LARGER_STRENGTH, larger
 from sd_tpu.sampling.samplers import steps_taken
@@ -36,7 +36,7 @@ class Hires:
     def read(cls, given: Mapping[str, Any], picture: Picture) -> Self | None:
         """Of a request for pictures like this one; None where it wants none. Raises RequestError.
         """
-        if not given.get("enable_hr"):
+        if not flag(given, "enable_hr"):
             return None
         other = [name for name, same in _SAME.items() if name in given
                  and given[name] not in (*_NOTHING, given.get(same))]

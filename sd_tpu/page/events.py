@@ -41,7 +41,7 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.pictures.uploads import painted, to_paint_on
-from sd_tpu.request import LARGER, Request, for_all, journey, larger
+from sd_tpu.request import LARGER, Anything, Request, for_all, journey, larger
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
@@ -56,6 +56,7 @@ from sd_tpu.settings import (
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
+    SIDES,
     UPLOADS,
     Picture,
     RequestError,
@@ -185,7 +186,8 @@ class Answers:
             return self._wrong(BROKEN, asked)
         except (RequestError, HistoryError) as error:
             return self._wrong(refusal(error), asked)
-        except (KeyError, TypeError, ValueError, AttributeError):  # what no page of ours asks
+        # What no page of ours asks
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             log.exception("a page asked for what cannot be read")
             return self._wrong(GARBLED, asked)
 
@@ -204,14 +206,16 @@ class Answers:
         filled, former = asked.filled(), self._run(asked)
         filled["seed"] = drawn_seed(filled["seed"])
         if former and former.request.compares:  # its values are no box's own
-            names = former.request.labelled(former.request.places()[0])
-            filled["own"] = [{name: value for name, value in box.items() if name not in names}
-                             for box in filled["own"]]
+            filled["own"] = [own_beside(former.request, place, box)
+                             for place, box in enumerate(filled["own"])]
         request = Request.check(filled, self.engine.offer)
         compared = comparison(request, *read_comparison(asked.data))
         for picture in compared.pictures:
             self.engine.offer.check(picture)
-        return self._draw(compared, asked, common=for_all(filled, self.engine.offer))
+        told = self._draw(compared, asked, common=for_all(filled, self.engine.offer))
+        if "filled" in told:  # it has been agreed to: no card is kept
+            told["filled"]["keep"] = []
+        return told
 
     def _do_vary(self, asked: Asked) -> dict[str, Any]:
         """Draws a picture's prompt with new seeds, wherever no picture is kept."""
@@ -391,7 +395,7 @@ class Answers:
         return {"form": {"settings": brought, "sizes": form.sizes(name, self.engine.offer)}}
 
     def _do_link(self, asked: Asked) -> dict[str, Any]:
-        request = Request.check(read_link(str(asked.data.get("link"))), self.engine.offer)
+        request = Request.check(read_link(str(asked.data.get("link"))), Anything())
         return self._gathered(request, asked) | self._fill(request, asked, Sentence(
             "The link's prompts, seed and settings are in the boxes."))
 
@@ -423,7 +427,13 @@ class Answers:
         """The form of a request as far as it can be made here; what is told, and what of it is
         otherwise here."""
         offer, said = self.engine.offer, [*told]
-        request = request.known(offer.models())
+        models = {request.pictures[place].model for place in request.places()} - {""}
+        if missing := models.difference(offer.models()):
+            said.append(Sentence("It was drawn by {models}, which is not here.",
+                                 models=sorted(missing)))
+            request = request.known(offer.models())
+        if any(request.pictures[place].share for place in request.places()):
+            said.append(Sentence("It lies on the way to another prompt or seed, which has no box."))
         if request.inputs() - self.inputs.of(asked.browser).keys():
             request = request.without_inputs()
             said.append(Sentence("What it was made from is no longer on this server."))
@@ -450,9 +460,8 @@ class Answers:
             file = self._file(asked)
         else:
             file = uploaded(asked.data.get("file"))
-            if asked.data.get("or_read"):
-                with suppress(RequestError):  # it has none
-                    return self._do_read(asked)
+            if asked.data.get("or_read") and _carries_settings(file):
+                return self._do_read(asked)
         with file.open("rb") as opened:
             given = Input(opened.read(MAX_FILE_BYTES + 1))
         if asked.data.get("mask_of"):
@@ -580,6 +589,23 @@ def contents(history: History, owner: str, look: Mapping[str, Any], language: La
     runs = [[*of] for _, of in groupby(entries, attrgetter("run"))]
     shown = [(request_of(run), run) for run in runs[:limit]]
     return part("history", language, shown, len(runs) > limit, only, said)
+
+
+def _carries_settings(file: Path) -> bool:
+    try:
+        read_parameters(file)
+    except RequestError:
+        return False
+    return True
+
+
+def own_beside(compared: Request, place: int, box: dict[str, Any]) -> dict[str, Any]:
+    """What a box has of its own but for what a comparison has put there."""
+    given = compared.labelled(place) if compared.picture_at(place) else {}
+    changed = {name for name in box.keys() & given.keys() if box[name] != given[name]}
+    if changed & SIDES:
+        changed |= SIDES
+    return {name: value for name, value in box.items() if name not in given.keys() - changed}
 
 
 def _named(run: Run | None) -> dict[str, Any]:

@@ -85,8 +85,10 @@ def read_size(text: Any) -> dict[str, str | int]:
     if text == "":
         return {}
     sides = str(text).split("×")
+    if len(sides) != 2:
+        return {"width": text}
     return {name: int(side) if side.isdecimal() else side
-            for name, side in zip(("width", "height"), sides, strict=False)}
+            for name, side in zip(("width", "height"), sides, strict=True)}
 
 
 def _read_own(name: str, text: Any) -> Any:

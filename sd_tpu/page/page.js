@@ -275,7 +275,8 @@ async function look(open = false) {
     show($(".faster"), told.faster);
     const live = $("#live input");
     wanted = wanted || live.checked && told.slow !== "";
-    Object.assign(live, { disabled: told.slow !== "",
+    // Not `disabled`: whoever comes to it by keyboard is to learn why it is off.
+    Object.assign(live, { ariaDisabled: String(told.slow !== ""),
         checked: told.slow === "" && (live.checked || wanted) });
     if (told.slow === "") wanted = false;
     $("#live .note").textContent = told.slow;
@@ -413,13 +414,12 @@ function news(text) {
 async function draw(action, more) {
     if (action === "generate" && $("#generate").disabled) return;
     if (action !== "generate") remember(form(), action === "larger");
-    if (action === "compare") keep.fill(false);
     pending = true;
     if (offered.length) offer(written, []);
     tell($("#generate").dataset.starting, "busy");
     $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
         action === "larger" ? place === more.place
-            : !keep[place] && (action !== "generate" || boxes()[place].value.trim() !== ""
+            : (action === "compare" || !keep[place]) && (action !== "generate" || boxes()[place].value.trim() !== ""
                 || $(".such", figure.closest(".card")))));
     const asked = asking(action, more);
     // What is said is seen first: storage and Gradio take their time.
@@ -429,18 +429,22 @@ async function draw(action, more) {
     changed();
     try {
         if (!await attempt(asked)) settle();
-        else if (stopping) ask("stop");
     } finally {
-        pending = stopping = false;
         showPast();
     }
 }
 
-// Whether a run has begun; the line says why if it has not.
+// Whether a run has begun; the line says why if it has not. It can be stopped before it is known.
 async function attempt(asked) {
-    const { run, told } = await begin(asked);
-    if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
-    return Boolean(run);
+    pending = true;
+    try {
+        const { run, told } = await begin(asked);
+        if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
+        if (run && stopping) ask("stop");
+        return Boolean(run) && !stopping;
+    } finally {
+        pending = stopping = false;
+    }
 }
 
 // What was asked for shows so no longer.
@@ -558,7 +562,7 @@ function step(back) {
 function typed(place) {
     const live = $("#live input");
     clearTimeout(pauses[place]);
-    if (live.checked && !live.disabled) pauses[place] = setTimeout(redraw, PAUSE, place);
+    if (live.checked) pauses[place] = setTimeout(redraw, PAUSE, place);
 }
 
 function typedAll() {
@@ -791,8 +795,9 @@ const ACTIONS = {
     history: inHistory,
 };
 
-document.addEventListener("click", ({ target }) => {
-    const button = target.closest("[data-do]");
+document.addEventListener("click", (event) => {
+    const { target } = event, button = target.closest("[data-do]");
+    if (target.matches("#live [aria-disabled=true]")) event.preventDefault();
     if (button && $("#line .wrong")) {  // whoever goes on has read it
         touched = true;
         lookSoon();
@@ -948,9 +953,12 @@ function showInputs() {
 function put(place, name, input) {
     const given = { [name]: input, ...(name === "init_image" ? { mask: "" } : {}) };
     if (place === undefined) {
-        // A mask for all is not one of the start pictures that boxes have of their own.
-        const owns = own.map((box) => name === "mask" && box.init_image?.trim() && !box.mask
-            ? { ...box, mask: " " } : box);
+        // A mask for all is not one of the start pictures that boxes have of their own, nor is a
+        // box's own mask one of another start picture for all.
+        const owns = own.map(({ mask, ...box }) => {
+            if (name === "mask" && box.init_image?.trim() && !mask) return { ...box, mask: " " };
+            return mask && (name !== "init_image" || box.init_image) ? { ...box, mask } : box;
+        });
         replace({ settings: given, own: owns });
         return typedAll();
     }

@@ -228,8 +228,9 @@ class History:
         rows = self._ask("UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
                          "AND deleted_at IS NULL AND (id = :id OR :id IS NULL AND NOT favourite) "
                          "RETURNING id, owner", dict(now=time.time(), owner=_hashed(owner), id=id))
-        self._undoable = self._make_timer()  # earlier ones go on: each is for its own deletion
-        self._undoable.start()
+        if rows:
+            self._undoable = self._make_timer()  # earlier ones go on: each is for its own deletion
+            self._undoable.start()
         return [self._file(*row) for row in rows]
 
     def restore(self, owner: str) -> int:

@@ -21,7 +21,7 @@ from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.plan import Weights
 from sd_tpu.serving.tiling import Tiling
-from sd_tpu.settings import SETTINGS, Picture, RequestError, shortened
+from sd_tpu.settings import RANDOM, SETTINGS, Picture, RequestError, shortened
 from sd_tpu.styles import Styles
 from sd_tpu.wildcards import Wildcards
 
@@ -107,6 +107,7 @@ class Catalog:
             with self._lock:
                 if name not in self._opened or name in self._stale:
                     self._opened[name] = self._offered(name, self._checkpoint(name))
+                    self._hashes.pop(name, None)
                     self._stale.discard(name)
         return self._opened[name]
 
@@ -216,7 +217,9 @@ class Catalog:
         """Pixels that a picture like this may have, by tiles or at once."""
         at_once = self._at_once(picture)
         area = math.prod(self.open(picture.model).checkpoint.default_size)
-        by_tiles = picture.init_image and not picture.mask and picture.strength < 1
+        # Tiles have no masks, and what extends a picture has one of its own.
+        by_tiles = (area <= at_once and picture.init_image and picture.strength < 1
+                    and not picture.mask and picture.fit != "extend")
         return max(at_once, min(TILED_AREAS * area, MAX_PIXELS)) if by_tiles else at_once
 
     def _at_once(self, picture: Picture) -> int:
@@ -250,8 +253,10 @@ class Catalog:
             other = self.styles.applied(dataclasses.replace(picture, prompt=picture.to_prompt), of)
             put = dataclasses.replace(put, to_prompt=other.prompt)
         whose = Sentence("{name}{of}", name=SETTINGS["style"].label, of=of)
+        seed = picture.seed if picture.to_seed == RANDOM else picture.to_seed
         return dataclasses.replace(
-            put, prompt=self.wildcards.value(put.prompt, picture.seed, whose))
+            put, prompt=self.wildcards.value(put.prompt, picture.seed, whose),
+            to_prompt=self.wildcards.value(put.to_prompt, seed, whose))
 
     def sizes(self, model: str) -> Sizes:
         """Height and width of the pictures that people choose from: the default, then the usual

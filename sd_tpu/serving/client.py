@@ -52,7 +52,7 @@ class Status:
         jobs: requests that are not over.
         waiting: pictures without a slot.
         occupied: slots with a picture.
-        rows: evaluations of the model that are left to be done, by slot.
+        rows: of tables that are left to be taken, by slot.
         held: the parameters that lie on a device.
         tally: what has been done.
     """

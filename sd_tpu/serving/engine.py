@@ -235,9 +235,7 @@ class Engine(EngineClient):
             return [(whole, self.arrival(request, place, canvas, followed))]
         checkpoint = self.offer.open(whole.model).checkpoint
         shape = checkpoint.model.latent_shape(whole.height, whole.width)
-        noise = _between_seeds(whole, shape)
-        if noise is None:
-            noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
+        noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
         picture = dataclasses.replace(whole, height=tiling.size[0], width=tiling.size[1])
         tiles = []
         for number in range(len(tiling)):
@@ -410,7 +408,7 @@ class Engine(EngineClient):
         return plan
 
     def _note_compiled(self, report: Report) -> None:
-        if self.batch in report.failed:
+        if self.batch in report.failed and not self.ready.is_set():
             self.failure = Sentence("Compiling failed: {reason}",
                                     reason=report.failed[self.batch])
         if self.batch in report.failed or self.batch in report.compiled:

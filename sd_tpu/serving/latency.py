@@ -101,8 +101,10 @@ class LatencyModel:
         return self._compile_seconds
 
     def brought(self, weights: Weights, seconds: float) -> None:
-        """Takes down what bringing weights to a device took."""
-        self._seconds_per_byte = seconds / max(weights.memory, 1)
+        """Takes down what bringing weights to a device took; those beside others on it are made
+        from small files, which tells nothing of others."""
+        if not weights.base:
+            self._seconds_per_byte = seconds / max(weights.memory, 1)
 
     def of_bringing(self, weights: Weights) -> float:
         """Seconds until weights are on a device, by the last that were brought."""

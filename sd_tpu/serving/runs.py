@@ -68,13 +68,16 @@ class Runs:
         except RequestError:
             return None
 
-        def drawn(picture: Picture) -> Picture:
-            return self.studio.engine.as_drawn(Request((picture,))).pictures[0]
+        def drawn(picture: Picture) -> Picture | None:
+            try:
+                return self.studio.engine.as_drawn(Request((picture,))).pictures[0]
+            except RequestError:  # its style is no longer in the file, for one
+                return None
 
-        there = {drawn(card.asked): card
+        there = {shown: card
                  for run in self._all() if run.browser == browser
                  for card in filter(None, [card.finished for card in run.cards])
-                 if card.picture.there}
+                 if card.picture.there and (shown := drawn(card.asked))}
         found = {place: there[picture] for place in request.places()
                  if (picture := drawn(request.pictures[place])) in there}
         if not found:

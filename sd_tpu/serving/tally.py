@@ -12,7 +12,7 @@ class Tally:
 
     Attributes:
         pictures: that were finished.
-        rows: of tables that slots have taken, each of which evaluates the model.
+        rows: of tables that slots have taken, with those of forecasts.
         refused: requests, because too much waited.
         ended: jobs, by how.
         seconds: by what the devices or the host did: advance, decode, preview,
@@ -34,4 +34,6 @@ class Tally:
         self.seconds["decode"] += report.decode_seconds
         self.seconds["preview"] += report.preview_seconds
         self.seconds["compile"] += sum(each.seconds for each in report.compiled.values())
-        self.seconds["load"] += sum(report.brought.values())
+        # What came to several devices was read once.
+        self.seconds["load"] += sum({weights: seconds for (_, weights), seconds
+                                     in report.brought.items()}.values())

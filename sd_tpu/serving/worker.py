@@ -142,9 +142,10 @@ class Worker:
     def _autoencoder(self, programs: Programs, weights: Weights, params: Params) -> tuple[str, str]:
         """What tells the autoencoder of these weights from others; no adapter changes it."""
         base = weights.root
-        if base not in self._digests:
-            self._digests[base] = digest(params[programs.autoencoder])
-        return base.architecture, self._digests[base]
+        found = self._digests.get(base)  # at once: the loader takes those away that it brings
+        if found is None:
+            found = self._digests[base] = digest(params[programs.autoencoder])
+        return base.architecture, found
 
     def _together(self, architecture: str, wanted: dict[int, Weights]) -> Params:
         """What the programs take: on each device what is wanted there. A device that draws nothing
@@ -192,21 +193,21 @@ class Worker:
 
     def _bring(self, weights: Weights, devices: list[int]) -> None:
         """Begins to bring weights to devices."""
-        begun = time.monotonic()
         with self._lock:
             for device in devices:  # what comes takes the place of a stand-in
                 self._drop(device, _nameless(weights.architecture))
 
-        def over(reason: str | None) -> None:
-            self._over.put((weights, devices, reason, time.monotonic() - begun))
+        def over(reason: str | None, seconds: float = 0.0) -> None:
+            self._over.put((weights, devices, reason, seconds))
 
         def read() -> None:
+            begun = time.monotonic()  # not before: others may have been waited for
             params = jax.block_until_ready(self._read(weights, self.weights.on(devices)))
             with self._lock:  # at once: what is read next may be merged into these
                 for device in devices:
                     self.weights.take(device, weights, params)
                 self._digests.pop(weights, None)  # the file may have changed
-            over(None)
+            over(None, time.monotonic() - begun)
 
         self._loader.do(read, over)
 
@@ -216,6 +217,15 @@ class Worker:
         """
         begun = time.monotonic()
         programs, entry, self._shapes[batch.architecture] = self._build(batch)
+        try:
+            return self._compiled(batch, programs, entry, begun)
+        finally:
+            if not batch.zeros:  # nothing needs a stand-in once this is over
+                with self._lock:
+                    for device in self._devices:
+                        self._drop(device, _nameless(batch.architecture))
+
+    def _compiled(self, batch: Batch, programs: Programs, entry: Any, begun: float) -> Compiled:
         params = self._together(batch.architecture, {})
         slots = programs.advance(params, programs.encode(params, programs.empty(), {}), 0)
         _drawn(programs, programs.decode, params, slots.latents, [], always=True)
