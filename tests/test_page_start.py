@@ -155,6 +155,23 @@ def test_a_mask_is_painted_undone_and_inverted(tab):
     assert made.mask and made.init_image == Input(png()).name
 
 
+def test_a_boxs_own_mask_goes_with_the_picture_for_all_that_it_was_painted_on(tab):
+    fill(tab, ["a fox", *[""] * 7], steps=2)
+    hand_in(tab, "drop", "header", png())
+    expect(tab.locator("#settings-panel [name=init_image]")).to_have_value(Input(png()).name)
+    tab.locator(".below .fold").first.click()
+    tab.locator("#own-panel .handed").evaluate("start => { start.open = true }")
+    tab.locator("#own-panel [data-do=paint]").click()
+    tab.get_by_label("Brush size").fill("30")
+    spot = tab.locator("#painter canvas").bounding_box()
+    tab.mouse.click(spot["x"] + spot["width"] / 2, spot["y"] + spot["height"] / 2)
+    tab.locator("#painter").get_by_role("button", name="Done").click()
+    told = tab.locator(".below .own").first
+    expect(told).to_contain_text("with a mask")
+    hand_in(tab, "drop", "header", png(PHOTO + np.uint8(1)))
+    expect(told).not_to_contain_text("with a mask")
+
+
 def test_what_a_browser_has_handed_in_is_bounded_and_nobody_elses(monkeypatch):
     kept = Inputs()
     names = [kept.add("a", Input(png(PHOTO + np.uint8(i)))) for i in range(MAX_KEPT + 1)]
