@@ -27,6 +27,7 @@ train: $(VENV)/.dev
 	$(BIN)/python -m training.enlarge
 	$(BIN)/python -m training.sharpen
 	$(BIN)/python -m training.export
+	$(BIN)/python -m training.examples
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import numpy as np
@@ -157,8 +157,7 @@ class Client:
         pictures = []
         async for kind, told in self._events(path):
             if kind == "error":
-                answer = httpx.Response(429 if "waiting" in str(told) else 500, text=str(told))
-                raise httpx.HTTPStatusError(answer.text, request=asked.request, response=answer)
+                _failed(str(told), asked.request)
             pictures, _, sentence = told
             if self._began is None and sentence.startswith("Step"):
                 self._began = time.monotonic()
@@ -182,9 +181,16 @@ class Client:
         message = next(json.loads(line.removeprefix("data: "))
                        for line in answer.text.splitlines() if line.startswith("data: {"))
         if message["result"]["isError"]:
-            raise ValueError(message["result"]["content"][0]["text"])
+            _failed(message["result"]["content"][0]["text"], answer.request)
         path = re.search("/gradio_api/file=.*", message["result"]["content"][1]["text"])[0]
         return [(await self._http.get(path)).content]
+
+
+def _failed(told: str, request: httpx.Request) -> NoReturn:
+    """Raises what an API answers to the same: refusals are sentences of the limits that bite."""
+    refused = "Too much" in told or "Too many" in told
+    answer = httpx.Response(429 if refused else 500, text=told)
+    raise httpx.HTTPStatusError(told, request=request, response=answer)
 
 
 # --- the server ---------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ LAYOUTS = {
 }
 BOXES = (1, 5, 2, 4, 8, 1, 2, 1)  # that users fill: 3 on average, as are each four
 NOTES = (
-    "Users fill three boxes on average. Occupancy is the share of the slots' rows (evaluations of "
-    "the model) that make a picture, from the first request to the last picture. Gain is against "
+    "Users fill three boxes on average. Occupancy is the share of the slots' rows (steps) "
+    "that make a picture, from the first request to the last picture. Gain is against "
     "the same requests one at a time: in pictures a second, and in rows that the batch takes.",
     "No previews are drawn. Slots one by one cost nothing while they are idle, so occupancy means "
     "nothing there, and sharing them can gain no more than the time between requests. Slots in "

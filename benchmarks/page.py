@@ -170,6 +170,7 @@ def look(browser: Browser, address: str) -> list[dict[str, object]]:
             tab.evaluate("""() => {
                 for (const panel of document.querySelectorAll(".panel, #sheet details")) {
                     panel.toggleAttribute("data-open", true);
+                    panel.removeAttribute("name");  // or it would close the one before
                     panel.open = true;
                 }
             }""")

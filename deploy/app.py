@@ -43,7 +43,7 @@ class Options(pydantic.BaseModel):
         flags: those of `app.py` for models, page and APIs.
         hosts: how many draw, at least.
         most: and at most; as many by default.
-        rows: evaluations of the model that wait for a host before another one is asked for.
+        rows: steps of pictures that wait for a host before another one is asked for.
         cpus: that a host has to have free.
         gpus: likewise; a replica uses so many.
         tpus: the same of TPU chips, such as 8 of a v5e-8.

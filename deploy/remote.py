@@ -20,7 +20,7 @@ from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import UNHEARD_SECONDS, Closing, EngineClient, Status, open_models
-from sd_tpu.serving.job import Done, End, Event, Failed, ImageReady, Job
+from sd_tpu.serving.job import Cancelled, Done, End, Event, Failed, ImageReady, Job
 from sd_tpu.serving.tally import Tally
 from sd_tpu.settings import Picture, RequestError
 
@@ -50,6 +50,7 @@ class RemoteEngine(EngineClient):
         super().__init__(*open_models(**{**options, "dtype": self._statuses[0].dtype}))
         self._jobs: dict[int, Job] = {}
         self._keys: dict[int, str] = {}
+        self._orders: dict[str, Order | None] = {}  # what is left of them; None if given up
         self._lock = threading.Condition()
         self._number = 0
         self._closing = threading.Event()
@@ -74,6 +75,7 @@ class RemoteEngine(EngineClient):
             frozenset(self._weights_of(request, place) for place in request.places()))
         told = self._told(order)
         if refusal := next(told):
+            del self._orders[order.key]
             raise refusal
         with self._lock:
             self._number += 1
@@ -127,10 +129,11 @@ class RemoteEngine(EngineClient):
     def _told(self, order: Order) -> Iterator[RequestError | Event | None]:
         """What a host tells of an order, first whether it takes it; by a second host where the
         first is gone before it is done or takes nothing new."""
-        begun, taken = time.monotonic(), False
+        begun, taken, key = time.monotonic(), False, order.key
+        self._orders[key] = order
         for _ in range(2):
             try:
-                for told in self._replicas.draw.remote(order):
+                for told in self._replicas.draw.remote(self._orders[key]):
                     match told:
                         case Closing():
                             break  # it is about to end
@@ -139,7 +142,7 @@ class RemoteEngine(EngineClient):
                         case RequestError() if taken:
                             told = Failed(told.sentence)
                         case ImageReady(place):
-                            order = order.without(place)
+                            self._strike(key, place)
                     taken = True
                     yield told
                     if isinstance(told, End | RequestError):
@@ -149,7 +152,10 @@ class RemoteEngine(EngineClient):
                 break
             except (RayError, RayServeException):
                 log.warning("a host is gone; what it has not drawn is asked for again")
-            if taken and not order.request.places():
+            if taken and not (left := self._orders[key]):
+                yield Cancelled()
+                return
+            if taken and not left.request.places():
                 yield Done(time.monotonic() - begun)
                 return
         failed = Sentence("The server failed; please try again.")
@@ -164,13 +170,20 @@ class RemoteEngine(EngineClient):
             job.tell(Failed(Sentence("The server failed; please try again.")))
         journal.note(job)
         with self._lock:
-            del self._jobs[job.number], self._keys[job.number]
+            del self._jobs[job.number], self._orders[self._keys.pop(job.number)]
             self._lock.notify_all()
 
     def _cancel(self, number: int, place: int | None) -> None:
         job, key = self._jobs.get(number), self._keys.get(number)
         if job and key and job.end is None:
+            self._strike(key, place)  # for another host, if this one dies before it answers
             self._pool.submit(self._all, "cancel", key, place)
+
+    def _strike(self, key: str, place: int | None) -> None:
+        """Takes a picture out of what is left of an order, or all of them."""
+        with self._lock:
+            if order := self._orders.get(key):
+                self._orders[key] = None if place is None else order.without(place)
 
     # --- hosts ----------------------------------------------------------------------------------
 

@@ -192,6 +192,14 @@ class Request:
             names = {"seed"}
         return {name: getattr(self.pictures[place], name) for name in names}
 
+    def beside_compared(self, place: int, own: Mapping[str, Any]) -> dict[str, Any]:
+        """What there is of `own` settings at a place but for what this comparison has put there."""
+        given = self.labelled(place) if self.picture_at(place) else {}
+        changed = {name for name in own.keys() & given.keys() if own[name] != given[name]}
+        if changed & SIDES:
+            changed |= SIDES
+        return {name: value for name, value in own.items() if name not in given.keys() - changed}
+
     def values(self, common: Picture | None = None) -> dict[str, Any]:
         """The request as `check` takes it; `common` is what is said for all, in place of what most
         of the pictures share."""

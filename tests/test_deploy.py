@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Iterator
@@ -28,14 +29,19 @@ from gradio_client import Client
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from PIL import Image
+from ray.exceptions import RayError
 from ray.serve.schema import ServeDeploySchema
 
 from deploy.app import GRACE_SECONDS, Options, app
-from deploy.orders import SLACK, Host, ranked
+from deploy.orders import SLACK, Host, Order, ranked
+from deploy.remote import RemoteEngine
 from deploy.routing import ByRows
 from sd_tpu.app import add_page_flags
 from sd_tpu.pictures.images import read_png
+from sd_tpu.request import Request
+from sd_tpu.serving.job import Cancelled, Done, Failed, ImageReady
 from sd_tpu.serving.plan import Weights
+from sd_tpu.settings import Picture
 
 ROOT, BIN = Path(__file__).parent.parent, Path(sys.executable).parent
 PATIENCE = 240.0  # seconds, on a machine that has much else to do
@@ -243,6 +249,35 @@ def until(true, serving) -> None:
         assert serving.program.returncode is None and time.monotonic() < deadline, (
             serving.output.read_text()[-5000:])
         time.sleep(0.2)
+
+
+def test_what_was_given_up_is_not_asked_for_again_of_another_host():
+    asked = []
+
+    class Hosts:
+        """Each takes an order, draws the first picture of it and is gone."""
+
+        def remote(self, order):
+            asked.append(order.request.places())
+            yield None
+            yield ImageReady(asked[-1][0], None)
+            raise RayError("gone")
+
+    def told(*given_up):
+        asked.clear()
+        engine = object.__new__(RemoteEngine)
+        engine._orders, engine._lock = {}, threading.Condition()
+        engine._replicas = SimpleNamespace(draw=Hosts())
+        order = Order("key", Request((Picture(prompt="a"),) * 3), "", "", False, {}, frozenset())
+        events = engine._told(order)
+        assert next(events) is None
+        for place in given_up:
+            engine._strike("key", place)
+        return [type(event) for event in events]
+
+    assert told(1) == [ImageReady, ImageReady, Done] and asked == [[0, 1, 2], [2]]
+    assert told(None) == [ImageReady, Cancelled] and asked == [[0, 1, 2]]
+    assert told() == [ImageReady, ImageReady, Failed] and asked == [[0, 1, 2], [1, 2]]
 
 
 def skip_where_ray_does_not_start() -> None:

@@ -1,5 +1,7 @@
 """What a family says of a checkpoint and of its own arrays."""
 
+import json
+import shutil
 from functools import partial
 
 import jax
@@ -9,6 +11,7 @@ import pytest
 
 from sd_tpu.checkpoint.config import CheckpointError, read_json
 from sd_tpu.families import FAMILIES, find_family
+from sd_tpu.families.checkpoint import Checkpoint
 
 
 def read(folder):
@@ -38,6 +41,19 @@ def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_
 def test_a_family_finds_the_checkpoints_of_its_pipelines(family):
     assert [find_family({"_class_name": name}) for name in family.pipelines] == (
         [family] * len(family.pipelines))
+
+
+@pytest.mark.parametrize("name, offset", [
+    ("StableDiffusionPipeline", 1), ("StableDiffusionInpaintPipeline", 1),
+    ("StableDiffusionControlNetPipeline", 0), ("FlaxStableDiffusionPipeline", 0),
+    ("LatentConsistencyModelPipeline", 0),
+])
+def test_steps_are_offset_as_diffusers_pipelines_do_it(name, offset, checkpoints, tmp_path):
+    shutil.copytree(checkpoints["sd1"], tmp_path, dirs_exist_ok=True)
+    for file, changes in (("model_index.json", {"_class_name": name}),
+                          ("scheduler/scheduler_config.json", {"steps_offset": 0})):
+        (tmp_path / file).write_text(json.dumps(read_json(tmp_path / file) | changes))
+    assert Checkpoint.open(tmp_path).schedule.config.steps_offset == offset
 
 
 def test_checkpoints_of_one_architecture_have_equal_models_and_others_do_not(checkpoints):

@@ -3,6 +3,8 @@ changed. Each is run as it stands; what it should have done is asserted after it
 
 import copy
 import textwrap
+import weakref
+from functools import partial
 
 import diffusers
 import jax
@@ -13,7 +15,13 @@ from flax.serialization import to_bytes
 from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_tpu import BUNDLED_MODEL, CheckpointError, FlaxStableDiffusionPipeline
+from sd_tpu import (
+    BUNDLED_MODEL,
+    CheckpointError,
+    FlaxDDIMScheduler,
+    FlaxStableDiffusionPipeline,
+)
+from sd_tpu.runtime.mesh import make_mesh
 
 
 def run(program: str, **names) -> dict:
@@ -247,6 +255,19 @@ MAPPED = """
         prompt_ids[:, 0], params, rng, 4, 32, 32, 7.5, given)
     as_called = pipeline(prompt_ids[:, 0], params, rng, 4, latents=given).images
 """
+
+
+def test_what_was_compiled_is_of_the_parts_and_the_config_that_there_are_now(model):
+    pipeline, _ = FlaxStableDiffusionPipeline.from_pretrained(model)
+    one = partial(pipeline._compiled, make_mesh(), (32, 32, 2), False)
+    first = one()
+    assert one() is first
+    kept = weakref.ref(pipeline.scheduler)
+    pipeline.scheduler = FlaxDDIMScheduler.from_config(pipeline.scheduler.config)
+    assert one() is not first and kept() is not None, "its number would be given to another"
+    second = one()
+    pipeline.scheduler.config["prediction_type"] = "v_prediction"
+    assert one() is not second
 
 
 def test_generate_is_mapped_jitted_and_compiled_ahead_by_position(model, expected):

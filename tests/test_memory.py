@@ -4,8 +4,11 @@ import ctypes
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.report import memory
 from sd_tpu.memory import return_freed_memory
+from sd_tpu.runtime import mesh
 
 # As many threads as there are blocks, all alive, and how many arenas malloc says that it has.
 THREADS = """
@@ -32,6 +35,14 @@ def test_all_threads_share_what_was_freed():
     told = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True,
                           check=True).stdout
     assert told.count("<heap nr=") == 2
+
+
+@pytest.mark.parametrize("limit, least", [("1000000\n", 0), ("max\n", 1 << 20)])
+def test_a_cpu_has_the_memory_of_its_container(limit, least, tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(mesh, "CONTAINER", tmp_path / "memory.max")
+    found = mesh.device_bytes(mesh.make_mesh(1))
+    assert found > least if least else found == 500_000
 
 
 def test_memory_that_was_freed_is_returned_to_the_system():

@@ -29,7 +29,6 @@ from visitor import (
 )
 
 from sd_tpu.page.compare import comparison, read_comparison, suggested
-from sd_tpu.page.events import own_beside
 from sd_tpu.page.form import read, show
 from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import BLANK, read_png
@@ -142,11 +141,11 @@ def test_a_value_that_cannot_be_served_is_named_without_a_box(what, values, sent
 
 def test_only_what_a_comparison_has_put_into_a_box_is_taken_out_again():
     compared = Request((Picture(prompt="a", steps=2, width=64), Picture(prompt="a", steps=3)))
-    assert own_beside(compared, 0, {"steps": 2, "guidance": 5.0}) == {"guidance": 5.0}
-    assert own_beside(compared, 1, {"steps": 50}) == {"steps": 50}
+    assert compared.beside_compared(0, {"steps": 2, "guidance": 5.0}) == {"guidance": 5.0}
+    assert compared.beside_compared(1, {"steps": 50}) == {"steps": 50}
     size = {"width": 64, "height": 8}
-    assert own_beside(compared, 0, {"steps": 2, **size}) == size
-    assert own_beside(compared, 5, {"steps": 2}) == {"steps": 2}
+    assert compared.beside_compared(0, {"steps": 2, **size}) == size
+    assert compared.beside_compared(5, {"steps": 2}) == {"steps": 2}
 
 
 # --- on the page --------------------------------------------------------------------------------

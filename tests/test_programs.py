@@ -23,7 +23,7 @@ from sd_tpu.runtime.compiler import ADVANCE_OPTIONS, compiler_options
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import KNOWN, MAX_ROWS, Entry, gaussian
-from sd_tpu.runtime.weights import DeviceWeights
+from sd_tpu.runtime.weights import MAX_TOGETHER, DeviceWeights
 from sd_tpu.sampling.samplers import COLUMNS, REACH, make_table
 
 ALL = 10**6  # rows: more than any table has
@@ -392,6 +392,10 @@ def test_weights_of_a_device_are_handed_to_the_programs_without_a_copy(fine_tune
     weights.drop(1, "b")
     with pytest.raises(ValueError, match=r"devices \[1\] hold no parameters"):
         weights.together("ab")
+    for number in range(MAX_TOGETHER + 1):  # as many combinations as there may be are not kept
+        weights.take(1, number, weights.of(1, "c"))
+        weights.together(["a", number])
+    assert len(weights._together) == MAX_TOGETHER
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):

@@ -83,6 +83,16 @@ def test_it_finds_what_pytorchs_finds(folder, size):
         assert 0 < found.sum() < len(found), "some are safe, others not"
 
 
+@pytest.mark.parametrize("cosine, unsafe", [(0.2004, False), (0.2006, True)])
+def test_scores_have_three_digits_as_pytorchs_have(folder, monkeypatch, cosine, unsafe):
+    ours = opened(folder)
+    for threshold in (ours.concept_embeds_weights, ours.special_care_embeds_weights):
+        threshold[...] = jnp.full_like(threshold[...], 0.2)
+    monkeypatch.setattr(models.safety_checker, "_cosines",
+                        lambda found, concepts: jnp.full((1, len(concepts)), cosine))
+    assert bool(ours(np.zeros((1, 28, 28, 3), np.uint8))[0]) is unsafe
+
+
 def test_its_thresholds_are_exact_in_any_precision(folder):
     exact, rough = opened(folder), opened(folder, jnp.bfloat16)
     assert rough.visual_projection.kernel.dtype == jnp.bfloat16

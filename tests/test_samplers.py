@@ -504,15 +504,23 @@ def test_without_a_spacing_it_is_the_configs_or_else_the_samplers_first():
     (config_for("dpmpp_2m_sde", "karras", timestep_spacing="leading"), ("dpmpp_2m_sde", "karras")),
     (config_for("unipc", "exponential"), ("unipc", "exponential")),
     (config_for("lcm", "leading"), ("lcm", None)),
+    # What a scheduler before it has left in its config, which diffusers writes and does not heed
+    (config_for("euler_ancestral", use_karras_sigmas=True), ("euler_ancestral", None)),
+    (config_for("ddim", use_karras_sigmas=True, sigma_min=0.1), ("ddim", None)),
+    (config_for("euler", algorithm_type="sde-dpmsolver++", solver_order=3, solver_type="heun",
+                thresholding=True), ("euler", None)),
+    (config_for("unipc", algorithm_type="sde-dpmsolver++"), ("unipc", None)),
 ])
 def test_the_default_is_the_sampler_and_spacing_of_the_checkpoint(options, expected):
     assert default_sampler(options) == expected
+    assert len(make_table(expected[0], NoiseSchedule.from_config(options), 4).rows)
 
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"_class_name": "ScoreSdeVeScheduler"}, "'ScoreSdeVeScheduler' is not supported; there are"),
     ({}, "None is not supported"),
     (config_for("pndm", skip_prk_steps=False), "skip_prk_steps=true"),
+    (config_for("euler", sigma_min=0.1), "sigma_min=0.1 is not supported"),
     (config_for("unipc", solver_order=3), "UniPCMultistepScheduler of order 3"),
     (config_for("dpmpp_2m_sde", solver_order=3), "order 3 for an SDE"),
 ])

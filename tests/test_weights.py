@@ -214,6 +214,12 @@ def test_an_architecture_is_worked_out_once_for_all_that_have_it():
     assert weights.shapes(half[1]) == weights.shapes(shapes) and half[1] != shapes
 
 
+def test_a_file_is_written_as_readable_as_any_other(tmp_path):
+    weights.save(random_like(TREE), tmp_path / "a.safetensors")
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
 # --- names of other versions --------------------------------------------------------------------
 
 TINY_VAE = VAEConfig(block_out_channels=(4, 4), layers_per_block=1, norm_num_groups=2)

@@ -44,7 +44,7 @@ def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     def compose(i: int):
         return composer.batch(np.random.default_rng([1, i]), 64)
 
-    file = recipe.CACHE / f"pool-{_digest(params, compose(0))}.safetensors"
+    file = recipe.CACHE / f"pool-{digest(params, compose(0))}.safetensors"
     if not file.is_file():
         encode = jax.jit(lambda images: nnx.merge(graph, params).encode(images)[0])
         latents, captions = [], []
@@ -59,8 +59,8 @@ def make_pool(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
         return {name: tensors.get_tensor(name) for name in tensors.keys()}
 
 
-def _digest(params, sample: tuple[np.ndarray, list[str]]) -> str:
-    """Tells one autoencoder's latents of one composer's pictures from others."""
+def digest(params, sample: tuple[np.ndarray, list[str]]) -> str:
+    """Tells latents that these networks make of one composer's pictures from others."""
     content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params))
     pictures, texts = sample
     return hashlib.sha256(content + pictures.tobytes() + repr(texts).encode()).hexdigest()[:12]

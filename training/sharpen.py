@@ -24,6 +24,7 @@ from sd_tpu.models.layers import GroupNorm, conv
 from sd_tpu.runtime.mesh import make_mesh
 from training import autoencoder, enlarge, recipe
 from training.autoencoder import to_unit
+from training.diffusion import digest
 from training.trainer import latest, train
 
 FOLDER = recipe.CACHE / "sharpening"
@@ -93,19 +94,24 @@ def make_loss(graphs: dict[str, nnx.GraphDef]):
 
 def make_pool() -> dict[str, np.ndarray]:
     """Pictures [N, H, W, 3] u8, and the latents [N, h, w, C] that the UNet restores of them."""
-    file = FOLDER / "pool.safetensors"
+    composer, vae = recipe.composer(), enlarge.trained()
+    restore, drawing = enlarge.make_restorer()
+
+    def compose(i: int):
+        return composer.batch(np.random.default_rng([7, i]), 64)
+
+    file = FOLDER / f"pool-{digest((vae, drawing), compose(0))}.safetensors"
     if not file.is_file():
-        tokenizer, composer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer"), recipe.composer()
+        tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
         graph = autoencoder.build({**recipe.VAE, "scaling_factor": autoencoder.scale()})[0]
-        restore, drawing = enlarge.make_restorer()
 
         @jax.jit
         def code(vae, drawing, pictures, ids, key):
             return restore(drawing, nnx.merge(graph, vae).encode(pictures)[0], ids, key)
 
-        vae, pool = enlarge.trained(), {"latents": [], "pictures": []}
+        pool = {"latents": [], "pictures": []}
         for i in range(POOL // 64):
-            pictures, texts = composer.batch(np.random.default_rng([7, i]), 64)
+            pictures, texts = compose(i)
             latents = code(vae, drawing, to_unit(pictures), tokenizer(texts), jax.random.key(i))
             pool["latents"].append(np.asarray(latents))
             pool["pictures"].append(pictures)

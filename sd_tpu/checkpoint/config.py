@@ -518,6 +518,8 @@ class SchedulerConfig(Config):
     _supported: ClassVar = {
         "solver_type": (None, "midpoint", "bh2", "logrho"),
         "timestep_type": (None, "discrete"),
+        "sigma_min": (None,),
+        "sigma_max": (None,),
         "interpolation_type": (None, "linear"),
         "lambda_min_clipped": (None, -math.inf, "-Infinity"),
         "thresholding": (None, False),  # divides by a quantile of the image, which is not affine

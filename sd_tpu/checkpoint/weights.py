@@ -235,7 +235,10 @@ def save(params: Params, file: Path, dtype=None) -> None:
         value = np.asarray(leaf).transpose(axes)
         tensors[_checkpoint_name(path, leaf)] = np.ascontiguousarray(value, dtype=dtype)
     file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    mode = file.stat().st_mode
     save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(mode)  # safetensors writes for its owner alone
 
 
 def _leaves(params: Params):

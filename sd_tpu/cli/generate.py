@@ -43,7 +43,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
              f"{', '.join(OVERRIDABLE)}")
     add("--larger", type=_times, metavar="X",
         help=f"draws each picture again X times as large, such as {LARGER}, from what it has "
-             f"become; --strength says how much of that becomes noise (default: {LARGER_STRENGTH})")
+             f"become; --strength says how much of that becomes noise (default: {LARGER_STRENGTH}, "
+             "also where --init-image makes it that of the first drawing)")
     add("--out", type=Path, required=True, metavar="DIR",
         help="gets 00.png, 01.png, ... and grid.png")
     add_model_flags(parser)

@@ -21,6 +21,7 @@ from sd_tpu.families.prompt import PromptError, parse
 from sd_tpu.families.text import PromptOptions
 
 RESCAN_SECONDS = 5.0  # after which a folder is looked through again
+MAX_FITTING = 256  # combinations of LoRAs and models that are known to fit
 MAX_HASHES = 1024  # that are remembered: a file may take a second to read
 
 Strengths = tuple[tuple[str, float], ...]  # names of LoRAs and how strongly they are merged
@@ -108,6 +109,8 @@ class Adapters:
         files = [self._loras.file(name) for name, _ in asked]
         key = *((file, _state(file)) for file in files), *jax.tree.leaves(shapes)
         if key not in self._memory:
+            if len(self._memory) >= MAX_FITTING:
+                self._memory.pop(next(iter(self._memory)))
             found = self.deltas(asked, shapes)
             changed = {part: weights.map_named(
                 lambda name, leaf, part=part: leaf if name in found.get(part, {}) else None, of)

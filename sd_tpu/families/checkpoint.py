@@ -155,8 +155,11 @@ class Checkpoint:
                    **options: int) -> Self:
         """Of what a folder or a file holds, with the decoder if it is of this family, and with what
         else is said of the scheduler."""
-        configs = {**configs, "scheduler": configs["scheduler"] | scheduler}
         family = find_family(configs["model_index"])
+        # As diffusers' own constructors do it, whatever the file says
+        offset = configs["model_index"].get("_class_name") in family.offsetting
+        given = {"steps_offset": 1, **scheduler} if offset else scheduler
+        configs = {**configs, "scheduler": configs["scheduler"] | given}
         if decoder and decoder.family not in (None, family):
             decoder = None
         if decoder:

@@ -78,6 +78,7 @@ class LatentDiffusion:
     encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
     decoders: ClassVar[tuple[str, ...]]  # what tiny decoders of its latents are called
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
+    offsetting: ClassVar[tuple[str, ...]] = ()  # pipelines that make steps_offset of schedulers 1
 
     @classmethod
     def assemble(cls, configs: Mapping[str, Any],

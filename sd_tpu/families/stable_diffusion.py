@@ -34,6 +34,8 @@ class StableDiffusion(LatentDiffusion):
                            "StableDiffusionControlNetPipeline",
                            "FlaxStableDiffusionControlNetPipeline",
                            "LatentConsistencyModelPipeline")
+    offsetting: ClassVar = ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline",
+                            "StableDiffusionInpaintPipeline")
     components: ClassVar = {
         "text_encoder": "model",
         "unet": "diffusion_pytorch_model",

@@ -38,14 +38,14 @@ class StableDiffusionSafetyChecker(nnx.Module):
 
     def scores(self, pictures: UInt8[Array, "b height width 3"]) -> Float[Array, "b concepts"]:
         """How much nearer each picture [H, W, 3] u8 is to each concept than its threshold, as
-        cosines: [B, CONCEPTS] f32."""
+        cosines of three digits: [B, CONCEPTS] f32."""
         x = preprocess(pictures, self.side).astype(self.dtype)
         found = self.visual_projection(self.vision_model.pooled(x))
-        special = (_cosines(found, self.special_care_embeds[...])
-                   - self.special_care_embeds_weights[...])
+        special = jnp.round(_cosines(found, self.special_care_embeds[...])
+                            - self.special_care_embeds_weights[...], 3)
         lower = SPECIAL_CARE * jnp.any(special > 0, axis=-1, keepdims=True)
-        return (_cosines(found, self.concept_embeds[...])
-                - self.concept_embeds_weights[...] + lower)
+        return jnp.round(_cosines(found, self.concept_embeds[...])
+                         - self.concept_embeds_weights[...] + lower, 3)
 
 
 def preprocess(pictures: UInt8[Array, "b height width 3"],

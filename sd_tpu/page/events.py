@@ -33,6 +33,7 @@ from sd_tpu.pictures import files
 from sd_tpu.pictures.history import History, HistoryError, request_of
 from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
+    carries_settings,
     data_url,
     parse_parameters,
     parse_token_downsampling,
@@ -56,7 +57,6 @@ from sd_tpu.settings import (
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
-    SIDES,
     UPLOADS,
     Picture,
     RequestError,
@@ -206,7 +206,7 @@ class Answers:
         filled, former = asked.filled(), self._run(asked)
         filled["seed"] = drawn_seed(filled["seed"])
         if former and former.request.compares:  # its values are no box's own
-            filled["own"] = [own_beside(former.request, place, box)
+            filled["own"] = [former.request.beside_compared(place, box)
                              for place, box in enumerate(filled["own"])]
         request = Request.check(filled, self.engine.offer)
         compared = comparison(request, *read_comparison(asked.data))
@@ -460,7 +460,7 @@ class Answers:
             file = self._file(asked)
         else:
             file = uploaded(asked.data.get("file"))
-            if asked.data.get("or_read") and _carries_settings(file):
+            if asked.data.get("or_read") and carries_settings(file):
                 return self._do_read(asked)
         with file.open("rb") as opened:
             given = Input(opened.read(MAX_FILE_BYTES + 1))
@@ -589,23 +589,6 @@ def contents(history: History, owner: str, look: Mapping[str, Any], language: La
     runs = [[*of] for _, of in groupby(entries, attrgetter("run"))]
     shown = [(request_of(run), run) for run in runs[:limit]]
     return part("history", language, shown, len(runs) > limit, only, said)
-
-
-def _carries_settings(file: Path) -> bool:
-    try:
-        read_parameters(file)
-    except RequestError:
-        return False
-    return True
-
-
-def own_beside(compared: Request, place: int, box: dict[str, Any]) -> dict[str, Any]:
-    """What a box has of its own but for what a comparison has put there."""
-    given = compared.labelled(place) if compared.picture_at(place) else {}
-    changed = {name for name in box.keys() & given.keys() if box[name] != given[name]}
-    if changed & SIDES:
-        changed |= SIDES
-    return {name: value for name, value in box.items() if name not in given.keys() - changed}
 
 
 def _named(run: Run | None) -> dict[str, Any]:

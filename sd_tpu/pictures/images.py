@@ -218,6 +218,14 @@ def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
     return parse_parameters(read_parameters(file))
 
 
+def carries_settings(file: bytes | str | PathLike | BinaryIO) -> bool:
+    """Whether a file is a PNG that carries a text, which may be none of settings."""
+    try:
+        return bool(read_parameters(file))
+    except RequestError:
+        return False
+
+
 def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
     """The text that a PNG file carries; its pixels are not decoded.
 

@@ -521,7 +521,9 @@ class FlaxDiffusionPipeline:
 
     def _compiled(self, mesh: jax.sharding.Mesh, sizes: tuple[int, int, int], stacked: bool,
                   **rest: Any) -> Callable:
-        key = (mesh, sizes, stacked, *rest.items(), *map(id, self.components.values()))
+        # By what a scheduler is told as well, which may be changed.
+        parts = [*self.components.values()]
+        key = (mesh, sizes, stacked, *rest.items(), *map(id, parts), repr(self.scheduler.config))
         if key not in self._compilations:
             def one(params, each):
                 if stacked:
@@ -529,10 +531,11 @@ class FlaxDiffusionPipeline:
                 ids, keys, *others = each
                 return self._drawn(ids, params, keys, sizes, *others, **rest)
 
-            self._compilations[key] = jax.jit(jax.shard_map(
+            # The parts are kept, or another might come to have the number of one that is gone.
+            self._compilations[key] = parts, jax.jit(jax.shard_map(
                 one, mesh=mesh, in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
                 out_specs=SPLIT, check_vma=False))
-        return self._compilations[key]
+        return self._compilations[key][1]
 
     def _first_latents(self, latents: jax.Array | None, keys: jax.Array, height: int,
                        width: int) -> jax.Array:

@@ -3,7 +3,9 @@
 One axis, `data`: slots and training batches are split over it, weights are on every device.
 """
 
+import contextlib
 import os
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXIS = "data"
 SPLIT = PartitionSpec(AXIS)
 REPLICATED = PartitionSpec()
+CONTAINER = Path("/sys/fs/cgroup/memory.max")  # bytes, where Linux bounds those of a container
 
 
 def make_mesh(devices: int | None = None) -> Mesh:
@@ -38,6 +41,8 @@ def device_bytes(mesh: Mesh) -> int:
     if stats and "bytes_limit" in stats:
         return int(0.8 * stats["bytes_limit"])
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        memory = min(memory, int(CONTAINER.read_text(encoding="ascii")))
     return int(0.5 * memory) // mesh.size
 
 

@@ -25,6 +25,9 @@ from sd_tpu.runtime.mesh import AXIS, REPLICATED, split
 Deltas = Mapping[str, Mapping[str, Sequence[tuple[Delta, float]]]]
 
 
+MAX_TOGETHER = 16  # trees that are kept assembled; to do it anew takes some milliseconds
+
+
 class DeviceWeights:
     """The parameters on each device of a mesh, by any names."""
 
@@ -103,6 +106,8 @@ class DeviceWeights:
             copies = [self.of(device, name) for device, name in enumerate(names)]
             if empty := [device for device, copy in enumerate(copies) if copy is None]:
                 raise ValueError(f"The devices {empty} hold no parameters.")
+            while len(self._together) >= MAX_TOGETHER:  # of which there are as many as combinations
+                self._together.pop(next(iter(self._together)))
             self._together[names] = jax.tree.map(self._assemble, *copies)
         return self._together[names]
 

@@ -17,6 +17,20 @@ from sd_tpu.sentence import SentenceError
 
 SPACINGS = ("leading", "linspace", "trailing", "karras", "exponential")
 TIME_SPACINGS = SPACINGS[:3]  # of timesteps; the others are of sigmas
+_SOLVERS = ("DPMSolver", "DEIS", "UniPC")  # as the names of diffusers' classes begin
+_OF_SIGMAS = (*_SOLVERS, "EulerDiscrete", "Heun", "KDPM2", "LMS")
+TAKEN_BY = {
+    **dict.fromkeys(("solver_order", "solver_type"), _SOLVERS),
+    "algorithm_type": _SOLVERS[:2],
+    "lambda_min_clipped": ("DPMSolver",),
+    "use_lu_lambdas": ("DPMSolverMultistep",),
+    **dict.fromkeys(("predict_x0", "disable_corrector"), ("UniPC",)),
+    "thresholding": (*_SOLVERS, "DDIM", "DDPM", "LCM", "TCD"),
+    **dict.fromkeys(("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"), _OF_SIGMAS),
+    "use_flow_sigmas": _SOLVERS,
+    **dict.fromkeys(("timestep_type", "interpolation_type"), ("EulerDiscrete",)),
+    **dict.fromkeys(("sigma_min", "sigma_max"), ("EulerDiscrete", "LMS", "UniPC")),
+}
 ZERO_SNR_ALPHA = 2.0**-24  # stands in for alphas_cumprod = 0 where something is divided by it
 
 
@@ -53,7 +67,7 @@ class NoiseSchedule:
         Raises:
             CheckpointError: a value is unknown, or asks for what a table cannot hold.
         """
-        config = SchedulerConfig.from_dict(scheduler_config)
+        config = SchedulerConfig.from_dict(_heeded(scheduler_config))
         # float32 as in diffusers: the rounding of alphas_cumprod near 1 shows in the last sigmas
         alphas_cumprod = np.cumprod(1 - _betas(config), dtype=np.float64)
         alphas_cumprod = alphas_cumprod.astype(np.float32).astype(np.float64)
@@ -101,6 +115,15 @@ class NoiseSchedule:
     def timestep(self, sigma: np.ndarray | float) -> np.ndarray | float:
         """The fractional training timestep of a noise level, by interpolating log sigma."""
         return np.interp(np.log(sigma), np.log(self.sigmas), np.arange(len(self.sigmas)))
+
+
+def _heeded(config: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler's config without what its class does not know: diffusers writes what it has read,
+    so that a checkpoint whose scheduler was exchanged carries settings of the one before."""
+    name = str(config.get("_class_name") or "").removeprefix("Flax")
+    unknown = {setting for setting, classes in TAKEN_BY.items()
+               if name and not name.startswith(classes)}
+    return {setting: value for setting, value in config.items() if setting not in unknown}
 
 
 def _betas(config: SchedulerConfig) -> np.ndarray:
