@@ -62,7 +62,7 @@ def test_contents_that_are_not_those_of_a_form_are_refused_in_a_sentence(content
     ("settings", "size", "33×32", "sides are multiples of"),
     ("settings", "size", "40000×40000", "too large"),
     ("settings", "size", "wide×high", "should be a whole number"),
-    ("settings", "size", [], "should be a whole number"),
+    *(("settings", "size", content, "cannot be read") for content in ([], "512", "8×8×8")),
     *(("own", 0, {"steps": content}, "Steps of prompt 1 should be a whole")
       for content in ([], {}, 5.7, True, "5.7")),
     ("own", 0, {"colour": "red"}, "Unknown settings of prompt 1: colour"),

@@ -11,11 +11,11 @@ import gradio as gr
 from anyio.to_thread import run_sync
 
 from sd_tpu.language import ENGLISH
-from sd_tpu.page.events import refusal
 from sd_tpu.page.files import uploaded
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.serving.run import refusal
 from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import (
     OVERRIDABLE,

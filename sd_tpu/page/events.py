@@ -43,12 +43,11 @@ from sd_tpu.pictures.images import (
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.pictures.uploads import painted, to_paint_on
 from sd_tpu.request import LARGER, Anything, Request, for_all, journey, larger
-from sd_tpu.sentence import Sentence, SentenceError
+from sd_tpu.sentence import Sentence
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import BLANK, BROKEN, Card, Line, Run, duration
+from sd_tpu.serving.run import BLANK, BROKEN, Card, Line, Run, refusal
 from sd_tpu.serving.runs import Runs
-from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import (
     FASTER,
     MAX_PROMPT_LENGTH,
@@ -74,14 +73,6 @@ GONE = Sentence("The pictures are no longer on the server.")
 FORGOTTEN = Sentence("This picture is no longer in your history.")
 
 Updates = dict[Component, Any]
-
-
-def refusal(error: SentenceError) -> Sentence:
-    """Why a request is not served, and when there is room for it if that is all."""
-    if isinstance(error, Busy):
-        return Sentence("{reason} There should be room in about {time}.", reason=error.sentence,
-                        time=duration(error.retry_after))
-    return error.sentence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,12 +418,11 @@ class Answers:
         """The form of a request as far as it can be made here; what is told, and what of it is
         otherwise here."""
         offer, said = self.engine.offer, [*told]
-        models = {request.pictures[place].model for place in request.places()} - {""}
-        if missing := models.difference(offer.models()):
-            said.append(Sentence("It was drawn by {models}, which is not here.",
-                                 models=sorted(missing)))
-            request = request.known(offer.models())
-        if any(request.pictures[place].share for place in request.places()):
+        pictures = [*filter(None, request.pictures)]
+        if missing := {picture.model for picture in pictures} - {"", *offer.models()}:
+            said.append(Sentence("It was drawn by {models}, which is not here.", models=[*missing]))
+        request = request.known(offer.models())
+        if any(picture.share for picture in pictures):
             said.append(Sentence("It lies on the way to another prompt or seed, which has no box."))
         if request.inputs() - self.inputs.of(asked.browser).keys():
             request = request.without_inputs()

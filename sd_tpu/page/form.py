@@ -81,12 +81,11 @@ def _show_own(box: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, st
 
 
 def read_size(text: Any) -> dict[str, str | int]:
-    """Width and height of what `named_size` wrote; anything else is for the check to refuse."""
+    """Width and height of what `named_size` wrote; what else the two are, the check refuses. Raises
+    ValueError where there are not two."""
     if text == "":
         return {}
     sides = str(text).split("×")
-    if len(sides) != 2:
-        return {"width": text}
     return {name: int(side) if side.isdecimal() else side
             for name, side in zip(("width", "height"), sides, strict=True)}
 

@@ -21,7 +21,7 @@ from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import data_url
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
-from sd_tpu.sentence import Sentence
+from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import (
     BLURRED,
@@ -36,6 +36,7 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
+from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import MAX_PROMPTS, MAX_SEED
 
 log = logging.getLogger(__name__)
@@ -498,6 +499,14 @@ def queued(position: int, reason: str, wait: float | None) -> Sentence:
         return Sentence("Queued as number {position}", position=position)
     return Sentence("Queued as number {position}, about {time} until it starts", position=position,
                     time=duration(wait))
+
+
+def refusal(error: SentenceError) -> Sentence:
+    """Why a request is not served, and when there is room for it if that is all."""
+    if isinstance(error, Busy):
+        return Sentence("{reason} There should be room in about {time}.", reason=error.sentence,
+                        time=duration(error.retry_after))
+    return error.sentence
 
 
 def duration(seconds: float) -> Sentence:
