@@ -325,7 +325,8 @@ def drop(tab, data: bytes, name: str = "picture.png") -> None:
 
 def test_a_picture_of_ours_puts_its_settings_back(tab):
     drop(tab, png())
-    says(tab, "of picture.png are in the boxes. It was made at 4096×4096; here pictures are 32×32.")
+    says(tab, "of picture.png are in the boxes. It was drawn by m, which is not here. It was made "
+              "at 4096×4096; here pictures are 32×32.")
     assert prompts(tab) == ["a fox", "a hen", *[""] * 6]
     unfold(tab, "Settings")
     expect(seed_box(tab)).to_have_value("31")

@@ -75,7 +75,8 @@ def test_the_given_latents_are_what_the_key_would_have_drawn(sd1, eight):
     latents = np.stack([jax.random.normal(key, (4, 16, 16)) for key in keys])
     images = pipeline(pipeline.prepare_inputs(EIGHT), params, keys, 4, latents=latents,
                       return_dict=False)[0]
-    assert np.array_equal(images, eight)
+    # Compiled alone, `normal` may round otherwise than within a program.
+    np.testing.assert_allclose(images, eight, rtol=0, atol=1.5 / 255)
 
 
 def test_guidance_may_differ_from_picture_to_picture(sd1, eight):

@@ -181,17 +181,6 @@ def test_neighbours_begin_with_the_same_where_they_overlap(engine):
                                rtol=1e-6)
 
 
-def test_tiles_begin_with_the_noise_between_two_seeds_where_that_is_asked_for(engine):
-    request, given = asked(engine, 512)
-    picture = dataclasses.replace(request.pictures[0], to_seed=9, share=1.0)
-    request = Request((picture,))
-    tiling, canvas = engine.offer.tiling(picture), engine._canvases(request, given)[0]
-    _, entry = engine._drawn(request, 0, tiling, canvas, {})[0]
-    other = gaussian(jax.random.PRNGKey(9), engine.pipeline.model.latent_shape(512, 512))
-    np.testing.assert_allclose(entry.noise, tiling.part(0, np.asarray(other),
-                                                        engine.pipeline.model.downscale), rtol=1e-5)
-
-
 def test_more_tiles_than_may_wait_are_refused_and_not_told_to_wait(engine):
     request, given = asked(engine, 1024, 1024)
     with pytest.raises(RequestError, match="by 968 tiles, and at most 800 may wait") as refused:
