@@ -42,6 +42,7 @@ from sd_tpu.models import (
     layers,
     unet,
 )
+from sd_tpu.models import platform as platforms
 
 TOLERANCE = 1e-5
 
@@ -462,6 +463,18 @@ def test_a_unet_without_the_conditions_that_it_takes_names_them(kind, name):
     model = UNet2DConditionModel(UNetConfig.from_dict(UNETS[kind]), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=name):
         model(jnp.zeros((1, 8, 8, 4)), jnp.zeros(1), jnp.zeros((1, 7, 12)))
+
+
+@pytest.mark.parametrize(("platform", "held"), [("cpu", False), ("tpu", True)])
+def test_a_tpu_lays_out_what_each_residual_block_gives_by_its_axes(monkeypatch, platform, held):
+    monkeypatch.setattr(platforms, "platform", lambda: platform)
+    config = UNetConfig.from_dict(next(iter(UNETS.values())))
+    model = UNet2DConditionModel(config, rngs=nnx.Rngs(0))
+    traced = str(jax.make_jaxpr(model)(
+        jnp.zeros((1, 8, 8, 4)), jnp.zeros(1), jnp.zeros((1, 7, config.cross_attention_dim))))
+    blocks = sum(len(block.resnets) for block in (*model.down_blocks, model.mid_block,
+                                                  *model.up_blocks))
+    assert traced.count("layout_constraint[") == blocks * held
 
 
 def test_guidance_is_encoded_as_in_diffusers():

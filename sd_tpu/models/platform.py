@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, PyTree
 
 
@@ -27,3 +28,14 @@ def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], given: Py
 
         return lax.fori_loop(0, wanted.astype(jnp.int32), turn, zeros)
     return lax.cond(wanted, draw, lambda _: zeros, given)
+
+
+def row_major(x: jax.Array) -> jax.Array:
+    """x, whose axes a TPU's memory has in their order.
+
+    Left to itself, the compiler lays the pictures of a batch next to each other, in tiles of four
+    of which three are empty where there is one picture.
+    """
+    if platform() != "tpu":
+        return x
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))

@@ -23,6 +23,7 @@ from sd_tpu.models.layers import (
     linear,
     pointwise,
 )
+from sd_tpu.models.platform import row_major
 from sd_tpu.models.products import by_rows
 
 Added = Mapping[str, Any]  # arrays, or trees of them
@@ -279,7 +280,7 @@ class Block(nnx.Module):
             self.upsamplers = nnx.List([Upsample(channels, **layer)])
 
     def _layer(self, i: int, x: jax.Array, time: jax.Array, context: Context) -> jax.Array:
-        x = self.resnets[i](x, time)
+        x = row_major(self.resnets[i](x, time))
         return self.attentions[i](x, context) if i < len(self.attentions) else x
 
     def down(self, x: jax.Array, time: jax.Array, context: Context):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from sd_tpu.checkpoint.config import VAEConfig
 from sd_tpu.models.layers import Attention, Downsample, GroupNorm, ResnetBlock, Upsample, conv
+from sd_tpu.models.platform import row_major
 from sd_tpu.models.tiles import by_tiles
 
 EPS = 1e-6
@@ -98,7 +99,7 @@ class MidBlock(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, h, w, C] -> [B, h, w, C]."""
-        x = self.resnets[0](x)
+        x = row_major(self.resnets[0](x))
         x = self.attentions[0](x.reshape(x.shape[0], -1, x.shape[-1])).reshape(x.shape)
         return self.resnets[1](x)
 
