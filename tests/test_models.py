@@ -465,16 +465,26 @@ def test_a_unet_without_the_conditions_that_it_takes_names_them(kind, name):
         model(jnp.zeros((1, 8, 8, 4)), jnp.zeros(1), jnp.zeros((1, 7, 12)))
 
 
-@pytest.mark.parametrize(("platform", "held"), [("cpu", False), ("tpu", True)])
-def test_a_tpu_lays_out_what_each_residual_block_gives_by_its_axes(monkeypatch, platform, held):
+@pytest.mark.parametrize(("platform", "pictures", "held"), [
+    ("cpu", 1, False), ("tpu", 1, True), ("tpu", 2, True), ("tpu", 4, False)])
+def test_a_tpu_lays_out_by_its_axes_what_residual_blocks_give_of_few_pictures(
+        monkeypatch, platform, pictures, held):
     monkeypatch.setattr(platforms, "platform", lambda: platform)
     config = UNetConfig.from_dict(next(iter(UNETS.values())))
     model = UNet2DConditionModel(config, rngs=nnx.Rngs(0))
     traced = str(jax.make_jaxpr(model)(
-        jnp.zeros((1, 8, 8, 4)), jnp.zeros(1), jnp.zeros((1, 7, config.cross_attention_dim))))
+        jnp.zeros((pictures, 8, 8, 4)), jnp.zeros(pictures),
+        jnp.zeros((pictures, 7, config.cross_attention_dim))))
     blocks = sum(len(block.resnets) for block in (*model.down_blocks, model.mid_block,
                                                   *model.up_blocks))
-    assert traced.count("layout_constraint[") == blocks * held
+    assert traced.count("major_to_minor=(0, 1, 2, 3)") == blocks * held
+
+
+def test_a_layout_has_a_gradient(monkeypatch):
+    monkeypatch.setattr(platforms, "platform", lambda: "tpu")
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(platforms.row_major(x) ** 2)))
+    assert np.array_equal(gradient(np.arange(24.0).reshape(1, 2, 3, 4)),
+                          2 * np.arange(24.0).reshape(1, 2, 3, 4))
 
 
 def test_guidance_is_encoded_as_in_diffusers():

@@ -73,10 +73,11 @@ def test_the_given_latents_are_what_the_key_would_have_drawn(sd1, eight):
     pipeline, params = sd1
     keys = jax.random.split(jax.random.PRNGKey(0), 8)
     latents = np.stack([jax.random.normal(key, (4, 16, 16)) for key in keys])
-    images = pipeline(pipeline.prepare_inputs(EIGHT), params, keys, 4, latents=latents,
+    others = jax.random.split(jax.random.PRNGKey(1), 8)
+    images = pipeline(pipeline.prepare_inputs(EIGHT), params, others, 4, latents=latents,
                       return_dict=False)[0]
     # Compiled alone, `normal` may round otherwise than within a program.
-    np.testing.assert_allclose(images, eight, rtol=0, atol=1.5 / 255)
+    assert np.mean(levels(images) != levels(eight)) < 1e-3
 
 
 def test_guidance_may_differ_from_picture_to_picture(sd1, eight):

@@ -30,12 +30,15 @@ def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], given: Py
     return lax.cond(wanted, draw, lambda _: zeros, given)
 
 
-def row_major(x: jax.Array) -> jax.Array:
-    """x, whose axes a TPU's memory has in their order.
+TILE = 4  # pictures, where the compiler lays them out side by side
 
-    Left to itself, the compiler lays the pictures of a batch next to each other, in tiles of four
-    of which three are empty where there is one picture.
+
+def row_major(x: jax.Array) -> jax.Array:
+    """x, laid out in a TPU's memory in the order of its axes if its first one is short.
+
+    Left to itself, the compiler may put the pictures of a batch innermost but for the channels, in
+    tiles of two or four (benchmarks/RESULTS.md): mostly padding where there is one picture.
     """
-    if platform() != "tpu":
+    if platform() != "tpu" or len(x) >= TILE:
         return x
     return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))

@@ -72,8 +72,8 @@ from sd_tpu.settings import RANDOM, Picture, RequestError
 log = logging.getLogger(__name__)
 
 SLOTS = 8
-# Slots stepped together at most. By the TPU compiler's cycles for a step of SD 1.4, fours take 11
-# to 37% less a picture than ones on v2 to v6e, and on v5e 5% less than eights (RESULTS.md).
+# Slots stepped together at most. By the TPU compiler's cycles for a step of SD 1.4, fours take 20%
+# less a picture than ones on v3 and v5e, and on v5e 5% less than eights (RESULTS.md).
 ACCELERATOR_GROUP = 4
 MAX_ENCODERS = 16  # of start pictures, compiled for so many models and sizes
 
