@@ -2,17 +2,20 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiled once for all tests, whichever process runs them; the folder is new, since no test may
 # depend on an earlier run. LLVM does little: what tests draw is drawn in no time, and compiling it
-# takes a third less. On a Zen 3 a slot's bytes depend on its place with level 1 of LLVM, and with
-# XLA's simpler emitters (xla_cpu_use_fusion_emitters=false), which would compile faster.
+# takes a third less. Where a processor has no AVX-512 a slot's bytes depend on its place within a
+# group with oneDNN's kernels, but not with Eigen's own (benchmarks/RESULTS.md).
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker inherits these
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
         " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     )
+    if "avx512f" not in Path("/proc/cpuinfo").read_text():
+        os.environ["TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"] = "false"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="sd_tpu-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # The tests' processes have all cores busy: threads of PyTorch's would wait for one another.
@@ -24,7 +27,6 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import diffusers
 import gradio_client
