@@ -4,11 +4,13 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import numpy as np
 import pytest
 from transformers import CLIPTokenizer
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError
+from sd_tpu.families import tokenizer as module
 from sd_tpu.families.text import Count, PromptOptions, count
 from sd_tpu.families.tokenizer import Tokenizer
 
@@ -121,6 +123,73 @@ def test_a_padding_of_its_own_is_saved(tmp_path):
     """As that of SD 2 and SDXL, where a single file's tokenizer is CLIP's own."""
     Tokenizer.from_folder(FOLDER, pad="!").save(tmp_path)
     assert Tokenizer.from_folder(tmp_path)(["cat"])[0, :4].tolist() == [BEGIN, 2368, END, 0]
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """An empty folder of what JAX compiles."""
+    folder = tmp_path / "kept"
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    yield folder
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture
+def read_by_transformers(monkeypatch) -> list:
+    """The folders that transformers read, with their padding."""
+    asked, read = [], module.clip_tokenizer
+    monkeypatch.setattr(module, "clip_tokenizer",
+                        lambda *given: asked.append(given) or read(*given))
+    return asked
+
+
+PROMPTS = ["a photo of a cat!", "wow!!! <|endoftext|> 日本 🦊", "Çà et là, l'été", ""]
+
+
+@pytest.mark.parametrize("pad", [None, "!"])
+def test_what_transformers_made_is_kept_for_later(kept, read_by_transformers, pad):
+    reference = CLIPTokenizer.from_pretrained(FOLDER, **{} if pad is None else {"pad_token": pad})
+    theirs = reference(PROMPTS, padding="max_length", max_length=77).input_ids
+    for _ in range(2):
+        tokenizer = Tokenizer.from_folder(FOLDER, pad=pad)
+        assert tokenizer(PROMPTS).tolist() == theirs
+    assert read_by_transformers == [(FOLDER, pad)]
+    assert len(list(kept.iterdir())) == 1
+
+
+def test_transformers_reads_anew_what_has_changed(kept, read_by_transformers, tmp_path):
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(FOLDER, folder)
+    Tokenizer.from_folder(folder)
+    Tokenizer.from_folder(folder, pad="!")
+    config = json.loads((folder / "special_tokens_map.json").read_text())
+    (folder / "special_tokens_map.json").write_text(json.dumps(config | {"pad_token": "!"}))
+    assert Tokenizer.from_folder(folder).marks.pad == 0
+    assert len(read_by_transformers) == len(list(kept.iterdir())) == 3
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[1", '["", [1, 2]]', "null"])
+def test_what_was_kept_may_be_damaged(kept, read_by_transformers, content):
+    expected = Tokenizer.from_folder(FOLDER)(PROMPTS)
+    file, = kept.iterdir()
+    file.write_text(content)
+    assert np.array_equal(Tokenizer.from_folder(FOLDER)(PROMPTS), expected)
+    assert len(read_by_transformers) == 2 and len(file.read_text()) > 10**6
+
+
+@pytest.mark.parametrize("option, value", [("jax_compilation_cache_dir", None),
+                                           ("jax_compilation_cache_dir", "/dev/null/none"),
+                                           ("jax_enable_compilation_cache", False)])
+def test_nothing_need_be_kept(kept, read_by_transformers, option, value):
+    before = getattr(jax.config, option)
+    jax.config.update(option, value)
+    try:
+        for _ in range(2):
+            assert Tokenizer.from_folder(FOLDER).marks == (BEGIN, END, END)
+    finally:
+        jax.config.update(option, before)
+    assert len(read_by_transformers) == 2 and not kept.exists()
 
 
 @pytest.mark.parametrize("files", [

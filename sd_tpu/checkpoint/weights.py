@@ -91,8 +91,8 @@ class Stored:
         return (value.T if self.transposed else value).reshape(self.shape)
 
 
-class _OneKey(nnx.Rngs):
-    """Stands in for nnx.Rngs where only shapes are wanted.
+class ShapesOnly(nnx.Rngs):
+    """Stands in for nnx.Rngs where only shapes are wanted: layers need no random numbers then.
 
     Every draw from an nnx.Rngs advances a counter, which under tracing takes time quadratic in the
     number of draws: five seconds for the UNet of SD, against half a second.
@@ -110,7 +110,7 @@ def abstract(build: Callable[..., nnx.Module]) -> tuple[nnx.GraphDef, Params]:
 
     Returns the module's structure, and its parameters as a tree of ShapeDtypeStruct.
     """
-    module = nnx.eval_shape(lambda: build(rngs=_OneKey()))
+    module = nnx.eval_shape(lambda: build(rngs=ShapesOnly()))
     return nnx.graphdef(module), nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 

@@ -1,53 +1,99 @@
 """Prompts -> token ids."""
 
+import contextlib
+import hashlib
+import json
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+import jax
 import numpy as np
-from transformers import CLIPTokenizer
+import tokenizers
 
 from sd_tpu.checkpoint.config import CheckpointError
 
+if TYPE_CHECKING:  # importing it takes a second or two
+    from transformers import CLIPTokenizer
+
 LENGTH = 77  # the beginning and the end mark included
+FORMS = (["tokenizer.json"], ["vocab.json", "merges.txt"])  # what a tokenizer may be read from
+CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+# The ids of a text, without marks, and where each token's text begins and ends.
+Encoded = tuple[list[int], list[tuple[int, int]]]
+
+
+class Marks(NamedTuple):
+    """The tokens before the words, after them, and those that fill up the rest."""
+
+    begin: int
+    end: int
+    pad: int
 
 
 class Tokenizer:
     """The checkpoint's CLIP tokenizer at the length that the text encoder was trained on."""
 
-    def __init__(self, tokenizer: CLIPTokenizer, folder: Path | None = None):
-        """Takes transformers' own, and the folder that it was read from, if there is one."""
-        self.clip, self._folder = tokenizer, folder
+    def __init__(self, encode: Callable[[str], Encoded], marks: Marks,
+                 source: tuple[Path, str | None] | None = None):
+        """Takes what tells the ids of a text, and the folder and the padding that it was read
+        with, if it was."""
+        self.encode, self.marks, self._source = encode, marks, source
+
+    @classmethod
+    def of(cls, clip: "CLIPTokenizer") -> "Tokenizer":
+        """That of transformers. `verbose=False` spares a warning of its own limit."""
+        def encode(text: str) -> Encoded:
+            found = clip(text, add_special_tokens=False, return_offsets_mapping=True,
+                         verbose=False)
+            return found.input_ids, found.offset_mapping
+
+        return cls(encode, _marks(clip))
 
     @classmethod
     def from_folder(cls, folder: Path, pad: str | None = None) -> "Tokenizer":
         """Reads `tokenizer.json`, or `vocab.json` and `merges.txt`, with the configs beside them.
 
-        `pad` is the token that fills prompts up, in place of the one that the configs name.
+        What transformers makes of them is kept beside what JAX compiled, so that later starts need
+        not import it, which takes a tenth of their time.
+
+        Args:
+            folder: of the files.
+            pad: the token that fills prompts up, in place of the one that the configs name.
 
         Raises:
             CheckpointError: they are missing or damaged.
         """
-        forms = (["tokenizer.json"], ["vocab.json", "merges.txt"])
-        if not any(all((folder / name).is_file() for name in form) for form in forms):
-            # Without them transformers makes up a tokenizer that knows no words.
-            raise CheckpointError(f"{folder} holds no tokenizer: there is neither tokenizer.json, "
-                                  "nor vocab.json with merges.txt.")
-        try:
-            named = {} if pad is None else {"pad_token": pad}
-            # With another padding than its files say, saving it must not be to copy them.
-            return cls(CLIPTokenizer.from_pretrained(folder, **named), None if named else folder)
-        except Exception as error:  # transformers raises whatever its parsers raise
-            reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-            message = f"The tokenizer in {folder} cannot be read ({reason})."
-            raise CheckpointError(message) from error
+        kept = _kept(folder, pad)
+        found = kept and _read(kept)
+        if not found:
+            clip = clip_tokenizer(folder, pad)
+            found = clip.backend_tokenizer.to_str(), _marks(clip)
+            if kept:
+                _keep(kept, json.dumps(found))
+        words, marks = tokenizers.Tokenizer.from_str(found[0]), found[1]
+        # Done below: what the library is told of them is shared by all threads.
+        words.no_truncation()
+        words.no_padding()
+
+        def encode(text: str) -> Encoded:
+            found = words.encode(text, add_special_tokens=False)
+            return found.ids, found.offsets
+
+        return cls(encode, marks, (folder, pad))
 
     def save(self, folder: Path) -> None:
-        """Copies the files that the tokenizer was read from, or writes its own."""
-        if self._folder is None:
-            self.clip.save_pretrained(folder)
-        elif folder.resolve() != self._folder.resolve():
-            shutil.copytree(self._folder, folder, dirs_exist_ok=True)
+        """Copies the files that the tokenizer was read from, or has transformers write it where
+        its padding is another than theirs."""
+        source, pad = self._source
+        if pad is not None:
+            clip_tokenizer(source, pad).save_pretrained(folder)
+        elif folder.resolve() != source.resolve():
+            shutil.copytree(source, folder, dirs_exist_ok=True)
 
     def __call__(self, prompts: Sequence[str]) -> np.ndarray:
         """Token ids [B, 77] int32: begin, words, end, padding; longer prompts are cut."""
@@ -58,16 +104,54 @@ class Tokenizer:
             row[: len(words) + 2] = [begin, *words, end]
         return ids
 
-    @property
-    def marks(self) -> tuple[int, int, int]:
-        """The tokens before the words, after them, and those that fill up the rest."""
-        marks = self.clip
-        return marks.bos_token_id, marks.eos_token_id, marks.pad_token_id
 
-    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text, without marks, and where each token's text begins and ends."""
-        # Padding and cutting are done above: asking the tokenizer for them switches its state,
-        # which is shared by all threads. `verbose=False` spares a warning of its own limit.
-        encoding = self.clip(text, add_special_tokens=False, return_offsets_mapping=True,
-                             verbose=False)
-        return encoding.input_ids, encoding.offset_mapping
+def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
+    """That of transformers; takes and raises what `Tokenizer.from_folder` does."""
+    from transformers import CLIPTokenizer
+
+    if not any(all((folder / name).is_file() for name in form) for form in FORMS):
+        # Without them transformers makes up a tokenizer that knows no words.
+        raise CheckpointError(f"{folder} holds no tokenizer: there is neither tokenizer.json, "
+                              "nor vocab.json with merges.txt.")
+    try:
+        return CLIPTokenizer.from_pretrained(folder, **{} if pad is None else {"pad_token": pad})
+    except Exception as error:  # transformers raises whatever its parsers raise
+        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        message = f"The tokenizer in {folder} cannot be read ({reason})."
+        raise CheckpointError(message) from error
+
+
+def _marks(clip: "CLIPTokenizer") -> Marks:
+    return Marks(clip.bos_token_id, clip.eos_token_id, clip.pad_token_id)
+
+
+def _kept(folder: Path, pad: str | None) -> Path | None:
+    """Where what is made of a folder's files is kept, by all that it depends on; None if nothing
+    is."""
+    kept = jax.config.jax_compilation_cache_dir
+    if kept is None or not jax.config.jax_enable_compilation_cache:
+        return None
+    found = hashlib.sha256(repr([pad, version("transformers"), version("tokenizers")]).encode())
+    for name in (name for names in (*FORMS, CONFIGS) for name in names):
+        with contextlib.suppress(OSError):
+            content = (folder / name).read_bytes()
+            found.update(f"{name} {len(content)} ".encode() + content)
+    return Path(kept) / f"tokenizer-{found.hexdigest()}.json"
+
+
+def _keep(kept: Path, made: str) -> None:
+    """Writes it, whole before anybody sees it; where that cannot be, later starts take longer."""
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as draft:
+            draft.write(made)
+        Path(draft.name).replace(kept)
+
+
+def _read(kept: Path) -> tuple[str, Marks] | None:
+    """What was kept; None if nothing was, or something else writes there."""
+    try:
+        words, marks = json.loads(kept.read_text())
+        return words, Marks(*marks)
+    except (OSError, ValueError, TypeError):
+        return None

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from sd_tpu.checkpoint.weights import ShapesOnly
 from sd_tpu.models.attention import attention
 from sd_tpu.models.convolution import convolve, convolve_enlarged
 from sd_tpu.models.products import dot_general, matmul
@@ -72,10 +73,18 @@ class LayerNorm(nnx.Module):
         return _normalized(x, mean, self.eps, self.scale, self.bias)
 
 
+def _kernel_init(rngs: nnx.Rngs) -> nnx.Initializer:
+    """LeCun's, as in Flax; zeros for shapes alone, as tracing what draws so many random numbers
+    takes as long as all else that a module is built of."""
+    if isinstance(rngs, ShapesOnly):
+        return nnx.initializers.zeros_init()
+    return nnx.initializers.lecun_normal()
+
+
 def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer [..., inputs] -> [..., outputs] in one dtype."""
     return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype,
-                      dot_general=dot_general, rngs=rngs)
+                      dot_general=dot_general, kernel_init=_kernel_init(rngs), rngs=rngs)
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None,
@@ -90,7 +99,7 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
         padding = ((padding, padding), (padding, padding))
     return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
                     use_bias=bias, dtype=dtype, param_dtype=dtype, conv_general_dilated=by,
-                    rngs=rngs)
+                    kernel_init=_kernel_init(rngs), rngs=rngs)
 
 
 def pointwise(inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs) -> nnx.Conv:
@@ -100,7 +109,7 @@ def pointwise(inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs) -> nnx.Conv:
     is faster where the input was joined from two parts, which a convolution reads as they are.
     """
     return nnx.Conv(inputs, outputs, (1, 1), dtype=dtype, param_dtype=dtype,
-                    conv_general_dilated=_product, rngs=rngs)
+                    conv_general_dilated=_product, kernel_init=_kernel_init(rngs), rngs=rngs)
 
 
 def _product(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:

@@ -22,7 +22,7 @@ from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import find_family
 from sd_tpu.families.checkpoint import keep_compiled
 from sd_tpu.families.latent_diffusion import LatentDiffusion
-from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.families.tokenizer import Tokenizer, clip_tokenizer
 from sd_tpu.models.unet import guidance_encoding
 from sd_tpu.pipelines.configs import Config, warn_of_unknown, write_json
 from sd_tpu.pipelines.files import fetch_packed, take_options
@@ -167,7 +167,7 @@ class FlaxDiffusionPipeline:
                 config = read_json(folder / part / network.config_name)
                 parts[part] = network.from_config(config, dtype=dtype)
             elif part in cls.tokenizers:
-                parts[part] = Tokenizer.from_folder(folder / part).clip
+                parts[part] = clip_tokenizer(folder / part)
             else:
                 parts[part] = scheduler_for(read_json(folder / part / Scheduler.config_name))
         return parts
@@ -250,7 +250,7 @@ class FlaxDiffusionPipeline:
     def _ids(self, prompts: str | list[str]) -> np.ndarray:
         """The same, whatever else `prepare_inputs` of a pipeline takes; cut and padded."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        ids = [Tokenizer(getattr(self, name))(prompts) for name in self.tokenizers]
+        ids = [Tokenizer.of(getattr(self, name))(prompts) for name in self.tokenizers]
         return ids[0] if len(ids) == 1 else np.stack(ids, axis=1)
 
     def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[np.ndarray, np.ndarray | None]:
