@@ -17,6 +17,7 @@ def platform() -> str:
 
 def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], given: PyTree) -> PyTree:
     """What `draw(given)` gives where it is wanted; else zeros, at no cost."""
+    draw = jax.jit(draw, inline=True)  # traced once, for its shapes and for what it draws
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, given))
     # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and products;
     # for a TPU v6e it makes large convolutions slower in a loop's own body than in a branch
