@@ -56,6 +56,44 @@ def test_steps_are_offset_as_diffusers_pipelines_do_it(name, offset, checkpoints
     assert Checkpoint.open(tmp_path).schedule.config.steps_offset == offset
 
 
+def changed(folder, **files):
+    """Writes values over those of a part's config."""
+    for part, values in files.items():
+        file = folder / part / f"{'scheduler_' * (part == 'scheduler')}config.json"
+        file.write_text(json.dumps(read_json(file) | values))
+
+
+@pytest.mark.parametrize("name, version, size, pixels", [
+    ("StableDiffusionPipeline", "0.8.1", 32, (128, 128)),
+    ("StableDiffusionInpaintPipeline", "0.6.0.dev0", 32, (128, 128)),
+    ("FlaxStableDiffusionPipeline", "0.4.0", 32, (128, 128)),
+    ("StableDiffusionPipeline", "0.9.0", 32, (64, 64)),
+    ("StableDiffusionPipeline", "0.18.0", 32, (64, 64)),
+    ("StableDiffusionPipeline", "0.6.0", 96, (192, 192)),
+    ("StableDiffusionPipeline", "0.6.0", [16, 32], (32, 64)),
+    ("StableDiffusionControlNetPipeline", "0.6.0", 32, (64, 64)),
+])
+def test_a_size_that_old_files_have_wrong_is_mended_as_by_diffusers(name, version, size, pixels,
+                                                                    checkpoints, tmp_path):
+    shutil.copytree(checkpoints["sd1"], tmp_path, dirs_exist_ok=True)
+    changed(tmp_path, unet={"_diffusers_version": version, "sample_size": size})
+    index = tmp_path / "model_index.json"
+    index.write_text(json.dumps(read_json(index) | {"_class_name": name}))
+    assert Checkpoint.open(tmp_path).default_size == pixels
+
+
+def test_a_pndm_that_fills_in_skips_its_runge_kutta_steps_whatever_its_file_says(checkpoints,
+                                                                                tmp_path):
+    shutil.copytree(checkpoints["sd1"], tmp_path, dirs_exist_ok=True)
+    changed(tmp_path, scheduler={"skip_prk_steps": False})
+    with pytest.raises(CheckpointError, match="skip_prk_steps"):
+        Checkpoint.open(tmp_path)
+    index = tmp_path / "model_index.json"
+    index.write_text(json.dumps(read_json(index) | {
+        "_class_name": "StableDiffusionInpaintPipeline"}))
+    assert Checkpoint.open(tmp_path).sampler == "pndm"
+
+
 def test_checkpoints_of_one_architecture_have_equal_models_and_others_do_not(checkpoints):
     builds = {layout: partial(family.build, configs) for layout, (family, configs)
               in ((layout, read(folder)) for layout, folder in checkpoints.items())}

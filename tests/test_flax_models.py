@@ -167,3 +167,14 @@ def test_a_unet_that_fills_in_pictures_is_no_part_of_a_pipeline_that_only_draws(
     FlaxStableDiffusionPipeline(**drawing, tokenizer=None, scheduler=None)
     with pytest.raises(CheckpointError, match="fills in pictures"):
         FlaxStableDiffusionPipeline(**{**drawing, "unet": filling}, tokenizer=None, scheduler=None)
+
+
+def test_a_pipelines_default_size_is_that_of_sd_1_where_an_old_config_says_less(checkpoints):
+    parts = {part: network.from_config(str(checkpoints["sd1"]), subfolder=part)
+             for part, network in CLASSES.items()}
+    for version, size, pixels in (("0.12.0", 32, (64, 64)), ("0.12.0", [16, 32], (32, 64)),
+                                  ("0.6.0", 32, (128, 128))):
+        parts["unet"].config.update(_diffusers_version=version, sample_size=size)
+        pipeline = FlaxStableDiffusionPipeline(tokenizer=None, scheduler=None, **parts)
+        assert pipeline.default_size == pixels
+    assert pipeline.unet.config.sample_size == 64

@@ -405,7 +405,13 @@ class ControlNetConfig(UNetConfig):
 class TrainingConfig(Config):
     """What `unet/config.json` says of how the network was trained."""
 
-    sample_size: Count = 64  # latents along a side
+    sample_size: Count | tuple[Count, Count] = 64  # latents along a side, or along both
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in latents."""
+        size = self.sample_size
+        return size if isinstance(size, tuple) else (size, size)
 
 
 class VAEConfig(Config):

@@ -45,8 +45,9 @@ class Checkpoint:
         self.model, self.tokenizers, self.configs, self.card = model, tokenizers, configs, card
         self.schedule = NoiseSchedule.from_config(configs["scheduler"])
         self.sampler, self.spacing = default_sampler(configs["scheduler"])
-        side = TrainingConfig.from_dict(configs["unet"]).sample_size * model.downscale
-        self.default_size = side, side  # height and width of the pictures it was trained on
+        height, width = TrainingConfig.from_dict(configs["unet"]).size
+        # Of the pictures it was trained on
+        self.default_size = height * model.downscale, width * model.downscale
         self.parameters = parameters
 
     @classmethod
@@ -156,10 +157,8 @@ class Checkpoint:
         """Of what a folder or a file holds, with the decoder if it is of this family, and with what
         else is said of the scheduler."""
         family = find_family(configs["model_index"])
-        # As diffusers' own constructors do it, whatever the file says
-        offset = configs["model_index"].get("_class_name") in family.offsetting
-        given = {"steps_offset": 1, **scheduler} if offset else scheduler
-        configs = {**configs, "scheduler": configs["scheduler"] | given}
+        configs = family.mended(configs)
+        configs["scheduler"] = configs["scheduler"] | scheduler
         if decoder and decoder.family not in (None, family):
             decoder = None
         if decoder:

@@ -78,7 +78,12 @@ class LatentDiffusion:
     encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
     decoders: ClassVar[tuple[str, ...]]  # what tiny decoders of its latents are called
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
-    offsetting: ClassVar[tuple[str, ...]] = ()  # pipelines that make steps_offset of schedulers 1
+
+    @staticmethod
+    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """A checkpoint's configs as the constructor of its pipeline takes them in diffusers, which
+        may not be as the files say."""
+        return dict(configs)
 
     @classmethod
     def assemble(cls, configs: Mapping[str, Any],

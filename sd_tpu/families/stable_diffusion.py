@@ -1,6 +1,7 @@
 """Stable Diffusion 1.x and 2.x: one CLIP text encoder, a UNet, an autoencoder."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +16,20 @@ from sd_tpu.families.latent_diffusion import Arrays, LatentDiffusion
 from sd_tpu.families.text import DEFAULTS, PromptOptions
 from sd_tpu.families.tokenizer import LENGTH, Tokenizer
 from sd_tpu.models import CLIPTextModel
+
+# Pipelines whose constructors in diffusers make steps_offset of a scheduler 1, and those that take
+# UNets for larger ones.
+OFFSETTING = ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline",
+              "StableDiffusionInpaintPipeline")
+ENLARGING = (*OFFSETTING, "FlaxStableDiffusionPipeline", "FlaxStableDiffusionInpaintPipeline")
+
+
+def enlarged(unet: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A UNet's config with 64 latents along a side where a file says less that diffusers before 0.9
+    wrote: 32 of SD 1, which was trained on 64."""
+    size, version = unet.get("sample_size"), str(unet.get("_diffusers_version"))
+    small = type(size) is int and size < 64
+    return {**unet, "sample_size": 64} if small and re.match(r"0\.[0-8]\b", version) else unet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +49,6 @@ class StableDiffusion(LatentDiffusion):
                            "StableDiffusionControlNetPipeline",
                            "FlaxStableDiffusionControlNetPipeline",
                            "LatentConsistencyModelPipeline")
-    offsetting: ClassVar = ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline",
-                            "StableDiffusionInpaintPipeline")
     components: ClassVar = {
         "text_encoder": "model",
         "unet": "diffusion_pytorch_model",
@@ -54,6 +67,20 @@ class StableDiffusion(LatentDiffusion):
     }
     encoders: ClassVar = {"text_encoder": "tokenizer"}
     decoders: ClassVar = ("taesd",)
+
+    @staticmethod
+    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """As `LatentDiffusion.mended`."""
+        unet, scheduler = configs["unet"], configs["scheduler"]
+        name = configs["model_index"].get("_class_name")
+        if name in OFFSETTING:
+            scheduler = {**scheduler, "steps_offset": 1}
+        if name == "StableDiffusionInpaintPipeline" and (
+                scheduler.get("_class_name") == "PNDMScheduler"):
+            scheduler = {**scheduler, "skip_prk_steps": True}
+        if name in ENLARGING:
+            unet = enlarged(unet)
+        return {**configs, "unet": unet, "scheduler": scheduler}
 
     @classmethod
     def build(cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1,

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint.card import ModelCard
-from sd_tpu.checkpoint.config import CheckpointError, read_json
+from sd_tpu.checkpoint.config import CheckpointError, TrainingConfig, read_json
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import find_family
 from sd_tpu.families.checkpoint import keep_compiled
@@ -223,8 +223,8 @@ class FlaxDiffusionPipeline:
     @property
     def default_size(self) -> tuple[int, int]:
         """Height and width of the pictures that the model was trained on."""
-        side = self.unet.config.sample_size * self.vae_scale_factor
-        return side, side
+        height, width = TrainingConfig.from_dict(self.unet.config).size
+        return height * self.vae_scale_factor, width * self.vae_scale_factor
 
     def set_progress_bar_config(self, **options: Any) -> None:
         """Options of `progress_bar`. Drawing shows none: its loop is compiled."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.families.stable_diffusion import StableDiffusion, enlarged
 from sd_tpu.pipelines.models import (
     FlaxAutoencoderKL,
     FlaxCLIPTextModel,
@@ -30,7 +30,9 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
                  unet: FlaxUNet2DConditionModel, scheduler: Any, safety_checker: Any = None,
                  feature_extractor: Any = None, dtype: Any = None, token_downsampling: int = 1,
                  **networks: Network):
-        """Joins the parts; `tokenizer` is transformers', and `networks` are a subclass's own."""
+        """Joins the parts; `tokenizer` is transformers', and `networks` are a subclass's own. A
+        UNet's old config is mended, as diffusers did it."""
+        unet.config.update(enlarged(unet.config))
         super().__init__(dtype, token_downsampling, vae=vae, text_encoder=text_encoder,
                          tokenizer=tokenizer, unet=unet, scheduler=scheduler,
                          safety_checker=safety_checker, feature_extractor=feature_extractor,
