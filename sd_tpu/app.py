@@ -24,7 +24,7 @@ from sd_tpu.cli import INTERRUPTED
 from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
 from sd_tpu.http.access import Access, is_loopback, read_keys
-from sd_tpu.http.gate import Gate, Names
+from sd_tpu.http.gate import Gate, Names, is_shared_unasked
 from sd_tpu.memory import keep_freed_memory_together
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.serving import journal
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> int:
     _check_address(args.host, args.port)
     access, history = _opened(args)
-    names = Names.here([*args.allowed_host, *filter(None, [args.host])], share=bool(args.share))
+    names = Names.here([*args.allowed_host, *filter(None, [args.host])], share=args.share)
     begun = time.monotonic()
     print(f"Loading {args.model} ...", flush=True)
     if args.safety_checker is None:
@@ -191,8 +191,7 @@ def _host(given: str | None) -> str:
 
 
 def _is_served_to_others(args: argparse.Namespace) -> bool:
-    shared = args.share or os.environ.get("GRADIO_SHARE", "").lower() in ("true", "1")
-    return bool(shared or args.allowed_host) or not is_loopback(_host(args.host))
+    return bool(args.share or args.allowed_host) or not is_loopback(_host(args.host))
 
 
 def _check_address(host: str | None, port: int | None) -> None:
@@ -219,8 +218,10 @@ def _parser() -> argparse.ArgumentParser:
     add_page_flags(parser)
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network")
     parser.add_argument("--port", type=int, help="by default the first free one from 7860")
-    parser.add_argument("--share", action="store_true", default=None,
-                        help="make a public link through Gradio's servers")
+    parser.add_argument("--share", action=argparse.BooleanOptionalAction,
+                        default=is_shared_unasked(),
+                        help="make a public link through Gradio's servers, as in hosted notebooks "
+                             "unless told otherwise")
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS, metavar="SECONDS",
                         help="that what has been asked for may take after SIGTERM "
                              "(default: %(default)g)")

@@ -108,6 +108,14 @@ def test_no_file_of_the_server_can_be_read(address, tmp_path):
         assert "secret" not in answer.text and "error" in answer.text
 
 
+def test_no_address_is_fetched(address):
+    """Gradio would, before what it calls is asked."""
+    elsewhere = {"path": "https://pictures.example/x.png", "meta": {"_type": "gradio.FileData"}}
+    asked = httpx.post(f"{address}gradio_api/call/read_metadata", json={"data": [elsewhere]})
+    answer = httpx.get(f"{address}gradio_api/call/read_metadata/{asked.json()['event_id']}")
+    assert "Only files that are uploaded are taken" in answer.text
+
+
 def test_the_endpoints_are_documented(client):
     endpoints = client.view_api(print_info=False, return_format="dict")["named_endpoints"]
     assert set(endpoints) == {"/generate", "/samplers", "/draw", "/models",

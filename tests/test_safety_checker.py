@@ -168,9 +168,16 @@ def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path,
 @pytest.mark.parametrize(("flags", "others"), [
     ([], False), (["--host", "localhost"], False), (["--host", "::1"], False),
     (["--host", "0.0.0.0"], True), (["--share"], True),
-    (["--allowed-host", "pictures.example.org"], True),
+    (["--allowed-host", "pictures.example.org"], True), (["GRADIO_SHARE=true"], True),
+    (["GRADIO_SHARE=1"], False),  # nor does Gradio share then
+    (["KAGGLE_KERNEL_RUN_TYPE=Interactive"], True),
+    (["KAGGLE_KERNEL_RUN_TYPE=Interactive", "--no-share"], False),
 ])
 def test_it_is_asked_where_the_page_is_served_to_others(flags, others, monkeypatch):
+    for variable in [flag for flag in flags if "=" in flag]:
+        monkeypatch.setenv(*variable.split("="))
+    flags = [flag for flag in flags if "=" not in flag]
+
     class Opened(Exception):
         """The flags have been read."""
 

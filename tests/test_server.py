@@ -104,6 +104,16 @@ def test_of_a_body_no_more_is_taken_than_a_picture_needs(monkeypatch):
     assert sum(taken) == 1 << 20
 
 
+@pytest.mark.parametrize("path", [
+    "/gradio_api/file=https://evil.example/x.png", "/gradio_api/file/http://evil.example/x.png",
+    "/gradio_api/file=HTTPS%3A//evil.example/x.png", "/gradio_api/process_recording",
+])
+def test_nothing_of_another_website_is_passed_on_as_the_servers_own(path):
+    assert ask(Names(), path).status_code == 403
+    assert ask(Names(), f"/draw{path}", root="/draw").status_code == 403
+    assert ask(Names(), "/gradio_api/file=/tmp/a/https.png").text == "page"
+
+
 def test_browsers_are_told_what_the_page_may_load_and_who_may_show_it():
     headers = ask(Names()).headers
     assert headers["x-content-type-options"] == "nosniff"

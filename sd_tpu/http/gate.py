@@ -8,6 +8,7 @@ refused, and so is what another site's page asks for.
 import dataclasses
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Collection
 from typing import Self
@@ -24,6 +25,9 @@ from sd_tpu.pictures.images import MAX_FILE_BYTES
 
 ANY = "*"
 TOOLS = "/gradio_api/mcp"
+# What Gradio has and the page does not use: passing on what lies at an address, which a browser
+# would take for the server's own, and turning recordings into other files.
+_CLOSED = re.compile(r"/gradio_api/(file[=/]\W*https?:|process_recording)", re.IGNORECASE)
 MAX_BODY_BYTES = 2 * MAX_FILE_BYTES  # of a request: a picture in base64, or a file in a form
 # Gradio's browser part makes functions of texts and styles of values.
 _POLICY = {
@@ -71,7 +75,6 @@ class Names:
         if _NOTEBOOKS & os.environ.keys():
             return cls(frozenset({ANY}), "'self' https:")
         root = urlsplit(os.environ.get("GRADIO_ROOT_PATH", "")).hostname
-        share = share or os.environ.get("GRADIO_SHARE", "").lower() == "true"
         shared = {"*.gradio.live"} if share else set()
         return cls(frozenset({name.lower() for name in (*given, root, socket.gethostname())
                               if name} | shared))
@@ -99,6 +102,13 @@ class Names:
             return True
         name = host_of(theirs)
         return self.named(name) or (is_loopback(name) and is_loopback(host_of(host)))
+
+
+def is_shared_unasked() -> bool:
+    """Whether there is to be a link through Gradio's servers unless somebody says otherwise: where
+    its own variable says so, and in hosted notebooks, which nobody can reach without."""
+    return (os.environ.get("GRADIO_SHARE", "").lower() == "true"
+            or bool(_NOTEBOOKS & os.environ.keys()))
 
 
 class Gate:
@@ -139,7 +149,9 @@ class Gate:
             received += len(message.get("body", b""))
             return message if received <= MAX_BODY_BYTES else {"type": "http.disconnect"}
 
-        app = self._refusal(Headers(scope=scope)) or (self._api if is_api else self._page)
+        closed = _CLOSED.match(path) and PlainTextResponse("The page needs no such thing.\n", 403)
+        app = closed or self._refusal(Headers(scope=scope)) or (
+            self._api if is_api else self._page)
         if app is self._page and path.startswith(TOOLS):
             app = await self._not_admitted(Request(scope)) or app
         elif app is self._page:

@@ -14,6 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from sd_tpu.http.assets import Assets
 from sd_tpu.page import api
 from sd_tpu.page.events import Answers, Asked, Watch
+from sd_tpu.page.files import fetch_nothing
 from sd_tpu.page.layout import Translations, make_page
 from sd_tpu.page.sessions import remember_nothing
 from sd_tpu.page.theme import HEAD, ICON, style, theme
@@ -38,6 +39,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     """The page on an engine, which keeps browsers' pictures in the history, if there is one;
     `launch` shows it.
     """
+    fetch_nothing()
     card, texts = engine.pipeline.card, Translations()
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import gradio as gr
 from gradio.utils import get_upload_folder
 
 from sd_tpu.settings import RequestError
@@ -20,3 +21,13 @@ def uploaded(path: Any) -> Path:
 def url(path: str) -> str:
     """Where Gradio serves a file of its cache, relative to the page, which may lie in a folder."""
     return f"gradio_api/file={quote(path)}"
+
+
+def fetch_nothing() -> None:
+    """Has Gradio, in this process, refuse the addresses that visitors give for files: it would load
+    whatever lies there, of any size, before anything here is asked."""
+    async def refuse(*_: Any, **__: Any) -> str:
+        raise gr.Error("Only files that are uploaded are taken, no addresses.",
+                       print_exception=False)
+
+    gr.processing_utils.async_ssrf_protected_download = refuse
