@@ -86,6 +86,21 @@ def test_the_grid_holds_the_pictures_in_their_places(generated):
     np.testing.assert_array_equal(grid, np.hstack([first, np.full_like(first, BLANK), last]))
 
 
+def test_the_grid_takes_pictures_of_different_sizes(tmp_path, monkeypatch):
+    drawn = [np.full((height, width, 3), 200, np.uint8) for height, width in ((64, 64), (32, 96))]
+
+    def take_all(job, take, line) -> bool:
+        for place, pixels in enumerate(drawn):
+            take(ImageReady(place, pixels))
+        return True
+
+    monkeypatch.setattr(generate, "take_all", take_all)
+    request = make_request(prompts=("a", "b"))
+    line = SimpleNamespace(keep=lambda: None)
+    assert generate._save(SimpleNamespace(request=request), tmp_path, to_png, line, {}) == 0
+    assert Image.open(tmp_path / "grid.png").size == (192, 64)
+
+
 def test_each_file_carries_the_request_that_makes_it_again(generated, checkpoints):
     whole = make_request(
         prompts=("a cat, café 猫", "", LONG_PROMPT.strip()), negative_prompt="blur", seed=7,

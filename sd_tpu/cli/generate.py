@@ -11,7 +11,7 @@ import numpy as np
 
 from sd_tpu.cli.drawing import FLAGGED, Line, add_setting_flags, early_defaults, take_all, write
 from sd_tpu.cli.flags import add_model_flags, open_engine
-from sd_tpu.pictures.images import MAX_FILE_BYTES, make_grid
+from sd_tpu.pictures.images import MAX_FILE_BYTES, framed, make_grid
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger
 from sd_tpu.serving.engine import Engine
@@ -201,5 +201,5 @@ def _save(job: Job, folder: Path, to_png: Callable[..., bytes], line: Line,
     if not take_all(job, take, line):
         return 1
     line.keep()
-    write(folder / "grid.png", to_png(make_grid(pictures), request))
+    write(folder / "grid.png", to_png(make_grid(framed(pictures)), request))
     return 0
