@@ -269,6 +269,18 @@ def test_marker_keys_say_v_prediction_and_zero_snr_and_flags_say_otherwise(pipel
         assert schedule.alphas_cumprod[-1] == pytest.approx(last, abs=1e-4)
 
 
+def test_sd_2_is_taken_for_velocity_at_768_and_what_fills_in_for_noise_at_512(pipelines, tmp_path):
+    filling = diffusers.StableDiffusionPipeline(**{
+        **pipelines["sd2"].components,
+        "unet": diffusers.UNet2DConditionModel(sample_size=16, in_channels=9, **UNETS["sd2"])})
+    for pipeline, prediction, size in ((pipelines["sd2"], "v_prediction", 768),
+                                       (filling, "epsilon", 512)):
+        opened = Checkpoint.open(write_original(pipeline, "sd2", tmp_path / "2.safetensors"))
+        assert opened.schedule.config.prediction_type == prediction
+        assert opened.default_size == (size, size)
+        assert opened.configs["vae"]["sample_size"] == size
+
+
 def test_a_folder_of_the_files_stem_wins_over_inference(files, pipelines, tmp_path):
     file = shutil.copy(files["sd2"], tmp_path / "my model 2.1.safetensors")
     pipelines["sd2"].save_pretrained(tmp_path / "my model 2.1")

@@ -186,6 +186,10 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
         # Six numbers of size and crop are embedded beside the pooled text.
         configs["unet"]["addition_time_embed_dim"] = (numbers - second["projection_dim"]) // 6
         configs["text_encoder_2"] = second
+    if layout is SD2 and unet["in_channels"] == 9:  # 512-inpainting-ema and its fine-tunes
+        configs["scheduler"]["prediction_type"] = "epsilon"
+        configs["vae"]["sample_size"] = 512
+        configs["unet"]["sample_size"] = 512 // downscale
     if V_PREDICTION in shapes:
         configs["scheduler"]["prediction_type"] = "v_prediction"
     if ZERO_SNR in shapes:
