@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+import math
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +163,19 @@ def test_a_file_names_the_loras_that_drew_it_as_a1111_does(engine, loras):
     assert f', Lora hashes: "{told}", Version' in read_parameters(png)
     assert read_png(png).prompts == request.prompts
     assert 'Lora hashes: "a b: 12ab"' in format_parameters(request, lora_hashes={"a, b": "12ab"})
+
+
+def test_a_lora_that_is_written_anew_is_read_anew(engine, loras):
+    tag, own = "<lora:rewritten:1>", loras / "rewritten.safetensors"
+    try:
+        shutil.copy(loras / "style 1.safetensors", own)
+        engine.adapters._loras._seen = -math.inf  # as after a few seconds
+        before, = drawn(engine, f"{PROMPT} {tag}")
+        shutil.copy(loras / "style 2.safetensors", own)
+        after, expected = drawn(engine, f"{PROMPT} {tag}", f"{PROMPT} <lora:style 2:1>")
+        assert np.array_equal(after, expected) and not np.array_equal(after, before)
+    finally:
+        own.unlink()
 
 
 def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):

@@ -74,6 +74,10 @@ class Adapters:
             strengths[lora.name] += lora.strength
         return tuple(sorted((name, value) for name, value in strengths.items() if value))
 
+    def states(self, asked: Strengths) -> tuple[tuple[int, int] | None, ...]:
+        """What changes when somebody writes one of the LoRAs' files anew."""
+        return tuple(_state(self._loras.file(name)) for name, _ in asked)
+
     def deltas(self, asked: Strengths,
                shapes: Params) -> dict[str, dict[str, list[tuple[Delta, float]]]]:
         """What `runtime.weights.merge` adds for LoRAs.
@@ -107,7 +111,7 @@ class Adapters:
             CheckpointError: as `deltas`, before anything is brought to a device.
         """
         files = [self._loras.file(name) for name, _ in asked]
-        key = *((file, _state(file)) for file in files), *jax.tree.leaves(shapes)
+        key = *files, *self.states(asked), *jax.tree.leaves(shapes)
         if key not in self._memory:
             if len(self._memory) >= MAX_FITTING:
                 self._memory.pop(next(iter(self._memory)))

@@ -211,7 +211,8 @@ class EngineClient(abc.ABC):
             weights = offered.weights
             if asked:
                 memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
-                weights = dataclasses.replace(weights, adapters=asked, base=weights, memory=memory)
+                weights = dataclasses.replace(weights, adapters=asked, base=weights, memory=memory,
+                                              files=self.adapters.states(asked))
             for extra in self.offer.extras(picture):
                 weights = self.offer.with_extra(weights, extra)
         return weights
