@@ -575,9 +575,16 @@ def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(chromium, page_en
         for text in ("one", "two", "three"):
             write(tab, 1, text)
             drawn(tab, 1, text)
+        keep = tab.get_by_role("button", name="Keep picture 1")
+        keep.click()
+        expect(keep).to_have_attribute("aria-pressed", "true")
+        write(tab, 1, "four")
+        write(tab, 2, "five")  # takes its turn after the box before
+        drawn(tab, 2, "five")
+        assert alts(tab) == ["three", "five", "third"], "what is kept is not drawn again"
         unfold(tab, "History")
         expect(tab.locator("#history-panel p[title]")).to_have_text(
-            ["first", "three", "second", "third"], timeout=PATIENCE)
+            ["first", "three", "second", "five", "third"], timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -48,6 +48,7 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.serving.run import Run, Studio, queued
+from sd_tpu.serving.runs import Runs
 from sd_tpu.serving.scheduler import Busy
 
 
@@ -496,6 +497,26 @@ def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped(disk):
     run = run_of(FakeJob(ImageReady(0, None)), disk, full, ASKED.only(0), browser="me", live=True)
     begun.set()
     assert dropped.wait(5) and full.dropped == ["old"]
+
+
+@pytest.mark.parametrize("asked", [ASKED, ASKED.only(0)])
+def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
+    def submit(request, **_):
+        job = FakeJob(*[ImageReady(place, None) for place in request.places()], Done(1.0))
+        job.request = request
+        return job
+
+    full = Full("typed", "second", "third")
+    runs = Runs(Studio(SimpleNamespace(submit=submit), disk, Inputs(), full))
+    typing = runs.start(ASKED.only(0), browser="me", live=True)
+    list(following(typing, "somebody"))
+    run = runs.start(asked, former=typing, browser="me") or typing  # nothing else is to be drawn
+    list(following(run, "somebody"))
+    for each in {run, typing}:  # to which somebody may go back
+        each.redraw(0, dataclasses.replace(ASKED.pictures[0], prompt="more"), live=True)
+        list(following(each, "somebody"))
+        assert each.cards[0].live and each.cards[0].kept != "typed"
+    assert full.dropped == []
 
 
 def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():

@@ -572,6 +572,7 @@ function typedAll() {
 }
 
 function redraw(place) {
+    if (keep[place]) return;  // also since the last key
     begin(asking("live", { place }));
     // It may be at the window's end; but what is typed in comes first.
     for (const seen of [`#cards [data-place="${place}"]`, ":focus"]) {

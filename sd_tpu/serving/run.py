@@ -68,7 +68,7 @@ class Card:
         preview: how it forms, as an address that holds the pixels.
         picture: what is done.
         kept: what the history calls that.
-        live: whether it was drawn while somebody typed.
+        live: whether it was drawn while somebody typed, and nothing else has asked for it since.
         before: what was done here before.
         changed: the version of the run in which it was changed last.
         ready: that in which its picture came, 0 where that was another run's.
@@ -249,6 +249,14 @@ class Run:
                 self._say(Line(kind="over", aloud=False))
             self._mind_loneliness()
             return True
+
+    def accept(self, place: int) -> None:
+        """What is there has been asked for by more than typing: what is typed next takes its place,
+        but not out of the history."""
+        with self._lock:
+            card = self.cards[place]
+            before = card.before and dataclasses.replace(card.before, live=False)
+            self.cards[place] = dataclasses.replace(card, live=False, before=before)
 
     def travel(self, request: Request) -> None:
         """Draws a journey, which is on no card; once it is there it takes the place of the `way`.

@@ -48,7 +48,8 @@ class Runs:
         for card in filter(None, [card.finished for card in former.cards] if former else []):
             place, asked = card.place, request.picture_at(card.place)
             if card.picture.there and (place in keep or card.asked == asked):
-                cards[place] = dataclasses.replace(card, changed=0, ready=0)
+                former.accept(place)
+                cards[place] = dataclasses.replace(card, live=False, changed=0, ready=0)
                 request = request.replaced(place, card.asked)
             elif asked:
                 cards[place] = dataclasses.replace(
