@@ -35,6 +35,13 @@ def test_checkpoints_are_named_by_their_paths_and_what_only_configures_one_is_no
     assert found["folder"] == tmp_path / "folder" and found["a"] == tmp_path / "a.safetensors"
 
 
+def test_a_link_that_leads_nowhere_hides_nothing_else(tmp_path):
+    (tmp_path / "a.safetensors").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    assert list(Library(tmp_path).paths()) == ["a"]
+
+
 def test_a_new_file_is_found_at_once_and_one_that_vanished_is_soon_forgotten(tmp_path, monkeypatch):
     shelf = Library(tmp_path)
     assert shelf.find("a") is None and shelf.paths() == {}

@@ -57,7 +57,8 @@ def _walk(root: str, folder: str, depth: int) -> Iterator[str]:
     read is passed over."""
     try:
         with os.scandir(os.path.join(root, folder)) as entries:
-            kinds = {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
+            kinds = {entry.name: kind for entry in entries
+                     if entry.name[0] != "." and (kind := _is_folder(entry)) is not None}
     except OSError:
         return
     files = {name for name, is_folder in kinds.items()
@@ -72,3 +73,11 @@ def _walk(root: str, folder: str, depth: int) -> Iterator[str]:
             yield path
         elif depth > 1:
             yield from _walk(root, path, depth - 1)
+
+
+def _is_folder(entry: os.DirEntry) -> bool | None:
+    """None if that cannot be told, as of a link that leads to itself."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return None
