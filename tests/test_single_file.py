@@ -232,6 +232,34 @@ def test_the_oldest_text_encoders_names_are_understood(file, pipelines):
         "text_encoder"]}, pipelines["sd1"])
 
 
+def test_what_diffusers_script_makes_of_sd_2_lacks_the_last_layer_and_has_a_buffer(
+    files, pipelines, tmp_path
+):
+    def change(tensors):
+        mark = "cond_stage_model.model."
+        for unused in [each for each in tensors if each.startswith(mark) and (
+                "resblocks.2." in each or each.endswith(("text_projection", "logit_scale")))]:
+            del tensors[unused]
+        tensors[f"{mark}transformer.text_model.embeddings.position_ids"] = torch.arange(77)[None]
+
+    file = rewritten(shutil.copy(files["sd2"], tmp_path / "2.safetensors"), change)
+    single = single_file.read(file)
+    assert single.configs["text_encoder"]["num_hidden_layers"] == 2
+    assert_same({"text_encoder": tensors_of(single)["text_encoder"]}, pipelines["sd2"])
+
+
+def test_all_of_open_clips_layers_are_one_too_many_without_its_projection_too(
+    files, pipelines, tmp_path, monkeypatch
+):
+    def change(tensors):
+        del tensors["cond_stage_model.model.text_projection"]
+
+    monkeypatch.setattr(single_file, "OPEN_CLIP_LAYERS", 3)
+    single = single_file.read(rewritten(
+        shutil.copy(files["sd2"], tmp_path / "2.safetensors"), change))
+    assert_same({"text_encoder": tensors_of(single)["text_encoder"]}, pipelines["sd2"])
+
+
 @pytest.mark.parametrize("changes", [
     dict(layers_per_block=2, transformer_layers_per_block=(1, (2, 1), (3, 2)),
          reverse_transformer_layers_per_block=((3, 2, 1), (2, 1, 1), 1)),

@@ -25,6 +25,7 @@ UNET, VAE = "model.diffusion_model.", "first_stage_model."
 CLIP, OPEN_CLIP = "cond_stage_model.transformer.", "cond_stage_model.model."
 XL_CLIP, XL_OPEN_CLIP = "conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"  # tensors whose presence is all that they say
+OPEN_CLIP_LAYERS = 24  # of OpenCLIP-H, SD 2's text encoder
 OPEN_CLIP_BUFFERS = ("logit_scale", "attn_mask")
 VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # not `loss.`, `model_ema.`
 
@@ -315,6 +316,9 @@ def _text_config(layout: Layout, shapes: Shapes) -> Config:
              for name, shape in shapes.items()}
     layers = len({match[1] for name in names
                   if (match := re.match(r"text_model\.encoder\.layers\.(\d+)\.", name))})
+    # SD 2 takes the penultimate layer's output, so diffusers leaves out the last one, and so do the
+    # files that its script makes of a folder.
+    has_last = "text_projection.weight" in names or layers == OPEN_CLIP_LAYERS
     vocabulary, width = names["text_model.embeddings.token_embedding.weight"]
     config = dict(
         architectures=["CLIPTextModel"],
@@ -323,8 +327,7 @@ def _text_config(layout: Layout, shapes: Shapes) -> Config:
         hidden_size=width,
         intermediate_size=names["text_model.encoder.layers.0.mlp.fc1.weight"][0],
         max_position_embeddings=names["text_model.embeddings.position_embedding.weight"][0],
-        # SD 2 takes the penultimate layer's output, so diffusers leaves out the last one.
-        num_hidden_layers=layers - 1 if layout is SD2 else layers,
+        num_hidden_layers=layers - 1 if layout is SD2 and has_last else layers,
         num_attention_heads=max(1, width // 64),
         hidden_act="gelu" if is_open_clip else "quick_gelu",
         bos_token_id=0,
@@ -390,7 +393,8 @@ def _open_clip(tensors: Mapping[str, Stored], layout: Layout,
         ours = open_clip_name(name)
         layer = re.match(r"text_model\.encoder\.layers\.(\d+)\.", ours)
         unused = layer and int(layer[1]) >= _whole(config.get("num_hidden_layers"))
-        if name in OPEN_CLIP_BUFFERS or (layout is SD2 and (unused or name == "text_projection")):
+        buffer = name in OPEN_CLIP_BUFFERS or NOT_PARAMETERS.search(name)
+        if buffer or (layout is SD2 and (unused or name == "text_projection")):
             continue
         fused = re.match(r"(.+)\.in_proj_(weight|bias)$", ours)
         if fused and tensor.shape and tensor.shape[0] % 3 == 0:
