@@ -506,7 +506,7 @@ def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
         job.request = request
         return job
 
-    full = Full("typed", "second", "third")
+    full = Full("typed", *"abc")
     runs = Runs(Studio(SimpleNamespace(submit=submit), disk, Inputs(), full))
     typing = runs.start(ASKED.only(0), browser="me", live=True)
     list(following(typing, "somebody"))
