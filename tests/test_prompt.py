@@ -36,7 +36,7 @@ def words(text: str):
     ("[a]", [("a", 1 / 1.1)]),
     ("((a))", [("a", 1.21)]),
     ("([a])", [("a", 1.0)]),
-    ("(a [b:1.5] c:2)", [("a ", 2.0), ("b:1.5", 2 / 1.1), (" c", 2.0)]),
+    ("(a [b] c:2)", [("a ", 2.0), ("b", 2 / 1.1), (" c", 2.0)]),
     ("(unnecessary)(parens)", [("unnecessaryparens", 1.1)]),
     (r"\(literal\] \\ \[", [("(literal] \\ [", 1.0)]),
     (r"a\b", [("ab", 1.0)]),
@@ -73,6 +73,23 @@ def test_loras_are_taken_out_of_the_text():
 def test_a_lora_without_name_or_strength_is_one_sentence(text):
     with pytest.raises(PromptError, match=re.escape(text)):
         parse(f"a cat {text}")
+
+
+@pytest.mark.parametrize("text", [
+    "<hypernet:a:1>", "<lyco:a:0.5>", "[cat:dog:0.5]", "[dog:10]", "[(cat):.5 ]", "[cat::0.5]",
+    "[cat|", "[[cat]:dog:0.5]",
+])
+def test_what_a1111_would_do_and_is_not_done_here_is_one_sentence(text):
+    with pytest.raises(PromptError, match=r"not done|nothing that a prompt can ask for"):
+        parse(f"a {text}, sitting")
+
+
+@pytest.mark.parametrize("text", [
+    r"\[cat|dog\]", r"a \[b:0.5\]", "a|b", "[a: b]", "a < b:c", "<3 :0.5]", "[a] b:0.5]",
+    "(a:0.5)",
+])
+def test_other_texts_with_such_signs_are_drawn(text):
+    assert parse(text).sections[0]
 
 
 @pytest.mark.parametrize("text", ["(a:101)", "(" * 4000 + "a", "(a:" + "9" * 400 + ")"])

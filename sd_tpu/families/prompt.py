@@ -22,12 +22,13 @@ CLOSING = {")": 1.1, "]": 1 / 1.1}  # what a bracket multiplies by
 MOST_WEIGHT = 100.0
 
 LORA = re.compile(r"<lora:([^<>]*)>")
+OTHER_TAG = re.compile(r"<(?!lora:)\w+:[^<>]*>")  # of other adapters, which A1111 knows
 TOKEN = re.compile(
     r"\\(?P<escaped>[\\()\[\]]?)"
-    r"|:\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+))\s*\)"
+    r"|:\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+))\s*(?P<end>[)\]])"
     r"|(?P<bracket>[()\[\]])"
     r"|\s*\b(?P<BREAK>BREAK)\b\s*"
-    r"|(?P<text>[^\\()\[\]:]+?(?=\s*\bBREAK\b|[\\()\[\]:]|\Z)|:)",
+    r"|(?P<text>[^\\()\[\]:|]+?(?=\s*\bBREAK\b|[\\()\[\]:|]|\Z)|[:|])",
     re.DOTALL,
 )
 
@@ -100,9 +101,12 @@ def parse(prompt: str) -> ParsedPrompt:
     Brackets that are not closed count to the end; closing ones that were not opened are text.
 
     Raises:
-        PromptError: a LoRA without a name or with a strength that is no number, or weights above
-            100.
+        PromptError: a LoRA without a name or with a strength that is no number, weights above 100,
+            or signs of A1111's that mean what is not done here.
     """
+    if other := OTHER_TAG.search(prompt):
+        raise PromptError("{tag} is nothing that a prompt can ask for here; a LoRA is, as "
+                          "<lora:name:strength>.", tag=other[0])
     loras = tuple(_lora(match[1]) for match in LORA.finditer(prompt))
     pieces: list[list] = []  # [text, weight], None for a BREAK
     opened: list[tuple[str, int]] = []  # brackets that wait, and the piece after each
@@ -117,7 +121,11 @@ def parse(prompt: str) -> ParsedPrompt:
 
     for token in TOKEN.finditer(LORA.sub("", prompt)):
         sign, weight = token["bracket"], token["weight"]
-        factor = CLOSING.get(sign) if weight is None else float(weight)
+        if (token["end"] == "]" or token["text"] == "|") and opened and opened[-1][0] == "[":
+            raise PromptError("A prompt says the same in all steps here, so {signs} is not done. A "
+                              "\\ before a bracket makes it text.",
+                              signs="[one|other]" if weight is None else "[from:to:when]")
+        factor = float(weight) if token["end"] == ")" else CLOSING.get(sign)
         if sign in ("(", "["):
             opened.append((sign, len(pieces)))
         elif token["BREAK"]:
