@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers.schedulers.deprecated.scheduling_karras_ve import KarrasVeScheduler
 
+from sd_tpu.checkpoint.config import CheckpointError, read_json
 from sd_tpu.pipelines import schedulers
 
 SHAPE = (2, 4, 3, 3)
@@ -96,6 +97,33 @@ def test_what_the_old_classes_did_not_know_is_stepped_by_its_table(name):
 ])
 def test_a_checkpoints_scheduler_is_an_old_class_where_that_does_all_it_asks(config, face):
     assert type(schedulers.scheduler_for(SD | config)).__name__ == face
+
+
+@pytest.mark.parametrize(("name", "values"), [
+    ("FlaxPNDMScheduler", {}),
+    ("FlaxDPMSolverMultistepScheduler", dict(algorithm_type="dpmsolver", solver_type="heun")),
+    ("FlaxDPMSolverMultistepScheduler", dict(solver_order=1)),
+])
+def test_what_only_an_old_class_does_is_read_again_by_it(name, values, tmp_path):
+    saved = getattr(schedulers, name)(**SD | values)
+    saved.save_pretrained(tmp_path)
+    again = schedulers.scheduler_for(read_json(tmp_path / "scheduler_config.json"))
+    assert type(again) is type(saved) and again.config == saved.config
+
+
+@pytest.mark.parametrize(("config", "complaint"), [
+    (dict(_class_name="DPMSolverMultistepScheduler", thresholding=True), "thresholding=True"),
+    (dict(_class_name="DPMSolverMultistepScheduler", use_lu_lambdas=True), "use_lu_lambdas=True"),
+    (dict(_class_name="DPMSolverMultistepScheduler", solver_type="heun", use_karras_sigmas=True),
+     "solver_type='heun'"),
+    (dict(_class_name="DPMSolverMultistepScheduler", algorithm_type="dpmsolver",
+          final_sigmas_type="zero"), "algorithm_type='dpmsolver'"),
+    (dict(_class_name="EulerDiscreteScheduler", interpolation_type="log_linear"), "log_linear"),
+    (dict(_class_name="PNDMScheduler", timestep_spacing="trailing"), "skip_prk_steps"),
+])
+def test_what_neither_an_old_class_nor_a_table_does_is_refused(config, complaint):
+    with pytest.raises(CheckpointError, match=complaint):
+        schedulers.scheduler_for(SD | config)
 
 
 @pytest.mark.parametrize(("steps", "variance"), [(1000, "fixed_small"), (25, "fixed_large")])
