@@ -3,11 +3,16 @@
 import asyncio
 import re
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import gradio_client
 import httpx
+import numpy as np
 import pytest
+from asking import following, make_request
 from playwright.sync_api import expect
+from test_page_runs import FakeJob
 from visitor import (
     PATIENCE,
     box,
@@ -25,8 +30,13 @@ from visitor import (
 )
 
 from sd_tpu.page import build, events, launch
+from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.history import History, HistoryError
-from sd_tpu.pictures.images import read_png
+from sd_tpu.pictures.images import read_png, to_png
+from sd_tpu.pictures.uploads import Inputs
+from sd_tpu.serving.job import Done, ImageReady
+from sd_tpu.serving.run import Studio
+from sd_tpu.serving.runs import Runs
 
 
 @contextmanager
@@ -249,6 +259,37 @@ def test_what_is_deleted_is_served_no_more_and_comes_back_when_that_is_undone(so
     assert somebody.locator("figure.done").count() == 0, "nor are they in the gallery"
     unfold(somebody, "History")
     expect(somebody.locator("#history-panel")).to_contain_text("There is nothing yet")
+
+
+def test_a_deletion_leaves_equal_pictures_alone_and_the_card_has_its_own_again(tmp_path):
+    def submit(request, **_):
+        job = FakeJob(ImageReady(0, np.zeros((32, 32, 3), np.uint8)), Done(1.0))
+        job.request = request
+        return job
+
+    history, me = History(tmp_path / "history"), "0" * 32
+    runs = Runs(Studio(SimpleNamespace(submit=submit), Files(tmp_path / "served", to_png),
+                       Inputs(), history))
+    older, newer = [runs.start(make_request(prompts=("a",), seed=3), browser=me) for _ in range(2)]
+    for run in (older, newer):
+        list(following(run, "a tab"))
+
+    def act(name, run=None):
+        told = events.Answers(runs).answer(events.Asked(
+            {"do": "history", "act": name, "id": run and run.cards[0].kept, "browser": me}, ""))
+        assert "kind" not in told
+
+    (card, *_), picture = newer.cards, newer.cards[0].picture
+    assert picture == older.cards[0].picture, "equal pictures share their files"
+    before = [Path(file).read_bytes() for file in (picture.png, picture.shown)]
+    act("delete", older)
+    assert card.picture.there
+    act("delete", newer)
+    assert not list((tmp_path / "served").iterdir()) and not runs.studio.files.names
+    act("restore")
+    assert [Path(file).read_bytes() for file in (picture.png, picture.shown)] == before
+    assert runs.studio.files.names == {picture.png, picture.shown}, "or they are not served"
+    history.close()
 
 
 def test_a_run_is_used_again_and_found_by_words(somebody):

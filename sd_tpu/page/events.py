@@ -547,13 +547,13 @@ class Answers:
                 known = self.history.set_favourite(owner, name, data.get("to") == "true")
             case "delete" | "clear" as act:
                 known = self.history.delete(owner, name if act == "delete" else None)
-                for file in known:
+                for file in self.history.unshared(owner, known):
                     self.files.forget(file, owner)
                 news = say("The picture is deleted.")
                 if act == "clear":
                     known, news = True, say("All but the favourites are deleted.")
             case "restore":
-                known = self.history.restore(owner)
+                known = self.runs.restore(owner)
                 news = say("The deleted pictures are back.")
             case _:
                 known = True

@@ -70,11 +70,10 @@ class Files:
     def add(self, request: Request, place: int, pixels: np.ndarray, whose: str = "") -> Picture:
         """Writes the picture uint8 [H, W, 3] at `place`, with its settings. What is one browser's
         and what is another's lie apart, also where they are alike."""
-        alone, name = request.only(place), _name(request.pictures[place])
-        quality, png = None if max(pixels.shape) < SMALL else QUALITY, self._to_png(pixels, alone)
+        name, png = _name(request.pictures[place]), self._to_png(pixels, request.only(place))
         return Picture(
             png=self._save(png, f"{name}.png", whose=whose),
-            shown=self._save(to_webp(pixels, quality), f"{name}.webp", of=png, whose=whose),
+            shown=self._save(_shown(pixels), f"{name}.webp", of=png, whose=whose),
         )
 
     def archive(self, pictures: Mapping[int, Picture]) -> str:
@@ -149,6 +148,14 @@ class Files:
                 self.names.discard(str(file))
             folder.rmdir()
 
+    def bring_back(self, picture: Picture, png: Path) -> None:
+        """Writes the files of a picture that was forgotten once more, from that of the history;
+        raises OSError."""
+        with Image.open(png) as image:
+            shown = _shown(np.asarray(image))
+        for path, data in ((picture.png, png.read_bytes()), (picture.shown, shown)):
+            self._served(Path(path)).write_bytes(data)
+
     def _save(self, data: bytes, name: str, of: bytes | None = None, whose: str = "") -> str:
         path = self._new(data if of is None else of, name, whose)
         path.write_bytes(data)
@@ -156,7 +163,10 @@ class Files:
 
     def _new(self, of: bytes, name: str, whose: str = "") -> Path:
         """Where a file made of this is to be written."""
-        path = self._home(of, whose) / name
+        return self._served(self._home(of, whose) / name)
+
+    def _served(self, path: Path) -> Path:
+        """The path, of which a file is to be written."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.names.add(str(path))
         return path
@@ -204,6 +214,10 @@ def _thumbnail(file: Path) -> str:
     with Image.open(file) as image:
         image.thumbnail((SMALL, SMALL))
         return data_url(np.asarray(image))
+
+
+def _shown(pixels: np.ndarray) -> bytes:
+    return to_webp(pixels, None if max(pixels.shape) < SMALL else QUALITY)
 
 
 def _name(picture: settings.Picture) -> str:

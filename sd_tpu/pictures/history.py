@@ -16,7 +16,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -233,6 +233,16 @@ class History:
             self._undoable.start()
         return [self._file(*row) for row in rows]
 
+    def unshared(self, owner: str, gone: Collection[Path]) -> list[Path]:
+        """Of these files of deleted pictures those that no picture of the owner's is like, byte for
+        byte: the same may have been drawn twice."""
+        rows = self._ask("SELECT id, owner, bytes FROM pictures WHERE owner = ? "
+                         "AND deleted_at IS NULL", (_hashed(owner),))
+        there: dict[int, list[Path]] = {}
+        for name, hashed, size in rows:
+            there.setdefault(size, []).append(self._file(name, hashed))
+        return [file for file in gone if not _among(file, there)]
+
     def restore(self, owner: str) -> int:
         """Takes the owner's last deletion back, if it is not yet for good; returns how many
         pictures are there again."""
@@ -437,6 +447,14 @@ def _write(file: Path, data: bytes) -> Path:
         raise
     _sync(file.parent)
     return file
+
+
+def _among(file: Path, there: Mapping[int, Sequence[Path]]) -> bool:
+    """Whether one of these files by size is the same, byte for byte."""
+    with suppress(OSError):  # one has just gone
+        data = file.read_bytes()
+        return any(other.read_bytes() == data for other in there.get(len(data), ()))
+    return False
 
 
 def _remove(file: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
 
 from sd_tpu.request import Request
 from sd_tpu.serving.run import BLANK, Run, Snapshot, Studio
@@ -114,6 +115,18 @@ class Runs:
         """What this browser began last, if its pictures are still there."""
         run = next((run for run in reversed(self._all()) if run.browser == browser), None)
         return run if run and time.time() - run.begun < KEEP_SECONDS else None
+
+    def restore(self, browser: str) -> int:
+        """As the history's `restore`, for the cards as well that lost their pictures with it."""
+        history, count = self.studio.history, self.studio.history.restore(browser)
+        for card in [card.finished for run in self._all() if run.browser == browser
+                     for card in run.cards]:
+            if card and card.kept and not card.picture.there:
+                file = history.picture(browser, card.kept)
+                with suppress(OSError):  # a full disk, say: then it is in the history alone
+                    if file:
+                        self.studio.files.bring_back(card.picture, file)
+        return count
 
     def leave(self, session: str) -> None:
         """Ends what a session follows that is gone."""
