@@ -1284,18 +1284,29 @@ function tellTime(time) {
 // --- a phone that slept ------------------------------------------------------------------------
 
 const NAP = 20_000, PATIENCE = 3_000;  // ms
-let hiddenSince = Infinity;
+let hiddenSince = Infinity, waking;
 
 document.addEventListener("visibilitychange", () => {
     if (document.hidden) {
         hiddenSince = Date.now();
     } else if (Date.now() - hiddenSince > NAP) {
-        const line = $("#line"), told = line.textContent;
-        setTimeout(() => {  // its connection may be gone: a run is found again by loading the page
-            if ($(".busy", line) && line.textContent === told) location.reload();
-        }, PATIENCE);
+        clearTimeout(waking);
+        waking = setTimeout(wake, PATIENCE, $("#line p").textContent);
     }
 });
+
+// Its connection may be gone: a run is found again by loading the page. But a line may stand still
+// for minutes and be true, and with the page goes what is painted or pasted.
+async function wake(said) {
+    const still = () => $("#line .busy")?.textContent === said;
+    const { line } = still() ? await ask("look") : {};
+    if (!still()) return;  // the server has told of something: it is connected
+    const held = pending || line === undefined || $("dialog[open]")
+        || $("#list-panel[data-open] textarea")?.value;
+    const now = held ? said : $("p", make("template", { innerHTML: line }).content).textContent;
+    if (now === said) waking = setTimeout(wake, PATIENCE, said);
+    else location.reload();
+}
 
 // --- the full-screen view -----------------------------------------------------------------------
 
