@@ -270,6 +270,52 @@ def test_the_command_that_converts_a_folder_works(torch_pipelines, tmp_path):
     FlaxStableDiffusionPipeline.from_pretrained(tmp_path / "old-safetensors")
 
 
+@pytest.mark.parametrize(("files", "source"), [
+    ({"model_index.json": {}, "unet/config.json": {"_class_name": "UNet2DConditionModel"}},
+     "from diffusers import DiffusionPipeline as P; P.from_pretrained('{folder}')"),
+    ({"unet/config.json": {"_class_name": "FlaxControlNetModel"}},
+     "from diffusers import ControlNetModel as P; P.from_pretrained('{folder}/unet')"),
+    ({"unet/config.json": {"architectures": ["CLIPVisionModelWithProjection"]}},
+     "from transformers import CLIPVisionModelWithProjection as P; "
+     "P.from_pretrained('{folder}/unet')"),
+])
+def test_the_command_converts_the_whole_checkpoint_or_the_network_alone(files, source, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    for pickles in ([], ["diffusion_pytorch_model.bin"]):
+        for pickle in pickles:
+            (tmp_path / "unet" / pickle).touch()
+        message = refusal(checkpoint.weight_files, tmp_path / "unet", STEM)
+        assert command_in(message).startswith(f"{source.format(folder=tmp_path)}.save_pretrained(")
+
+
+@pytest.mark.parametrize(("subfolder", "told"), [("", ""), ("a/b", ", subfolder='a/b'")])
+def test_the_command_names_the_hub_id_of_what_was_fetched(subfolder, told, tmp_path):
+    folder = tmp_path / "models--some-one--a.model" / "snapshots" / "0a1b" / subfolder
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"_class_name": "ControlNetModel"}')
+    message = refusal(checkpoint.weight_files, folder, STEM)
+    assert command_in(message).endswith(
+        f"P.from_pretrained('some-one/a.model', revision='0a1b'{told})"
+        ".save_pretrained('a.model-safetensors')")
+
+
+def test_a_config_gives_the_command_nothing_to_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"_class_name": "P; import antigravity"}')
+    assert "antigravity" not in refusal(checkpoint.weight_files, tmp_path, STEM)
+
+
+@pytest.mark.parametrize("file", [f"{STEM}.fp16.safetensors",
+                                  f"{STEM}.safetensors.index.fp16.json"])
+def test_a_variant_that_is_there_alone_is_named(file, tmp_path):
+    for name in (file, f"{STEM}.bin", f"{STEM}-00001-of-00002.fp16.safetensors"):
+        (tmp_path / name).touch()
+    message = refusal(checkpoint.weight_files, tmp_path, STEM)
+    assert message == (f"{tmp_path} has weights of a variant only (fp16): ask for it, as by "
+                       "--variant fp16.")
+
+
 @pytest.mark.parametrize("suffix", [".ckpt", ".bin", ".pt"])
 def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path, suffix):
     file = tmp_path / f"v1-4{suffix}"

@@ -296,6 +296,9 @@ def test_what_is_no_controlnet_is_refused_in_a_sentence(folder, tmp_path):
     with pytest.raises(CheckpointError, match="There is no folder"):
         ControlNet.open(tmp_path / "nothing")
     shutil.copytree(folder / "lines", tmp_path / "damaged")
+    (tmp_path / "damaged" / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="damaged has no safetensors weights"):
+        ControlNet.open(tmp_path / "damaged")
     (tmp_path / "damaged" / "diffusion_pytorch_model.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="damaged"):
         ControlNet.open(tmp_path / "damaged").load()

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny import PIPELINES, UNETS, make_pipeline, original_unet
 
 from benchmarks.make_checkpoint import original_vae
+from sd_tpu import FlaxStableDiffusionPipeline
 from sd_tpu.checkpoint import single_file, weights
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families import find_family
@@ -416,6 +417,13 @@ def test_damaged_files_are_one_sentence(tmp_path, content):
         single_file.read(tmp_path / "bad\n name.safetensors")
     with pytest.raises(CheckpointError, match="There is no file"):
         single_file.read(tmp_path / "vanished.safetensors")
+
+
+def test_a_flax_pipeline_that_is_given_a_file_says_how_to_make_a_folder_of_it(file):
+    with pytest.raises(CheckpointError, match="is a single file, but a folder") as refused:
+        FlaxStableDiffusionPipeline.from_pretrained(file)
+    exec(str(refused.value).split('python -c "')[1].split('"')[0], {})
+    assert FlaxStableDiffusionPipeline.from_pretrained(f"{file.with_suffix('')}-diffusers")
 
 
 def test_another_pipeline_in_the_folder_beside_is_refused(file):

@@ -1,5 +1,6 @@
 """A checkpoint in the diffusers layout: found in a folder or fetched from the hub, file by file."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from sd_tpu.checkpoint.config import CheckpointError, read_json
 Components = Mapping[str, str]  # folder of each network -> what its weight files' names begin with
 
 INDEX = "model_index.json"
+# Where the hub's client puts what it fetches: the id, the commit, and a folder in it.
+HUB_FOLDER = re.compile(r"/models--([^/]+)/snapshots/([^/]+)(?:/(.+))?$")
 OTHER_FILES = (INDEX, "sd_tpu.json", "*/config.json", "scheduler/*.json", "tokenizer*/*")
 
 
@@ -33,7 +36,7 @@ def find(name: str | Path, components_of: Callable[[dict[str, Any]], Components]
     """
     path = Path(name).expanduser()
     if path.is_file():
-        raise CheckpointError(_pickle_message(path))
+        raise CheckpointError(_file_message(path))
     if not path.is_dir():
         options["revision"] = revision
         path = fetch(name, [INDEX], options)
@@ -104,7 +107,7 @@ def weight_files(folder: Path, stem: str, variant: str | None = None) -> list[Pa
     if not files and variant and (files := _listed(folder, stem, None)):
         warnings.warn(f"{folder} has no {variant!r} files; reading the plain ones.", stacklevel=2)
     if not files:
-        raise CheckpointError(_no_weights_message(folder))
+        raise CheckpointError(_no_weights_message(folder, stem))
     for file in files:
         if not file.is_file():
             raise CheckpointError(f"{file} is named by the checkpoint's index but is missing.")
@@ -125,18 +128,33 @@ def _listed(folder: Path, stem: str, variant: str | None) -> list[Path]:
     return []
 
 
-def _no_weights_message(folder: Path) -> str:
+def _no_weights_message(folder: Path, stem: str) -> str:
+    variants = sorted({match[1] or match[2] for file in folder.glob(f"{stem}.*") if (
+        match := re.match(r"\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)$",
+                          file.name.removeprefix(stem)))})
+    if variants:
+        return (f"{folder} has weights of a variant only ({', '.join(variants)}): ask for it, as "
+                f"by --variant {variants[0]}.")
     pickles = sorted(folder.glob("*.bin"))
     if pickles:
         return (
             f"{folder} holds its weights as a pickle ({pickles[0].name}), which can run code when "
-            f"it is opened, so it is refused. {_convert(folder.parent)}"
+            f"it is opened, so it is refused. {_convert(folder)}"
         )
-    return (f"{folder} has no safetensors weights. If the model was published as pickles: "
-            f"{_convert(folder.parent)}")
+    return (f"{folder} has no safetensors weights. If the model was published in a variant only, "
+            f"ask for it, as by --variant fp16. If as pickles: {_convert(folder)}")
 
 
-def _pickle_message(path: Path) -> str:
+def _file_message(path: Path) -> str:
+    """Why a single file is refused where a folder is wanted, and how one is made of it."""
+    if path.suffix == ".safetensors":
+        # A folder of the file's own name would be taken for its configs.
+        target = f"{path.with_suffix('')}-diffusers"
+        command = ("from sd_tpu.families.checkpoint import Checkpoint as C; "
+                   f"model, params = C.from_pretrained('{path}'); "
+                   f"model.save_pretrained('{target}', params)")
+        return (f"{path} is a single file, but a folder in the diffusers layout or a hub id is "
+                f'wanted. Convert it: python -c "{command}", and give {target}')
     target = path.with_suffix("")
     command = ("from diffusers import StableDiffusionPipeline as P; "
                f"P.from_single_file('{path}').save_pretrained('{target}')")
@@ -146,6 +164,32 @@ def _pickle_message(path: Path) -> str:
 
 
 def _convert(folder: Path) -> str:
-    command = ("from diffusers import StableDiffusionPipeline as P; "
-               f"P.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')")
-    return f'Convert it where PyTorch is installed, if you trust it: python -c "{command}"'
+    """How to convert the checkpoint that this folder of a network is part of, or the network where
+    it is alone."""
+    trusted = "where PyTorch is installed, if you trust it"
+    library, kind = "diffusers", "DiffusionPipeline"
+    if (folder.parent / INDEX).is_file():
+        folder = folder.parent
+    else:
+        library, kind = _class_of(folder)
+        if not kind.isidentifier():  # else a config could have anything run
+            return f"Convert it {trusted}, by from_pretrained and save_pretrained of its class."
+    source, target = f"'{folder}'", f"{folder}-safetensors"
+    if hub := HUB_FOLDER.search(folder.as_posix()):
+        name, revision, subfolder = hub.groups()
+        name = name.replace("--", "/")
+        source = f"'{name}', revision='{revision}'"
+        source += f", subfolder='{subfolder}'" if subfolder else ""
+        target = f"{name.rpartition('/')[2]}-safetensors"
+    command = (f"from {library} import {kind} as P; "
+               f"P.from_pretrained({source}).save_pretrained('{target}')")
+    return f'Convert it {trusted}: python -c "{command}", and give {target}'
+
+
+def _class_of(folder: Path) -> tuple[str, str]:
+    """The library and the class of a network in PyTorch; "" if its config does not tell."""
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if config.get("_class_name"):
+        return "diffusers", str(config["_class_name"]).removeprefix("Flax")
+    names = config.get("architectures")
+    return "transformers", str(names[0]) if isinstance(names, list) and names else ""

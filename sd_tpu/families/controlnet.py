@@ -44,6 +44,7 @@ class ControlNet(ExtraNetwork):
         config = read_json(folder / "config.json")
         if (kind := str(config.get("_class_name")).removeprefix("Flax")) != CLASS:
             raise CheckpointError(f"The ControlNet {str(name)!r} is {kind}; {CLASS} is supported.")
+        checkpoint.weight_files(folder, STEM, variant)  # or it would fail at the first picture
         shown = folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
         return cls(name=shown.rpartition("/")[2], source=folder, dtype=dtype, variant=variant,
                    config=ControlNetConfig.from_dict(config))
