@@ -10,6 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import expect
 from visitor import (
+    PATIENCE,
     PROMPTS,
     box,
     choose,
@@ -302,6 +303,16 @@ def test_a_link_says_what_was_asked_for(request_):
 def test_a_link_that_is_none_of_ours_is_refused(text):
     with pytest.raises(RequestError):
         Request.check(read_link(text), Picture())
+
+
+def test_a_links_style_is_chosen_also_if_it_is_gone_or_newer_than_the_page(
+        tab, page_engine, monkeypatch):
+    monkeypatch.setattr(page_engine.offer.styles, "templates", lambda: {"New": ("new", "")})
+    choose(setting(tab, "Style"), "Bright")
+    for style, shown in (("Ink", ""), ("New", "New")):
+        request = make_request(prompts=("a fox",), height=32, width=32, style=style)
+        tab.evaluate("link => { location.hash = link; }", write_link(request))
+        expect(setting(tab, "Style")).to_have_value(shown, timeout=PATIENCE)
 
 
 def png(text: str | None = None) -> bytes:

@@ -111,6 +111,17 @@ def test_what_is_filled_in_and_is_not_here_is_told(runs):
         "prompt or seed, which has no box. It was made at 512×512; here pictures are 32×32.")
 
 
+def test_a_style_that_is_gone_is_told_as_that_and_left_out(runs, page_engine, monkeypatch):
+    request = Request.check({"prompts": ["a fox", "a hen", "a cow"], "style": "Ink",
+                             "own": [None, {"style": ""}, {"style": "Bright"}]}, page_engine.offer)
+    monkeypatch.setattr(page_engine.offer.styles, "templates", lambda: {"Bright": ("bright", "")})
+    answer = Answers(runs).answer(Asked({"do": "link", "link": write_link(request)}, ""))
+    assert answer["told"].endswith(
+        "in the boxes. It was drawn in the style Ink, which is not here.")
+    assert answer["form"]["settings"]["style"] == ""
+    assert answer["form"]["own"][:3] == [{}, {}, {"style": "Bright"}]
+
+
 def test_what_a_browser_has_is_found_though_the_style_of_another_picture_is_gone(
         runs, page_engine, monkeypatch):
     for style, prompt in (("Ink", "a fox"), ("", "a hen")):

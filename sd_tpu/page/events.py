@@ -417,27 +417,9 @@ class Answers:
     def _fill(self, request: Request, asked: Asked, *told: Sentence) -> dict[str, Any]:
         """The form of a request as far as it can be made here; what is told, and what of it is
         otherwise here."""
-        offer, said = self.engine.offer, [*told]
-        pictures = [*filter(None, request.pictures)]
-        if missing := {picture.model for picture in pictures} - {"", *offer.models()}:
-            said.append(Sentence("It was drawn by {models}, which is not here.", models=[*missing]))
-        request = request.known(offer.models())
-        if any(picture.share for picture in pictures):
-            said.append(Sentence("It lies on the way to another prompt or seed, which has no box."))
-        if request.inputs() - self.inputs.of(asked.browser).keys():
-            request = request.without_inputs()
-            said.append(Sentence("What it was made from is no longer on this server."))
-        here, there, values = offer.defaults(request.common.model), request.common, request.values()
-        try:
-            offer.check(dataclasses.replace(there, model=here.model))
-        except RequestError:
-            values |= {"width": here.width, "height": here.height}
-            said.append(Sentence("It was made at {width}×{height}; here pictures are "
-                                 "{here_width}×{here_height}.", width=there.width,
-                                 height=there.height, here_width=here.width,
-                                 here_height=here.height))
-        return {"form": {**form.show(values, offer), "keep": []},
-                "told": " ".join(map(asked.language.translate, said))}
+        values, otherwise = self.runs.values_here(request, asked.browser)
+        return {"form": {**form.show(values, self.engine.offer), "keep": []},
+                "told": " ".join(map(asked.language.translate, (*told, *otherwise)))}
 
     def _gathered(self, request: Request, asked: Asked) -> dict[str, Any]:
         """The pictures of a request, where the browser's runs still have them."""

@@ -192,7 +192,7 @@ function choose(field, value) {
     if (field.type === undefined || typeof value !== "string") return;
     const there = field.options && [...field.options].some((option) => option.value === value);
     if (field.options && !there) {
-        if (field.name !== "size") return;  // what another page offered
+        if (!/^(size|style)$/.test(field.name)) return;  // what another page offered
         field.add(new Option(value, value));
     }
     field.value = value;

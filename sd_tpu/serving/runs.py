@@ -6,8 +6,10 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
+from typing import Any
 
 from sd_tpu.request import Request
+from sd_tpu.sentence import Sentence
 from sd_tpu.serving.run import BLANK, Run, Snapshot, Studio
 from sd_tpu.settings import Picture, RequestError
 
@@ -90,6 +92,38 @@ class Runs:
                                      asked=request.pictures[place], named=request.labelled(place))
                  if place in found else BLANK[place] for place in range(len(BLANK))]
         return self._add(Run(self.studio, request, cards, browser=browser, address=address))
+
+    def values_here(self, request: Request, browser: str) -> tuple[dict[str, Any], list[Sentence]]:
+        """The values of a request of whatever server, as far as it can be made here, and what of it
+        is otherwise here."""
+        offer, said = self.studio.engine.offer, []
+        pictures = [*filter(None, request.pictures)]
+        if missing := {picture.model for picture in pictures} - {"", *offer.models()}:
+            said.append(Sentence("It was drawn by {models}, which is not here.", models=[*missing]))
+        request = request.known(offer.models())
+        if missing := {picture.style for picture in pictures} - {"", *offer.styles.templates()}:
+            said.append(Sentence("It was drawn in the style {styles}, which is not here.",
+                                 styles=[*missing]))
+            request = Request(tuple(
+                picture and dataclasses.replace(
+                    picture, style="" if picture.style in missing else picture.style)
+                for picture in request.pictures))
+        if any(picture.share for picture in pictures):
+            said.append(Sentence("It lies on the way to another prompt or seed, which has no box."))
+        if request.inputs() - self.studio.inputs.of(browser).keys():
+            request = request.without_inputs()
+            said.append(Sentence("What it was made from is no longer on this server."))
+        here, there, values = offer.defaults(request.common.model), request.common, request.values()
+        try:  # nothing but the size: what else is refused is told when it is asked for
+            offer.check(dataclasses.replace(there, model=here.model, style="", control_image="",
+                                            reference=""))
+        except RequestError:
+            values |= {"width": here.width, "height": here.height}
+            said.append(Sentence("It was made at {width}×{height}; here pictures are "
+                                 "{here_width}×{here_height}.", width=there.width,
+                                 height=there.height, here_width=here.width,
+                                 here_height=here.height))
+        return values, said
 
     def _add(self, run: Run) -> Run:
         with self._lock:
