@@ -40,7 +40,7 @@ NO_LIMITS = httpx.Limits(max_connections=None)
 @contextmanager
 def served(app) -> Iterator[str]:
     """The address of an application while it is served."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started)
