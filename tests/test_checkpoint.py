@@ -267,7 +267,9 @@ def test_the_command_that_converts_a_folder_works(torch_pipelines, tmp_path):
             tmp_path / "old" / part, safe_serialization=False)
     message = refusal(FlaxStableDiffusionPipeline.from_pretrained, tmp_path / "old")
     exec(command_in(message), {})
-    FlaxStableDiffusionPipeline.from_pretrained(tmp_path / "old-safetensors")
+    _, params = FlaxStableDiffusionPipeline.from_pretrained(tmp_path / "old-safetensors")
+    theirs = torch_pipelines["sd1"].unet.conv_in.weight.detach().numpy().transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(params["unet"]["conv_in"]["kernel"], theirs)
 
 
 @pytest.mark.parametrize(("files", "source"), [

@@ -143,9 +143,10 @@ def _keep(kept: Path, made: str) -> None:
     """Writes it, whole before anybody sees it; where that cannot be, later starts take longer."""
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as draft:
-            draft.write(made)
-        Path(draft.name).replace(kept)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:  # gone if the disk is full
+            draft = Path(folder) / kept.name
+            draft.write_text(made)
+            draft.replace(kept)
 
 
 def _read(kept: Path) -> tuple[str, Marks] | None:
