@@ -40,6 +40,13 @@ def cache(tmp_path_factory, monkeypatch):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def compiled_once():
+    """What benchmarks switch off to time it is switched on again for the tests that follow."""
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
 @pytest.fixture
 def one_process(monkeypatch):
     """Lets benchmarks measure here what they measure in processes of their own, as long as it can
