@@ -41,6 +41,13 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def small_servers(monkeypatch):
+    """What benchmarks start has one device, not the eight of these tests."""
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(
+        "platform_device_count=8", "platform_device_count=1"))
+
+
+@pytest.fixture(autouse=True)
 def compiled_once():
     """What benchmarks switch off to time it is switched on again for the tests that follow."""
     yield

@@ -219,10 +219,12 @@ def serving(checkpoints, tmp_path_factory) -> Iterator[SimpleNamespace]:
              "args": {"flags": flags, "hosts": 2, "cpus": 0.25}},
             {"name": "example", "import_path": "example:deployment", "route_prefix": "/example"}]}))
     output = (folder / "output").open("w+")
+    two = os.environ["XLA_FLAGS"].replace("platform_device_count=8", "platform_device_count=2")
     program = subprocess.Popen(
         [BIN / "serve", "run", folder / "serve.yaml"], cwd=ROOT,
         stdout=output, stderr=subprocess.STDOUT, env={
-            **os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "RAY_USAGE_STATS_ENABLED": "0",
+            **os.environ, "XLA_FLAGS": two, "PYTHONPATH": f"{ROOT}:{folder}",
+            "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 4, "TPU": 4})})
     here = psutil.Process(program.pid)
     try:
