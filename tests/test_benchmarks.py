@@ -3,6 +3,7 @@
 No figure is held to a time here: the machine that tests is busy.
 """
 
+import dataclasses
 import os
 import pickle
 import sys
@@ -235,7 +236,9 @@ def test_the_peak_of_a_gpu_is_found_by_its_name(name, expected):
     assert gpu.peak(Device()) == expected
 
 
-def test_start(tmp_path, one_process):
+def test_start(tmp_path, one_process, monkeypatch):
+    monkeypatch.setattr(start, "STEPS", dataclasses.replace(start.STEPS, most=20))
+    monkeypatch.setattr(start, "FEW", 2)
     tiny = make_checkpoint.checkpoint_folder("tiny")
     loading, compiled, started = tables(start, tmp_path, "--load=tiny", f"--model={tiny}",
                                         "--rounds=1").values()
