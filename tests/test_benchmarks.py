@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from tiny import flags_of_devices
 
 from benchmarks import (
     accelerations,
@@ -44,8 +45,7 @@ def cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(autouse=True)
 def small_servers(monkeypatch):
     """What benchmarks start has one device, not the eight of these tests."""
-    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(
-        "platform_device_count=8", "platform_device_count=1"))
+    monkeypatch.setenv("XLA_FLAGS", flags_of_devices(1))
 
 
 @pytest.fixture(autouse=True)

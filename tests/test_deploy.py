@@ -31,6 +31,7 @@ from packaging.specifiers import SpecifierSet
 from PIL import Image
 from ray.exceptions import RayError
 from ray.serve.schema import ServeDeploySchema
+from tiny import flags_of_devices
 
 from deploy.app import GRACE_SECONDS, Options, app
 from deploy.orders import SLACK, Host, Order, ranked
@@ -219,11 +220,10 @@ def serving(checkpoints, tmp_path_factory) -> Iterator[SimpleNamespace]:
              "args": {"flags": flags, "hosts": 2, "cpus": 0.25}},
             {"name": "example", "import_path": "example:deployment", "route_prefix": "/example"}]}))
     output = (folder / "output").open("w+")
-    two = os.environ["XLA_FLAGS"].replace("platform_device_count=8", "platform_device_count=2")
     program = subprocess.Popen(
         [BIN / "serve", "run", folder / "serve.yaml"], cwd=ROOT,
         stdout=output, stderr=subprocess.STDOUT, env={
-            **os.environ, "XLA_FLAGS": two, "PYTHONPATH": f"{ROOT}:{folder}",
+            **os.environ, "XLA_FLAGS": flags_of_devices(2), "PYTHONPATH": f"{ROOT}:{folder}",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 4, "TPU": 4})})
     here = psutil.Process(program.pid)

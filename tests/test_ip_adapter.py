@@ -23,7 +23,6 @@ from test_control import (
     programs_of,
     within_2,
 )
-from tiny import QUICK
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from benchmarks.report import count_compilations
@@ -131,7 +130,6 @@ def referring(request, tmp_path_factory):
 
 
 def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
-    compiled = partial(jax.jit, compiler_options=QUICK)
     reference, _, adapter, programs, params = referring
     image = reference_pixels(Picture(reference=REFERENCE.name), GIVEN, ENCODER["image_size"])
     taken = reference.feature_extractor(Image.fromarray(PHOTO), return_tensors="np").pixel_values
@@ -140,7 +138,7 @@ def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
         embeds = reference.prepare_ip_adapter_image_embeds(
             Image.fromarray(PHOTO), None, "cpu", 1, True)
         tokens, = reference.unet.encoder_hid_proj(embeds)
-    ours, reference_tokens = compiled(lambda image: (
+    ours, reference_tokens = jax.jit(lambda image: (
         tokens := network.tokens(image), network(tokens)))(image)
     assert taken.shape == (1, 3, 28, 28) and ours.shape == tuple(tokens[:, 0].shape)
     theirs = tokens[:, 0].numpy()
@@ -160,7 +158,7 @@ def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
     told = {"text": text, "reference": reference_tokens,
             "reference_scale": np.float32([0.7] * 2), **added}
     x = latents.transpose(0, 2, 3, 1)
-    found = compiled(model.denoise)(params, x, np.float32([7, 7]), told)
+    found = jax.jit(model.denoise)(params, x, np.float32([7, 7]), told)
     expected = expected.permute(0, 2, 3, 1).numpy()
     assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
 

@@ -46,9 +46,6 @@ from sd_tpu.models import platform as platforms
 
 TOLERANCE = 1e-5
 
-# Compiling takes longer than computing here, and what is tested does not depend on it.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 
 def randomized(module: torch.nn.Module) -> torch.nn.Module:
     """The module with every parameter moved, the ones and zeros of norms and biases too."""
@@ -79,8 +76,7 @@ def ported(tmp_path):
 def compiled(method, module: nnx.Module, *inputs):
     """`method(module, *inputs)` as one program; layer by layer compiles more."""
     graph, state = nnx.split(module)
-    return jax.jit(lambda state, *inputs: method(nnx.merge(graph, state), *inputs),
-                   compiler_options=QUICK)(state, *inputs)
+    return jax.jit(lambda state, *inputs: method(nnx.merge(graph, state), *inputs))(state, *inputs)
 
 
 def relative(ours, theirs) -> float:

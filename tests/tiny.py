@@ -1,5 +1,7 @@
-"""Tiny pipelines of PyTorch's, and what the original repositories call the UNet's parameters."""
+"""Tiny pipelines of PyTorch's, what the original repositories call the UNet's parameters, and small
+machines."""
 
+import os
 import re
 
 import diffusers
@@ -13,10 +15,12 @@ from transformers import (
 
 from sd_tpu import BUNDLED_MODEL
 
-# Options of the compiler for what runs once or twice: compiling takes longer than computing there.
-# Not of what draws whole pictures: their steps take twice as long with them.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True,
-         "xla_cpu_use_fusion_emitters": False}
+
+def flags_of_devices(number: int) -> str:
+    """XLA's flags for a program that is to see so many devices, not the eight of the tests."""
+    eight, flag = os.environ["XLA_FLAGS"], "platform_device_count="
+    return eight.replace(f"{flag}8", f"{flag}{number}")
+
 
 UNETS = {
     # With two or three levels, each other in what the layouts differ in. Heads are as a file that
