@@ -10,8 +10,8 @@ app: $(VENV)/.run
 
 # Files in the order of their names: those with few and long tests would come last otherwise.
 test: $(VENV)/.dev
-	@command -v chromium >/dev/null || \
-		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium; }
+	@command -v chromium-headless-shell >/dev/null || \
+		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium-headless-shell; }
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -48,7 +48,7 @@ def waits(folder: Path, shelf: Path) -> Iterator[dict[str, Any]]:
         reading = seconds_of(lambda: (shelf / f"{FILE}.safetensors").read_bytes())
         yield {"choice": "another fine-tune", "first": picture(model=FILE) - plain,
                "second": picture(model=FILE) - plain, "goal": f"{reading:.2g} s: reading its file"}
-        wide = [picture(width=side * 5 // 4) for _ in range(3)]
+        wide = [picture(width=side * 3 // 2) for _ in range(3)]
         yield {"choice": "another size", "first": wide[0] - wide[2], "second": wide[1] - wide[2]}
     finally:
         engine.close()
@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(f"Memory while loading: {args.model}, a single float16 file", peaks, args.results)
     report(f"Choosing: {args.model}, 1 device", rows, args.results, notes=[
         f"Seconds from asking to the picture, less those of a picture without the choice, of half "
-        "the model's sides, so that they count little; the other size is a quarter wider. LoRAs "
-        f"have rank {RANK} on all attention and feed-forward layers of both networks; the other "
-        "fine-tune is a float16 file in the original layout, in the system's cache; nothing "
+        "the model's sides, so that they count little; the other size is half as wide again. "
+        f"LoRAs have rank {RANK} on all attention and feed-forward layers of both networks; the "
+        "other fine-tune is a float16 file in the original layout, in the system's cache; nothing "
         "compiled was kept."])
 
 

@@ -66,7 +66,7 @@ def _vae(*channels: int, **differing) -> dict[str, Any]:
 
 
 _TINY_UNET = dict(
-    attention_head_dim=4, cross_attention_dim=32, sample_size=16, block_out_channels=[32, 64],
+    attention_head_dim=4, cross_attention_dim=32, sample_size=8, block_out_channels=[16, 32],
     layers_per_block=1, norm_num_groups=8, down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
     up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"],
 )
@@ -128,15 +128,15 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         model_index=_SD,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
         unet=_unet(**_TINY_UNET),
-        vae=_vae(16, 32, layers_per_block=1, norm_num_groups=8, sample_size=32),
+        vae=_vae(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32),
         scheduler=dict(_NOISE, _class_name="PNDMScheduler", skip_prk_steps=True),
     ),
     "tinylcm": dict(
         model_index=_SD,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
         unet=_unet(**_TINY_UNET, time_cond_proj_dim=16),
-        vae=dict(_TINY_VAE, encoder_block_out_channels=[16, 16], num_encoder_blocks=[1, 1],
-                 decoder_block_out_channels=[16, 16], num_decoder_blocks=[1, 1]),
+        vae=dict(_TINY_VAE, encoder_block_out_channels=[8] * 3, num_encoder_blocks=[1] * 3,
+                 decoder_block_out_channels=[8] * 3, num_decoder_blocks=[1] * 3),
         scheduler=dict(_NOISE, _class_name="LCMScheduler"),
     ),
     "tinyxl": dict(
@@ -144,11 +144,12 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
         text_encoder_2=_text_encoder(32, 2, 4, "gelu", projection_dim=32, eos_token_id=2,
                                      architectures=["CLIPTextModelWithProjection"]),
-        unet=_unet_xl(attention_head_dim=[2, 4, 4], cross_attention_dim=64, sample_size=16,
+        unet=_unet_xl(attention_head_dim=[2, 4, 4], cross_attention_dim=64, sample_size=8,
                       block_out_channels=[16, 32, 32], addition_time_embed_dim=8,
                       transformer_layers_per_block=[1, 1, 2], norm_num_groups=8,
                       projection_class_embeddings_input_dim=32 + 6 * 8),
-        vae=_vae(16, 32, layers_per_block=1, norm_num_groups=8, sample_size=32, force_upcast=True),
+        vae=_vae(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32,
+                 force_upcast=True),
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
     ),
 }

@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ends.callback(page.close, verbose=False)
         playwright = ends.enter_context(sync_playwright())
         browser = ends.enter_context(playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]))
+            executable_path=shutil.which("chromium-headless-shell"), args=["--no-sandbox"]))
         seen = look(browser, address)
         for _ in range(args.rounds):
             for slowdown in args.slowdowns:

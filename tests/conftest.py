@@ -76,7 +76,7 @@ LAYOUTS = {
 
 
 def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusionPipeline:
-    """A randomly initialised tiny StableDiffusionPipeline (16x16 latents, 32x32 pictures)."""
+    """A randomly initialised tiny StableDiffusionPipeline (8x8 latents, 32x32 pictures)."""
     torch.manual_seed(seed)
     parts = LAYOUTS[layout]
     text_encoder = CLIPTextModel(CLIPTextConfig(
@@ -84,14 +84,14 @@ def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusion
         max_position_embeddings=77, **parts["text"],
     ))
     unet = diffusers.UNet2DConditionModel(
-        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, norm_num_groups=8,
+        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         cross_attention_dim=32, **parts["unet"],
     )
     vae = diffusers.AutoencoderKL(
-        block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, latent_channels=4,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 16, 16), layers_per_block=1, norm_num_groups=8, latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
     )
     return diffusers.StableDiffusionPipeline(
         text_encoder=text_encoder.eval(), unet=unet.eval(), vae=vae.eval(),
@@ -143,13 +143,8 @@ def sd1(checkpoints):
 # --- the page in a real browser -----------------------------------------------------------------
 
 PAUSE = 0.2  # s
-# Chromium draws what folds out of its address bar as pages, which every tab loads. This list takes
-# the place of the one that Playwright gives.
-WITHOUT = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "HttpsUpgrades", "PaintHolding",
-           "OptimizationHints", "MediaRouter", "Translate")
-FLAGS = [f"--disable-features={','.join(WITHOUT)}", "--no-sandbox", "--headless",
-         "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+# Tabs of one site share a process, and what it has compiled of the page.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--process-per-site"]
 
 
 @pytest.fixture(scope="session")
@@ -197,9 +192,9 @@ def address(page_engine) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """The browser, without any visitor yet."""
-    program = shutil.which("chromium")
+    program = shutil.which("chromium-headless-shell")
     if not program:
-        pytest.fail("The browser tests need Debian's chromium: apt-get install chromium")
+        pytest.fail("The browser tests need Debian's chromium-headless-shell")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield browser
@@ -207,10 +202,11 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def visitor(chromium) -> Iterator[BrowserContext]:
+def visitor(chromium, address) -> Iterator[BrowserContext]:
     """Somebody, all of whose tabs share what the browser has cached and stored."""
     with chromium.new_context(viewport={"width": 1440, "height": 900}) as context:
         context.grant_permissions(["clipboard-read", "clipboard-write"])
+        context.new_page().goto(f"{address}robots.txt")  # the process lasts as long as a tab does
         yield context
 
 

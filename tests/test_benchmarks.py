@@ -121,7 +121,7 @@ def test_a_made_checkpoint_is_read_alike_by_pytorch_and_is_made_once(cache, caps
     pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(folder)
     reference = StableDiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
     reference.set_progress_bar_config(disable=True)
-    latents = np.random.default_rng(0).standard_normal((1, 4, 16, 16)).astype(np.float32)
+    latents = np.random.default_rng(0).standard_normal((1, 4, 8, 8)).astype(np.float32)
     ours = pipeline(pipeline.prepare_inputs("a cat"), params, jax.random.key(0), 3,
                     latents=latents).images
     theirs = reference("a cat", num_inference_steps=3, latents=torch.tensor(latents),
@@ -329,8 +329,14 @@ def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
     assert found["cache interval 2"] == {"one thing, %": 50, "two side by side, %": 50}
 
 
-def test_capacity(tmp_path):
-    (rows,) = tables(capacity, tmp_path, "--requests", "60", "--hosts", "1", "2").values()
+@pytest.fixture
+def few_requests(monkeypatch):
+    """Fewer to find out how much can be drawn at most."""
+    monkeypatch.setattr(capacity, "SATURATING", 60)
+
+
+def test_capacity(tmp_path, few_requests):
+    (rows,) = tables(capacity, tmp_path, "--requests", "20", "--hosts", "1", "2").values()
     assert [(row["model"], row["chips"], row["load"]) for row in rows] == [
         (model, chips, load) for model in capacity.MODELS for chips in ("8", "16")
         for load in ("50%", "80%", "95%")]
@@ -346,11 +352,12 @@ def test_capacity(tmp_path):
         assert row["in all p50"] >= row["s a picture"] >= 20 * row["s a step"]
 
 
-def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for():
+def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for(
+        few_requests):
     cost, steps = capacity.Cost(step=0.05, decode=0.2), 20
     most = capacity.at_most(cost, steps)
     waited = {load: np.mean([visit.begun - visit.came for visit in capacity.simulate(
-        cost, 1, steps, load * most / np.mean(capacity.PICTURES), 300)])
+        cost, 1, steps, load * most / np.mean(capacity.PICTURES), 100)])
         for load in (0.01, 0.5, 0.95)}
     assert waited[0.01] < 0.05 * cost.picture(steps) and waited[0.01] < waited[0.5] < waited[0.95]
     undecoded = capacity.Cost(step=0.05, decode=0.0)

@@ -187,10 +187,10 @@ def test_a_config_that_is_no_json_object_is_named(folder, content):
 
 
 def test_weights_of_another_model_are_told_by_name(folder):
-    edit_json(folder / "unet" / "config.json", block_out_channels=[32, 96])
+    edit_json(folder / "unet" / "config.json", block_out_channels=[16, 48])
     message = refusal(FlaxStableDiffusionPipeline.from_pretrained, folder)
-    assert ("~ shape      down_blocks.1.resnets.0.conv1.weight: the file has [64, 32, 3, 3], "
-            "the model needs [96, 32, 3, 3]") in message
+    assert ("~ shape      down_blocks.1.resnets.0.conv1.weight: the file has [32, 16, 3, 3], "
+            "the model needs [48, 16, 3, 3]") in message
 
 
 # --- variants and shards ------------------------------------------------------------------------

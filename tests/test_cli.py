@@ -172,8 +172,8 @@ def test_a_picture_is_drawn_four_times_as_large_by_tiles(checkpoints, tmp_path):
 
 def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(checkpoints, tmp_path):
     code, out, err = run("generate", "--model", checkpoints["sd1"], "--prompt", "a cat",
-                         "--larger", 8, "--size", "36x36", "--devices", 1, "--out", tmp_path)
-    assert (code, out) == (2, "") and "A picture of 288x288 is too large" in err.splitlines()[-1]
+                         "--larger", 8, "--size", "40x40", "--devices", 1, "--out", tmp_path)
+    assert (code, out) == (2, "") and "A picture of 320x320 is too large" in err.splitlines()[-1]
     code, _, err = run("generate", "--prompt", "a", "--larger", 1, "--out", tmp_path)
     assert code == 2 and "'1' should be above 1 and at most 8" in err
 
@@ -181,8 +181,7 @@ def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(chec
 def test_pictures_follow_the_lines_of_another_by_controlnets_of_their_own(
         checkpoints, torch_pipelines, tmp_path):
     for seed, name in enumerate(("lines", "depth")):
-        make_controlnet(torch_pipelines["sd1"].unet, seed, conditioning_embedding_out_channels=(
-            8, 16)).save_pretrained(tmp_path / name)
+        make_controlnet(torch_pipelines["sd1"].unet, seed).save_pretrained(tmp_path / name)
     photo = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8).repeat(5, 0).repeat(5, 1)
     Image.fromarray(photo).save(tmp_path / "photo.png")
     code, _, err = run(

@@ -30,7 +30,7 @@ from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import CONTROL as CONTROLLED
 from sd_tpu.settings import SETTINGS, RequestError
 
-SIDE = 64
+SIDE = 32
 ASKED = dict(prompts=["a cat"], seed=3, steps=6, guidance=4.0, negative_prompt="fog")
 RNG = np.random.default_rng(0)
 LINES = RNG.integers(0, 256, (SIDE // 8, SIDE // 8, 3), np.uint8).repeat(8, 0).repeat(8, 1)
@@ -261,7 +261,7 @@ def test_what_a_picture_cannot_follow_is_refused_in_a_sentence(engine, values, g
     ("sd1", dict(conditioning_embedding_out_channels=(8, 16)),
      "takes 2 pixels along a side for each latent; for this model it should be 4"),
     ("sd1", dict(in_channels=9), "takes latents of 9 channels"),
-    ("sd1", dict(layers_per_block=1), "adds to maps of 32, 32, 32, 64 channels; .* be 32, 32"),
+    ("sd1", dict(layers_per_block=2), "adds to maps of 32, 32, 32, 32, .*; .* be 32, 32, 32, 64"),
     ("sd1", dict(addition_embed_type="text_time", addition_time_embed_dim=8,
                  projection_class_embeddings_input_dim=144),
      "is made for another family: it is told 8, 144 numbers beside"),

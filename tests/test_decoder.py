@@ -23,7 +23,7 @@ from sd_tpu.serving.job import ImageReady, Progress
 STEPS = 3
 
 
-def make_tiny(levels: int = 2) -> diffusers.AutoencoderTiny:
+def make_tiny(levels: int = 3) -> diffusers.AutoencoderTiny:
     torch.manual_seed(3)
     widths, blocks = (8,) * levels, (1,) * levels
     tiny = diffusers.AutoencoderTiny(
@@ -70,7 +70,7 @@ def reference(pipeline, vae) -> np.ndarray:
     pipeline = type(pipeline)(**{**pipeline.components, "vae": vae, "scheduler": scheduler},
                               requires_safety_checker=False)
     pipeline.set_progress_bar_config(disable=True)
-    noise = [jax.random.normal(jax.random.PRNGKey(seed), (4, 16, 16)) for seed in (5, 7)]
+    noise = [jax.random.normal(jax.random.PRNGKey(seed), (4, 8, 8)) for seed in (5, 7)]
     return pipeline(["a cat", "a dog"], num_inference_steps=STEPS, guidance_scale=3.0,
                     latents=torch.tensor(np.stack(noise)), output_type="np").images * 255
 
@@ -140,9 +140,9 @@ def test_one_of_another_family_is_left_out_or_refused(checkpoints, folder, tmp_p
 def test_what_is_no_decoder_of_the_model_is_one_sentence(checkpoints, folder, tmp_path):
     with pytest.raises(CheckpointError, match="is AutoencoderKL; AutoencoderTiny, such as TAESD"):
         TinyDecoder.open(checkpoints["sd1"] / "vae", pictures=True)
-    make_tiny(levels=3).save_pretrained(tmp_path / "large")
+    make_tiny(levels=4).save_pretrained(tmp_path / "large")
     large = TinyDecoder.open(tmp_path / "large", pictures=True)
-    with pytest.raises(CheckpointError, match=r"of 4 channels at 1/4 of .* have 4 at 1/2"):
+    with pytest.raises(CheckpointError, match=r"of 4 channels at 1/8 of .* have 4 at 1/4"):
         Checkpoint.open(checkpoints["sd1"], decoder=large)
     shutil.copytree(folder, tmp_path / "empty")
     (tmp_path / "empty" / f"{STEM}.safetensors").unlink()

@@ -78,7 +78,7 @@ def test_previews_come_from_places_that_are_on_their_way(engine):
     job = engine.submit(ask(engine, ["a cat", "", "a dog"], steps=LONG))
     previews = [event.previews for event in job.events() if isinstance(event, Progress)]
     assert previews and set(previews[-1]) == {0, 2}
-    assert previews[-1][0].shape == (16, 16, 3) and previews[-1][0].std() > 0
+    assert previews[-1][0].shape == (8, 8, 3) and previews[-1][0].std() > 0
 
 
 def test_jobs_share_the_batch_so_a_short_one_is_not_kept_waiting(engine):

@@ -130,7 +130,7 @@ def test_an_embedding_changes_the_picture(engine):
 def test_pictures_with_a_lora_are_those_of_pytorch(engine, loras, torch_pipelines):
     """With the noise that a seed means here."""
     pipeline = torch_pipelines["sd1"]
-    noise = jax.random.normal(jax.random.PRNGKey(3), (4, 16, 16), jnp.float32)
+    noise = jax.random.normal(jax.random.PRNGKey(3), (4, 8, 8), jnp.float32)
     reference = type(pipeline)(**dict(pipeline.components, scheduler=DDIMScheduler.from_config(
         pipeline.scheduler.config, clip_sample=False, set_alpha_to_one=False)))
     reference.load_lora_weights(str(loras), weight_name="style 2.safetensors")

@@ -64,14 +64,14 @@ def changed(folder, **files):
 
 
 @pytest.mark.parametrize("name, version, size, pixels", [
-    ("StableDiffusionPipeline", "0.8.1", 32, (128, 128)),
-    ("StableDiffusionInpaintPipeline", "0.6.0.dev0", 32, (128, 128)),
-    ("FlaxStableDiffusionPipeline", "0.4.0", 32, (128, 128)),
-    ("StableDiffusionPipeline", "0.9.0", 32, (64, 64)),
-    ("StableDiffusionPipeline", "0.18.0", 32, (64, 64)),
-    ("StableDiffusionPipeline", "0.6.0", 96, (192, 192)),
-    ("StableDiffusionPipeline", "0.6.0", [16, 32], (32, 64)),
-    ("StableDiffusionControlNetPipeline", "0.6.0", 32, (64, 64)),
+    ("StableDiffusionPipeline", "0.8.1", 32, (256, 256)),
+    ("StableDiffusionInpaintPipeline", "0.6.0.dev0", 32, (256, 256)),
+    ("FlaxStableDiffusionPipeline", "0.4.0", 32, (256, 256)),
+    ("StableDiffusionPipeline", "0.9.0", 32, (128, 128)),
+    ("StableDiffusionPipeline", "0.18.0", 32, (128, 128)),
+    ("StableDiffusionPipeline", "0.6.0", 96, (384, 384)),
+    ("StableDiffusionPipeline", "0.6.0", [16, 32], (64, 128)),
+    ("StableDiffusionControlNetPipeline", "0.6.0", 32, (128, 128)),
 ])
 def test_a_size_that_old_files_have_wrong_is_mended_as_by_diffusers(name, version, size, pixels,
                                                                     checkpoints, tmp_path):

@@ -160,7 +160,7 @@ RUNGE_KUTTA = """
 
 
 def test_steps_that_are_no_table_are_drawn_as_pytorch_draws_them(model, torch_pipelines):
-    start = np.random.default_rng(0).standard_normal((3, 4, 16, 16)).astype(np.float32)
+    start = np.random.default_rng(0).standard_normal((3, 4, 8, 8)).astype(np.float32)
     images = run(RUNGE_KUTTA, MODEL=model, START=start)["images"]
     reference = copy.copy(torch_pipelines["sd1"])
     reference.set_progress_bar_config(disable=True)
@@ -250,7 +250,7 @@ MAPPED = """
     ahead = compiled(prompt_ids, p_params, rng, g, latents, neg_ids)
     p_generate = jax.pmap(partial(pipeline._generate, num_inference_steps=4))
     mapped = p_generate(prompt_ids, p_params, rng)
-    given = jax.random.normal(jax.random.PRNGKey(3), (8, 4, 16, 16))
+    given = jax.random.normal(jax.random.PRNGKey(3), (8, 4, 8, 8))
     jitted = jax.jit(pipeline._generate, static_argnums=(3, 4, 5, 6))(
         prompt_ids[:, 0], params, rng, 4, 32, 32, 7.5, given)
     as_called = pipeline(prompt_ids[:, 0], params, rng, 4, latents=given).images
@@ -421,7 +421,7 @@ def xl(tmp_path_factory, torch_pipelines) -> tuple[str, diffusers.StableDiffusio
     text = dict(vocab_size=49408, hidden_size=32, intermediate_size=64, num_attention_heads=4,
                 num_hidden_layers=3, projection_dim=32, eos_token_id=49407)
     unet = diffusers.UNet2DConditionModel(
-        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, norm_num_groups=8,
+        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), transformer_layers_per_block=(1, 2),
         attention_head_dim=(2, 4), use_linear_projection=True, cross_attention_dim=64,
@@ -485,7 +485,7 @@ XL = """
 
 def test_sdxl_is_drawn_as_pytorch_draws_it_called_mapped_or_compiled_ahead(xl):
     model, reference = xl
-    start = np.random.default_rng(0).standard_normal((1, 4, 16, 16)).astype(np.float32)
+    start = np.random.default_rng(0).standard_normal((1, 4, 8, 8)).astype(np.float32)
     names = run(XL, MODEL=model, START=start)
     assert names["prompt_ids"].shape == (1, 2, 77)
     assert (names["words"].shape, names["pooled"].shape) == ((1, 77, 64), (1, 32))

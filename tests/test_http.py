@@ -306,8 +306,7 @@ def steered(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[tuple]:
     """(an engine with two ControlNets and an IP-Adapter, a program of A1111's users)."""
     folder = tmp_path_factory.mktemp("controlnets")
     for seed, name in enumerate(("lines", "depth")):
-        make_controlnet(torch_pipelines["sd1"].unet, seed,
-                        conditioning_embedding_out_channels=(8, 16)).save_pretrained(folder / name)
+        make_controlnet(torch_pipelines["sd1"].unet, seed).save_pretrained(folder / name)
     make_encoder(folder / "image_encoder")
     make_adapter(torch_pipelines["sd1"].unet, folder / "eyes.safetensors")
     engine = Engine.open(checkpoints["sd1"], devices=1, ip_adapters=[folder / "eyes.safetensors"],

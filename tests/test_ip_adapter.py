@@ -48,7 +48,7 @@ from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import Picture, RequestError
 
-SIDE = 64
+SIDE = 32
 RNG = np.random.default_rng(0)
 PHOTO = RNG.integers(0, 256, (9, 14, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 REFERENCE = Input.of_pixels(PHOTO)
@@ -146,7 +146,7 @@ def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
 
     model, unet = programs.model, reference.unet
     latents, text = (RNG.standard_normal(shape).astype(np.float32) for shape in (
-        (2, 4, 16, 16), (2, 77, unet.config.cross_attention_dim)))
+        (2, 4, 8, 8), (2, 77, unet.config.cross_attention_dim)))
     reference.set_ip_adapter_scale(0.7)
     added = {}
     if unet.config.addition_embed_type:

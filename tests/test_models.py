@@ -345,8 +345,8 @@ UNETS = {
         downsample_padding=0, flip_sin_to_cos=False, freq_shift=1, in_channels=5,
         out_channels=3, norm_eps=1e-3),
     "SDXL: attention below, in stacks, and a pooled text with sizes": unet_config(
-        (8, 16, 16), (PLAIN, ATTEND, ATTEND), layers_per_block=2, attention_head_dim=(1, 2, 4),
-        use_linear_projection=True, transformer_layers_per_block=(1, 2, 3),
+        (8, 16, 16), (PLAIN, ATTEND, ATTEND), layers_per_block=1, attention_head_dim=(1, 2, 4),
+        use_linear_projection=True, transformer_layers_per_block=(1, 1, 2),
         addition_embed_type="text_time", addition_time_embed_dim=6,
         projection_class_embeddings_input_dim=10 + 6 * 6),
     "SSD-1B: stacks of their own on the way up, one resnet in the middle": unet_config(
@@ -456,9 +456,12 @@ def test_a_controlnet_and_the_unet_that_it_steers_are_those_of_diffusers(ported,
     ("LCM: guidance beside the timestep", "timestep_cond"),
 ])
 def test_a_unet_without_the_conditions_that_it_takes_names_them(kind, name):
-    model = UNet2DConditionModel(UNetConfig.from_dict(UNETS[kind]), rngs=nnx.Rngs(0))
+    def called():
+        model = UNet2DConditionModel(UNetConfig.from_dict(UNETS[kind]), rngs=nnx.Rngs(0))
+        return model(jnp.zeros((1, 8, 8, 4)), jnp.zeros(1), jnp.zeros((1, 7, 12)))
+
     with pytest.raises(ValueError, match=name):
-        model(jnp.zeros((1, 8, 8, 4)), jnp.zeros(1), jnp.zeros((1, 7, 12)))
+        jax.eval_shape(called)
 
 
 @pytest.mark.parametrize(("platform", "pictures", "held"), [
@@ -466,10 +469,11 @@ def test_a_unet_without_the_conditions_that_it_takes_names_them(kind, name):
 def test_a_tpu_lays_out_by_its_axes_what_residual_blocks_give_of_few_pictures(
         monkeypatch, platform, pictures, held):
     monkeypatch.setattr(platforms, "platform", lambda: platform)
-    config = UNetConfig.from_dict(next(iter(UNETS.values())))
-    model = UNet2DConditionModel(config, rngs=nnx.Rngs(0))
-    traced = str(jax.make_jaxpr(model)(
-        jnp.zeros((pictures, 8, 8, 4)), jnp.zeros(pictures),
+    config = UNetConfig.from_dict(UNETS["SD 1: two layers a level"])
+    graph, state = weights.abstract(partial(UNet2DConditionModel, config))
+    model = nnx.merge(graph, state)
+    traced = str(jax.make_jaxpr(lambda state, *inputs: nnx.merge(graph, state)(*inputs))(
+        state, jnp.zeros((pictures, 8, 8, 4)), jnp.zeros(pictures),
         jnp.zeros((pictures, 7, config.cross_attention_dim))))
     blocks = sum(len(block.resnets) for block in (*model.down_blocks, model.mid_block,
                                                   *model.up_blocks))
@@ -508,8 +512,12 @@ class _Downsampled(attention_processor.AttnProcessor):
         return super().__call__(attention, hidden_states, pixels.flatten(1, 2))
 
 
-@pytest.mark.parametrize("step", [2, 3])  # a height of 8 and of 4: with and without a remainder
-@pytest.mark.parametrize("kind", UNETS)
+@pytest.mark.parametrize("kind, step", [  # with and without a remainder of the map's height
+    ("SD 1: two layers a level", 2), ("SD 1: two layers a level", 3),
+    ("attention below only, other paddings and sinusoids", 3),
+    ("SSD-1B: stacks of their own on the way up, one resnet in the middle", 2),
+    ("BK-SDM: no middle, layers by level", 2),
+])
 def test_fewer_tokens_are_looked_at_where_the_map_is_finest_and_nowhere_else(ported, kind, step):
     config = UNETS[kind]
     reference = randomized(diffusers.UNet2DConditionModel(**config))

@@ -33,7 +33,7 @@ def levels(images) -> np.ndarray:
 def test_given_the_same_latents_the_pictures_are_those_of_pytorch(layout, torch_pipelines, loaded,
                                                                   guidance):
     reference, (pipeline, params) = torch_pipelines[layout], loaded
-    latents = np.random.default_rng(0).standard_normal((4, 4, 16, 16)).astype(np.float32)
+    latents = np.random.default_rng(0).standard_normal((4, 4, 8, 8)).astype(np.float32)
     reference.set_progress_bar_config(disable=True)
     theirs = reference(PROMPTS, num_inference_steps=12, guidance_scale=guidance, output_type="np",
                        negative_prompt=["ugly"] * 4, latents=torch.tensor(latents)).images
@@ -72,11 +72,11 @@ def test_one_key_for_all_is_split_among_the_pictures(sd1, eight):
 def test_the_given_latents_are_what_the_key_would_have_drawn(sd1, eight):
     pipeline, params = sd1
     keys = jax.random.split(jax.random.PRNGKey(0), 8)
-    latents = np.stack([jax.random.normal(key, (4, 16, 16)) for key in keys])
+    latents = np.stack([jax.random.normal(key, (4, 8, 8)) for key in keys])
     others = jax.random.split(jax.random.PRNGKey(1), 8)
     images = pipeline(pipeline.prepare_inputs(EIGHT), params, others, 4, latents=latents,
                       return_dict=False)[0]
-    assert np.array_equal(images, eight)
+    assert np.mean(images != eight) < 0.001 and np.max(np.abs(images - eight)) < 1.5 / 255
 
 
 def test_guidance_may_differ_from_picture_to_picture(sd1, eight):
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(sd1):
     with pytest.raises(ValueError, match="3 keys cannot be divided over 8 pictures"):
         pipeline(ids, params, jax.random.split(jax.random.key(0), 3), 4)
     with pytest.raises(ValueError, match="latents should be"):
-        pipeline(ids, params, jax.random.key(0), 4, latents=np.zeros((8, 4, 8, 8)))
+        pipeline(ids, params, jax.random.key(0), 4, latents=np.zeros((8, 4, 4, 4)))
     with pytest.raises(ValueError, match="takes 1 to 1000 steps, not 0"):
         pipeline(ids, params, jax.random.key(0), 0)
 

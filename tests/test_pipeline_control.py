@@ -25,14 +25,13 @@ PROMPTS = ["a cat on a mat", "two dogs"]
 RNG = np.random.default_rng(0)
 LINES = [Image.fromarray(RNG.integers(0, 256, (16, 16, 3), np.uint8).repeat(4, 0).repeat(4, 1))
          for _ in PROMPTS]
-NOISE = RNG.standard_normal((2, 4, 32, 32)).astype(np.float32)
+NOISE = RNG.standard_normal((2, 4, 16, 16)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def both(torch_pipelines, checkpoints, tmp_path_factory):
     """(PyTorch's ControlNet, our pipeline, its parameters) of SD 1, as programs join them."""
-    theirs = make_controlnet(torch_pipelines["sd1"].unet,
-                             conditioning_embedding_out_channels=(8, 16))
+    theirs = make_controlnet(torch_pipelines["sd1"].unet)
     folder = tmp_path_factory.mktemp("lines")
     theirs.save_pretrained(folder)
     controlnet, own = FlaxControlNetModel.from_pretrained(folder, from_pt=True)
@@ -77,7 +76,7 @@ def test_sharded_pictures_and_mapped_ones_are_those_of_flat_ones(both):
 def test_the_model_is_called_as_it_was(both):
     theirs, pipeline, params = both
     latents, text, picture = (RNG.standard_normal(shape).astype(np.float32)
-                              for shape in ((2, 4, 32, 32), (2, 77, 32), (2, 3, 64, 64)))
+                              for shape in ((2, 4, 16, 16), (2, 77, 32), (2, 3, 64, 64)))
     down, middle = pipeline.controlnet.apply(
         {"params": params["controlnet"]}, latents, 7, encoder_hidden_states=text,
         controlnet_cond=picture, conditioning_scale=0.5, return_dict=False)

@@ -53,7 +53,7 @@ CASES = {  # scheduler, steps, guidance, negative prompt; None is that nobody wr
 
 def make_unet(**options) -> diffusers.UNet2DConditionModel:
     return diffusers.UNet2DConditionModel(
-        sample_size=16, norm_num_groups=8, layers_per_block=1, attention_head_dim=2, **{
+        sample_size=8, norm_num_groups=8, layers_per_block=1, attention_head_dim=2, **{
             "cross_attention_dim": 192, "use_linear_projection": True,
             "block_out_channels": (16, 32), "transformer_layers_per_block": (1, 2),
             "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
@@ -271,20 +271,20 @@ def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_al
         requires_safety_checker=False)
     pipeline.save_pretrained(tmp_path)
     checkpoint, params = Checkpoint.from_pretrained(tmp_path)
-    programs = programs_of(checkpoint, 64, 64)
+    programs = programs_of(checkpoint, 32, 32)
     pipeline.set_progress_bar_config(disable=True)
-    latents = np.random.default_rng(0).standard_normal((2, 4, 16, 16)).astype(np.float32)
+    latents = np.random.default_rng(0).standard_normal((2, 4, 8, 8)).astype(np.float32)
     flax, flax_params = FlaxStableDiffusionPipeline.from_pretrained(tmp_path)
     ids, keys = flax.prepare_inputs(PROMPTS), jnp.stack([jax.random.PRNGKey(0)] * 2)
     generate = jax.jit(flax._generate, static_argnums=(3, 4, 5))
     drawn = []
     for guidance in (8.5, 1.0):
-        theirs = pipeline(PROMPTS, num_inference_steps=4, guidance_scale=guidance, height=64,
-                          width=64, latents=torch.tensor(latents), output_type="np").images
+        theirs = pipeline(PROMPTS, num_inference_steps=4, guidance_scale=guidance, height=32,
+                          width=32, latents=torch.tensor(latents), output_type="np").images
         drawn.append(draw(programs, checkpoint, params, pipeline.scheduler, 4, guidance, None,
                           latents))
         assert_alike(drawn[-1], theirs, f"LCM, SD 1 shape, 4 steps, guidance {guidance}")
-        old = generate(ids, flax_params, keys, 4, 64, 64, guidance, latents)
+        old = generate(ids, flax_params, keys, 4, 32, 32, guidance, latents)
         assert_alike(levels(old), theirs, f"LCM, _generate, 4 steps, guidance {guidance}")
     assert np.any(drawn[0] != drawn[1])
 
@@ -297,11 +297,11 @@ def test_a_checkpoint_may_have_a_tiny_autoencoder(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model", ignore=shutil.ignore_patterns("vae"))
     tiny_vae.save_pretrained(tmp_path / "model" / "vae")
     checkpoint, params = Checkpoint.from_pretrained(tmp_path / "model")
-    latents = np.random.default_rng(0).standard_normal((1, 4, 16, 8)).astype(np.float32)
+    latents = np.random.default_rng(0).standard_normal((1, 4, 8, 4)).astype(np.float32)
     ours = jax.jit(checkpoint.model.decode)(params, latents[0].transpose(1, 2, 0))
     with torch.no_grad():
         theirs = tiny_vae.decode(torch.tensor(latents)).sample[0].permute(1, 2, 0).numpy()
-    assert ours.shape == (64, 32, 3)
+    assert ours.shape == (32, 16, 3)
     assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
     checkpoint.save_pretrained(tmp_path / "saved", params)
     again = diffusers.StableDiffusionXLPipeline.from_pretrained(tmp_path / "saved")

@@ -274,7 +274,7 @@ def test_smaller_unets_are_told_by_their_blocks(pipelines, tmp_path, changes):
     torch.manual_seed(1)
     if "reverse_transformer_layers_per_block" in changes:  # the middle has the last level's last
         changes = {**changes, "mid_block_type": "UNetMidBlock2D"}
-    pipeline.unet = diffusers.UNet2DConditionModel(sample_size=16, **{**UNETS["sdxl"], **changes})
+    pipeline.unet = diffusers.UNet2DConditionModel(sample_size=8, **{**UNETS["sdxl"], **changes})
     single = single_file.read(write_original(pipeline, "sdxl", tmp_path / "small.safetensors"))
     rebuilt = diffusers.UNet2DConditionModel.from_config(single.configs["unet"])
     assert {n: t.shape for n, t in rebuilt.state_dict().items()} == {
@@ -301,7 +301,7 @@ def test_marker_keys_say_v_prediction_and_zero_snr_and_flags_say_otherwise(pipel
 def test_sd_2_is_taken_for_velocity_at_768_and_what_fills_in_for_noise_at_512(pipelines, tmp_path):
     filling = diffusers.StableDiffusionPipeline(**{
         **pipelines["sd2"].components,
-        "unet": diffusers.UNet2DConditionModel(sample_size=16, in_channels=9, **UNETS["sd2"])})
+        "unet": diffusers.UNet2DConditionModel(sample_size=8, in_channels=9, **UNETS["sd2"])})
     for pipeline, prediction, size in ((pipelines["sd2"], "v_prediction", 768),
                                        (filling, "epsilon", 512)):
         opened = Checkpoint.open(write_original(pipeline, "sd2", tmp_path / "2.safetensors"))
@@ -504,7 +504,7 @@ def test_a_file_draws_what_the_folder_does_with_the_same_programs(files, pipelin
         pixels = {}
         for model in ("folder", "file"):
             request = Request.check({"prompts": ["a cat"], "steps": 3, "seed": 1, "model": model,
-                                     "height": 64, "width": 64}, engine.offer)
+                                     "height": 32, "width": 32}, engine.offer)
             event, = [event for event in engine.submit(request, previews=False).events()
                       if isinstance(event, ImageReady)]
             pixels[model] = event.pixels

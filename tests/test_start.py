@@ -25,13 +25,13 @@ from sd_tpu.serving.job import ImageReady, Progress
 from sd_tpu.serving.scheduler import Busy, Limits
 from sd_tpu.settings import RequestError
 
-SIDE = 64
+SIDE = 32
 ASKED = dict(prompts=["a cat"], seed=3, steps=6, guidance=4.0, negative_prompt="fog")
 PARTS = ("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "unet", "scheduler")
 RNG = np.random.default_rng(0)
 PHOTO = RNG.integers(0, 256, (SIDE // 8, SIDE // 8, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 MASK = np.zeros((SIDE, SIDE), np.uint8)
-MASK[16:48, 8:41] = 255
+MASK[8:24, 4:21] = 255
 START, HOLE = Input.of_pixels(PHOTO), Input.of_pixels(np.stack([MASK] * 3, axis=-1))
 GIVEN = {each.name: each for each in (START, HOLE)}
 

@@ -42,7 +42,8 @@ UNETS = {
                  projection_class_embeddings_input_dim=96 + 6 * 8),
 }
 # Where pictures are compared and no names: half of the layers, which are compiled sooner.
-SHALLOW = {"sdxl": dict(layers_per_block=1, transformer_layers_per_block=(1, 1, 2))}
+SHALLOW = {"sd1": dict(layers_per_block=1),
+           "sdxl": dict(layers_per_block=1, transformer_layers_per_block=(1, 1, 2))}
 SCALING = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PIPELINES = {"sd1": diffusers.StableDiffusionPipeline, "sd2": diffusers.StableDiffusionPipeline,
              "sdxl": diffusers.StableDiffusionXLPipeline}
@@ -66,7 +67,7 @@ def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
     torch.manual_seed(0)
     tokenizer = CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer")
     parts = dict(
-        unet=diffusers.UNet2DConditionModel(sample_size=16, norm_num_groups=32,
+        unet=diffusers.UNet2DConditionModel(sample_size=8, norm_num_groups=32,
                                             **{**UNETS[layout], **changes}),
         vae=diffusers.AutoencoderKL(
             block_out_channels=(32, 64, 64), layers_per_block=1, latent_channels=4,
