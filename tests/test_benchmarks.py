@@ -45,6 +45,7 @@ def cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(autouse=True)
 def small_servers(monkeypatch):
     """What benchmarks start has one device, not the eight of these tests."""
+    assert jax.device_count() == 8, "which are there by then"
     monkeypatch.setenv("XLA_FLAGS", flags_of_devices(1))
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from asking import make_request
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from test_control import make_controlnet
+from test_decoder import make_tiny
 from test_ip_adapter import make_adapter, make_encoder
 
+from benchmarks.make_checkpoint import lora, single_file
 from sd_tpu import cli
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.cli import devices, flags, generate
@@ -123,6 +126,46 @@ def test_progress_and_lost_words_are_told_in_plain_lines(generated):
     assert "“dog a dog" in lines[2]
     assert lines[-1].startswith("Done in ") and lines[-1].endswith(" s.")
     assert "\r" not in generated.err and "\x1b" not in generated.err
+
+
+def test_a_single_file_draws_with_a_lora_an_embedding_another_decoder_and_no_guidance(
+        checkpoints, tmp_path):
+    file = tmp_path / "tune.safetensors"
+    single_file(checkpoints["sd1"], file)
+    for name in ("loras", "embeddings"):
+        (tmp_path / name).mkdir()
+    lora(checkpoints["sd1"], tmp_path / "loras" / "ink.safetensors", 4, 0)
+    vectors = np.random.default_rng(0).standard_normal((2, 32), np.float32)
+    save_file({"emb_params": vectors}, tmp_path / "embeddings" / "cat.safetensors")
+    make_tiny().save_pretrained(tmp_path / "TAESD")
+    asked = ("generate", "--model", file, "--prompt", "a cat", "--guidance", 0, "--steps", 2,
+             "--seed", 7, "--devices", 1)
+    more = ("--lora-dir", tmp_path / "loras", "--embedding-dir", tmp_path / "embeddings",
+            "--decoder", tmp_path / "TAESD", "--prompt", "a cat <lora:ink:9>",
+            "--own", 2, "seed", 7)
+    told, pixels = [], []
+    for out, flags_ in (("plain", ()), ("more", more)):
+        code, _, err = run(*asked, *flags_, "--out", tmp_path / out)
+        assert code == 0, err
+        for picture in sorted((tmp_path / out).glob("0?.png")):
+            told.append(Image.open(picture).text[KEY])
+            pixels.append(np.asarray(Image.open(picture)).tobytes())
+    plain, embedded, fused = told
+    assert len({*pixels}) == 3
+    model = hashlib.sha256(file.read_bytes()).hexdigest()[:10]
+    assert all(f"CFG scale: 0, Seed: 7, Size: 32x32, Model hash: {model}, Model: tune" in each
+               for each in told)
+    assert "VAE" not in plain and "VAE: TAESD" in embedded
+    assert "Lora hashes" not in embedded and 'Lora hashes: "ink: ' in fused
+
+
+@pytest.mark.parametrize("flag, sentence", [
+    ("--lora-dir", "gone' cannot be read"), ("--embedding-dir", "gone' cannot be read"),
+    ("--decoder", "gone")])
+def test_what_is_not_where_a_flag_says_is_a_sentence(checkpoints, tmp_path, flag, sentence):
+    code, out, err = run("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", flag,
+                         tmp_path / "gone", "--devices", 1, "--out", tmp_path)
+    assert code != 0 and not out and sentence in err.splitlines()[-1]
 
 
 def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):

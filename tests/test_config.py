@@ -8,6 +8,7 @@ from sd_tpu.checkpoint.card import GUIDE_PROMPTS, ModelCard
 from sd_tpu.checkpoint.config import (
     CheckpointError,
     ControlNetConfig,
+    PipelineConfig,
     ProjectedTextEncoderConfig,
     SchedulerConfig,
     TextEncoderConfig,
@@ -97,6 +98,7 @@ def test_lists_of_different_lengths_are_refused(values):
     (UNetConfig, "block_out_channels", [320] * 10**4),
     (UNetConfig, "block_out_channels", []),
     (TrainingConfig, "sample_size", False),
+    (PipelineConfig, "force_zeros_for_empty_prompt", "no"),
     (UNetConfig, "use_linear_projection", "yes"),
     (UNetConfig, "time_cond_proj_dim", 255),
     (UNetConfig, "attention_head_dim", [[[[[[[[8]]]]]]]]),

@@ -1,5 +1,6 @@
 """What a folder of checkpoints offers, and one engine with several of them."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -14,6 +15,9 @@ from safetensors.numpy import load_file, save_file
 from sd_tpu.checkpoint import library
 from sd_tpu.checkpoint.library import Library
 from sd_tpu.families.checkpoint import Parameters
+from sd_tpu.page.compare import comparable, comparison, read_comparison
+from sd_tpu.page.layout import choices_of
+from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import read_parameters
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
@@ -147,6 +151,19 @@ def test_what_cannot_be_loaded_is_a_sentence_and_the_others_go_on(engine, monkey
     assert len(drawn(engine.submit(ask(engine, ["a"])))) == 1
 
 
+def test_a_comparison_of_models_has_one_picture_of_each_and_they_may_be_chosen_from(engine):
+    name = next(each for each in comparable(engine.defaults, choices_of(engine.offer), [])
+                if each.name == "model")
+    assert [key for key, *_ in name.listed] == engine.offer.models()
+    asked = {"what": "model", "values": [f"tune {number}" for number in range(COUNT)]}
+    made = comparison(ask(engine, ["a cat"], seed=3), *read_comparison(asked))
+    assert [*captions(made).values()] == asked["values"]
+    pictures = drawn(engine.submit(made))
+    assert len({pixels.tobytes() for pixels in pictures.values()}) == COUNT
+    alone = ask(engine, ["a cat"], seed=3, model="tune 5")
+    assert np.array_equal(drawn(engine.submit(alone))[0], pictures[5])
+
+
 def test_a_new_size_is_compiled_in_the_background_while_others_draw(engine):
     drawn(engine.submit(ask(engine, ["a"])))
     large = engine.submit(ask(engine, ["a cat"], height=32, width=64))
@@ -220,15 +237,24 @@ def test_a_fault_of_the_scheduler_ends_the_jobs_and_the_next_are_served(engine, 
     assert len(drawn(engine.submit(ask(engine, ["a"] * 8)))) == 8
 
 
-def test_within_a_bound_the_least_recently_used_leaves_and_comes_back(shelf):
-    engine = Engine.open(shelf / "tune 0", models=shelf, devices=1)
-    one, batch = engine.weights.memory, engine.batch.memory
-    engine.scheduler._memory.limit = batch + 2 * one
+def test_within_a_bound_the_least_recently_used_leaves_and_comes_back(shelf, tmp_path):
+    for number in range(3):
+        shutil.copytree(shelf / f"tune {number}", tmp_path / f"tune {number}")
+    with contextlib.closing(Engine.open(tmp_path / "tune 0", devices=1)) as engine:
+        one, batch = engine.weights.memory, engine.batch.memory
+    engine = Engine.open(tmp_path / "tune 0", models=tmp_path, devices=1, memory=batch + 2 * one)
     names, before = ["tune 0", "tune 1", "tune 2", "tune 0", "tune 1"], {}
     for name in names:
         pixels = drawn(engine.submit(ask(engine, ["a"], model=name)))[0]
         assert np.array_equal(before.setdefault(name, pixels), pixels)
         assert len(engine.worker.weights.names(0)) <= 2
+    request = ask(engine, ["a"], model="tune 2")
+    shutil.rmtree(tmp_path / "tune 2")  # it has left, and cannot come back
+    failed = list(engine.submit(request).events())[-1]
+    assert isinstance(failed, Failed) and "\n" not in failed.message
+    assert "tune 2" in failed.message and str(tmp_path) not in failed.message
+    pixels = drawn(engine.submit(ask(engine, ["a"])))[0]
+    assert np.array_equal(before["tune 0"], pixels)
     engine.close()
     assert len({pixels.tobytes() for pixels in before.values()}) == 3
     assert jax.device_count() == 8

@@ -430,7 +430,9 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often(monkeypatch):
 
 @pytest.mark.parametrize(("events", "sentence"), [
     ([Queued(1, COMPILING)], "Compiling for the first time…"),
-    ([Queued(2, COMPILING, 9)], "Compiling for the first time… Queued as number 2."),
+    ([Queued(1, COMPILING, 70)], "Compiling for the first time… Starting in about 70 s…"),
+    ([Queued(2, COMPILING)], "Compiling for the first time… Queued as number 2"),
+    ([Queued(2, LOADING, 9)], "Loading the model… Queued as number 2, about 9 s until it starts"),
     ([Queued(1, LOADING)], "Loading the model…"),
     ([Queued(1, WAITING)], "Starting…"),
     ([Queued(1, WAITING, 7)], "Starting in about 7 s…"),

@@ -198,7 +198,7 @@ def test_diffusers_reads_the_same_from_the_file_with_the_configs_inferred(
     assert_same(tensors_of(single), theirs)
 
 
-@pytest.mark.parametrize("layout", ["sd1", "sd2"])
+@pytest.mark.parametrize("layout", PIPELINES)
 def test_a_files_parameters_are_loaded_into_the_networks(files, pipelines, layout, tmp_path):
     single = single_file.read(files[layout])
     _, expected = find_family(single.configs["model_index"]).build(single.configs, jnp.bfloat16)

@@ -402,6 +402,12 @@ class ControlNetConfig(UNetConfig):
         return 2 ** (len(self.conditioning_embedding_out_channels) - 1)
 
 
+class PipelineConfig(Config):
+    """What `model_index.json` says beside the names of its parts."""
+
+    force_zeros_for_empty_prompt: bool = True  # of SDXL
+
+
 class TrainingConfig(Config):
     """What `unet/config.json` says of how the network was trained."""
 

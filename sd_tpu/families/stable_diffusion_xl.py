@@ -12,6 +12,7 @@ from flax import nnx
 
 from sd_tpu.checkpoint.config import (
     CheckpointError,
+    PipelineConfig,
     ProjectedTextEncoderConfig,
     TextEncoderConfig,
     UNetConfig,
@@ -83,12 +84,12 @@ class StableDiffusionXL(LatentDiffusion):
         """
         first = TextEncoderConfig.from_dict(configs["text_encoder"])
         second = ProjectedTextEncoderConfig.from_dict(configs["text_encoder_2"])
-        force_zeros = configs["model_index"].get("force_zeros_for_empty_prompt", True)
+        index = PipelineConfig.from_dict(configs["model_index"])
         model, params = cls.assemble(
             configs, {"text_encoder": (CLIPTextModel, first),
                       "text_encoder_2": (CLIPTextModelWithProjection, second)}, dtype,
             token_downsampling=token_downsampling, previewer=previewer, upcasts=True,
-            text_config=first, text_config_2=second, force_zeros=bool(force_zeros))
+            text_config=first, text_config_2=second, force_zeros=index.force_zeros_for_empty_prompt)
         _check(first, second, model.unet_config)
         return model, params
 

@@ -495,18 +495,18 @@ def ready(numbers: list[int]) -> list[Sentence]:
 def queued(position: int, reason: str, wait: float | None) -> Sentence:
     """What a run waits for, and how many seconds if that is known. Whoever is next is not told
     that he is number 1: he may be the only one."""
-    if reason != WAITING:
-        what = (Sentence("Compiling for the first time…") if reason == COMPILING
-                else Sentence("Loading the model…"))
-        return what if position == 1 else Sentence("{what} Queued as number {position}.", what=what,
-                                                   position=position)
-    if position == 1:
-        return (Sentence("Starting in about {time}…", time=duration(wait)) if wait
-                else STARTING.text)
-    if not wait:
-        return Sentence("Queued as number {position}", position=position)
-    return Sentence("Queued as number {position}, about {time} until it starts", position=position,
-                    time=duration(wait))
+    turn = STARTING.text
+    if position > 1:
+        turn = (Sentence("Queued as number {position}, about {time} until it starts",
+                         position=position, time=duration(wait)) if wait
+                else Sentence("Queued as number {position}", position=position))
+    elif wait:
+        turn = Sentence("Starting in about {time}…", time=duration(wait))
+    if reason == WAITING:
+        return turn
+    what = (Sentence("Compiling for the first time…") if reason == COMPILING
+            else Sentence("Loading the model…"))
+    return what if turn is STARTING.text else Sentence("{what} {turn}", what=what, turn=turn)
 
 
 def refusal(error: SentenceError) -> Sentence:
