@@ -2,8 +2,8 @@
 
 How long Chromium's main thread is busy while the page opens, while somebody types, and during a
 run; the page answers keys and draws only between. Then what somebody sees who has never been there:
-how soon, how much of it moves, what can be reached. Chromium is to be installed; the page is served
-by this process.
+how soon, how much of it moves, what can be reached. Debian's chromium-headless-shell is to be
+installed; the page is served by this process.
 """
 
 import re

@@ -198,6 +198,28 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
     expect(setting(tab, "Guidance stop")).to_have_value("0.5")
 
 
+def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_and_to_one(
+        visitor, address, page_engine, monkeypatch):
+    first = page_engine.offer.first
+    with newcomer(visitor, address) as tab:
+        setting(tab, "Steps")
+        expect(tab.locator("#all-model")).to_be_hidden()  # one thing is no choice
+    monkeypatch.setattr(page_engine.offer, "models", lambda: [first, "later"])
+    with newcomer(visitor, address) as tab:
+        models = setting(tab, "Model")
+        expect(models.locator("option")).to_have_text([first, "later"])
+        expect(models).to_have_value(first)
+        own = panel(tab, 2).get_by_label("Model", exact=True)
+        expect(own.locator("option")).to_have_text(["Same as for all", first, "later"])
+        expect(own).to_be_visible()
+        choose(own, "later")
+        fill(tab, SIX)
+        generate(tab).click()
+        says(tab, f"There is no model 'later'; there are {first}, later.")
+        tab.reload()  # what has gone since is shown, not something else in its place
+        expect(panel(tab, 2).get_by_label("Model", exact=True)).to_have_value("later")
+
+
 def test_a_bad_own_setting_is_answered_with_the_number_of_its_box(tab):
     fill(tab, SIX)
     panel(tab, 3).get_by_label("Guidance", exact=True).fill("lots")

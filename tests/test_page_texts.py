@@ -73,7 +73,7 @@ def test_translations_speak_of_the_same_facts_without_markup(name):
 def test_a_translation_is_one(name):
     same = {text for text, told in LANGUAGES[name].messages.items() if text == told}
     assert same <= {", ", "PNG", "{label}: {prompt}", "{reason}", "{whose}{reason}", "{name}{of}",
-                    "{what} ({reason})."}
+                    "{what} ({reason}).", "{what} {turn}"}
 
 
 @pytest.mark.parametrize("tag, name", [("ko", "ko"), ("zh-Hans", "zh"), ("ar", "ar"), ("en", "en"),

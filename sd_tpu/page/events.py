@@ -328,7 +328,7 @@ class Answers:
 
     def _do_look(self, asked: Asked) -> dict[str, Any]:
         """What is to be said of what is filled in: of each box, of all, whether Live is possible,
-        and which field is wrong."""
+        and which field is wrong; where a page is fresh, which models there are by now."""
         filled, language, refused = asked.filled(), asked.language, {}
         own = [*filled["own"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
         prompts = filled["prompts"][:MAX_PROMPTS]
@@ -354,6 +354,7 @@ class Answers:
             "line": part("progress", language,
                          run.line if run and run.line.kind != "wrong" else Line()),
             **self._offered(filled),
+            **({"models": self.engine.offer.models()} if asked.data.get("fresh") else {}),
             **refused,
         }
 

@@ -151,7 +151,7 @@ function fill({ prompts, seed, settings = {}, sizes, own: owns, keep: marks }) {
     try {
         if (prompts) boxes().forEach((box, place) => write(box, prompts[place] ?? ""));
         if (seed !== undefined) seedBox().value = seed;
-        if (sizes) offerSizes(sizes);
+        if (sizes) offerNames("size", sizes, 3);
         for (const [name, value] of Object.entries(settings)) {
             const field = $(`#settings-panel [name="${CSS.escape(name)}"]`);
             if (field) choose(field, value);
@@ -166,17 +166,20 @@ function fill({ prompts, seed, settings = {}, sizes, own: owns, keep: marks }) {
     changed();
 }
 
-// Those of a model: for all boxes, for one, and to be compared.
-function offerSizes(sizes) {
-    const [same] = $("#own-size").options, list = $("#compare-panel [data-what=size]");
-    const options = () => sizes.map((size) => new Option(size, size));
-    $("#all-size").replaceChildren(...options());
-    $("#own-size").replaceChildren(same, ...options());
+// Sizes of a model, or models: for all boxes, for one, and to be compared.
+function offerNames(name, values, ticked) {
+    const all = $(`#all-${name}`), own = $(`#own-${name}`);
+    const options = () => values.map((each) => new Option(each, each));
+    all.replaceChildren(...options());
+    own.replaceChildren(own.options[0], ...options());
+    all.dataset.options = own.dataset.options = values.length;
+    const list = $(`#compare-panel [data-what=${name}]`);
+    if (!list) return;
     const tick = $("label", list);
-    list.replaceChildren(list.firstElementChild, ...sizes.map((size, place) => {
+    list.replaceChildren(list.firstElementChild, ...values.map((each, place) => {
         const label = tick.cloneNode(true);
-        Object.assign($("input", label), { value: size, checked: place < 3 });
-        label.lastChild.data = size;
+        Object.assign($("input", label), { value: each, checked: place < ticked });
+        label.lastChild.data = each;
         return label;
     }));
 }
@@ -192,7 +195,7 @@ function choose(field, value) {
     if (field.type === undefined || typeof value !== "string") return;
     const there = field.options && [...field.options].some((option) => option.value === value);
     if (field.options && !there) {
-        if (!/^(size|style)$/.test(field.name)) return;  // what another page offered
+        if (!/^(size|style|model)$/.test(field.name)) return;  // what another page offered
         field.add(new Option(value, value));
     }
     field.value = value;
@@ -257,13 +260,15 @@ function lookSoon() {
 
 let last = null;  // what was filled in before the latest change
 let wanted = false;  // whether Live is to come back as soon as it is possible
+let fresh = true;  // whether nothing has been said of this page yet, which may be of yesterday
 
 // What the server says of it: words too many or unknown, what is a box's own, what is wrong.
 async function look(open = false) {
     const number = ++looks;
     opening = opening || open;
-    const told = await ask("look");
+    const told = await ask("look", { fresh });
     if (!told.told_of || number !== looks) return;
+    fresh = false;
     showOffered(told);
     Object.assign(inputs, told.inputs);
     showInputs();
@@ -285,15 +290,20 @@ async function look(open = false) {
     opening = false;
 }
 
-// What the model that is filled in has of its own.
-function showOffered({ presets, sizes }) {
-    if (!sizes) return;  // nothing is known of a model that cannot be read
-    const size = $("#all-size"), listed = [...size.options].map(({ value }) => value);
-    if (!sizes.every((each) => listed.includes(each)) || listed.length > sizes.length + 1) {
-        const { value } = size;
-        offerSizes(sizes);
-        choose(size, value);
+// Which models there are by now, and what the one that is filled in has of its own.
+function showOffered({ presets, sizes, models }) {
+    const listed = (name) => [...$(`#all-${name}`).options].map(({ value }) => value);
+    const renew = (name, ...others) => {
+        const { value } = $(`#all-${name}`);
+        offerNames(name, ...others);
+        choose($(`#all-${name}`), value);
         showOwn();
+    };
+    if (models && String(models) !== String(listed("model"))) renew("model", models, 8);
+    if (!sizes) return;  // nothing is known of a model that cannot be read
+    const before = listed("size");
+    if (!sizes.every((each) => before.includes(each)) || before.length > sizes.length + 1) {
+        renew("size", sizes, 3);
     }
     presets.forEach((steps, place) => { $$("#presets button")[place].dataset.steps = steps; });
     showPressed();
