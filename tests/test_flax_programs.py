@@ -213,7 +213,8 @@ OWN_LOOP = """
 
     height = pipe.unet.config.sample_size * pipe.vae_scale_factor
     latents = jax.random.normal(
-        jax.random.PRNGKey(7), (2, pipe.unet.config.in_channels, height // 2, height // 2))
+        jax.random.PRNGKey(7), (2, pipe.unet.config.in_channels, height // pipe.vae_scale_factor,
+                                height // pipe.vae_scale_factor))
     images = sample(params, jnp.concatenate([encode(["", ""]), encode(["a cat", "a dog"])]),
                     latents)
     pictures = [Image.fromarray(row) for row in (np.asarray(images) * 255).round().astype("uint8")]
