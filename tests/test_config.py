@@ -86,6 +86,12 @@ def test_lists_of_different_lengths_are_refused(values):
         UNetConfig.from_dict(values)
 
 
+@pytest.mark.parametrize("said, force", [
+    ({}, True), ({"force_zeros_for_empty_prompt": None}, None)])
+def test_nothing_said_of_zeros_for_an_empty_prompt_is_true_and_null_is_not(said, force):
+    assert PipelineConfig.from_dict(said).force_zeros_for_empty_prompt is force
+
+
 @pytest.mark.parametrize("config, name, value", [
     (TextEncoderConfig, "num_hidden_layers", 10**9),
     (TextEncoderConfig, "hidden_size", True),

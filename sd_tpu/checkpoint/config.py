@@ -405,7 +405,7 @@ class ControlNetConfig(UNetConfig):
 class PipelineConfig(Config):
     """What `model_index.json` says beside the names of its parts."""
 
-    force_zeros_for_empty_prompt: bool = True  # of SDXL
+    force_zeros_for_empty_prompt: bool | None = True  # of SDXL; null is false, as for diffusers
 
 
 class TrainingConfig(Config):

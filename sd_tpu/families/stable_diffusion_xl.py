@@ -89,7 +89,8 @@ class StableDiffusionXL(LatentDiffusion):
             configs, {"text_encoder": (CLIPTextModel, first),
                       "text_encoder_2": (CLIPTextModelWithProjection, second)}, dtype,
             token_downsampling=token_downsampling, previewer=previewer, upcasts=True,
-            text_config=first, text_config_2=second, force_zeros=index.force_zeros_for_empty_prompt)
+            text_config=first, text_config_2=second,
+            force_zeros=bool(index.force_zeros_for_empty_prompt))
         _check(first, second, model.unet_config)
         return model, params
 
