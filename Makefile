@@ -24,7 +24,6 @@ train: $(VENV)/.dev
 	$(BIN)/python -m training.tokenizer assets/model/tokenizer
 	$(BIN)/python -m training.autoencoder
 	$(BIN)/python -m training.diffusion
-	$(BIN)/python -m training.enlarge
 	$(BIN)/python -m training.sharpen
 	$(BIN)/python -m training.export
 	$(BIN)/python -m training.examples

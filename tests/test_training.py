@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import operator
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +14,7 @@ import pytest
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.sampling.schedule import NoiseSchedule
 from training import autoencoder, diffusion, recipe, restore
-from training.trainer import Schedule, begin, latest, train
+from training.trainer import Schedule, ahead, asked_for, begin, latest, train
 
 RUN = Schedule(steps=60, batch=8, learning_rate=0.05, warmup=5, decay=0.5)
 TRUTH = np.array([[1.0], [-2.0], [0.5]], np.float32)
@@ -30,8 +32,8 @@ def batch_at(step: int):
 
 
 def run(folder, steps=RUN.steps, devices=1, batches=batch_at):
-    return train(folder, dataclasses.replace(RUN, steps=steps), START, loss, batches,
-                 make_mesh(devices), checkpoint_seconds=0.05)
+    return train(folder, dataclasses.replace(RUN, steps=steps), START, loss,
+                 partial(map, batches), make_mesh(devices), checkpoint_seconds=0.05)
 
 
 def test_a_run_finds_the_truth_and_keeps_a_log(tmp_path):
@@ -78,31 +80,38 @@ def test_a_run_can_begin_with_given_weights_but_keeps_what_it_has(tmp_path):
     np.testing.assert_array_equal(latest(tmp_path, START)["w"], average["w"])
 
 
-@pytest.mark.parametrize("side, runs_of_the_autoencoder", [(64, ["small"]),
-                                                           (128, ["large", "sharpening"])])
-def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(
-        tmp_path, monkeypatch, side, runs_of_the_autoencoder):
+def test_batches_made_ahead_are_those_of_their_steps():
+    made = list(ahead(operator.neg, range(3, 40)))
+    assert made == [-step for step in range(3, 40)], "in turn, each once"
+
+
+def test_the_learning_rate_rises_stays_and_falls_and_the_command_line_may_set_it(monkeypatch):
+    rates = [RUN.rate(step) for step in range(RUN.steps)]
+    assert rates[0] == 0 and rates[4] < rates[5] == rates[30] == RUN.learning_rate > rates[31]
+    assert rates[-1] == pytest.approx(RUN.learning_rate / 30)
+    monkeypatch.setattr("sys.argv", ["diffusion", "--steps", "7", "--learning-rate", "0.5"])
+    assert asked_for(RUN, "") == dataclasses.replace(RUN, steps=7, learning_rate=0.5)
+
+
+def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(tmp_path, monkeypatch):
     params = {name: {"w": np.full(2, i, np.float16)}
               for i, name in enumerate(("text_encoder", "unet", "vae"))}
-    checkpoint = SimpleNamespace(default_size=(side, side),
-                                 configs={"vae": {"scaling_factor": 0.75}})
+    checkpoint = SimpleNamespace(configs={"vae": {"scaling_factor": 0.75}})
     monkeypatch.setattr(restore.Checkpoint, "from_pretrained",
                         lambda folder: (checkpoint, dict(params)))
-    monkeypatch.setattr(restore.autoencoder, "FOLDER", tmp_path / "small")
-    monkeypatch.setattr(restore.autoencoder, "SCALE_FILE", tmp_path / "small" / "scale.json")
-    monkeypatch.setattr(restore.enlarge, "FOLDER", tmp_path / "large")
+    monkeypatch.setattr(restore.autoencoder, "FOLDER", tmp_path / "autoencoder")
+    monkeypatch.setattr(restore.autoencoder, "SCALE_FILE", tmp_path / "autoencoder" / "scale.json")
     monkeypatch.setattr(restore.sharpen, "FOLDER", tmp_path / "sharpening")
     monkeypatch.setattr(restore.sharpen, "build", lambda: ({}, {"decoder": {"w": 0.0}}))
     monkeypatch.setattr(restore.diffusion, "FOLDER", tmp_path / "diffusion")
     monkeypatch.setattr("sys.argv", ["restore", "a/folder"])
     restore.main()
     vae = params.pop("vae")
-    wanted = {"diffusion": params, "small": vae, "large": vae, "sharpening": {"decoder": vae}}
-    begun = {file.parent.name for file in tmp_path.rglob("state.safetensors")}
-    assert begun == {"diffusion", *runs_of_the_autoencoder}
-    for name in begun:
-        found = latest(tmp_path / name, jax.tree.map(np.float32, wanted[name]))
-        assert jax.tree.all(jax.tree.map(np.array_equal, found, wanted[name]))
+    wanted = {"diffusion": params, "autoencoder": vae, "sharpening": {"decoder": vae}}
+    assert {file.parent.name for file in tmp_path.rglob("state.safetensors")} == set(wanted)
+    for name, begun in wanted.items():
+        found = latest(tmp_path / name, jax.tree.map(np.float32, begun))
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, begun))
     assert restore.autoencoder.scale() == 0.75
 
 
@@ -114,19 +123,33 @@ def test_what_was_never_trained_is_said_to_be_missing(tmp_path):
 def test_the_autoencoders_loss_falls_as_its_latents_near_the_prior():
     config = {**recipe.VAE, "block_out_channels": [4, 8], "layers_per_block": 1}
     graph, params = autoencoder.build(config)
-    images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3)).astype(np.float32)
+    batch = (np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8),)
     value = jax.jit(autoencoder.make_loss(graph))
-    low = value(params, images, jax.random.key(0))
+    low = value(params, batch, jax.random.key(0))
     # Moments far from the prior: the KL term must grow with the square of the mean.
     far = jax.tree.map(lambda x: x, params)
     far["quant_conv"]["bias"] = params["quant_conv"]["bias"] + 1000.0
-    assert float(value(far, images, jax.random.key(0))) > float(low) + 100
+    assert float(value(far, batch, jax.random.key(0))) > float(low) + 100
+
+
+def test_a_sharp_guess_costs_less_than_a_blur_where_an_edge_may_lie_in_two_places():
+    columns = np.arange(16)[None, None, :, None]
+    either, other = (jnp.where(columns < edge, 1.0, -1.0) + jnp.zeros((1, 16, 16, 3))
+                     for edge in (5, 7))
+    blur = (either + other) / 2
+
+    def mean_cost(guess):
+        return float(autoencoder.difference(guess, either)
+                     + autoencoder.difference(guess, other)) / 2
+
+    assert autoencoder.difference(either, either) == 0
+    assert mean_cost(either) < 0.95 * mean_cost(blur)
 
 
 def test_a_perfect_velocity_has_no_loss_and_the_last_timestep_is_pure_noise(monkeypatch):
     schedule = NoiseSchedule.from_config(recipe.SCHEDULER)
     assert schedule.alphas_cumprod[-1] == 0
-    latents = np.random.default_rng(0).standard_normal((4, 2, 2, 8)).astype(np.float32)
+    latents = np.random.default_rng(0).standard_normal((4, 2, 2, 8)).astype(np.float16)
 
     class Oracle:
         """Knows the latents, so it can work the velocity out of what it is shown."""

@@ -7,7 +7,7 @@ import pytest
 
 from training import recipe, sharpen
 
-TINY = {**recipe.SMALL_VAE, "latent_channels": 4, "block_out_channels": [4, 8]}
+TINY = {**recipe.VAE, "latent_channels": 4, "block_out_channels": [4, 8]}
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,8 @@ def networks():
     rng = np.random.default_rng(0)
     latents = rng.standard_normal((4, 16, 16, 4)).astype(np.float32)
     # As softly as a decoder would draw, and with edges
-    pictures = np.sign(rng.standard_normal((4, 8, 8, 3))).repeat(4, 1).repeat(4, 2)
-    return graphs, params, (latents, pictures.astype(np.float32))
+    pictures = 255 * rng.integers(0, 2, (4, 8, 8, 3), np.uint8).repeat(4, 1).repeat(4, 2)
+    return graphs, params, (latents, pictures)
 
 
 def gradients(networks, heard: float, critic_scale: float = 1.0):

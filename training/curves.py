@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from training import autoencoder, diffusion, enlarge, recipe, sharpen
+from training import autoencoder, diffusion, recipe, sharpen
 
 RUNS = {
-    "Small autoencoder: error and KL": (autoencoder.FOLDER, recipe.AUTOENCODER_RUN),
+    "Autoencoder: pictures, edges, contrasts": (autoencoder.FOLDER, recipe.AUTOENCODER_RUN),
     "Text encoder and UNet: velocity": (diffusion.FOLDER, recipe.DIFFUSION_RUN),
-    "Autoencoder: pictures, edges, contrasts": (enlarge.FOLDER, recipe.ENLARGING_RUN),
     "Decoder and critic": (sharpen.FOLDER, recipe.SHARPENING_RUN),
 }
 

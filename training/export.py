@@ -10,7 +10,6 @@ import numpy as np
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.stable_diffusion import StableDiffusion
-from sd_tpu.families.tokenizer import Tokenizer
 from training import autoencoder, diffusion, recipe, sharpen
 from training.card import card
 
@@ -20,7 +19,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     folder = parser.parse_args().folder
-    tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
     configs = {
         "text_encoder": {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model",
                          **recipe.TEXT_ENCODER},
@@ -31,7 +29,7 @@ def main() -> None:
     }
     model, _ = StableDiffusion.build(configs, jnp.float32)
     params = {**diffusion.trained(), "vae": sharpen.trained()}
-    checkpoint = Checkpoint(model, {"tokenizer": tokenizer}, configs, card())
+    checkpoint = Checkpoint(model, {"tokenizer": recipe.tokenizer()}, configs, card())
     checkpoint.save_pretrained(folder, params, np.float16)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
     print(f"{folder}: {size:.1f} MB of weights")

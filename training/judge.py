@@ -4,9 +4,8 @@ It has nothing in common with the networks it judges but the drawings: it sees p
 trained on composed pictures of every combination, also those kept from their training.
 """
 
-import argparse
-import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from training.captions import Scene
 from training.compose import Mix
 from training.concepts import CONCEPTS
 from training.sprites import STYLES
-from training.trainer import latest, train
+from training.trainer import ahead, asked_for, latest, train
 
 FOLDER = recipe.CACHE / "judge"
 # A plain mix: what the evaluation asks about, each kind often enough to be learned well.
@@ -162,21 +161,18 @@ def kernel_distance(features: np.ndarray, others: np.ndarray) -> float:
     return within(features) + within(others) - 2 * kernel(features, others).mean()
 
 
+def _batch(count: int, step: int):
+    """Softened pictures and the right answers."""
+    composer, rng = recipe.composer(MIX, unseen=None), np.random.default_rng([3, step])
+    pictures, _, scenes = zip(*(composer.sample(rng) for _ in range(count)), strict=True)
+    return np.stack([soften(picture, rng) for picture in pictures]), labels(scenes)
+
+
 def main() -> None:
     """Trains to the end of the schedule, or resumes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=recipe.JUDGE_RUN.steps)
-    schedule = dataclasses.replace(recipe.JUDGE_RUN, steps=parser.parse_args().steps)
-    composer = recipe.composer(MIX, unseen=None)
-    graph, params = build()
-
-    def batch_at(step: int):
-        rng = np.random.default_rng([3, step])
-        pictures, _, scenes = zip(*(composer.sample(rng) for _ in range(schedule.batch)),
-                                  strict=True)
-        return np.stack([soften(picture, rng) for picture in pictures]), labels(scenes)
-
-    train(FOLDER, schedule, params, make_loss(graph), batch_at, make_mesh())
+    run, (graph, params) = asked_for(recipe.JUDGE_RUN, __doc__), build()
+    train(FOLDER, run, params, make_loss(graph), partial(ahead, partial(_batch, run.batch)),
+          make_mesh())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """What is trained: the three networks' configurations, the noise schedule and the runs."""
 
+import functools
+
 import numpy as np
 
 from sd_tpu.checkpoint.card import split_words
+from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.families.tokenizer import Tokenizer
 from training.captions import caption
 from training.compose import Composer, Mix
 from training.concepts import CONCEPTS
@@ -11,30 +15,22 @@ from training.trainer import Schedule
 
 CACHE = training_folder()
 IMAGE_SIZE = 128
-SMALL_SIZE = 64  # of the pictures that the first autoencoder codes, and so of all that is learned
 SPRITE_SIZE = 224  # the largest things but one are drawn at half of it
 MIX = Mix(
     single=0.34, small=0.04, big=0.04, beside=0.18, stacked=0.20, copies=0.17, upside_down=0.03,
     gradient=0.05, recoloured=0.60, default_background=0.20,
 )
 
-SMALL_VAE = dict(
+VAE = dict(
     in_channels=3,
     out_channels=3,
-    latent_channels=16,
-    block_out_channels=[16, 32, 64, 128],
+    latent_channels=32,
+    block_out_channels=[16, 32, 64, 128, 256],
     layers_per_block=1,
     norm_num_groups=4,
-    down_block_types=["DownEncoderBlock2D"] * 4,
-    up_block_types=["UpDecoderBlock2D"] * 4,
-    act_fn="silu",
-    sample_size=SMALL_SIZE,
-)
-# Twice the channels at each size, and one level more for twice the size
-VAE = SMALL_VAE | dict(
-    block_out_channels=[16, 32, 64, 128, 256],
     down_block_types=["DownEncoderBlock2D"] * 5,
     up_block_types=["UpDecoderBlock2D"] * 5,
+    act_fn="silu",
     sample_size=IMAGE_SIZE,
 )
 TEXT_ENCODER = dict(
@@ -48,9 +44,9 @@ TEXT_ENCODER = dict(
     layer_norm_eps=1e-5,
 )
 UNET = dict(
-    sample_size=SMALL_SIZE // 8,
-    in_channels=16,
-    out_channels=16,
+    sample_size=IMAGE_SIZE // 16,
+    in_channels=32,
+    out_channels=32,
     down_block_types=["CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
     mid_block_type="UNetMidBlock2DCrossAttn",
     up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
@@ -78,16 +74,33 @@ SCHEDULER = dict(
     steps_offset=1,  # without effect on trailing spacing; diffusers warns of anything else
 )
 
-AUTOENCODER_RUN = Schedule(steps=6000, batch=8, learning_rate=1e-3, ema=0.995)
-ENLARGING_RUN = Schedule(steps=3300, batch=4, learning_rate=7e-4, decay=0.75, ema=0.995)
-SHARPENING_RUN = Schedule(steps=2400, batch=8, learning_rate=2e-4, ema=0.99)
+AUTOENCODER_RUN = Schedule(steps=8000, batch=64, learning_rate=1e-3, decay=0.5, ema=0.995)
+SHARPENING_RUN = Schedule(steps=2400, batch=64, learning_rate=2e-4, decay=0.5, ema=0.995)
 JUDGE_RUN = Schedule(steps=5000, batch=32, learning_rate=1e-3, ema=0.99)
-DIFFUSION_RUN = Schedule(steps=25600, batch=16, learning_rate=5e-4, decay=0.4, ema=0.998)
+DIFFUSION_RUN = Schedule(steps=12000, batch=256, learning_rate=1e-3, warmup=500, decay=0.4)
 
 
-def composer(mix: Mix = MIX, unseen: bool | None = False, size: int = IMAGE_SIZE) -> Composer:
+@functools.cache
+def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
     """Draws the captioned pictures that the networks are trained on, or others of their kind."""
-    return Composer(render(CACHE, CONCEPTS, SPRITE_SIZE), size, mix, unseen)
+    return Composer(render(CACHE, CONCEPTS, SPRITE_SIZE), IMAGE_SIZE, mix, unseen)
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """Reads captions."""
+    return Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
+
+
+def composed(stream: int, count: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures [count, H, W, 3] u8 and their captions' ids [count, 77], others for each step."""
+    pictures, texts = composer().batch(np.random.default_rng([stream, step]), count)
+    return pictures, tokenizer()(texts)
+
+
+def held_out(count: int) -> np.ndarray:
+    """Pictures [count, H, W, 3] u8 of combinations that are never trained on."""
+    return composer(unseen=True).batch(np.random.default_rng(1 << 40), count)[0]
 
 
 def vocabulary(captions: int = 20_000) -> tuple[str, ...]:

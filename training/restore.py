@@ -1,8 +1,7 @@
 """Lets the runs begin with a checkpoint's weights: python -m training.restore [FOLDER]
 
-The folder's text encoder and UNet go to the diffusion run, its autoencoder to the run of its size,
-the decoder of the larger one also to the run that sharpens it. What the cache already has stays as
-it is.
+The folder's text encoder and UNet go to the diffusion run, its autoencoder to the autoencoder's,
+its decoder also to the run that sharpens it. What the cache already has stays as it is.
 """
 
 import argparse
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.families.checkpoint import Checkpoint
-from training import autoencoder, diffusion, enlarge, recipe, sharpen
+from training import autoencoder, diffusion, recipe, sharpen
 from training.trainer import begin
 
 
@@ -26,11 +25,8 @@ def main() -> None:
         scale = checkpoint.configs["vae"]["scaling_factor"]
         autoencoder.SCALE_FILE.write_text(json.dumps(scale), encoding="utf-8")
     begin(diffusion.FOLDER, recipe.DIFFUSION_RUN, params)
-    if checkpoint.default_size[0] == recipe.SMALL_SIZE:
-        begin(autoencoder.FOLDER, recipe.AUTOENCODER_RUN, vae)
-    else:
-        begin(enlarge.FOLDER, recipe.ENLARGING_RUN, vae)
-        begin(sharpen.FOLDER, recipe.SHARPENING_RUN, sharpen.beginning(vae))
+    begin(autoencoder.FOLDER, recipe.AUTOENCODER_RUN, vae)
+    begin(sharpen.FOLDER, recipe.SHARPENING_RUN, sharpen.beginning(vae))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,31 @@
-"""Trains the decoder to draw as crisply as the drawings are:
-python -m training.sharpen [--steps N]
+"""Trains the decoder to draw crisply what the UNet makes: python -m training.sharpen [--steps N]
 
 Where latents do not say where an edge is to the pixel, every error of pixels is least for a blur.
 So a critic is trained beside the decoder, to tell patches of what it draws from patches of drawings
-(Isola et al. 2016, arXiv:1611.07004), and the decoder to be taken for them. Encoder and UNet, and
-with them the latents, stay as they are.
+(Isola et al. 2016, arXiv:1611.07004), and the decoder to be taken for them. It draws from latents
+that were noised and restored by the UNet, whose errors are those of what the UNet draws. Encoder
+and UNet, and with them the latents, stay as they are.
 """
 
-import argparse
-import dataclasses
-import os
+from collections.abc import Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors.numpy import load_file, save_file
 
-from sd_tpu.checkpoint.config import BUNDLED_MODEL, VAEConfig
-from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.checkpoint.config import VAEConfig
 from sd_tpu.models import AutoencoderKL
 from sd_tpu.models.layers import GroupNorm, conv
 from sd_tpu.runtime.mesh import make_mesh
-from training import autoencoder, enlarge, recipe
-from training.autoencoder import to_unit
-from training.diffusion import digest
-from training.trainer import latest, train
+from sd_tpu.sampling.schedule import NoiseSchedule
+from training import autoencoder, diffusion, recipe
+from training.autoencoder import difference, to_unit
+from training.trainer import ahead, asked_for, latest, train
 
 FOLDER = recipe.CACHE / "sharpening"
-POOL = 6144  # pictures composed, encoded and restored once
+NOISIEST = 300  # timestep up to which latents are noised
 CHANNELS = (32, 64, 128)  # of the critic, at 1/2, 1/4 and 1/8 of the picture's size
 ALONE = 200  # steps in which the critic learns and the decoder does not hear of it
 OPINION, LIKENESS = 0.05, 1.0  # weights of what the critic says, and of what it sees
@@ -78,12 +75,13 @@ def make_loss(graphs: dict[str, nnx.GraphDef]):
 
     def loss(params, batch, key):
         latents, pictures, heard = batch
+        pictures = to_unit(pictures)
         decoded = nnx.merge(graphs["decoder"], params["decoder"]).decode(latents)
         critic = nnx.merge(graphs["critic"], params["critic"])
         known = nnx.merge(graphs["critic"], jax.lax.stop_gradient(params["critic"]))
         (opinion, seen), (_, wanted) = known(decoded), known(pictures)
         likeness = sum(jnp.mean(jnp.abs(a - b)) for a, b in zip(seen, wanted, strict=True))
-        drawing = enlarge.difference(decoded, pictures) + jnp.mean(heard) * (
+        drawing = difference(decoded, pictures) + jnp.mean(heard) * (
             LIKENESS * likeness / len(seen) - OPINION * jnp.mean(opinion))
         of_drawn, of_decoded = critic(pictures)[0], critic(jax.lax.stop_gradient(decoded))[0]
         judging = jnp.mean(nnx.relu(1 - of_drawn)) + jnp.mean(nnx.relu(1 + of_decoded))
@@ -92,62 +90,49 @@ def make_loss(graphs: dict[str, nnx.GraphDef]):
     return loss
 
 
-def make_pool() -> dict[str, np.ndarray]:
-    """Pictures [N, H, W, 3] u8, and the latents [N, h, w, C] that the UNet restores of them."""
-    composer, vae = recipe.composer(), enlarge.trained()
-    restore, drawing = enlarge.make_restorer()
+def make_restorer():
+    """A function: (pictures [B, H, W, 3] u8, token ids [B, 77], key) -> latents [B, h, w, C], of
+    the pictures, noised up to NOISIEST and restored by the UNet."""
+    graph, vae = autoencoder.trained()
+    graphs, params = diffusion.build()[0], diffusion.trained()
+    alphas = jnp.asarray(NoiseSchedule.from_config(recipe.SCHEDULER).alphas_cumprod, jnp.float32)
 
-    def compose(i: int):
-        return composer.batch(np.random.default_rng([7, i]), 64)
+    @jax.jit
+    def restore(vae, params, pictures, ids, key):
+        latents = nnx.merge(graph, vae).encode(to_unit(pictures))[0]
+        for_noise, for_time = jax.random.split(key)
+        t = diffusion.spread_timesteps(for_time, len(latents), NOISIEST)
+        signal, spread = (jnp.sqrt(x)[:, None, None, None] for x in (alphas[t], 1 - alphas[t]))
+        noisy = signal * latents + spread * jax.random.normal(for_noise, latents.shape)
+        text = nnx.merge(graphs["text_encoder"], params["text_encoder"])(ids)
+        velocity = nnx.merge(graphs["unet"], params["unet"])(noisy, t, text)
+        return signal * noisy - spread * velocity
 
-    file = FOLDER / f"pool-{digest((vae, drawing), compose(0))}.safetensors"
-    if not file.is_file():
-        tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
-        graph = autoencoder.build({**recipe.VAE, "scaling_factor": autoencoder.scale()})[0]
-
-        @jax.jit
-        def code(vae, drawing, pictures, ids, key):
-            return restore(drawing, nnx.merge(graph, vae).encode(pictures)[0], ids, key)
-
-        pool = {"latents": [], "pictures": []}
-        for i in range(POOL // 64):
-            pictures, texts = compose(i)
-            latents = code(vae, drawing, to_unit(pictures), tokenizer(texts), jax.random.key(i))
-            pool["latents"].append(np.asarray(latents))
-            pool["pictures"].append(pictures)
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".unfinished")
-        save_file({name: np.concatenate(each) for name, each in pool.items()}, unfinished)
-        os.replace(unfinished, file)
-    return load_file(file)
+    return lambda pictures, ids, key: restore(vae, params, pictures, ids, key)
 
 
 def main() -> None:
     """Trains to the end of the schedule, or resumes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=recipe.SHARPENING_RUN.steps)
-    run = dataclasses.replace(recipe.SHARPENING_RUN, steps=parser.parse_args().steps)
-    pool, (graphs, _), vae = make_pool(), build(), enlarge.trained()
-    graph = autoencoder.build({**recipe.VAE, "scaling_factor": autoencoder.scale()})[0]
-    held_out = to_unit(recipe.composer(unseen=True).batch(np.random.default_rng(1 << 40), 16)[0])
+    run = asked_for(recipe.SHARPENING_RUN, __doc__)
+    (graph, vae), restore = autoencoder.trained(), make_restorer()
 
-    def batch_at(step: int):
-        chosen = np.random.default_rng([8, step]).choice(POOL, run.batch, replace=False)
-        heard = np.full(run.batch, step >= ALONE, np.float32)
-        return pool["latents"][chosen], to_unit(pool["pictures"][chosen]), heard
+    def batches(steps: range) -> Iterator[tuple]:
+        composed = ahead(partial(recipe.composed, 7, run.batch), steps)
+        for step, (pictures, ids) in zip(steps, composed, strict=True):
+            latents = restore(pictures, ids, jax.random.fold_in(jax.random.key(8), step))
+            yield latents, pictures, np.full(run.batch, step >= ALONE, np.float32)
 
     def on_checkpoint(step: int, average) -> None:
-        found = autoencoder.show(graph, {**vae, **average["decoder"]}, held_out,
-                                 FOLDER / "samples.png")
+        found = autoencoder.show(graph, {**vae, **average["decoder"]}, FOLDER / "samples.png")
         print(f"step {step}: {found}", flush=True)
 
-    train(FOLDER, run, beginning(vae), make_loss(graphs), batch_at, make_mesh(),
+    train(FOLDER, run, beginning(vae), make_loss(build()[0]), batches, make_mesh(),
           checkpoint_seconds=240, on_checkpoint=on_checkpoint)
 
 
 def trained():
-    """The autoencoder's parameters: those of training.enlarge, their decoder sharpened."""
-    return {**enlarge.trained(), **latest(FOLDER, build()[1])["decoder"]}
+    """The autoencoder's parameters, their decoder sharpened."""
+    return {**autoencoder.trained()[1], **latest(FOLDER, build()[1])["decoder"]}
 
 
 if __name__ == "__main__":

@@ -4,11 +4,16 @@ A run is a function of its step number alone: batches and random keys are derive
 that was cut off anywhere and resumed gives the weights that it would have given uninterrupted.
 """
 
+import argparse
 import dataclasses
+import itertools
 import json
+import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +47,28 @@ class Schedule:
     weight_decay: float = 0.01
     ema: float = 0.999
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        left = (self.steps - step) / (self.decay * self.steps)
+        return self.learning_rate * min(1, step / self.warmup, left)
+
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW on clipped gradients."""
-        fall = int(self.decay * self.steps)
-        rate = optax.join_schedules(
-            [
-                optax.linear_schedule(0, self.learning_rate, self.warmup),
-                optax.constant_schedule(self.learning_rate),
-                optax.linear_schedule(self.learning_rate, 0, fall),
-            ],
-            [self.warmup, self.steps - fall],
-        )
+        """AdamW on clipped gradients, at a rate of 1."""
         return optax.chain(
             optax.clip_by_global_norm(1.0),
-            optax.adamw(rate, b2=0.99, weight_decay=self.weight_decay),
+            optax.scale_by_adam(b2=0.99),
+            optax.add_decayed_weights(self.weight_decay),
         )
+
+
+def asked_for(schedule: Schedule, about: str) -> Schedule:
+    """The schedule with what the command line says of it instead."""
+    parser = argparse.ArgumentParser(description=about)
+    for name in ("steps", "batch", "learning_rate"):
+        default = getattr(schedule, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
+                            help="(default: %(default)s)")
+    return dataclasses.replace(schedule, **vars(parser.parse_args()))
 
 
 def train(
@@ -64,7 +76,7 @@ def train(
     schedule: Schedule,
     params: Tree,
     loss: Callable[[Tree, Tree, jax.Array], jax.Array],
-    batch_at: Callable[[int], Tree],
+    batches: Callable[[range], Iterable[Tree]],
     mesh: Mesh,
     *,
     checkpoint_seconds: float = 120,
@@ -77,7 +89,7 @@ def train(
         schedule: length and optimizer.
         params: initial parameters, float32.
         loss: (params, batch, key) -> scalar.
-        batch_at: step -> arrays whose leading axis is divided over the devices.
+        batches: steps -> for each of them arrays, whose leading axis is divided over the devices.
         mesh: the devices; the leading axis of a batch must be a multiple of their number.
         checkpoint_seconds: between two checkpoints.
         on_checkpoint: called with the step and the averaged parameters after each checkpoint.
@@ -90,9 +102,11 @@ def train(
     first = int(state["step"])
     begun = saved = time.monotonic()
     losses = []
-    for i in range(first, schedule.steps):
-        batch = jax.device_put(batch_at(i), split(mesh))
-        state, value = step(state, batch, jax.random.fold_in(jax.random.key(0), i))
+    steps = range(first, schedule.steps)
+    for i, batch in zip(steps, batches(steps), strict=True):
+        batch = jax.device_put(batch, split(mesh))
+        key = jax.random.fold_in(jax.random.key(0), i)
+        state, value = step(state, batch, key, np.float32(schedule.rate(i)))
         losses.append(value)
         last = i + 1 == schedule.steps
         if last or (i + 1) % 50 == 0:
@@ -105,6 +119,21 @@ def train(
                 on_checkpoint(i + 1, state["ema"])
             saved = time.monotonic()
     return state["ema"]
+
+
+def ahead(batch_at: Callable[[int], Tree], steps: range) -> Iterator[Tree]:
+    """batch_at(step) for each step in turn, made by other processes before it is asked for.
+
+    They find `batch_at` by its name: it is a module's function, or a `partial` of one.
+    """
+    processes = max(1, (os.cpu_count() or 1) - 1)
+    # Spawned, as JAX's threads do not survive a fork
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        coming = (pool.submit(batch_at, step) for step in steps)
+        waiting = deque(itertools.islice(coming, 2 * processes))
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(itertools.islice(coming, 1))
 
 
 def begin(folder: Path, schedule: Schedule, params: Tree) -> None:
@@ -122,12 +151,12 @@ def _first(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
 
 
 def _make_step(optimizer, loss, ema: float, mesh: Mesh):
-    def step(state, batch, key):
+    def step(state, batch, key, rate):
         key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
         value, gradients = jax.value_and_grad(loss)(state["params"], batch, key)
         value, gradients = jax.lax.pmean((value, gradients), AXIS)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
+        params = jax.tree.map(lambda x, update: x - rate * update, state["params"], updates)
         # A young average follows closely, so that it does not remember the initial weights.
         keep = jnp.minimum(ema, (1 + state["step"]) / (10 + state["step"]))
         average = jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, state["ema"], params)
@@ -136,7 +165,7 @@ def _make_step(optimizer, loss, ema: float, mesh: Mesh):
 
     # Written per device: left to the partitioner, the gradient of the token embedding (a scatter)
     # made a step on CPU 17 s long where this form takes 0.6 s.
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(REPLICATED, SPLIT, REPLICATED),
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(REPLICATED, SPLIT, REPLICATED, REPLICATED),
                            out_specs=REPLICATED, check_vma=False)
     options = compiler_options(mesh.devices.flat[0].platform, jnp.float32)
     return jax.jit(mapped, donate_argnums=0, compiler_options=options)
