@@ -17,7 +17,7 @@ from sd_tpu.checkpoint.config import VAEConfig
 from sd_tpu.models import AutoencoderKL
 from sd_tpu.runtime.mesh import make_mesh
 from training import recipe
-from training.trainer import ahead, asked_for, latest, train
+from training.trainer import ahead, asked_for, compiled, latest, train
 
 FOLDER = recipe.CACHE / "autoencoder"
 SCALE_FILE = FOLDER / "scale.json"
@@ -94,7 +94,7 @@ def gradient_energy(pictures: np.ndarray) -> float:
     return sum(float(np.mean(np.square(np.diff(wide, axis=axis)))) for axis in (-3, -2))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(compiled, static_argnums=0)
 def _through(graph: nnx.GraphDef, params, images: jax.Array) -> jax.Array:
     model = nnx.merge(graph, params)
     return model.decode(model.encode(images)[0])
@@ -131,7 +131,7 @@ def trained():
     graph, params = build(recipe.VAE)
     params = latest(FOLDER, params)
     if not SCALE_FILE.is_file():
-        @jax.jit
+        @compiled
         def encode(params, images):
             model = nnx.merge(graph, params)
             return model.encode(images)[0] / model.config.scaling_factor

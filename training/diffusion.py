@@ -16,7 +16,7 @@ from sd_tpu.models import CLIPTextModel, UNet2DConditionModel
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.sampling.schedule import NoiseSchedule
 from training import autoencoder, recipe
-from training.trainer import ahead, asked_for, latest, train
+from training.trainer import ahead, asked_for, compiled, latest, train
 
 FOLDER = recipe.CACHE / "diffusion"
 POOL = 131_072  # pictures encoded once and drawn from ever after
@@ -30,7 +30,7 @@ def make_pool() -> dict[str, np.ndarray]:
     compose = partial(recipe.composed, 1, CODED_TOGETHER)
     file = recipe.CACHE / f"pool-{digest(params, *compose(0))}.safetensors"
     if not file.is_file():
-        encode = jax.jit(lambda params, pictures: nnx.merge(graph, params).encode(
+        encode = compiled(lambda params, pictures: nnx.merge(graph, params).encode(
             autoencoder.to_unit(pictures))[0].astype(jnp.float16))
         coded = [(np.asarray(encode(params, pictures)), ids)
                  for pictures, ids in ahead(compose, range(POOL // CODED_TOGETHER))]

@@ -202,7 +202,8 @@ def main() -> None:
     artist = Artist(args.folder)
     if args.grid:
         trial = Trial.of(recipe.MIX, GRID[0] * GRID[1], seed=0)
-        label(artist.draw(trial.texts), trial.texts, GRID[0], 1).save(args.grid, quality=90)
+        pictures = artist.draw(trial.texts, steps=args.steps)
+        label(pictures, trial.texts, GRID[0], 1).save(args.grid, quality=90)
         return
     first = 101 if args.sweep else 1  # what is chosen by the sweep is then judged on other prompts
     trials = {kind: Trial.of(mix, args.pictures, seed)

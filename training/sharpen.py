@@ -22,7 +22,7 @@ from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.sampling.schedule import NoiseSchedule
 from training import autoencoder, diffusion, recipe
 from training.autoencoder import difference, to_unit
-from training.trainer import ahead, asked_for, latest, train
+from training.trainer import ahead, asked_for, compiled, latest, train
 
 FOLDER = recipe.CACHE / "sharpening"
 NOISIEST = 300  # timestep up to which latents are noised
@@ -97,7 +97,7 @@ def make_restorer():
     graphs, params = diffusion.build()[0], diffusion.trained()
     alphas = jnp.asarray(NoiseSchedule.from_config(recipe.SCHEDULER).alphas_cumprod, jnp.float32)
 
-    @jax.jit
+    @compiled
     def restore(vae, params, pictures, ids, key):
         latents = nnx.merge(graph, vae).encode(to_unit(pictures))[0]
         for_noise, for_time = jax.random.split(key)

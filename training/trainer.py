@@ -167,8 +167,13 @@ def _make_step(optimizer, loss, ema: float, mesh: Mesh):
     # made a step on CPU 17 s long where this form takes 0.6 s.
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(REPLICATED, SPLIT, REPLICATED, REPLICATED),
                            out_specs=REPLICATED, check_vma=False)
-    options = compiler_options(mesh.devices.flat[0].platform, jnp.float32)
-    return jax.jit(mapped, donate_argnums=0, compiler_options=options)
+    return compiled(mapped, donate_argnums=0)
+
+
+def compiled(function: Callable, **options) -> Callable:
+    """`jax.jit` as the programs are compiled."""
+    return jax.jit(function, **options,
+                   compiler_options=compiler_options(jax.default_backend(), jnp.float32))
 
 
 def _report(folder: Path, step: int, schedule: Schedule, loss: float, rate: float) -> None:
