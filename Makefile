@@ -18,7 +18,8 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 
-# The bundled model from nothing: hours on a CPU (training/README.md), a fifth fewer with huge pages.
+# The bundled model from nothing: minutes on a GPU, days on a CPU (training/README.md), which huge
+# pages make fewer.
 train: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 train: $(VENV)/.dev
 	$(BIN)/python -m training.tokenizer assets/model/tokenizer

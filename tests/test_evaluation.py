@@ -142,9 +142,10 @@ def test_the_kernel_distance_tells_distributions_apart_whatever_their_sizes():
 
 def test_a_resumed_runs_later_entries_make_the_curve(tmp_path):
     steps = [(50, 0.9), (100, 0.8), (150, 0.7), (100, 0.5), (150, 0.4)]
-    log = "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in steps)
+    log = "".join(json.dumps({"step": step, "pictures": 16 * step, "loss": loss}) + "\n"
+                  for step, loss in steps)
     (tmp_path / "loss.jsonl").write_text(log)
-    seen, loss = curves.read(tmp_path, batch=16)
+    seen, loss = curves.read(tmp_path)
     assert (seen.tolist(), loss.tolist()) == ([800, 1600, 2400], [0.9, 0.5, 0.4])
     figure = curves.draw({"one": (seen, loss), "two": (seen, loss)})
     assert [axes.get_title() for axes in figure.axes] == ["one", "two"]

@@ -1,8 +1,12 @@
-"""The training loop: resumed exactly, the same over any number of devices; the two losses."""
+"""The training loop: resumed exactly, the same over any number of devices, on batches made ahead;
+what runs begin with; the losses."""
 
 import dataclasses
 import json
-import operator
+import multiprocessing
+import os
+import subprocess
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,10 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sd_tpu.runtime.mesh import make_mesh
+from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.sampling.schedule import NoiseSchedule
 from training import autoencoder, diffusion, recipe, restore
-from training.trainer import Schedule, ahead, asked_for, begin, latest, train
+from training.trainer import (
+    Schedule,
+    _first,
+    _make_step,
+    ahead,
+    begin,
+    from_command_line,
+    latest,
+    train,
+)
 
 RUN = Schedule(steps=60, batch=8, learning_rate=0.05, warmup=5, decay=0.5)
 TRUTH = np.array([[1.0], [-2.0], [0.5]], np.float32)
@@ -80,17 +93,99 @@ def test_a_run_can_begin_with_given_weights_but_keeps_what_it_has(tmp_path):
     np.testing.assert_array_equal(latest(tmp_path, START)["w"], average["w"])
 
 
-def test_batches_made_ahead_are_those_of_their_steps():
-    made = list(ahead(operator.neg, range(3, 40)))
-    assert made == [-step for step in range(3, 40)], "in turn, each once"
+def test_batches_are_made_ahead_by_other_processes_which_end_with_the_last():
+    asked = []
+
+    class Steps:
+        """A range that tells how far it was gone through."""
+
+        def __iter__(self):
+            for step in range(1000):
+                asked.append(step)
+                yield step
+
+    batches = ahead(_made, Steps())
+    (first, process), (second, _) = next(batches), next(batches)
+    assert (first, second) == (0, 1) and process != os.getpid()
+    assert 2 < len(asked) < 100, "not one by one, and not all of them"
+    assert multiprocessing.active_children()
+    batches.close()
+    assert not multiprocessing.active_children()
 
 
-def test_the_learning_rate_rises_stays_and_falls_and_the_command_line_may_set_it(monkeypatch):
+def test_what_goes_wrong_in_a_batch_is_told():
+    with pytest.raises(ZeroDivisionError):
+        list(ahead(_made, [3, None, 4]))
+
+
+def _made(step):
+    if step is None:
+        raise ZeroDivisionError
+    return step, os.getpid()
+
+
+def test_importing_what_trains_opens_no_device():
+    """Every process that makes batches does: an accelerator is the parent's."""
+    script = ("from jax._src import xla_bridge\n"
+              "from training import autoencoder, diffusion, judge, sharpen\n"
+              "assert not xla_bridge._backends")
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_step_is_compiled_once_whatever_the_length_and_the_rate(tmp_path):
+    traced = []
+
+    def counted(params, batch, key):
+        traced.append(1)
+        return loss(params, batch, key)
+
+    mesh = make_mesh(1)
+    step = _make_step(RUN.optimizer(), counted, RUN.ema, mesh)
+    state = jax.device_put(_first(RUN.optimizer(), START), replicated(mesh))
+    for rate in (0.1, 0.2):
+        state, _ = step(state, batch_at(0), jax.random.key(0), np.float32(rate))
+    assert len(traced) == 1
+
+
+def test_the_learning_rate_rises_stays_and_falls():
     rates = [RUN.rate(step) for step in range(RUN.steps)]
     assert rates[0] == 0 and rates[4] < rates[5] == rates[30] == RUN.learning_rate > rates[31]
     assert rates[-1] == pytest.approx(RUN.learning_rate / 30)
-    monkeypatch.setattr("sys.argv", ["diffusion", "--steps", "7", "--learning-rate", "0.5"])
-    assert asked_for(RUN, "") == dataclasses.replace(RUN, steps=7, learning_rate=0.5)
+
+
+def test_the_command_line_may_change_a_run(monkeypatch):
+    monkeypatch.setattr("sys.argv", "x --steps 7 --batch 4 --learning-rate 0.5".split())
+    assert from_command_line(RUN, "") == dataclasses.replace(
+        RUN, steps=7, batch=4, learning_rate=0.5)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="A batch of 8 cannot be divided over 3 devices"):
+        run(tmp_path, devices=3)
+
+
+def test_a_pool_is_encoded_once_and_has_captions_beside_their_latents(tmp_path, monkeypatch):
+    calls = []
+
+    def compose(stream, count, step):
+        return np.full((count, 2, 2, 3), step, np.uint8), np.full((count, 77), step, np.int32)
+
+    def encode(params, pictures):
+        calls.append(1)
+        return params["w"] * pictures[:, :1, :1].astype(np.float32)
+
+    monkeypatch.setattr(recipe, "CACHE", tmp_path)
+    monkeypatch.setattr(recipe, "captioned", compose)
+    monkeypatch.setattr(diffusion, "POOL", 256)
+    monkeypatch.setattr(diffusion, "ahead", map)
+    monkeypatch.setattr(autoencoder, "halves", lambda graph: (encode, None))
+    monkeypatch.setattr(autoencoder, "scale", lambda: 1.0)
+    for factor, encoded in ((2, 2), (2, 2), (3, 4)):
+        monkeypatch.setattr(autoencoder, "trained", lambda w=factor: (None, {"w": np.float32(w)}))
+        pool = diffusion.make_pool()
+        assert len(calls) == encoded, "again for other weights only"
+        assert pool["latents"].dtype == np.float16 and len(pool["latents"]) == 256
+        np.testing.assert_array_equal(pool["latents"][:, 0, 0, 0], factor * pool["ids"][:, 0])
 
 
 def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(tmp_path, monkeypatch):
@@ -123,7 +218,7 @@ def test_what_was_never_trained_is_said_to_be_missing(tmp_path):
 def test_the_autoencoders_loss_falls_as_its_latents_near_the_prior():
     config = {**recipe.VAE, "block_out_channels": [4, 8], "layers_per_block": 1}
     graph, params = autoencoder.build(config)
-    batch = (np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8),)
+    batch = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
     value = jax.jit(autoencoder.make_loss(graph))
     low = value(params, batch, jax.random.key(0))
     # Moments far from the prior: the KL term must grow with the square of the mean.

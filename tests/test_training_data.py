@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training import captions, compose, concepts, grammar, sprites
+from training import captions, compose, concepts, grammar, recipe, sprites
 from training.captions import Scene
 from training.compose import Composer, Mix
 
@@ -248,3 +248,13 @@ def test_the_bundled_tokenizer_pads_and_cuts_to_77_as_clip_does():
     assert short == [49406, 320, 1125, 539, 320, 2368] + [49407] * 71
     assert long == [49406] + [2368] * 75 + [49407]
     assert len(tokenizer) == 49408 and tokenizer.pad_token == "<|endoftext|>"
+
+
+def test_each_stream_and_step_has_pictures_of_its_own_and_the_same_again(discs, monkeypatch):
+    monkeypatch.setattr(recipe, "composer", lambda: Composer(discs, 32, SINGLES))
+    one, other = recipe.Stream.AUTOENCODER, recipe.Stream.POOL
+    first, ids = recipe.captioned(one, 4, 7)
+    assert first.shape == (4, 32, 32, 3) and ids.shape == (4, 77)
+    assert np.array_equal(recipe.pictures(one, 4, 7), first)
+    for different in (recipe.pictures(one, 4, 8), recipe.pictures(other, 4, 7)):
+        assert not np.array_equal(different, first)

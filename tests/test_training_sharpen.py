@@ -1,11 +1,13 @@
-"""The critic that teaches the decoder to be crisp: who learns what from whom."""
+"""The critic that teaches the decoder to be crisp: who learns what from whom, and on what."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from training import recipe, sharpen
+from sd_tpu.sampling.schedule import NoiseSchedule
+from training import autoencoder, diffusion, recipe, sharpen
 
 TINY = {**recipe.VAE, "latent_channels": 4, "block_out_channels": [4, 8]}
 
@@ -15,12 +17,11 @@ def networks():
     """Graphs and parameters of a tiny decoder and a small critic; two batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "VAE", TINY)
-        patch.setattr(sharpen.autoencoder, "scale", lambda: 1.0)
+        patch.setattr(autoencoder, "scale", lambda: 1.0)
         patch.setattr(sharpen, "CHANNELS", (8, 8, 8))
         graphs, params = sharpen.build()
     rng = np.random.default_rng(0)
     latents = rng.standard_normal((4, 16, 16, 4)).astype(np.float32)
-    # As softly as a decoder would draw, and with edges
     pictures = 255 * rng.integers(0, 2, (4, 8, 8, 3), np.uint8).repeat(4, 1).repeat(4, 2)
     return graphs, params, (latents, pictures)
 
@@ -55,3 +56,39 @@ def test_the_critic_learns_to_tell_decoded_pictures_from_drawn_ones(networks):
         updates, state = optimizer.update(found["critic"], state)
         critic = optax.apply_updates(critic, updates)
     assert values[-1] < values[0] - 0.5, "nothing but its own errors has changed"
+
+
+def test_what_is_drawn_from_are_latents_that_the_unet_restored(monkeypatch):
+    """Those of the pictures, if it knows them; with what it gets wrong, if not."""
+    known = np.random.default_rng(1).standard_normal((4, 2, 2, 8)).astype(np.float32)
+    alphas = jnp.asarray(NoiseSchedule.from_config(recipe.SCHEDULER).alphas_cumprod, jnp.float32)
+
+    class Unet:
+        def __init__(self, error):
+            self.error = error
+
+        def __call__(self, noisy, t, text):
+            signal, spread = (jnp.sqrt(x)[:, None, None, None] for x in (alphas[t], 1 - alphas[t]))
+            assert t.shape == (4,)
+            return signal * (noisy - signal * known) / spread - spread * known + self.error
+
+    class Encoder:
+        @staticmethod
+        def encode(images):
+            return jnp.asarray(known), None
+
+    parts = {"vae": Encoder, "text_encoder": lambda ids: ids}
+    monkeypatch.setattr(diffusion.nnx, "merge", lambda graph, params: parts[graph])
+    monkeypatch.setattr(autoencoder, "trained", lambda: ("vae", {}))
+    monkeypatch.setattr(diffusion, "build", lambda: ({"unet": "unet", "text_encoder":
+                                                      "text_encoder"}, None))
+    monkeypatch.setattr(diffusion, "trained", lambda: {"unet": {}, "text_encoder": {}})
+    pictures, ids = np.zeros((4, 8, 8, 3), np.uint8), np.zeros((4, 77), np.int32)
+    off = []
+    for error in (0.0, 1.0):
+        parts["unet"] = Unet(error)
+        restored = sharpen.make_restorer()(pictures, ids, jax.random.key(0))
+        off.append(np.abs(restored - known).max((1, 2, 3)))
+    assert off[0].max() < 1e-5
+    # An error of the velocity counts by the noise, which is what the latest timestep allows at most
+    assert 0 < off[1].max() <= float(jnp.sqrt(1 - alphas[sharpen.NOISIEST])) + 1e-5

@@ -1,8 +1,9 @@
-"""Trains the autoencoder, whose latents the UNet learns: python -m training.autoencoder [--steps N]
+"""Trains the autoencoder, whose latents the UNet learns: python -m training.autoencoder [--help]
 
 Its decoder is trained once more, by training.sharpen, when the UNet can draw.
 """
 
+import functools
 import json
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from sd_tpu.checkpoint.config import VAEConfig
 from sd_tpu.models import AutoencoderKL
 from sd_tpu.runtime.mesh import make_mesh
 from training import recipe
-from training.trainer import ahead, asked_for, compiled, latest, train
+from training.trainer import ahead, compiled, from_command_line, latest, train
 
 FOLDER = recipe.CACHE / "autoencoder"
 SCALE_FILE = FOLDER / "scale.json"
@@ -36,11 +37,23 @@ def halved(pictures: jax.Array) -> jax.Array:
     return pictures.reshape(batch, height // 2, 2, width // 2, 2, channels).mean((2, 4))
 
 
-def build(config: dict, seed: int = 0):
+def build(config: dict):
     """An autoencoder's graph and its initial parameters."""
-    model = AutoencoderKL(VAEConfig.from_dict(config), rngs=nnx.Rngs(seed))
-    graph, state = nnx.split(model)
+    graph, state = nnx.split(AutoencoderKL(VAEConfig.from_dict(config), rngs=nnx.Rngs(0)))
     return graph, nnx.to_pure_dict(state)
+
+
+@functools.cache
+def halves(graph: nnx.GraphDef):
+    """Two functions: (parameters, pictures [B, H, W, 3] u8) -> latents, the means; (parameters,
+    latents [B, h, w, C]) -> pictures f32, about [-1, 1]."""
+    def encode(params, pictures):
+        return nnx.merge(graph, params).encode(to_unit(pictures))[0]
+
+    def decode(params, latents):
+        return nnx.merge(graph, params).decode(latents)
+
+    return compiled(encode), compiled(decode)
 
 
 def difference(drawn: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -67,8 +80,8 @@ def _contrast(edges: jax.Array) -> jax.Array:
 def make_loss(graph: nnx.GraphDef):
     """The picture's difference, its squared error, and a little of the KL term (Kingma 2013)."""
 
-    def loss(params, batch, key):
-        images = to_unit(batch[0])
+    def loss(params, pictures, key):
+        images = to_unit(pictures)
         model = nnx.merge(graph, params)
         mean, logvar = model.encode(images)
         scale = model.config.scaling_factor
@@ -94,16 +107,11 @@ def gradient_energy(pictures: np.ndarray) -> float:
     return sum(float(np.mean(np.square(np.diff(wide, axis=axis)))) for axis in (-3, -2))
 
 
-@partial(compiled, static_argnums=0)
-def _through(graph: nnx.GraphDef, params, images: jax.Array) -> jax.Array:
-    model = nnx.merge(graph, params)
-    return model.decode(model.encode(images)[0])
-
-
 def show(graph: nnx.GraphDef, params, file: Path) -> str:
     """Saves pictures held out above their reconstructions and tells how near these come."""
-    images = to_unit(recipe.held_out(16))
-    decoded = np.asarray(_through(graph, params, images)).clip(-1, 1)
+    pictures, (encode, decode) = recipe.held_out(16), halves(graph)
+    images = to_unit(pictures)
+    decoded = np.asarray(decode(params, encode(params, pictures))).clip(-1, 1)
     rows = np.concatenate([np.concatenate(list(row), axis=1) for row in (images, decoded)])
     Image.fromarray(((rows + 1) * 127.5).round().astype(np.uint8)).save(file)
     sharpness = gradient_energy(decoded) / gradient_energy(images)
@@ -112,15 +120,16 @@ def show(graph: nnx.GraphDef, params, file: Path) -> str:
 
 def main() -> None:
     """Trains to the end of the schedule, or resumes."""
-    run = asked_for(recipe.AUTOENCODER_RUN, __doc__)
+    run = from_command_line(recipe.AUTOENCODER_RUN, __doc__)
     graph, params = build(recipe.VAE)
+    recipe.composer()  # renders the drawings, which else every process would
 
     def on_checkpoint(step: int, average) -> None:
         print(f"step {step}: {show(graph, average, FOLDER / 'samples.png')}", flush=True)
 
     train(FOLDER, run, params, make_loss(graph),
-          partial(ahead, partial(recipe.composed, 0, run.batch)), make_mesh(),
-          on_checkpoint=on_checkpoint)
+          partial(ahead, partial(recipe.pictures, recipe.Stream.AUTOENCODER, run.batch)),
+          make_mesh(), on_checkpoint=on_checkpoint)
 
 
 def trained():
@@ -131,14 +140,16 @@ def trained():
     graph, params = build(recipe.VAE)
     params = latest(FOLDER, params)
     if not SCALE_FILE.is_file():
-        @compiled
-        def encode(params, images):
-            model = nnx.merge(graph, params)
-            return model.encode(images)[0] / model.config.scaling_factor
+        encode, before = halves(graph)[0], VAEConfig.from_dict(recipe.VAE).scaling_factor
+        latents = np.stack([encode(params, recipe.pictures(recipe.Stream.MEASURING, 64, i))
+                            for i in range(8)])
+        SCALE_FILE.write_text(json.dumps(float(before / latents.std())), encoding="utf-8")
+    return build(config())[0], params
 
-        latents = np.asarray(encode(params, to_unit(recipe.composed(5, 512, 0)[0])))
-        SCALE_FILE.write_text(json.dumps(float(1 / latents.std())), encoding="utf-8")
-    return build({**recipe.VAE, "scaling_factor": scale()})[0], params
+
+def config() -> dict:
+    """recipe.VAE with its scaling factor. Raises FileNotFoundError before `trained`."""
+    return {**recipe.VAE, "scaling_factor": scale()}
 
 
 def scale() -> float:

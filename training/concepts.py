@@ -1,6 +1,6 @@
 """What there is to draw, and what people call it."""
 
-# Things that look alike in both styles and can be told apart at 64x64, by theme:
+# Things that look alike in both styles and can be told apart when small, by theme:
 # name -> the icon sets' name of the drawing
 THEMES = {
     "animals": {

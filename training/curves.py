@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from training import autoencoder, diffusion, recipe, sharpen
+from training import autoencoder, diffusion, sharpen
 
 RUNS = {
-    "Autoencoder: pictures, edges, contrasts": (autoencoder.FOLDER, recipe.AUTOENCODER_RUN),
-    "Text encoder and UNet: velocity": (diffusion.FOLDER, recipe.DIFFUSION_RUN),
-    "Decoder and critic": (sharpen.FOLDER, recipe.SHARPENING_RUN),
+    "Autoencoder: pictures, edges, contrasts, KL": autoencoder.FOLDER,
+    "Text encoder and UNet: velocity": diffusion.FOLDER,
+    "Decoder and critic": sharpen.FOLDER,
 }
 
 
@@ -28,23 +28,23 @@ def draw(logs: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     return figure
 
 
-def read(folder: Path, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def read(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Pictures seen and loss, as the run in `folder` logged them.
 
     A run that was cut off and resumed has logged the steps since its checkpoint twice: the later
     entry counts.
     """
     entries = map(json.loads, (folder / "loss.jsonl").read_text(encoding="utf-8").splitlines())
-    losses = {entry["step"]: entry["loss"] for entry in entries}
-    steps = sorted(losses)
-    return np.array(steps) * batch, np.array([losses[step] for step in steps])
+    losses = {entry["pictures"]: entry["loss"] for entry in entries}
+    seen = sorted(losses)
+    return np.array(seen), np.array([losses[pictures] for pictures in seen])
 
 
 def main() -> None:
     """Writes the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    logs = {title: read(folder, run.batch) for title, (folder, run) in RUNS.items()
+    logs = {title: read(folder) for title, folder in RUNS.items()
             if (folder / "loss.jsonl").is_file()}
     draw(logs).savefig(parser.parse_args().file, dpi=100)
 

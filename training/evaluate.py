@@ -49,7 +49,8 @@ class Trial:
     @classmethod
     def of(cls, mix: Mix, count: int, seed: int) -> "Trial":
         """`count` scenes of the mix, all of combinations kept from training."""
-        composer, rng = recipe.composer(mix, unseen=True), np.random.default_rng([4, seed])
+        composer = recipe.composer(mix, unseen=True)
+        rng = np.random.default_rng([recipe.Stream.EVALUATION, seed])
         endless = (composer.sample(rng) for _ in itertools.count())
         # Copies are asked for of what cannot be counted, too, and then there is but one.
         wanted = (sample for sample in endless if sample[2].count > 1 or mix.copies < 1)

@@ -10,7 +10,7 @@ from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 
-SEED, QUALITY = 42, 85  # the best of twelve seeds, looked at together
+SEED, QUALITY = 42, 85
 
 
 def main() -> None:

@@ -23,8 +23,7 @@ def main() -> None:
         "text_encoder": {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model",
                          **recipe.TEXT_ENCODER},
         "unet": {"_class_name": "UNet2DConditionModel", **recipe.UNET},
-        "vae": {"_class_name": "AutoencoderKL", **recipe.VAE,
-                "scaling_factor": autoencoder.scale()},
+        "vae": {"_class_name": "AutoencoderKL", **autoencoder.config()},
         "scheduler": recipe.SCHEDULER,
     }
     model, _ = StableDiffusion.build(configs, jnp.float32)

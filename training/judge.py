@@ -1,4 +1,4 @@
-"""A classifier that says what a picture shows, for the evaluation: python -m training.judge
+"""A classifier that says what a picture shows: python -m training.judge [--help]
 
 It has nothing in common with the networks it judges but the drawings: it sees pixels, and is
 trained on composed pictures of every combination, also those kept from their training.
@@ -22,7 +22,7 @@ from training.captions import Scene
 from training.compose import Mix
 from training.concepts import CONCEPTS
 from training.sprites import STYLES
-from training.trainer import ahead, asked_for, latest, train
+from training.trainer import ahead, compiled, from_command_line, latest, train
 
 FOLDER = recipe.CACHE / "judge"
 # A plain mix: what the evaluation asks about, each kind often enough to be learned well.
@@ -91,9 +91,9 @@ class Judge(nnx.Module):
         return jax.nn.silu(x).reshape(len(x), -1)
 
 
-def build(seed: int = 0):
+def build():
     """The judge's graph and initial parameters."""
-    graph, state = nnx.split(Judge(rngs=nnx.Rngs(seed)))
+    graph, state = nnx.split(Judge(rngs=nnx.Rngs(0)))
     return graph, nnx.to_pure_dict(state)
 
 
@@ -130,7 +130,7 @@ def trained():
     graph, params = build()
     params = latest(FOLDER, params)
 
-    @jax.jit
+    @compiled
     def ask(images):
         judge = nnx.merge(graph, params)
         return {**jax.tree.map(jax.nn.softmax, judge(images)), "features": judge.features(images)}
@@ -162,15 +162,17 @@ def kernel_distance(features: np.ndarray, others: np.ndarray) -> float:
 
 
 def _batch(count: int, step: int):
-    """Softened pictures and the right answers."""
-    composer, rng = recipe.composer(MIX, unseen=None), np.random.default_rng([3, step])
+    """Softened pictures [count, H, W, 3] f32, and the right answers as `labels` gives them."""
+    composer = recipe.composer(MIX, unseen=None)
+    rng = np.random.default_rng([recipe.Stream.JUDGE, step])
     pictures, _, scenes = zip(*(composer.sample(rng) for _ in range(count)), strict=True)
     return np.stack([soften(picture, rng) for picture in pictures]), labels(scenes)
 
 
 def main() -> None:
     """Trains to the end of the schedule, or resumes."""
-    run, (graph, params) = asked_for(recipe.JUDGE_RUN, __doc__), build()
+    run, (graph, params) = from_command_line(recipe.JUDGE_RUN, __doc__), build()
+    recipe.composer()  # renders the drawings, which else every process would
     train(FOLDER, run, params, make_loss(graph), partial(ahead, partial(_batch, run.batch)),
           make_mesh())
 

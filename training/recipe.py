@@ -1,5 +1,6 @@
 """What is trained: the three networks' configurations, the noise schedule and the runs."""
 
+import enum
 import functools
 
 import numpy as np
@@ -10,7 +11,7 @@ from sd_tpu.families.tokenizer import Tokenizer
 from training.captions import caption
 from training.compose import Composer, Mix
 from training.concepts import CONCEPTS
-from training.sprites import render, training_folder
+from training.sprites import Sprites, render, training_folder
 from training.trainer import Schedule
 
 CACHE = training_folder()
@@ -45,8 +46,8 @@ TEXT_ENCODER = dict(
 )
 UNET = dict(
     sample_size=IMAGE_SIZE // 16,
-    in_channels=32,
-    out_channels=32,
+    in_channels=VAE["latent_channels"],
+    out_channels=VAE["latent_channels"],
     down_block_types=["CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
     mid_block_type="UNetMidBlock2DCrossAttn",
     up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
@@ -74,16 +75,36 @@ SCHEDULER = dict(
     steps_offset=1,  # without effect on trailing spacing; diffusers warns of anything else
 )
 
-AUTOENCODER_RUN = Schedule(steps=8000, batch=64, learning_rate=1e-3, decay=0.5, ema=0.995)
-SHARPENING_RUN = Schedule(steps=2400, batch=64, learning_rate=2e-4, decay=0.5, ema=0.995)
+AUTOENCODER_RUN = Schedule(steps=4700, batch=64, learning_rate=1e-3, decay=0.5, ema=0.995)
+SHARPENING_RUN = Schedule(steps=450, batch=64, learning_rate=2e-4, decay=0.5, ema=0.995)
 JUDGE_RUN = Schedule(steps=5000, batch=32, learning_rate=1e-3, ema=0.99)
-DIFFUSION_RUN = Schedule(steps=12000, batch=256, learning_rate=1e-3, warmup=500, decay=0.4)
+DIFFUSION_RUN = Schedule(steps=5350, batch=256, learning_rate=1e-3, warmup=500, decay=0.4)
+
+
+class Stream(enum.IntEnum):
+    """What random numbers are drawn for: with [stream, step] as a seed no two share any."""
+
+    AUTOENCODER = 0
+    POOL = 1
+    DIFFUSION = 2
+    JUDGE = 3
+    EVALUATION = 4
+    MEASURING = 5
+    SHARPENING = 7
+    RESTORING = 8
+    HELD_OUT = 9
+    WORDS = 10
+
+
+@functools.cache
+def _sprites() -> Sprites:
+    return render(CACHE, CONCEPTS, SPRITE_SIZE)
 
 
 @functools.cache
 def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
     """Draws the captioned pictures that the networks are trained on, or others of their kind."""
-    return Composer(render(CACHE, CONCEPTS, SPRITE_SIZE), IMAGE_SIZE, mix, unseen)
+    return Composer(_sprites(), IMAGE_SIZE, mix, unseen)
 
 
 @functools.cache
@@ -92,19 +113,24 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
 
 
-def composed(stream: int, count: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures [count, H, W, 3] u8 and their captions' ids [count, 77], others for each step."""
-    pictures, texts = composer().batch(np.random.default_rng([stream, step]), count)
-    return pictures, tokenizer()(texts)
+def pictures(stream: Stream, count: int, step: int) -> np.ndarray:
+    """Pictures [count, H, W, 3] u8, others for each stream and step."""
+    return composer().batch(np.random.default_rng([stream, step]), count)[0]
+
+
+def captioned(stream: Stream, count: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same pictures, and their captions' token ids [count, 77] i32."""
+    drawn, texts = composer().batch(np.random.default_rng([stream, step]), count)
+    return drawn, tokenizer()(texts)
 
 
 def held_out(count: int) -> np.ndarray:
     """Pictures [count, H, W, 3] u8 of combinations that are never trained on."""
-    return composer(unseen=True).batch(np.random.default_rng(1 << 40), count)[0]
+    return composer(unseen=True).batch(np.random.default_rng([Stream.HELD_OUT, 0]), count)[0]
 
 
 def vocabulary(captions: int = 20_000) -> tuple[str, ...]:
     """The words that training captions are made of, by composing as many of them."""
-    teller, rng = composer(), np.random.default_rng(5)
+    teller, rng = composer(), np.random.default_rng([Stream.WORDS, 0])
     texts = (caption(teller.scene(rng), rng) for _ in range(captions))
     return tuple(sorted({word for text in texts for word in split_words(text)}))

@@ -2,6 +2,9 @@
 
 The folder's text encoder and UNet go to the diffusion run, its autoencoder to the autoencoder's,
 its decoder also to the run that sharpens it. What the cache already has stays as it is.
+
+Then text encoder and UNet, or the decoder, can be trained on. Were the autoencoder, its latents
+would change, and nothing fit that was trained on them.
 """
 
 import argparse
@@ -20,12 +23,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     checkpoint, params = Checkpoint.from_pretrained(parser.parse_args().folder)
     vae = params.pop("vae")
-    if not autoencoder.SCALE_FILE.is_file():
-        autoencoder.SCALE_FILE.parent.mkdir(parents=True, exist_ok=True)
+    begin(diffusion.FOLDER, recipe.DIFFUSION_RUN, params)
+    if begin(autoencoder.FOLDER, recipe.AUTOENCODER_RUN, vae):
         scale = checkpoint.configs["vae"]["scaling_factor"]
         autoencoder.SCALE_FILE.write_text(json.dumps(scale), encoding="utf-8")
-    begin(diffusion.FOLDER, recipe.DIFFUSION_RUN, params)
-    begin(autoencoder.FOLDER, recipe.AUTOENCODER_RUN, vae)
     begin(sharpen.FOLDER, recipe.SHARPENING_RUN, sharpen.beginning(vae))
 
 

@@ -1,4 +1,4 @@
-"""Trains the decoder to draw crisply what the UNet makes: python -m training.sharpen [--steps N]
+"""Trains the decoder to draw crisply what the UNet makes: python -m training.sharpen [--help]
 
 Where latents do not say where an edge is to the pixel, every error of pixels is least for a blur.
 So a critic is trained beside the decoder, to tell patches of what it draws from patches of drawings
@@ -22,7 +22,8 @@ from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.sampling.schedule import NoiseSchedule
 from training import autoencoder, diffusion, recipe
 from training.autoencoder import difference, to_unit
-from training.trainer import ahead, asked_for, compiled, latest, train
+from training.diffusion import Noised
+from training.trainer import ahead, compiled, from_command_line, latest, train
 
 FOLDER = recipe.CACHE / "sharpening"
 NOISIEST = 300  # timestep up to which latents are noised
@@ -51,9 +52,8 @@ class Critic(nnx.Module):
 
 
 def build() -> tuple[dict[str, nnx.GraphDef], dict]:
-    """Graphs and initial parameters of the critic and of the autoencoder's drawing half."""
-    config = {**recipe.VAE, "scaling_factor": autoencoder.scale()}
-    decoder = AutoencoderKL(VAEConfig.from_dict(config), rngs=nnx.Rngs(0))
+    """Graphs and initial parameters of the critic and of the autoencoder's decoder."""
+    decoder = AutoencoderKL(VAEConfig.from_dict(autoencoder.config()), rngs=nnx.Rngs(0))
     del decoder.encoder, decoder.quant_conv
     modules = {"decoder": decoder, "critic": Critic(rngs=nnx.Rngs(1))}
     return ({name: nnx.graphdef(module) for name, module in modules.items()},
@@ -94,32 +94,27 @@ def make_restorer():
     """A function: (pictures [B, H, W, 3] u8, token ids [B, 77], key) -> latents [B, h, w, C], of
     the pictures, noised up to NOISIEST and restored by the UNet."""
     graph, vae = autoencoder.trained()
-    graphs, params = diffusion.build()[0], diffusion.trained()
-    alphas = jnp.asarray(NoiseSchedule.from_config(recipe.SCHEDULER).alphas_cumprod, jnp.float32)
+    graphs, schedule = diffusion.build()[0], NoiseSchedule.from_config(recipe.SCHEDULER)
 
     @compiled
     def restore(vae, params, pictures, ids, key):
         latents = nnx.merge(graph, vae).encode(to_unit(pictures))[0]
-        for_noise, for_time = jax.random.split(key)
-        t = diffusion.spread_timesteps(for_time, len(latents), NOISIEST)
-        signal, spread = (jnp.sqrt(x)[:, None, None, None] for x in (alphas[t], 1 - alphas[t]))
-        noisy = signal * latents + spread * jax.random.normal(for_noise, latents.shape)
-        text = nnx.merge(graphs["text_encoder"], params["text_encoder"])(ids)
-        velocity = nnx.merge(graphs["unet"], params["unet"])(noisy, t, text)
-        return signal * noisy - spread * velocity
+        noised = Noised.of(latents, schedule, NOISIEST, key)
+        return noised.signal * noised.noisy - noised.spread * noised.velocity(graphs, params, ids)
 
-    return lambda pictures, ids, key: restore(vae, params, pictures, ids, key)
+    return partial(restore, *jax.device_put((vae, diffusion.trained())))
 
 
 def main() -> None:
     """Trains to the end of the schedule, or resumes."""
-    run = asked_for(recipe.SHARPENING_RUN, __doc__)
+    run = from_command_line(recipe.SHARPENING_RUN, __doc__)
     (graph, vae), restore = autoencoder.trained(), make_restorer()
 
     def batches(steps: range) -> Iterator[tuple]:
-        composed = ahead(partial(recipe.composed, 7, run.batch), steps)
-        for step, (pictures, ids) in zip(steps, composed, strict=True):
-            latents = restore(pictures, ids, jax.random.fold_in(jax.random.key(8), step))
+        stream, key = recipe.Stream.SHARPENING, jax.random.key(recipe.Stream.RESTORING)
+        coming = ahead(partial(recipe.captioned, stream, run.batch), steps)
+        for step, (pictures, ids) in zip(steps, coming, strict=True):
+            latents = restore(pictures, ids, jax.random.fold_in(key, step))
             yield latents, pictures, np.full(run.batch, step >= ALONE, np.float32)
 
     def on_checkpoint(step: int, average) -> None:
@@ -127,7 +122,7 @@ def main() -> None:
         print(f"step {step}: {found}", flush=True)
 
     train(FOLDER, run, beginning(vae), make_loss(build()[0]), batches, make_mesh(),
-          checkpoint_seconds=240, on_checkpoint=on_checkpoint)
+          on_checkpoint=on_checkpoint)
 
 
 def trained():

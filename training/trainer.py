@@ -10,6 +10,8 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +27,13 @@ from jax.sharding import Mesh
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from sd_tpu.families.checkpoint import keep_compiled
 from sd_tpu.runtime.compiler import compiler_options
 from sd_tpu.runtime.mesh import AXIS, REPLICATED, SPLIT, replicated, split
 
 Tree = Any
+
+MOST_PROCESSES = 16  # that make batches: each takes some 300 MB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,16 +58,17 @@ class Schedule:
         return self.learning_rate * min(1, step / self.warmup, left)
 
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW on clipped gradients, at a rate of 1."""
+        """AdamW on clipped gradients; its updates are yet to be multiplied by the rate."""
         return optax.chain(
             optax.clip_by_global_norm(1.0),
             optax.scale_by_adam(b2=0.99),
             optax.add_decayed_weights(self.weight_decay),
+            optax.scale(-1.0),
         )
 
 
-def asked_for(schedule: Schedule, about: str) -> Schedule:
-    """The schedule with what the command line says of it instead."""
+def from_command_line(schedule: Schedule, about: str) -> Schedule:
+    """The schedule, but for what the command line says of it."""
     parser = argparse.ArgumentParser(description=about)
     for name in ("steps", "batch", "learning_rate"):
         default = getattr(schedule, name)
@@ -84,16 +90,25 @@ def train(
 ) -> Tree:
     """Trains, or resumes what `folder` holds, and returns the averaged parameters.
 
+    What it compiles is kept for the next time, whatever its length and rate will be.
+
     Args:
         folder: of `state.safetensors` (weights, their average, optimizer) and `loss.jsonl`.
         schedule: length and optimizer.
         params: initial parameters, float32.
         loss: (params, batch, key) -> scalar.
         batches: steps -> for each of them arrays, whose leading axis is divided over the devices.
-        mesh: the devices; the leading axis of a batch must be a multiple of their number.
+        mesh: the devices.
         checkpoint_seconds: between two checkpoints.
         on_checkpoint: called with the step and the averaged parameters after each checkpoint.
+
+    Raises:
+        ValueError: the batch cannot be divided over the devices, or the folder's run is of another
+            recipe.
     """
+    if schedule.batch % mesh.size:
+        raise ValueError(f"A batch of {schedule.batch} cannot be divided over {mesh.size} devices.")
+    keep_compiled()
     optimizer = schedule.optimizer()
     state = _restore(folder / "state.safetensors", _first(optimizer, params))
     state = jax.device_put(state, replicated(mesh))
@@ -126,22 +141,37 @@ def ahead(batch_at: Callable[[int], Tree], steps: range) -> Iterator[Tree]:
 
     They find `batch_at` by its name: it is a module's function, or a `partial` of one.
     """
-    processes = max(1, (os.cpu_count() or 1) - 1)
+    processes = min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) - 1))
     # Spawned, as JAX's threads do not survive a fork
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        coming = (pool.submit(batch_at, step) for step in steps)
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _end_with_parent)
+    coming = (pool.submit(batch_at, step) for step in steps)
+    try:
         waiting = deque(itertools.islice(coming, 2 * processes))
         while waiting:
             yield waiting.popleft().result()
             waiting.extend(itertools.islice(coming, 1))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def begin(folder: Path, schedule: Schedule, params: Tree) -> None:
-    """Lets the run in `folder`, unless it has begun, begin with `params`, float32."""
+def _end_with_parent() -> None:
+    """Lets the process end when its parent has, however that came about (cpython issue 111873)."""
+    def end():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the parent
+    threading.Thread(target=end, daemon=True).start()
+
+
+def begin(folder: Path, schedule: Schedule, params: Tree) -> bool:
+    """Lets the run in `folder` begin with `params`, float32; False if it had begun already."""
     file = folder / "state.safetensors"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _save(file, _first(schedule.optimizer(), params))
+    if file.exists():
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(file, _first(schedule.optimizer(), params))
+    return True
 
 
 def _first(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
@@ -156,7 +186,8 @@ def _make_step(optimizer, loss, ema: float, mesh: Mesh):
         value, gradients = jax.value_and_grad(loss)(state["params"], batch, key)
         value, gradients = jax.lax.pmean((value, gradients), AXIS)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
-        params = jax.tree.map(lambda x, update: x - rate * update, state["params"], updates)
+        params = optax.apply_updates(state["params"],
+                                     jax.tree.map(lambda update: rate * update, updates))
         # A young average follows closely, so that it does not remember the initial weights.
         keep = jnp.minimum(ema, (1 + state["step"]) / (10 + state["step"]))
         average = jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, state["ema"], params)
@@ -176,11 +207,12 @@ def compiled(function: Callable, **options) -> Callable:
                    compiler_options=compiler_options(jax.default_backend(), jnp.float32))
 
 
-def _report(folder: Path, step: int, schedule: Schedule, loss: float, rate: float) -> None:
+def _report(folder: Path, step: int, schedule: Schedule, loss: float, speed: float) -> None:
+    pictures = step * schedule.batch
     with (folder / "loss.jsonl").open("a", encoding="utf-8") as log:
-        log.write(json.dumps({"step": step, "loss": round(loss, 5)}) + "\n")
-    left = (schedule.steps - step) / rate / 60
-    print(f"step {step}/{schedule.steps}  loss {loss:.4f}  {rate * schedule.batch:.1f} samples/s  "
+        log.write(json.dumps({"step": step, "pictures": pictures, "loss": round(loss, 5)}) + "\n")
+    left = (schedule.steps - step) / speed / 60
+    print(f"step {step}/{schedule.steps}  loss {loss:.4f}  {speed * schedule.batch:.1f} samples/s  "
           f"{left:.0f} min left", flush=True)
 
 
