@@ -24,7 +24,7 @@ TEXT = re.compile(r"(q_proj|k_proj|v_proj|out_proj|fc1|fc2)$")
 
 @pytest.fixture(scope="module")
 def pipelines() -> dict[str, diffusers.DiffusionPipeline]:
-    return {layout: make_pipeline(layout) for layout in ("sd1", "sdxl")}
+    return {layout: make_pipeline(layout) for layout in ("sd1", "sd2", "sdxl")}
 
 
 def networks(pipeline) -> dict[str, torch.nn.Module]:
@@ -120,7 +120,8 @@ def kohya_names(layout: str, pipeline, original: bool) -> dict[tuple[str, str], 
     return names
 
 
-@pytest.mark.parametrize("layout, original", [("sd1", False), ("sdxl", False), ("sdxl", True)])
+@pytest.mark.parametrize("layout, original", [("sd1", False), ("sd2", False), ("sdxl", False),
+                                              ("sdxl", True)])
 def test_kohyas_files_give_the_weights_that_diffusers_fuses(pipelines, tmp_path, layout, original):
     torch.manual_seed(2)
     pipeline, tensors = pipelines[layout], {}
@@ -143,7 +144,7 @@ def test_kohyas_files_give_the_weights_that_diffusers_fuses(pipelines, tmp_path,
 
 
 @pytest.mark.parametrize("metadata", [False, True])
-@pytest.mark.parametrize("layout", ["sd1", "sdxl"])
+@pytest.mark.parametrize("layout", ["sd1", "sd2", "sdxl"])
 def test_diffusers_own_files_give_the_weights_that_diffusers_fuses(
     pipelines, tmp_path, layout, metadata
 ):

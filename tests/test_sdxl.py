@@ -1,5 +1,6 @@
 """Stable Diffusion XL and models of few steps against PyTorch's pipelines, from the same noise."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -15,6 +16,7 @@ import tiny
 import torch
 from diffusers.schedulers import scheduling_lcm
 from jaxtyping import PyTree
+from safetensors.torch import load_file, save_file
 from test_models import PUBLISHED
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
@@ -234,21 +236,65 @@ def test_parts_that_are_not_of_sdxl_are_refused_by_what_they_are(loaded, part, v
         StableDiffusionXL.build({**configs, part: {**configs[part], **values}}, jnp.float32)
 
 
-def test_the_engine_draws_what_pytorch_draws(folder, reference):
+def write_adapters(folder, pipeline) -> None:
+    """A LoRA for all three networks and an embedding of two vectors for each encoder."""
+    torch.manual_seed(5)
+    tensors = {}
+    for part, prefix in (("unet", "unet"), ("text_encoder", "te1"), ("text_encoder_2", "te2")):
+        for name, layer in getattr(pipeline, part).named_modules():
+            if name.endswith(("to_q", "to_v", "q_proj", "out_proj")):
+                outputs, inputs = layer.weight.shape
+                if part != "unet" and not name.startswith("text_model"):
+                    name = f"text_model.{name}"
+                key = f"lora_{prefix}_{name.replace('.', '_')}"
+                tensors |= {f"{key}.lora_down.weight": torch.randn(2, inputs) / 2,
+                            f"{key}.lora_up.weight": torch.randn(outputs, 2) / 2,
+                            f"{key}.alpha": torch.tensor(2.0)}
+    save_file(tensors, folder / "both.safetensors")
+    widths = {"clip_l": pipeline.text_encoder, "clip_g": pipeline.text_encoder_2}
+    save_file({name: torch.randn(2, encoder.config.hidden_size)
+               for name, encoder in widths.items()}, folder / "mystyle.safetensors")
+
+
+def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
     """From the noise of the seed; the size, the guidance and the encoders are told of themselves.
+    A LoRA and an embedding are only for the picture that names them.
     """
-    engine = Engine.open(folder, devices=1, size=(32, 96))
-    request = Request.check({"prompts": PROMPTS, "negative_prompt": "fog", "seed": 7, "steps": 4,
-                             "guidance": 3.0, "sampler": "euler"}, engine.defaults)
+    write_adapters(tmp_path, reference)
+    engine = Engine.open(folder, devices=1, size=(32, 96), lora_dir=tmp_path,
+                         embedding_dir=tmp_path)
+    plain, adapted = PROMPTS[0], f"{PROMPTS[1]}, mystyle"
+    request = Request.check({"prompts": [plain, f"{adapted} <lora:both:0.7>"], "seed": 7,
+                             "negative_prompt": "fog", "steps": 4, "guidance": 3.0,
+                             "sampler": "euler"}, engine.defaults)
     made = [event.pixels for event in engine.submit(request).events()
             if isinstance(event, ImageReady)]
     engine.close()
-    reference.scheduler = LIGHTNING
-    noise = [jax.random.normal(jax.random.PRNGKey(seed), (4, 8, 24)) for seed in (7, 8)]
-    theirs = reference(PROMPTS, num_inference_steps=4, guidance_scale=3.0, height=32, width=96,
-                       negative_prompt=["fog"] * 2, latents=torch.tensor(np.stack(noise)),
-                       output_type="np").images
-    assert_alike(np.stack(made), theirs, "SDXL 96x32 through the engine")
+    pipeline = type(reference)(**{name: copy.deepcopy(part)
+                                  for name, part in reference.components.items()})
+    pipeline.scheduler = LIGHTNING
+    pipeline.set_progress_bar_config(disable=True)
+
+    def drawn(prompt: str, seed: int) -> np.ndarray:
+        noise = jax.random.normal(jax.random.PRNGKey(seed), (1, 4, 8, 24))
+        return pipeline(prompt, num_inference_steps=4, guidance_scale=3.0, height=32, width=96,
+                        negative_prompt="fog", latents=torch.tensor(np.asarray(noise)),
+                        output_type="np").images[0]
+
+    theirs, without = drawn(plain, 7), drawn(PROMPTS[1], 8)
+    pipeline.load_lora_weights(str(tmp_path), weight_name="both.safetensors")
+    pipeline.fuse_lora(lora_scale=0.7)
+    vectors = load_file(tmp_path / "mystyle.safetensors")
+    for name, which in (("clip_l", ""), ("clip_g", "_2")):
+        pipeline.load_textual_inversion(
+            vectors[name], token="mystyle", tokenizer=getattr(pipeline, f"tokenizer{which}"),
+            text_encoder=getattr(pipeline, f"text_encoder{which}"))
+    # The pooled text is that of the prompt's end, as trainers of embeddings have it. transformers
+    # takes the place of the largest id, which would now be the embedding's.
+    pipeline.text_encoder_2.text_model.eos_token_id = pipeline.tokenizer_2.eos_token_id
+    both = np.stack([theirs, drawn(adapted, 8)])
+    assert np.abs(both[1] - without).mean() > 0.01, "they change the picture"
+    assert_alike(np.stack(made), both, "SDXL 96x32 through the engine, with a LoRA")
 
 
 def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_alone(
