@@ -192,6 +192,7 @@ def test_the_spaces_header_names_what_is_there():
     assert header["license"] == project["license"].lower()
     assert header["python_version"] in SpecifierSet(project["requires-python"])
     assert header["suggested_hardware"] == "cpu-basic"
+    assert len(header["short_description"]) <= 60, "the Hub refuses longer ones"
     preset = next(line for line in text.splitlines() if line.startswith("    --model "))
     flags = argparse.ArgumentParser()
     add_page_flags(flags)
