@@ -129,8 +129,9 @@ def held_out(count: int) -> np.ndarray:
     return composer(unseen=True).batch(np.random.default_rng([Stream.HELD_OUT, 0]), count)[0]
 
 
-def vocabulary(captions: int = 20_000) -> tuple[str, ...]:
-    """The words that training captions are made of, by composing as many of them."""
+def vocabulary(captions: int = 100_000) -> tuple[str, ...]:
+    """The words that training captions are made of, by composing as many of them: in 20,000 a rare
+    plural of another name for a thing may be missing."""
     teller, rng = composer(), np.random.default_rng([Stream.WORDS, 0])
     texts = (caption(teller.scene(rng), rng) for _ in range(captions))
     return tuple(sorted({word for text in texts for word in split_words(text)}))
