@@ -112,8 +112,8 @@ def test_top_5_takes_the_right_answer_among_the_five_likeliest():
 
 
 def test_pictures_are_labelled_with_their_words():
-    pictures = np.zeros((3, 64, 64, 3), np.uint8)
-    image = np.asarray(evaluate.label(pictures, ["a cat", "", "a dog"], columns=3, enlarged=2))
+    pictures = np.zeros((3, 128, 128, 3), np.uint8)
+    image = np.asarray(evaluate.label(pictures, ["a cat", "", "a dog"], columns=3))
     width = image.shape[1] // 3
     under = [image[128:, i * width : (i + 1) * width] for i in range(3)]
     assert [bool((part < 128).any()) for part in under] == [True, False, True]

@@ -129,7 +129,7 @@ def test_importing_what_trains_opens_no_device():
     script = ("from jax._src import xla_bridge\n"
               "from training import autoencoder, diffusion, judge, sharpen\n"
               "assert not xla_bridge._backends")
-    subprocess.run([sys.executable, "-c", script], check=True)
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_a_step_is_compiled_once_whatever_the_length_and_the_rate(tmp_path):

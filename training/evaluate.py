@@ -173,15 +173,14 @@ def print_sweep(artist: Artist, trials: dict[str, Trial], ask) -> None:
         print(f"| {steps} | {guidance:g} | {cells} |", flush=True)
 
 
-def label(pictures: Iterable[np.ndarray], texts: Iterable[str], columns: int,
-          enlarged: int) -> Image.Image:
-    """The pictures [H, W, 3] u8 in rows, enlarged without blur, each above its words."""
+def label(pictures: Iterable[np.ndarray], texts: Iterable[str], columns: int) -> Image.Image:
+    """The pictures [H, W, 3] u8 in rows, each above its words."""
     font, margin, room = ImageFont.load_default(12), 8, 46
     tiles = []
     for picture, text in zip(pictures, texts, strict=True):
-        height, width = (enlarged * side for side in picture.shape[:2])
+        height, width = picture.shape[:2]
         tile = Image.new("RGB", (width + margin, height + room), "white")
-        tile.paste(Image.fromarray(picture).resize((width, height), Image.Resampling.NEAREST))
+        tile.paste(Image.fromarray(picture))
         lines = textwrap.wrap(text, width // 6)[:3]
         ImageDraw.Draw(tile).multiline_text((0, height + 2), "\n".join(lines), "black", font,
                                             spacing=2)
@@ -204,7 +203,7 @@ def main() -> None:
     if args.grid:
         trial = Trial.of(recipe.MIX, GRID[0] * GRID[1], seed=0)
         pictures = artist.draw(trial.texts, steps=args.steps)
-        label(pictures, trial.texts, GRID[0], 1).save(args.grid, quality=90)
+        label(pictures, trial.texts, GRID[0]).save(args.grid, quality=90)
         return
     first = 101 if args.sweep else 1  # what is chosen by the sweep is then judged on other prompts
     trials = {kind: Trial.of(mix, args.pictures, seed)
