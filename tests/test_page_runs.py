@@ -47,7 +47,7 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
-from sd_tpu.serving.run import Run, Studio, queued
+from sd_tpu.serving.run import STARTING, Run, Studio, queued
 from sd_tpu.serving.runs import Runs
 from sd_tpu.serving.scheduler import Busy
 
@@ -134,6 +134,8 @@ def held_engine(page_engine, monkeypatch):
         return execute(plan)
 
     monkeypatch.setattr(page_engine.worker, "execute", hold)
+    # The line is the same whether or not it is known by now how long that takes.
+    monkeypatch.setattr(run_module, "queued", lambda *_: STARTING.text)
     ahead = page_engine.submit(make_request(prompts=("a",), steps=2, height=32, width=32,
                                             model=page_engine.offer.first))
     assert reached.wait(PATIENCE / 1000)
