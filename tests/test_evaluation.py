@@ -45,16 +45,19 @@ def test_a_judge_learns_what_it_is_shown():
     rng = np.random.default_rng(0)
     images = rng.uniform(-1, 1, (len(SCENES), 128, 128, 3)).astype(np.float32)
     batch = images, judge.labels(SCENES)
-    loss = jax.jit(jax.value_and_grad(judge.make_loss(graph)))
-    optimizer = optax.adam(3e-3)
-    state = optimizer.init(params)
-    first = None
-    for _ in range(12):
-        value, gradients = loss(params, batch, jax.random.key(0))
-        first = first or float(value)
+    loss, optimizer = judge.make_loss(graph), optax.adam(3e-3)
+
+    @jax.jit
+    def learned(params, state):
+        value, gradients = jax.value_and_grad(loss)(params, batch, jax.random.key(0))
         updates, state = optimizer.update(gradients, state)
-        params = optax.apply_updates(params, updates)
-    assert float(value) < first / 2
+        return optax.apply_updates(params, updates), state, value
+
+    state, values = jax.jit(optimizer.init)(params), []
+    for _ in range(12):
+        params, state, value = learned(params, state)
+        values.append(float(value))
+    assert values[-1] < values[0] / 2
 
 
 def test_the_judge_is_shown_softened_pictures_that_keep_their_colours():

@@ -136,7 +136,8 @@ def test_a_resnet_block_is_that_of_diffusers(ported, time_channels, outputs):
                                      time_channels=time_channels))
     x, time = torch.randn(2, 16, 6, 10), torch.randn(2, 20) if time_channels else None
     assert_agrees(f"ResnetBlock, {'time, ' if time_channels else ''}16 to {outputs} channels",
-                  ours(nhwc(x), None if time is None else time.numpy()), nhwc(reference(x, time)))
+                  compiled(layers.ResnetBlock.__call__, ours, nhwc(x),
+                           None if time is None else time.numpy()), nhwc(reference(x, time)))
 
 
 @pytest.mark.parametrize("context_channels", [None, 12], ids=["self", "cross"])
@@ -171,10 +172,15 @@ def test_a_spatial_transformer_is_that_of_diffusers(ported, linear):
     config = UNetConfig(norm_num_groups=4, cross_attention_dim=12, use_linear_projection=linear)
     ours = ported(reference, partial(unet.Transformer2DModel, config, 16, 2))
     x, text = 0.01 * torch.randn(2, 16, 4, 6), torch.randn(2, 7, 12)  # small: eps counts
+
+    def transformed(model, x, text):
+        return model(x, unet.Context(text))
+
+    inputs = ours, nhwc(x), text.numpy()
     assert_agrees(f"Transformer2DModel, {'linear' if linear else '1x1 convolution'} projections",
-                  ours(nhwc(x), unet.Context(text.numpy())),
+                  compiled(transformed, *inputs),
                   nhwc(reference(x, encoder_hidden_states=text).sample))
-    traced = str(jax.make_jaxpr(ours)(nhwc(x), unet.Context(text.numpy())))
+    traced = str(jax.make_jaxpr(partial(transformed, ours))(*inputs[1:]))
     assert "conv_general_dilated" not in traced, "a product is faster"
 
 
@@ -275,7 +281,8 @@ def test_the_text_encoder_is_that_of_transformers(ported, activation):
     reference = randomized(TorchTextModel(CLIPTextConfig(**config)))
     ours = ported(reference, partial(CLIPTextModel, TextEncoderConfig.from_dict(config)))
     ids = torch.randint(0, 99, (2, 77))
-    assert_agrees(f"CLIPTextModel, {activation}", ours(jnp.asarray(ids.numpy())),
+    assert_agrees(f"CLIPTextModel, {activation}",
+                  compiled(CLIPTextModel.__call__, ours, ids.numpy()),
                   reference(ids).last_hidden_state)
 
 
@@ -291,7 +298,7 @@ def test_hidden_layers_and_the_pooled_text_are_those_of_transformers(ported, eos
     ids[torch.arange(3), torch.tensor([4, 31, 59])] = 97
     ids[1, 70] = 97
     theirs = reference(ids, output_hidden_states=True)
-    hidden, pooled = ours(jnp.asarray(ids.numpy()), skip)
+    hidden, pooled = compiled(lambda model, ids: model(ids, skip), ours, ids.numpy())
     # with every layer transformers' own last one is normed, which diffusers does not take
     if skip:
         assert_agrees(f"CLIPTextModelWithProjection, {skip} layers left out", hidden,
@@ -303,7 +310,8 @@ def test_the_penultimate_layer_is_that_of_transformers(ported):
     reference = randomized(TorchTextModel(CLIPTextConfig(**TINY_TEXT)))
     ours = ported(reference, partial(CLIPTextModel, TextEncoderConfig.from_dict(TINY_TEXT)))
     ids = torch.randint(0, 99, (2, 77))
-    assert_agrees("CLIPTextModel, penultimate layer", ours.hidden_state(jnp.asarray(ids.numpy())),
+    assert_agrees("CLIPTextModel, penultimate layer",
+                  compiled(CLIPTextModel.hidden_state, ours, ids.numpy()),
                   reference(ids, output_hidden_states=True).hidden_states[-2])
 
 

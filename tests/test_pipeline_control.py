@@ -77,9 +77,9 @@ def test_the_model_is_called_as_it_was(both):
     theirs, pipeline, params = both
     latents, text, picture = (RNG.standard_normal(shape).astype(np.float32)
                               for shape in ((2, 4, 16, 16), (2, 77, 32), (2, 3, 64, 64)))
-    down, middle = pipeline.controlnet.apply(
-        {"params": params["controlnet"]}, latents, 7, encoder_hidden_states=text,
-        controlnet_cond=picture, conditioning_scale=0.5, return_dict=False)
+    down, middle = jax.jit(lambda params: pipeline.controlnet.apply(
+        {"params": params}, latents, 7, encoder_hidden_states=text, controlnet_cond=picture,
+        conditioning_scale=0.5, return_dict=False))(params["controlnet"])
     with torch.no_grad():
         expected = theirs(*map(torch.tensor, (latents,)), 7, torch.tensor(text),
                           torch.tensor(picture), conditioning_scale=0.5)

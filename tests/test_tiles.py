@@ -61,6 +61,12 @@ def test_tiles_that_disagree_blend_without_a_seam(small):
     assert np.ptp(flat) > 0.5 and most < 0.51 * np.ptp(flat) / tiles.OVERLAP
 
 
+def compiled(vae: AutoencoderKL, method):
+    """A method as a program of the parameters and its argument, for tiles as they are now."""
+    graph = nnx.graphdef(vae)
+    return jax.jit(lambda params, x: method(nnx.merge(graph, params), x))
+
+
 def seam(image: np.ndarray, whole: np.ndarray) -> float:
     """The largest step of the difference between two pictures from one line to the next; this
     autoencoder's own borders are left out."""
@@ -69,27 +75,30 @@ def seam(image: np.ndarray, whole: np.ndarray) -> float:
 
 
 def test_a_gradient_is_nearly_that_of_the_whole_without_a_seam(trained, monkeypatch):
+    def encoded():
+        return compiled(trained, AutoencoderKL.encode)(nnx.state(trained), picture)[0]
+
+    def decoded():
+        return np.asarray(compiled(trained, AutoencoderKL.decode)(nnx.state(trained), latents))[0]
+
     picture = gradient(320, 320, 3)
-    latents, _ = trained.encode(picture)
-    whole = np.asarray(trained.decode(latents))[0]
+    latents = encoded()
+    whole = decoded()
     monkeypatch.setattr(tiles, "SIDE", 12)
     monkeypatch.setattr(tiles, "OVERLAP", 4)
-    tiled, _ = trained.encode(picture)
-    assert np.corrcoef(tiled.ravel(), latents.ravel())[0, 1] > 0.95
-    image, weights = np.asarray(trained.decode(latents))[0], tiles.weights
+    assert np.corrcoef(encoded().ravel(), latents.ravel())[0, 1] > 0.95
+    image, weights = decoded(), tiles.weights
     assert np.abs(image - whole).mean() < 0.1
     monkeypatch.setattr(tiles, "weights", lambda *of: (weights(*of) > 0.5).astype(np.float32))
-    cut = np.asarray(trained.decode(latents))[0]
+    cut = decoded()
     assert seam(image, whole) < 0.3 * seam(cut, whole), "where tiles are not blended"
 
 
 def temporary(vae: AutoencoderKL, side: int) -> int:
     """Bytes that decoding takes beside the latents, the parameters and the picture."""
     latents = jax.ShapeDtypeStruct((1, side, side, 4), jnp.float32)
-    graph, params = nnx.split(vae)
-    compiled = jax.jit(lambda params, latents: nnx.merge(graph, params).decode(latents)).lower(
-        params, latents).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    program = compiled(vae, AutoencoderKL.decode).lower(nnx.state(vae), latents).compile()
+    return program.memory_analysis().temp_size_in_bytes
 
 
 def test_decoding_a_large_picture_takes_little_more_memory_than_a_tile(vae, small, monkeypatch):
