@@ -198,12 +198,16 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
     expect(setting(tab, "Guidance stop")).to_have_value("0.5")
 
 
-def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_and_to_one(
+def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_and_to_compare(
         visitor, address, page_engine, monkeypatch):
     first = page_engine.offer.first
     with newcomer(visitor, address) as tab:
         setting(tab, "Steps")
         expect(tab.locator("#all-model")).to_be_hidden()  # one thing is no choice
+        unfold(tab, "Compare")
+        compared = tab.locator("#compare-panel").get_by_role("radio", name="Steps")
+        expect(compared).to_be_visible()
+        expect(tab.locator("#compare-panel [value=model]")).to_be_hidden()
     monkeypatch.setattr(page_engine.offer, "models", lambda: [first, "later"])
     with newcomer(visitor, address) as tab:
         models = setting(tab, "Model")
@@ -213,6 +217,10 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_and_to_o
         expect(own.locator("option")).to_have_text(["Same as for all", first, "later"])
         expect(own).to_be_visible()
         choose(own, "later")
+        unfold(tab, "Compare")
+        tab.locator("#compare-panel").get_by_role("radio", name="Model").check()
+        for name in (first, "later"):
+            expect(tab.locator("#compare-panel").get_by_label(name, exact=True)).to_be_checked()
         fill(tab, SIX)
         generate(tab).click()
         says(tab, f"There is no model 'later'; there are {first}, later.")

@@ -121,7 +121,8 @@ def _html(texts: Translations, name: str, id: str, *facts: Any) -> gr.HTML:
 
 def choices_of(offer: Catalog) -> dict[str, dict[str, str] | None]:
     """By each setting's name what there is to choose from, if that can be listed; None where there
-    is nothing."""
+    is nothing. Of the models only the first is listed: there may be thousands, and the page holds
+    every list once for each language, so page.js asks for the others."""
     listed = {name: dict(setting.kind.options) if isinstance(setting.kind, Choice) else {}
               for name, setting in SETTINGS.items()}
     lacking = {*SIDES}  # which are chosen as one
@@ -134,7 +135,7 @@ def choices_of(offer: Catalog) -> dict[str, dict[str, str] | None]:
     # Nothing is on the way to another here.
     sections = {CONTROL: offer.controlnets, REFERENCE: offer.ip_adapters, JOURNEY: ()}
     lacking |= {name for name, setting in SETTINGS.items() if not sections.get(setting.section, 1)}
-    return {**listed, "model": {each: each for each in offer.models()}, **dict.fromkeys(lacking)}
+    return {**listed, "model": {offer.first: offer.first}, **dict.fromkeys(lacking)}
 
 
 def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:

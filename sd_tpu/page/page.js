@@ -174,9 +174,9 @@ function offerNames(name, values, ticked) {
     own.replaceChildren(own.options[0], ...options());
     all.dataset.options = own.dataset.options = values.length;
     const list = $(`#compare-panel [data-what=${name}]`);
-    if (!list) return;
     const tick = $("label", list);
-    list.replaceChildren(list.firstElementChild, ...values.map((each, place) => {
+    list.dataset.options = values.length;
+    tick.parentElement.replaceChildren(...values.map((each, place) => {
         const label = tick.cloneNode(true);
         Object.assign($("input", label), { value: each, checked: place < ticked });
         label.lastChild.data = each;
@@ -292,16 +292,15 @@ async function look(open = false) {
 
 // Which models there are by now, and what the one that is filled in has of its own.
 function showOffered({ presets, sizes, models }) {
-    const listed = (name) => [...$(`#all-${name}`).options].map(({ value }) => value);
     const renew = (name, ...others) => {
         const { value } = $(`#all-${name}`);
         offerNames(name, ...others);
         choose($(`#all-${name}`), value);
         showOwn();
     };
-    if (models && String(models) !== String(listed("model"))) renew("model", models, 8);
+    if (models) renew("model", models, 8);
     if (!sizes) return;  // nothing is known of a model that cannot be read
-    const before = listed("size");
+    const before = [...$("#all-size").options].map(({ value }) => value);
     if (!sizes.every((each) => before.includes(each)) || before.length > sizes.length + 1) {
         renew("size", sizes, 3);
     }
