@@ -224,8 +224,17 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_a
         fill(tab, SIX)
         generate(tab).click()
         says(tab, f"There is no model 'later'; there are {first}, later.")
+        choose(setting(tab, "Model"), "later")
+        tab.reload()
+        expect(setting(tab, "Model")).to_have_value("later")
+        expect(setting(tab, "Model")).to_be_visible()
+        unfold(tab, "Compare")
+        expect(tab.locator("#compare-panel [data-what=model] label")).to_have_text([first, "later"])
+        monkeypatch.setattr(page_engine.offer, "models", lambda: [first])
         tab.reload()  # what has gone since is shown, not something else in its place
         expect(panel(tab, 2).get_by_label("Model", exact=True)).to_have_value("later")
+        expect(setting(tab, "Model")).to_have_value("later")
+        expect(setting(tab, "Model")).to_be_visible()
 
 
 def test_a_bad_own_setting_is_answered_with_the_number_of_its_box(tab):

@@ -55,9 +55,8 @@ def comparable(defaults: Picture, choices: Mapping[str, Mapping[str, str] | None
         if options:
             ticked = ticked or [*options][:MAX_PROMPTS]
             ordered = dict.fromkeys((*ticked, *options))
-            if len(options) > 1 or name == "model":  # there may be others by the time it is opened
-                listed.append(Comparable(name, setting.label, "", [
-                    (key or EMPTY, options[key], key in ticked) for key in ordered]))
+            listed.append(Comparable(name, setting.label, "", [
+                (key or EMPTY, options[key], key in ticked) for key in ordered]))
         elif options is not None:
             values = ", ".join(map(setting.kind.shown, ticked))
             listed.append(Comparable(name, setting.label, values, []))

@@ -197,6 +197,7 @@ function choose(field, value) {
     if (field.options && !there) {
         if (!/^(size|style|model)$/.test(field.name)) return;  // what another page offered
         field.add(new Option(value, value));
+        field.dataset.options = field.options.length;  // else it may be hidden, as no choice
     }
     field.value = value;
 }
@@ -260,14 +261,18 @@ function lookSoon() {
 
 let last = null;  // what was filled in before the latest change
 let wanted = false;  // whether Live is to come back as soon as it is possible
-let fresh = true;  // whether nothing has been said of this page yet, which may be of yesterday
+let fresh = true;  // whether the models are still to be asked for: the page lists only the first
 
 // What the server says of it: words too many or unknown, what is a box's own, what is wrong.
 async function look(open = false) {
     const number = ++looks;
     opening = opening || open;
     const told = await ask("look", { fresh });
-    if (!told.told_of || number !== looks) return;
+    if (number !== looks) return;
+    if (!told.told_of) {  // no answer came, or a refusal that has been said
+        if (fresh && !told.told) looking = setTimeout(look, PATIENCE);
+        return;
+    }
     fresh = false;
     showOffered(told);
     Object.assign(inputs, told.inputs);
@@ -296,9 +301,9 @@ function showOffered({ presets, sizes, models }) {
         const { value } = $(`#all-${name}`);
         offerNames(name, ...others);
         choose($(`#all-${name}`), value);
-        showOwn();
+        choose($(`#own-${name}`), own[ownPlace][name] ?? "");
     };
-    if (models) renew("model", models, 8);
+    if (models?.length > 1) renew("model", models, 8);
     if (!sizes) return;  // nothing is known of a model that cannot be read
     const before = [...$("#all-size").options].map(({ value }) => value);
     if (!sizes.every((each) => before.includes(each)) || before.length > sizes.length + 1) {
