@@ -237,6 +237,21 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_a
         expect(setting(tab, "Model")).to_be_visible()
 
 
+def test_a_page_whose_first_question_was_not_answered_learns_of_the_models_later(
+        visitor, address, page_engine, monkeypatch):
+    models, failing = [page_engine.offer.first, "later"], [RuntimeError("cut off")]
+
+    def told():
+        if failing:
+            raise failing.pop()
+        return models
+
+    monkeypatch.setattr(page_engine.offer, "models", told)
+    with newcomer(visitor, address) as tab:
+        expect(setting(tab, "Model").locator("option")).to_have_text(models, timeout=PATIENCE)
+    assert not failing
+
+
 def test_a_bad_own_setting_is_answered_with_the_number_of_its_box(tab):
     fill(tab, SIX)
     panel(tab, 3).get_by_label("Guidance", exact=True).fill("lots")
