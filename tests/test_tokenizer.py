@@ -119,6 +119,22 @@ def test_saved_tokenizers_give_the_same_ids(tokenizer, tmp_path):
     np.testing.assert_array_equal(Tokenizer.from_folder(tmp_path)(prompts), tokenizer(prompts))
 
 
+def test_fine_tunes_share_the_words_of_their_model_and_no_others(tmp_path):
+    """A folder of two hundred would take gigabytes otherwise."""
+    copy, cut = tmp_path / "copy", tmp_path / "cut"
+    for folder in (copy, cut):
+        shutil.copytree(FOLDER, folder)
+    merges = (cut / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    (cut / "merges.txt").write_text("".join(merges[:100]), encoding="utf-8")
+    module._built.cache_clear()
+    one, other, padded, poorer = (Tokenizer.from_folder(FOLDER), Tokenizer.from_folder(copy),
+                                  Tokenizer.from_folder(copy, "!"), Tokenizer.from_folder(cut))
+    assert module._built.cache_info().misses == 3
+    ids = one(["a cat"])
+    assert (other(["a cat"]) == ids).all() and padded(["a cat"])[0, -1] == 0 != ids[0, -1]
+    assert (poorer(["a cat"]) != ids).any()
+
+
 def test_a_padding_of_its_own_is_saved(tmp_path):
     """As that of SD 2 and SDXL, where a single file's tokenizer is CLIP's own."""
     Tokenizer.from_folder(FOLDER, pad="!").save(tmp_path)

@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,10 +76,7 @@ class Tokenizer:
             found = clip.backend_tokenizer.to_str(), _marks(clip)
             if kept:
                 _keep(kept, json.dumps(found))
-        words, marks = tokenizers.Tokenizer.from_str(found[0]), found[1]
-        # Done below: what the library is told of them is shared by all threads.
-        words.no_truncation()
-        words.no_padding()
+        words, marks = _built(found[0]), found[1]
 
         def encode(text: str) -> Encoded:
             found = words.encode(text, add_special_tokens=False)
@@ -103,6 +101,17 @@ class Tokenizer:
             words = self.encode(prompt)[0][: LENGTH - 2]
             row[: len(words) + 2] = [begin, *words, end]
         return ids
+
+
+@lru_cache(maxsize=4)
+def _built(words: str) -> tokenizers.Tokenizer:
+    """The library's, of its own JSON: fine-tunes have the words of the model that they came from,
+    of which each copy takes megabytes and a fifth of a second."""
+    made = tokenizers.Tokenizer.from_str(words)
+    # `Tokenizer` does both: what the library is told of them is shared by all threads.
+    made.no_truncation()
+    made.no_padding()
+    return made
 
 
 def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
