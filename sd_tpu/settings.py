@@ -465,6 +465,11 @@ class Picture:
         0.0, Number(float, 0, 1, step=0.05), "Share of the way",
         "How far the picture is on the way to the second prompt and seed.", section=JOURNEY,
         caption="{value} of the way")
+    clip_skip: int = _setting(
+        1, Number(int, 1, 12), "Clip skip",
+        "2 leaves out the text encoder's last layer, as many anime models need; 1 is off. SDXL "
+        "always leaves it out.", section=ADVANCED, caption="clip skip {value}",
+        a1111="CLIP_stop_at_last_layers", suggest=lambda own: list(range(1, MAX_PROMPTS + 1)))
 
     @property
     def steered(self) -> bool:

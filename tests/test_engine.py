@@ -224,7 +224,8 @@ def differing(engine, seed: int, count: int) -> Request:
     samplers = [*SAMPLERS, *SAMPLERS][seed : seed + count]
     own = [dict(sampler=sampler, steps=2 + place, guidance=0.5 * place, seed=100 * place + seed,
                 negative_prompt="fog " * place, guidance_start=0.1 * (place % 3),
-                guidance_stop=1 - 0.2 * (place % 4), cache_interval=1 + place % 3)
+                guidance_stop=1 - 0.2 * (place % 4), cache_interval=1 + place % 3,
+                clip_skip=1 + place % 2)
            for place, sampler in enumerate(samplers)]
     return ask(engine, EIGHT[:count], seed=seed, own=own)
 
@@ -243,7 +244,7 @@ def test_each_picture_of_a_request_with_own_settings_is_that_of_the_same_request
 @pytest.mark.parametrize("name, value", [
     ("steps", 9), ("guidance", 2.0), ("sampler", "heun"), ("spacing", "trailing"), ("seed", 9),
     ("negative_prompt", "fog"), ("guidance_start", 0.3), ("guidance_stop", 0.7),
-    ("cache_interval", 2),
+    ("cache_interval", 2), ("clip_skip", 2),
 ])
 def test_each_own_setting_changes_its_picture_and_no_other(engine, name, value):
     common = pictures(engine.submit(ask(engine, ["a cat"] * 2)))

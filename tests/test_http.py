@@ -140,8 +140,10 @@ def test_a_picture_is_the_same_whichever_api_asked_for_it(a1111, client):
      "hr_second_pass_steps should be from 0 to 140, not 150."),
     (dict(restore_faces=True, tiling=True), "This server does not have: restore_faces, tiling."),
     (dict(alwayson_scripts={"ADetailer": {"args": []}}), "alwayson_scripts (ADetailer)"),
-    (dict(override_settings={"CLIP_stop_at_last_layers": 2}),
-     "This server does not have the options: CLIP_stop_at_last_layers."),
+    (dict(override_settings={"eta_noise_seed_delta": 2}),
+     "This server does not have the options: eta_noise_seed_delta."),
+    (dict(override_settings={"CLIP_stop_at_last_layers": 0}),
+     "Clip skip should be from 1 to 12, not 0."),
     (dict(override_settings={"sd_model_checkpoint": "nothing"}), "There is no model 'nothing'"),
     (dict(styles=["Oil"]), "Style 'Oil' is unknown; there are Ink, Bright."),
     (dict(batch_size=9), "batch_size should be from 1 to 8, not 9."),
@@ -152,6 +154,25 @@ def test_webuiapi_is_refused_with_the_sentence_that_names_what_is_wrong(a1111, a
         a1111.txt2img(**{"prompt": "a fox", "width": 32, "height": 32, **asked})
     status, text = refused.value.args
     assert status == 400 and sentence in json.loads(text)["detail"]
+
+
+def test_webuiapi_skips_layers_for_a_request_or_until_it_is_told_otherwise(a1111, page_engine):
+    def skips(**asked) -> int:
+        result = a1111.txt2img(prompt="a fox", seed=3, width=32, height=32, **asked)
+        made, = read_png(BytesIO(base64.b64decode(result.json["images"][0]))).pictures
+        assert np.array_equal(result.image, drawn_by(
+            page_engine, width=32, height=32, seed=3, guidance=7.0, sampler="euler", steps=2,
+            clip_skip=made.clip_skip)[0])
+        return made.clip_skip
+
+    two = {"CLIP_stop_at_last_layers": 2}
+    assert [skips(override_settings=two), skips()] == [2, 1]
+    a1111.set_options(two)
+    try:
+        assert a1111.get_options()["CLIP_stop_at_last_layers"] == skips() == 2
+        assert skips(override_settings={"CLIP_stop_at_last_layers": 1}) == 1
+    finally:
+        a1111.set_options({"CLIP_stop_at_last_layers": 1})
 
 
 def test_parameters_that_nobody_knows_are_refused_by_name(address):

@@ -273,7 +273,7 @@ def test_a1111s_own_text_is_read_and_what_means_nothing_here_is_ignored():
     assert parse_parameters(text) == make_request(
         prompts=("masterpiece, (a cat:1.2), <lora:x:1>\nsecond line",),
         negative_prompt="blur,\nfog", steps=25, sampler="dpmpp_2m_sde", spacing="karras",
-        guidance=6.5, seed=3735928559, width=640, height=960, model="v1-5, pruned",
+        guidance=6.5, seed=3735928559, width=640, height=960, model="v1-5, pruned", clip_skip=2,
     )
 
 

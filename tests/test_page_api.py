@@ -123,7 +123,7 @@ def test_the_endpoints_are_documented(client):
     names = [each["parameter_name"] for each in endpoints["/generate"]["parameters"]]
     assert names == ["prompts", "seed", "negative_prompt", "steps", "guidance", "sampler",
                      "spacing", "own", "guidance_start", "guidance_stop", "cache_interval",
-                     "guidance_rescale", "model", "height", "width", "style"]
+                     "guidance_rescale", "model", "height", "width", "style", "clip_skip"]
     names = [each["parameter_name"] for each in endpoints["/read_metadata"]["parameters"]]
     assert names == ["picture"]
 

@@ -195,6 +195,20 @@ def test_emphasis_is_each_encoders_own_and_the_pooled_text_is_the_first_chunks(r
         np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
 
 
+def test_clip_skip_begins_with_the_layer_that_the_model_was_trained_on(reference, loaded):
+    checkpoint, params = loaded
+    encode = jax.jit(checkpoint.model.encode_prompt)
+    for skip, theirs in ((1, None), (2, None), (3, 1)):
+        found = encode(params, checkpoint.prompt_inputs("a cat", "ugly", clip_skip=skip))
+        for words, text, pooled in zip(("ugly", "a cat"), found["text"], found["text_embeds"],
+                                       strict=True):
+            with torch.no_grad():
+                want, _, want_pooled, _ = reference.encode_prompt(
+                    words, do_classifier_free_guidance=False, clip_skip=theirs)
+            np.testing.assert_allclose(text, want[0], atol=1e-5 * float(want.abs().max()))
+            np.testing.assert_allclose(pooled, want_pooled[0], atol=1e-4)
+
+
 def test_the_autoencoder_is_float32_where_it_must_be_and_the_rest_is_not(folder):
     checkpoint, params = Checkpoint.from_pretrained(folder, dtype=jnp.bfloat16)
     types = {part: {leaf.dtype.name for leaf in jax.tree.leaves(params[part])} for part in params}

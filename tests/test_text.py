@@ -12,10 +12,11 @@ from sd_tpu.families.text import PromptOptions
 LONG = "a very long prompt about a cat, " * 12  # 97 tokens
 
 
-def encoded(sd1, prompt, negative="", bias=0.0, **options) -> np.ndarray:
+def encoded(sd1, prompt, negative="", bias=0.0, clip_skip=1, **options) -> np.ndarray:
     """The conditions [2, n 77, D] of a picture, with a bias at the end of the encoder."""
     pipeline, params = sd1
-    inputs = pipeline.prompt_inputs(prompt, negative, options=PromptOptions(**options))
+    inputs = pipeline.prompt_inputs(prompt, negative, clip_skip=clip_skip,
+                                    options=PromptOptions(**options))
     model = pipeline.model.for_inputs(inputs)
     of_encoder = jax.tree.map(np.array, {"text_encoder": params["text_encoder"]})
     of_encoder["text_encoder"]["text_model"]["final_layer_norm"]["bias"] += np.float32(bias)
@@ -24,18 +25,34 @@ def encoded(sd1, prompt, negative="", bias=0.0, **options) -> np.ndarray:
     return np.asarray(cond["text"])
 
 
-def reference(pipeline, *texts: str) -> np.ndarray:
-    """PyTorch's embeddings [B, 77, D] of texts of one chunk each."""
+def reference(pipeline, *texts: str, skip: int = 1) -> np.ndarray:
+    """PyTorch's embeddings [B, 77, D] of texts of one chunk each, after the final norm."""
     ids = pipeline.tokenizer(list(texts), padding="max_length", max_length=77,
                              return_tensors="pt").input_ids
+    encoder = pipeline.text_encoder
     with torch.no_grad():
-        return pipeline.text_encoder(ids)[0].numpy()
+        found = encoder(ids, output_hidden_states=True).hidden_states[-skip]
+        return encoder.final_layer_norm(found).numpy()
 
 
 def test_a_plain_prompt_gives_what_the_encoder_gives(sd1, torch_pipelines):
     got = encoded(sd1, "a cat: 3 o'clock", "ugly")
     want = reference(torch_pipelines["sd1"], "ugly", "a cat: 3 o'clock")
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("skip", [2, 3])
+def test_clip_skip_leaves_layers_out_of_both_texts_but_not_the_final_norm(
+        loaded, layout, torch_pipelines, skip):
+    want = reference(torch_pipelines[layout], "ugly", "a cat", skip=skip)
+    got = encoded(loaded, "a cat", "ugly", clip_skip=skip)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    assert np.abs(got - encoded(loaded, "a cat", "ugly")).max() > 0.1
+
+
+def test_clip_skip_ends_at_the_first_layer_there_is(sd1):
+    np.testing.assert_array_equal(encoded(sd1, "a cat", clip_skip=12),
+                                  encoded(sd1, "a cat", clip_skip=4))
 
 
 def test_plain_inputs_are_those_of_a_prompt_without_grammar(sd1):

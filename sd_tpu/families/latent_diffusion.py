@@ -192,24 +192,29 @@ class LatentDiffusion:
     @property
     def text_input_shapes(self) -> Arrays:
         """Of what `text_inputs` returns."""
-        return {part: text.input_shapes(self.chunks, width, self.texts)
-                for part, width in self.text_widths.items()}
+        encoders = {part: text.input_shapes(self.chunks, width, self.texts)
+                    for part, width in self.text_widths.items()}
+        return {**encoders, "clip_skip": jax.ShapeDtypeStruct((), jnp.int32)}
 
     def text_inputs(self, tokenizers: Mapping[str, Tokenizer], texts: Sequence[str],
-                    options: PromptOptions, to_prompt: str, share: float) -> Arrays:
+                    options: PromptOptions, clip_skip: int, to_prompt: str, share: float
+                    ) -> Arrays:
         """What each encoder takes of the negative prompt and the prompt, and of one that this is
-        on the way to, if it is."""
+        on the way to, if it is; and which of its last layers is taken, counted from 1."""
         if to_prompt and share:
-            return {**self.text_inputs(tokenizers, [*texts, to_prompt], options, "", 0.0),
+            return {**self.text_inputs(tokenizers, [*texts, to_prompt], options, clip_skip, "",
+                                       0.0),
                     "share": np.float32(share)}
         of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
-        return text.encoder_inputs(of, self.text_widths, texts, options)
+        return {**text.encoder_inputs(of, self.text_widths, texts, options),
+                "clip_skip": np.int32(clip_skip)}
 
     def plain_text_inputs(self, *texts: np.ndarray) -> Arrays:
         """The same of ids [77] i32, or [E, 77] for E encoders, of one chunk without emphasis."""
         ids = np.stack(texts).reshape(len(texts), len(self.encoders), -1)
-        return {part: text.plain_inputs(ids[:, number], width)
-                for number, (part, width) in enumerate(self.text_widths.items())}
+        encoders = {part: text.plain_inputs(ids[:, number], width)
+                    for number, (part, width) in enumerate(self.text_widths.items())}
+        return {**encoders, "clip_skip": np.int32(1)}
 
     # --- what networks are told beside the texts ------------------------------------------------
 

@@ -53,7 +53,8 @@ class Model(Protocol):
             prompt: what is wanted.
             negative_prompt: what is not.
             options: what both may say.
-            settings: height and width in pixels and guidance, which some networks are told.
+            settings: height and width in pixels and guidance, which some networks are told, and
+                which of the text encoders' last layers is taken (`clip_skip`).
 
         Raises:
             PromptError: a prompt that cannot be drawn.

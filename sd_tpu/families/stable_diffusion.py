@@ -36,8 +36,9 @@ def enlarged(unet: Mapping[str, Any]) -> Mapping[str, Any]:
 class StableDiffusion(LatentDiffusion):
     """The three networks without their parameters; what `sd_tpu.families.model.Model` asks for.
 
-    Inputs are what `text.encoder_inputs` makes of both texts, conditions are their embeddings
-    [2, n 77, D] as "text", n the number of chunks.
+    Inputs are what `text.encoder_inputs` makes of both texts, and as "clip_skip" which of the last
+    layers is taken, i32 [], 1 the last. Conditions are the embeddings [2, n 77, D] as "text", n the
+    number of chunks.
     """
 
     text_encoder: nnx.GraphDef
@@ -127,12 +128,12 @@ class StableDiffusion(LatentDiffusion):
 
     def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
                       negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
-                      guidance: float = 1.0, to_prompt: str = "", share: float = 0.0,
-                      **_: int | float) -> Arrays:
+                      guidance: float = 1.0, clip_skip: int = 1, to_prompt: str = "",
+                      share: float = 0.0, **_: int | float) -> Arrays:
         """What the encoder takes of the texts; of the rest these networks are told the guidance
         at most."""
-        return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options, to_prompt,
-                                   share),
+        return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options, clip_skip,
+                                   to_prompt, share),
                 **self.guidance_inputs(guidance)}
 
     def plain_inputs(self, prompt: np.ndarray, negative_prompt: np.ndarray, *,
@@ -147,7 +148,9 @@ class StableDiffusion(LatentDiffusion):
         """The embeddings of both texts, and of the guidance where the UNet takes it."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         taken = inputs["text_encoder"]
-        embeddings = text.joined(encoder(*text.flat(taken)), taken)
+        # Of both texts, as in A1111; diffusers takes the negative prompt's last layer always.
+        found = encoder(*text.flat(taken), skip=inputs["clip_skip"] - 1)
+        embeddings = text.joined(found, taken)
         return {"text": text.between(embeddings, inputs),
                 **self.encode_told(params, inputs)}
 

@@ -31,10 +31,11 @@ SIZES = 6  # numbers told to the UNet: original height and width, top and left o
 class StableDiffusionXL(LatentDiffusion):
     """The four networks without their parameters; what `sd_tpu.families.model.Model` asks for.
 
-    Inputs are what `text.encoder_inputs` makes of both texts for both encoders, whether there is
-    such a text [2] as "written", and the sizes [2, 6] f32 as "time_ids". Conditions are the
-    embeddings [2, n 77, D] as "text", n the number of chunks and D those of both encoders, the
-    pooled first chunk [2, P] of the second as "text_embeds", and the sizes.
+    Inputs are what `text.encoder_inputs` makes of both texts for both encoders, "clip_skip" as in
+    `StableDiffusion`, whether there is such a text [2] as "written", and the sizes [2, 6] f32 as
+    "time_ids". Conditions are the embeddings [2, n 77, D] as "text", n the number of chunks and D
+    those of both encoders, the pooled first chunk [2, P] of the second as "text_embeds", and the
+    sizes.
     """
 
     text_encoder: nnx.GraphDef
@@ -129,11 +130,12 @@ class StableDiffusionXL(LatentDiffusion):
 
     def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
                       negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
-                      height: int, width: int, guidance: float = 1.0, to_prompt: str = "",
-                      share: float = 0.0, **_: int | float) -> Arrays:
+                      height: int, width: int, guidance: float = 1.0, clip_skip: int = 1,
+                      to_prompt: str = "", share: float = 0.0, **_: int | float) -> Arrays:
         """What the encoders take of the texts, and the size; of the rest the guidance at most."""
         written = bool(negative_prompt) or not self.force_zeros
-        texts = self.text_inputs(tokenizers, [negative_prompt, prompt], options, to_prompt, share)
+        texts = self.text_inputs(tokenizers, [negative_prompt, prompt], options, clip_skip,
+                                 to_prompt, share)
         prompts = len(texts["text_encoder"]["ids"]) - 1
         return {**texts, **_told([written, *[True] * prompts], height, width),
                 **self.guidance_inputs(guidance)}
@@ -153,10 +155,12 @@ class StableDiffusionXL(LatentDiffusion):
         first = nnx.merge(self.text_encoder, params["text_encoder"])
         second = nnx.merge(self.text_encoder_2, params["text_encoder_2"])
         taken, taken_2 = inputs["text_encoder"], inputs["text_encoder_2"]
+        # These networks were trained on the last layer but one: a skip of 1 or 2 is none.
+        skip = jnp.maximum(inputs["clip_skip"], 2) - 1
         ids, learned = text.flat(taken)
-        hidden = first.hidden_state(ids, learned=learned)
+        hidden = first.hidden_state(ids, skip, learned)
         ids, learned = text.flat(taken_2)
-        hidden_2, pooled = second(ids, learned=learned)
+        hidden_2, pooled = second(ids, skip, learned)
         embeddings = jnp.concatenate(
             [text.joined(hidden, taken), text.joined(hidden_2, taken_2)], axis=-1)
         written = inputs["written"]

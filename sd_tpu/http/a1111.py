@@ -58,8 +58,9 @@ MAX_STYLES = 20
 MAX_PICTURES = 64  # of a request, whose answer holds them all
 MAX_CLIENTS = 1000  # whose options are remembered
 MODEL = SETTINGS["model"].a1111
+_OPTIONS = {SETTINGS[name].a1111: name for name in ("model", "clip_skip")}
 _SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
-             if name not in ("model", "style") and setting.common}
+             if name != "style" and setting.common and setting.a1111 not in _OPTIONS}
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
@@ -89,7 +90,8 @@ Drawing = pydantic.create_model("Drawing", __base__=Body, **{
     "scheduler": anything("A schedule type that /schedulers lists."),
     **{name: anything(f"How many {what}.", int, minimum=1, maximum=_COUNTS[name].most)
        for name, what in (("batch_size", "pictures at once"), ("n_iter", "times"))},
-    "override_settings": anything(f"Of /options, for this request: {MODEL}.", "object"),
+    "override_settings": anything(f"Of /options, for this request: {', '.join(_OPTIONS)}.",
+                                  "object"),
     "override_settings_restore_afterwards": anything("Whether the next does without.", "boolean"),
     "send_images": anything("Whether pictures are in the answer.", "boolean"),
     "styles": anything("Of /prompt-styles, one after the other.", "array",
@@ -124,7 +126,8 @@ Img2Img = pydantic.create_model("Img2Img", __base__=Drawing, **{
     "include_init_images": anything("Whether the answer repeats them.", "boolean"),
 })
 Options = pydantic.create_model("Options", __base__=Body, **{
-    MODEL: anything("The model of requests that name none.")})
+    parameter: anything(f"{SETTINGS[name].label} of requests that say nothing of it.")
+    for parameter, name in _OPTIONS.items()})
 PngInfo = pydantic.create_model("PngInfo", __base__=Body, image=anything("A PNG in base64."))
 Client = Annotated[str, Depends(client_of)]
 
@@ -137,7 +140,7 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
 
     @router.get("/options")
     async def get_options(client: Client) -> dict:
-        return {MODEL: clients.model(client), "samples_format": "png"}
+        return {**clients.options(client), "samples_format": "png"}
 
     @router.post("/options")
     async def set_options(asked: Options, client: Client) -> None:
@@ -194,7 +197,7 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
                    ) -> fastapi.Response:
         sends = flag(given, "send_images", True)
         repeats = flag(given, "include_init_images")
-        task, options = await run_sync(_read, given, begun, engine, clients.model(client))
+        task, options = await run_sync(_read, given, begun, engine, clients.options(client))
         if given.get("override_settings_restore_afterwards") is False:
             clients.remember(client, options)
         with clients.working(client, task):
@@ -412,14 +415,15 @@ class _Clients:
 
     def __init__(self, engine: EngineClient):
         self._engine = engine
-        self._options: OrderedDict[str, dict[str, str]] = OrderedDict()
+        self._options: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._tasks: dict[str, list[_Task]] = {}
 
-    def model(self, client: str) -> str:
-        """The model of this client's requests that name none."""
-        return self._options.get(client, {}).get(MODEL, self._engine.offer.first)
+    def options(self, client: str) -> dict[str, Any]:
+        """Those of this client's requests that say nothing of them."""
+        own = {parameter: SETTINGS[name].default for parameter, name in _OPTIONS.items()}
+        return {**own, MODEL: self._engine.offer.first, **self._options.get(client, {})}
 
-    def remember(self, client: str, options: Mapping[str, str]) -> None:
+    def remember(self, client: str, options: Mapping[str, Any]) -> None:
         """Options that stay until they are changed."""
         self._options[client] = {**self._options.get(client, {}), **options}
         self._options.move_to_end(client)
@@ -445,10 +449,10 @@ class _Clients:
 # --- reading what was asked ---------------------------------------------------------------------
 
 
-def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: str
-          ) -> tuple[_Task, dict[str, str]]:
-    """What is drawn, which has `begun` as other pictures or not, and the options for it; raises
-    RequestError."""
+def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
+          own: Mapping[str, Any]) -> tuple[_Task, dict[str, Any]]:
+    """What is drawn, which has `begun` as other pictures or not, and the options that it is given
+    beside the client's own; raises RequestError."""
     given = {name: value for name, value in given.items() if value is not None}
     units, given["alwayson_scripts"] = take_units(given.get("alwayson_scripts"))
     _refuse_absent(given, _OF_START if begun else PARAMETERS)
@@ -457,7 +461,8 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
     options = _options(given.get("override_settings", {}), engine)
     known = _SETTINGS | (_START if begun else {})
     values = {name: given[parameter] for parameter, name in known.items() if parameter in given}
-    values |= {"model": options.get(MODEL, model), "seed": drawn_seed(given.get("seed", RANDOM))}
+    values |= {_OPTIONS[parameter]: value for parameter, value in {**own, **options}.items()}
+    values["seed"] = drawn_seed(given.get("seed", RANDOM))
     named = str(given.get("sampler_name") or given.get("sampler_index") or "")
     sampler, spacing = a1111_sampler(named, str(given.get("scheduler", "")))
     values |= {"sampler": sampler or None, "spacing": spacing or None}
@@ -476,8 +481,8 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient, model: st
                              count=len(settings) * batches, limit=MAX_PICTURES)
     pictures = Request.check({**values, "prompts": values["prompts"] * len(settings)},
                              engine.offer).pictures
-    begun_as = [changed(picture, {**own, **control.settings})
-                for picture, own in zip(pictures, settings, strict=True)]
+    begun_as = [changed(picture, {**each, **control.settings})
+                for picture, each in zip(pictures, settings, strict=True)]
     return _Task(begun_as, batches, start, prompt, hires), options
 
 
@@ -506,18 +511,19 @@ def _refuse_absent(given: Mapping[str, Any], known: Collection[str]) -> None:
         raise ParameterError("This server does not have: {names}.", names=names)
 
 
-def _options(given: Any, engine: EngineClient) -> dict[str, str]:
+def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
     """Options that A1111 has and this server too; raises RequestError."""
     if not isinstance(given, Mapping):
         raise ParameterError("The options should be values by name, not {value}.",
                              value=shortened(given))
-    if unknown := given.keys() - {MODEL}:
+    if unknown := given.keys() - _OPTIONS.keys():
         raise ParameterError("This server does not have the options: {names}.",
                              names=", ".join(shortened(name)[1:-1] for name in sorted(unknown)))
-    if MODEL not in given:
-        return {}
-    name = SETTINGS["model"].check(given[MODEL])
-    return {MODEL: engine.offer.defaults(name).model}
+    options = {parameter: SETTINGS[_OPTIONS[parameter]].check(value)
+               for parameter, value in given.items()}
+    if MODEL in options:
+        options[MODEL] = engine.offer.defaults(options[MODEL]).model
+    return options
 
 
 def _png_info(image: Any) -> dict:

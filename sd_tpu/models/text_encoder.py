@@ -23,24 +23,30 @@ class Learned(NamedTuple):
     rows: jax.Array  # [B, L] int32: 1 + the row in `vectors`, 0 where the token's own counts
 
 
+Skip = int | Int[Array, ""]  # layers that are left out at the end; it may be traced
+
+
 class CLIPTextModel(nnx.Module):
     """Token ids -> text embeddings: a causal transformer and its final norm."""
 
     def __init__(self, config: TextEncoderConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.text_model = TextTransformer(config, dtype=dtype, rngs=rngs)
 
-    def __call__(self, ids: Int[Array, "b l"],
-                 learned: Learned | None = None) -> Float[Array, "b l d"]:
-        """ids [B, L] int32 -> embeddings [B, L, hidden_size]."""
-        return self.text_model(ids, learned)
+    def __call__(self, ids: Int[Array, "b l"], learned: Learned | None = None,
+                 skip: Skip = 0) -> Float[Array, "b l d"]:
+        """What the layers but the last `skip` give, after the final norm.
 
-    def hidden_state(self, ids: Int[Array, "b l"], skip: int = 1,
+        ids [B, L] int32 -> embeddings [B, L, hidden_size].
+        """
+        return self.text_model(ids, learned, skip)
+
+    def hidden_state(self, ids: Int[Array, "b l"], skip: Skip = 1,
                      learned: Learned | None = None) -> Float[Array, "b l d"]:
-        """What the layers but the last `skip` give, without the final norm: SDXL's embeddings.
+        """The same without the final norm: SDXL's embeddings.
 
         ids [B, L] int32 -> [B, L, hidden_size].
         """
-        return self.text_model.hidden_states(ids, learned)[-1 - skip]
+        return _without_last(self.text_model.hidden_states(ids, learned), skip)
 
 
 class CLIPTextModelWithProjection(nnx.Module):
@@ -53,7 +59,7 @@ class CLIPTextModelWithProjection(nnx.Module):
                                       dtype=dtype, rngs=rngs)
 
     def __call__(
-        self, ids: Int[Array, "b l"], skip: int = 1, learned: Learned | None = None
+        self, ids: Int[Array, "b l"], skip: Skip = 1, learned: Learned | None = None
     ) -> tuple[Float[Array, "b l d"], Float[Array, "b p"]]:
         """What the layers but the last `skip` give, without the final norm, and the pooled text.
 
@@ -62,7 +68,7 @@ class CLIPTextModelWithProjection(nnx.Module):
         hidden = self.text_model.hidden_states(ids, learned)
         last = self.text_model.final_layer_norm(hidden[-1])
         pooled = last[jnp.arange(len(ids)), end_of_text(ids, self.end_token)]
-        return hidden[-1 - skip], self.text_projection(pooled)
+        return _without_last(hidden, skip), self.text_projection(pooled)
 
 
 def end_of_text(ids: Int[Array, "b l"], end_token: int) -> Int[Array, " b"]:
@@ -71,6 +77,14 @@ def end_of_text(ids: Int[Array, "b l"], end_token: int) -> Int[Array, " b"]:
     Configs from before transformers 4.31 say 2, which it is not: there it is the highest id.
     """
     return jnp.argmax(ids if end_token == 2 else ids == end_token, axis=-1)
+
+
+def _without_last(states: list[jax.Array], skip: Skip) -> jax.Array:
+    """What the layers but the last `skip` give; the first of the states where there are fewer."""
+    if isinstance(skip, int):
+        return states[-1 - skip]
+    last = len(states) - 1
+    return jnp.stack(states)[jnp.clip(last - skip, 0, last)]
 
 
 class TextTransformer(nnx.Module):
@@ -83,9 +97,10 @@ class TextTransformer(nnx.Module):
             config.hidden_size, config.layer_norm_eps, dtype=dtype, rngs=rngs
         )
 
-    def __call__(self, ids: jax.Array, learned: Learned | None = None) -> jax.Array:
+    def __call__(self, ids: jax.Array, learned: Learned | None = None,
+                 skip: Skip = 0) -> jax.Array:
         """ids [B, L] int32 -> [B, L, hidden_size]."""
-        return self.final_layer_norm(self.hidden_states(ids, learned)[-1])
+        return self.final_layer_norm(_without_last(self.hidden_states(ids, learned), skip))
 
     def hidden_states(self, ids: jax.Array, learned: Learned | None = None) -> list[jax.Array]:
         """ids [B, L] int32 -> the embeddings and what each layer gives, [B, L, hidden_size]."""

@@ -30,7 +30,7 @@ from sd_tpu.settings import (
 # Between words of a run: gradio_client fetches all files each time that it is told of them.
 PAUSE_SECONDS = 0.5
 # What came later comes last: programs may give the others by position.
-_LATER = [SETTINGS[name] for name in ("model", "height", "width", "style")]
+_LATER = [SETTINGS[name] for name in ("model", "height", "width", "style", "clip_skip")]
 _BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
                     if setting.expert is expert and name != "seed" and setting not in _LATER
                     and setting.common]

@@ -301,7 +301,7 @@ class Engine(EngineClient):
         settings["guidance"] = model.cfg_scale(picture.guidance)
         inputs = checkpoint.prompt_inputs(picture.prompt, picture.negative_prompt,
                                           height=picture.height, width=picture.width,
-                                          guidance=picture.guidance,
+                                          guidance=picture.guidance, clip_skip=picture.clip_skip,
                                           to_prompt=picture.to_prompt, share=picture.share,
                                           options=self.adapters.options(model))
         latent_shape = model.latent_shape(picture.height, picture.width)
