@@ -467,9 +467,9 @@ class Picture:
         caption="{value} of the way")
     clip_skip: int = _setting(
         1, Number(int, 1, 12), "Clip skip",
-        "2 leaves out the text encoder's last layer, as many anime models need; 1 is off. SDXL "
-        "always leaves it out.", section=ADVANCED, caption="clip skip {value}",
-        a1111="CLIP_stop_at_last_layers", suggest=lambda own: list(range(1, MAX_PROMPTS + 1)))
+        "1 is off; 2 takes the text encoder's last layer but one, as many anime models need. With "
+        "SDXL, 1 and 2 are the same.", section=ADVANCED, caption="clip skip {value}",
+        a1111="CLIP_stop_at_last_layers", suggest=_around(*range(1, MAX_PROMPTS + 1)))
 
     @property
     def steered(self) -> bool:

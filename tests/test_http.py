@@ -159,10 +159,12 @@ def test_webuiapi_is_refused_with_the_sentence_that_names_what_is_wrong(a1111, a
 def test_webuiapi_skips_layers_for_a_request_or_until_it_is_told_otherwise(a1111, page_engine):
     def skips(**asked) -> int:
         result = a1111.txt2img(prompt="a fox", seed=3, width=32, height=32, **asked)
+        told = a1111.png_info(result.image).parameters["clip_skip"]
         made, = read_png(BytesIO(base64.b64decode(result.json["images"][0]))).pictures
         assert np.array_equal(result.image, drawn_by(
             page_engine, width=32, height=32, seed=3, guidance=7.0, sampler="euler", steps=2,
             clip_skip=made.clip_skip)[0])
+        assert told == result.info["clip_skip"] == made.clip_skip
         return made.clip_skip
 
     two = {"CLIP_stop_at_last_layers": 2}

@@ -15,7 +15,7 @@ from sd_tpu.sampling.samplers import SAMPLERS
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
 
 NAMES = {  # which are the same in all languages
-    *"API CPU Ctrl Enter Esc LoRA PNG TPU ZIP".split(),
+    *"API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL TPU ZIP".split(),
     *(word for sampler in SAMPLERS.values() for word in re.findall("[A-Za-z]+", sampler.label)),
 }
 

@@ -278,7 +278,7 @@ def test_settings_are_known_to_a1111_and_to_the_shell_by_names_of_their_own():
     assert {name: setting.a1111 for name, setting in SETTINGS.items() if name != setting.a1111} == {
         "guidance": "cfg_scale", "model": "sd_model_checkpoint", "sampler": "sampler_name",
         "spacing": "scheduler", "init_image": "init_images", "strength": "denoising_strength",
-        "fit": "resize_mode", "style": "styles"}
+        "fit": "resize_mode", "style": "styles", "clip_skip": "CLIP_stop_at_last_layers"}
     flags = [setting.flag for name, setting in OVERRIDABLE.items()
              if name not in {"model", *SIDES}]
     assert "--negative" in flags and "--cache-interval" in flags and None not in flags

@@ -50,8 +50,9 @@ def test_clip_skip_leaves_layers_out_of_both_texts_but_not_the_final_norm(
     assert np.abs(got - encoded(loaded, "a cat", "ugly")).max() > 0.1
 
 
-def test_clip_skip_ends_at_the_first_layer_there_is(sd1):
-    np.testing.assert_array_equal(encoded(sd1, "a cat", clip_skip=12),
+@pytest.mark.parametrize("skip", [5, 6, 12])
+def test_clip_skip_ends_where_there_are_no_more_layers(sd1, skip):
+    np.testing.assert_array_equal(encoded(sd1, "a cat", clip_skip=skip),
                                   encoded(sd1, "a cat", clip_skip=4))
 
 

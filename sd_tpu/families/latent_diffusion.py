@@ -200,7 +200,7 @@ class LatentDiffusion:
                     options: PromptOptions, clip_skip: int, to_prompt: str, share: float
                     ) -> Arrays:
         """What each encoder takes of the negative prompt and the prompt, and of one that this is
-        on the way to, if it is; and which of its last layers is taken, counted from 1."""
+        on the way to, if it is; and the layer that they are taken from, the last being 1."""
         if to_prompt and share:
             return {**self.text_inputs(tokenizers, [*texts, to_prompt], options, clip_skip, "",
                                        0.0),

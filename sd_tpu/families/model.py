@@ -54,7 +54,7 @@ class Model(Protocol):
             negative_prompt: what is not.
             options: what both may say.
             settings: height and width in pixels and guidance, which some networks are told, and
-                which of the text encoders' last layers is taken (`clip_skip`).
+                the text encoders' layer that is taken, the last being 1 (`clip_skip`).
 
         Raises:
             PromptError: a prompt that cannot be drawn.

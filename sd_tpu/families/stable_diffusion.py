@@ -36,9 +36,9 @@ def enlarged(unet: Mapping[str, Any]) -> Mapping[str, Any]:
 class StableDiffusion(LatentDiffusion):
     """The three networks without their parameters; what `sd_tpu.families.model.Model` asks for.
 
-    Inputs are what `text.encoder_inputs` makes of both texts, and as "clip_skip" which of the last
-    layers is taken, i32 [], 1 the last. Conditions are the embeddings [2, n 77, D] as "text", n the
-    number of chunks.
+    Inputs are what `text.encoder_inputs` makes of both texts, and the encoder's layer that is
+    taken, i32 [] as "clip_skip", 1 the last. Conditions are the embeddings [2, n 77, D] as "text",
+    n the number of chunks.
     """
 
     text_encoder: nnx.GraphDef

@@ -155,7 +155,7 @@ class StableDiffusionXL(LatentDiffusion):
         first = nnx.merge(self.text_encoder, params["text_encoder"])
         second = nnx.merge(self.text_encoder_2, params["text_encoder_2"])
         taken, taken_2 = inputs["text_encoder"], inputs["text_encoder_2"]
-        # These networks were trained on the last layer but one: a skip of 1 or 2 is none.
+        # These networks were trained on the last layer but one, and so 1 and 2 are the same.
         skip = jnp.maximum(inputs["clip_skip"], 2) - 1
         ids, learned = text.flat(taken)
         hidden = first.hidden_state(ids, skip, learned)

@@ -105,10 +105,10 @@ class Tokenizer:
 
 @lru_cache(maxsize=4)
 def _built(words: str) -> tokenizers.Tokenizer:
-    """The library's, of its own JSON: fine-tunes have the words of the model that they came from,
-    of which each copy takes megabytes and a fifth of a second."""
+    """The library's tokenizer of this JSON, once: fine-tunes have the words of the model that they
+    came from, and each copy takes megabytes and a quarter of a second."""
     made = tokenizers.Tokenizer.from_str(words)
-    # `Tokenizer` does both: what the library is told of them is shared by all threads.
+    # Our `Tokenizer` cuts and fills up itself: these settings would be shared by all threads.
     made.no_truncation()
     made.no_padding()
     return made

@@ -126,8 +126,7 @@ Img2Img = pydantic.create_model("Img2Img", __base__=Drawing, **{
     "include_init_images": anything("Whether the answer repeats them.", "boolean"),
 })
 Options = pydantic.create_model("Options", __base__=Body, **{
-    parameter: anything(f"{SETTINGS[name].label} of requests that say nothing of it.")
-    for parameter, name in _OPTIONS.items()})
+    parameter: field_of(SETTINGS[name]) for parameter, name in _OPTIONS.items()})
 PngInfo = pydantic.create_model("PngInfo", __base__=Body, image=anything("A PNG in base64."))
 Client = Annotated[str, Depends(client_of)]
 
@@ -140,7 +139,8 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
 
     @router.get("/options")
     async def get_options(client: Client) -> dict:
-        return {**clients.options(client), "samples_format": "png"}
+        defaults = {parameter: SETTINGS[name].default for parameter, name in _OPTIONS.items()}
+        return {**defaults, **clients.options(client), "samples_format": "png"}
 
     @router.post("/options")
     async def set_options(asked: Options, client: Client) -> None:
@@ -420,8 +420,7 @@ class _Clients:
 
     def options(self, client: str) -> dict[str, Any]:
         """Those of this client's requests that say nothing of them."""
-        own = {parameter: SETTINGS[name].default for parameter, name in _OPTIONS.items()}
-        return {**own, MODEL: self._engine.offer.first, **self._options.get(client, {})}
+        return {MODEL: self._engine.offer.first, **self._options.get(client, {})}
 
     def remember(self, client: str, options: Mapping[str, Any]) -> None:
         """Options that stay until they are changed."""
@@ -450,7 +449,7 @@ class _Clients:
 
 
 def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
-          own: Mapping[str, Any]) -> tuple[_Task, dict[str, Any]]:
+          remembered: Mapping[str, Any]) -> tuple[_Task, dict[str, Any]]:
     """What is drawn, which has `begun` as other pictures or not, and the options that it is given
     beside the client's own; raises RequestError."""
     given = {name: value for name, value in given.items() if value is not None}
@@ -461,7 +460,7 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
     options = _options(given.get("override_settings", {}), engine)
     known = _SETTINGS | (_START if begun else {})
     values = {name: given[parameter] for parameter, name in known.items() if parameter in given}
-    values |= {_OPTIONS[parameter]: value for parameter, value in {**own, **options}.items()}
+    values |= {_OPTIONS[parameter]: value for parameter, value in {**remembered, **options}.items()}
     values["seed"] = drawn_seed(given.get("seed", RANDOM))
     named = str(given.get("sampler_name") or given.get("sampler_index") or "")
     sampler, spacing = a1111_sampler(named, str(given.get("scheduler", "")))
@@ -481,8 +480,8 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
                              count=len(settings) * batches, limit=MAX_PICTURES)
     pictures = Request.check({**values, "prompts": values["prompts"] * len(settings)},
                              engine.offer).pictures
-    begun_as = [changed(picture, {**each, **control.settings})
-                for picture, each in zip(pictures, settings, strict=True)]
+    begun_as = [changed(picture, {**own, **control.settings})
+                for picture, own in zip(pictures, settings, strict=True)]
     return _Task(begun_as, batches, start, prompt, hires), options
 
 
@@ -536,4 +535,5 @@ def _png_info(image: Any) -> dict:
 def _told(picture: Picture) -> dict[str, Any]:
     """The settings by A1111's names, those of a start only where there is one."""
     known = _SETTINGS | (_START if picture.init_image else {})
-    return {parameter: getattr(picture, name) for parameter, name in known.items()}
+    told = {parameter: getattr(picture, name) for parameter, name in known.items()}
+    return {**told, "clip_skip": picture.clip_skip}

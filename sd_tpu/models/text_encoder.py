@@ -81,9 +81,9 @@ def end_of_text(ids: Int[Array, "b l"], end_token: int) -> Int[Array, " b"]:
 
 def _without_last(states: list[jax.Array], skip: Skip) -> jax.Array:
     """What the layers but the last `skip` give; the first of the states where there are fewer."""
-    if isinstance(skip, int):
-        return states[-1 - skip]
     last = len(states) - 1
+    if isinstance(skip, int):
+        return states[max(last - skip, 0)]
     return jnp.stack(states)[jnp.clip(last - skip, 0, last)]
 
 
