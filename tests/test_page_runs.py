@@ -31,6 +31,7 @@ from visitor import (
 )
 
 from sd_tpu.language import ENGLISH
+from sd_tpu.page.events import Answers
 from sd_tpu.pictures.files import Picture
 from sd_tpu.pictures.history import HistoryError
 from sd_tpu.pictures.images import read_png
@@ -238,12 +239,29 @@ def test_a_phone_that_slept_through_its_run_finds_it_again_and_loses_nothing(
         tab, held_engine, monkeypatch):
     # The line is the same whether or not it is known by now how long others take.
     monkeypatch.setattr(run_module, "queued", lambda *_: STARTING.text)
+    # It wakes while the run has no name yet: what it would hear then is of the one before.
+    start, look, named = Runs.start, Answers._do_look, threading.Event()
+
+    def started(*given, **more):
+        time.sleep(0.5)
+        run = start(*given, **more)
+        named.set()
+        return run
+
+    def looked(*given):
+        told = look(*given)
+        time.sleep(0 if named.is_set() else 1)
+        return told
+
+    monkeypatch.setattr(Runs, "start", started)
+    monkeypatch.setattr(Answers, "_do_look", looked)
     fill(tab, PROMPTS)
     generate(tab).click()
     says(tab, "Starting…")
     tab.evaluate("window.slept = true")
     tab.evaluate(SLEEP, "Starting…")
     tab.wait_for_function(WAITED)  # as that is true
+    tab.wait_for_selector("#line p[data-at]")  # by now it is the server that says so
     unfold(tab, "Paste a list")
     tab.locator("#list-panel textarea").fill("a fox")
     tab.evaluate(SLEEP, "Step 1 of 2")

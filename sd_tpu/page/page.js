@@ -1313,7 +1313,8 @@ document.addEventListener("visibilitychange", () => {
 // for minutes and be true, and with the page goes what is painted or pasted.
 async function wake(said) {
     const still = () => $("#line .busy")?.textContent === said;
-    const { line } = still() ? await ask("look") : {};
+    // A run that has no name yet is not the one that the server would tell of.
+    const { line } = still() && !pending ? await ask("look") : {};
     if (!still()) return;  // the server has told of something: it is connected
     const held = pending || line === undefined || $("dialog[open]")
         || $("#list-panel[data-open] textarea")?.value;
