@@ -186,7 +186,7 @@ def load_stored(stored: Mapping[str, Stored], expected: Params, dtype=None, shar
             raise CheckpointError(f"{entry.file} is damaged: {entry.name} holds what is no finite "
                                   "number.")
         value = value.transpose(np.argsort(axes))
-        value = value.astype(leaf.dtype if dtype is None else dtype)
+        value = value.astype(leaf.dtype if dtype is None else dtype, copy=False)
         with jax.default_device(default_device):
             # Until it is there: what is under way takes memory twice.
             return path, jax.block_until_ready(
