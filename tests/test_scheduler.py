@@ -50,6 +50,7 @@ class Devices:
         self.slots: dict[Batch, dict[int, list]] = {}  # by slot: [ticket, rows left]
         self.held: list[set] = [set() for _ in range(count)]
         self.background: list[tuple[float, object]] = []  # when it is over
+        self.failing: set[Batch | Weights] = set()  # what cannot be prepared
         self.idle = 0.0  # seconds without anything to do
         self.compiler, self.compilations = 0.0, 0  # until when it is busy, with one at a time
         self.told = defaultdict(list)
@@ -60,12 +61,14 @@ class Devices:
             weights=BASE, previews=False, address="") -> int:
         """Submits a job; its number."""
         job = next(self.numbers)
-        batches = itertools.cycle([batch] if isinstance(batch, Batch) else batch)
+        wanted = zip(itertools.cycle([batch] if isinstance(batch, Batch) else batch),
+                     itertools.cycle([weights] if isinstance(weights, Weights) else weights),
+                     strict=False)
         kinds = np.full(steps, kind)
         kinds[interval - 1 :: interval] = FORECAST if interval > 1 else kind
         tickets = [Ticket(job=job, place=place, client=client, address=address, batch=batch,
                           weights=weights, kinds=kinds, previews=previews)
-                   for place, batch in zip(range(pictures), batches, strict=False)]
+                   for place, (batch, weights) in zip(range(pictures), wanted, strict=False)]
         self.scheduler.submit(tickets, self.now, steps=steps)
         return job
 
@@ -155,13 +158,17 @@ class Devices:
     def _come(self) -> dict:
         over = [what for when, what in self.background if when <= self.now]
         self.background = [(when, what) for when, what in self.background if when > self.now]
+        failed = [what for what in over
+                  if (what if isinstance(what, Batch) else what[1]) in self.failing]
+        over = [what for what in over if what not in failed]
         for what in over:
             if isinstance(what, Batch):
                 self.slots[what] = {}
             else:
                 self.held[what[0]].add(what[1])
         speed = Compiled(seconds=COMPILE, row_seconds=ROW, decode_seconds=DECODE)
-        return dict(compiled={what: speed for what in over if isinstance(what, Batch)},
+        return dict(failed=dict.fromkeys(failed, "no memory"),
+                    compiled={what: speed for what in over if isinstance(what, Batch)},
                     brought={what: BRING for what in over if not isinstance(what, Batch)})
 
     def _check_memory(self) -> None:
@@ -417,6 +424,27 @@ def test_what_cannot_be_compiled_or_drawn_fails_its_own_jobs_only(one):
     assert failed == [good, waits] and one.scheduler.idle
     one.slots[SMALL].clear()
     one.took(one.ask())
+
+
+@pytest.mark.parametrize("missing", [WIDE, OTHER])
+def test_what_fails_beside_a_picture_that_is_drawn_fails_its_job_only(one, missing):
+    one.failing = {missing}
+    other = one.ask("other", steps=1000)
+    bad = one.ask(pictures=2, steps=1000, **(
+        {"batch": (SMALL, WIDE)} if missing == WIDE else {"weights": (BASE, OTHER)}))
+    one.run(lambda: one.over(bad))
+    assert isinstance(one.told[bad][-1], Failed)
+    one.took(other)
+
+
+def test_no_room_is_kept_for_a_picture_that_failed():
+    devices = warm(Devices(memory=WIDE.memory + BASE.memory))  # too little for both batches
+    devices.failing = {WIDE}
+    devices.ask("other", steps=int(2 * SWITCH_SECONDS / ROW))
+    bad = devices.ask(batch=WIDE)
+    devices.run()
+    assert isinstance(devices.told[bad][-1], Failed)
+    devices.took(devices.ask())
 
 
 def test_a_picture_goes_to_a_device_that_has_its_weights():

@@ -305,13 +305,13 @@ class Scheduler:
             self._coming.discard((device, weights))
             self._memory.use(device, weights)
             self._model.brought(weights, seconds)
-        for what, reason in report.failed.items():
-            self._give_up(what, reason)
         if self._plan.batch and report.error:
             self._fail(self._benches[self._plan.batch].pictures(), Sentence(
                 "Making the pictures failed: {reason}", reason=report.error))
         elif self._plan.batch:
             self._take_in(self._benches[self._plan.batch], report, now)
+        for what, reason in report.failed.items():  # whose jobs may be among what was drawn
+            self._give_up(what, reason)
         self._plan = Plan()
 
     def abandon(self, message: Sentence) -> None:
@@ -602,6 +602,7 @@ class Scheduler:
     def _fail(self, pictures: Iterable[_Picture], message: Sentence) -> None:
         for job in [self._jobs[n] for n in sorted({picture.ticket.job for picture in pictures})]:
             for picture in job.waiting():
+                picture.wanted = False  # nor is room kept for it
                 if picture.slot is None:
                     self._unqueue(picture)
                 else:
