@@ -68,6 +68,6 @@ class PatchEmbeddings(nnx.Module):
         return jnp.concatenate([first, patches], axis=1) + self.position_embedding.embedding[...]
 
 
-def normalized(pictures: Shaped[Array, "b side side 3"]) -> Float[Array, "b side side 3"]:
+def normalized(pictures: Shaped[Array, "*b side side 3"]) -> Float[Array, "*b side side 3"]:
     """What CLIP is told of pictures of its size with colours in [0, 255]."""
     return (pictures / 255 - jnp.array(MEAN)) / jnp.array(DEVIATION)
