@@ -27,8 +27,8 @@ TOKEN = re.compile(
     r"\\(?P<escaped>[\\()\[\]]?)"
     r"|:\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+))\s*(?P<end>[)\]])"
     r"|(?P<bracket>[()\[\]])"
-    r"|\s*\b(?P<BREAK>BREAK)\b\s*"
-    r"|(?P<text>[^\\()\[\]:|]+?(?=\s*\bBREAK\b|[\\()\[\]:|]|\Z)|[:|])",
+    r"|\b(?P<BREAK>BREAK)\b"
+    r"|(?P<text>[^\\()\[\]:|]+?(?=\bBREAK\b|[\\()\[\]:|]|\Z)|[:|])",
     re.DOTALL,
 )
 
@@ -113,11 +113,12 @@ def parse(prompt: str) -> ParsedPrompt:
 
     def close(bracket: str, factor: float) -> bool:
         """Multiplies what stands since the last such bracket; whether there was one."""
-        waiting = [place for place, (sign, _) in enumerate(opened) if sign == bracket]
-        if waiting:
-            for piece in pieces[opened.pop(waiting[-1])[1]:]:
-                piece[1] *= factor
-        return bool(waiting)
+        for place in reversed(range(len(opened))):
+            if opened[place][0] == bracket:
+                for piece in pieces[opened.pop(place)[1]:]:
+                    piece[1] *= factor
+                return True
+        return False
 
     for token in TOKEN.finditer(LORA.sub("", prompt)):
         sign, weight = token["bracket"], token["weight"]
@@ -129,10 +130,16 @@ def parse(prompt: str) -> ParsedPrompt:
         if sign in ("(", "["):
             opened.append((sign, len(pieces)))
         elif token["BREAK"]:
+            # Blanks around it are none of the text. TOKEN does not look for them: from each blank
+            # of a thousand it would go through all that follow.
+            if pieces and pieces[-1][0]:
+                pieces[-1][0] = pieces[-1][0].rstrip()
             pieces.append([None, 1.0])
         elif factor is None or not close("[" if sign == "]" else "(", factor):
-            escaped = token["escaped"]
-            pieces.append([token[0] if escaped is None else escaped, 1.0])
+            escaped, text = token["escaped"], token[0]
+            after_break = pieces and pieces[-1][0] is None
+            text = text.lstrip() if after_break else text
+            pieces.append([text if escaped is None else escaped, 1.0])
     for bracket, _ in list(opened):
         close(bracket, CLOSING[")" if bracket == "(" else "]"])
     return ParsedPrompt(_sections(pieces), loras)
