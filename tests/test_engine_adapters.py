@@ -55,6 +55,7 @@ def embeddings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embeddings")
     save_file({"emb_params": torch.ones(2, 32)}, folder / "good-hands.safetensors")
     save_file({"emb_params": torch.ones(2, 48)}, folder / "wide.safetensors")
+    (folder / "sample.safetensors").write_bytes(b"no header")  # which no compiling asks for
     return folder
 
 
@@ -211,6 +212,19 @@ def test_merging_shares_what_no_adapter_touches_and_leaves_the_base():
     np.testing.assert_array_equal(merged["unet"]["a"]["kernel"][0], want.astype(jnp.bfloat16))
     assert merged["unet"]["b"]["kernel"] is base["unet"]["b"]["kernel"]
     np.testing.assert_array_equal(base["unet"]["a"]["kernel"], before)
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_is_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("sd_tpu.families.adapters.RESCAN_SECONDS", 0.0)
+    folder = tmp_path / "embeddings"
+    folder.mkdir()
+    (folder / "one.safetensors").touch()
+    adapters = Adapters(embeddings=folder)
+    folder.rename(tmp_path / "elsewhere")
+    assert [*adapters.embeddings()] == ["one"]
+    (tmp_path / "elsewhere" / "two.safetensors").touch()
+    (tmp_path / "elsewhere").rename(folder)
+    assert sorted(adapters.embeddings()) == ["one", "two"]
 
 
 def test_loras_are_summed_by_name_and_those_of_no_strength_are_none(loras):

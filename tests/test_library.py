@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import jax
@@ -13,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from sd_tpu.checkpoint import library
+from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.library import Library
 from sd_tpu.families.checkpoint import Parameters
 from sd_tpu.page.compare import comparable, comparison, read_comparison
@@ -20,6 +23,7 @@ from sd_tpu.page.layout import choices_of
 from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import read_parameters
 from sd_tpu.request import Request
+from sd_tpu.serving import catalog
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Queued
 from sd_tpu.settings import Picture, RequestError
@@ -230,6 +234,50 @@ def test_a_file_that_is_opened_again_has_the_hash_that_it_has_then(engine, monke
     engine.offer.open("tune 3")
     assert engine.offer.hash("tune 3") == "new"
     engine.offer.forget("tune 3")  # others ask this engine as well
+
+
+def test_a_model_that_is_written_anew_is_drawn_anew(engine, shelf, monkeypatch):
+    for module in (library, catalog):
+        monkeypatch.setattr(module, "RESCAN_SECONDS", 0.0)
+    there, file = shelf / "anew", "unet/diffusion_pytorch_model.safetensors"
+    shutil.copytree(shelf / "tune 1", there)
+    try:
+        before = drawn(engine.submit(ask(engine, ["a"], model="anew")))[0]
+        queued = engine.offer.known("anew").weights
+        shutil.copy(shelf / "tune 2" / file, there / file)
+        after = drawn(engine.submit(ask(engine, ["a"], model="anew")))[0]
+        with pytest.raises(CheckpointError, match="written anew"):
+            engine._read(queued, None)
+    finally:
+        shutil.rmtree(there)
+    for pixels, model in ((before, "tune 1"), (after, "tune 2")):
+        np.testing.assert_array_equal(
+            pixels, drawn(engine.submit(ask(engine, ["a"], model=model)))[0])
+    assert engine.offer.open("anew") is engine.offer.known("anew"), "gone, but on the devices"
+
+
+def test_a_file_that_is_hashed_keeps_no_other_model_waiting(engine, monkeypatch):
+    reached, released = threading.Event(), threading.Event()
+
+    def slowly(parameters):
+        if parameters.source.name == "tune 5":
+            reached.set()
+            assert released.wait(30)
+        return ""
+
+    monkeypatch.setattr(Parameters, "hash", slowly)
+    monkeypatch.setattr(engine.offer, "_hashes", {})
+    for name in ("tune 5", "tune 6"):
+        engine.offer.open(name)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(engine.offer.hash, "tune 5")
+        assert reached.wait(30)
+        other = pool.submit(engine.offer.hash, "tune 6")
+        try:
+            assert other.result(30) == ""
+        finally:
+            released.set()
+        assert slow.result(30) == ""
 
 
 def test_a_fault_of_the_scheduler_ends_the_jobs_and_the_next_are_served(engine, monkeypatch):

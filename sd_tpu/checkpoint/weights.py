@@ -262,6 +262,15 @@ def modern(name: str) -> str:
     return name
 
 
+def written(file: Path) -> tuple[int, int] | None:
+    """What changes when somebody writes the file; None if it is gone."""
+    try:
+        told = file.stat()
+    except OSError:
+        return None
+    return told.st_mtime_ns, told.st_size
+
+
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[safe_open]:
     """A safetensors file to read from; what fails meanwhile is told in a sentence.

@@ -1,6 +1,7 @@
 """The LoRAs and embeddings that prompts may name, from the folders where they lie."""
 
 import hashlib
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,14 @@ import numpy as np
 
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.adapters import Delta, listing, read_embedding, read_lora
-from sd_tpu.checkpoint.config import paths_within
+from sd_tpu.checkpoint.config import CheckpointError, paths_within
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import PromptError, parse
 from sd_tpu.families.text import PromptOptions
+
+log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 5.0  # after which a folder is looked through again
 MAX_FITTING = 256  # combinations of LoRAs and models that are known to fit
@@ -76,7 +79,7 @@ class Adapters:
 
     def states(self, asked: Strengths) -> tuple[tuple[int, int] | None, ...]:
         """What changes when somebody writes one of the LoRAs' files anew."""
-        return tuple(_state(self._loras.file(name)) for name, _ in asked)
+        return tuple(weights.written(self._loras.file(name)) for name, _ in asked)
 
     def deltas(self, asked: Strengths,
                shapes: Params) -> dict[str, dict[str, list[tuple[Delta, float]]]]:
@@ -126,18 +129,9 @@ class Adapters:
         """What A1111 writes as `Lora hashes` of the LoRAs that a picture's texts ask for: twelve
         digits of the SHA-256 of a file's tensors, by name; files that are gone are left out."""
         names = dict.fromkeys(lora.name for text in texts for lora in parse(text).loras)
-        found = {name: _hash(self._loras.file(name), _state(self._loras.file(name)))
-                 for name in names if self._loras.path}
+        files = {name: self._loras.file(name) for name in names if self._loras.path}
+        found = {name: _hash(file, weights.written(file)) for name, file in files.items()}
         return {name: value for name, value in found.items() if value}
-
-
-def _state(file: Path) -> tuple[int, int] | None:
-    """What changes when somebody writes the file; None if it is gone."""
-    try:
-        told = file.stat()
-    except OSError:
-        return None
-    return told.st_mtime_ns, told.st_size
 
 
 @lru_cache(MAX_HASHES)
@@ -156,13 +150,18 @@ class Folder:
 
     def __init__(self, path: Path | None):
         """Looks through it; raises CheckpointError if it cannot be read."""
-        self.path, self._files, self._seen = path, {}, -RESCAN_SECONDS
-        self.files()
+        self.path, self._files = path, listing(path) if path else {}
+        self._seen = time.monotonic()
 
     def files(self) -> Mapping[str, Path]:
-        """By the names that `listing` gives them, as they were a few seconds ago at most."""
+        """By the names that `listing` gives them, as they were a few seconds ago at most, or when
+        the folder could last be read."""
         if self.path and time.monotonic() - self._seen >= RESCAN_SECONDS:
-            self._files, self._seen = listing(self.path), time.monotonic()
+            try:
+                self._files = listing(self.path)
+            except CheckpointError as error:  # others need nothing of it
+                log.warning("%s", error)
+            self._seen = time.monotonic()
         return self._files
 
     def file(self, name: str) -> Path:

@@ -254,6 +254,12 @@ class Parameters:
             return self.decoder.folder
         return self.source if self.source.is_file() else self.source / part
 
+    def written(self) -> tuple[tuple[int, int], ...]:
+        """What changes when somebody writes the checkpoint anew; nothing if it is gone."""
+        source = self.source
+        files = [source] if source.is_file() else sorted([*source.glob("*"), *source.glob("*/*")])
+        return tuple(told for file in files if (told := weights.written(file)))
+
     def hash(self) -> str:
         """What A1111 calls the hash of a model: ten digits of the single file's SHA-256; nothing
         for a folder, or if the file is gone."""

@@ -4,13 +4,15 @@ requests are checked by."""
 import dataclasses
 import math
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import CheckpointError, paths_within
-from sd_tpu.checkpoint.library import Library
+from sd_tpu.checkpoint.library import RESCAN_SECONDS, Library
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.extra import ExtraNetwork
@@ -40,6 +42,7 @@ class Offered:
     checkpoint: Checkpoint
     weights: Weights
     defaults: Picture
+    written: tuple[tuple[int, int], ...]  # as `Parameters.written` was then
 
 
 class Catalog:
@@ -75,12 +78,14 @@ class Catalog:
         self._architectures: dict[str, Checkpoint] = {}
         self._stale: set[str] = set()
         self._hashes: dict[str, str] = {}
-        self._lock, self._hashing = threading.Lock(), threading.Lock()
+        self._seen: dict[str, float] = {}  # when a model's files were last looked at
+        self._lock, self._hashing = threading.Lock(), defaultdict(threading.Lock)
         self.first = first.card.name
         self._first_path = first.parameters.source
         if size:
             first.model.latent_shape(*size)
-        self._opened = {self.first: self._offered(self.first, first)}
+        self._opened: dict[str, Offered] = {}
+        self._opened[self.first] = self._offered(self.first, first)
         # By component and name. Each component is called like the setting that names one of them.
         self._extras: dict[str, dict[str, ExtraNetwork]] = {
             ControlNet.part: _by_name(controlnets), IPAdapter.part: _by_name(ip_adapters)}
@@ -97,12 +102,14 @@ class Catalog:
         return [self.first, *others]
 
     def open(self, model: str) -> Offered:
-        """The model of this name; "" is the first.
+        """The model of this name; "" is the first. One that was written anew is another from a few
+        seconds later on.
 
         Raises:
             RequestError: there is none, or its files are not what can be loaded.
         """
         name = model or self.first
+        self._look_at(name)
         if name not in self._opened or name in self._stale:
             with self._lock:
                 if name not in self._opened or name in self._stale:
@@ -110,6 +117,15 @@ class Catalog:
                     self._hashes.pop(name, None)
                     self._stale.discard(name)
         return self._opened[name]
+
+    def _look_at(self, name: str) -> None:
+        """Finds out, now and then, whether a model's files are those that were opened."""
+        there, now = self._opened.get(name), time.monotonic()
+        if there and now - self._seen.get(name, -math.inf) >= RESCAN_SECONDS:
+            self._seen[name] = now
+            # One that is gone may still lie on the devices.
+            if there.checkpoint.parameters.written() not in ((), there.written):
+                self.forget(name)
 
     def known(self, model: str) -> Offered:
         """The model of this name as it was when it was opened, wherever its files are now."""
@@ -122,7 +138,7 @@ class Catalog:
 
     def hash(self, model: str) -> str:
         """As `Parameters.hash`, which reads all of a single file, but only once."""
-        with self._hashing:
+        with self._hashing[model]:  # others' pictures need not wait for it
             if model not in self._hashes:
                 self._hashes[model] = self.known(model).checkpoint.parameters.hash()
             return self._hashes[model]
@@ -300,10 +316,14 @@ class Catalog:
                                reason=told.splitlines()[0]) from error
 
     def _offered(self, name: str, checkpoint: Checkpoint) -> Offered:
-        weights = Weights(name=name, architecture=self._architecture(checkpoint),
+        before, written = self._opened.get(name), checkpoint.parameters.written()
+        files = () if before is None else before.weights.files
+        if before and written != before.written:
+            files = written  # not from the first on: each host's own files are as old as they are
+        weights = Weights(name=name, architecture=self._architecture(checkpoint), files=files,
                           memory=checkpoint.parameters.memory)
-        defaults = _defaults(checkpoint, self._size)
-        return Offered(checkpoint, weights, dataclasses.replace(defaults, model=name))
+        defaults = dataclasses.replace(_defaults(checkpoint, self._size), model=name)
+        return Offered(checkpoint, weights, defaults, written)
 
     def _architecture(self, checkpoint: Checkpoint) -> str:
         """The name that all checkpoints with an equal model have."""

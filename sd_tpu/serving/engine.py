@@ -425,7 +425,10 @@ class Engine(EngineClient):
             shapes = self.offer.known(weights.name).checkpoint.parameters.shapes
             return merge(self._on_devices(weights.base, sharding),
                          self.adapters.deltas(weights.adapters, shapes))
-        parameters = self.offer.known(weights.name).checkpoint.parameters
+        offered = self.offer.known(weights.name)
+        if offered.weights != weights:
+            raise CheckpointError("its files have been written anew; please ask for it again.")
+        parameters = offered.checkpoint.parameters
         tiny = parameters.decoder
         try:
             with paths_within(parameters.source.parent, tiny and tiny.folder.parent):
@@ -481,7 +484,7 @@ class Engine(EngineClient):
         """The programs of a batch, an entry to time them with, and its parameters' shapes."""
         kind = self._kinds[batch]
         checkpoint, defaults = self.offer.sample(kind.architecture)
-        sample = dataclasses.replace(defaults, prompt="a sample", height=batch.height,
+        sample = dataclasses.replace(defaults, prompt="", height=batch.height,
                                      width=batch.width, steps=max(2, defaults.steps),
                                      guidance=defaults.guidance if batch.guided else 1.0)
         programs = self.programs if batch == self.batch else self._programs_of(batch)

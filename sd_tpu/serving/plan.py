@@ -21,7 +21,7 @@ class Weights:
     name: str
     architecture: str = ""  # as `Batch` has it
     adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
-    files: tuple[Hashable, ...] = ()  # what tells the adapters' from others of the same names
+    files: tuple[Hashable, ...] = ()  # what tells its files from others of the same names
     extra: tuple[str, str] | None = None  # the component and the name of a network beside them
     # What that is beside, or what adapters are merged into; all of whose other arrays are shared.
     base: "Weights | None" = None
