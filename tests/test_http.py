@@ -16,11 +16,15 @@ import pytest
 import uvicorn
 import webuiapi
 from PIL import Image
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount
 from test_control import make_controlnet
 from test_ip_adapter import make_adapter, make_encoder
 
-from sd_tpu.http import create_api
+from sd_tpu.http import API_PATHS, create_api
 from sd_tpu.http.access import Access
+from sd_tpu.http.gate import Gate, Names
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
@@ -462,6 +466,15 @@ def test_openai_gets_addresses_and_other_formats(client, address):
     assert fetched.headers["content-type"] == "image/webp"
     assert Image.open(BytesIO(fetched.content)).size == (32, 32)
     assert httpx.get(f"{address}/v1/images/files/other.png").status_code == 404
+
+
+def test_addresses_lead_to_pictures_where_another_application_serves_page_and_apis(page_engine):
+    gate = Gate(PlainTextResponse("page"), names=Names(), access=Access(), paths=API_PATHS,
+                api=create_api(page_engine, Access()))
+    with served(Starlette(routes=[Mount("/", gate)])) as address:
+        answer = httpx.post(f"{address}/v1/images/generations", timeout=PATIENCE, json={
+            "prompt": "a fox", "steps": 1, "response_format": "url"})
+        assert httpx.get(answer.json()["data"][0]["url"]).content.startswith(b"\x89PNG")
 
 
 def test_openai_streams_partial_pictures_and_then_each_finished_one(client, slow_engine):

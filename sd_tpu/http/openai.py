@@ -230,7 +230,9 @@ class Kept:
 def _image(file: bytes, asked: _Asked, kept: Kept, visitor: fastapi.Request) -> dict:
     if asked.by_address:
         name = f"{kept.add(file)}.{asked.output_format}"
-        return {"url": str(visitor.url_for("picture", name=name))}
+        # By the application itself: `visitor.url_for` asks the one that it may be mounted in.
+        path = visitor.app.url_path_for("picture", name=name)
+        return {"url": str(path.make_absolute_url(visitor.base_url))}
     return {"b64_json": base64.b64encode(file).decode()}
 
 
