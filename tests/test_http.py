@@ -181,6 +181,26 @@ def test_webuiapi_skips_layers_for_a_request_or_until_it_is_told_otherwise(a1111
         a1111.set_options({"CLIP_stop_at_last_layers": 1})
 
 
+def test_what_sillytavern_sends_is_drawn_and_what_is_told_of_it_can_be_asked_for_again(address):
+    """All that its extension for pictures says, with its own defaults but for the size."""
+    def ask(route: str, **asked) -> dict:
+        answer = httpx.post(f"{address}/sdapi/v1/{route}", json=asked, timeout=PATIENCE)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    picture, = ask(
+        "txt2img", url="http://localhost:7860", auth="", prompt="a fox", negative_prompt="blurry",
+        sampler_name="DDIM", scheduler="normal", steps=2, cfg_scale=7, width=32, height=32,
+        restore_faces=False, enable_hr=False, hr_upscaler="Latent", hr_scale=1,
+        hr_additional_modules=[], denoising_strength=0.7, hr_second_pass_steps=0,
+        override_settings_restore_afterwards=True, clip_skip=2, save_images=True, send_images=True,
+        override_settings={"CLIP_stop_at_last_layers": 2}, do_not_save_grid=False,
+        do_not_save_samples=False)["images"]
+    told = ask("png-info", image=picture)["parameters"]
+    assert (told["clip_skip"], told["sampler_name"], told["scheduler"]) == (2, "ddim", "linspace")
+    assert ask("txt2img", **told)["images"] == [picture]
+
+
 def test_parameters_that_nobody_knows_are_refused_by_name(address):
     answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a", "step": 3})
     assert (answer.status_code, answer.json()["detail"]) == (

@@ -61,23 +61,25 @@ MODEL = SETTINGS["model"].a1111
 _OPTIONS = {SETTINGS[name].a1111: name for name in ("model", "clip_skip")}
 _SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
              if name != "style" and setting.common and setting.a1111 not in _OPTIONS}
+_SETTINGS |= {"clip_skip": "clip_skip"}  # which is a parameter, too, with SD.Next
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
 # What is A1111's alone, with the values of it that change no picture here.
 _ABSENT: dict[str, tuple] = {
-    "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "save_images": (False,),
-    "script_name": ("",), "script_args": ([],), "alwayson_scripts": ({}, None),
-    "refiner_checkpoint": ("",), "subseed_strength": (0,), "s_churn": (0,), "s_noise": (1,),
-    "s_tmin": (0,), "s_min_uncond": (0,), "eta": (1,), "comments": ({},), "firstpass_image": ("",),
+    "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "script_name": ("",),
+    "script_args": ([],), "alwayson_scripts": ({}, None), "refiner_checkpoint": ("",),
+    "subseed_strength": (0,), "s_churn": (0,), "s_noise": (1,), "s_tmin": (0,),
+    "s_min_uncond": (0,), "eta": (1,), "comments": ({},), "firstpass_image": ("",),
     "initial_noise_multiplier": (1,), "latent_mask": ("",), "mask_blur_x": (4,),
     "mask_blur_y": (4,),
 }
-# What says something only together with these, or only of what A1111 does with files.
+# What says something only together with these, or only of what A1111 does with files, or that
+# SillyTavern tells itself.
 _IDLE = {
     "do_not_save_grid", "do_not_save_samples", "force_task_id", "image_cfg_scale", "mask_round",
     "refiner_switch_at", "s_tmax", "seed_resize_from_h", "seed_resize_from_w", "subseed",
-    "disable_extra_networks",
+    "disable_extra_networks", "save_images", "url", "auth",
 }
 _OWN = {*_COUNTS, "override_settings", "override_settings_restore_afterwards", "sampler_index",
         "send_images", "styles"}
@@ -459,8 +461,8 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
                      for name, kind in _COUNTS.items())
     options = _options(given.get("override_settings", {}), engine)
     known = _SETTINGS | (_START if begun else {})
-    values = {name: given[parameter] for parameter, name in known.items() if parameter in given}
-    values |= {_OPTIONS[parameter]: value for parameter, value in {**remembered, **options}.items()}
+    values = {_OPTIONS[parameter]: value for parameter, value in {**remembered, **options}.items()}
+    values |= {name: given[parameter] for parameter, name in known.items() if parameter in given}
     values["seed"] = drawn_seed(given.get("seed", RANDOM))
     named = str(given.get("sampler_name") or given.get("sampler_index") or "")
     sampler, spacing = a1111_sampler(named, str(given.get("scheduler", "")))
@@ -526,14 +528,15 @@ def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
 
 
 def _png_info(image: Any) -> dict:
-    """What a PNG in base64 carries; raises RequestError if it is none."""
+    """What a PNG in base64 carries, of a grid its first picture's settings; raises RequestError if
+    it is none."""
     text = read_parameters(file_of(image))
+    made = parse_parameters(text)
     return {"info": text, "items": {"parameters": text},
-            "parameters": _told(parse_parameters(text).common)}
+            "parameters": _told(made.pictures[made.places()[0]])}
 
 
 def _told(picture: Picture) -> dict[str, Any]:
     """The settings by A1111's names, those of a start only where there is one."""
     known = _SETTINGS | (_START if picture.init_image else {})
-    told = {parameter: getattr(picture, name) for parameter, name in known.items()}
-    return {**told, "clip_skip": picture.clip_skip}
+    return {parameter: getattr(picture, name) for parameter, name in known.items()}

@@ -40,7 +40,8 @@ MIN_LABELLED = 256  # pixels: a picture with a label is at least so wide
 
 # Where A1111 has a sampler under another name than diffusers, or a spacing under another.
 _A1111_SAMPLERS = {"pndm": "PLMS", "euler_ancestral": "Euler a", "kdpm2": "DPM2"}
-_A1111_SPACINGS = {"automatic": "", "uniform": "linspace", "sgm uniform": "trailing"}
+_A1111_SPACINGS = {"automatic": "", "uniform": "linspace", "normal": "linspace",
+                   "sgm uniform": "trailing", "sgm_uniform": "trailing"}
 _NAMES = {
     **{sampler.label.lower(): key for key, sampler in SAMPLERS.items()},
     **{name.lower(): key for key, name in _A1111_SAMPLERS.items()},
