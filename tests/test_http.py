@@ -223,7 +223,12 @@ def test_webuiapi_lists_what_there_is_and_chooses_the_model(a1111, page_engine):
     assert a1111.get_latent_upscale_modes() == []
     assert [each["name"] for each in a1111.get_upscalers()] == ["None", "Lanczos"]
     assert a1111.get_memory()["ram"]["total"] > 0
-    assert "There is no model" in a1111.set_options({"sd_model_checkpoint": "other"})["detail"]
+    options = a1111.get_options()  # all of which Open WebUI hands back, with another model
+    assert a1111.set_options(options) is None
+    assert "There is no model" in a1111.set_options(
+        {**options, "sd_model_checkpoint": "other"})["detail"]
+    assert a1111.set_options({**options, "samples_format": "jpg"})["detail"] == (
+        "This server does not have the options: samples_format.")
 
 
 def test_webuiapi_follows_a_request_and_interrupts_it(a1111, slow_engine):

@@ -59,6 +59,7 @@ MAX_PICTURES = 64  # of a request, whose answer holds them all
 MAX_CLIENTS = 1000  # whose options are remembered
 MODEL = SETTINGS["model"].a1111
 _OPTIONS = {SETTINGS[name].a1111: name for name in ("model", "clip_skip")}
+_FIXED = {"samples_format": "png"}  # options that are what they are
 _SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
              if name != "style" and setting.common and setting.a1111 not in _OPTIONS}
 _SETTINGS |= {"clip_skip": "clip_skip"}  # which is a parameter, too, with SD.Next
@@ -142,7 +143,7 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
     @router.get("/options")
     async def get_options(client: Client) -> dict:
         defaults = {parameter: SETTINGS[name].default for parameter, name in _OPTIONS.items()}
-        return {**defaults, **clients.options(client), "samples_format": "png"}
+        return {**defaults, **clients.options(client), **_FIXED}
 
     @router.post("/options")
     async def set_options(asked: Options, client: Client) -> None:
@@ -517,11 +518,12 @@ def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ParameterError("The options should be values by name, not {value}.",
                              value=shortened(given))
-    if unknown := given.keys() - _OPTIONS.keys():
+    asked = dict(each for each in given.items() if each not in _FIXED.items())
+    if unknown := asked.keys() - _OPTIONS.keys():
         raise ParameterError("This server does not have the options: {names}.",
                              names=", ".join(shortened(name)[1:-1] for name in sorted(unknown)))
     options = {parameter: SETTINGS[_OPTIONS[parameter]].check(value)
-               for parameter, value in given.items()}
+               for parameter, value in asked.items()}
     if MODEL in options:
         options[MODEL] = engine.offer.defaults(options[MODEL]).model
     return options
