@@ -123,6 +123,14 @@ def test_a_picture_lies_as_its_exif_says_and_is_white_where_it_is_transparent():
     assert np.all(np.asarray(given.as_mask())[:, :9] == 0)
 
 
+def test_of_a_cameras_jpeg_the_photo_is_taken_whatever_stands_behind_it():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    given, alone = (Input(file_of(WHOLE, kind, exif=exif, **more)) for kind, more in (
+        ("MPO", FRAMES), ("JPEG", {})))
+    assert given.size == (24, 40) and np.array_equal(given.on_white(), alone.on_white())
+
+
 def test_what_a_png_says_after_its_pixels_of_how_it_lies_counts_neither_before_nor_after_decoding():
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -114,7 +114,8 @@ class Input:
             raise RequestError(
                 "{whose} has {width}x{height} pixels; at most {limit} pixels are accepted.",
                 whose=whose, width=width, height=height, limit=MAX_PIXELS)
-        if getattr(image, "is_animated", False):
+        # A camera's JPEG may hold smaller copies of the photo behind it (MPO).
+        if image.format != "MPO" and getattr(image, "is_animated", False):
             raise RequestError("{whose} moves; save one of its frames alone.", whose=whose)
         if image.mode in ("CMYK", "YCCK", "LAB"):
             raise RequestError("{whose} has the colours of print (CMYK); save it with those of a "
