@@ -18,7 +18,7 @@ from visitor import fill, make, visit
 from sd_tpu import app
 from sd_tpu.folders import temporary_folder
 from sd_tpu.http import gate
-from sd_tpu.http.access import Access
+from sd_tpu.http.access import Access, read_keys
 from sd_tpu.http.gate import Gate, Names
 
 PATIENCE = 120.0  # seconds
@@ -196,6 +196,11 @@ def test_flags_that_cannot_be_meant_are_refused_before_anything_is_loaded(flags,
     (tmp_path / "keys").write_text("# none yet\n\n")
     assert app.main([flag.replace("EMPTY", str(tmp_path / "keys")) for flag in flags]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_keys_are_read_from_what_an_editor_marked_as_utf_8(tmp_path):
+    (tmp_path / "keys").write_text("\ufefffirst\n# not this\nsecond\n", "utf-8")
+    assert read_keys(tmp_path / "keys") == ("first", "second")
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])

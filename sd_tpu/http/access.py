@@ -56,7 +56,7 @@ def read_keys(file: Path) -> tuple[str, ...]:
         OSError: it cannot be read.
         ValueError: it holds no key.
     """
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise ValueError(f"There is no API key in {file}.")
