@@ -43,8 +43,12 @@ class _Terminated(BaseException):
 
 def main(arguments: list[str] | None = None) -> int:
     """Loads, compiles and serves until interrupted; the exit code."""
-    args = _parser().parse_args([*shlex.split(os.environ.get(FLAGS, "")),
-                                 *(sys.argv[1:] if arguments is None else arguments)])
+    parser = _parser()
+    try:
+        common = shlex.split(os.environ.get(FLAGS, ""))
+    except ValueError as error:
+        parser.error(f"The flags in {FLAGS} cannot be read: {error}.")
+    args = parser.parse_args([*common, *(sys.argv[1:] if arguments is None else arguments)])
     keep_freed_memory_together()
     try:
         with _termination(), temporary_folder():

@@ -203,6 +203,13 @@ def test_keys_are_read_from_what_an_editor_marked_as_utf_8(tmp_path):
     assert read_keys(tmp_path / "keys") == ("first", "second")
 
 
+def test_flags_of_the_environment_that_cannot_be_read_are_said_to_be_of_there(monkeypatch, capsys):
+    monkeypatch.setenv("SD_TPU_FLAGS", "--model 'a")
+    with pytest.raises(SystemExit, match="2"):
+        app.main([])
+    assert "The flags in SD_TPU_FLAGS cannot be read: No closing quot" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, checkpoints, tmp_path):
     (tmp_path / "keys").write_text("a-key\n")
