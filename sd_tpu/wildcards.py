@@ -129,6 +129,9 @@ class Wildcards:
             state = file.stat()
             inside = file.is_relative_to(self._folder) and state.st_size <= MAX_FILE_BYTES
             values = _lines(file, state.st_mtime_ns, state.st_size) if inside else ()
+        except UnicodeDecodeError:
+            raise RequestError("{name} asks for a value of {wildcard}, whose file is not in UTF-8.",
+                               name=of, wildcard=shortened(name)) from None
         except (OSError, ValueError):
             values = ()
         if not values:
@@ -177,5 +180,5 @@ def _split(text: str) -> tuple[str | tuple[str, ...] | _File, ...]:
 @lru_cache(64)
 def _lines(file: Path, *_state: int) -> tuple[str, ...]:
     """The values in a file of this state: its lines, but for empty ones and comments."""
-    lines = (line.strip() for line in file.read_text("utf-8-sig", "replace").splitlines())
+    lines = (line.strip() for line in file.read_text("utf-8-sig").splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))

@@ -20,6 +20,7 @@ def folder(tmp_path):
                                                 "utf-8")
     (tmp_path / "in" / "more" / "über uns.txt").write_text("a $5 # b\n", "utf-8")
     (tmp_path / "in" / "self.txt").write_text("__self__ again\n")
+    (tmp_path / "in" / "latin.txt").write_text("café\n", "latin-1")
     (tmp_path / "in" / "empty.txt").write_text("# nothing\n")
     (tmp_path / "secret.txt").write_text("secret\n")
     (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "secret.txt")
@@ -66,6 +67,7 @@ def test_what_does_not_fit_is_drawn_by_the_seed_and_no_two_are_alike(folder):
     ("__nobody__", "asks for a value of 'nobody', of which there is none"),
     ("__../secret__", "there is none"), ("__link__", "there is none"),
     ("__empty__", "there is none"), ("__" + "x" * 300 + "__", "there is none"),
+    ("__latin__", "asks for a value of 'latin', whose file is not in UTF-8"),
     ("__self__", "without end"), ("{|}", "one of its values is empty"),
     ("{2$$a|b}", "not known here: 2$$"), ("{a|0.5::b}", "not known here: 0.5::"),
 ])
@@ -83,7 +85,7 @@ def test_values_of_values_have_a_bound(folder):
 
 def test_files_are_listed_and_read_again_when_they_have_changed(folder):
     wildcards = Wildcards(folder)
-    assert wildcards.names() == ["animal", "empty", "more/über uns", "self"]
+    assert wildcards.names() == ["animal", "empty", "latin", "more/über uns", "self"]
     (folder / "animal.txt").write_text("whale\n")
     assert wildcards.fill(["__animal__"], 1) == ["whale"]
     with pytest.raises(RequestError, match="no folder of wildcards was given"):
