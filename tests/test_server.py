@@ -139,6 +139,13 @@ def test_a_shared_link_and_a_proxys_address_are_names_of_the_server(monkeypatch)
     assert ask(Names.here([]), host="abc.gradio.live").status_code == 403
 
 
+@pytest.mark.parametrize(("host", "status"), [
+    ("abc.gradio.live", 200), ("other.gradio.live", 403), ("localhost:7860", 403)])
+def test_a_shared_link_is_asked_by_its_own_page_and_not_by_what_others_share(host, status):
+    names = Names.here([], share=True)
+    assert ask(names, host=host, origin="https://abc.gradio.live").status_code == status
+
+
 def test_a_browser_finds_nothing_on_the_page_that_it_was_told_not_to_load(visitor, address):
     with visitor.new_page() as tab:
         refused = []

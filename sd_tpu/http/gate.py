@@ -24,6 +24,7 @@ from sd_tpu.http.access import Access, host_of, is_loopback
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 
 ANY = "*"
+SHARED = ".gradio.live"  # as links through Gradio's servers end
 TOOLS = "/gradio_api/mcp"
 # What Gradio has and the page does not use: passing on what lies at an address, which a browser
 # would take for the server's own, and turning recordings into other files.
@@ -56,10 +57,13 @@ class Names:
     Attributes:
         names: others; `*.example.org` is any below it, `*` any at all.
         frames: whose pages may show the server's inside theirs, as `frame-ancestors` takes it.
+        shared: whether a link through Gradio's servers is one. Which is not known beforehand, and
+            other people's end alike, so that no page of another such name may use the server.
     """
 
     names: frozenset[str] = frozenset()
     frames: str = _LOCAL_FRAMES
+    shared: bool = False
 
     @classmethod
     def here(cls, given: Collection[str], *, share: bool = False) -> Self:
@@ -75,16 +79,16 @@ class Names:
         if _NOTEBOOKS & os.environ.keys():
             return cls(frozenset({ANY}), "'self' https:")
         root = urlsplit(os.environ.get("GRADIO_ROOT_PATH", "")).hostname
-        shared = {"*.gradio.live"} if share else set()
-        return cls(frozenset({name.lower() for name in (*given, root, socket.gethostname())
-                              if name} | shared))
+        return cls(frozenset(name.lower() for name in (*given, root, socket.gethostname()) if name),
+                   shared=share)
 
     def own(self, host: str) -> bool:
         """Whether a host may be this server."""
         try:
             ipaddress.ip_address(host.strip("[]"))
         except ValueError:
-            return is_loopback(host) or self.named(host)
+            return (is_loopback(host) or self.named(host)
+                    or (self.shared and host.endswith(SHARED)))
         return True
 
     def named(self, host: str) -> bool:
