@@ -440,6 +440,21 @@ def test_two_servers_may_read_a_picture_back_while_a_third_adds_it(history, monk
     assert history.entries(ANNA) == [entry]
 
 
+def test_what_another_server_adds_while_one_starts_stays_as_it_was_added(history, monkeypatch):
+    run, added = History._run, []
+
+    def then_add(starting, statement, values):
+        rows = run(starting, statement, values)
+        if not added:  # its look at what it knows
+            monkeypatch.undo()
+            added.append(history.add(ANNA, PNG, PICTURE, run="a run", place=3))
+        return rows
+
+    monkeypatch.setattr(History, "_run", then_add)
+    History(history.folder).close()
+    assert history.entries(ANNA) == added
+
+
 def test_whichever_page_of_the_database_is_lost_a_new_one_is_begun(history, tmp_path):
     add(history, 60)
     history.close()

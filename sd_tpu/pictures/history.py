@@ -65,15 +65,17 @@ _TO_3 = (
         AND before.run = pictures.run AND before.number < pictures.number) % 8""",
 )
 _INDEX = "CREATE INDEX pictures_by_age ON pictures (favourite, made_at, bytes)"
-_ADD = """
+_INSERT = """
 INSERT INTO pictures (id, owner, number, made_at, bytes, favourite, request, run, place)
 SELECT :id, :owner, coalesce(max(number), 0) + 1, :made_at, :bytes, :favourite, :request, :run,
     :place
 FROM pictures WHERE owner = :owner
-ON CONFLICT (id) DO UPDATE  -- another server has read it back
+ON CONFLICT (id) DO """
+_ADD = _INSERT + """UPDATE  -- another server has read it back
 SET made_at = excluded.made_at, run = excluded.run, place = excluded.place
 RETURNING number
 """
+_READ_BACK = _INSERT + "NOTHING  -- another server has just added it, and knows more"
 _LIST = """
 WITH found AS (
     SELECT *, max(number) OVER (PARTITION BY run) AS latest FROM pictures
@@ -177,7 +179,8 @@ class History:
             self._pictures.mkdir(exist_ok=True)
             file = _write(self._file(name, hashed), png)
             try:
-                number = self._add(name, hashed, made_at, len(png), picture, run, place)
+                (number,), = self._insert(_ADD, name, hashed, made_at, len(png), picture, run,
+                                          place)
             except BaseException:
                 file.unlink()
                 raise
@@ -314,12 +317,13 @@ class History:
         with self._lock:
             return self._database.execute(statement, values).fetchall()
 
-    def _add(self, name: str, hashed: str, made_at: float, size: int, picture: Picture, run: str,
-             place: int = 0, *, favourite: bool = False) -> int:
-        """Adds the row of a picture whose file is there; returns its number."""
+    def _insert(self, statement: str, name: str, hashed: str, made_at: float, size: int,
+                picture: Picture, run: str, place: int = 0, *, favourite: bool = False
+                ) -> list[tuple]:
+        """Adds the row of a picture whose file is there; returns what the statement does."""
         values = dict(id=name, owner=hashed, made_at=made_at, bytes=size, favourite=int(favourite),
                       request=json.dumps(vars(picture)), run=run, place=place)
-        return self._run(_ADD, values)[0][0]
+        return self._run(statement, values)
 
     def _delete(self, statement: str, values: tuple) -> int:
         """Deletes by a statement that returns the names and owners of what it deletes; the files
@@ -385,8 +389,8 @@ class History:
             return False
         if not hashed or request.places() != [0]:
             return False
-        self._add(name, hashed, made_at, len(png), request.pictures[0],
-                  str(int(made_at / RUN_SECONDS)), favourite=made_at < self._oldest())
+        self._insert(_READ_BACK, name, hashed, made_at, len(png), request.pictures[0],
+                     str(int(made_at / RUN_SECONDS)), favourite=made_at < self._oldest())
         return True
 
 
