@@ -114,6 +114,9 @@ def test_webuiapi_draws_batches_whose_seeds_run_on_and_whose_files_say_how(a1111
     assert (made.prompt, made.negative_prompt, made.seed, made.guidance, made.steps) == (
         "ink drawing of a green fox, bright", "blur, photo", 10, 3, 3)
     assert (made.sampler, made.spacing) == ("euler", "karras")
+    in_lines = base64.encodebytes(file.getvalue()).decode()
+    told = httpx.post(f"{a1111.baseurl}/png-info", json={"image": in_lines}).json()
+    assert told["parameters"]["prompt"] == "ink drawing of a green fox, bright"
     told = a1111.png_info(Image.open(file))
     assert told.info.startswith("ink drawing of a green fox, bright\nNegative prompt: blur, photo"
                                 "\nSteps: 3, Sampler: Euler, ")

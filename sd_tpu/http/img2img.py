@@ -75,10 +75,11 @@ def file_of(text: Any) -> bytes:
     """The file that was sent in base64, perhaps as a data address; raises RequestError."""
     if not isinstance(text, str):
         raise ParameterError("A picture should be a file in base64.")
-    if len(text) > 4 * MAX_FILE_BYTES // 3 + 100:
+    text = "".join(text.rpartition(",")[2].split())  # it may be in lines, as in mails
+    if len(text) > 4 * MAX_FILE_BYTES // 3 + 4:
         raise ParameterError("The file is larger than {limit} MiB.", limit=MAX_FILE_BYTES >> 20)
     try:
-        return base64.b64decode(text.rpartition(",")[2], validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise ParameterError("A picture should be a file in base64.") from None
 
