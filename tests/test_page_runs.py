@@ -567,6 +567,25 @@ def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
     assert full.dropped == []
 
 
+def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_well(disk):
+    def submit(request, **_):
+        job = FakeJob(*[ImageReady(place, None) for place in request.places()], Done(1.0))
+        job.request = request
+        return job
+
+    studio = Studio(SimpleNamespace(submit=submit), disk, Inputs())
+    run = Runs(studio).start(ASKED, browser="me")
+    list(following(run, "somebody"))
+    anew, other = (dataclasses.replace(ASKED.pictures[0], prompt=text) for text in ("anew", "other"))
+    studio.engine.submit = lambda request, **_: FakeJob()  # which does not get on
+    run.redraw(0, anew)
+    studio.engine.submit = submit
+    again = Runs(studio).start(ASKED.replaced(0, other), former=run, keep=[0, 1], browser="me")
+    list(following(again, "somebody"))
+    assert [card.asked for card in again.cards[:2]] == [anew, ASKED.pictures[1]]
+    assert again.count == 1
+
+
 def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():
     # As where the first one is kept.
     run = run_of(FakeJob(Done(1.0)), request=ASKED.replaced(0, None), browser="me", seed=3)

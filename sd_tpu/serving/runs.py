@@ -35,8 +35,8 @@ class Runs:
         Args:
             request: what to draw.
             former: the run whose pictures it takes the place of.
-            keep: where what `former` has finished stays; elsewhere it does if the same is asked
-                for again.
+            keep: where what `former` has finished stays, until what is on its way there is drawn;
+                elsewhere it does if the same is asked for again.
             whose: its `browser` or `program`; the `address` that it comes from; the `seed` that was
                 given or drawn for all pictures; whether it was begun by typing, `live`.
 
@@ -48,12 +48,16 @@ class Runs:
             RequestError: it cannot be served.
         """
         cards = [*BLANK]
-        for card in filter(None, [card.finished for card in former.cards] if former else []):
-            place, asked = card.place, request.picture_at(card.place)
-            if card.picture.there and (place in keep or card.asked == asked):
+        for there in former.cards if former else []:
+            card, place = there.finished, there.place
+            if not card:
+                continue
+            if place in keep and card.picture.there:  # as it is, or with what is on its way there
+                request = request.replaced(place, there.asked)
+            asked = request.picture_at(place)
+            if card.picture.there and card.asked == asked:
                 former.accept(place)
                 cards[place] = dataclasses.replace(card, live=False, changed=0, ready=0)
-                request = request.replaced(place, card.asked)
             elif asked:
                 cards[place] = dataclasses.replace(
                     BLANK[place], before=dataclasses.replace(card, ready=0))
