@@ -341,6 +341,20 @@ def test_what_is_kept_is_so_until_a_comparison_is_agreed_to(tab):
     expect(keep).to_have_attribute("aria-pressed", "false")
 
 
+def test_what_is_typed_while_a_comparison_is_asked_for_comes_back(tab):
+    fill(tab, ["a fox", *[""] * 7], steps=2)
+    unfold(tab, "Compare")
+    tab.get_by_role("button", name="Run comparison").evaluate("""button => {
+        button.click();
+        const box = document.querySelector("#prompt-2 textarea");
+        box.value = "typed";
+        box.dispatchEvent(new Event("input", { bubbles: true }));
+    }""")
+    expect(box(tab, 2)).to_have_value("a fox")
+    tab.get_by_role("button", name="Undo").click()
+    expect(box(tab, 2)).to_have_value("typed")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_in_a_comparison_and_a_phone_scrolls_nowhere(visitor, address, scheme):
     with newcomer(visitor, address, scheme, phone=True) as tab:

@@ -371,7 +371,10 @@ function begin(asked, before = false) {
     const begun = turn.then(async () => {
         const told = await ask(asked.do, { ...asked, run: gallery.run });
         if (told.kind === "wrong") refused();
-        if (told.filled) fill(told.filled);
+        if (told.filled) {
+            if (!isShown(asked)) remember();  // meanwhile somebody has typed on
+            fill(told.filled);
+        }
         if (!told.run) return told;
         if (told.run !== gallery.run) gallery.version = 0;
         Object.assign(gallery, { run: told.run, seed: told.seed });
