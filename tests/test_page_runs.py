@@ -151,6 +151,29 @@ def test_stop_ends_a_run_that_still_waits_at_once(tab, held_engine):
     says(tab, "Stopped")
 
 
+def test_what_goes_on_does_not_answer_for_what_is_asked_for_and_stop_ends_all_of_it(
+        tab, slow_engine, monkeypatch):
+    fill(tab, ["first", "second", *[""] * 6])
+    make(tab)
+    setting(tab, "Steps").fill(str(LONG))
+    tab.get_by_role("button", name="Redraw picture 1").click()
+    says(tab, "Step")
+    start, released = Runs.start, threading.Event()
+    monkeypatch.setattr(Runs, "start", lambda *given, **more: (
+        released.wait(PATIENCE / 1000), start(*given, **more))[1])
+    generate(tab).click()
+    says(tab, "Step")  # of what goes on
+    expect(generate(tab)).to_be_disabled()
+    expect(figures(tab).nth(1)).to_have_class(re.compile("asked"))
+    tab.get_by_role("button", name="Vary picture 2").click()
+    stop(tab).click()
+    released.set()
+    expect(box(tab, 1)).to_have_value("second")
+    says(tab, "Stopped")
+    expect(stop(tab)).to_be_disabled()
+    expect(generate(tab)).to_be_enabled()
+
+
 def test_a_refusal_says_when_there_is_room_again(tab, page_engine, monkeypatch):
     def refuse(request, **_):
         raise Busy("Too many of your pictures are waiting; please try again when some are done.",

@@ -41,8 +41,7 @@ let atPast = false;  // whether the focus is, or was at last, at one of the butt
 const gallery = { run: null, seed: null, version: 0 };  // what is shown, as far as it is known
 let turn = Promise.resolve();  // when the next may begin that takes the place of what is shown
 let goesOn = [];  // what of the line is said of a run, whatever else is said there
-let pending = false;  // whether a run has been asked for that has no name yet
-let stopping = false;  // whether it is to be stopped
+const pending = new Map();  // runs asked for that have no name yet: whether each is to be stopped
 let travels = false;  // whether a journey is drawn that is to be shown
 let samples = 1;  // which set comes next; the first is in the boxes from the start
 let looks = 0, looking, opening = false;
@@ -431,58 +430,72 @@ function news(text) {
 async function draw(action, more) {
     if (action === "generate" && $("#generate").disabled) return;
     if (action !== "generate") remember(form(), action === "larger");
-    pending = true;
+    const asked = announced(asking(action, more));
     if (offered.length) offer(written, []);
-    tell($("#generate").dataset.starting, "busy");
     $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
         action === "larger" ? place === more.place
             : (action === "compare" || !keep[place]) && (action !== "generate" || boxes()[place].value.trim() !== ""
                 || $(".such", figure.closest(".card")))));
-    const asked = asking(action, more);
     // What is said is seen first: storage and Gradio take their time.
     await new Promise((resolve) => { setTimeout(resolve, FRAME); });
     const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
     kept.set(local, "sd_tpu prompts", [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
     changed();
-    try {
-        if (!await attempt(asked)) settle();
-    } finally {
-        showPast();
-    }
+    await attempt(asked);
+}
+
+// What is asked for with this, which is said at once and can be stopped from now on.
+function announced(asked) {
+    pending.set(asked, false);
+    tell($("#generate").dataset.starting, "busy");
+    return asked;
 }
 
 // Whether a run has begun; the line says why if it has not. It can be stopped before it is known.
 async function attempt(asked) {
-    pending = true;
+    let began = false;
     try {
-        const { run, told } = await begin(asked);
+        const { run, told } = await begin(asked), stopped = pending.get(asked);
         if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
-        if (run && stopping) ask("stop");
-        return Boolean(run) && !stopping;
+        // Until the line is the run's own it may say how another goes, beside which more can begin.
+        if (run && $("#line p").dataset.run !== run) tell($("#generate").dataset.starting, "busy");
+        if (stopped) ask("stop");
+        began = Boolean(run) && !stopped;
     } finally {
-        pending = stopping = false;
+        pending.delete(asked);
+        if (!began) settle();
+        showGo();
+        showPast();
     }
+    return began;
 }
 
 // What was asked for shows so no longer.
 function settle() {
+    if (pending.size) return;
     for (const figure of $$("figure.asked")) figure.classList.remove("asked");
 }
 
 function stop() {
     travels = false;
-    if (pending) stopping = true;
-    else ask("stop");
+    if (!pending.size) ask("stop");
+    for (const asked of pending.keys()) pending.set(asked, true);
+}
+
+// What of the two can be pressed; it takes the focus if the other had it.
+function showGo() {
+    const line = $("#line p").classList, had = document.activeElement?.closest("#go");
+    const busy = line.contains("busy");
+    $("#stop").disabled = !busy && !pending.size;
+    $("#generate").disabled = busy && !line.contains("single") || pending.size > 0;
+    if (had) $("#go button:enabled").focus();
 }
 
 function lineChanged() {
-    const line = $("#line p"), had = document.activeElement?.closest("#go");
+    const line = $("#line p");
     if (!line) return;
     const busy = line.classList.contains("busy"), own = line.dataset.at === undefined;
-    const whole = busy && !line.classList.contains("single");
-    $("#stop").disabled = !busy;
-    $("#generate").disabled = whole;
-    if (had) $("#go button:enabled").focus();
+    showGo();
     kept.set(session, "sd_tpu busy", busy);
     const share = Math.round(100 * ($("#line progress")?.value ?? 0));
     document.title = busy && share ? `${share} % · ${title()}` : `${title()} · sd_tpu`;
@@ -546,8 +559,8 @@ function showPast() {
     const buttons = [$("#undo"), $("#redo")], nowhere = document.body;
     if (document.activeElement !== nowhere) atPast = buttons.includes(document.activeElement);
     // A run that is about to be shown fills the boxes itself.
-    buttons[0].disabled = pending || past.every(isShown);
-    buttons[1].disabled = pending || future.every(isShown);
+    buttons[0].disabled = pending.size > 0 || past.every(isShown);
+    buttons[1].disabled = pending.size > 0 || future.every(isShown);
     // A button that is disabled loses the focus, in some browsers at once; the other takes it.
     const lost = document.activeElement === nowhere || document.activeElement.disabled;
     if (atPast && lost) buttons.find((button) => !button.disabled)?.focus();
@@ -676,9 +689,8 @@ const ACTIONS = {
     async travel() {
         const [place, to, count] = $$("#journey select").map(({ value }) => value);
         $("#journey").close();
-        tell($("#generate").dataset.starting, "busy");
-        travels = await attempt(asking("journey", { place: Number(place),
-            to: to === "" ? null : Number(to), count: Number(count) }));
+        travels = await attempt(announced(asking("journey", { place: Number(place),
+            to: to === "" ? null : Number(to), count: Number(count) })));
     },
     movie: ({ kind }) => ask("movie", { kind }),
     begin({ place }) {
@@ -1317,9 +1329,9 @@ document.addEventListener("visibilitychange", () => {
 async function wake(said) {
     const still = () => $("#line .busy")?.textContent === said;
     // A run that has no name yet is not the one that the server would tell of.
-    const { line } = still() && !pending ? await ask("look") : {};
+    const { line } = still() && !pending.size ? await ask("look") : {};
     if (!still()) return;  // the server has told of something: it is connected
-    const held = pending || line === undefined || $("dialog[open]")
+    const held = pending.size || line === undefined || $("dialog[open]")
         || $("#list-panel[data-open] textarea")?.value;
     const now = held ? said : $("p", make("template", { innerHTML: line }).content).textContent;
     if (now === said) waking = setTimeout(wake, PATIENCE, said);
