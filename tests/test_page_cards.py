@@ -352,6 +352,13 @@ def test_a_prompt_is_completed_by_keys_or_a_tap_and_favourites_are_offered(tab):
     third.press("Escape")
     expect(offered).to_have_count(0)
     third.press_sequentially("e")
+    expect(offered).to_have_text(["a red fox"])
+    third.press("Home")  # it goes on from elsewhere no longer
+    expect(offered).to_have_count(0)
+    third.press("ArrowDown")
+    third.press("End")
+    third.press("Backspace")
+    third.press_sequentially("e")
     offered.click()
     expect(third).to_have_value("a red fox")
     expect(third).to_be_focused()

@@ -49,6 +49,7 @@ let wasBusy = false;  // whether the line said so at last
 const album = { pages: 1, favourites: false, words: "" };  // what of the history is shown
 let known = [], learnt = -Infinity;  // what prompts can say here, and since when that is known
 let offered = [], chosen = -1;  // what would complete a prompt: where it begins, and the text
+let offeredAt;  // where the cursor was in which text then
 const bookmarks = () => kept.get(local, "sd_tpu favourites") ?? [];
 const earlier = () => kept.get(local, "sd_tpu prompts") ?? [];
 const EARLIER = 100;  // prompts that are remembered
@@ -662,7 +663,7 @@ document.addEventListener("keydown", (event) => {
         if (event.key in steps && event.target.type !== "range") leaf(steps[event.key]);
     } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         if (window.sdTpu.arrived) draw("generate");
-    } else if (offered.length && event.target === written && !event.isComposing
+    } else if (event.target === written && !event.isComposing && stillOffered()
         && complete(event.key)) {
         event.preventDefault();
     } else if (event.key === "Escape" && !event.isComposing) {
@@ -1184,9 +1185,19 @@ function suggest(box) {
         ...[...new Set(prompts)].slice(0, words.length ? 3 : 6).map((text) => [0, text])]);
 }
 
+const cursor = ({ value, selectionStart }) => `${selectionStart} ${value}`;
+
+// Whether something is offered for what is written where the cursor is now.
+function stillOffered() {
+    if (offered.length && cursor(written) !== offeredAt) offer(written, []);
+    return offered.length > 0;
+}
+
+document.addEventListener("selectionchange", stillOffered);
+
 function offer(box, found) {
     const list = $("#suggestions"), opens = found.length && !offered.length;
-    [offered, chosen] = [found, -1];
+    [offered, chosen, offeredAt] = [found, -1, cursor(box)];
     list.hidden = !found.length;
     for (const each of boxes()) {
         for (const name of ["controls", "activedescendant"]) each.removeAttribute(`aria-${name}`);
@@ -1232,7 +1243,7 @@ document.addEventListener("mousedown", (event) => {  // the box keeps the focus
 });
 document.addEventListener("click", ({ target }) => {
     const option = target.closest("#suggestions > *");
-    if (option) insert(...offered[Number(option.id.split("-")[1])]);
+    if (option && stillOffered()) insert(...offered[Number(option.id.split("-")[1])]);
 });
 document.addEventListener("focusout", ({ target }) => {
     if (target === written) offer(written, []);
