@@ -158,6 +158,10 @@ def test_what_goes_on_does_not_answer_for_what_is_asked_for_and_stop_ends_all_of
     setting(tab, "Steps").fill(str(LONG))
     tab.get_by_role("button", name="Redraw picture 1").click()
     says(tab, "Step")
+    stop(tab).focus()
+    line = tab.locator("#line p")
+    expect(line).not_to_have_text(line.inner_text())
+    expect(stop(tab)).to_be_focused()
     start, released = Runs.start, threading.Event()
     monkeypatch.setattr(Runs, "start", lambda *given, **more: (
         released.wait(PATIENCE / 1000), start(*given, **more))[1])

@@ -485,11 +485,11 @@ function stop() {
 
 // What of the two can be pressed; it takes the focus if the other had it.
 function showGo() {
-    const line = $("#line p").classList, had = document.activeElement?.closest("#go");
-    const busy = line.contains("busy");
+    const line = $("#line p").classList, busy = line.contains("busy");
+    const focused = document.activeElement;
     $("#stop").disabled = !busy && !pending.size;
     $("#generate").disabled = busy && !line.contains("single") || pending.size > 0;
-    if (had) $("#go button:enabled").focus();
+    if (focused?.disabled && focused.closest("#go")) $("#go button:enabled").focus();
 }
 
 function lineChanged() {
