@@ -587,6 +587,24 @@ def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(chromium, page_en
             ["first", "three", "second", "five", "third"], timeout=PATIENCE)
 
 
+def test_what_comes_where_a_kept_picture_has_gone_is_not_kept(tab, monkeypatch):
+    fill(tab, THREE)
+    make(tab)
+    for number in (1, 2):
+        tab.get_by_role("button", name=f"Keep picture {number}").click()
+    monkeypatch.setattr(Runs, "latest", lambda *_: None)  # as of a server that was started anew
+    tab.reload()
+    tab.wait_for_function("window.sdTpu?.arrived")
+    expect(tab.locator(".card.kept")).to_have_count(0)
+    switch(tab).check()
+    for text in ("one", "two"):
+        write(tab, 1, text)
+        drawn(tab, 1, text)
+    make(tab)
+    expect(tab.get_by_role("button", name="Keep picture 2")).to_have_attribute(
+        "aria-pressed", "false")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("seconds", [1.0, 12.0])
 def test_axe_finds_nothing_and_a_phone_scrolls_nowhere(visitor, address, page_engine, monkeypatch,

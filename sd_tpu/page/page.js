@@ -427,6 +427,12 @@ function news(text) {
 
 // --- runs ---------------------------------------------------------------------------------------
 
+// Whether there is a picture to keep: it may have gone, with the server for one.
+function isKept(place) {
+    const there = "figure:not(.blank, .example, .stopped) img";
+    return keep[place] && $(there, $$("#cards > .card")[place]) !== null;
+}
+
 // Draws what is filled in, or something made of it; what it takes the place of shows it at once.
 async function draw(action, more) {
     if (action === "generate" && $("#generate").disabled) return;
@@ -435,14 +441,16 @@ async function draw(action, more) {
     if (offered.length) offer(written, []);
     $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
         action === "larger" ? place === more.place
-            : (action === "compare" || !keep[place]) && (action !== "generate" || boxes()[place].value.trim() !== ""
+            : (action === "compare" || !isKept(place)) && (action !== "generate" || boxes()[place].value.trim() !== ""
                 || $(".such", figure.closest(".card")))));
     // What is said is seen first: storage and Gradio take their time.
     await new Promise((resolve) => { setTimeout(resolve, FRAME); });
     const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
     kept.set(local, "sd_tpu prompts", [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
     changed();
-    await attempt(asked);
+    if (!await attempt(asked)) return;
+    keep = keep.map((_, place) => isKept(place));  // what comes where nothing was is not
+    changed();
 }
 
 // What is asked for with this, which is said at once and can be stopped from now on.
@@ -526,7 +534,7 @@ function cardsChanged() {
     const marked = bookmarks();
     for (const [place, card] of $$("#cards > .card").entries()) {
         const here = boxes()[place].value.trim(), drawn = $(".words", card)?.textContent;
-        card.classList.toggle("kept", keep[place]);
+        card.classList.toggle("kept", isKept(place));
         $("[data-do=keep]", card)?.setAttribute("aria-pressed", keep[place]);
         $("[data-do=bookmark]", card).setAttribute("aria-pressed", marked.includes(here));
         // Of another prompt than is there now a picture says so, and an example nothing.
@@ -603,7 +611,8 @@ function typedAll() {
 }
 
 function redraw(place) {
-    if (keep[place]) return;  // also since the last key
+    if (isKept(place)) return;  // also since the last key
+    keep[place] = false;
     begin(asking("live", { place }));
     // It may be at the window's end; but what is typed in comes first.
     for (const seen of [`#cards [data-place="${place}"]`, ":focus"]) {
