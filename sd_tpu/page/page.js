@@ -349,11 +349,12 @@ function asking(action, more) {
 // What is answered at once; nothing, where the server is gone.
 async function ask(action, more = {}) {
     try {
-        const told = await answer(asking(action, more));
+        const asked = asking(action, more), told = await answer(asked);
         // By now another model may have been chosen.
         if (action === "model" && more.model !== $("#settings-panel [name=model]").value) return {};
         if (told.form) {
-            if (action !== "model") remember();
+            if (action === "model") Object.assign(told.form.settings, changedSince(asked));
+            else remember();
             fill(told.form);
             if (told.run) begin(asking("show", { shown: told.run }), true);
         }
@@ -364,6 +365,12 @@ async function ask(action, more = {}) {
     } catch {
         return {};
     }
+}
+
+// The settings that have been changed since something was asked for.
+function changedSince({ form: { settings } }) {
+    return Object.fromEntries(Object.entries(form().settings).filter(
+        ([name, value]) => value !== settings[name]));
 }
 
 // Asks for a run, one after the other, and shows it; how it ended `before` is old news.
