@@ -587,6 +587,24 @@ def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(chromium, page_en
             ["first", "three", "second", "five", "third"], timeout=PATIENCE)
 
 
+def test_what_is_typed_just_before_a_comparison_is_not_drawn_into_it(tab, monkeypatch):
+    fill(tab, THREE)
+    start = Runs.start
+    monkeypatch.setattr(Runs, "start", lambda *given, **more: (
+        time.sleep(1), start(*given, **more))[1])  # longer than a pause
+    unfold(tab, "Compare")
+    compared = tab.get_by_role("radio", name="Steps", exact=True)
+    compared.check()
+    switch(tab).check()
+    box(tab, 2).fill("typed")
+    tab.get_by_role("button", name="Run comparison").click()
+    expect(box(tab, 2)).to_have_value("first")
+    says(tab, "Done in")
+    tab.wait_for_timeout(700)  # after which what was typed would be on its way
+    expect(figures(tab).nth(1).locator(".words")).to_have_text("first")
+    expect(stop(tab)).to_be_disabled()
+
+
 def test_what_comes_where_a_kept_picture_has_gone_is_not_kept(tab, monkeypatch):
     fill(tab, THREE)
     make(tab)

@@ -619,6 +619,7 @@ function typedAll() {
 
 function redraw(place) {
     if (isKept(place)) return;  // also since the last key
+    if (pending.size) return typed(place);  // which may fill the box with something else
     keep[place] = false;
     begin(asking("live", { place }));
     // It may be at the window's end; but what is typed in comes first.
