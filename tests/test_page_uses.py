@@ -42,6 +42,8 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     expect(tab.locator("#own-panel .uses")).to_be_hidden()
     make(tab)
     expect(tab.locator("#own-panel .uses")).to_be_visible()
+    unfold(tab, "Own settings of prompt 3")
+    expect(tab.locator("#own-panel .uses")).to_be_hidden()
     file = figures(tab).first.locator("a.icon").get_attribute("href")
     drawn = tab.request.get(f"{tab.url}{file}").body()
     more(tab, 1).get_by_role("button", name="Use picture 1").click()

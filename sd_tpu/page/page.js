@@ -236,6 +236,7 @@ function showOwn() {
         slider.value = number.value || number.placeholder;
     }
     showInputs();
+    showUses();
 }
 
 // After anything that is filled in has become different.
@@ -547,8 +548,13 @@ function cardsChanged() {
         // Of another prompt than is there now a picture says so, and an example nothing.
         $("figure", card).classList.toggle("other", drawn !== undefined && drawn !== here);
     }
+    showUses();
+}
+
+// What the picture of the box can be used as, if it has one.
+function showUses() {
     const uses = $("#own-panel .uses");
-    if (uses) uses.hidden = !$(`[data-do=begin][data-place="${ownPlace}"]`);  // without a picture
+    if (uses) uses.hidden = !$(`[data-do=begin][data-place="${ownPlace}"]`);
 }
 
 // --- what can be taken back ---------------------------------------------------------------------
