@@ -43,10 +43,7 @@ from visitor import newcomer
 
 # From here on the shapes and types that functions of these modules declare are checked.
 FAMILIES = ("latent_diffusion", "stable_diffusion", "stable_diffusion_xl")
-NETWORKS = ("controlnet", "ip_adapter", "safety_checker", "text_encoder", "tiny_vae", "unet", "vae",
-            "vision_encoder")
-install_import_hook([*(f"sd_tpu.families.{name}" for name in FAMILIES),
-                     *(f"sd_tpu.models.{name}" for name in NETWORKS), "sd_tpu.runtime"],
+install_import_hook([*(f"sd_tpu.families.{name}" for name in FAMILIES), "sd_tpu.runtime"],
                     "beartype.beartype")
 
 from sd_tpu import BUNDLED_MODEL  # noqa: E402

@@ -16,7 +16,6 @@ import torch
 from diffusers.models import attention as torch_attention
 from diffusers.models import attention_processor, downsampling, embeddings, resnet, upsampling
 from flax import nnx
-from jaxtyping import config as jaxtyping_config
 from safetensors.torch import save_file
 from transformers import CLIPTextConfig
 from transformers import CLIPTextModel as TorchTextModel
@@ -504,9 +503,7 @@ def test_guidance_is_encoded_as_in_diffusers():
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
-def test_a_downsampling_that_is_no_whole_number_from_1_is_refused(value, monkeypatch):
-    # The tests' check of types would refuse it first; whoever uses the class has none.
-    monkeypatch.setattr(jaxtyping_config, "jaxtyping_disable", True)
+def test_a_downsampling_that_is_no_whole_number_from_1_is_refused(value):
     with pytest.raises(ValueError, match=f"Token downsampling should be .* from 1, not {value}"):
         UNet2DConditionModel(UNetConfig(), token_downsampling=value, rngs=nnx.Rngs(0))
 
