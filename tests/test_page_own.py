@@ -1,6 +1,7 @@
 """What a single box asks for on its own: its panel, its link, its label."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from visitor import (
 )
 
 from sd_tpu.links import read_link, write_link
+from sd_tpu.page.events import Answers
 from sd_tpu.page.form import read, show
 from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import read_png, to_png
@@ -235,6 +237,19 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_a
         expect(panel(tab, 2).get_by_label("Model", exact=True)).to_have_value("later")
         expect(setting(tab, "Model")).to_have_value("later")
         expect(setting(tab, "Model")).to_be_visible()
+
+
+def test_what_is_set_while_a_model_is_asked_for_its_own_settings_stays(
+        visitor, address, page_engine, monkeypatch):
+    models = [page_engine.offer.first, "later"]
+    monkeypatch.setattr(page_engine.offer, "models", lambda: models)
+    monkeypatch.setattr(Answers, "_do_model", lambda *_: (time.sleep(0.5), {
+        "form": {"settings": {"steps": "30", "guidance": "3"}}})[1])
+    with newcomer(visitor, address) as tab:
+        choose(setting(tab, "Model"), "later")
+        setting(tab, "Steps").fill("9")
+        expect(setting(tab, "Guidance")).to_have_value("3")
+        expect(setting(tab, "Steps")).to_have_value("9")
 
 
 def test_a_page_whose_first_question_was_not_answered_learns_of_the_models_later(
