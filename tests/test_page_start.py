@@ -2,6 +2,7 @@
 
 import base64
 import re
+import threading
 from io import BytesIO
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 from visitor import PATIENCE, figures, fill, make, more, says, unfold
 
+from sd_tpu.page.events import Answers
 from sd_tpu.pictures import uploads
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.inputs import Input
@@ -105,6 +107,37 @@ def test_a_picture_dropped_on_a_card_or_pasted_in_its_box_is_what_it_begins_with
     expect(tab.locator(".below .own").nth(1)).to_contain_text("from a picture")
     make(tab)
     assert made_from(tab, 2).init_image == Input(png()).name and not made_from(tab, 1).init_image
+
+
+def test_a_slow_picture_does_not_take_the_place_of_a_later_one_or_of_none(tab, monkeypatch):
+    take, released = Answers._do_take, threading.Event()
+
+    def held(*given):
+        told = take(*given)
+        if told["input"] == Input(png()).name:
+            released.wait(PATIENCE / 1000)
+        return told
+
+    monkeypatch.setattr(Answers, "_do_take", held)
+    first, second = (f"#cards > .card:nth-child({number}) figure" for number in (1, 2))
+    unfold(tab, "Own settings of prompt 2")
+    start, later = tab.locator("#own-panel [name=init_image]"), png(PHOTO[::-1])
+    hand_in(tab, "drop", first, png())
+    hand_in(tab, "drop", second, png())
+    hand_in(tab, "drop", second, later)
+    expect(start).to_have_value(Input(later).name)
+    tab.locator("#own-panel .handed").first.evaluate("start => { start.open = true }")
+    tab.locator("#own-panel [data-do=take_away]").first.click()
+    hand_in(tab, "drop", first, later)
+    expect(tab.locator(".below .own").first).to_contain_text("from a picture")
+    with tab.expect_response(re.compile("component_server")) as answered:
+        released.set()
+    answered.value.finished()
+    hand_in(tab, "drop", "#cards > .card:nth-child(3) figure", later)
+    expect(tab.locator(".below .own").nth(2)).to_contain_text("from a picture")
+    expect(start).to_have_value("")
+    unfold(tab, "Own settings of prompt 1")
+    expect(start).to_have_value(Input(later).name)
 
 
 def test_a_picture_dropped_beside_the_cards_is_read_if_it_has_settings_and_else_begins_all(tab):

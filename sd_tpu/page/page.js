@@ -971,6 +971,7 @@ async function read(file) {
 }
 
 let inputs = {};  // those that this browser has handed in, small, by name
+const coming = {};  // what was asked for last of those that take their time, by box and setting
 
 // The box that an element of a panel is about; none for all.
 function placeOf(element) {
@@ -1006,6 +1007,7 @@ function showInputs() {
 // Lets a box, or all, use a picture; a mask is of the start picture that was there.
 function put(place, name, input) {
     const given = { [name]: input, ...(name === "init_image" ? { mask: "" } : {}) };
+    for (const each of Object.keys(given)) delete coming[`${place} ${each}`];
     if (place === undefined) {
         // A mask for all is not one of the start pictures that boxes have of their own, nor is a
         // box's own mask one of another start picture for all.
@@ -1023,22 +1025,31 @@ function put(place, name, input) {
     typed(place);
 }
 
+// Lets a box, or all, use a picture once it is taken in, unless something has been put there since;
+// whether it does.
+async function putWhen(taken, place, name) {
+    const where = `${place} ${name}`;
+    coming[where] = taken;
+    const { input } = await taken, puts = Boolean(input) && coming[where] === taken;
+    if (puts) put(place, name, input);
+    return puts;
+}
+
 // Uses a picture that was drawn as a start, control or reference picture.
-async function takeAs(name, asked, place) {
-    const { input } = await ask("take", asked);
-    if (input) put(place, name, input);
-    return input;
+function takeAs(name, asked, place) {
+    return putWhen(ask("take", asked), place, name);
 }
 
 // A file as a picture to use, or a mask; where it is dropped beside all cards it may be one to read.
 async function handIn(file, place, name = "init_image", more = {}) {
     const mask = name === "mask" ? { mask_of: valueOf(place, "init_image") } : {};
-    const { input, form: there } = await send(file, "take", { ...mask, ...more });
-    if (there) fold();
-    if (!input) return;
-    inputs[input] ??= URL.createObjectURL(file);  // until the server has made it small
-    put(place, name, input);
-    if (place === undefined) showHanded(name);
+    const taken = send(file, "take", { ...mask, ...more }).then((told) => {
+        if (told.form) fold();
+        // Until the server has made it small.
+        if (told.input) inputs[told.input] ??= URL.createObjectURL(file);
+        return told;
+    });
+    if (await putWhen(taken, place, name) && place === undefined) showHanded(name);
 }
 
 // The settings for all with such a picture.
