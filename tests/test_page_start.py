@@ -151,6 +151,9 @@ def test_a_picture_dropped_beside_the_cards_is_read_if_it_has_settings_and_else_
     expect(tab.locator("#settings-panel [name=init_image]")).to_have_value(Input(png()).name)
     hand_in(tab, "drop", "header", b"<svg/>")
     says(tab, "is a drawing of lines (SVG)")
+    tab.route(re.compile("/upload"), lambda route: route.abort())
+    hand_in(tab, "drop", "header", png())
+    says(tab, "The server failed; please try again.")
 
 
 def test_a_mask_is_painted_undone_and_inverted(tab):

@@ -959,8 +959,8 @@ async function send(file, action, more) {
     try {
         const { path } = await upload(file);
         return await ask(action, { file: path, ...more });
-    } catch (error) {
-        tell(error.message, "wrong", true);
+    } catch {
+        tell($("#generate").dataset.failed, "wrong", true);
         return {};
     }
 }
