@@ -603,8 +603,8 @@ def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_we
     studio = Studio(SimpleNamespace(submit=submit), disk, Inputs())
     run = Runs(studio).start(ASKED, browser="me")
     list(following(run, "somebody"))
-    anew, other = (dataclasses.replace(ASKED.pictures[0], prompt=text)
-                   for text in ("anew", "other"))
+    anew, other = (dataclasses.replace(ASKED.pictures[0], prompt=prompt)
+                   for prompt in ("anew", "other"))
     studio.engine.submit = lambda request, **_: FakeJob()  # which does not get on
     run.redraw(0, anew)
     studio.engine.submit = submit

@@ -449,8 +449,8 @@ async function draw(action, more) {
     if (offered.length) offer(written, []);
     $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
         action === "larger" ? place === more.place
-            : (action === "compare" || !isKept(place)) && (action !== "generate" || boxes()[place].value.trim() !== ""
-                || $(".such", figure.closest(".card")))));
+            : (action === "compare" || !isKept(place)) && (action !== "generate"
+                || boxes()[place].value.trim() !== "" || $(".such", figure.closest(".card")))));
     // What is said is seen first: storage and Gradio take their time.
     await new Promise((resolve) => { setTimeout(resolve, FRAME); });
     const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
