@@ -473,8 +473,8 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
     start, first, hires = Start(({},)), Request.check(values, engine.offer).pictures[0], None
     if begun:
         start = Start.read(given, first)
-    elif hires := Hires.read(given, first):
-        engine.offer.check(hires.again(first))  # before anything is drawn
+    else:
+        hires = Hires.read(given, first, engine.offer)
     control = Control.read(units, first, start)
     start = dataclasses.replace(start, inputs=(*start.inputs, *control.inputs))
     settings = start.settings if len(start.settings) > 1 else start.settings * size
