@@ -205,10 +205,15 @@ def test_what_sillytavern_sends_is_drawn_and_what_is_told_of_it_can_be_asked_for
     assert ask("txt2img", **told)["images"] == [picture]
 
 
-def test_parameters_that_nobody_knows_are_refused_by_name(address):
-    answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a", "step": 3})
+@pytest.mark.parametrize("asked", [
+    {"step": 3}, {"mask_round": False, "seed_resize_from_h": 512, "disable_extra_networks": True}])
+def test_what_nobody_knows_or_would_change_pictures_is_refused_by_name(address, asked):
+    answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a", **asked})
     assert (answer.status_code, answer.json()["detail"]) == (
-        400, "This server does not have: step.")
+        400, f"This server does not have: {', '.join(asked)}.")
+
+
+def test_what_is_no_json_is_refused(address):
     answer = httpx.post(f"{address}/sdapi/v1/txt2img", content="{")
     assert answer.status_code == 400 and "cannot be read" in answer.json()["detail"]
 

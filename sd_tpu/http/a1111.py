@@ -73,14 +73,14 @@ _ABSENT: dict[str, tuple] = {
     "subseed_strength": (0,), "s_churn": (0,), "s_noise": (1,), "s_tmin": (0,),
     "s_min_uncond": (0,), "eta": (1,), "comments": ({},), "firstpass_image": ("",),
     "initial_noise_multiplier": (1,), "latent_mask": ("",), "mask_blur_x": (4,),
-    "mask_blur_y": (4,),
+    "mask_blur_y": (4,), "mask_round": (True,), "seed_resize_from_h": (-1, 0),
+    "seed_resize_from_w": (-1, 0), "disable_extra_networks": (False,),
 }
 # What says something only together with these, or only of what A1111 does with files, or that
 # SillyTavern tells itself.
 _IDLE = {
-    "do_not_save_grid", "do_not_save_samples", "force_task_id", "image_cfg_scale", "mask_round",
-    "refiner_switch_at", "s_tmax", "seed_resize_from_h", "seed_resize_from_w", "subseed",
-    "disable_extra_networks", "save_images", "url", "auth",
+    "do_not_save_grid", "do_not_save_samples", "force_task_id", "image_cfg_scale",
+    "refiner_switch_at", "s_tmax", "subseed", "save_images", "url", "auth",
 }
 _OWN = {*_COUNTS, "override_settings", "override_settings_restore_afterwards", "sampler_index",
         "send_images", "styles"}
