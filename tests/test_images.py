@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFont, PngImagePlugin
 
+from sd_tpu.pictures import images
 from sd_tpu.pictures.images import (
     BLANK,
     KEY,
     MAX_CHUNKS,
-    MAX_FILE_BYTES,
     SIGNATURE,
     VERSION,
     enlarged,
@@ -411,7 +411,6 @@ BAD_FILES = {
     "plain": (png_with(), "The picture carries no settings: its PNG has no 'parameters' text."),
     "foreign text": (png_with(chunk(b"tEXt", b"parameters\0a cat")), "The text holds no picture s"),
     "pixels": (png_with(width=60_000, height=60_000), "The picture has far too many pixels."),
-    "long": (bytes(MAX_FILE_BYTES + 1), "The file is larger than 64 MiB."),
 }
 
 
@@ -421,6 +420,14 @@ def test_a_file_without_a_request_is_refused_in_one_sentence(case):
     with pytest.raises(RequestError) as caught:
         read_png(data)
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_too_large_is_refused_unless_it_was_drawn_here(monkeypatch):
+    monkeypatch.setattr(images, "MAX_FILE_BYTES", 100)
+    data = to_png(PIXELS, REQUEST)
+    assert read_png(data) == REQUEST
+    with pytest.raises(RequestError, match=r"^The file is larger than"):
+        read_png(BytesIO(data))
 
 
 def test_a_missing_file_is_refused_in_one_sentence(tmp_path):

@@ -228,14 +228,13 @@ def carries_settings(file: bytes | str | PathLike | BinaryIO) -> bool:
 
 
 def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
-    """The text that a PNG file carries; its pixels are not decoded.
+    """The text that a PNG file carries; its pixels are not decoded. What is in memory already, such
+    as what has just been drawn, may be larger than what is read.
 
     Raises:
         RequestError: the file is no whole PNG, or carries no text.
     """
-    data = _read(file)
-    if len(data) > MAX_FILE_BYTES:
-        raise RequestError("The file is larger than {limit} MiB.", limit=MAX_FILE_BYTES >> 20)
+    data = file if isinstance(file, bytes) else _read(file)
     if not data.startswith(SIGNATURE):
         raise RequestError("The file is not a PNG picture; no other kind carries settings here.")
     _check_chunks(data)
@@ -269,17 +268,19 @@ def _check_chunks(data: bytes) -> None:
         raise RequestError("The file is not a whole PNG picture.")
 
 
-def _read(file: bytes | str | PathLike | BinaryIO) -> bytes:
-    """The file's bytes, or somewhat more than are allowed of them."""
-    if isinstance(file, bytes):
-        return file
+def _read(file: str | PathLike | BinaryIO) -> bytes:
+    """The file's bytes; raises RequestError if it cannot be read, or is too large to be."""
     try:
         if hasattr(file, "read"):
-            return file.read(MAX_FILE_BYTES + 1)
-        with Path(file).open("rb") as opened:
-            return opened.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                data = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise RequestError("The file cannot be read ({reason}).", reason=error.strerror) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise RequestError("The file is larger than {limit} MiB.", limit=MAX_FILE_BYTES >> 20)
+    return data
 
 
 def format_parameters(request: Request, model_hash: str = "", token_downsampling: int = 1,
