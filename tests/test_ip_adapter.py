@@ -7,7 +7,6 @@ from pathlib import Path
 
 import diffusers
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -181,8 +180,7 @@ def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, sca
     entry = Entry.of(
         make_table(checkpoint.sampler, checkpoint.schedule, 6, spacing=checkpoint.spacing),
         {**inputs, "reference_scale": np.float32([scale]), "reference": np.asarray(adapter.tokens(
-            params,
-            jnp.asarray(reference_pixels(Picture(reference=REFERENCE.name), GIVEN, 28))))},
+            params, reference_pixels(Picture(reference=REFERENCE.name), GIVEN, 28)))},
         guidance=4.0, key=np.zeros(2, np.uint32), latents=latents.transpose(1, 2, 0))
     slots = programs.encode(params, programs.empty(), {0: entry})
     slots = programs.advance(params, slots, 100)

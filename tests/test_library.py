@@ -244,6 +244,8 @@ def test_a_model_that_is_written_anew_is_drawn_anew(engine, shelf, monkeypatch):
     try:
         before = drawn(engine.submit(ask(engine, ["a"], model="anew")))[0]
         queued = engine.offer.known("anew").weights
+        (there / "notes.txt").write_text("nothing of the model's")
+        assert engine.offer.open("anew").weights == queued
         shutil.copy(shelf / "tune 2" / file, there / file)
         after = drawn(engine.submit(ask(engine, ["a"], model="anew")))[0]
         with pytest.raises(CheckpointError, match="written anew"):

@@ -255,9 +255,12 @@ class Parameters:
         return self.source if self.source.is_file() else self.source / part
 
     def written(self) -> tuple[tuple[int, int], ...]:
-        """What changes when somebody writes the checkpoint anew; nothing if it is gone."""
+        """What changes when somebody writes the checkpoint anew; nothing if it is gone. What else
+        lies in its folder does not count: somebody may be training there."""
         source = self.source
-        files = [source] if source.is_file() else sorted([*source.glob("*"), *source.glob("*/*")])
+        files = [source] if source.is_file() else sorted([
+            *source.glob("*.json"), *source.glob("*/*.json"),
+            *(file for part in self.shapes for file in source.glob(f"{part}/*{SUFFIX}"))])
         return tuple(told for file in files if (told := weights.written(file)))
 
     def hash(self) -> str:
