@@ -46,12 +46,19 @@ class Offer(Protocol):
     def check(self, picture: Picture, of: Sentence | str = "") -> None:
         """Raises RequestError if the model is not there, or cannot draw this size."""
 
+    def size_unit(self, model: str) -> int:
+        """Pixels of which the sides of a model's pictures are multiples; raises as `defaults`."""
+
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """The prompts with a value each, where they stand for several; raises RequestError."""
 
 
 class _Literally:
-    """Of an offer that takes prompts as they are."""
+    """Of an offer that takes prompts and sizes as they are."""
+
+    def size_unit(self, model: str) -> int:
+        """1."""
+        return 1
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """The same."""
@@ -307,6 +314,11 @@ def larger(picture: Picture, width: int, height: int, strength: float = LARGER_S
     enough = (n for n in range(picture.steps, most) if steps_taken(n, strength) >= taken)
     return changed(picture, dict(init_image=NOT_YET, mask="", fit="cover", width=width,
                                  height=height, strength=strength, steps=next(enough, most)))
+
+
+def rounded(side: float, unit: int) -> int:
+    """The multiple of `unit` that is nearest to a side of a picture."""
+    return round(side / unit) * unit
 
 
 def journey(first: Picture, to_prompt: str, to_seed: int, count: int) -> Request:

@@ -141,7 +141,7 @@ def test_a_picture_is_the_same_whichever_api_asked_for_it(a1111, client):
     (dict(enable_hr=True, hr_upscaler="Lanczos", hr_scale=8, width=64),
      "512x256 is too large: here"),
     (dict(enable_hr=True, hr_upscaler="Lanczos", hr_resize_x=51),
-     "51x51 is not possible: this model makes pictures whose sides are multiples of 8."),
+     "51x48 is not possible: this model makes pictures whose sides are multiples of 8."),
     (dict(enable_hr=True, hr_upscaler="Lanczos", denoising_strength=0),
      "A strength of 0 leaves none of 200 steps to take."),
     (dict(enable_hr=True, hr_upscaler="Lanczos", hr_second_pass_steps=150),

@@ -13,7 +13,7 @@ from sd_tpu.cli.drawing import FLAGGED, Line, add_setting_flags, early_defaults,
 from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.pictures.images import MAX_FILE_BYTES, framed, make_grid
 from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger
+from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger, rounded
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady, Job
 from sd_tpu.settings import (
@@ -97,15 +97,16 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _again(request: Request, times: float, said: Sequence[float | None], engine: Engine,
            given: dict[str, Input], line: Line) -> Request | None:
-    """What draws the pictures again so many times as large, once they are drawn, and are in what
-    is given; None if that failed. A strength that has been `said` of a prompt is that of its second
-    drawing, unless the first begins with a picture."""
+    """What draws the pictures again so many times as large, or as near to it as their models can,
+    once they are drawn, and are in what is given; None if that failed. A strength that has been
+    `said` of a prompt is that of its second drawing, unless the first begins with a picture."""
     def one(place: int, picture: Picture) -> Picture:
         strength = LARGER_STRENGTH
         if said[place] is not None and not picture.init_image:
             strength = picture.strength
-        return larger(picture, round(times * picture.width), round(times * picture.height),
-                      strength=strength)
+        unit = engine.offer.size_unit(picture.model)
+        return larger(picture, rounded(times * picture.width, unit),
+                      rounded(times * picture.height, unit), strength=strength)
 
     again = Request(tuple(picture and one(place, picture)
                           for place, picture in enumerate(request.pictures)))

@@ -151,10 +151,15 @@ class LatentDiffusion:
         """Those that the UNet takes after the latents': 5 in inpainting checkpoints, else 0."""
         return self.unet_config.in_channels - self.vae_config.latent_channels
 
+    @property
+    def size_unit(self) -> int:
+        """Pixels of which the sides of pictures are multiples."""
+        # The UNet halves the latents at every level but the last and must return to their size.
+        return self.downscale * 2 ** (len(self.unet_config.block_out_channels) - 1)
+
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
-        # The UNet halves the latents at every level but the last and must return to their size.
-        unit = self.downscale * 2 ** (len(self.unet_config.block_out_channels) - 1)
+        unit = self.size_unit
         if min(height, width) < unit or height % unit or width % unit:
             raise ValueError(
                 f"A picture of {width}x{height} is not possible: this model makes pictures whose "

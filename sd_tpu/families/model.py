@@ -26,6 +26,7 @@ class Model(Protocol):
 
     dtype: jnp.dtype  # of its parameters, but for parts that need float32, and of the arithmetic
     downscale: int  # pixels of a picture along one side for each latent along that side
+    size_unit: int  # pixels of which the sides of pictures are multiples
     input_shapes: Shapes  # of what `prompt_inputs` returns
     cond_shapes: Shapes  # of what `encode_prompt` returns
     extras: tuple[str, ...]  # what tells its programs from those for inputs of the usual shapes

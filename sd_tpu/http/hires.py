@@ -6,12 +6,11 @@ from typing import Any, Self
 
 from sd_tpu.http.drawing import ParameterError, flag
 from sd_tpu.pictures.images import UPSCALER
-from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, larger
+from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, larger, rounded
 from sd_tpu.sampling.samplers import steps_taken
-from sd_tpu.settings import MAX_SIZE, SETTINGS, Number, Picture, RequestError, shortened
+from sd_tpu.settings import MAX_SIZE, SETTINGS, Number, Picture, shortened
 
 UPSCALERS = ("None", UPSCALER)  # A1111's None enlarges in the same way
-_UNITS = (1, 8, 16, 32, 64)  # pixels: sides are multiples of what a model needs, which is one
 _STRENGTH = SETTINGS["strength"].a1111
 _NUMBERS = {"hr_scale": Number(float, 1, 8), "hr_resize_x": Number(int, 0, MAX_SIZE),
             "hr_resize_y": Number(int, 0, MAX_SIZE)}
@@ -55,15 +54,10 @@ class Hires:
         most = steps_taken(SETTINGS["steps"].kind.most, strength)
         taken = Number(int, 0, max(0, most)).check(
             given.get("hr_second_pass_steps", 0), "hr_second_pass_steps")
-        refused = None
-        for unit in _UNITS:
-            hires = cls(*_size(picture, unit, **values), strength, taken)
-            try:
-                offer.check(hires.again(picture))
-                return hires
-            except RequestError as error:
-                refused = refused or error
-        raise refused
+        size = _size(picture, offer.size_unit(picture.model), **values)
+        hires = cls(*size, strength, taken)
+        offer.check(hires.again(picture))
+        return hires
 
     def again(self, picture: Picture) -> Picture:
         """What draws a picture again, once it is known under which name it is handed in; raises
@@ -78,11 +72,8 @@ def _size(picture: Picture, unit: int, hr_scale: float, hr_resize_x: int, hr_res
           ) -> tuple[int, int]:
     """Width and height; a side that is 0 follows from the other. What is not given in pixels is
     rounded to this unit."""
-    def near(side: float) -> int:
-        return round(side / unit) * unit
-
     width, height = picture.width, picture.height
     if not (hr_resize_x or hr_resize_y):
-        return near(hr_scale * width), near(hr_scale * height)
-    return (hr_resize_x or near(hr_resize_y * width / height),
-            hr_resize_y or near(hr_resize_x * height / width))
+        return rounded(hr_scale * width, unit), rounded(hr_scale * height, unit)
+    return (hr_resize_x or rounded(hr_resize_y * width / height, unit),
+            hr_resize_y or rounded(hr_resize_x * height / width, unit))

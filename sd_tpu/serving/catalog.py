@@ -229,6 +229,10 @@ class Catalog:
         except ValueError as error:
             raise RequestError("{reason}", reason=str(error)) from None
 
+    def size_unit(self, model: str) -> int:
+        """Pixels of which the sides of a model's pictures are multiples; raises as `open`."""
+        return self.open(model).checkpoint.model.size_unit
+
     def _limit(self, picture: Picture) -> int:
         """Pixels that a picture like this may have, by tiles or at once."""
         at_once = self._at_once(picture)
