@@ -128,6 +128,10 @@ class _Flags(argparse.ArgumentParser):
 def _parse(flags: str) -> argparse.Namespace:
     parser = _Flags()
     add_page_flags(parser)
-    args = parser.parse_args(shlex.split(flags))
+    try:
+        words = shlex.split(flags)
+    except ValueError as error:  # such as a quote that is never closed
+        parser.error(str(error))
+    args = parser.parse_args(words)
     args.safety_checker = args.safety_checker is not False  # it is served to others
     return args

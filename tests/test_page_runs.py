@@ -620,6 +620,20 @@ def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():
     assert str(list(following(run, "somebody"))[-1].line.text) == "Done in 1.0 s, seed 4"
 
 
+def test_whoever_comes_for_a_redraw_is_told_of_what_that_drew_alone(disk):
+    def submit(request, **_):
+        job = FakeJob(*(ImageReady(place, None) for place in request.places()), Done(1.0))
+        job.request = request
+        return job
+
+    run = Runs(Studio(SimpleNamespace(submit=submit), disk, Inputs())).start(ASKED, browser="me")
+    list(following(run, "somebody"))
+    run.redraw(0, dataclasses.replace(ASKED.pictures[0], prompt="anew"))
+    news = [ENGLISH.translate(sentence) for snapshot in following(run, "a page loaded anew")
+            for sentence in snapshot.news]
+    assert news == ["Picture 1 is ready.", "Done in 1.0 s, seed 3"]
+
+
 def test_stop_tells_of_no_picture_a_second_time(disk):
     told, job = threading.Event(), FakeJob()
 

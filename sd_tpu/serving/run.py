@@ -189,7 +189,7 @@ class Run:
         self._lock = threading.RLock()  # guards the rest
         self.request, self.cards, self.line = request, [*cards], STARTING
         self.way: list[Picture] = []  # of the journey that was drawn last, once all are there
-        self.version = 0  # of what is to be seen
+        self.version = self._first = 0  # of what is to be seen; and that to which it is old news
         self._followers: dict[str, _Follower] = {}  # by session
         self._works: list[Work] = []  # which are not over, in the order in which they began
         self._farewell: threading.Timer | None = None
@@ -202,7 +202,7 @@ class Run:
                 self._draw(job, drawn, live=live, whole=not live)
             else:
                 self._say(Line())
-            self._first = self.version  # of which nobody needs to be told
+            self._first = self.version
             self._mind_loneliness(GRACE_SECONDS)  # whoever asked may be gone before following it
 
     @property
@@ -354,6 +354,8 @@ class Run:
         """Gives the pictures of a request, which the job draws, their places; the rest is `Work`'s.
         """
         work = Work(job, {*request.places()}, **what)
+        if self.over:
+            self._first = self.version  # who comes from now on need not be told of what was there
         for place in request.places():
             self._take_over(place)
             self._put(self.cards[place].drawn_anew(request.pictures[place]))
