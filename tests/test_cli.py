@@ -598,6 +598,16 @@ def test_what_only_asks_for_devices_imports_nothing_that_draws():
     assert told.splitlines()[-1] == "set()", told
 
 
+@pytest.mark.parametrize("command", ["generate", "journey"])
+def test_what_is_wrong_with_flags_is_said_before_what_draws_is_imported(command):
+    program = ("import contextlib, sys; from sd_tpu import cli\n"
+               f"with contextlib.suppress(SystemExit): cli.main([{command!r}, '--no-such-flag'])\n"
+               "print({'flax', 'transformers', 'huggingface_hub'} & {*sys.modules})")
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          check=True)
+    assert told.stdout == "set()\n" and "the following arguments are required" in told.stderr
+
+
 def test_what_is_wrong_with_flags_is_said_before_the_page_is_imported():
     """That takes seconds as well; while a model compiles they cost nobody anything."""
     program = ("import sys; from sd_tpu import app; app.main(['--decoder-for', 'pictures']); "

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import read_json
-from sd_tpu.serving.catalog import card_defaults
 from sd_tpu.serving.job import (
     BLURRED,
     COMPILING,
@@ -63,6 +62,8 @@ def early_defaults(model: str | Path) -> Picture:
     scheduler = folder / "scheduler" / "scheduler_config.json"
     if not scheduler.is_file():
         return Picture()
+    from sd_tpu.serving.catalog import card_defaults  # takes seconds to import
+
     return card_defaults(ModelCard.read(folder, folder.name), read_json(scheduler))
 
 

@@ -5,11 +5,13 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.cli.devices import add_devices_flag, find_devices
-from sd_tpu.serving.engine import Engine
+
+if TYPE_CHECKING:  # importing it takes seconds
+    from sd_tpu.serving.engine import Engine
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -70,12 +72,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add_devices_flag(parser)
 
 
-def open_engine(args: argparse.Namespace) -> Engine:
+def open_engine(args: argparse.Namespace) -> "Engine":
     """The engine that the flags describe. Must come before anything else asks JAX for devices.
 
     Raises:
         ValueError: the model cannot be loaded, or the devices or the size are not possible.
     """
+    from sd_tpu.serving.engine import Engine
+
     find_devices(args.devices)
     return Engine.open(devices=args.devices, memory=args.memory, dtype=args.dtype,
                        **model_options(args))

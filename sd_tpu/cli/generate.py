@@ -5,7 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.pictures.images import MAX_FILE_BYTES, framed, make_grid
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger, rounded
-from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady, Job
 from sd_tpu.settings import (
     HANDED_IN,
@@ -26,6 +25,9 @@ from sd_tpu.settings import (
     Upload,
     drawn_seed,
 )
+
+if TYPE_CHECKING:  # importing it takes seconds
+    from sd_tpu.serving.engine import Engine
 
 MAX_LARGER = 8  # times as large as it was
 
@@ -95,7 +97,7 @@ def _generate(args: argparse.Namespace) -> int:
             engine.close()
 
 
-def _again(request: Request, times: float, said: Sequence[float | None], engine: Engine,
+def _again(request: Request, times: float, said: Sequence[float | None], engine: "Engine",
            given: dict[str, Input], line: Line) -> Request | None:
     """What draws the pictures again so many times as large, or as near to it as their models can,
     once they are drawn, and are in what is given; None if that failed. A strength that has been

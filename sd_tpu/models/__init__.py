@@ -1,24 +1,18 @@
-"""The networks of Stable Diffusion as Flax NNX modules, channels last.
+"""The networks of Stable Diffusion as Flax NNX modules, channels last. Each is imported when it is
+first asked for, as Flax takes a second or two.
 
 Attributes are spelled as in diffusers and transformers checkpoints, so that
 `down_blocks.0.resnets.1.conv1` is a path in both.
 """
 
-from sd_tpu.models.controlnet import ControlNetModel
-from sd_tpu.models.ip_adapter import IPAdapter
-from sd_tpu.models.safety_checker import StableDiffusionSafetyChecker
-from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection
-from sd_tpu.models.tiny_vae import AutoencoderTiny
-from sd_tpu.models.unet import UNet2DConditionModel
-from sd_tpu.models.vae import AutoencoderKL
+import lazy_loader
 
-__all__ = [
-    "AutoencoderKL",
-    "AutoencoderTiny",
-    "CLIPTextModel",
-    "CLIPTextModelWithProjection",
-    "ControlNetModel",
-    "IPAdapter",
-    "StableDiffusionSafetyChecker",
-    "UNet2DConditionModel",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
+    "controlnet": ["ControlNetModel"],
+    "ip_adapter": ["IPAdapter"],
+    "safety_checker": ["StableDiffusionSafetyChecker"],
+    "text_encoder": ["CLIPTextModel", "CLIPTextModelWithProjection"],
+    "tiny_vae": ["AutoencoderTiny"],
+    "unet": ["UNet2DConditionModel"],
+    "vae": ["AutoencoderKL"],
+})
