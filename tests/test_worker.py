@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -108,6 +109,31 @@ def test_what_a_batch_was_compiled_with_does_not_stay_where_nothing_needs_it():
     worker, report = compiled(lambda batch: (
         Programs(), 7.0, {"vae": {"a": jax.ShapeDtypeStruct((2,), np.float32)}}))
     assert report.compiled and not worker.weights.names(0)
+
+
+def test_on_one_device_a_batch_is_compiled_on_the_parameters_that_are_coming():
+    """A stand-in beside them would take as much again, for which no room is made."""
+    seen, reading = [], threading.Event()
+
+    class Seeing(Programs):
+        def encode(self, params, slots, entries):
+            seen.append(params)
+            return super().encode(params, slots, entries)
+
+    def read(weights, sharding):
+        assert not reading.wait(0.3), "compiled already"
+        return {"vae": {"a": jax.device_put(np.full((1, 2), 5, np.float32), sharding)}}
+
+    def build(batch):
+        reading.set()
+        return Seeing(), 7.0, {"vae": {"a": jax.ShapeDtypeStruct((2,), np.float32)}}
+
+    worker = Worker(make_mesh(1), read, build)
+    report = worker.execute(Plan(bring=((0, BASE),), compile=(BATCH,)))
+    while not report.compiled:
+        report = worker.execute(Plan())
+    worker.close()
+    assert all(np.array_equal(params["vae"]["a"], [[5, 5]]) for params in seen) and seen
 
 
 def test_pictures_enter_take_their_rows_and_are_decoded(worker):

@@ -215,6 +215,8 @@ class Worker:
         """Compiles the programs on slots of their own, and times the second evaluation for a
         picture and the second call that decodes: the first ones take much longer than any other.
         """
+        if not batch.zeros and not self._held(batch.architecture):
+            self._loader.wait()  # on one device a stand-in would take as much as what is coming
         begun = time.monotonic()
         programs, entry, self._shapes[batch.architecture] = self._build(batch)
         try:
@@ -238,9 +240,7 @@ class Worker:
         for _ in range(2):
             slots, row = _timed(lambda: programs.advance(params, slots, 1))  # noqa: B023
         with self._lock:  # by now the parameters may be there
-            held = {device: weights for device in self._devices
-                    for weights in self.weights.names(device)
-                    if weights.architecture == batch.architecture and weights.name}
+            held = self._held(batch.architecture)
             params = self._assembled(batch.architecture, held)
             one = next(iter(held.values()), None)
             alike = [device for device in held if held[device] == one]
@@ -251,6 +251,12 @@ class Worker:
         _, check = _timed(lambda: programs.unsafe(params, black))
         self._programs[batch] = programs
         return Compiled(seconds=seconds, row_seconds=row, decode_seconds=decode + check)
+
+    def _held(self, architecture: str) -> dict[int, Weights]:
+        """The devices with parameters of the architecture, and which."""
+        return {device: weights for device in self._devices
+                for weights in self.weights.names(device)
+                if weights.architecture == architecture and weights.name}
 
     def _finished_in_background(self, *, wait: bool) -> dict[str, Any]:
         found = dict(compiled={}, brought={}, failed={})
@@ -291,6 +297,13 @@ class _Background:
                 failed(reason_of(error))
 
         self._jobs.put(run)
+
+    def wait(self) -> None:
+        """Waits for what was given before; for nothing once it is closed."""
+        over = threading.Event()
+        self._jobs.put(over.set)
+        while not (self._closed or over.wait(WAIT_SECONDS)):
+            pass
 
     def close(self) -> None:
         """Ends after what it is doing."""
