@@ -1396,7 +1396,7 @@ function name(figure) {
 function leaf(step) {
     const figures = $$(shown.all);
     const next = figures.findIndex((figure) => name(figure) === shown.name) + step;
-    $(".view", figures.at(next % figures.length))?.click();
+    if (figures.length) $(".view", figures.at(next % figures.length))?.click();
 }
 
 async function open(figure) {
