@@ -33,7 +33,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
              "is needed (default: what the device has)")
     add("--dtype", choices=("float32", "bfloat16", "auto"),
         help="of weights and arithmetic; auto takes on a CPU what its products are faster in, "
-             "which suits full-size models: the bundled one is slower in bfloat16 (default: "
+             "which suits full-size models: the bundled one gains little by bfloat16 (default: "
              "float32 on CPU, bfloat16 elsewhere)")
     add("--token-downsampling", type=int, choices=(1, 2), default=1,
         help="2 lets the finest self-attention take its keys and values from every second row and "
