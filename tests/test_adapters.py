@@ -38,18 +38,20 @@ def test_damaged_and_vanished_files_are_one_sentence(tmp_path, read, content, to
     {"emb_params": torch.arange(128.0).reshape(2, 64)},
     {"<my-word>": torch.arange(128.0).reshape(2, 64).half()},
     {"word": torch.arange(64.0)},
+    {"emb_params": torch.arange(64.0), "step": torch.tensor(500)},
 ])
 def test_both_formats_of_one_encoders_embeddings_are_read(tmp_path, tensors):
     save_file(tensors, tmp_path / "a-b, c.safetensors")
     found = adapters.read_embedding(tmp_path / "a-b, c.safetensors", {"text_encoder": 64})
-    (expected,) = tensors.values()
+    expected = next(iter(tensors.values()))
     assert found["text_encoder"].dtype == np.float32
     np.testing.assert_array_equal(found["text_encoder"], expected.float().reshape(-1, 64).numpy())
 
 
-def test_sdxls_embeddings_have_vectors_for_each_encoder(tmp_path):
-    save_file({"clip_g": torch.ones(3, 128), "clip_l": torch.zeros(3, 64)},
-              tmp_path / "xl.safetensors")
+@pytest.mark.parametrize("first, second", [("clip_l", "clip_g"),
+                                           ("text_encoders_0", "text_encoders_1")])
+def test_sdxls_embeddings_have_vectors_for_each_encoder(tmp_path, first, second):
+    save_file({second: torch.ones(3, 128), first: torch.zeros(3, 64)}, tmp_path / "xl.safetensors")
     found = adapters.read_embedding(tmp_path / "xl.safetensors",
                                     {"text_encoder": 64, "text_encoder_2": 128})
     assert found["text_encoder"].shape == (3, 64) and found["text_encoder_2"].shape == (3, 128)
@@ -61,7 +63,7 @@ def test_sdxls_embeddings_have_vectors_for_each_encoder(tmp_path):
     ({"emb_params": torch.ones(76, 64)}, "76 vectors"),
     ({"emb_params": torch.ones(0, 64)}, "0 vectors"),
     ({"emb_params": torch.ones(1, 1, 64)}, "for other models"),
-    ({"emb_params": torch.full((1, 64), float("nan"))}, "not finite"),
+    ({"emb_params": torch.full((1, 64), float("nan"))}, "no finite number"),
     ({"emb_params": torch.ones(1, 64, dtype=torch.int32)}, "I32"),
     ({"a": torch.ones(1, 64), "b": torch.ones(1, 64)}, "not understood"),
 ])

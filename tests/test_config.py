@@ -154,7 +154,8 @@ def test_values_that_do_not_go_together_are_a_sentence(config, values, message):
 
 
 def test_a_middle_that_is_null_is_left_out_and_other_nulls_are_as_if_absent():
-    config = UNetConfig.from_dict(dict(mid_block_type=None, norm_num_groups=None))
+    config = UNetConfig.from_dict(dict(mid_block_type=None, norm_num_groups=None,
+                                       only_cross_attention=None, class_embeddings_concat=None))
     assert config == UNetConfig(mid_block_type=None).canonical()
 
 

@@ -39,14 +39,16 @@ def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_finds_the_checkpoints_of_its_pipelines(family):
-    assert [find_family({"_class_name": name}) for name in family.pipelines] == (
+    parts = {"text_encoder": ["transformers", "CLIPTextModel"]}
+    assert [find_family({"_class_name": name, **parts}) for name in family.pipelines] == (
         [family] * len(family.pipelines))
 
 
 @pytest.mark.parametrize("name, offset", [
     ("StableDiffusionPipeline", 1), ("StableDiffusionInpaintPipeline", 1),
     ("StableDiffusionControlNetPipeline", 0), ("FlaxStableDiffusionPipeline", 0),
-    ("LatentConsistencyModelPipeline", 0),
+    ("LatentConsistencyModelPipeline", 0), ("LatentConsistencyModelImg2ImgPipeline", 0),
+    ("StableDiffusionPAGPipeline", 1),
 ])
 def test_steps_are_offset_as_diffusers_pipelines_do_it(name, offset, checkpoints, tmp_path):
     shutil.copytree(checkpoints["sd1"], tmp_path, dirs_exist_ok=True)

@@ -67,6 +67,22 @@ def test_the_autoencoder_takes_pictures_and_gives_distributions_of_latents(parts
     assert np.allclose(drawn.sample, expected.sample)
 
 
+def test_latents_of_an_autoencoder_are_raw_however_its_pipeline_scales_them(parts):
+    vae, params = parts["vae"]
+    scaled = FlaxAutoencoderKL.from_config({
+        **vae.config, "latents_mean": [0.5, -0.5, 1.0, 0.0], "latents_std": [2.0, 3.0, 1.0, 0.5]})
+    image, latents = numbers(1, 3, 32, 32), numbers(1, 4, 8, 8)
+    for method, given in (("encode", image), ("decode", latents)):
+        ours, plain = (each.apply({"params": params}, given, method=method)
+                       for each in (scaled, vae))
+        if method == "encode":
+            ours, plain = ours.latent_dist, plain.latent_dist
+            assert np.allclose(ours.logvar, plain.logvar, atol=1e-5)
+            assert np.allclose(ours.mean, plain.mean, atol=1e-5)
+        else:
+            assert np.allclose(ours.sample, plain.sample, atol=1e-5)
+
+
 def test_the_text_encoder_is_called_with_its_own_or_given_parameters(parts, torch_pipelines,
                                                                      layout):
     encoder, params = parts["text_encoder"]

@@ -306,7 +306,9 @@ def spoilt(change, tmp_path: Path) -> Path:
     (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.ones(2, 2048)}), "for SDXL "),
     (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.ones(0, 64)}), "layers differ"),
     (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.tensor(1.0)}), "layers differ"),
-    (lambda t: t.update({f"{MODULE}.alpha": torch.tensor(float("nan"))}), "layers differ"),
+    (lambda t: t.update({f"{MODULE}.alpha": torch.tensor(float("nan"))}), "no finite number"),
+    (lambda t: t.update({f"{MODULE}.lora_down.weight": torch.full((2, 64), float("inf")).half()}),
+     f"damaged: {MODULE}.lora_down.weight holds what is no finite number"),
     (lambda t: t.update({f"{MODULE}.lora_up.weight": torch.ones(64, 2, dtype=torch.int8)}), "I8"),
     (lambda t: t.update({"lora_te2_text_projection.lora_down.weight": torch.ones(2, 4),
                          "lora_te2_text_projection.lora_up.weight": torch.ones(4, 2)}),
@@ -321,10 +323,13 @@ def test_a_lora_that_does_not_fit_is_one_sentence(pipelines, tmp_path, change, t
     assert told in refusal(adapters.read_lora, file, shapes_of(networks(pipelines["sd1"])))
 
 
-def test_a_lora_that_fits_is_not_refused(pipelines, tmp_path):
-    file = spoilt(lambda tensors: None, tmp_path)
+@pytest.mark.parametrize("alpha", [1.0, 1])  # diffusers' own conversion to kohya's names has an int
+def test_a_lora_that_fits_is_not_refused(pipelines, tmp_path, alpha):
+    file = spoilt(lambda t: t.update({f"{MODULE}.alpha": torch.tensor(alpha)}), tmp_path)
     deltas = adapters.read_lora(file, shapes_of(networks(pipelines["sd1"])))
     assert list(deltas) == ["unet"] and len(deltas["unet"]) == 1
+    (delta,) = deltas["unet"].values()
+    assert delta.scale == 0.5 and delta.scale.dtype == np.float32
 
 
 def test_dora_in_pefts_metadata_is_refused(pipelines, tmp_path):

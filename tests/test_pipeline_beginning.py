@@ -3,6 +3,8 @@
 import importlib
 import json
 import shutil
+import subprocess
+import sys
 
 import diffusers
 import jax
@@ -105,8 +107,8 @@ def test_the_steps_that_are_left_out_are_those_that_pytorch_leaves_out(img2img, 
 
 
 @pytest.mark.parametrize(("values", "complaint"), [
-    (dict(strength=0.1), "strength should leave 1 to 4 steps, not 0"),
-    (dict(strength=1.5), "not 6"),
+    (dict(strength=0.1), "at least one of 4 steps, which 0.1 does not"),
+    (dict(strength=1.2), "strength should be at most 1 "),
     (dict(height=64), "image should be 2 of 64x32"),
     (dict(noise=NOISE[:1]), "noise should be"),
 ])
@@ -183,3 +185,22 @@ def test_a_pipeline_is_of_the_class_that_a_checkpoint_names(name, kind):
     assert FlaxDiffusionPipeline._class_for({"_class_name": name}) is kind
     assert FlaxStableDiffusionPipeline._class_for({"_class_name": name}) is (
         FlaxStableDiffusionPipeline)
+
+
+def test_a_pipelines_class_is_found_whatever_was_imported_before():
+    program = ("from sd_tpu import FlaxDiffusionPipeline\n"
+               "for name in ('Inpaint', 'XL', 'ControlNet', ''):\n"
+               "    index = {'_class_name': f'StableDiffusion{name}Pipeline'}\n"
+               "    print(FlaxDiffusionPipeline._class_for(index).__name__)")
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          check=True).stdout
+    assert told.split() == [f"FlaxStableDiffusion{name}Pipeline"
+                            for name in ("Inpaint", "XL", "ControlNet", "")]
+
+
+def test_parameters_of_a_whole_network_that_are_missing_are_a_sentence(img2img):
+    pipeline, params = img2img
+    ids, images = pipeline.prepare_inputs(PROMPTS, PHOTOS)
+    params = {name: tree for name, tree in params.items() if name != "vae"}
+    with pytest.raises(CheckpointError, match="parameters are missing: decoder"):
+        pipeline(ids, images, params, jax.random.key(0), num_inference_steps=4)

@@ -510,6 +510,8 @@ def test_without_a_spacing_it_is_the_configs_or_else_the_samplers_first():
     (config_for("euler", algorithm_type="sde-dpmsolver++", solver_order=3, solver_type="heun",
                 thresholding=True), ("euler", None)),
     (config_for("unipc", algorithm_type="sde-dpmsolver++"), ("unipc", None)),
+    (config_for("unipc", solver_type="heun"), ("unipc", None)),
+    (config_for("deis", solver_type="bh1"), ("deis", None)),
 ])
 def test_the_default_is_the_sampler_and_spacing_of_the_checkpoint(options, expected):
     assert default_sampler(options) == expected
@@ -522,6 +524,8 @@ def test_the_default_is_the_sampler_and_spacing_of_the_checkpoint(options, expec
     (config_for("pndm", skip_prk_steps=False), "skip_prk_steps=true"),
     (config_for("euler", sigma_min=0.1), "sigma_min=0.1 is not supported"),
     (config_for("unipc", solver_order=3), "UniPCMultistepScheduler of order 3"),
+    (config_for("unipc", solver_type="bh1"), "solver_type='bh1' is not supported"),
+    (config_for("dpmpp_2m", solver_type="heun"), "solver_type='heun' is not supported"),
     (config_for("dpmpp_2m_sde", solver_order=3), "order 3 for an SDE"),
 ])
 def test_a_scheduler_that_no_sampler_here_equals_is_refused(options, message):

@@ -78,6 +78,7 @@ def write_original(pipeline, layout: str, file: Path, **extra) -> Path:
     else:
         text = {weights.modern(name): tensor for name, tensor in text.items()}
         text["text_model.embeddings.position_ids"] = torch.arange(77)[None]
+        text |= {"logit_scale": torch.tensor(4.6), "text_projection.weight": torch.ones(32, 32)}
     tensors |= {prefixes[layout] + name: tensor for name, tensor in text.items()}
     if layout == "sdxl":
         second = open_clip(pipeline.text_encoder_2.state_dict(), extra_block=False)
@@ -353,6 +354,13 @@ def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
     save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
     message = refusal(tmp_path / "other.safetensors")
     assert told in message
+
+
+@pytest.mark.parametrize("mark, told", [("edm_mean", "Playground 2.5"),
+                                        ("edm_vpred.sigma_max", "CosXL")])
+def test_sdxls_layout_with_noise_of_another_kind_is_refused_by_name(files, tmp_path, mark, told):
+    file = shutil.copy(files["sdxl"], tmp_path / "xl.safetensors")
+    assert told in refusal(rewritten(file, lambda tensors: tensors.update({mark: torch.ones(1)})))
 
 
 def test_a_file_without_an_autoencoder_says_so(file):

@@ -21,11 +21,14 @@ import numpy as np
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.original import Levels, renamed
-from sd_tpu.checkpoint.weights import DTYPES, modern, opened
+from sd_tpu.checkpoint.weights import DTYPES, is_finite, modern, opened
 
 Shapes = Mapping[str, tuple[int, ...]]
 Factors = Mapping[str, np.ndarray]
 
+INTEGERS = ("I64", "I32", "I16", "I8", "U8")  # which an alpha may be
+# What embeddings are called in files, of one text encoder or of two.
+EMBEDDINGS = (("clip_l", "clip_g"), ("text_encoders_0", "text_encoders_1"), ("emb_params",))
 MOST_VECTORS = 75  # of an embedding: what fits between the marks of a prompt
 
 
@@ -207,10 +210,14 @@ def _factor(key: re.Match) -> str:
 
 def _array(path: Path, tensors, name: str) -> np.ndarray:
     dtype = tensors.get_slice(name).get_dtype()
+    if name.endswith(".alpha") and dtype in INTEGERS:
+        return tensors.get_tensor(name).astype(np.float32)
     if dtype not in DTYPES:
         raise CheckpointError(f"{path} holds {name} as {dtype}; supported are "
                               f"{', '.join(DTYPES)}.")
     value = tensors.get_tensor(name)
+    if not is_finite(value):
+        raise CheckpointError(f"{path} is damaged: {name} holds what is no finite number.")
     return value.astype(np.float32) if dtype == "F64" else value
 
 
@@ -366,7 +373,7 @@ def read_embedding(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarra
 
     Args:
         path: a safetensors file, as A1111 (`emb_params`, for SDXL `clip_l` and `clip_g`) or
-            diffusers (the word itself) write it.
+            diffusers (the word itself, or `text_encoders_0` and `text_encoders_1`) write it.
         widths: component -> length of the vectors that its words have.
 
     Returns:
@@ -376,15 +383,13 @@ def read_embedding(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarra
         CheckpointError: the file is damaged, is not understood, or is for other models.
     """
     with opened(path) as tensors:
-        found = {name: _array(path, tensors, name) for name in tensors.keys()}
-    if {"clip_l", "clip_g"} <= found.keys():
-        vectors = {"text_encoder": found["clip_l"], "text_encoder_2": found["clip_g"]}
-    elif len(found) == 1 or "emb_params" in found:
-        vectors = {"text_encoder": found.get("emb_params", next(iter(found.values())))}
-    else:
-        raise CheckpointError(f"{path} is not understood: an embedding holds emb_params, or clip_l "
-                              "and clip_g, or the vectors of a single word.")
-    vectors = {part: np.atleast_2d(value).astype(np.float32) for part, value in vectors.items()}
+        names = {*tensors.keys()}
+        named = next((each for each in EMBEDDINGS if {*each} <= names), (*names,))
+        if len(names) > 1 and named not in EMBEDDINGS:
+            raise CheckpointError(f"{path} is not understood: an embedding holds emb_params, or "
+                                  "clip_l and clip_g, or the vectors of a single word.")
+        vectors = {part: np.atleast_2d(_array(path, tensors, name)).astype(np.float32)
+                   for part, name in zip(("text_encoder", "text_encoder_2"), named, strict=False)}
     found_widths = {part: value.shape[-1] for part, value in vectors.items()}
     if found_widths != dict(widths) or any(value.ndim != 2 for value in vectors.values()):
         raise CheckpointError(f"{path} is an embedding for other models: its vectors are "
@@ -394,8 +399,6 @@ def read_embedding(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarra
     if len(lengths) != 1 or not 1 <= max(lengths) <= MOST_VECTORS:
         raise CheckpointError(f"{path} holds {_lengths(dict(enumerate(lengths)))} vectors; an "
                               f"embedding has 1 to {MOST_VECTORS}, as many for each text encoder.")
-    if not all(np.isfinite(value).all() for value in vectors.values()):
-        raise CheckpointError(f"{path} holds numbers that are not finite.")
     return vectors
 
 

@@ -27,6 +27,7 @@ XL_CLIP, XL_OPEN_CLIP = "conditioner.embedders.0.transformer.", "conditioner.emb
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"  # tensors whose presence is all that they say
 OPEN_CLIP_LAYERS = 24  # of OpenCLIP-H, SD 2's text encoder
 OPEN_CLIP_BUFFERS = ("logit_scale", "attn_mask")
+CLIP_UNUSED = ("logit_scale", "text_projection.weight")  # of CLIP's text and pictures together
 VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # not `loss.`, `model_ema.`
 
 # A part of a tensor's name -> what a file is that holds such a one. The first that is there counts.
@@ -34,6 +35,7 @@ OTHERS = {
     "double_blocks.": "FLUX",
     "joint_blocks.": "Stable Diffusion 3",
     "edm_mean": "Playground 2.5",
+    "edm_vpred.": "CosXL",
     "conditioner.embedders.0.model.": "the refiner of SDXL",
     "lora_": "a LoRA, not a checkpoint",
     "lokr_": "a LoKr, not a checkpoint",
@@ -151,7 +153,7 @@ def _recognized(path: Path, names: Collection[str]) -> Layout:
 
     other = next((what for mark, what in OTHERS.items() if any(mark in name for name in names)),
                  "tensors of no kind known here")
-    if not present("edm_mean"):
+    if not (present("edm_mean") or present("edm_vpred.")):  # other noise, of SDXL's layout
         for layout in LAYOUTS:
             if all(map(present, layout.text_encoders.values())):
                 lacks = [what for mark, what in ((UNET, "UNet"), (VAE, "autoencoder"))
@@ -366,7 +368,7 @@ def _stored(layout: Layout, tensors: Mapping[str, Stored],
         part = _part(tensors, mark)
         if mark in (CLIP, XL_CLIP):
             parts[folder] = {modern(name): tensor for name, tensor in part.items()
-                             if not NOT_PARAMETERS.search(name)}
+                             if not NOT_PARAMETERS.search(name) and name not in CLIP_UNUSED}
         else:
             parts[folder] = _open_clip(part, layout, configs[folder])
     return parts

@@ -182,7 +182,7 @@ def load_stored(stored: Mapping[str, Stored], expected: Params, dtype=None, shar
         (path, leaf), entry = wanted[name], stored[name]
         _, axes = LEAVES[path[-1].key, leaf.ndim]
         value = entry.read(tensors)
-        if not _is_finite(value):
+        if not is_finite(value):
             raise CheckpointError(f"{entry.file} is damaged: {entry.name} holds what is no finite "
                                   "number.")
         value = value.transpose(np.argsort(axes))
@@ -200,7 +200,7 @@ def load_stored(stored: Mapping[str, Stored], expected: Params, dtype=None, shar
     return jax.tree_util.tree_map_with_path(lambda path, _: loaded[path], expected)
 
 
-def _is_finite(value: np.ndarray) -> bool:
+def is_finite(value: np.ndarray) -> bool:
     """Whether all are; told by their bits, many times faster than by `np.isfinite`, and in blocks,
     so that no copy of a large tensor is made."""
     bits = np.ascontiguousarray(value).reshape(-1).view(f"u{value.dtype.itemsize}")

@@ -28,8 +28,10 @@ def find_family(model_index: dict[str, Any]) -> Family:
         CheckpointError: no family here draws with such a checkpoint.
     """
     name = model_index.get("_class_name")
+    # SDXL itself may have been saved by the same pipeline; the refiner lacks a text encoder.
+    refines = "XLImg2Img" in str(name) and not (model_index.get("text_encoder") or [None])[-1]
     for family in FAMILIES:
-        if name in family.pipelines:
+        if name in family.pipelines and not refines:
             return family
     supported = " and ".join(family.pipelines[0] for family in FAMILIES)
     what = next((f"{what} ({name})" for mark, what in OTHERS.items() if mark in str(name)),

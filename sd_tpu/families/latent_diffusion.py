@@ -337,7 +337,7 @@ class LatentDiffusion:
 
 def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
     """What an autoencoder's config.json says; raises CheckpointError if it is not supported."""
-    name = config.get("_class_name", "AutoencoderKL").removeprefix("Flax")
+    name = str(config.get("_class_name") or "AutoencoderKL").removeprefix("Flax")
     for schema, network in AUTOENCODERS.items():
         if network.__name__ == name:
             return schema.from_dict(config)

@@ -20,7 +20,7 @@ from sd_tpu.models import CLIPTextModel
 # Pipelines whose constructors in diffusers make steps_offset of a scheduler 1, and those that take
 # UNets for larger ones.
 OFFSETTING = ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline",
-              "StableDiffusionInpaintPipeline")
+              "StableDiffusionInpaintPipeline", "StableDiffusionPAGPipeline")
 ENLARGING = (*OFFSETTING, "FlaxStableDiffusionPipeline", "FlaxStableDiffusionInpaintPipeline")
 
 
@@ -48,8 +48,9 @@ class StableDiffusion(LatentDiffusion):
                            "StableDiffusionImg2ImgPipeline", "FlaxStableDiffusionImg2ImgPipeline",
                            "StableDiffusionInpaintPipeline", "FlaxStableDiffusionInpaintPipeline",
                            "StableDiffusionControlNetPipeline",
-                           "FlaxStableDiffusionControlNetPipeline",
-                           "LatentConsistencyModelPipeline")
+                           "FlaxStableDiffusionControlNetPipeline", "StableDiffusionPAGPipeline",
+                           "LatentConsistencyModelPipeline",
+                           "LatentConsistencyModelImg2ImgPipeline")
     components: ClassVar = {
         "text_encoder": "model",
         "unet": "diffusion_pytorch_model",

@@ -45,8 +45,8 @@ class StableDiffusionXL(LatentDiffusion):
     force_zeros: bool  # in place of the conditions of a negative prompt that nobody wrote
 
     pipelines: ClassVar = ("StableDiffusionXLPipeline", "FlaxStableDiffusionXLPipeline",
-                           "StableDiffusionXLInpaintPipeline",
-                           "StableDiffusionXLControlNetPipeline")
+                           "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline",
+                           "StableDiffusionXLControlNetPipeline", "StableDiffusionXLPAGPipeline")
     components: ClassVar = {
         "text_encoder": "model",
         "text_encoder_2": "model",

@@ -76,10 +76,9 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
         size, texts = self._size(height, width), self._texts(prompt_ids, neg_prompt_ids)
         count = len(texts[0])
         begin = self.get_timestep_start(num_inference_steps, strength)
-        if not 0 <= begin < num_inference_steps:
-            raise ValueError(f"strength should leave 1 to {num_inference_steps} steps, not "
-                             f"{num_inference_steps - begin}, so strength {strength} is not "
-                             "possible.")
+        if not 0 <= strength <= 1 or begin == num_inference_steps:
+            raise ValueError(f"strength should be at most 1 and leave at least one of "
+                             f"{num_inference_steps} steps, which {strength} does not.")
         images = self._run(
             params, _known(self._table(params, num_inference_steps, begin)),
             size, *texts, each_scale(guidance_scale, count), None, image_keys(prng_seed, count),

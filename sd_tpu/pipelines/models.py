@@ -400,8 +400,9 @@ class FlaxAutoencoderKL(Network):
         `deterministic` makes no difference, as there is no dropout.
         """
         mean, logvar = self._module().encode(sample.transpose(0, 2, 3, 1))
-        scale = self.config.scaling_factor
-        output = EncoderOutput(LatentDistribution(mean / scale, logvar - 2 * jnp.log(scale)))
+        middle, scale = self.scaling()
+        output = EncoderOutput(LatentDistribution(mean / scale + middle,
+                                                  logvar - 2 * jnp.log(scale)))
         return output if return_dict else output.to_tuple()
 
     def decode(self, latents: jax.Array, deterministic: bool = True,
@@ -409,9 +410,19 @@ class FlaxAutoencoderKL(Network):
         """Latents [B, C, h, w] or [B, h, w, C] -> pictures [B, 3, H, W], about [-1, 1]."""
         if latents.shape[-1] != self.config.latent_channels:
             latents = latents.transpose(0, 2, 3, 1)
-        image = self._module().decode(latents * self.config.scaling_factor)
+        middle, scale = self.scaling()
+        image = self._module().decode((latents - middle) * scale)
         output = SampleOutput(image.transpose(0, 3, 1, 2))
         return output if return_dict else output.to_tuple()
+
+    def scaling(self) -> tuple[jax.Array, jax.Array]:
+        """What the network below takes off latents, and what it multiplies them by then: numbers,
+        or [C]."""
+        middle = self.config.get("latents_mean")
+        if middle is None:
+            return jnp.float32(0), jnp.float32(self.config.scaling_factor)
+        return (jnp.float32(middle),
+                self.config.scaling_factor / jnp.float32(self.config["latents_std"]))
 
     def __call__(self, sample: jax.Array, sample_posterior: bool = False,
                  deterministic: bool = True, return_dict: bool = True) -> SampleOutput | tuple:

@@ -147,6 +147,9 @@ class FlaxDiffusionPipeline:
 
     @classmethod
     def _class_for(cls, index: Mapping[str, Any]) -> type[Self]:
+        # Each is one of the subclasses only from its import on.
+        from sd_tpu.pipelines import beginning, controlnet, stable_diffusion_xl  # noqa: F401
+
         name = index.get("_class_name")
         if name in cls.checkpoints:
             return cls
@@ -312,7 +315,7 @@ class FlaxDiffusionPipeline:
         """The same by a sampler's table; what each picture begins with may be `given`, under noise
         [B, C, h, w] or that of its key."""
         model, expected = self._structure()
-        ours = {name: to_ours(params[name], expected[name]) for name in self.networks}
+        ours = {name: to_ours(params.get(name, {}), expected[name]) for name in self.networks}
         programs = self._programs_for(model, len(positive), size, is_stacked(params))
         entries = dict(enumerate(self._entries(programs, table, size, positive, negative, guidance,
                                                latents, keys, given)))
@@ -478,7 +481,9 @@ class FlaxDiffusionPipeline:
 
     def _decode(self, params: Mapping[str, Any], latents: jax.Array) -> jax.Array:
         """Pictures [b, H, W, 3] f32 in [0, 1] of latents [b, C, h, w]."""
-        image = self.vae.apply({"params": params["vae"]}, latents / self.vae.config.scaling_factor,
+        middle, scale = self.vae.scaling()
+        image = self.vae.apply({"params": params["vae"]},
+                               latents.transpose(0, 2, 3, 1) / scale + middle,
                                method=self.vae.decode).sample
         return (image / 2 + 0.5).clip(0, 1).transpose(0, 2, 3, 1)
 

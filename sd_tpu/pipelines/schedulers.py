@@ -664,7 +664,7 @@ def scheduler_for(config: Mapping[str, Any]) -> Scheduler:
     Raises:
         CheckpointError: no sampler here does what the config says.
     """
-    name = config.get("_class_name", "").removeprefix("Flax")
+    name = str(config.get("_class_name") or "").removeprefix("Flax")
     known = all(config.get(key) in values for key, values in BEYOND.items())
     if (config.get("algorithm_type"), config.get("final_sigmas_type")) == ("dpmsolver", "zero"):
         known = False  # an integral of eps does not reach the end of the noise

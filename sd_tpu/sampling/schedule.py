@@ -18,6 +18,8 @@ from sd_tpu.sentence import SentenceError
 SPACINGS = ("leading", "linspace", "trailing", "karras", "exponential")
 TIME_SPACINGS = SPACINGS[:3]  # of timesteps; the others are of sigmas
 _SOLVERS = ("DPMSolver", "DEIS", "UniPC")  # as the names of diffusers' classes begin
+# Their solver types; another's stands for the default.
+_SOLVER_TYPES = {"DPMSolver": ("midpoint", "heun"), "DEIS": ("logrho",), "UniPC": ("bh1", "bh2")}
 _OF_SIGMAS = (*_SOLVERS, "EulerDiscrete", "Heun", "KDPM2", "LMS")
 TAKEN_BY = {
     **dict.fromkeys(("solver_order", "solver_type"), _SOLVERS),
@@ -119,10 +121,15 @@ class NoiseSchedule:
 
 def _heeded(config: dict[str, Any]) -> dict[str, Any]:
     """A scheduler's config without what its class does not know: diffusers writes what it has read,
-    so that a checkpoint whose scheduler was exchanged carries settings of the one before."""
+    so that a checkpoint whose scheduler was exchanged carries settings of the one before. How the
+    noise was scaled at training (`rescale_betas_zero_snr`) counts whichever class says so, also
+    where diffusers' passes over it: any sampler may be chosen for the model."""
     name = str(config.get("_class_name") or "").removeprefix("Flax")
     unknown = {setting for setting, classes in TAKEN_BY.items()
                if name and not name.startswith(classes)}
+    others = {each for kind, types in _SOLVER_TYPES.items() if not name.startswith(kind)
+              for each in types}
+    unknown |= {"solver_type"} if config.get("solver_type") in others else set()
     return {setting: value for setting, value in config.items() if setting not in unknown}
 
 
