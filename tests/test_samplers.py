@@ -281,12 +281,13 @@ def test_with_a_linear_model_the_table_obeys_superposition(key, spacing):
     assert error(2 * one - 3 * other, both) < 1e-9
 
 
-def run_ideal(table: Table) -> np.ndarray:
-    """The run of a model whose every output says that the clean image is CLEAN."""
+def run_ideal(table: Table, off: float = 0.0) -> np.ndarray:
+    """The run of a model whose every output says that the clean image is CLEAN, but for what it is
+    `off` while there is nothing but noise, and less and less from then on."""
     x, history = table.init_noise_sigma * START, [np.zeros(SHAPE)] * HISTORY
     for row, noise in zip(table.rows, NOISES, strict=False):
-        _, _, u, v, a, *b, s, p, q = row
-        out = (CLEAN - p * x) / q
+        t, _, u, v, a, *b, s, p, q = row
+        out = (CLEAN + off * t / 1000 - p * x) / q
         history = [u * x + v * out, *history[:-1]]
         x = a * x + sum(b[k] * history[k] for k in range(HISTORY)) + s * noise
     return x
@@ -312,6 +313,15 @@ def test_the_last_row_lands_on_the_clean_image_of_an_ideal_denoiser(key, spacing
         for steps, tolerance in within.items():
             x = run_ideal(make_table(key, schedule, steps, spacing=spacing))
             assert np.abs(x - CLEAN).max() < tolerance, (prediction, zero_snr, steps)
+
+
+@pytest.mark.parametrize(("key", "spacing"), CASES)
+def test_zero_terminal_snr_blows_up_nothing_in_which_two_levels_differ(key, spacing):
+    schedule = NoiseSchedule.from_config(CONFIG | {
+        "prediction_type": "v_prediction", "rescale_betas_zero_snr": True})
+    for steps in (8, 20):
+        x = run_ideal(make_table(key, schedule, steps, spacing=spacing), off=0.5)
+        assert np.abs(x - CLEAN).max() < 0.5, steps
 
 
 @pytest.mark.parametrize("key", SAMPLERS)

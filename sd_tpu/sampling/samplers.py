@@ -147,11 +147,16 @@ def _pndm(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
 
 
 def _heun(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
-    """Heun's method, Karras et al. 2022 (https://arxiv.org/abs/2206.00364), algorithm 1."""
+    """Heun's method, Karras et al. 2022 (https://arxiv.org/abs/2206.00364), algorithm 1.
+
+    A step from noise without any signal, where sigma stands for infinity, is Euler's: Heun's mean
+    of both ends would be off by half of what they differ in, times the ratio of their sigmas.
+    """
+    nothing = schedule.alphas_cumprod[-1] == 0
     for i, (here, there) in _steps(moves, begin):
         dt = there.sigma - here.sigma
         yield Row(i, here, 1.0, (dt,))
-        if there.sigma > 0:
+        if there.sigma > 0 and not (nothing and math.isclose(here.sigma, schedule.sigmas[-1])):
             yield Row(i, there, 1.0, (dt / 2, -dt / 2))
 
 
