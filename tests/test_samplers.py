@@ -20,7 +20,7 @@ from sd_tpu.sampling.samplers import (
     make_table,
     with_forecasts,
 )
-from sd_tpu.sampling.schedule import NoiseSchedule
+from sd_tpu.sampling.schedule import TIME_SPACINGS, NoiseSchedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers on NumPy 2
 
@@ -281,13 +281,12 @@ def test_with_a_linear_model_the_table_obeys_superposition(key, spacing):
     assert error(2 * one - 3 * other, both) < 1e-9
 
 
-def run_ideal(table: Table, off: float = 0.0) -> np.ndarray:
-    """The run of a model whose every output says that the clean image is CLEAN, but for what it is
-    `off` while there is nothing but noise, and less and less from then on."""
+def run_ideal(table: Table) -> np.ndarray:
+    """The run of a model whose every output says that the clean image is CLEAN."""
     x, history = table.init_noise_sigma * START, [np.zeros(SHAPE)] * HISTORY
     for row, noise in zip(table.rows, NOISES, strict=False):
-        t, _, u, v, a, *b, s, p, q = row
-        out = (CLEAN + off * t / 1000 - p * x) / q
+        _, _, u, v, a, *b, s, p, q = row
+        out = (CLEAN - p * x) / q
         history = [u * x + v * out, *history[:-1]]
         x = a * x + sum(b[k] * history[k] for k in range(HISTORY)) + s * noise
     return x
@@ -315,13 +314,13 @@ def test_the_last_row_lands_on_the_clean_image_of_an_ideal_denoiser(key, spacing
             assert np.abs(x - CLEAN).max() < tolerance, (prediction, zero_snr, steps)
 
 
-@pytest.mark.parametrize(("key", "spacing"), CASES)
-def test_zero_terminal_snr_blows_up_nothing_in_which_two_levels_differ(key, spacing):
+@pytest.mark.parametrize(("key", "spacing"), [case for case in CASES if case[1] in TIME_SPACINGS])
+def test_zero_terminal_snr_shows_the_model_nothing_beyond_what_it_was_trained_on(key, spacing):
     schedule = NoiseSchedule.from_config(CONFIG | {
         "prediction_type": "v_prediction", "rescale_betas_zero_snr": True})
     for steps in (8, 20):
-        x = run_ideal(make_table(key, schedule, steps, spacing=spacing), off=0.5)
-        assert np.abs(x - CLEAN).max() < 0.5, steps
+        _, seen, _ = run_table(make_table(key, schedule, steps, spacing=spacing))
+        assert max(np.abs(x).max() for _, x in seen) < 4, steps  # of unit variance
 
 
 @pytest.mark.parametrize("key", SAMPLERS)

@@ -152,11 +152,12 @@ def _heun(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
     A step from noise without any signal, where sigma stands for infinity, is Euler's: Heun's mean
     of both ends would be off by half of what they differ in, times the ratio of their sigmas.
     """
-    nothing = schedule.alphas_cumprod[-1] == 0
+    # A power of a root has rounded it where sigmas are spaced by themselves.
+    most = math.inf if schedule.alphas_cumprod[-1] else schedule.sigmas[-1] * (1 - 1e-6)
     for i, (here, there) in _steps(moves, begin):
         dt = there.sigma - here.sigma
         yield Row(i, here, 1.0, (dt,))
-        if there.sigma > 0 and not (nothing and math.isclose(here.sigma, schedule.sigmas[-1])):
+        if there.sigma > 0 and here.sigma < most:
             yield Row(i, there, 1.0, (dt / 2, -dt / 2))
 
 
