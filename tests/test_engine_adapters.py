@@ -111,6 +111,8 @@ def test_what_prompts_ask_for_and_is_not_there_is_one_sentence(engine):
         with pytest.raises(RequestError, match=told) as caught:
             drawn(engine, prompt)
         assert "\n" not in str(caught.value) and "/" not in str(caught.value)
+    with pytest.raises(RequestError, match=r"^Prompt 2: There is no LoRA 'nobody' here"):
+        drawn(engine, "a cat", "a <lora:nobody:1>")
     long = Request.check({"prompts": ["word " * 160 + "End"]}, engine.defaults)
     assert "End" in engine.notes(long)[0]
 

@@ -156,7 +156,7 @@ def test_what_cannot_be_loaded_is_a_sentence_and_the_others_go_on(engine, monkey
 
 
 def test_a_page_is_no_larger_for_more_models(engine):
-    name = next(each for each in comparable(engine.defaults, choices_of(engine.offer), [])
+    name = next(each for each in comparable(engine.defaults, choices_of(engine.offer), [], False)
                 if each.name == "model")
     assert [key for key, *_ in name.listed] == [engine.offer.first], "page.js asks for the others"
 

@@ -28,7 +28,13 @@ from visitor import (
     unfold,
 )
 
-from sd_tpu.page.compare import comparison, read_comparison, suggested
+from sd_tpu.page.compare import (
+    COMPARABLE,
+    comparable,
+    comparison,
+    read_comparison,
+    suggested,
+)
 from sd_tpu.page.form import read, show
 from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import BLANK, read_png
@@ -88,6 +94,13 @@ def test_a_lora_is_compared_by_the_strength_that_the_prompt_gives_it():
         comparison(asked, "lora", ["x"])
     with pytest.raises(RequestError, match="names no LoRA"):
         comparison(make_request(prompts=("a",)), "lora", [1])
+
+
+@pytest.mark.parametrize("loras", [False, True])
+def test_the_strength_of_loras_is_offered_where_there_may_be_some(loras):
+    choices = dict.fromkeys(COMPARABLE)
+    names = [each.name for each in comparable(Picture(), choices, [], loras)]
+    assert names[-1] == ("lora" if loras else "size")
 
 
 @pytest.mark.parametrize("strength, picture", [

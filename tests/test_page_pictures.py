@@ -18,6 +18,7 @@ from visitor import (
     PATIENCE,
     PROMPTS,
     alts,
+    box,
     corners,
     figures,
     fill,
@@ -270,6 +271,22 @@ def test_nothing_is_cut_off_or_overlaps_at_any_width_with_seeds_of_ten_digits(ph
         })""")
         assert not over, width
     phone.set_viewport_size({"width": 390, "height": 844})
+
+
+def test_the_bar_covers_nothing_of_the_foot(tab):
+    for width, height in ((1440, 900), (1024, 768), (880, 800)):
+        tab.set_viewport_size({"width": width, "height": height})
+        tab.evaluate("scrollTo(0, document.body.scrollHeight)")
+        tab.locator("footer .show-api").click(trial=True, timeout=5000)
+
+
+def test_a_long_prompt_is_seen_from_its_beginning_once_its_box_is_left(tab):
+    prompt = box(tab, 1)
+    prompt.fill("a very long prompt, " * 40)
+    prompt.press("End")
+    assert prompt.evaluate("box => { box.scrollTop = 1e6; return box.scrollTop }") > 0
+    prompt.blur()
+    assert prompt.evaluate("box => box.scrollTop") == 0
 
 
 def test_the_page_can_be_installed_and_is_sent_small(address):

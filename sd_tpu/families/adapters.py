@@ -52,6 +52,11 @@ class Adapters:
         """What prompts for this model may say."""
         return PromptOptions(self._chunks, _Embeddings(self._embeddings, model.text_widths))
 
+    @property
+    def takes_loras(self) -> bool:
+        """Whether there is a folder of them, be it empty by now."""
+        return self._loras.path is not None
+
     def loras(self) -> Mapping[str, Path]:
         """The LoRAs by name."""
         return self._loras.files()
@@ -71,7 +76,7 @@ class Adapters:
         for lora in (lora for text in texts for lora in parse(text).loras):
             if lora.name not in self._loras.files():
                 raise PromptError(
-                    "There is no LoRA {name!r} here." if self._loras.path else
+                    "There is no LoRA {name!r} here." if self.takes_loras else
                     "The prompt asks for the LoRA {name!r}, but no folder of LoRAs was given.",
                     name=lora.name)
             strengths[lora.name] += lora.strength

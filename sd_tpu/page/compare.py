@@ -46,9 +46,9 @@ class Comparable:
 
 
 def comparable(defaults: Picture, choices: Mapping[str, Mapping[str, str] | None],
-               sizes: Sequence[str]) -> list[Comparable]:
-    """What can change, for a page with these defaults, choices (as `layout.choices_of`) and sizes.
-    """
+               sizes: Sequence[str], loras: bool) -> list[Comparable]:
+    """What can change, for a page with these defaults, choices (as `layout.choices_of`) and sizes,
+    which may have LoRAs."""
     listed = []
     for name, setting in COMPARABLE.items():
         options, ticked = choices[name], suggested(name, defaults)
@@ -61,8 +61,8 @@ def comparable(defaults: Picture, choices: Mapping[str, Mapping[str, str] | None
             values = ", ".join(map(setting.kind.shown, ticked))
             listed.append(Comparable(name, setting.label, values, []))
     ticked = [(size, size, place < 3) for place, size in enumerate(sizes)]  # each is compiled for
-    return [*listed, Comparable(SIZE, Sentence("Size"), "", ticked),
-            Comparable(LORA, LORA_LABEL, ", ".join(map(str, LORA_VALUES)), [])]
+    strengths = Comparable(LORA, LORA_LABEL, ", ".join(map(str, LORA_VALUES)), [])
+    return [*listed, Comparable(SIZE, Sentence("Size"), "", ticked), *[strengths] * loras]
 
 
 def suggested(what: str, defaults: Picture) -> list[Any]:

@@ -99,7 +99,8 @@ def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict]
         choices, offered = choices_of(engine.offer), sizes(defaults["model"], engine.offer)
         html("sheet", "sheet", card.themes, choices, defaults, named_size(size[::-1]),
              {each: each for each in offered},
-             comparable(engine.defaults, choices, offered), MAX_FILE_BYTES, history)
+             comparable(engine.defaults, choices, offered, engine.adapters.takes_loras),
+             MAX_FILE_BYTES, history)
     # The region stays while its text changes: only then do screen readers read the text out.
     news = gr.HTML("", elem_id="news", apply_default_css=False, js_on_load=None,
                    html_template='<div role="status" aria-live="polite">${value}</div>')

@@ -1281,6 +1281,7 @@ document.addEventListener("click", ({ target }) => {
 });
 document.addEventListener("focusout", ({ target }) => {
     if (target === written) offer(written, []);
+    if (target.matches?.("textarea")) target.scrollTop = 0;  // or half of a line is seen first
 });
 
 // What has the focus may be made anew, or go: what is like it takes it, or what comes first.

@@ -21,6 +21,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.decoder import TinyDecoder
 from sd_tpu.families.ip_adapter import IPAdapter
+from sd_tpu.families.prompt import PromptError
 from sd_tpu.families.text import Count, PromptOptions, count
 from sd_tpu.pictures.images import to_png
 from sd_tpu.pictures.inputs import Input
@@ -304,10 +305,17 @@ def as_request_errors(whose: str = "") -> Iterator[None]:
         raise RequestError("{whose}{reason}", whose=whose, reason=error.args[0]) from error
 
 
-def told_by_whose(request: Request, place: int) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def told_by_whose(request: Request, place: int) -> Iterator[None]:
     """The same of one of several pictures, where it has something of its own that may be wrong."""
     own = request.overrides(place).keys() - {"seed", "share"}  # all that journeys' pictures have
-    return as_request_errors(Sentence("Prompt {number}: ", number=place + 1) if own else "")
+    several = len({request.pictures[each].prompt for each in request.places()}) > 1
+    try:
+        yield
+    except ValueError as error:
+        named = own or (several and isinstance(error, PromptError))
+        with as_request_errors(Sentence("Prompt {number}: ", number=place + 1) if named else ""):
+            raise
 
 
 def _short(text: str) -> str:
