@@ -303,6 +303,29 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     expect(setting(tab, "Steps")).to_have_value("3")
 
 
+def test_a_comparison_that_is_taken_back_stays_so_after_a_reload_and_so_does_one_done_again(tab):
+    def reload():
+        tab.reload()
+        tab.wait_for_function("window.sdTpu?.arrived")
+
+    fill(tab, PROMPTS, seed=7)
+    make(tab)
+    compare(tab, "Guidance", "2 3")
+    says(tab, "Done in")
+    expect(labels(tab)).to_have_text(["guidance 2", "guidance 3"])
+    tab.get_by_role("button", name="Undo").click()
+    expect(figures(tab).nth(7)).to_contain_text(PROMPTS[7])
+    reload()
+    expect(figures(tab).nth(7)).to_contain_text(PROMPTS[7])
+    assert alts(tab) == prompts(tab) == PROMPTS
+    expect(labels(tab)).to_have_count(0)
+    tab.get_by_role("button", name="Redo").click()
+    expect(labels(tab)).to_have_text(["guidance 2", "guidance 3"])
+    reload()
+    expect(labels(tab)).to_have_text(["guidance 2", "guidance 3"])
+    assert prompts(tab) == [PROMPTS[0]] * 2 + [""] * 6
+
+
 def test_seeds_that_are_compared_run_on_from_the_present_one(tab):
     fill(tab, PROMPTS, seed=41)
     unfold(tab, "Compare")

@@ -302,8 +302,8 @@ class Answers:
         return dataclasses.replace(picture, seed=drawn_seed(RANDOM))
 
     def _do_show(self, asked: Asked) -> dict[str, Any]:
-        """A former run, or what this browser began last."""
-        run = (self.runs.find(asked.data["shown"]) if "shown" in asked.data
+        """A former run, or what this browser was shown last."""
+        run = (self.runs.bring_back(asked.data["shown"]) if "shown" in asked.data
                else self.runs.latest(asked.browser))
         return _named(run)
 

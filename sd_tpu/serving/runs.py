@@ -24,7 +24,7 @@ class Runs:
         """Takes what all of them share."""
         self.studio = studio
         self._lock = threading.Lock()
-        self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the oldest first
+        self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the latest begun or shown last
 
     def start(self, request: Request, *, former: Run | None = None, keep: Collection[int] = (),
               **whose: object) -> Run | None:
@@ -139,6 +139,15 @@ class Runs:
         """The run with this key, if it is still known."""
         return self._runs.get(key) if isinstance(key, str) else None
 
+    def bring_back(self, key: object) -> Run | None:
+        """As `find`, for its browser to see again: as if it had begun it last, or a reload would
+        bring what it has gone back from."""
+        with self._lock:
+            run = self.find(key)
+            if run:
+                self._runs.move_to_end(run.key)
+        return run
+
     async def follow(self, run: Run, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
         """Shows a run to a session, as `Run.follow` does, and no other: what nobody looks at any
         more is given up."""
@@ -150,7 +159,7 @@ class Runs:
             yield told
 
     def latest(self, browser: str) -> Run | None:
-        """What this browser began last, if its pictures are still there."""
+        """What this browser began, or went back to, last, if its pictures are still there."""
         run = next((run for run in reversed(self._all()) if run.browser == browser), None)
         return run if run and time.time() - run.begun < KEEP_SECONDS else None
 
