@@ -184,6 +184,7 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
     compare(tab, "Sampler")
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(EIGHT)
+    says(tab, f"seed {seed_box(tab).input_value()}")
     assert page_engine.programs.traces == before == {"encode": 1, "advance": 1, "decode": 1}
     assert prompts(tab) == [PROMPTS[1]] * 8
     assert alts(tab) == [f"{label}: {PROMPTS[1]}" for label in EIGHT]

@@ -69,6 +69,20 @@ def test_eight_prompts_become_eight_pictures_in_their_places(tab):
     says(tab, "seed 40")
 
 
+def test_the_seed_that_is_named_is_that_of_the_seed_box_whichever_pictures_are_drawn(tab):
+    fill(tab, ["a cat", "a dog", *[""] * 6], seed=7)
+    make(tab)
+    box(tab, 2).fill("a fox")
+    make(tab)
+    expect(tab.locator("#line")).to_have_text(re.compile(r"s, seed 7\s*$"))
+    press(tab, tab.get_by_role("button", name="Redraw picture 2"))
+    expect(tab.locator("#line")).to_have_text(re.compile(r"Done in [\d.]+ s\s*$"))
+    press(tab, tab.get_by_role("button", name="Vary picture 2"))
+    says(tab, "Done in")
+    expect(tab.locator("#line")).to_have_text(
+        re.compile(rf"s, seed {seed_box(tab).input_value()}\s*$"))
+
+
 def test_an_empty_box_is_skipped_and_keeps_its_place(tab):
     fill(tab, ["first", "", "   ", "fourth", "", "", "", ""], seed=7)
     make(tab)
@@ -614,10 +628,17 @@ def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_we
     assert again.count == 1
 
 
-def test_the_seed_that_is_named_is_that_of_a_picture_that_was_drawn():
-    # As where the first one is kept.
-    run = run_of(FakeJob(Done(1.0)), request=ASKED.replaced(0, None), browser="me", seed=3)
-    assert str(list(following(run, "somebody"))[-1].line.text) == "Done in 1.0 s, seed 4"
+OWN = dataclasses.replace(ASKED.pictures[1], seed=9)
+
+
+@pytest.mark.parametrize(("request_", "sentence"), [
+    (ASKED.replaced(0, None), "Done in 1.0 s, seed 3"),  # as where the first one is kept
+    (ASKED.replaced(1, OWN), "Done in 1.0 s, seed 3"),
+    (ASKED.replaced(0, None).replaced(1, OWN), "Done in 1.0 s"),
+])
+def test_the_seed_that_is_named_gives_what_was_drawn_again_at_its_place(request_, sentence):
+    run = run_of(FakeJob(Done(1.0)), request=request_, browser="me", seed=3)
+    assert str(list(following(run, "somebody"))[-1].line.text) == sentence
 
 
 def test_whoever_comes_for_a_redraw_is_told_of_what_that_drew_alone(disk):

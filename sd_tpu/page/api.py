@@ -47,8 +47,8 @@ Args:
 {expert}
 
 Returns:
-    PNG files in the places of their prompts, null where there is none (yet); the seed of the first;
-    and a sentence that says what is happening."""
+    PNG files in the places of their prompts, null where there is none (yet); the seed that was
+    given or drawn; and a sentence that says what is happening."""
 
 
 def offer(runs: Runs) -> None:

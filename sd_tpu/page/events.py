@@ -203,7 +203,8 @@ class Answers:
         compared = comparison(request, *read_comparison(asked.data))
         for picture in compared.pictures:
             self.engine.offer.check(picture)
-        told = self._draw(compared, asked, common=for_all(filled, self.engine.offer))
+        common = for_all(filled, self.engine.offer)
+        told = self._draw(compared, asked, seed=common.seed, common=common)
         if "filled" in told:  # it has been agreed to: no card is kept
             told["filled"]["keep"] = []
         return told
@@ -215,7 +216,7 @@ class Answers:
         request = Request(tuple(
             dataclasses.replace(picture, seed=(seed + number) % (MAX_SEED + 1))
             for number in range(MAX_PROMPTS))).replaced(place, picture)
-        return self._draw(request, asked, keep={*asked.kept(), place},
+        return self._draw(request, asked, seed=seed, keep={*asked.kept(), place},
                           common=for_all({**filled, "seed": seed}, self.engine.offer),
                           any_seed=filled["seed"] == RANDOM)
 
@@ -242,11 +243,11 @@ class Answers:
         run.travel(journey(first, other.prompt, seed, asked.data.get("count")))
         return _named(run)
 
-    def _draw(self, request: Request, asked: Asked, *, seed: int | None = None,
-              keep: Collection[int] = (), common: Picture | None = None, any_seed: bool = False
-              ) -> dict[str, Any]:
-        """Begins a run in place of the one that is shown. The boxes are filled with what it draws
-        if something is `common` to all of them then; `any_seed` leaves theirs open.
+    def _draw(self, request: Request, asked: Asked, *, seed: int, keep: Collection[int] = (),
+              common: Picture | None = None, any_seed: bool = False) -> dict[str, Any]:
+        """Begins a run in place of the one that is shown; `seed` is for all its boxes. They are
+        filled with what it draws if something is `common` to all of them then; `any_seed` leaves
+        theirs open.
         """
         run = self.runs.start(request, former=self._run(asked), keep=keep, browser=asked.browser,
                               address=asked.address, seed=seed)

@@ -417,7 +417,7 @@ class Run:
                 for card in [self.cards[place] for place in work.places]:
                     if not card.picture:
                         self._put(card.finished or dataclasses.replace(card, state="stopped"))
-            work.line = _line_after(work, event)
+            work.line = _line_after(work, event, self.seed)
             if work.way and isinstance(event, Done):
                 self.way = [work.way[place] for place in sorted(work.way)]
             if work.line.kind != "busy":
@@ -467,16 +467,21 @@ class Run:
 # --- what is said ---------------------------------------------------------------------------------
 
 
-def _line_after(work: Work, event: Event) -> Line:
+def _line_after(work: Work, event: Event, seed: int) -> Line:
+    """What is said of a work after this event, in a run of which place 0 has this seed."""
     match event:
         case Queued(position, reason, seconds):
             return Line(queued(position, reason, seconds), "busy", work.line.share)
         case Progress(step, steps, _, seconds):
             return Line(at_step(step, steps, seconds), "busy", step / steps)
         case Done(seconds):
-            pictures = work.job.request.pictures  # the first of them may be kept, or none
-            seed = next(picture.seed for picture in pictures if picture)
-            told = Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
+            # Only a seed that gives the pictures in their places again: those of a journey have no
+            # places, and a picture with a seed of its own does not ask for the others'.
+            named = work.way is None and any(
+                picture and picture.seed == (seed + place) % (MAX_SEED + 1)
+                for place, picture in enumerate(work.job.request.pictures))
+            told = (Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
+                    if named else Sentence("Done in {seconds:.1f} s", seconds=seconds))
             for reason in filter(None, (BLURRED if work.blurred else None, work.unkept)):
                 told = Sentence("{done}. {reason}", done=told, reason=reason)
             return Line(told, "over", 1.0, aloud=not work.live)
