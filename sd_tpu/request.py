@@ -10,6 +10,7 @@ from sd_tpu.sampling.samplers import spacing_taken, steps_taken
 from sd_tpu.sampling.schedule import NoiseSchedule
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (
+    HANDED_IN,
     MAX_PROMPTS,
     MAX_SEED,
     OVERRIDABLE,
@@ -172,6 +173,15 @@ class Request:
         except RequestError:  # of settings that depend on each other each one's majority is another
             return bases[0]
         return shared
+
+    @property
+    def common_without_inputs(self) -> Picture:
+        """What is common but for pictures that were handed in and the settings that are only of
+        use with them: each picture has these on its own."""
+        used = {section for section, image in HANDED_IN.items() if getattr(self.common, image)}
+        return dataclasses.replace(self.common, **{
+            name: setting.default for name, setting in SETTINGS.items()
+            if setting.section in used})
 
     def overrides(self, place: int, common: Picture | None = None) -> dict[str, Any]:
         """What the picture at `place` has in place of what is common, by name."""

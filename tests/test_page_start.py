@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
-from visitor import PATIENCE, figures, fill, make, more, says, unfold
+from visitor import PATIENCE, box, figures, fill, make, more, says, setting, unfold
 
 from sd_tpu.page.events import Answers
 from sd_tpu.pictures import uploads
@@ -79,6 +79,32 @@ def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
     expect(tab.locator("#settings-panel .upload img").first).to_be_hidden()
     tab.get_by_role("button", name="Undo", exact=True).click()
     expect(tab.locator("#settings-panel .upload img").first).to_be_visible()
+
+
+def test_again_leaves_what_a_picture_began_from_to_its_box(tab):
+    fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=4)
+    hand_in(tab, "drop", "#cards > .card:nth-child(2) figure", png())
+    unfold(tab, "Own settings of prompt 2")
+    tab.locator("#own-panel .handed").first.evaluate("start => { start.open = true }")
+    slide(tab, "own", 0.5)
+    own = tab.locator(".below .own")
+    expect(own.nth(1)).to_contain_text("strength 0.5 · from a picture")
+    make(tab)
+    first = made_from(tab, 2)
+    setting(tab, "Steps").fill("2")
+    more(tab, 2).get_by_role("button", name="Again:").click()
+    says(tab, "are in the boxes.")
+    expect(box(tab, 1)).to_have_value("a hen")
+    expect(own.first).to_contain_text("strength 0.5 · from a picture")
+    expect(setting(tab, "Steps")).to_have_value("4")
+    expect(tab.locator("#settings-panel [name=init_image]")).to_have_value("")
+    make(tab)
+    assert made_from(tab, 1) == first
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(own.first).to_be_empty()
+    box(tab, 1).fill("a cow")
+    make(tab)
+    assert not made_from(tab, 1).init_image
 
 
 def test_live_follows_the_strength_of_what_a_picture_begins_with(tab):

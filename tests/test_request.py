@@ -242,6 +242,17 @@ def test_what_most_pictures_share_is_common_and_the_rest_is_overridden():
         {}, {"steps": 4, "seed": 0}, {}, {"guidance": 2.0}]
 
 
+def test_what_pictures_begin_from_is_left_out_of_what_is_common_with_all_that_belongs_to_it():
+    start = dict(init_image="0" * 64, mask="1" * 64, strength=0.5, mask_blur=9)
+    request = check(prompts=["a", "b"], steps=9, control_scale=0.5, own=[start, start])
+    common = request.common_without_inputs
+    assert common == dataclasses.replace(DEFAULTS, seed=request.seed, steps=9, control_scale=0.5)
+    assert request.values(common)["own"] == [start, start]
+    assert Request.check(request.values(common), DEFAULTS) == request
+    plain = check(prompts=["a"], strength=0.5)
+    assert plain.common_without_inputs == plain.common
+
+
 def test_what_is_as_frequent_is_common_if_it_is_the_default_or_comes_first():
     request = check(prompts=["a", "b"], cache_interval=3, own=[None, {"cache_interval": 1}])
     assert request.values()["own"] == [{"cache_interval": 3}, None]

@@ -117,7 +117,10 @@ class Runs:
         if request.inputs() - self.studio.inputs.of(browser).keys():
             request = request.without_inputs()
             said.append(Sentence("What it was made from is no longer on this server."))
-        here, there, values = offer.defaults(request.common.model), request.common, request.values()
+        here, there = offer.defaults(request.common.model), request.common
+        # What a box began from is no setting for all: prompts to come would begin from it too, of
+        # which nothing would be seen below their boxes.
+        values = request.values(request.common_without_inputs)
         try:  # nothing but the size: what else is refused is told when it is asked for
             offer.check(dataclasses.replace(there, model=here.model, style="", control_image="",
                                             reference=""))
