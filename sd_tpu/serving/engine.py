@@ -73,7 +73,8 @@ log = logging.getLogger(__name__)
 
 SLOTS = 8
 # Slots stepped together at most. By the TPU compiler's cycles for a step of SD 1.4, fours take 20%
-# less a picture than ones on v3 and v5e, and on v5e 5% less than eights (RESULTS.md).
+# less a picture than ones on v3 and v5e, a third less on v4 and v6e and a tenth less on v2, and on
+# v5e 5% less than eights (RESULTS.md).
 ACCELERATOR_GROUP = 4
 MAX_ENCODERS = 16  # of start pictures, compiled for so many models and sizes
 
