@@ -29,6 +29,7 @@ from sd_tpu.cli import devices, flags, generate
 from sd_tpu.pictures.images import BLANK, KEY, read_png, to_png
 from sd_tpu.request import Anything, OneModel
 from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.settings import Picture
 from sd_tpu.wildcards import Wildcards
@@ -505,7 +506,7 @@ def opened(monkeypatch):
     monkeypatch.setattr(devices, "set_host_devices", lambda count: calls.append(count))
     monkeypatch.setattr(devices, "make_mesh", lambda count: calls.append("mesh") or jax.make_mesh(
         (1,), ("data",)))
-    monkeypatch.setattr(flags.Engine, "open", lambda *args, **named: calls.append((*args, named)))
+    monkeypatch.setattr(Engine, "open", lambda *args, **named: calls.append((*args, named)))
     return calls
 
 
