@@ -66,6 +66,7 @@ def test_sdxls_embeddings_have_vectors_for_each_encoder(tmp_path, first, second)
     ({"emb_params": torch.full((1, 64), float("nan"))}, "no finite number"),
     ({"emb_params": torch.ones(1, 64, dtype=torch.int32)}, "I32"),
     ({"a": torch.ones(1, 64), "b": torch.ones(1, 64)}, "not understood"),
+    ({}, "not understood"),
 ])
 def test_an_embedding_that_does_not_fit_is_one_sentence(tmp_path, tensors, told):
     save_file(tensors, tmp_path / "bad.safetensors")

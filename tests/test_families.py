@@ -12,6 +12,7 @@ import pytest
 from sd_tpu.checkpoint.config import CheckpointError, read_json
 from sd_tpu.families import FAMILIES, find_family
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.latent_diffusion import vae_config
 
 
 def read(folder):
@@ -56,6 +57,11 @@ def test_steps_are_offset_as_diffusers_pipelines_do_it(name, offset, checkpoints
                           ("scheduler/scheduler_config.json", {"steps_offset": 0})):
         (tmp_path / file).write_text(json.dumps(read_json(tmp_path / file) | changes))
     assert Checkpoint.open(tmp_path).schedule.config.steps_offset == offset
+
+
+def test_an_autoencoder_whose_class_is_null_is_the_usual_one(checkpoints):
+    config = read_json(checkpoints["sd1"] / "vae" / "config.json")
+    assert vae_config({**config, "_class_name": None}) == vae_config(config)
 
 
 def changed(folder, **files):

@@ -1,5 +1,7 @@
 """The Flax networks' faces against PyTorch's networks, and their trees in Flax's names."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,8 +71,9 @@ def test_the_autoencoder_takes_pictures_and_gives_distributions_of_latents(parts
 
 def test_latents_of_an_autoencoder_are_raw_however_its_pipeline_scales_them(parts):
     vae, params = parts["vae"]
+    mean, std = [0.5, -0.5, 1.0, 0.0], [2.0, 3.0, 1.0, 0.5]
     scaled = FlaxAutoencoderKL.from_config({
-        **vae.config, "latents_mean": [0.5, -0.5, 1.0, 0.0], "latents_std": [2.0, 3.0, 1.0, 0.5]})
+        **vae.config, "latents_mean": mean, "latents_std": std})
     image, latents = numbers(1, 3, 32, 32), numbers(1, 4, 8, 8)
     for method, given in (("encode", image), ("decode", latents)):
         ours, plain = (each.apply({"params": params}, given, method=method)
@@ -81,6 +84,12 @@ def test_latents_of_an_autoencoder_are_raw_however_its_pipeline_scales_them(part
             assert np.allclose(ours.mean, plain.mean, atol=1e-5)
         else:
             assert np.allclose(ours.sample, plain.sample, atol=1e-5)
+    drawn = latents / vae.config.scaling_factor * np.reshape(std, (4, 1, 1)) + np.reshape(
+        mean, (4, 1, 1))
+    expected = vae.apply({"params": params}, drawn, method="decode").sample / 2 + 0.5
+    pictures = FlaxStableDiffusionPipeline._decode(
+        SimpleNamespace(vae=scaled), {"vae": params}, latents)
+    assert np.allclose(pictures, expected.clip(0, 1).transpose(0, 2, 3, 1), atol=1e-5)
 
 
 def test_the_text_encoder_is_called_with_its_own_or_given_parameters(parts, torch_pipelines,

@@ -204,6 +204,8 @@ def test_what_is_done_less_often_is_behind_one_button(tab, slow_engine, phone):
 
 
 def test_generate_answers_in_the_browser_and_stop_counts_before_the_server_does(tab, slow_engine):
+    while slow_engine.jobs():  # of pages that have been closed before
+        tab.wait_for_timeout(100)
     fill(tab, PROMPTS, steps=LONG)
     told = tab.evaluate("""() => {
         document.querySelector("#generate").click();
@@ -215,8 +217,7 @@ def test_generate_answers_in_the_browser_and_stop_counts_before_the_server_does(
     }""")
     assert told == ["Starting…", 8], "not before the server was asked"
     says(tab, "Stopped")
-    while slow_engine.jobs():  # of pages that have been closed before, too
-        tab.wait_for_timeout(100)
+    assert not slow_engine.jobs()
 
 
 @pytest.mark.parametrize(("label", "value", "sentence"), [

@@ -385,7 +385,7 @@ def read_embedding(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarra
     with opened(path) as tensors:
         names = {*tensors.keys()}
         named = next((each for each in EMBEDDINGS if {*each} <= names), (*names,))
-        if len(names) > 1 and named not in EMBEDDINGS:
+        if len(names) != 1 and named not in EMBEDDINGS:
             raise CheckpointError(f"{path} is not understood: an embedding holds emb_params, or "
                                   "clip_l and clip_g, or the vectors of a single word.")
         vectors = {part: np.atleast_2d(_array(path, tensors, name)).astype(np.float32)
