@@ -6,8 +6,9 @@ Its library reads more than that, but drops what follows a `#`, fails on a `$`, 
 """
 
 import dataclasses
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +18,15 @@ from sd_tpu.sentence import Sentence
 from sd_tpu.settings import MAX_PROMPT_LENGTH, SETTINGS, RequestError, shortened
 
 MAX_DEPTH = 20  # of values within values; a file may name itself
+MAX_WORK = 1 << 15  # of a prompt: texts joined, and 16 characters of them searched for signs
 MAX_FILE_BYTES = 1 << 24
 TRIES = 20  # for a value that is not there yet
-SIGN = re.compile(r"<lora:[^<>{}|]*>"  # whose names may hold anything
-                  r"|(?<![^\W_])__(?P<name>(?![\s_])[^{}|<>:\x00-\x1f]+?(?<!\s))__(?![^\W_])"
-                  r"|[{|}]")
+SIGN = re.compile(r"\\."  # which the prompt grammar makes text
+                  r"|<lora:[^<>{}|]*>"  # whose names may hold anything
+                  r"|(?<![^\W_])__(?P<name>(?![\s_])[^{}|<>:\\\x00-\x1f]{1,512}?(?<!\s))__(?![^\W_])"
+                  r"|[{|}]", re.DOTALL)
+# What can only be meant as a file's name; `^, =` of `^__^, =__=` is one if there is such a file.
+NAME = re.compile(r"[~@./]*\w([\w ./*-]*[\w*])?")
 # What Dynamic Prompts says before a value: how often it is drawn, how many are drawn together.
 UNKNOWN = re.compile(r"\s*[\d.~@!-]+(::|\$\$)")
 
@@ -57,11 +62,12 @@ class Wildcards:
             places.setdefault(above, []).append(place)
         for text, taken in places.items():
             of = Sentence("Prompt {number}", number=taken[0] + 1)
-            if not any(not isinstance(piece, str) for piece in self._pieces(text, of)):
+            values_of = _Values(self._folder, of)
+            if all(isinstance(piece, str) for piece in values_of.pieces(text)):
                 continue
-            values = self._first(text, len(taken) + 1, of)
+            values = values_of.first(text, len(taken) + 1)
             if len(values) > len(taken):
-                values = self._drawn(text, seed, taken, of)
+                values = values_of.drawn(text, seed, taken)
             if not all(value.strip() for value in values):
                 raise RequestError("{name} stands for nothing: one of its values is empty.",
                                    name=of)
@@ -72,76 +78,123 @@ class Wildcards:
 
     def value(self, text: str, seed: int, of: Sentence) -> str:
         """A text with a value, drawn by the seed; raises RequestError as `fill`, of what it is."""
-        return self._any(text, Random(f"{seed} 0"), of).strip()
+        return _Values(self._folder, of).any(text, Random(f"{seed} 0")).strip()
 
-    def _drawn(self, text: str, seed: int, places: Sequence[int], of: Sentence) -> list[str]:
+
+class _Values:
+    """The values of one prompt, within the work that it may take; each method raises RequestError
+    beyond that, and for what `Wildcards.fill` refuses."""
+
+    def __init__(self, folder: Path | None, of: Sentence):
+        self._folder, self._of = folder, of
+        self._work, self._pieces = 0, {}
+
+    def drawn(self, text: str, seed: int, places: Sequence[int]) -> list[str]:
         """A value for each place, of which no two are alike if that is easily had."""
         values: list[str] = []
         for place in places:
             random = Random(f"{seed} {place}")
-            tries = (self._any(text, random, of) for _ in range(TRIES))
+            tries = (self.any(text, random) for _ in range(TRIES))
             values.append(next((value for value in tries if value not in values), None)
-                          or self._any(text, random, of))
+                          or self.any(text, random))
         return values
 
-    def _first(self, text: str, most: int, of: Sentence, depth: int = 0) -> list[str]:
+    def first(self, text: str, most: int, depth: int = 0) -> list[str]:
         """The first values of a text, in order."""
         found = [""]
-        for piece in self._pieces(text, of, depth):
+        for piece in self.pieces(text, depth):
             if isinstance(piece, str):
                 values = [piece]
             else:
                 values = []
                 for option in piece:
-                    values += self._first(option, most - len(values), of, depth + 1)
+                    values += self.first(option, most - len(values), depth + 1)
                     if len(values) == most:
                         break
-            found = [_checked(before + value, of) for before in found for value in values][:most]
+            found = [self._joined(before, value) for before in found for value in values][:most]
         return found
 
-    def _any(self, text: str, random: Random, of: Sentence, depth: int = 0) -> str:
+    def any(self, text: str, random: Random, depth: int = 0) -> str:
         """A value of a text by chance; `random.random` alone is the same in every Python."""
         value = ""
-        for piece in self._pieces(text, of, depth):
+        for piece in self.pieces(text, depth):
             if not isinstance(piece, str):
                 option = piece[int(random.random() * len(piece))]
-                piece = self._any(option, random, of, depth + 1)
-            value = _checked(value + piece, of)
+                piece = self.any(option, random, depth + 1)
+            value = self._joined(value, piece)
         return value
 
-    def _pieces(self, text: str, of: Sentence, depth: int = 0) -> list[str | Sequence[str]]:
+    def pieces(self, text: str, depth: int = 0) -> list[str | Sequence[str]]:
         """The text as plain pieces, and in place of signs the values to choose from, which may hold
         signs themselves."""
         if depth > MAX_DEPTH:
-            raise RequestError("{name} has wildcards within wildcards without end.", name=of)
+            raise RequestError("{name} has wildcards within wildcards without end.", name=self._of)
         if depth and (sign := UNKNOWN.match(text)):
-            raise RequestError("{name} has a sign that is not known here: {sign}", name=of,
+            raise RequestError("{name} has a sign that is not known here: {sign}", name=self._of,
                                sign=sign[0])
-        return [self._of_file(piece.name, of) if isinstance(piece, _File) else piece
-                for piece in _split(text)]
+        if text not in self._pieces:
+            self._spend(1 + len(text) // 16)
+            self._pieces[text] = [
+                self._of_file(piece.name) if isinstance(piece, _File) else piece
+                for piece in _split(text, self._signs(text))]
+        return self._pieces[text]
 
-    def _of_file(self, name: str, of: Sentence) -> Sequence[str]:
+    def _signs(self, text: str) -> Iterator[re.Match]:
+        """The signs in a text, but for underscores that name no file."""
+        begin = 0
+        while sign := SIGN.search(text, begin):
+            name = sign["name"]
+            if not name or NAME.fullmatch(name) or self._file(name):
+                begin = sign.end()
+                yield sign
+            else:  # `^__^, __animal__` has a file behind the first two
+                begin = sign.start() + 2
+
+    def _file(self, name: str) -> Path | None:
+        """The file of this name, if there is one in the folder."""
+        try:
+            file = self._folder and (self._folder / f"{name}.txt").resolve()
+            return file if file and file.is_relative_to(self._folder) and file.is_file() else None
+        except (OSError, ValueError):
+            return None
+
+    def _of_file(self, name: str) -> Sequence[str]:
+        refused = dict(name=self._of, wildcard=shortened(name))
         if self._folder is None:
             raise RequestError("{name} asks for a value of {wildcard}, but no folder of wildcards "
-                               "was given.", name=of, wildcard=shortened(name))
+                               "was given. A \\ before its __ makes them text.", **refused)
+        values: Sequence[str] = ()
         try:
-            file = (self._folder / f"{name}.txt").resolve()
-            state = file.stat()
-            inside = file.is_relative_to(self._folder) and state.st_size <= MAX_FILE_BYTES
-            values = _lines(file, state.st_mtime_ns, state.st_size) if inside else ()
+            if file := self._file(name):
+                state = file.stat()
+                if state.st_size > MAX_FILE_BYTES:
+                    raise RequestError(
+                        "{name} asks for a value of {wildcard}, whose file is larger than {limit} "
+                        "MiB.", **refused, limit=MAX_FILE_BYTES >> 20)
+                values = _lines(file, state.st_mtime_ns, state.st_size)
         except UnicodeDecodeError:
             raise RequestError("{name} asks for a value of {wildcard}, whose file is not in UTF-8.",
-                               name=of, wildcard=shortened(name)) from None
-        except (OSError, ValueError):
-            values = ()
+                               **refused) from None
+        except OSError:
+            pass
         if not values:
+            near = difflib.get_close_matches(name, Wildcards(self._folder).names())
             raise RequestError("{name} asks for a value of {wildcard}, of which there is none "
-                               "here.", name=of, wildcard=shortened(name))
+                               "here; the nearest are {known}. A \\ before its __ makes them "
+                               "text.", **refused, known=", ".join(near) or "–")
         return values
 
+    def _joined(self, before: str, value: str) -> str:
+        self._spend(1)
+        text = before + value
+        fits = len(text) <= MAX_PROMPT_LENGTH
+        return text if fits else SETTINGS["prompt"].kind.check(text, self._of)
 
-def _checked(text: str, of: Sentence) -> str:
-    return SETTINGS["prompt"].kind.check(text, of) if len(text) > MAX_PROMPT_LENGTH else text
+    def _spend(self, work: int) -> None:
+        self._work += work
+        if self._work > MAX_WORK:
+            raise RequestError("{name} has more wildcards within wildcards than are looked up for "
+                               "a prompt.", name=self._of)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +204,12 @@ class _File:
     name: str
 
 
-@lru_cache(256)
-def _split(text: str) -> tuple[str | tuple[str, ...] | _File, ...]:
+def _split(text: str, signs: Iterator[re.Match]) -> tuple[str | tuple[str, ...] | _File, ...]:
     """The text as plain pieces, the values of its outermost braces, and files. Braces without a
     bar, or that are not closed, are text."""
     opened: list[list[int]] = []  # where each brace that waits is, and its bars
     found: list[tuple[int, int, tuple[str, ...] | _File]] = []  # begin and end of each
-    for sign in SIGN.finditer(text):
+    for sign in signs:
         begin, end = sign.span()
         if sign["name"]:
             found.append((begin, end, _File(sign["name"])))
@@ -177,7 +229,7 @@ def _split(text: str) -> tuple[str | tuple[str, ...] | _File, ...]:
     return tuple(piece for piece in (*pieces, text[last:]) if piece)
 
 
-@lru_cache(64)
+@lru_cache(16)
 def _lines(file: Path, *_state: int) -> tuple[str, ...]:
     """The values in a file of this state: its lines, but for empty ones and comments."""
     lines = (line.strip() for line in file.read_text("utf-8-sig").splitlines())

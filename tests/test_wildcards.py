@@ -2,9 +2,11 @@
 
 import dataclasses
 import re
+import time
 
 import pytest
 
+from sd_tpu.families.prompt import parse
 from sd_tpu.request import Request
 from sd_tpu.settings import MAX_PROMPT_LENGTH, RequestError
 from sd_tpu.styles import Styles
@@ -48,9 +50,28 @@ def test_what_stands_for_several_fills_the_empty_places_after_it(prompts, filled
 @pytest.mark.parametrize("prompt", [
     "{masterpiece}, (a cat:1.2) [x] \\{", "{a|b", "a|b}", "<lora:a__b__c:0.8>", "foo__bar__baz",
     "x __ y __ z", "a # b, $5, ____", "",
+    "1girl, ^__^, =__=, smile", "^__^ and ^__^", "(^__^:1.2), (-__-:0.8)", ";__; T__T o__O @__@",
+    "(・__・), m(__)m m(__)m, ^__^", "snake__case, a __b, __^__", "{^__^}, {^_^}",
+    r"\__animal__, \__init__", r"\{a|b}, {a\|b}", r"<lora:a\__animal__:1>",
 ])
 def test_what_stands_for_nothing_else_stays_as_it_is(prompt, folder):
     assert Wildcards(folder).fill([prompt, ""], 1) == [prompt, ""]
+
+
+def test_a_face_hides_no_wildcard_and_a_file_may_be_called_like_one(folder):
+    (folder / "colour.txt").write_text("red\n")
+    assert Wildcards(folder).fill([r"^__^, __colour__ =__=, \\__colour__"], 1) == [
+        r"^__^, red =__=, \\red"], "what is escaped is the backslash"
+    (folder / "^, =.txt").write_text("face\n")
+    assert Wildcards(folder).fill(["^__^, =__="], 1) == ["^face="]
+
+
+def test_what_is_escaped_stays_so_and_is_read_as_text(folder):
+    wildcards = Wildcards(folder)
+    told = wildcards.fill([r"\__init__ {a\|b|a\|b}"], 1)
+    assert told == wildcards.fill(told, 1) == [r"\__init__ a\|b"]
+    assert wildcards.value(told[0], 1, "Style") == told[0]
+    assert "".join(each.text for each in parse(told[0]).sections[0]) == "__init__ a|b"
 
 
 def test_what_does_not_fit_is_drawn_by_the_seed_and_no_two_are_alike(folder):
@@ -65,6 +86,8 @@ def test_what_does_not_fit_is_drawn_by_the_seed_and_no_two_are_alike(folder):
 
 @pytest.mark.parametrize("prompt, told", [
     ("__nobody__", "asks for a value of 'nobody', of which there is none"),
+    ("__init__", r"A \ before its __ makes them text."),
+    ("__anmal__", "the nearest are animal. "), ("__ANIMALS/*__", "there is none"),
     ("__../secret__", "there is none"), ("__link__", "there is none"),
     ("__empty__", "there is none"), ("__" + "x" * 300 + "__", "there is none"),
     ("__latin__", "asks for a value of 'latin', whose file is not in UTF-8"),
@@ -81,6 +104,31 @@ def test_values_of_values_have_a_bound(folder):
     (folder / "long.txt").write_text("x" * (MAX_PROMPT_LENGTH - 1) + "\n")
     with pytest.raises(RequestError, match=f"at most {MAX_PROMPT_LENGTH}"):
         Wildcards(folder).fill(["__long__ __long__"], 1)
+
+
+@pytest.mark.parametrize("lines, prompt", [
+    (["a", "__x__ " * 6], "a __x__"),
+    (["{a|" + "__x__" * 6 + "}"], "{a|__x__}"),
+    (["{|}" * 1000], "__x__" * 700),
+    ([",__a" * 500_000], "__x__"),
+])
+def test_the_work_for_a_prompt_has_a_bound(lines, prompt, folder):
+    (folder / "x.txt").write_text("\n".join(lines))
+    begun = time.perf_counter()
+    with pytest.raises(RequestError, match="more wildcards within wildcards than are looked up"):
+        Wildcards(folder).fill([prompt, *SEVEN], 7)
+    chain = {f"y{number}": f"__y{number + 1}__" * 6 for number in range(18)} | {"y18": "{|}"}
+    for name, line in chain.items():
+        (folder / f"{name}.txt").write_text(line)
+    with pytest.raises(RequestError, match=r"^Style .* than are looked up"):
+        Wildcards(folder).value("__y0__", 7, "Style")
+    assert time.perf_counter() - begun < 20
+
+
+def test_a_file_that_is_too_large_is_refused(folder, monkeypatch):
+    monkeypatch.setattr("sd_tpu.wildcards.MAX_FILE_BYTES", 1)
+    with pytest.raises(RequestError, match="whose file is larger than 0 MiB"):
+        Wildcards(folder).fill(["__animal__"], 1)
 
 
 def test_files_are_listed_and_read_again_when_they_have_changed(folder):
