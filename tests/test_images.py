@@ -8,13 +8,14 @@ import time
 import zipfile
 import zlib
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
 from asking import make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFont, PngImagePlugin
+from PIL import ExifTags, Image, ImageFont, PngImagePlugin
 
 from sd_tpu.pictures import images
 from sd_tpu.pictures.images import (
@@ -23,6 +24,7 @@ from sd_tpu.pictures.images import (
     MAX_CHUNKS,
     SIGNATURE,
     VERSION,
+    carries_settings,
     enlarged,
     format_parameters,
     framed,
@@ -30,6 +32,7 @@ from sd_tpu.pictures.images import (
     parse_parameters,
     parse_token_downsampling,
     read_png,
+    read_text,
     to_png,
     to_webp,
     to_zip,
@@ -395,12 +398,85 @@ def jpeg() -> bytes:
     return file.getvalue()
 
 
-NO_PNG = "The file is not a PNG picture; no other kind carries settings here."
+def with_exif(kind: str, comment: bytes = b"", **tags: Any) -> bytes:
+    exif, file = Image.Exif(), BytesIO()
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = comment
+    for name, value in tags.items():
+        exif[ExifTags.Base[name]] = value
+    Image.fromarray(PIXELS).save(file, kind, exif=exif.tobytes())
+    return file.getvalue()
+
+
+FOREIGN = ("a café, 猫 🐱\nNegative prompt: fog\n"
+           "Steps: 12, Sampler: Euler, CFG scale: 6, Seed: 41, Size: 64x64")
+LATIN = FOREIGN.replace("猫 🐱", "ñ")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "AVIF"])
+@pytest.mark.parametrize("comment", [
+    b"UNICODE\0" + FOREIGN.encode("utf-16-be"), b"UNICODE\0" + FOREIGN.encode("utf-16-le"),
+    b"UNICODE\0" + FOREIGN.encode("utf-16"), b"Unicode\0" + FOREIGN.encode() + b"\0\0",
+    b"UNICODE\0\xfe\xff" + FOREIGN.encode("utf-16-be") + b"\0",
+    b"ASCII\0\0\0" + FOREIGN.encode(), b"\0" * 8 + FOREIGN.encode(), FOREIGN.encode("utf-8-sig"),
+    b"\0" * 8 + FOREIGN.encode("utf-16-le"), FOREIGN.encode("utf-16"),
+])
+def test_settings_in_exif_are_read_in_the_letters_that_programs_write(kind, comment):
+    assert read_text(with_exif(kind, comment)) == FOREIGN
+
+
+def test_japanese_and_other_places_of_jpegs_and_gifs_are_read_too():
+    japanese = FOREIGN.replace("é", "e").replace(" 🐱", "")
+    jis = b"JIS\0\0\0\0\0" + japanese.encode("iso2022_jp")
+    assert read_text(with_exif("JPEG", jis)) == japanese
+    assert read_text(with_exif("WEBP", ImageDescription=LATIN.encode())) == LATIN
+    assert read_text(with_exif("WEBP", XPComment=FOREIGN.encode("utf-16-le"))) == FOREIGN
+    for kind in ("JPEG", "GIF"):
+        file = BytesIO()
+        Image.fromarray(PIXELS).save(file, kind, comment=FOREIGN.encode())
+        assert read_text(file.getvalue()) == FOREIGN
+    camera = with_exif("JPEG", b"ASCII\0\0\0" + b" " * 40, ImageDescription="a photo")
+    assert read_text(camera).strip() in ("", "a photo") and not carries_settings(camera)
+    both = with_exif("JPEG", b"ASCII\0\0\0made by hand", ImageDescription=FOREIGN.encode())
+    assert read_text(both) == FOREIGN, "what holds settings comes first"
+
+
+@pytest.mark.parametrize("text", [
+    chunk(b"tEXt", b"parameters\0" + LATIN.encode("latin-1")),
+    chunk(b"tEXt", b"parameters\0" + LATIN.encode()),  # which it should not be in
+    chunk(b"zTXt", b"parameters\0\0" + zlib.compress(LATIN.encode("latin-1"))),
+    chunk(b"zTXt", b"parameters\0\0" + zlib.compress(LATIN.encode())),
+    chunk(b"iTXt", b"parameters\0\0\0\0\0" + LATIN.encode()),
+    chunk(b"iTXt", b"parameters\0\1\0en\0\0" + zlib.compress(LATIN.encode())),
+    chunk(b"eXIf", with_exif("JPEG", b"UNICODE\0" + LATIN.encode("utf-16-be")).split(
+        b"Exif\0\0", 1)[1].split(b"\xff\xdb", 1)[0]),
+])
+def test_the_text_of_a_png_is_found_before_and_behind_its_pixels(text):
+    other = chunk(b"zTXt", b"workflow\0\0" + zlib.compress(b"a" * (1 << 21)))
+    before = png_with(*[chunk(b"tEXt", b"Comment\0x")] * 300, other, text)
+    behind = png_with()[:-12] + other + text + png_with()[-12:]
+    assert read_text(before) == read_text(behind) == LATIN
+
+
+@pytest.mark.parametrize("prompt", ["Ã©", "a cafÃ© Â°"])
+def test_latin_letters_that_look_like_utf8_come_back(prompt):
+    request = make_request(**{**ASKED, **dict(prompts=(prompt,))})
+    assert read_png(to_png(PIXELS, request)) == request
+
+
+def test_more_exif_than_a_jpeg_holds_is_left_alone(monkeypatch):
+    monkeypatch.setattr(images, "MAX_EXIF_BYTES", 100)
+    assert not read_text(with_exif("WEBP", b"ASCII\0\0\0" + FOREIGN.encode()))
+
+
+NO_PNG = ("The file is not a PNG picture, nor a JPEG, WebP, AVIF or GIF; no other kind carries "
+          "settings here.")
+NO_TEXT = "The picture carries no settings: there are none in its EXIF data or its comment."
 BOMB = chunk(b"zTXt", b"parameters\0\0" + zlib.compress(b"a" * (1 << 22)))
 BAD_FILES = {
     "empty": (b"", NO_PNG),
     "text": (b"a cat\nSteps: 20", NO_PNG),
-    "JPEG": (jpeg(), NO_PNG),
+    "JPEG": (jpeg(), NO_TEXT),
+    "settings of nobody": (with_exif("JPEG", b"ASCII\0\0\0\x83\x76\xff"), NO_TEXT),
     "header only": (SIGNATURE, "The file is not a whole PNG picture."),
     "damaged": (to_png(PIXELS, REQUEST).replace(b"IDAT", b"IDAT\0", 1),
                 "The file is not a whole PNG picture."),

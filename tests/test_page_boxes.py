@@ -350,6 +350,12 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
     says(tab, "of a1111.png are in the boxes.")
     assert prompts(tab) == ["a hen", *EMPTY]
     expect(setting(tab, "Sampler")).to_have_value("euler_ancestral")
+    photo = BytesIO()
+    Image.new("RGB", (16, 16)).save(photo, "JPEG", comment=b"a fox\nSteps: 5, Sampler: Heun, "
+                                    b"CFG scale: 4, Seed: 6, Size: 32x32")
+    drop(tab, photo.getvalue(), "photo.jpg")
+    says(tab, "of photo.jpg are in the boxes.")
+    assert prompts(tab) == ["a fox", *EMPTY]
     drop(tab, png("a hen\nSteps: 5, Sampler: DDIM, CFG scale: 4, Seed: 6, Size: 32x32, "
                   "Token downsampling: 2"))
     says(tab, "It was drawn with token downsampling 2, which is set when a page is started; here "
@@ -357,7 +363,8 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
 
 
 @pytest.mark.parametrize(("data", "sentence"), [
-    (b"no picture", "The file is not a PNG picture; no other kind carries settings here."),
+    (b"no picture", "The file is not a PNG picture, nor a JPEG, WebP, AVIF or GIF; no other kind "
+                    "carries settings here."),
     (png()[:-20], "The file is not a whole PNG picture."),
     (png(""), "The picture carries no settings"),
     (png("a cat\nSteps: 500, Sampler: Euler, CFG scale: 4, Seed: 6, Size: 32x32"),

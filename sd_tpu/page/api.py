@@ -117,10 +117,10 @@ def offer(runs: Runs) -> None:
         return listed
 
     def read_metadata(picture: gr.FileData) -> dict[str, Any]:
-        """Reads the prompts, the seed and the settings that a PNG carries, ours or A1111's.
+        """Reads the prompts, the seed and the settings that a picture carries, ours or A1111's.
 
         Args:
-            picture: A PNG file.
+            picture: A PNG, JPEG, WebP, AVIF or GIF file.
 
         Returns:
             prompts (a list), own, and the settings in common, named as in /generate.

@@ -397,13 +397,13 @@ class Answers:
             "Prompt, seed and settings of the picture are in the boxes."))
 
     def _do_read(self, asked: Asked) -> dict[str, Any]:
-        """Reads a PNG that has been uploaded."""
+        """Reads a picture that has been uploaded."""
         file = uploaded(asked.data.get("file"))
         return self._gathered(read_png(file), asked) | self._fill_from(file, asked, Sentence(
             "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name))
 
     def _fill_from(self, file: Path, asked: Asked, told: Sentence) -> dict[str, Any]:
-        """As `_fill`, with what a PNG was made from.
+        """As `_fill`, with what a picture was made from.
 
         Raises:
             RequestError: the file carries no settings, or bad ones.

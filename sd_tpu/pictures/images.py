@@ -5,15 +5,19 @@ most galleries and tools read: the prompt, `Negative prompt: ...`, and one line 
 that text cannot say without doubt (several prompts, a prompt that looks like settings, control
 characters) is said once more, exactly, as JSON in a field of the settings line, as are the
 settings that some of several pictures have on their own. What is for experts is a field where it
-is not the default, as is "Token downsampling", which no request can set.
+is not the default, as is "Token downsampling", which no request can set. Such texts are read from
+other kinds of pictures as well.
 """
 
 import base64
+import codecs
+import contextlib
+import itertools
 import json
 import re
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -21,8 +25,8 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter, ImageFont
-from PIL.PngImagePlugin import PngInfo
+from PIL import ExifTags, Image, ImageDraw, ImageFilter, ImageFont
+from PIL.PngImagePlugin import PngInfo, iTXt
 
 from sd_tpu.request import Anything, Request
 from sd_tpu.sampling.samplers import SAMPLERS, steps_taken
@@ -33,6 +37,9 @@ KEY = "parameters"
 SIGNATURE = b"\x89PNG\r\n\x1a\n"  # of every PNG file
 MAX_FILE_BYTES = 1 << 26
 MAX_CHUNKS = 1 << 16  # of a PNG; of the largest file, in pieces of 1 KiB each
+MAX_EXIF_BYTES = 1 << 16  # as many as a JPEG has room for; Pillow may take thousands of times more
+_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP")  # of files whose texts are read
+_TEXT_CHUNKS = {**dict.fromkeys((b"tEXt", b"zTXt", b"iTXt"), b"parameters\0"), b"eXIf": b""}
 MAX_TEXT_LENGTH = 1 << 20  # eight prompts and negatives of the longest kind, escaped, fit
 BLANK = 255
 INK = 32  # of labels, on the blank
@@ -71,6 +78,8 @@ _REQUIRED = {*_A1111_FIELDS} - {"Schedule type", "Model hash", "Model"}
 _DOWNSAMPLING = "Token downsampling"
 
 _NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
+_STEPS = re.compile("^Steps:", re.MULTILINE)  # of the line of settings
+_COMMENT = re.compile(rb"(UNICODE\0|ASCII\0{3}|JIS\0{5}|\0{8})?(.*)", re.DOTALL | re.IGNORECASE)
 _FIELD = re.compile(r'(?:^|,)\s*(\w[\w /-]*):\s*("(?:[^\\"]++|\\.)*+"|[^,]*+)\s*(?=,|$)')
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # which PNG's text chunks should not hold
 
@@ -174,8 +183,9 @@ def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
 def to_png(pixels: np.ndarray, request: Request, **facts: Any) -> bytes:
     """A PNG file of pixels uint8 [H, W, 3] that carries the request it was made from, and the facts
     that `format_parameters` takes."""
-    info = PngInfo()
-    info.add_text(KEY, format_parameters(request, **facts))
+    info, text = PngInfo(), format_parameters(request, **facts)
+    latin = text.encode("latin-1", "replace").decode("latin-1")
+    info.add_text(KEY, text if _decoded(latin) == text else iTXt(text))
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
     return file.getvalue()
@@ -211,61 +221,124 @@ def to_zip(files: Mapping[str, bytes]) -> bytes:
 
 
 def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
-    """The request that a PNG file carries; its pixels are not decoded.
+    """The request that a picture's file carries, mostly a PNG; its pixels are not decoded.
 
     Raises:
-        RequestError: the file is no whole PNG, or carries no settings, or bad ones.
+        RequestError: the file is no picture or no whole PNG, or carries no settings, or bad ones.
     """
     return parse_parameters(read_parameters(file))
 
 
 def carries_settings(file: bytes | str | PathLike | BinaryIO) -> bool:
-    """Whether a file is a PNG that carries a text, which may be none of settings."""
+    """Whether a file is a picture that carries a text of settings, which may be bad ones."""
     try:
-        return bool(read_parameters(file))
+        return bool(_STEPS.search(read_text(file)))
     except RequestError:
         return False
 
 
 def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
-    """The text that a PNG file carries; its pixels are not decoded. What is in memory already, such
-    as what has just been drawn, may be larger than what is read.
+    """The text that a picture's file carries, as `read_text`; raises RequestError also where there
+    is none."""
+    data = file if isinstance(file, bytes) else _read(file)
+    if text := read_text(data):
+        return text
+    if data.startswith(SIGNATURE):
+        raise RequestError("The picture carries no settings: its PNG has no 'parameters' text.")
+    raise RequestError("The picture carries no settings: there are none in its EXIF data or its "
+                       "comment.")
+
+
+def read_text(file: bytes | str | PathLike | BinaryIO) -> str:
+    """The text of settings that a picture's file carries, or what else stands where programs write
+    them; empty if there is none that can be read. The pixels are not decoded. What is in memory
+    already, such as what has just been drawn, may be larger than what is read.
 
     Raises:
-        RequestError: the file is no whole PNG, or carries no text.
+        RequestError: the file is no picture, or no whole PNG.
     """
     data = file if isinstance(file, bytes) else _read(file)
-    if not data.startswith(SIGNATURE):
-        raise RequestError("The file is not a PNG picture; no other kind carries settings here.")
-    _check_chunks(data)
+    if png := data.startswith(SIGNATURE):
+        data = _texts_before_pixels(data)
     try:
-        with Image.open(BytesIO(data), formats=["PNG"]) as image:
-            text = image.info.get(KEY)
-            image.verify()
+        with Image.open(BytesIO(data), formats=_FORMATS) as image:
+            texts = [*filter(None, map(_decoded, _texts(image.info)))]
+            if png:
+                image.verify()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise RequestError("The picture has far too many pixels.") from None
     except (OSError, SyntaxError, ValueError, struct.error):
-        raise RequestError("The file is not a whole PNG picture.") from None
-    if not isinstance(text, str):
-        raise RequestError("The picture carries no settings: its PNG has no 'parameters' text.")
-    return text
+        if png:
+            raise RequestError("The file is not a whole PNG picture.") from None
+        raise RequestError("The file is not a PNG picture, nor a JPEG, WebP, AVIF or GIF; no other "
+                           "kind carries settings here.") from None
+    return next(filter(_STEPS.search, texts), next(iter(texts), ""))
 
 
-def _check_chunks(data: bytes) -> None:
-    """Raises RequestError for a PNG that Pillow would read for long, or not to its end."""
-    place, kinds = len(SIGNATURE), set()
+def _texts_before_pixels(data: bytes) -> bytes:
+    """A PNG of the chunks that are read, with its texts where Pillow finds them without decoding.
+
+    Raises:
+        RequestError: Pillow would read the PNG for long, or not to its end.
+    """
+    start, chunks = len(SIGNATURE), {kind: [] for kind in (b"IHDR", b"text", b"IDAT", b"IEND")}
     for _ in range(MAX_CHUNKS):
-        if place + 8 > len(data):
+        if chunks[b"IEND"] or start + 8 > len(data):
             break
-        length, kind = struct.unpack_from(">I4s", data, place)
-        kinds.add(kind)
-        if kind == b"IEND":
-            break
-        place += length + 12  # with its length, kind and checksum
+        length, kind = struct.unpack_from(">I4s", data, start)
+        end = start + length + 12  # with its length, kind and checksum
+        text = kind in _TEXT_CHUNKS and data.startswith(_TEXT_CHUNKS[kind], start + 8)
+        chunks.get(b"text" if text else kind, []).append(data[start:end])
+        start = end
     else:
         raise RequestError("The PNG is in more than {limit} pieces.", limit=MAX_CHUNKS)
-    if not kinds >= {b"IHDR", b"IDAT", b"IEND"}:
+    if not all(chunks[kind] for kind in (b"IHDR", b"IDAT", b"IEND")):
         raise RequestError("The file is not a whole PNG picture.")
+    return b"".join([SIGNATURE, *itertools.chain.from_iterable(chunks.values())])
+
+
+def _texts(info: Mapping[str, Any]) -> Iterator[str | bytes]:
+    """What stands where programs write settings, in Pillow's `info` of a file: first where most
+    do."""
+    exif, tags, comment = Image.Exif(), {}, b""
+    if len(data := info.get("exif", b"")) <= MAX_EXIF_BYTES:
+        with contextlib.suppress(Exception):  # Pillow raises whatever a damaged file leads it into
+            exif.load(data)
+            tags = dict(exif)
+            comment = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.UserComment)
+    named = (tags.get(ExifTags.Base.UserComment), tags.get(ExifTags.Base.ImageDescription))
+    yield info.get(KEY, b"")
+    for text in (comment, info.get("comment"), *named):
+        if isinstance(text, str | bytes):  # what Pillow takes for Latin-1 may be anything
+            yield text.encode("latin-1", "replace") if isinstance(text, str) else text
+    if isinstance(text := tags.get(ExifTags.Base.XPComment), bytes):
+        yield codecs.BOM_UTF16_LE + text
+
+
+def _decoded(text: str | bytes) -> str:
+    """The text that Pillow found; empty if it is in letters that cannot be told.
+
+    A PNG's tEXt should be Latin-1, which Pillow takes it for, and is often UTF-8. EXIF's
+    UserComment says in 8 bytes what it is in, without the order of UTF-16's bytes.
+    """
+    if isinstance(text, iTXt):
+        return str(text)
+    code, body = _COMMENT.fullmatch(text.encode("latin-1") if isinstance(text, str) else text
+                                    ).groups()
+    zeros = body.rstrip(b"\0").count(0)
+    if body.startswith((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE)):
+        encodings = ["utf-16"]
+    elif zeros > (0 if code == b"UNICODE\0" else len(body) // 8):
+        encodings = ["utf-16-be" if body[::2].count(0) > body[1::2].count(0) else "utf-16-le"]
+    else:
+        encodings = ["iso2022_jp"] * (code == b"JIS\0\0\0\0\0") + ["utf-8-sig"]
+        encodings += ["latin-1"] * isinstance(text, str)
+    for encoding in encodings:
+        # Half of a last character of UTF-16 is none.
+        how = "ignore" if encoding.startswith("utf-16") else "strict"
+        with contextlib.suppress(UnicodeDecodeError):
+            return body.decode(encoding, how).replace("\0", "")
+    return ""
 
 
 def _read(file: str | PathLike | BinaryIO) -> bytes:

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from sd_tpu.pictures.detectors import detected
-from sd_tpu.pictures.images import MAX_FILE_BYTES, SIGNATURE
+from sd_tpu.pictures.images import MAX_EXIF_BYTES, MAX_FILE_BYTES, SIGNATURE
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import Picture, RequestError
 
@@ -132,7 +132,8 @@ def _lies_on_its_side(image: Image.Image) -> bool:
 def _begins_with_exif(image: Image.Image) -> bool:
     """Whether EXIF is looked at. In a PNG that is not decoded yet, only what precedes the pixels:
     Pillow would decode it all to find more, and the size must be known before."""
-    return image.format != "PNG" or "exif" in image.info
+    exif = image.info.get("exif", b"")
+    return len(exif) <= MAX_EXIF_BYTES and (image.format != "PNG" or bool(exif))
 
 
 def _over(image: Image.Image, shade: tuple[int, int, int, int]) -> Image.Image:
