@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 import webuiapi
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
@@ -23,6 +24,7 @@ from test_control import make_controlnet
 from test_ip_adapter import make_adapter, make_encoder
 
 from sd_tpu.http import API_PATHS, create_api
+from sd_tpu.http.a1111 import _model_called
 from sd_tpu.http.access import Access
 from sd_tpu.http.gate import Gate, Names
 from sd_tpu.pictures.images import read_png
@@ -147,7 +149,9 @@ def test_a_picture_is_the_same_whichever_api_asked_for_it(a1111, client):
     (dict(enable_hr=True, hr_upscaler="Lanczos", hr_second_pass_steps=150),
      "hr_second_pass_steps should be from 0 to 140, not 150."),
     (dict(restore_faces=True, tiling=True), "This server does not have: restore_faces, tiling."),
-    (dict(alwayson_scripts={"ADetailer": {"args": []}}), "alwayson_scripts (ADetailer)"),
+    (dict(alwayson_scripts={"ADetailer": {"args": [True]}}),
+     "alwayson_scripts (ADetailer)"),
+    (dict(alwayson_scripts={"ADetailer": {"args": [True, {"ad_model": "face"}]}}), "(ADetailer)"),
     (dict(override_settings={"eta_noise_seed_delta": 2}),
      "This server does not have the options: eta_noise_seed_delta."),
     (dict(override_settings={"CLIP_stop_at_last_layers": 0}),
@@ -211,6 +215,77 @@ def test_what_nobody_knows_or_would_change_pictures_is_refused_by_name(address, 
     answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a", **asked})
     assert (answer.status_code, answer.json()["detail"]) == (
         400, f"This server does not have: {', '.join(asked)}.")
+
+
+IDLE = dict(
+    subseed=9, subseed_strength=0, eta=0, s_noise=0.9, s_tmin=0.5, comments={"a": "b"}, tiling=None,
+    refiner_checkpoint="None", refiner_switch_at=0.8, script_name=None, script_args=["a", 1],
+    infotext="", latent_mask=None, init_images=[], mask_blur=4, resize_mode=0, hr_upscaler="Latent",
+    alwayson_scripts={
+        "ADetailer": {"args": [False, False, {"ad_model": "face_yolov8n.pt"}]},
+        "Dynamic Thresholding (CFG Scale Fix)": {"args": [False, True, 7]}, "Refiner": {"args": []},
+        "AnimateDiff": {"args": [{"enable": False, "model": "mm"}]}, "Soft inpainting": None,
+        "Hypertile": {}, "adetailer": {"args": [True, False, {"ad_model": "None"}]},
+        "controlnet": {"args": [{"enabled": False, "module": "openpose", "colour": 1}, None]}},
+    override_settings={
+        "sd_vae": "Automatic", "samples_save": True, "save_images_add_number": False, "n_rows": 3,
+        "token_merging_ratio": 0, "eta_noise_seed_delta": 0, "sd_model_checkpoint": None,
+        "live_previews_enable": False, "face_restoration_model": "CodeFormer", "samples_format":
+        "png", "CLIP_stop_at_last_layers": None, "enable_emphasis": True})
+
+
+@pytest.mark.parametrize("asked", [IDLE, {"alwayson_scripts": {"ControlNet": {"args": None}}},
+                                   {"alwayson_scripts": {"controlnet": {}}}, {"seed": 3 + 2**33}])
+def test_what_changes_nothing_is_taken_wherever_it_stands(address, page_engine, asked):
+    answer = httpx.post(f"{address}/sdapi/v1/txt2img", timeout=PATIENCE, json={
+        "prompt": "a fox", "seed": 3, "width": 32, "height": 32, "steps": 2, "cfg_scale": 7,
+        "sampler_name": "Euler", **asked})
+    assert answer.status_code == 200, answer.text
+    picture = Image.open(BytesIO(base64.b64decode(answer.json()["images"][0])))
+    assert np.array_equal(picture, drawn_by(page_engine, width=32, height=32, seed=3, guidance=7.0,
+                                            sampler="euler", steps=2)[0])
+
+
+@pytest.mark.parametrize("asked", [
+    {"eta": 0, "sampler_name": "Euler a"}, {"s_noise": 0.9, "sampler_name": "LCM"},
+    {"seed": 1 << 64}, {"script_name": "X/Y/Z plot", "script_args": [1]},
+    {"override_settings": {"enable_emphasis": False}}, {"override_settings": {"sd_vae": "a.pt"}},
+    {"alwayson_scripts": {"Cutoff": {"args": [True]}, "Refiner": {"args": [False]}}},
+])
+def test_what_would_change_something_is_not(address, asked):
+    answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a", **asked})
+    assert answer.status_code == 400 and "Refiner" not in answer.text
+
+
+@pytest.mark.parametrize(("called", "found"), [
+    ("one", "one"), ("one.safetensors", "one"), ("one.safetensors [6ce0161689]", "one"),
+    ("one [6ce0161689]", "one"), ("in/two.safetensors [6ce0161689]", "in/two"), ("two", "in/two"),
+    ("in\\two.ckpt", "in/two"), ("in_two", "in/two"), ("/home/me/in/two.safetensors", "in/two"),
+    ("three", "three"), ("a/three [6ce0161689]", "a/three"), ("nothing", "nothing"),
+    ("one [v2]", "one [v2]"),
+])
+def test_models_are_called_as_a1111_calls_them(called, found):
+    assert _model_called(called, ["one", "in/two", "a/three", "b/three"]) == found
+
+
+@pytest.mark.parametrize("text", ["", "drawn by hand", "\nSteps: 2, Sampler: Euler, CFG scale: 7, "
+                                  "Seed: 3, Size: 8x8", "a\nSteps: 2, Sampler: Restart, Size: 8x9"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
+def test_png_info_tells_the_text_of_any_picture(address, kind, text):
+    exif, file, info = Image.Exif(), BytesIO(), PngInfo()
+    exif.get_ifd(0x8769)[0x9286] = b"UNICODE\0" + text.encode("utf-16-be")
+    info.add_text("parameters", text)
+    Image.new("RGB", (8, 8)).save(file, kind, **{
+        "PNG": {"pnginfo": info}, "BMP": {}}.get(kind, {"exif": exif}))
+    answer = httpx.post(f"{address}/sdapi/v1/png-info", json={
+        "image": base64.b64encode(file.getvalue()).decode()})
+    text = "" if kind == "BMP" else text
+    assert answer.status_code == 200 and answer.json()["info"] == text
+    assert answer.json()["items"] == ({"parameters": text} if text else {})
+    if "Restart" in text:
+        assert answer.json()["parameters"] == {
+            "Prompt": "a", "Negative prompt": "", "Steps": "2", "Sampler": "Restart",
+            "Size": "8x9", "Size-1": "8", "Size-2": "9"}
 
 
 def test_what_is_no_json_is_refused(address):
@@ -453,7 +528,8 @@ def test_webuiapi_is_told_what_is_wrong_with_what_is_followed(steered, asked, se
     ({"controlnet": {"args": [{"image": "a", "module": "ip-adapter_face_id_plus"}]}},
      "has no module 'ip-adapter_face_id_plus'; there are none"),
     ({"controlnet": {"args": [3]}}, "a list of values by name"), ({"ControlNet": 3}, "a list of"),
-    ({"controlnet": {"args": []}, "ADetailer": {"args": []}}, "alwayson_scripts (ADetailer)"),
+    ({"controlnet": {"args": []}, "ADetailer": {"args": [{"ad_model": "a"}]}},
+     "alwayson_scripts (ADetailer)"),
     ({"controlnet": {"args": [{"image": "/etc/passwd"}]}}, "file in base64"),
     ({"controlnet": {"args": [{"image": base64.b64encode(b"<svg/>").decode()}]}},
      "The control picture is a drawing of lines (SVG)"),

@@ -170,6 +170,16 @@ def test_what_surrounds_an_extended_picture_is_drawn_and_the_picture_is_kept():
     assert np.count_nonzero(smaller.mask == 0) == 32 * 19, "one that is too large is made smaller"
 
 
+@pytest.mark.parametrize("colour", ["white", "black", "red"])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_painted_on_a_clear_mask_is_drawn_anew_in_whatever_colour(mode, colour):
+    mask = Image.new("RGBA", (40, 24))
+    mask.paste(colour, (20, 0, 40, 24))
+    mask.putpixel((0, 0), (255, 255, 255, 128))  # half painted is not
+    made = canvas(WHOLE, mask.convert(mode), mask_blur=0)
+    assert np.all(made.mask[:, :20] == 0) and np.all(made.mask[:, 20:] == 1)
+
+
 def test_what_is_black_in_a_mask_comes_back_as_it_was_given_and_what_is_new_fades_in_beside_it():
     mask = np.zeros((24, 40), np.uint8)
     mask[4:20, 8:32] = 255

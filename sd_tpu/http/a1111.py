@@ -8,9 +8,10 @@ import base64
 import contextlib
 import dataclasses
 import json
+import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Annotated, Any
 
@@ -29,15 +30,18 @@ from sd_tpu.http.hires import PARAMETERS, UPSCALERS, Hires
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
 from sd_tpu.pictures.images import (
+    HASH,
     UPSCALER,
     a1111_name,
     a1111_sampler,
+    fields_of,
     parse_parameters,
     read_parameters,
+    read_text,
 )
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Offer, Request, changed
-from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.sampling.samplers import SAMPLERS, Sampler
 from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import BLURRED, Cancelled, Done, Event, ImageReady, Job, Progress
@@ -49,6 +53,7 @@ from sd_tpu.settings import (
     START,
     Number,
     Picture,
+    RequestError,
     drawn_seed,
     shortened,
 )
@@ -66,25 +71,38 @@ _SETTINGS |= {"clip_skip": "clip_skip"}  # which is a parameter, too, with SD.Ne
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
+_NOTHING = (None, False, "", [], {})  # what changes no picture, whatever is called so
 # What is A1111's alone, with the values of it that change no picture here.
 _ABSENT: dict[str, tuple] = {
-    "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "script_name": ("",),
-    "script_args": ([],), "alwayson_scripts": ({}, None), "refiner_checkpoint": ("",),
-    "subseed_strength": (0,), "s_churn": (0,), "s_noise": (1,), "s_tmin": (0,),
-    "s_min_uncond": (0,), "eta": (1,), "comments": ({},), "firstpass_image": ("",),
-    "initial_noise_multiplier": (1,), "latent_mask": ("",), "mask_blur_x": (4,),
-    "mask_blur_y": (4,), "mask_round": (True,), "seed_resize_from_h": (-1, 0),
-    "seed_resize_from_w": (-1, 0), "disable_extra_networks": (False,),
+    "s_noise": (1,), "eta": (1,), "initial_noise_multiplier": (1,), "mask_round": (True,),
+    "script_name": (*_NOTHING, "None"), "refiner_checkpoint": (*_NOTHING, "None", "none"),
+    "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0),
 }
 # What says something only together with these, or only of what A1111 does with files, or that
 # SillyTavern tells itself.
 _IDLE = {
-    "do_not_save_grid", "do_not_save_samples", "force_task_id", "image_cfg_scale",
-    "refiner_switch_at", "s_tmax", "subseed", "save_images", "url", "auth",
+    "comments", "do_not_save_grid", "do_not_save_samples", "force_task_id", "image_cfg_scale",
+    "refiner_switch_at", "s_tmax", "s_tmin", "subseed", "save_images", "url", "auth",
 }
+# The same of options.
+_ABSENT_OPTIONS: dict[str, tuple] = {
+    "sd_vae": ("Automatic", "None"), "sd_unet": ("Automatic", "None"), "sd_lora": ("None",),
+    "sd_hypernetwork": ("None",), "enable_emphasis": (True,), "emphasis": ("Original",),
+    "eta_ancestral": (1,), "s_noise": (1,), "initial_noise_multiplier": (1,),
+    "inpainting_mask_weight": (1,), "k_sched_type": ("Automatic",), "randn_source": ("GPU",),
+    "sd_noise_schedule": ("Default",), "upscaler_for_img2img": ("None", UPSCALER),
+    "comma_padding_backtrack": (20,),
+}
+_IDLE_OPTIONS = re.compile(
+    "(add|api|deepbooru|directories|extra_networks|gallery|grid|infotext|interrogate|jpeg|js|"
+    "live_previews?|memmon|notification|outdir|profiling|return|samples|save|sd_checkpoints?|"
+    "sd_vae_checkpoint|send|show_progress|training|ui|webp)_.*|batch_cond_uncond|clean_temp_dir.*|"
+    "code_former_weight|cross_attention_optimization|do_not_show_images|enable_pnginfo|"
+    "export_for_4chan|face_restoration_model|localization|multiple_tqdm|n_rows|"
+    "persistent_cond_cache|quicksettings.*|temp_dir|use_original_name_batch")
 _OWN = {*_COUNTS, "override_settings", "override_settings_restore_afterwards", "sampler_index",
         "send_images", "styles"}
-_OF_START = {*_START, *NUMBERS, *PICTURES, "include_init_images", *PARAMETERS - {"enable_hr"}}
+_OF_START = {*_START, *NUMBERS, *PICTURES, "include_init_images", *PARAMETERS}
 
 Drawing = pydantic.create_model("Drawing", __base__=Body, **{
     **{parameter: field_of(SETTINGS[name]) for parameter, name in _SETTINGS.items()},
@@ -130,7 +148,7 @@ Img2Img = pydantic.create_model("Img2Img", __base__=Drawing, **{
 })
 Options = pydantic.create_model("Options", __base__=Body, **{
     parameter: field_of(SETTINGS[name]) for parameter, name in _OPTIONS.items()})
-PngInfo = pydantic.create_model("PngInfo", __base__=Body, image=anything("A PNG in base64."))
+PngInfo = pydantic.create_model("PngInfo", __base__=Body, image=anything("A picture in base64."))
 Client = Annotated[str, Depends(client_of)]
 
 
@@ -457,19 +475,19 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
     beside the client's own; raises RequestError."""
     given = {name: value for name, value in given.items() if value is not None}
     units, given["alwayson_scripts"] = take_units(given.get("alwayson_scripts"))
-    _refuse_absent(given, _OF_START if begun else PARAMETERS)
     size, batches = (kind.check(given.get(name, 1), name)
                      for name, kind in _COUNTS.items())
     options = _options(given.get("override_settings", {}), engine)
     known = _SETTINGS | (_START if begun else {})
     values = {_OPTIONS[parameter]: value for parameter, value in {**remembered, **options}.items()}
     values |= {name: given[parameter] for parameter, name in known.items() if parameter in given}
-    values["seed"] = drawn_seed(given.get("seed", RANDOM))
+    values["seed"] = drawn_seed(_seed(given.get("seed", RANDOM)))
     named = str(given.get("sampler_name") or given.get("sampler_index") or "")
     sampler, spacing = a1111_sampler(named, str(given.get("scheduler", "")))
     values |= {"sampler": sampler or None, "spacing": spacing or None}
     prompt, values["negative_prompt"] = _put_into(given.get("styles", []), values, engine)
     values["prompts"] = [prompt]
+    _refuse_absent(given, begun, SAMPLERS.get(sampler))
     start, first, hires = Start(({},)), Request.check(values, engine.offer).pictures[0], None
     if begun:
         start = Start.read(given, first)
@@ -501,16 +519,36 @@ def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tupl
     return picture.prompt, picture.negative_prompt
 
 
-def _refuse_absent(given: Mapping[str, Any], known: Collection[str]) -> None:
-    unknown = given.keys() - _SETTINGS.keys() - _ABSENT.keys() - _IDLE - _OWN - known
-    asked = [name for name, idle in _ABSENT.items()
-             if name in given.keys() - known and given[name] not in idle]
+def _seed(value: Any) -> Any:
+    """The seed; of one of 64 bits its lower half, which is what jax.random.PRNGKey takes of it."""
+    return value % (MAX_SEED + 1) if type(value) is int and 0 <= value < 1 << 64 else value
+
+
+def _refuse_absent(given: Mapping[str, Any], begun: bool, sampler: Sampler | None) -> None:
+    """Raises ParameterError for what would change pictures that have `begun` as others or not, and
+    is not here."""
+    known = {*_SETTINGS, *_IDLE, *_OWN, *_OF_START - ({"enable_hr"} if begun else {*PICTURES}),
+             *_idle_here(given, begun, sampler)}
+    asked = [name for name, value in given.items()
+             if name not in known and value not in _ABSENT.get(name, _NOTHING)]
     for name in asked:
         if isinstance(given[name], Mapping) and given[name]:  # scripts by name
             asked[asked.index(name)] = f"{name} ({', '.join(sorted(map(str, given[name])))})"
-    if unknown or asked:
-        names = ", ".join(shortened(name)[1:-1] for name in (*sorted(unknown), *asked))
-        raise ParameterError("This server does not have: {names}.", names=names)
+    if asked:
+        raise ParameterError("This server does not have: {names}.", names=", ".join(
+            shortened(name)[1:-1] for name in asked))
+
+
+def _idle_here(given: Mapping[str, Any], begun: bool, sampler: Sampler | None) -> set[str]:
+    """What says nothing because of what else is given."""
+    idle = set() if given.get("script_name") else {"script_args"}
+    if sampler and not sampler.stochastic:
+        idle |= {"s_noise"} | ({"eta"} if given.get("eta") == 0 else set())
+    if begun and not given.get("mask"):
+        idle |= {"latent_mask", "mask_round"}
+    if begun and (not given.get("mask") or "mask_blur" in given):
+        idle |= {"mask_blur_x", "mask_blur_y"}
+    return idle
 
 
 def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
@@ -518,24 +556,47 @@ def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ParameterError("The options should be values by name, not {value}.",
                              value=shortened(given))
-    asked = dict(each for each in given.items() if each not in _FIXED.items())
-    if unknown := asked.keys() - _OPTIONS.keys():
+    unknown = [name for name, value in given.items() if name not in _OPTIONS and (
+        value != _FIXED[name] if name in _FIXED else
+        not _IDLE_OPTIONS.fullmatch(name) and value not in _ABSENT_OPTIONS.get(name, _NOTHING))]
+    if unknown:
         raise ParameterError("This server does not have the options: {names}.",
                              names=", ".join(shortened(name)[1:-1] for name in sorted(unknown)))
     options = {parameter: SETTINGS[_OPTIONS[parameter]].check(value)
-               for parameter, value in asked.items()}
+               for parameter, value in given.items()
+               if parameter in _OPTIONS and value not in (None, "")}
     if MODEL in options:
-        options[MODEL] = engine.offer.defaults(options[MODEL]).model
+        name = _model_called(options[MODEL], engine.offer.models())
+        options[MODEL] = engine.offer.defaults(name).model
     return options
 
 
+def _model_called(name: str, known: Sequence[str]) -> str:
+    """The model that A1111 calls so: by its file, perhaps with its folders and a hash behind it;
+    the name itself where that is none or several."""
+    if name in known:
+        return name
+    path = HASH.sub("", name).replace("\\", "/")
+    stem = re.sub(r"\.(safetensors|ckpt)$", "", path)
+    ways: Sequence[Callable[[str], str]] = (
+        lambda each: each, lambda each: each.replace("/", "_"),
+        lambda each: each.rpartition("/")[2])
+    for called in ways:
+        found = [each for each in known if called(each) in (stem, called(stem))]
+        if len(found) == 1:
+            return found[0]
+    return name
+
+
 def _png_info(image: Any) -> dict:
-    """What a PNG in base64 carries, of a grid its first picture's settings; raises RequestError if
-    it is none."""
-    text = read_parameters(file_of(image))
-    made = parse_parameters(text)
-    return {"info": text, "items": {"parameters": text},
-            "parameters": _told(made.pictures[made.places()[0]])}
+    """What a picture in base64 carries, of a grid its first picture's settings, by A1111's names
+    of fields where they cannot be served; raises RequestError if it is no picture."""
+    text = read_text(file_of(image))
+    try:
+        parameters = _told(next(filter(None, parse_parameters(text).pictures)))
+    except (RequestError, StopIteration):  # of none, a prompt that is empty
+        parameters = fields_of(text)
+    return {"info": text, "items": {"parameters": text} if text else {}, "parameters": parameters}
 
 
 def _told(picture: Picture) -> dict[str, Any]:

@@ -21,6 +21,8 @@ _FITS = ("stretch", "cover", "contain")  # by A1111's number, and by its names
 _FIT_NAMES = {"Just Resize": "stretch", "Crop and Resize": "cover", "Resize and Fill": "contain"}
 _SETTINGS = {"weight": "control_scale", "guidance_start": "control_start",
              "guidance_end": "control_stop"}
+_SWITCHES = ("enabled", "enable", "is_enabled", "ad_tab_enable")  # of units
+_NO_MODEL = ("None", "")
 _BOUND = Number(float, 0, 255)  # of a threshold
 # What is A1111's alone, with the values of it that change no picture here.
 _ABSENT = {"mask": (None, "", "None"), "mask_image": (None, ""), "guessmode": (False, None),
@@ -101,12 +103,30 @@ def take_units(scripts: Any) -> tuple[list[Mapping[str, Any]], Any]:
               if str(name).strip().lower() != SCRIPT}
     units = []
     for script in (scripts[name] for name in scripts.keys() - others.keys()):
-        args = script.get("args") if isinstance(script, Mapping) else None
+        args = (script.get("args") if isinstance(script, Mapping) else script) or []
+        args = [arg for arg in args if arg is not None] if isinstance(args, list) else args
         if not isinstance(args, list) or not all(isinstance(arg, Mapping) for arg in args):
             raise ParameterError("The units of controlnet should be a list of values by name as "
                                  '"args".')
-        units += [arg for arg in args if arg.get("enabled", True)]
-    return units, others
+        units += [{name: value for name, value in arg.items() if value is not None}
+                  for arg in args if arg.get("enabled") in (True, None)]
+    return units, {name: script for name, script in others.items() if not _is_off(script)}
+
+
+def _is_off(script: Any) -> bool:
+    """Whether a script that is always on is switched off by what it is given: nothing, a switch
+    that comes first, as most have, or units that are all off, as ADetailer has them."""
+    args = script.get("args") if isinstance(script, Mapping) else script
+    args = [args] if isinstance(args, Mapping) else args
+    if not args or not isinstance(args, list):
+        return not args
+    units = [arg for arg in args if isinstance(arg, Mapping)]
+    return args[0] is False or not any(args) or (bool(units) and all(map(_is_unit_off, units)))
+
+
+def _is_unit_off(unit: Mapping[str, Any]) -> bool:
+    switches = {name: unit[name] for name in _SWITCHES if name in unit}
+    return not unit or False in switches.values() or unit.get("ad_model") in _NO_MODEL
 
 
 def _refuse_absent(unit: Mapping[str, Any]) -> None:

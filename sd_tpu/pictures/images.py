@@ -78,6 +78,7 @@ _REQUIRED = {*_A1111_FIELDS} - {"Schedule type", "Model hash", "Model"}
 _DOWNSAMPLING = "Token downsampling"
 
 _NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
+HASH = re.compile(r"\s*\[[0-9a-f]{8,64}\]$")  # behind the name of what is in a file
 _STEPS = re.compile("^Steps:", re.MULTILINE)  # of the line of settings
 _COMMENT = re.compile(rb"(UNICODE\0|ASCII\0{3}|JIS\0{5}|\0{8})?(.*)", re.DOTALL | re.IGNORECASE)
 _FIELD = re.compile(r'(?:^|,)\s*(\w[\w /-]*):\s*("(?:[^\\"]++|\\.)*+"|[^,]*+)\s*(?=,|$)')
@@ -487,7 +488,21 @@ def _parse_control(text: str) -> dict[str, Any]:
 def a1111_controlnet(name: str) -> str:
     """The name of a ControlNet without the hash that A1111's extension puts behind it; what it
     calls None is none."""
-    return "" if name == "None" else re.sub(r" \[[0-9a-f]{8}\]$", "", name)
+    return "" if name == "None" else HASH.sub("", name)
+
+
+def fields_of(text: str) -> dict[str, str]:
+    """What a text says by A1111's names, whether that can be served or not; {} of no text."""
+    if not text:
+        return {}
+    try:
+        body, fields = _settings(text)
+    except RequestError:
+        body, fields = text, {}
+    prompt, negative = _split(body)
+    if size := re.fullmatch(r"(\d+)x(\d+)", fields.get("Size", "")):
+        fields |= {"Size-1": size[1], "Size-2": size[2]}
+    return {"Prompt": prompt, "Negative prompt": negative, **fields}
 
 
 def parse_token_downsampling(text: str) -> int:

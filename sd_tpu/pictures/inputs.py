@@ -29,7 +29,8 @@ ON_THEIR_SIDE = range(5, 9)  # its values of pictures that are stored so
 PNG_DEPTH = 24  # where a PNG file says how many bits its numbers have
 FILL_BLUR = 8  # pixels: deviation of what is blurred into the white of a mask
 LONGEST = 16  # times as long as wide: of longer reference pictures the ends are cut off first
-WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)
+WHITE = (255, 255, 255, 255)
+HALF = 128  # more opaque than that is painted
 
 
 class Input:
@@ -74,8 +75,13 @@ class Input:
         return _over(self._image, WHITE).convert("RGB")
 
     def as_mask(self) -> Image.Image:
-        """The picture in grey, black where it is transparent."""
-        return _over(self._image, BLACK).convert("L")
+        """The picture in grey. Where some of it is transparent, what is painted is white instead,
+        in whatever colour it is painted, and the rest black, as in A1111."""
+        image = self._image
+        alpha = image.getchannel("A")
+        if alpha.getextrema() == (255, 255):
+            return image.convert("L")
+        return alpha.point(lambda level: 255 * (level > HALF))
 
     def transparency(self) -> Image.Image:
         """In grey, white where the picture is transparent."""
