@@ -12,7 +12,12 @@ from flax.serialization import to_bytes
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from sd_tpu.checkpoint.config import CheckpointError
-from sd_tpu.pipelines.models import FlaxAutoencoderKL, FlaxCLIPTextModel, FlaxUNet2DConditionModel
+from sd_tpu.pipelines.models import (
+    FlaxAutoencoderKL,
+    FlaxCLIPTextModel,
+    FlaxControlNetModel,
+    FlaxUNet2DConditionModel,
+)
 from sd_tpu.pipelines.stable_diffusion import FlaxStableDiffusionPipeline
 
 CLASSES = dict(unet=FlaxUNet2DConditionModel, vae=FlaxAutoencoderKL,
@@ -151,6 +156,29 @@ def test_networks_are_made_from_a_config_alone(parts):
     mask = jax.tree.map(lambda leaf: leaf.ndim > 1, half)
     back = made.to_fp32(half, mask)["decoder"]["conv_in"]
     assert (back["kernel"].dtype, back["bias"].dtype) == (jnp.float32, jnp.bfloat16)
+
+
+def test_a_new_controlnet_adds_nothing_and_new_parameters_are_float32():
+    model = FlaxControlNetModel(
+        sample_size=8, block_out_channels=(32, 64), cross_attention_dim=16, layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), attention_head_dim=4,
+        dtype=jnp.bfloat16)
+    params = model.init_weights(jax.random.PRNGKey(0))
+    down, middle = model.apply({"params": params}, numbers(1, 4, 8, 8), 7, numbers(1, 5, 16),
+                               numbers(1, 3, 64, 64), return_dict=False)
+    assert len(down) == 4 and not any(np.any(each) for each in (*down, middle))
+    assert not np.any(params["controlnet_cond_embedding"]["conv_out"]["kernel"])
+    assert np.std(params["controlnet_cond_embedding"]["conv_in"]["kernel"]) > 0.1, "LeCun's"
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+
+
+def test_a_new_text_encoder_begins_as_transformers_did():
+    model = FlaxCLIPTextModel(hidden_size=64, intermediate_size=128, num_hidden_layers=1,
+                              num_attention_heads=4, vocab_size=100)
+    params = flatten_dict(model.init_weights(jax.random.PRNGKey(0)), sep=".")
+    for name, leaf in params.items():
+        wanted = 0.01 if name.endswith(("kernel", "embedding")) else 0
+        assert np.std(leaf) == pytest.approx(wanted, rel=0.1), name
 
 
 @pytest.mark.parametrize("name", CLASSES)

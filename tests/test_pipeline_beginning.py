@@ -8,6 +8,7 @@ import sys
 
 import diffusers
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -89,6 +90,28 @@ def test_sharded_pictures_are_those_of_flat_ones_and_of_the_noise_of_their_keys(
     given = pipeline(ids, images, params, keys, 0.5, 4, noise=noise).images
     assert np.mean(np.abs(levels(given) - levels(flat)) > 1) <= 0.001
     assert len({picture.tobytes() for picture in flat}) == 8
+
+
+def cast(tree, dtype):
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+@pytest.mark.parametrize("change", [
+    lambda params: {**params, "vae": cast(params["vae"], jnp.bfloat16)},
+    lambda params: {**params, "unet": cast(params["unet"], jnp.float16)},
+    lambda params: cast(params, jnp.bfloat16),
+    lambda params: cast(cast(params, jnp.bfloat16), jnp.float32),
+    lambda params: replicate(cast(params, jnp.bfloat16)),
+    lambda params: jax.tree.map(lambda x: jnp.stack([x] * 8), params),
+    jax.device_get,
+], ids=["vae", "unet", "all", "back", "replicated", "stacked", "numpy"])
+def test_parameters_that_a_program_cast_are_compiled_for(img2img, change):
+    pipeline, params = img2img
+    ids, images = pipeline.prepare_inputs(PROMPTS * 4, PHOTOS * 4)
+    whole, other = (pipeline(ids, images, each, jax.random.PRNGKey(0), 0.5, 4).images
+                    for each in (params, change(params)))
+    assert np.std(levels(whole)) > 10 and np.mean(np.abs(other - whole)) < 0.005
 
 
 def test_prepared_pictures_have_sides_of_whole_units_and_lie_around_zero(img2img):

@@ -12,12 +12,15 @@ from sd_tpu.checkpoint.config import ControlNetConfig
 from sd_tpu.models.layers import conv, pointwise
 from sd_tpu.models.unet import Added, WayDown
 
+ZEROS = nnx.initializers.zeros_init()
+
 
 class ControlNetModel(WayDown):
     """What is added to the maps of a UNet so that its picture follows the lines of another."""
 
     def __init__(self, config: ControlNetConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        """Layers with random parameters, the last ones too: zeros are what training begins with.
+        """Layers with random parameters; those that reach the UNet are zeros, so that nothing is
+        added before training.
 
         Args:
             config: of the checkpoint.
@@ -28,9 +31,9 @@ class ControlNetModel(WayDown):
         layer = dict(dtype=dtype, rngs=rngs)
         deepest = config.block_out_channels[-1]
         self.controlnet_cond_embedding = ControlEmbedding(config, **layer)
-        self.controlnet_down_blocks = nnx.List([pointwise(width, width, **layer)
+        self.controlnet_down_blocks = nnx.List([pointwise(width, width, kernel_init=ZEROS, **layer)
                                                 for width in config.skip_widths])
-        self.controlnet_mid_block = pointwise(deepest, deepest, **layer)
+        self.controlnet_mid_block = pointwise(deepest, deepest, kernel_init=ZEROS, **layer)
 
     def embed(self, picture: Float[Array, "b H W 3"]) -> Float[Array, "b h w features"]:
         """What the network is told of control pictures in [0, 1], of this model's dtype; it is the
@@ -77,7 +80,7 @@ class ControlEmbedding(nnx.Module):
         for inputs, outputs in itertools.pairwise(widths):
             self.blocks += [conv(inputs, inputs, **layer),
                             conv(inputs, outputs, strides=2, **layer)]
-        self.conv_out = conv(widths[-1], config.block_out_channels[0], **layer)
+        self.conv_out = conv(widths[-1], config.block_out_channels[0], kernel_init=ZEROS, **layer)
 
     def __call__(self, picture: jax.Array) -> jax.Array:
         """[B, H, W, 3] -> [B, h, w, block_out_channels[0]]."""

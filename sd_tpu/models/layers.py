@@ -88,7 +88,8 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None,
-         bias: bool = True, by=convolve, dtype, rngs: nnx.Rngs) -> nnx.Conv:
+         bias: bool = True, by=convolve, kernel_init: nnx.Initializer | None = None, dtype,
+         rngs: nnx.Rngs) -> nnx.Conv:
     """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
 
     It is computed by `convolve`, or `by` something else that takes the same.
@@ -99,17 +100,19 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
         padding = ((padding, padding), (padding, padding))
     return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
                     use_bias=bias, dtype=dtype, param_dtype=dtype, conv_general_dilated=by,
-                    kernel_init=_kernel_init(rngs), rngs=rngs)
+                    kernel_init=kernel_init or _kernel_init(rngs), rngs=rngs)
 
 
-def pointwise(inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs) -> nnx.Conv:
+def pointwise(inputs: int, outputs: int, *, kernel_init: nnx.Initializer | None = None, dtype,
+              rngs: nnx.Rngs) -> nnx.Conv:
     """A convolution of single pixels [B, H, W, inputs] -> [B, H, W, outputs], as a product.
 
     Given a convolution, the TPU compiler changes the layout before and after it. It is `conv` that
     is faster where the input was joined from two parts, which a convolution reads as they are.
     """
     return nnx.Conv(inputs, outputs, (1, 1), dtype=dtype, param_dtype=dtype,
-                    conv_general_dilated=_product, kernel_init=_kernel_init(rngs), rngs=rngs)
+                    conv_general_dilated=_product,
+                    kernel_init=kernel_init or _kernel_init(rngs), rngs=rngs)
 
 
 def _product(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:

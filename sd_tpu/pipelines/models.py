@@ -34,6 +34,8 @@ from sd_tpu.pipelines.configs import Configured, warn_of_unknown
 from sd_tpu.pipelines.files import MSGPACK, find_part, take_options
 from sd_tpu.pipelines.names import check, to_flax, to_ours
 
+DEVIATION = 0.01  # of a new text encoder's embeddings and dense layers
+
 
 class Output(dict):
     """A result whose parts are had by attribute, by key and by number, those that are None left
@@ -212,8 +214,10 @@ class Network(Configured):
         weights.save(ours, Path(folder) / f"{self.stem}.safetensors", dtype)
 
     def init_weights(self, rng: jax.Array) -> dict[str, Any]:
-        """Random parameters."""
-        module = self._build(rngs=nnx.Rngs(params=rng))
+        """Random parameters in float32, whatever the arithmetic is in."""
+        wide = copy.copy(self)
+        wide.dtype = jnp.float32
+        module = wide._build(rngs=nnx.Rngs(params=rng))
         return to_flax(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
 
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -463,6 +467,15 @@ class FlaxCLIPTextModel(Network):
             return model, params
         model.params = params
         return model
+
+    def init_weights(self, rng: jax.Array) -> dict[str, Any]:
+        """As the other networks', with the deviation that transformers had, but for the projection.
+        """
+        params = super().init_weights(rng)
+        leaves, structure = jax.tree.flatten(params["text_model"])
+        drawn = [DEVIATION * jax.random.normal(key, leaf.shape) if leaf.ndim == 2 else leaf
+                 for leaf, key in zip(leaves, jax.random.split(rng, len(leaves)), strict=True)]
+        return {**params, "text_model": jax.tree.unflatten(structure, drawn)}
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self, self.params))

@@ -29,7 +29,7 @@ from sd_tpu.pipelines.files import fetch_packed, take_options
 from sd_tpu.pipelines.models import Network, Output
 from sd_tpu.pipelines.names import to_ours
 from sd_tpu.pipelines.schedulers import Scheduler, SchedulerState, scheduler_for
-from sd_tpu.runtime.mesh import REPLICATED, SPLIT, make_mesh, replicated
+from sd_tpu.runtime.mesh import REPLICATED, SPLIT, make_mesh, replicated, split
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import Entry, Given
 from sd_tpu.sampling.samplers import Table, default_sampler, make_table
@@ -319,10 +319,10 @@ class FlaxDiffusionPipeline:
         programs = self._programs_for(model, len(positive), size, is_stacked(params))
         entries = dict(enumerate(self._entries(programs, table, size, positive, negative, guidance,
                                                latents, keys, given)))
-        if not programs.stacked:
-            ours = jax.device_put(ours, replicated(programs.mesh))
+        where = split if programs.stacked else replicated
+        ours = jax.device_put(ours, where(programs.mesh))
         if given:
-            encoder = self._encoder_for(model, expected, size, programs.stacked)
+            encoder = self._encoder_for(model, ours, size, programs.stacked)
             entries = encoder.encode(ours, entries, programs.device)
         if noise is not None:
             fresh = self._as_ours(programs, noise, "noise", len(positive))
@@ -346,11 +346,14 @@ class FlaxDiffusionPipeline:
                                            guided=not model.guidance_size, stacked=stacked)
         return self._programs[key]
 
-    def _encoder_for(self, model: LatentDiffusion, expected: Params, size: tuple[int, int],
+    def _encoder_for(self, model: LatentDiffusion, params: Params, size: tuple[int, int],
                      stacked: bool) -> ImageEncoder:
-        key = (model, size, stacked)
+        """What encodes pictures by such parameters, of whichever dtypes a program made them."""
+        shapes = {part: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[stacked:], x.dtype),
+                                     params[part]) for part in [model.autoencoder]}
+        key = (model, size, stacked, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
         if key not in self._encoders:
-            self._encoders[key] = ImageEncoder(model.encode, make_mesh(), expected, height=size[0],
+            self._encoders[key] = ImageEncoder(model.encode, make_mesh(), shapes, height=size[0],
                                                width=size[1], network_dtype=model.dtype,
                                                stacked=stacked)
         return self._encoders[key]
@@ -507,8 +510,7 @@ class FlaxDiffusionPipeline:
         mesh = make_mesh()
         params = {name: params[name] for name in (*self.networks, "scheduler") if name in params}
         stacked = is_stacked(params)
-        if not stacked:
-            params = jax.device_put(params, replicated(mesh))
+        params = jax.device_put(params, (split if stacked else replicated)(mesh))
         count = len(ids)
 
         def filled(x):  # up to whole shares, by the last again

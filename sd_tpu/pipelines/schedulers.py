@@ -252,8 +252,8 @@ class Scheduler(Stored):
     def consistent(self, state: SchedulerState) -> SchedulerState:
         """The state as a picture is drawn with it.
 
-        Numbers that were cast to half precision along with a model's parameters are put back to
-        the config's; where only the betas are others, alphas_cumprod follows them.
+        Numbers that were cast to half precision along with a model's parameters, and perhaps back,
+        are put back to the config's; where only the betas are others, alphas_cumprod follows them.
         """
         own, common = self.create_state(), state.common
         if jnp.finfo(common.alphas_cumprod.dtype).bits < 32:
@@ -263,7 +263,13 @@ class Scheduler(Stored):
         alone = (jnp.any(common.betas != own.common.betas)
                  & jnp.all(common.alphas_cumprod == own.common.alphas_cumprod))
         signal = jnp.where(alone, jnp.cumprod(1 - common.betas), common.alphas_cumprod)
-        return state.replace(common=common.replace(alphas_cumprod=signal))
+        # Not by `astype` there and back, which XLA may leave out.
+        halves = (jax.lax.reduce_precision(own.common.alphas_cumprod, info.nexp, info.nmant)
+                  for info in map(jnp.finfo, (jnp.bfloat16, jnp.float16)))
+        rounded = jnp.stack([jnp.all(half == common.alphas_cumprod) for half in halves]).any()
+        return state.replace(common=jax.tree.map(
+            lambda ours, theirs: jnp.where(rounded, ours, theirs), own.common,
+            common.replace(alphas_cumprod=signal)))
 
 
 def _output(sample: jax.Array, state: Any, return_dict: bool) -> SchedulerOutput | tuple:
