@@ -21,6 +21,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
         "FlaxCLIPTextModel",
         "FlaxCLIPTextModelWithProjection",
         "FlaxControlNetModel",
+        "FlaxStableDiffusionSafetyChecker",
         "FlaxUNet2DConditionModel",
     ],
     "pipelines.pipeline": ["FlaxDiffusionPipeline"],

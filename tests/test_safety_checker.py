@@ -10,14 +10,21 @@ import numpy as np
 import pytest
 import torch
 from asking import following
+from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from flax import nnx
+from flax.jax_utils import replicate
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from test_http import served
 from transformers import CLIPConfig, CLIPImageProcessor
 
-from sd_tpu import app, models
+from sd_tpu import (
+    FlaxStableDiffusionPipeline,
+    FlaxStableDiffusionSafetyChecker,
+    app,
+    models,
+)
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, SafetyCheckerConfig
 from sd_tpu.cli.drawing import Line, take_all
@@ -225,3 +232,76 @@ def test_only_pictures_that_are_wanted_are_looked_at(checkpoints, folder, tmp_pa
     assert look(params, np.zeros((32, 32, 3), np.uint8))
     other = dataclasses.replace(checkpoint.model, safety_checker=None)
     assert not other.checks_safety
+
+
+# --- in the Flax pipelines ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checked(checkpoints, folder, tmp_path_factory):
+    """(pipeline, params) of a checkpoint whose checker objects to everything, and its folder."""
+    place = with_thresholds(checkpoints["sd1"], folder, tmp_path_factory.mktemp("checked"), ANY)
+    return *FlaxStableDiffusionPipeline.from_pretrained(place, dtype=jnp.bfloat16), place
+
+
+def call(pipeline, params, **values):
+    ids = pipeline.prepare_inputs(["a cat", "a dog"])
+    return pipeline(ids, params, jax.random.PRNGKey(0), 2, **values)
+
+
+def test_a_flax_pipeline_blacks_what_it_objects_to_and_says_which(checked):
+    pipeline, params, _ = checked
+    thresholds = params["safety_checker"]["concept_embeds_weights"]
+    assert thresholds.dtype == jnp.float32
+    assert params["safety_checker"]["visual_projection"]["kernel"].dtype == jnp.bfloat16
+    for given in (params, replicate(params)):
+        with pytest.warns(UserWarning, match="may not be safe for work are black"):
+            output = call(pipeline, given)
+        assert not output.images.any() and output.nsfw_content_detected.tolist() == [True] * 2
+    lenient = {name: params["safety_checker"][name] + NONE - ANY
+               for name in ("concept_embeds_weights", "special_care_embeds_weights")}
+    images, unsafe = call(pipeline, {
+        **params, "safety_checker": {**params["safety_checker"], **lenient}}, return_dict=False)
+    assert images.std() > 0.05 and unsafe.tolist() == [False] * 2
+    without = {name: value for name, value in params.items() if name != "safety_checker"}
+    output = call(pipeline, without)
+    assert output.nsfw_content_detected is False and np.array_equal(output.images, images)
+
+
+def test_programs_ask_the_checker_themselves_or_leave_it_out(checked):
+    pipeline, params, place = checked
+    pictures = [Image.fromarray(np.full((40, 64, 3), shade, np.uint8)) for shade in (9, 99)]
+    features = pipeline.feature_extractor(pictures, return_tensors="np").pixel_values
+    assert features.shape == (2, 3, SIDE, SIDE)
+    assert np.all(pipeline.safety_checker(features, params=params["safety_checker"]))
+    other = FlaxStableDiffusionPipeline(**pipeline.components)
+    assert other.safety_checker is pipeline.safety_checker
+    alone, own = FlaxStableDiffusionPipeline.from_pretrained(place, safety_checker=None)
+    assert alone.safety_checker is alone.feature_extractor is None and "safety_checker" not in own
+    assert call(alone, own).nsfw_content_detected is False
+    checker = FlaxStableDiffusionSafetyChecker.from_pretrained(place / "safety_checker")
+    assert np.all(checker(features)) and checker.params["concept_embeds"].shape == (17, 16)
+
+
+def test_a_pipeline_with_a_checker_is_saved_as_pytorch_reads_it(checked, tmp_path):
+    pipeline, params, _ = checked
+    pipeline.save_pretrained(tmp_path, params)
+    theirs = StableDiffusionPipeline.from_pretrained(tmp_path)
+    assert np.all(theirs.safety_checker.concept_embeds_weights.detach().numpy() == ANY)
+    names = load_file(tmp_path / "safety_checker" / "model.safetensors").keys()
+    assert "vision_model.vision_model.embeddings.class_embedding" in names, "as published ones"
+    weight = theirs.safety_checker.vision_model.embeddings.class_embedding.detach().numpy()
+    ours = params["safety_checker"]["vision_model"]["embeddings"]["class_embedding"]
+    assert np.array_equal(weight, ours.astype(jnp.float32))
+    assert type(theirs.feature_extractor).__name__.startswith("CLIPImageProcessor")
+    again, read = FlaxStableDiffusionPipeline.from_pretrained(tmp_path)
+    assert again.safety_checker is not None and "safety_checker" in read
+
+
+def test_a_flax_pipeline_draws_without_a_checker_that_cannot_be_read(
+        checkpoints, folder, tmp_path):
+    place = with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY)
+    (place / "safety_checker" / "model.safetensors").unlink()
+    with pytest.warns(UserWarning, match="Pictures are not checked"):
+        pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(place)
+    assert pipeline.safety_checker is None and "safety_checker" not in params

@@ -39,8 +39,11 @@ class StableDiffusionSafetyChecker(nnx.Module):
     def scores(self, pictures: UInt8[Array, "b height width 3"]) -> Float[Array, "b concepts"]:
         """How much nearer each picture [H, W, 3] u8 is to each concept than its threshold, as
         cosines of three digits: [B, CONCEPTS] f32."""
-        x = preprocess(pictures, self.side).astype(self.dtype)
-        found = self.visual_projection(self.vision_model.pooled(x))
+        return self.scores_of(preprocess(pictures, self.side))
+
+    def scores_of(self, prepared: Float[Array, "b side side 3"]) -> Float[Array, "b concepts"]:
+        """The same of what `preprocess` makes of pictures."""
+        found = self.visual_projection(self.vision_model.pooled(prepared.astype(self.dtype)))
         special = jnp.round(_cosines(found, self.special_care_embeds[...])
                             - self.special_care_embeds_weights[...], 3)
         lower = SPECIAL_CARE * jnp.any(special > 0, axis=-1, keepdims=True)

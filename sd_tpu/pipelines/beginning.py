@@ -50,7 +50,7 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
         neg_prompt_ids: Any = None,
         return_dict: bool = True,
         jit: bool = False,
-    ) -> ImageOutput | tuple[np.ndarray, bool]:
+    ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
         """Draws one picture for each row of token ids, beginning with a picture under noise.
 
         Args:
@@ -84,7 +84,7 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
             size, *texts, each_scale(guidance_scale, count), None, image_keys(prng_seed, count),
             [Given({KNOWN: each}) for each in _channels_last(image, "image", count, size)],
             None if noise is None else flat(noise, 3, "noise"))
-        return self._output(images, prompt_ids, return_dict)
+        return self._output(images, prompt_ids, params, return_dict)
 
 
 class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
@@ -116,7 +116,7 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
         neg_prompt_ids: Any = None,
         return_dict: bool = True,
         jit: bool = False,
-    ) -> ImageOutput | tuple[np.ndarray, bool]:
+    ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
         """Draws one picture for each row of token ids, into what is kept of a picture.
 
         Args:
@@ -154,7 +154,7 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
             [Given({MASKED: picture}, under_noise=False, told=where) for picture, where in zip(
                 _channels_last(kept, "masked_image", count, size),
                 _channels_last(told, "mask", count, latent), strict=True)])
-        return self._output(images, prompt_ids, return_dict)
+        return self._output(images, prompt_ids, params, return_dict)
 
 
 def _known(table: Table | None) -> Table:

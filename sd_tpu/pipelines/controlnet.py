@@ -35,7 +35,7 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
                  unet: FlaxUNet2DConditionModel, controlnet: FlaxControlNetModel, scheduler: Any,
                  safety_checker: Any = None, feature_extractor: Any = None, dtype: Any = None,
                  token_downsampling: int = 1):
-        """Joins the parts; `tokenizer` is transformers'. Pictures are not checked.
+        """Joins the parts; `tokenizer` is transformers'.
 
         Raises:
             CheckpointError: the parts do not fit one another, or controlnet is not a single one.
@@ -79,7 +79,7 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         controlnet_conditioning_scale: Any = 1.0,
         return_dict: bool = True,
         jit: bool = False,
-    ) -> ImageOutput | tuple[np.ndarray, bool]:
+    ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
         """Draws one picture for each row of token ids, of the control pictures' size.
 
         Args:
@@ -114,7 +114,7 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
             (num_inference_steps, *pictures.shape[2:]), each_scale(guidance_scale, count),
             None if latents is None else flat(latents, 3, "latents"), negative, pictures,
             each_scale(controlnet_conditioning_scale, count))
-        return self._output(images, prompt_ids, return_dict)
+        return self._output(images, prompt_ids, params, return_dict)
 
     def _drawn(self, ids: jax.Array, params: Mapping[str, Any], keys: jax.Array,
                sizes: Sequence[int], guidance: jax.Array, latents: jax.Array | None,

@@ -22,13 +22,19 @@ from sd_tpu.checkpoint.config import (
     CheckpointError,
     ControlNetConfig,
     ProjectedTextEncoderConfig,
+    SafetyCheckerConfig,
     TextEncoderConfig,
     UNetConfig,
     VAEConfig,
 )
 from sd_tpu.checkpoint.folder import weight_files
 from sd_tpu.checkpoint.weights import Params
-from sd_tpu.models import AutoencoderKL, ControlNetModel, UNet2DConditionModel
+from sd_tpu.models import (
+    AutoencoderKL,
+    ControlNetModel,
+    StableDiffusionSafetyChecker,
+    UNet2DConditionModel,
+)
 from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection, end_of_text
 from sd_tpu.pipelines.configs import Configured, warn_of_unknown
 from sd_tpu.pipelines.files import MSGPACK, find_part, take_options
@@ -210,8 +216,12 @@ class Network(Configured):
         take_options(options)
         warn_of_unknown(options, type(self).__name__)
         self.save_config(folder)
-        ours = to_ours(params, self.expected)
-        weights.save(ours, Path(folder) / f"{self.stem}.safetensors", dtype)
+        stored = self._stored(to_ours(params, self.expected))
+        weights.save(stored, Path(folder) / f"{self.stem}.safetensors", dtype)
+
+    def _stored(self, params: Params) -> Params:
+        """Our parameters as they are nested in files."""
+        return params
 
     def init_weights(self, rng: jax.Array) -> dict[str, Any]:
         """Random parameters in float32, whatever the arithmetic is in."""
@@ -285,7 +295,8 @@ def _unpacked(file: Path, expected: Params, dtype: Any, sharding: Any) -> dict[s
         raise CheckpointError(f"{file} is damaged or incomplete ({error}). Fetch or copy it "
                               "again.") from error
     check(params, expected, str(file.parent))
-    return jax.tree.map(lambda leaf: jax.device_put(leaf.astype(dtype), sharding), params)
+    return jax.tree.map(lambda leaf: jax.device_put(leaf.astype(dtype or leaf.dtype), sharding),
+                        params)
 
 
 class FlaxUNet2DConditionModel(Network):
@@ -437,16 +448,10 @@ class FlaxAutoencoderKL(Network):
         return self.decode(latents, return_dict=return_dict)
 
 
-class FlaxCLIPTextModel(Network):
-    """CLIP's text encoder. As transformers' it may hold parameters (`params`) and is called."""
+class TransformersNetwork(Network):
+    """A network that, as those of transformers, may hold parameters (`params`) and is called."""
 
-    network = CLIPTextModel
-    network_config = TextEncoderConfig
     stem = "model"
-    defaults: ClassVar = dict(
-        vocab_size=49408, hidden_size=512, intermediate_size=2048, projection_dim=512,
-        num_hidden_layers=12, num_attention_heads=8, max_position_embeddings=77,
-        hidden_act="quick_gelu", layer_norm_eps=1e-5, eos_token_id=49407)
 
     def __init__(self, config: Any = None, *, dtype: Any = jnp.float32,
                  params: Mapping[str, Any] | None = None, **values: Any):
@@ -468,6 +473,59 @@ class FlaxCLIPTextModel(Network):
         model.params = params
         return model
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self, self.params))
+
+    def save_pretrained(self, folder: str | Path, params: Mapping[str, Any] | None = None,
+                        **options: Any) -> None:
+        """As the other networks', by default with its own parameters."""
+        super().save_pretrained(folder, params or self.params, **options)
+
+    def _called(self, params: Mapping[str, Any] | None) -> Any:
+        """The module with these parameters, or its own; raises ValueError without any."""
+        if params is None and self.params is None and self._bound is None:
+            raise ValueError(f"{type(self).__name__} holds no parameters: give it params=.")
+        return self._bound or self.bind({"params": self.params if params is None else params}
+                                        )._bound
+
+
+class FlaxStableDiffusionSafetyChecker(TransformersNetwork):
+    """What tells pictures that are not safe for work."""
+
+    network = StableDiffusionSafetyChecker
+    network_config = SafetyCheckerConfig
+    defaults: ClassVar = dict(vision_config=None, text_config=None, projection_dim=512)
+
+    def load(self, folder: Path, variant: str | None = None, dtype: Any = None,
+             sharding: jax.sharding.Sharding | None = None) -> dict[str, Any]:
+        """As the other networks', in the dtype of the arithmetic, but for the thresholds."""
+        return super().load(folder, variant, None, sharding)
+
+    def __call__(self, clip_input: jax.Array, params: Mapping[str, Any] | None = None
+                 ) -> jax.Array:
+        """Whether pictures [B, 3, side, side], as CLIPImageProcessor makes them, are not safe for
+        work, [B]; `params` are its own by default."""
+        scores = self._called(params).scores_of(jnp.asarray(clip_input).transpose(0, 2, 3, 1))
+        return jnp.any(scores > 0, axis=-1)
+
+    def _stored(self, params: Params) -> Params:
+        return {**params, "vision_model": {"vision_model": params["vision_model"]}}
+
+    def flags(self, pictures: jax.Array, params: Mapping[str, Any]) -> jax.Array:
+        """The same of pictures [B, H, W, 3] u8."""
+        return self._called(params)(pictures)
+
+
+class FlaxCLIPTextModel(TransformersNetwork):
+    """CLIP's text encoder."""
+
+    network = CLIPTextModel
+    network_config = TextEncoderConfig
+    defaults: ClassVar = dict(
+        vocab_size=49408, hidden_size=512, intermediate_size=2048, projection_dim=512,
+        num_hidden_layers=12, num_attention_heads=8, max_position_embeddings=77,
+        hidden_act="quick_gelu", layer_norm_eps=1e-5, eos_token_id=49407)
+
     def init_weights(self, rng: jax.Array) -> dict[str, Any]:
         """As the other networks', with the deviation that transformers had, but for the projection.
         """
@@ -476,14 +534,6 @@ class FlaxCLIPTextModel(Network):
         drawn = [DEVIATION * jax.random.normal(key, leaf.shape) if leaf.ndim == 2 else leaf
                  for leaf, key in zip(leaves, jax.random.split(rng, len(leaves)), strict=True)]
         return {**params, "text_model": jax.tree.unflatten(structure, drawn)}
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self, self.params))
-
-    def save_pretrained(self, folder: str | Path, params: Mapping[str, Any] | None = None,
-                        **options: Any) -> None:
-        """As the other networks', by default with its own parameters."""
-        super().save_pretrained(folder, params or self.params, **options)
 
     def __call__(self, input_ids: jax.Array, attention_mask: None = None,
                  position_ids: None = None, params: Mapping[str, Any] | None = None,
@@ -509,11 +559,7 @@ class FlaxCLIPTextModel(Network):
         if attention_mask is not None or position_ids is not None or output_attentions:
             raise ValueError("FlaxCLIPTextModel takes no attention_mask and no position_ids and "
                              "returns no attentions.")
-        if params is None and self.params is None and self._bound is None:
-            raise ValueError("FlaxCLIPTextModel holds no parameters: give it params=.")
-        bound = self._bound or self.bind({"params": self.params if params is None else params}
-                                         )._bound
-        output = self._encode(bound, jnp.asarray(input_ids), output_hidden_states)
+        output = self._encode(self._called(params), jnp.asarray(input_ids), output_hidden_states)
         return output if return_dict else output.to_tuple()
 
     def _encode(self, module: Any, ids: jax.Array, all_states: bool) -> Any:

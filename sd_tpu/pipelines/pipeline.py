@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,7 +21,7 @@ from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import CheckpointError, TrainingConfig, read_json
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import find_family
-from sd_tpu.families.checkpoint import keep_compiled
+from sd_tpu.families.checkpoint import SAFETY_CHECKERS, keep_compiled
 from sd_tpu.families.latent_diffusion import LatentDiffusion
 from sd_tpu.families.tokenizer import Tokenizer, clip_tokenizer
 from sd_tpu.models.unet import guidance_encoding
@@ -35,7 +36,7 @@ from sd_tpu.runtime.slots import Entry, Given
 from sd_tpu.sampling.samplers import Table, default_sampler, make_table
 from sd_tpu.sampling.schedule import NoiseSchedule
 
-LEFT_OUT = ("safety_checker", "feature_extractor")  # parts that do nothing here
+CHECKER, EXTRACTOR = OPTIONAL = "safety_checker", "feature_extractor"  # parts that may be None
 
 
 @flax.struct.dataclass
@@ -55,23 +56,25 @@ class FlaxDiffusionPipeline:
     checkpoints: ClassVar[tuple[str, ...]] = ()  # the pipelines whose checkpoints are read
     index: ClassVar[dict[str, Any]] = {}  # model_index.json, but for the scheduler
     fills_in: ClassVar[bool] = False  # whether the UNet is told of masks
+    checker: ClassVar[type[Network] | None] = None  # the class of its checkpoints' safety checkers
 
     def __init__(self, dtype: Any = None, token_downsampling: int = 1, **parts: Any):
-        """Joins parts; `dtype` is that of the arithmetic. Pictures are not checked.
+        """Joins parts; `dtype` is that of the arithmetic.
 
         Raises:
             TypeError: a part is missing or unknown.
             CheckpointError: the parts do not fit one another, as in an inpainting checkpoint.
         """
         lacking = {*self._parts()} - parts.keys()
-        unknown = parts.keys() - {*self._parts(), *LEFT_OUT}
+        unknown = parts.keys() - {*self._parts(), *OPTIONAL}
         if lacking or unknown:
             raise TypeError(f"{type(self).__name__} takes {', '.join(self._parts())}; "
                             f"missing {sorted(lacking)}, unknown {sorted(unknown)}.")
-        for name in (*self._parts(), *LEFT_OUT):
+        for name in (*self._parts(), *OPTIONAL):
             setattr(self, name, parts.get(name))
-        if self.safety_checker is not None:
-            warnings.warn("Pictures are not checked here: safety_checker is ignored.", stacklevel=3)
+        if self.safety_checker is not None and not isinstance(self.safety_checker, Network):
+            warnings.warn("Pictures are not checked: safety_checker is no "
+                          "FlaxStableDiffusionSafetyChecker, and is ignored.", stacklevel=3)
         self.dtype = jnp.float32 if dtype is None else dtype
         self.token_downsampling = token_downsampling
         if token_downsampling != 1:
@@ -120,19 +123,23 @@ class FlaxDiffusionPipeline:
             ValueError: the downsampling is no whole number from 1.
         """
         variant = options.get("variant")
-        hub = take_options(options)
-        folder = checkpoint.find(name, cls._components, variant=variant, **hub)
+        hub, sharding = take_options(options), sharding or replicated(make_mesh())
+        folder = checkpoint.find(
+            name, partial(cls._components, checked=CHECKER not in options), variant=variant, **hub)
         keep_compiled()
-        made = cls._class_for(read_json(folder / "model_index.json"))
-        given = {part: options.pop(part) for part in (*made._parts(), *LEFT_OUT) if part in options}
+        index = read_json(folder / "model_index.json")
+        made = cls._class_for(index)
+        stored = cls._components(index, checked=CHECKER not in options)
+        given = {part: options.pop(part) for part in (*made._parts(), *OPTIONAL) if part in options}
         warn_of_unknown(options, made.__name__)
         if not Path(name).expanduser().is_dir():
-            fetch_packed(str(name), folder, made.networks, hub)
-        parts = {**made._read(folder, dtype or jnp.float32, given), **given}
+            fetch_packed(str(name), folder, stored, hub)
+        checks, params = ({}, {}) if CHECKER not in stored else made._read_checker(
+            folder / CHECKER, variant, dtype or jnp.float32, sharding)
+        parts = {**made._read(folder, dtype or jnp.float32, given), **checks, **given}
         pipeline = made(**parts, dtype=dtype, token_downsampling=token_downsampling)
-        sharding = sharding or replicated(make_mesh())
-        params = {part: parts[part].load(folder / part, variant, pipeline.dtype, sharding)
-                  for part in made.networks if part not in given}
+        params |= {part: parts[part].load(folder / part, variant, pipeline.dtype, sharding)
+                   for part in made.networks if part not in given}
         if "scheduler" not in given:
             params["scheduler"] = pipeline.scheduler.create_state()
         # A folder's whole path would travel in every picture.
@@ -141,9 +148,14 @@ class FlaxDiffusionPipeline:
         return pipeline, params
 
     @classmethod
-    def _components(cls, index: Mapping[str, Any]) -> dict[str, str]:
-        """The networks of a checkpoint, with what their weights' names begin with."""
-        return {part: network.stem for part, network in cls._class_for(index).networks.items()}
+    def _components(cls, index: Mapping[str, Any], *, checked: bool) -> dict[str, str]:
+        """The networks of a checkpoint, with what their weights' names begin with; a safety checker
+        that it has is one of them if pictures are to be checked."""
+        made = cls._class_for(index)
+        found = {part: network.stem for part, network in made.networks.items()}
+        if checked and made.checker and (index.get(CHECKER) or [None])[-1] in SAFETY_CHECKERS:
+            found[CHECKER] = made.checker.stem
+        return found
 
     @classmethod
     def _class_for(cls, index: Mapping[str, Any]) -> type[Self]:
@@ -175,6 +187,24 @@ class FlaxDiffusionPipeline:
                 parts[part] = scheduler_for(read_json(folder / part / Scheduler.config_name))
         return parts
 
+    @classmethod
+    def _read_checker(cls, folder: Path, variant: str | None, dtype: Any,
+                      sharding: jax.sharding.Sharding) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parts that check pictures, and their parameters, by name: none where the checker
+        cannot be read, of which a warning tells."""
+        from transformers import CLIPImageProcessor
+
+        try:
+            config = read_json(folder / cls.checker.config_name)
+            checker = cls.checker.from_config(config, dtype=dtype)
+            params = checker.load(folder, variant, None, sharding)
+        except CheckpointError as error:
+            warnings.warn(f"Pictures are not checked: {error}", stacklevel=3)
+            return {}, {}
+        side = config["vision_config"].get("image_size", 224)
+        extractor = CLIPImageProcessor(size={"shortest_edge": side}, crop_size=side)
+        return {CHECKER: checker, EXTRACTOR: extractor}, {CHECKER: params}
+
     def save_pretrained(self, folder: str | Path, params: Mapping[str, Any], dtype: Any = None,
                         **options: Any) -> None:
         """Writes the diffusers layout, which PyTorch's pipeline reads as well.
@@ -191,14 +221,21 @@ class FlaxDiffusionPipeline:
         take_options(options)
         warn_of_unknown(options, type(self).__name__)
         folder = Path(folder)
+        index = dict(self.index)
         for part in self.networks:
             getattr(self, part).save_pretrained(folder / part, params[part], dtype=dtype)
+        if isinstance(self.safety_checker, Network) and params.get(CHECKER):
+            self.safety_checker.save_pretrained(folder / CHECKER, params[CHECKER])
+            index[CHECKER] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+            if hasattr(self.feature_extractor, "save_pretrained"):
+                self.feature_extractor.save_pretrained(folder / EXTRACTOR)
+                index[EXTRACTOR] = ["transformers", "CLIPImageProcessor"]
         for part in self.tokenizers:
             getattr(self, part).save_pretrained(folder / part)
         self.scheduler.save_config(folder / "scheduler")
         scheduler = self.scheduler.config["_class_name"].removeprefix("Flax")
         write_json(folder / "model_index.json",
-                   {**self.index, "scheduler": ["diffusers", scheduler]})
+                   {**index, "scheduler": ["diffusers", scheduler]})
         if self.card is not None:
             write_json(folder / "sd_tpu.json", self.card.model_dump())
 
@@ -207,7 +244,7 @@ class FlaxDiffusionPipeline:
     @property
     def components(self) -> dict[str, Any]:
         """All parts, to make another pipeline of."""
-        return {name: getattr(self, name) for name in (*self._parts(), *LEFT_OUT)}
+        return {name: getattr(self, name) for name in (*self._parts(), *OPTIONAL)}
 
     @property
     def config(self) -> Config:
@@ -512,12 +549,8 @@ class FlaxDiffusionPipeline:
         stacked = is_stacked(params)
         params = jax.device_put(params, (split if stacked else replicated)(mesh))
         count = len(ids)
-
-        def filled(x):  # up to whole shares, by the last again
-            return x if x is None else np.pad(
-                x, ((0, -count % mesh.size), *[(0, 0)] * (np.ndim(x) - 1)), mode="edge")
-
-        each = [filled(x) for x in (ids, np.asarray(keys), guidance, latents, negative, *more)]
+        each = [None if x is None else filled(x, mesh.size)
+                for x in (ids, np.asarray(keys), guidance, latents, negative, *more)]
         return np.asarray(self._compiled(mesh, sizes, stacked, **rest)(params, each)[:count])
 
     def _drawn(self, ids: jax.Array, params: Mapping[str, Any], keys: jax.Array,
@@ -544,6 +577,31 @@ class FlaxDiffusionPipeline:
                 out_specs=SPLIT, check_vma=False))
         return self._compilations[key][1]
 
+    # --- checking pictures ----------------------------------------------------------------------
+
+    def _run_safety_checker(self, images: np.ndarray, safety_model_params: Mapping[str, Any],
+                            jit: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Pictures [B, H, W, 3] u8, black where the safety checker finds them not safe for work,
+        and where that is, [B]. The parameters are plain, or lead with a device axis."""
+        del jit
+        mesh, checker = make_mesh(), self.safety_checker
+        stacked = np.ndim(safety_model_params["concept_embeds"]) == 3
+        if (checker, mesh, stacked) not in self._compilations:
+            def one(params, pictures):
+                params = jax.tree.map(lambda x: x[0], params) if stacked else params
+                return checker.flags(pictures, params)
+
+            self._compilations[checker, mesh, stacked] = jax.jit(jax.shard_map(
+                one, mesh=mesh, in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
+                out_specs=SPLIT, check_vma=False))
+        params = jax.device_put(safety_model_params, (split if stacked else replicated)(mesh))
+        found = self._compilations[checker, mesh, stacked](params, filled(images, mesh.size))
+        unsafe = np.asarray(found)[:len(images)]
+        if unsafe.any():
+            warnings.warn("Pictures that may not be safe for work are black. Try another prompt or "
+                          "seed.", stacklevel=4)
+        return np.where(unsafe[:, None, None, None], np.uint8(0), images), unsafe
+
     def _first_latents(self, latents: jax.Array | None, keys: jax.Array, height: int,
                        width: int) -> jax.Array:
         """[b, C, h, w], given or drawn."""
@@ -558,6 +616,11 @@ class FlaxDiffusionPipeline:
             raise ValueError(f"latents should be {(len(keys), *shape)} for these prompts and "
                              f"sizes, not {latents.shape}.")
         return latents
+
+
+def filled(x: np.ndarray, share: int) -> np.ndarray:
+    """[B, ...] with the last again, up to whole shares."""
+    return np.pad(x, ((0, -len(x) % share), *[(0, 0)] * (np.ndim(x) - 1)), mode="edge")
 
 
 def is_stacked(params: Mapping[str, Any]) -> bool:

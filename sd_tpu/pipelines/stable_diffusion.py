@@ -11,10 +11,11 @@ from sd_tpu.families.stable_diffusion import StableDiffusion, enlarged
 from sd_tpu.pipelines.models import (
     FlaxAutoencoderKL,
     FlaxCLIPTextModel,
+    FlaxStableDiffusionSafetyChecker,
     FlaxUNet2DConditionModel,
     Network,
 )
-from sd_tpu.pipelines.pipeline import FlaxDiffusionPipeline, ImageOutput
+from sd_tpu.pipelines.pipeline import CHECKER, FlaxDiffusionPipeline, ImageOutput
 
 
 class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
@@ -23,6 +24,7 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
     family = StableDiffusion
     networks: ClassVar = dict(vae=FlaxAutoencoderKL, text_encoder=FlaxCLIPTextModel,
                               unet=FlaxUNet2DConditionModel)
+    checker = FlaxStableDiffusionSafetyChecker
     checkpoints = StableDiffusion.pipelines
     index = StableDiffusion.index
 
@@ -51,7 +53,7 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
         neg_prompt_ids: Any = None,
         return_dict: bool = True,
         jit: bool = False,
-    ) -> ImageOutput | tuple[np.ndarray, bool]:
+    ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
         """Draws one picture for each row of token ids, divided over all devices.
 
         Args:
@@ -73,8 +75,8 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
 
         Returns:
             Images float32 in [0, 1] of 256 levels, in NumPy's arrays: [B, H, W, 3] for flat ids
-            and [D, b, H, W, 3] for sharded ones; as `.images` and as `[0]`. What comes second is
-            False, as no checker finds anything.
+            and [D, b, H, W, 3] for sharded ones; as `.images` and as `[0]`. What comes second says
+            for each picture, [B], whether the safety checker has blacked it; False without one.
 
         Raises:
             CheckpointError: parameters are missing, or the scheduler asks for what is not
@@ -85,7 +87,7 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
         images = self._draw(params, num_inference_steps, self._size(height, width),
                             *self._texts(prompt_ids, neg_prompt_ids), guidance_scale, latents,
                             prng_seed)
-        return self._output(images, prompt_ids, return_dict)
+        return self._output(images, prompt_ids, params, return_dict)
 
     def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[np.ndarray, np.ndarray]:
         """Ids [B, 77] of the prompts and of as many negative prompts, by default empty ones."""
@@ -94,10 +96,15 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
     def _negative(self, neg_prompt_ids: Any) -> Any:
         return self._ids("") if neg_prompt_ids is None else neg_prompt_ids
 
-    def _output(self, images: np.ndarray, prompt_ids: Any, return_dict: bool
-                ) -> ImageOutput | tuple[np.ndarray, bool]:
+    def _output(self, images: np.ndarray, prompt_ids: Any, params: Mapping[str, Any],
+                return_dict: bool) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
+        unsafe = False
+        if isinstance(self.safety_checker, Network) and params.get(CHECKER):
+            levels = (images * 255).round().astype(np.uint8)
+            _, unsafe = self._run_safety_checker(levels, params[CHECKER])
+            images = np.where(unsafe[:, None, None, None], np.float32(0), images)
         images = self._as_given(images, prompt_ids)
-        return ImageOutput(images, False) if return_dict else (images, False)
+        return ImageOutput(images, unsafe) if return_dict else (images, unsafe)
 
     def _conditions(self, prompt_ids: jax.Array, neg_prompt_ids: jax.Array | None,
                     params: Mapping[str, Any], size: tuple[int, int]) -> tuple[jax.Array, None]:
