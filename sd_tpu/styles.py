@@ -8,10 +8,12 @@
 import contextlib
 import csv
 import dataclasses
+import io
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from sd_tpu.reading import read_text
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import SETTINGS, Picture, RequestError, shortened
 
@@ -71,14 +73,13 @@ def _put(text: str, style: str) -> str:
 
 @lru_cache(4)
 def _read(file: Path, *_state: int) -> Templates:
-    with file.open(newline="", encoding="utf-8-sig") as opened:
-        try:
-            rows = csv.DictReader(opened)
-            if not {"name", "prompt"} <= set(rows.fieldnames or ()):
-                raise ValueError(f"{str(file)!r} is not a list of styles: its first line should be "
-                                 "name,prompt,negative_prompt.")
-            return {row["name"].strip(): ((row["prompt"] or "").strip(),
-                                          (row.get("negative_prompt") or "").strip())
-                    for row in rows if (row["name"] or "").strip()}
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{str(file)!r} is not a list of styles: {error}.") from None
+    try:
+        rows = csv.DictReader(io.StringIO(read_text(file), newline=""))
+        if not {"name", "prompt"} <= set(rows.fieldnames or ()):
+            raise ValueError(f"{str(file)!r} is not a list of styles: its first line should be "
+                             "name,prompt,negative_prompt.")
+        return {row["name"].strip(): ((row["prompt"] or "").strip(),
+                                      (row.get("negative_prompt") or "").strip())
+                for row in rows if (row["name"] or "").strip()}
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(file)!r} is not a list of styles: {error}.") from None

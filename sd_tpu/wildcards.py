@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+from sd_tpu.reading import read_text
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import MAX_PROMPT_LENGTH, SETTINGS, RequestError, shortened
 
@@ -232,5 +233,5 @@ def _split(text: str, signs: Iterator[re.Match]) -> tuple[str | tuple[str, ...] 
 @lru_cache(16)
 def _lines(file: Path, *_state: int) -> tuple[str, ...]:
     """The values in a file of this state: its lines, but for empty ones and comments."""
-    lines = (line.strip() for line in file.read_text("utf-8-sig").splitlines())
+    lines = (line.strip() for line in read_text(file, MAX_FILE_BYTES).splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))

@@ -1,6 +1,7 @@
 """What a checkpoint's JSON files say, and which of it is refused by name."""
 
 import json
+import os
 
 import pytest
 
@@ -18,6 +19,10 @@ from sd_tpu.checkpoint.config import (
     VAEConfig,
     read_json,
 )
+from sd_tpu.checkpoint.weights import opened
+from sd_tpu.http.access import read_keys
+from sd_tpu.reading import read_bytes
+from sd_tpu.styles import Styles
 
 
 def test_sd_1_is_what_is_assumed_where_a_config_is_silent():
@@ -202,6 +207,44 @@ def test_what_is_no_json_object_is_refused_by_file_name(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_json(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("piece, count, told", [
+    ("[", 100_000, "recursion"), (" ", (1 << 23) + 1, "larger than 8 MiB"),
+    ("1, ", 100_000, "more than 100000 values"), ("9", 5000, "digits"),
+])
+def test_json_that_takes_much_is_a_sentence_before_it_takes_anything(tmp_path, piece, count, told):
+    file = tmp_path / "config.json"
+    file.write_text(piece * count)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        read_json(file)
+    assert str(caught.value).startswith(str(file))
+
+
+def test_what_is_no_file_is_never_read(tmp_path):
+    """A pipe would keep its reader waiting, and a device never ends."""
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "link.json").symlink_to("/dev/zero")
+    (tmp_path / "folder.json").mkdir()
+    for file in tmp_path.iterdir():
+        for read in (read_json, read_bytes, read_keys, Styles):
+            with pytest.raises((CheckpointError, OSError), match="not a regular file"):
+                read(file)
+        with pytest.raises(CheckpointError, match="not a regular file"), opened(file):
+            pass
+
+
+def test_a_unet_of_very_many_blocks_is_refused():
+    with pytest.raises(CheckpointError, match="at most 256 are supported"):
+        UNetConfig.from_dict(dict(layers_per_block=16, transformer_layers_per_block=32))
+
+
+@pytest.mark.parametrize("values", [dict(steps=10**9), dict(guidance=1e9), dict(guidance=-1),
+                                    dict(sampler="no such"), dict(spacing="no such")])
+def test_a_card_asks_for_what_pictures_can_have(tmp_path, values):
+    (tmp_path / "sd_tpu.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"ModelCard: (Steps|Guidance|Sampler|Spacing) "):
+        ModelCard.read(tmp_path, "folder")
 
 
 def test_a_model_without_a_card_gets_the_guides_prompts(tmp_path):

@@ -12,6 +12,8 @@ import numpy as np
 import peft
 import pytest
 import torch
+from peft.utils.other import get_pattern_key
+from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
 from tiny import UNETS, make_pipeline, original_unet
 
@@ -339,3 +341,141 @@ def test_dora_in_pefts_metadata_is_refused(pipelines, tmp_path):
     assert "is a DoRA" in refusal(adapters.read_lora, file, {})
     save_file(load_file(file), file, metadata={"lora_adapter_metadata": "{"})
     assert "damaged" in refusal(adapters.read_lora, file, {})
+
+
+# --- what a file says is checked before it is used ----------------------------------------------
+
+NAMES = ["mid_block.attentions.0.transformer_blocks.0.attn1.to_q",
+         "down_blocks.0.attentions.1.transformer_blocks.0.attn2.to_k",
+         "up_blocks.1.resnets.0.conv1"]
+SMALL = {"unet": {f"{name}.weight": (8, 8, 3, 3) if "conv" in name else (8, 8) for name in NAMES}}
+
+
+def written(tmp_path: Path, module: str, metadata: dict | str | None = None, **sizes) -> Path:
+    """A file with these factors of a module, all ones, in halves."""
+    tensors = {f"{module}.{name.replace('__', '.')}": np.ones(size, np.float16)
+               for name, size in sizes.items()}
+    text = metadata if isinstance(metadata, str) else json.dumps(metadata)
+    save_numpy(tensors, tmp_path / "small.safetensors",
+               metadata=None if metadata is None else {"lora_adapter_metadata": text})
+    return tmp_path / "small.safetensors"
+
+
+def scale_of(tmp_path: Path, name: str, metadata: dict) -> float:
+    kernel = SMALL["unet"][f"{name}.weight"][2:]
+    file = written(tmp_path, f"unet.{name}", metadata, lora_A__weight=(2, 8, *kernel),
+                   lora_B__weight=(8, 2, *[1] * len(kernel)))
+    ((delta,),) = (found.values() for found in adapters.read_lora(file, SMALL).values())
+    return float(delta.scale)
+
+
+@pytest.mark.parametrize("patterns", [
+    {"to_q": 6}, {"attn1.to_q": 6, "to_k": 2}, {"to_q": 6, "attn1.to_q": 2}, {NAMES[1]: 6}, {},
+    {"^mid_block.*to_q": 6}, {r".*\.attn2\.to_k": 6}, {"^to_q": 6}, {"o_q": 6}, {".*o_q$": 6},
+    {r"transformer_blocks\.0\.attn1\.to_q": 6, ".*": 2}, {f"^{NAMES[2]}$": 6}, {"conv": 6},
+])
+def test_patterns_in_pefts_metadata_are_those_that_peft_matches(tmp_path, patterns):
+    for name in NAMES:
+        key = get_pattern_key(patterns, name)
+        assert scale_of(tmp_path, name, {"unet.lora_alpha": 4, "unet.alpha_pattern": patterns}
+                        ) == patterns.get(key, 4) / 2
+
+
+@pytest.mark.parametrize("pattern", ["([a-z_.0-9]+)+!", "(a|a)*b", "a{9999}", "a" * 300, "[", "",
+                                     "(?=to_q)", ".+" * 50])
+def test_a_pattern_that_could_take_for_ever_is_refused_and_never_run(tmp_path, pattern):
+    file = written(tmp_path, f"unet.{NAMES[0]}", {"unet.lora_alpha": 1, "unet.alpha_pattern": {
+        pattern: 1}}, lora_A__weight=(2, 8), lora_B__weight=(8, 2))
+    assert "the pattern" in refusal(adapters.read_lora, file, SMALL)
+
+
+def test_many_patterns_and_deep_metadata_are_a_sentence(tmp_path):
+    factors = dict(lora_A__weight=(2, 8), lora_B__weight=(8, 2))
+    many = {"unet.alpha_pattern": dict.fromkeys(map(str, range(1 << 20)), 1), "unet.lora_alpha": 1}
+    file = written(tmp_path, f"unet.{NAMES[0]}", many, **factors)
+    many["unet.alpha_pattern"]["x"] = 1
+    written(tmp_path, f"unet.{NAMES[0]}", many, **factors)
+    assert "too many patterns" in refusal(adapters.read_lora, file, SMALL)
+    written(tmp_path, f"unet.{NAMES[0]}", "[" * 100_000, **factors)
+    assert "is no JSON" in refusal(adapters.read_lora, file, SMALL)
+    for alpha in (1e300, 10**400, float("nan")):
+        written(tmp_path, f"unet.{NAMES[0]}", {"unet.lora_alpha": alpha}, **factors)
+        assert "is no finite number" in refusal(adapters.read_lora, file, SMALL)
+
+
+N = 60_000  # whose square are 7 GB of halves
+
+
+@pytest.mark.parametrize("name, factors", [
+    (0, dict(lokr_w1_a=(N, 1), lokr_w1_b=(1, N), lokr_w2=(1, 1))),
+    (0, dict(lokr_w1=(1, 1), lokr_w2_a=(N, 1), lokr_w2_b=(1, N))),
+    (2, dict(lokr_w1=(1, 1), lokr_t2=(1, 1, 3, 3), lokr_w2_a=(1, N), lokr_w2_b=(1, N))),
+    (2, dict(lokr_w1=(1, 1), lokr_t2=(1, 1, 300, 300), lokr_w2_a=(1, 8), lokr_w2_b=(1, 8))),
+    (0, dict(lokr_w1=(3, 3), lokr_w2=(2, 2))), (0, dict(lokr_w1=(0, 8), lokr_w2=(1, 1))),
+    (0, dict(lokr_w1=(8, 8), lokr_w2_a=(1, 0), lokr_w2_b=(0, 1))), (0, dict(lokr_w1=(8, 8))),
+    (0, dict(lokr_w1=(8,), lokr_w2=(1, 8))),
+    (2, dict(lora_down__weight=(1, 8, 1, 1), lora_mid__weight=(N, 1, 1, 1),
+             lora_up__weight=(8, N, 1, 1))),
+    (2, dict(lora_down__weight=(1, N, 1, 1), lora_mid__weight=(1, 1, 3, 3),
+             lora_up__weight=(8, 1, 1, 1))),
+    (0, dict(lora_down__weight=(2, 8), lora_mid__weight=(2, 2), lora_up__weight=(8, 2))),
+    (0, dict(lora_down__weight=(2, 8), lora_up__weight=(8, 2), alpha=(2,))),
+    (0, dict(lora_down__weight=(2, 8), lora_up__weight=())),
+    (2, dict(hada_w1_a=(1, 8), hada_w1_b=(1, N), hada_t1=(1, 1, 3, 3), hada_w2_a=(1, 8),
+             hada_w2_b=(1, 8), hada_t2=(1, 1, 3, 3))),
+    (0, dict(hada_w1_a=(N, 1), hada_w1_b=(1, N), hada_w2_a=(8, 1), hada_w2_b=(1, 8))),
+])
+def test_factors_that_do_not_give_the_weight_are_refused_by_their_shapes(tmp_path, monkeypatch,
+                                                                         name, factors):
+    monkeypatch.setattr(adapters, "_array", None)
+    file = written(tmp_path, f"lora_unet_{NAMES[name].replace('.', '_')}", **factors)
+    assert "1 of its 1 layers differ" in refusal(adapters.read_lora, file, SMALL)
+
+
+# --- how files call their layers ----------------------------------------------------------------
+
+TEXT_LAYER = "text_model.encoder.layers.0.mlp.fc1"
+LAYERS = SMALL | {part: {f"{TEXT_LAYER}.weight": (8, 8), "text_projection.weight": (8, 8)}
+                  for part in ("text_encoder", "text_encoder_2")}
+LAYERS["unet"] |= {f"{level}.resnets.{number}.conv1.weight": (8, 8, 3, 3) for level, number in (
+    ("down_blocks.0", 0), ("down_blocks.0", 1), ("up_blocks.0", 0), ("up_blocks.0", 1))}
+
+
+@pytest.mark.parametrize("module, part, name", [
+    ("diffusion_model.middle_block.1.transformer_blocks.0.attn1.to_q", "unet", NAMES[0]),
+    ("model.diffusion_model.input_blocks.2.1.transformer_blocks.0.attn2.to_k", "unet", NAMES[1]),
+    ("unet.input_blocks.2.1.transformer_blocks.0.attn2.to_k", "unet", NAMES[1]),
+    (f"diffusion_model.{NAMES[0]}", "unet", NAMES[0]),
+    ("lycoris_" + NAMES[0].replace(".", "_"), "unet", NAMES[0]),
+    ("lycoris_middle_block_1_transformer_blocks_0_attn1_to_q", "unet", NAMES[0]),
+    (f"text_encoders.clip_l.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+    (f"text_encoders.clip_h.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+    (f"text_encoders.clip_g.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+    ("text_encoders.clip_g.transformer.text_projection", "text_encoder_2", "text_projection"),
+    (f"clip_l.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+    (f"clip_g.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+    (f"clip_g.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+    (f"cond_stage_model.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+    (f"conditioner.embedders.0.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+])
+@pytest.mark.parametrize("down, up", [("lora_down", "lora_up"), ("lora_A", "lora_B")])
+def test_other_programs_names_of_layers_are_known(tmp_path, module, part, name, down, up):
+    file = written(tmp_path, module, **{f"{down}__weight": (2, 8), f"{up}__weight": (8, 2)})
+    found = adapters.read_lora(file, LAYERS)
+    assert {key: [*deltas] for key, deltas in found.items()} == {part: [f"{name}.weight"]}
+
+
+@pytest.mark.parametrize("module, told", [
+    ("some_new_format.mid_block.attn2.to_k", "names that are not known here, such as some_new_fo"),
+    ("diffusion_model.blocks.0.cross_attn.q", "calls 1 of its 1 layers by names that are not kn"),
+    ("diffusion_model.input_blocks.8.1.transformer_blocks.9.attn2.to_k", "does not fit this model"),
+    ("lora_unet_down_blocks_2_attentions_1_transformer_blocks_9_attn2_to_k", "does not fit"),
+    (f"text_encoders.clip_g.transformer.{TEXT_LAYER}", "for SDXL and does not fit"),
+    (f"lora_te2_{TEXT_LAYER.replace('.', '_')}", "for SDXL and does not fit"),
+    ("diffusion_model.double_blocks.0.img_attn.qkv", "for FLUX and does not fit"),
+])
+def test_unknown_names_and_other_models_are_two_sentences(tmp_path, module, told):
+    shapes = {part: LAYERS[part] for part in ("unet", "text_encoder")}
+    file = written(tmp_path, module, lora_down__weight=(2, 8), lora_up__weight=(8, 2))
+    message = refusal(adapters.read_lora, file, shapes)
+    assert told in message and ("not known" in message) != ("does not fit" in message)

@@ -218,3 +218,15 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path, files):
     with pytest.raises(CheckpointError, match="tokenizer") as caught:
         Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_a_tokenizers_files_have_a_bound_and_are_all_that_is_copied(tokenizer, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(FOLDER, here)
+    (here / "endless").symlink_to("/dev/zero")
+    Tokenizer.from_folder(here).save(there)
+    assert {file.name for file in there.iterdir()} == {file.name for file in FOLDER.iterdir()}
+    with (here / "merges.txt").open("ab") as file:
+        file.truncate(1 << 24)
+    with pytest.raises(CheckpointError, match=r"merges\.txt, it is larger than 8 MiB"):
+        Tokenizer.from_folder(here)

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import math
 import select
 import shutil
+import struct
 import subprocess
 import sys
 from functools import partial
@@ -188,6 +190,24 @@ def test_a_damaged_file_is_one_sentence_that_names_it(file, kind):
     with pytest.raises(CheckpointError, match="damaged or incomplete") as caught:
         weights.load([file], TREE, jnp.float32)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tensors", [
+    {"x" * 1001: [1]}, {"x": [1] * 9}, {str(number): [0] for number in range(50_001)},
+])
+def test_a_header_as_no_network_has_it_is_refused(tmp_path, tensors):
+    header, at = {}, 0
+    for name, shape in tensors.items():
+        size = 2 * math.prod(shape)
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    (tmp_path / "odd.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
+    with pytest.raises(CheckpointError, match="tensors as no network has them"):
+        weights.contents([tmp_path / "odd.safetensors"])
+    (tmp_path / "odd.safetensors").write_bytes(struct.pack("<Q", 1 << 26) + text)
+    with pytest.raises(CheckpointError, match="at most 32 MiB"):
+        weights.contents([tmp_path / "odd.safetensors"])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])

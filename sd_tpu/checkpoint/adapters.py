@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,10 @@ import numpy as np
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.original import Levels, renamed
-from sd_tpu.checkpoint.weights import DTYPES, is_finite, modern, opened
+from sd_tpu.checkpoint.weights import DTYPES, Stored, is_finite, modern, opened
 
 Shapes = Mapping[str, tuple[int, ...]]
+Modules = Mapping[str, Mapping[str, Stored]]  # as a file calls them -> factor -> where it lies
 Factors = Mapping[str, np.ndarray]
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U8")  # which an alpha may be
@@ -57,14 +59,27 @@ class Kronecker(NamedTuple):
 
 Delta = LowRank | Hadamard | Kronecker
 
-COMPONENTS = {"unet": ("lora_unet_",), "text_encoder": ("lora_te_", "lora_te1_"),
+# Component -> what stands before its modules' names where dots are underscores: kohya's, and of
+# SimpleTuner's LyCORIS.
+COMPONENTS = {"unet": ("lora_unet_", "lycoris_"), "text_encoder": ("lora_te_", "lora_te1_"),
               "text_encoder_2": ("lora_te2_",)}
+# The same where dots are dots: ComfyUI's, OneTrainer's, and those of single files.
+PREFIXES = {
+    "diffusion_model.": "unet.", "model.diffusion_model.": "unet.",
+    "clip_l.": "text_encoder.", "clip_h.": "text_encoder.", "clip_g.": "text_encoder_2.",
+    "cond_stage_model.transformer.": "text_encoder.",
+    "conditioner.embedders.0.transformer.": "text_encoder.",
+}
 # A module, and the factor of its weight: LoRA as kohya, diffusers and PEFT spell it, LoHa, LoKr.
 KEY = re.compile(
     r"(?P<module>.+?)(?:_lora|\.lora|\.lora_linear_layer)?\."
     r"(?:(?:lora_)?(?P<kohya>down|up|mid)\.weight|lora_(?P<peft>[AB])(?:\.default)?\.weight"
     r"|(?P<other>alpha|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2)))"
 )
+# What a pattern of PEFT's may hold, which is a regular expression that ends a module's name: names,
+# dots, and `.*`. Others are not run, as some would take for ever.
+PATTERN = re.compile(r"\^?(?:[\w-]|\\\.|\.\*?)+\$?")
+MAX_PATTERN, MAX_MATCHES = 200, 1 << 20  # characters of one; how often they are looked at
 DORA = ("dora_scale", "lora_magnitude_vector")
 METADATA = "lora_adapter_metadata"  # where diffusers keeps PEFT's configs, if it was asked to
 # A part of a module's name -> the family of models that has it.
@@ -138,24 +153,24 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
     Raises:
         CheckpointError: the file is damaged, is not understood, or is for other models.
     """
-    modules, metadata = _modules(path)
-    places = _places(shapes)
-    deltas: dict[str, dict[str, Delta]] = defaultdict(dict)
-    strange = []
-    for module, factors in modules.items():
-        component, name = _place(module, places)
-        try:
-            scale = _declared_scale(metadata, component, name)
-            delta = _delta(factors, shapes[component][name], scale)
-        except (LookupError, ValueError, ArithmeticError, re.error):
-            strange.append(module)
-        else:
-            deltas[component][name] = delta
-    if strange:
-        raise CheckpointError(
-            f"{path} is a LoRA for {_family(modules)} and does not fit this model: {len(strange)} "
-            f"of its {len(modules)} layers differ, such as {strange[0]}."
-        )
+    with opened(path) as tensors:
+        metadata = _metadata(path, tensors.metadata() or {})
+        modules = _modules(path, tensors)
+        parameters = _parameters(path, modules, shapes)
+        patterns = {part: _alpha_patterns(path, metadata, part) for part in shapes}
+        if len(modules) * sum(map(len, patterns.values())) > MAX_MATCHES:
+            raise CheckpointError(f"{path} is not understood: its metadata holds too many "
+                                  "patterns.")
+        deltas: dict[str, dict[str, Delta]] = defaultdict(dict)
+        for module, (component, name) in parameters.items():
+            scale = _declared_scale(metadata, patterns[component], component, name)
+            factors = {factor: _array(path, tensors, stored.name)
+                       for factor, stored in modules[module].items()}
+            try:
+                deltas[component][name] = _delta(factors, shapes[component][name], scale)
+            except (ValueError, ArithmeticError):
+                raise CheckpointError(f"{path} is damaged: the scale of {module} is no finite "
+                                      "number.") from None
     return dict(deltas)
 
 
@@ -171,28 +186,57 @@ def difference(delta: Delta) -> jax.Array:
     return product.reshape(*right.shape[:-2], rows, columns)
 
 
-def _modules(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """Module as the file calls it -> factor -> array, and PEFT's configs if there are any."""
-    modules: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
-    with opened(path) as tensors:
-        metadata = _metadata(path, tensors.metadata() or {})
-        for name in tensors.keys():
-            if any(mark in name for mark in DORA):
-                raise CheckpointError(_dora(path))
-            key = KEY.fullmatch(name)
-            if not key:
-                raise CheckpointError(f"{path} is not understood: it holds {name!r}, which belongs "
-                                      "to no LoRA, LoHa or LoKr.")
-            modules[key["module"]][_factor(key)] = _array(path, tensors, name)
+def _modules(path: Path, tensors) -> Modules:
+    modules: dict[str, dict[str, Stored]] = defaultdict(dict)
+    for name in tensors.keys():
+        if any(mark in name for mark in DORA):
+            raise CheckpointError(_dora(path))
+        key = KEY.fullmatch(name)
+        if not key:
+            raise CheckpointError(f"{path} is not understood: it holds {name!r}, which belongs "
+                                  "to no LoRA, LoHa or LoKr.")
+        part = tensors.get_slice(name)
+        modules[key["module"]][_factor(key)] = Stored(path, name, tuple(part.get_shape()),
+                                                      part.get_dtype())
     if not modules:
         raise CheckpointError(f"{path} holds no tensors.")
-    return modules, metadata
+    return modules
+
+
+def _parameters(path: Path, modules: Modules,
+                shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
+    """The component and parameter of each module; raises CheckpointError unless all are there and
+    of the shapes that the factors have."""
+    places = _places(shapes)
+    found, unknown, unfit = {}, [], []
+    for module, factors in modules.items():
+        component, name = _place(module, places)
+        try:
+            _check({factor: stored.shape for factor, stored in factors.items()},
+                   shapes[component][name])
+            found[module] = component, name
+        except (LookupError, ValueError, ArithmeticError):
+            (unfit if component else unknown).append(module)
+    if not (unfit or unknown):
+        return found
+    if unfit or _other_family(modules, shapes) or (
+            {*map(_without_numbers, places)} & {*map(_without_numbers, unknown)}):
+        strange = [*unfit, *unknown]
+        raise CheckpointError(
+            f"{path} is a LoRA for {_family(modules, shapes)} and does not fit this model: "
+            f"{len(strange)} of its {len(modules)} layers differ, such as {strange[0]}."
+        )
+    raise CheckpointError(
+        f"{path} calls {len(unknown)} of its {len(modules)} layers by names that are not known "
+        f"here, such as {unknown[0]}. Known are those that kohya, diffusers, PEFT, LyCORIS, "
+        "ComfyUI and OneTrainer write for Stable Diffusion 1, 2 and SDXL."
+    )
 
 
 def _metadata(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
         declared = json.loads(metadata.get(METADATA, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError, MemoryError):
         raise CheckpointError(f"{path} is damaged: its {METADATA} is no JSON.") from None
     declared = declared if isinstance(declared, dict) else {}
     if any(name.endswith("use_dora") and value for name, value in declared.items()):
@@ -242,7 +286,7 @@ def _places(shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
 
 def _place(module: str, places: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
     """The component and parameter that a file's module means; names nobody has if there is none."""
-    module = module.replace("base_model.model.", "").replace(".processor", "")
+    module = _normalized(module)
     component, dot, rest = module.partition(".")
     for spelling in (module, component + dot + modern(rest), modern(module)):
         # diffusers called the projections of CLIP as the UNet's for a while.
@@ -252,20 +296,94 @@ def _place(module: str, places: Mapping[str, tuple[str, str]]) -> tuple[str, str
     return "", module
 
 
-def _declared_scale(metadata: Mapping[str, Any], component: str,
+def _normalized(module: str) -> str:
+    """A module's name that begins with its component, if it has dots."""
+    module = module.replace("base_model.model.", "").replace(".processor", "")
+    module = re.sub(r"^(text_encoders\.)?(clip_[lgh]\.)(transformer\.)?", r"\2", module)
+    return next((component + module.removeprefix(prefix) for prefix, component in PREFIXES.items()
+                 if module.startswith(prefix)), module)
+
+
+def _without_numbers(module: str) -> str:
+    return re.sub(r"\d+", "", _normalized(module))
+
+
+def _alpha_patterns(path: Path, metadata: Mapping[str, Any],
+                    component: str) -> list[tuple[str, Any]]:
+    """What PEFT's config says of alphas, as shell patterns of modules' names with a dot in front:
+    of all that fit a name, the first counts."""
+    patterns = metadata.get(f"{component}.alpha_pattern")
+    found = []
+    for pattern, alpha in (patterns if isinstance(patterns, dict) else {}).items():
+        if len(pattern) > MAX_PATTERN or not PATTERN.fullmatch(pattern):
+            raise CheckpointError(f"{path} is not understood: the pattern {pattern[:60]!r} in its "
+                                  "metadata is none of names, dots and `.*`.")
+        begin = "." if pattern.startswith("^") else "*."
+        found.append((begin + pattern.strip("^$").replace(".*", "*").replace("\\.", "."), alpha))
+    return found
+
+
+def _declared_scale(metadata: Mapping[str, Any], patterns: list[tuple[str, Any]], component: str,
                     name: str) -> Callable[[int], float]:
     """The scale of a rank by PEFT's config in the file; 1 where there is none."""
-    def declared(setting: str) -> Any:
-        return metadata.get(f"{component}.{setting}")
-
-    alpha, module = declared("lora_alpha"), name.removesuffix(".weight")
-    patterns = declared("alpha_pattern")
-    for pattern, value in (patterns if isinstance(patterns, dict) else {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            alpha = value
+    module = f".{name.removesuffix('.weight')}"
+    alpha = next((alpha for pattern, alpha in patterns if fnmatchcase(module, pattern)),
+                 metadata.get(f"{component}.lora_alpha"))
     if not isinstance(alpha, int | float):
         return lambda rank: 1.0
-    return lambda rank: alpha / (math.sqrt(rank) if declared("use_rslora") else rank)
+    rooted = metadata.get(f"{component}.use_rslora")
+    return lambda rank: alpha / (math.sqrt(rank) if rooted else rank)
+
+
+# --- factors ------------------------------------------------------------------------------------
+
+
+def _check(factors: Shapes, weight: tuple[int, ...]) -> None:
+    """Raises ValueError, LookupError or ArithmeticError unless factors of these shapes give a
+    weight of this one, [out, in] or [out, in, height, width]."""
+    if len(weight) not in (2, 4) or math.prod(factors.get("alpha", ())) != 1:
+        raise ValueError(f"{weight}")
+    if "down" in factors:
+        _check_product(factors["up"], factors["down"], factors.get("mid"), weight)
+    elif "hada_w1_a" in factors:
+        for i in (1, 2):
+            up, core = factors[f"hada_w{i}_a"], factors.get(f"hada_t{i}")
+            _check_product(up if core is None else up[::-1], factors[f"hada_w{i}_b"], core, weight)
+    else:
+        left, right = (_whole_shape(factors, f"lokr_w{i}") for i in (1, 2))
+        (outputs, inputs), (wanted, *rest) = left, weight
+        if wanted % outputs or rest[0] % inputs or right[0] != wanted // outputs or (
+                math.prod(right[1:]) * inputs != math.prod(rest)):
+            raise ValueError(f"{left} and {right} in place of {weight}")
+
+
+def _check_product(up: tuple[int, ...], down: tuple[int, ...], core: tuple[int, ...] | None,
+                   weight: tuple[int, ...]) -> None:
+    """Of what `_low_rank` takes."""
+    (outputs, *inputs), rank = weight, math.prod(up[1:])
+    expected = rank, *inputs
+    if core is not None:
+        if len(core) != 4 or core != (rank, down[0], *inputs[1:]):
+            raise ValueError(f"a core of {core}")
+        expected = down[0], inputs[0]
+    if up[0] != outputs or not rank or down[0] != expected[0] or (
+            math.prod(down) != math.prod(expected)):
+        raise ValueError(f"{up} and {down} in place of {weight}")
+
+
+def _whole_shape(factors: Shapes, name: str) -> tuple[int, ...]:
+    """Of what `_whole` makes."""
+    if name in factors:
+        return factors[name]
+    (rows, rank), (other, columns) = a, b = factors[f"{name}_a"], factors[f"{name}_b"]
+    if core := factors.get(name.replace("_w", "_t")):
+        (rank, rows), (other, columns), (first, second, *kernel) = a, b, core
+        if (first, second) != (rank, other) or len(kernel) != 2:
+            raise ValueError(f"a core of {core}")
+        return rows, columns, *kernel
+    if rank != other or not rank:
+        raise ValueError(f"ranks {rank} and {other}")
+    return rows, columns
 
 
 def _delta(factors: Factors, shape: tuple[int, ...],
@@ -273,18 +391,17 @@ def _delta(factors: Factors, shape: tuple[int, ...],
     """The factors in our order of axes.
 
     Args:
-        factors: of one weight, as they were trained for PyTorch.
+        factors: of one weight, as they were trained for PyTorch, of shapes that `_check` has seen.
         shape: of the weight, [out, in] or [out, in, height, width].
         default_scale: of a rank, where no alpha is told.
 
     Raises:
-        KeyError: a factor is missing.
-        ValueError: the factors' shapes do not give the weight's.
+        ValueError or ArithmeticError: the scale is no finite number.
     """
     def scale(rank: int) -> np.ndarray:
         alpha = factors.get("alpha")
         value = default_scale(rank) if alpha is None else float(alpha.item()) / rank
-        if not math.isfinite(value):
+        if not abs(value) <= float(np.finfo(np.float32).max):
             raise ValueError(f"a scale of {value}")
         return np.float32(value)
 
@@ -309,18 +426,12 @@ def _low_rank(up: np.ndarray, down: np.ndarray, core: np.ndarray | None, shape: 
               scale: np.ndarray) -> LowRank:
     """up [out, rank], down [rank, in...], core [rank of up, rank of down, height, width]."""
     outputs, *inputs = shape
-    if up.shape[:1] != (outputs,):
-        raise ValueError(f"{up.shape[:1]} outputs in place of {outputs}")
     up = up.reshape(outputs, -1)
     if core is not None:
         down = down.reshape(down.shape[0], inputs[0])
-        down = np.einsum("nmhw,mi->nihw", core.astype(np.float32), down.astype(np.float32))
-    if down.shape[:1] != up.shape[1:]:
-        raise ValueError(f"ranks {down.shape[0]} and {up.shape[1]}")
-    down = down.reshape(-1, *inputs)
-    if down.shape[0] != up.shape[1]:
-        raise ValueError(f"{down.size} numbers for {inputs} inputs")
-    return LowRank(_channels_last(down), up.T, scale)
+        down = np.einsum("nmhw,mi->nihw", core.astype(np.float32), down.astype(np.float32),
+                         optimize=True)
+    return LowRank(_channels_last(down.reshape(-1, *inputs)), up.T, scale)
 
 
 def _kronecker(factors: Factors, shape: tuple[int, ...],
@@ -329,8 +440,6 @@ def _kronecker(factors: Factors, shape: tuple[int, ...],
     ranks = [factors[name].shape[0] for name in ("lokr_w1_b", "lokr_w2_b") if name in factors]
     left, right = (_whole(factors, f"lokr_w{i}") for i in (1, 2))
     (outputs, inputs), *kernel = left.shape, *shape[2:]
-    if shape[0] % outputs or shape[1] % inputs:
-        raise ValueError(f"{left.shape} does not divide {shape}")
     right = right.reshape(shape[0] // outputs, shape[1] // inputs, *kernel)
     return Kronecker(left.T, _channels_last(right), scale(ranks[-1]) if ranks else np.float32(1))
 
@@ -341,7 +450,8 @@ def _whole(factors: Factors, name: str) -> np.ndarray:
         return factors[name].astype(np.float32)
     a, b = (factors[f"{name}_{part}"].astype(np.float32) for part in "ab")
     if (core := factors.get(name.replace("_w", "_t"))) is not None:
-        return np.einsum("nmhw,no,mi->oihw", core.astype(np.float32), a, b)
+        return np.einsum("nmhw,no,mi->oihw", core.astype(np.float32), a, b,
+                         optimize=True)
     return a @ b
 
 
@@ -350,17 +460,23 @@ def _channels_last(weight: np.ndarray) -> np.ndarray:
     return np.moveaxis(weight, (1, 0), (-2, -1))
 
 
-def _family(modules: Mapping[str, Factors]) -> str:
+def _other_family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
+    """The models that a LoRA's names say it was made for, where this is none of them; else ""."""
+    marks = dict(OTHER_FAMILIES)
+    if "text_encoder_2" not in shapes:
+        marks |= dict.fromkeys(("te2_", "text_encoder_2", "clip_g."), "SDXL")
+    return next((family for mark, family in marks.items()
+                 if any(mark in module for module in modules)), "")
+
+
+def _family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
     """The models that a LoRA was made for, as far as its names and shapes tell."""
-    for mark, family in OTHER_FAMILIES.items():
-        if any(mark in module for module in modules):
-            return family
-    if any("te2_" in module or "text_encoder_2" in module for module in modules):
-        return "SDXL"
+    if other := _other_family(modules, shapes):
+        return other
     for module, factors in modules.items():
         down = factors.get("down", factors.get("hada_w1_b"))
         crosses = re.search(r"attn2[._](processor\.)?to[._][kv]$", module)
-        if crosses and down is not None and down.ndim:
+        if crosses and down is not None and down.shape:
             return FAMILIES_BY_TEXT.get(down.shape[-1], "other models")
     return "other models"
 
@@ -388,18 +504,20 @@ def read_embedding(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarra
         if len(names) != 1 and named not in EMBEDDINGS:
             raise CheckpointError(f"{path} is not understood: an embedding holds emb_params, or "
                                   "clip_l and clip_g, or the vectors of a single word.")
-        vectors = {part: np.atleast_2d(_array(path, tensors, name)).astype(np.float32)
-                   for part, name in zip(("text_encoder", "text_encoder_2"), named, strict=False)}
-    found_widths = {part: value.shape[-1] for part, value in vectors.items()}
-    if found_widths != dict(widths) or any(value.ndim != 2 for value in vectors.values()):
-        raise CheckpointError(f"{path} is an embedding for other models: its vectors are "
-                              f"{_lengths(found_widths)} numbers long, this model's "
-                              f"{_lengths(widths)}.")
-    lengths = {len(value) for value in vectors.values()}
-    if len(lengths) != 1 or not 1 <= max(lengths) <= MOST_VECTORS:
-        raise CheckpointError(f"{path} holds {_lengths(dict(enumerate(lengths)))} vectors; an "
-                              f"embedding has 1 to {MOST_VECTORS}, as many for each text encoder.")
-    return vectors
+        parts = dict(zip(("text_encoder", "text_encoder_2"), named, strict=False))
+        found = {part: (1, 1, *tensors.get_slice(name).get_shape()) for part, name in parts.items()}
+        found_widths = {part: shape[-1] for part, shape in found.items()}
+        if found_widths != dict(widths) or any(len(shape) > 4 for shape in found.values()):
+            raise CheckpointError(f"{path} is an embedding for other models: its vectors are "
+                                  f"{_lengths(found_widths)} numbers long, this model's "
+                                  f"{_lengths(widths)}.")
+        lengths = {shape[-2] for shape in found.values()}
+        if len(lengths) != 1 or not 1 <= max(lengths) <= MOST_VECTORS:
+            raise CheckpointError(f"{path} holds {_lengths(dict(enumerate(lengths)))} vectors; an "
+                                  f"embedding has 1 to {MOST_VECTORS}, as many for each text "
+                                  "encoder.")
+        return {part: np.atleast_2d(_array(path, tensors, name)).astype(np.float32)
+                for part, name in parts.items()}
 
 
 def _lengths(widths: Mapping[Any, int]) -> str:

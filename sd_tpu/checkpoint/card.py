@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Self
 
+import pydantic
 from pydantic import Field
 
 from sd_tpu.checkpoint.config import Config, read_json
+from sd_tpu.settings import SETTINGS
 
 GUIDE_PROMPTS = (
     "Labrador in the style of Hokusai",
@@ -48,6 +50,13 @@ class ModelCard(Config):
     translations: dict[str, dict[str, str]] = Field(default_factory=dict)
     words: tuple[str, ...] = ()
     themes: dict[str, list[str]] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="after")
+    def _pictures_can_begin_so(self) -> Self:
+        for name in ("steps", "guidance", "sampler", "spacing"):
+            if (value := getattr(self, name)) is not None:
+                SETTINGS[name].check(value)
+        return self
 
     def told(self, name: str, tag: str) -> tuple[str, str]:
         """`hint` or `details` for readers of a language, and the tag of the language it is in."""

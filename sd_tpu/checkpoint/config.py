@@ -17,9 +17,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 import pydantic
 from pydantic import Field
 
+from sd_tpu.reading import read_text
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = _PACKAGE / "assets"  # where a wheel has what lies beside the package in the sources
 BUNDLED_MODEL = (_INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "assets") / "model"
+
+MAX_VALUES = 100_000  # in a JSON file: the index of the largest checkpoint has a few thousand
 
 
 class CheckpointError(ValueError):
@@ -44,11 +48,15 @@ def paths_within(*folders: Path | None) -> Iterator[None]:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object stored at `path`; raises CheckpointError if it holds none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = read_text(path)
+        if text.count(",") >= MAX_VALUES:  # each takes a kilobyte where it is none that it should
+            raise ValueError(f"it has more than {MAX_VALUES} values")
+        content = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; a diffusers checkpoint folder has it.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not readable JSON ({error}).") from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or error or type(error).__name__
+        raise CheckpointError(f"{path} is not readable JSON ({reason}).") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} should hold a JSON object.")
     return content
@@ -125,6 +133,7 @@ def _frozen(value: Any, depth: int = 3) -> Any:
 Count = Annotated[int, Field(ge=1, le=1 << 20)]  # of channels, tokens, pixels, words
 Layers = Annotated[int, Field(ge=1, le=16)]
 Depth = Annotated[int, Field(ge=0, le=32)]  # transformer blocks in a row; a level may have none
+MAX_BLOCKS = 256  # transformer blocks of a UNet; SDXL has 70
 Even = Annotated[int, Field(ge=4, le=1 << 20, multiple_of=2)]  # of sinusoids: half are cosines
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 Timesteps = Annotated[int, Field(ge=1, le=100_000)]
@@ -286,6 +295,9 @@ class UNetConfig(Config):
                                (self.up_depths, [count + 1 for count in self.layers[::-1]])):
             if [*map(len, depths)] != [*layers]:
                 raise ValueError("transformer_layers_per_block and layers_per_block differ.")
+        if (blocks := len(self.attending_widths)) > MAX_BLOCKS:
+            raise ValueError(f"transformer_layers_per_block and layers_per_block make {blocks} "
+                             f"transformer blocks; at most {MAX_BLOCKS} are supported.")
         return self
 
     @pydantic.model_validator(mode="after")

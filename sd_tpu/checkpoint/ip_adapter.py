@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from sd_tpu.checkpoint.config import CheckpointError, ProjectedVisionEncoderConfig
+from sd_tpu.checkpoint.config import MAX_BLOCKS, CheckpointError, ProjectedVisionEncoderConfig
 from sd_tpu.checkpoint.weights import Stored
 
 PROJECTION, ATTENTION = "image_proj.", "ip_adapter."
@@ -73,6 +73,12 @@ class IPAdapterConfig:
             return found
 
         count = sum(name.endswith(".to_k_ip.weight") for name in shapes)
+        layers = {match[1] for name in shapes
+                  if (match := re.match(rf"{re.escape(PROJECTION)}layers\.(\d+)\.", name))}
+        if count + len(layers) > MAX_BLOCKS:
+            raise CheckpointError(f"{file} holds no IP-Adapter that can be used here: it has "
+                                  f"{count + len(layers)} layers; at most {MAX_BLOCKS} are "
+                                  "supported.")
         widths = tuple(shape(f"{ATTENTION}{2 * number + 1}.to_k_ip.weight")[0]
                        for number in range(count))
         if f"{PROJECTION}proj.weight" in shapes:
@@ -85,8 +91,6 @@ class IPAdapterConfig:
             raise CheckpointError(f"{file} is an IP-Adapter {kind}; the plain ones and those that "
                                   "are called plus are supported.")
         _, tokens, width = shape(f"{PROJECTION}latents", 3)
-        layers = {match[1] for name in shapes
-                  if (match := re.match(rf"{re.escape(PROJECTION)}layers\.(\d+)\.", name))}
         return cls(embed_dim=shape(f"{PROJECTION}proj_in.weight")[1],
                    cross_attention_dim=shape(f"{PROJECTION}proj_out.weight")[0], tokens=tokens,
                    widths=widths, resampler=ResamplerConfig(

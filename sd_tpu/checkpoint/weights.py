@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from sd_tpu.checkpoint.config import CheckpointError, Config
+from sd_tpu.reading import check_regular
 
 Params = dict[str, Any]  # nested: module attribute or list index -> ... -> array
 
@@ -56,6 +57,9 @@ SYNONYMS = (
 NOT_PARAMETERS = re.compile(r"\.position_ids$")  # a buffer that older checkpoints carry
 DTYPES = ("F64", "F32", "F16", "BF16")  # of parameters in a file, as safetensors spells them
 MAX_LINES = 20  # of differences that a message names
+MAX_HEADER = 1 << 25  # bytes; those of real files have a few megabytes, most of it metadata
+# Of a file, characters of a tensor's name, axes of a tensor: SDXL has 2,515 of 4 axes.
+MAX_TENSORS, MAX_NAME, MAX_AXES = 50_000, 1000, 8
 READERS = 2  # threads that load a tensor each: twice as fast as one, and more take more memory
 BLOCK = 1 << 14  # numbers that are looked at at a time: few enough to stay in the cache
 
@@ -279,16 +283,28 @@ def opened(file: Path) -> Iterator[safe_open]:
         CheckpointError: the file is missing, damaged or cannot be read.
     """
     try:
+        check_regular(file)
+        with file.open("rb") as begin:
+            if int.from_bytes(begin.read(8), "little") > MAX_HEADER:
+                raise SafetensorError(f"its header should have at most {MAX_HEADER >> 20} MiB")
         # The default maps the file, and all that was read of it then stays in memory beside the
         # parameters until it is closed.
         with safe_open(file, framework="np", backend="pread") as tensors:
+            names = tensors.keys()
+            if len(names) > MAX_TENSORS or any(
+                    len(name) > MAX_NAME or len(tensors.get_slice(name).get_shape()) > MAX_AXES
+                    for name in names):
+                raise SafetensorError("it holds tensors as no network has them")
             yield tensors
     except FileNotFoundError:
         raise CheckpointError(f"There is no file {str(file)!r}.") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{file} is damaged or incomplete ({error}). Fetch or copy it again."
+            f"{file} is damaged or incomplete ({getattr(error, 'strerror', None) or error}). "
+            "Fetch or copy it again."
         ) from error
+    except MemoryError:
+        raise CheckpointError(f"There is too little memory to read {file}.") from None
 
 
 def _check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], source: Path) -> None:

@@ -3,9 +3,8 @@
 import contextlib
 import hashlib
 import json
-import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import tokenizers
 
 from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.reading import read_bytes
 
 if TYPE_CHECKING:  # importing it takes a second or two
     from transformers import CLIPTokenizer
@@ -91,7 +91,8 @@ class Tokenizer:
         if pad is not None:
             clip_tokenizer(source, pad).save_pretrained(folder)
         elif folder.resolve() != source.resolve():
-            shutil.copytree(source, folder, dirs_exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(_contents(source), folder)
 
     def __call__(self, prompts: Sequence[str]) -> np.ndarray:
         """Token ids [B, 77] int32: begin, words, end, padding; longer prompts are cut."""
@@ -122,12 +123,31 @@ def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
         # Without them transformers makes up a tokenizer that knows no words.
         raise CheckpointError(f"{folder} holds no tokenizer: there is neither tokenizer.json, "
                               "nor vocab.json with merges.txt.")
+    contents = _contents(folder)
     try:
-        return CLIPTokenizer.from_pretrained(folder, **{} if pad is None else {"pad_token": pad})
+        with tempfile.TemporaryDirectory() as copied:  # transformers reads files of any size
+            _write(contents, Path(copied))
+            return CLIPTokenizer.from_pretrained(copied, **{} if pad is None
+                                                 else {"pad_token": pad})
     except Exception as error:  # transformers raises whatever its parsers raise
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         message = f"The tokenizer in {folder} cannot be read ({reason})."
         raise CheckpointError(message) from error
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """The files that a tokenizer is read from; raises CheckpointError if one cannot be read."""
+    names = [name for names in (*FORMS, CONFIGS) for name in names]
+    try:
+        return {name: read_bytes(folder / name) for name in names if (folder / name).exists()}
+    except OSError as error:
+        raise CheckpointError(f"The tokenizer in {folder} cannot be read: {error.filename}, "
+                              f"{error.strerror}.") from None
+
+
+def _write(contents: Mapping[str, bytes], folder: Path) -> None:
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
 
 
 def _marks(clip: "CLIPTokenizer") -> Marks:
@@ -141,10 +161,8 @@ def _kept(folder: Path, pad: str | None) -> Path | None:
     if kept is None or not jax.config.jax_enable_compilation_cache:
         return None
     found = hashlib.sha256(repr([pad, version("transformers"), version("tokenizers")]).encode())
-    for name in (name for names in (*FORMS, CONFIGS) for name in names):
-        with contextlib.suppress(OSError):
-            content = (folder / name).read_bytes()
-            found.update(f"{name} {len(content)} ".encode() + content)
+    for name, content in _contents(folder).items():
+        found.update(f"{name} {len(content)} ".encode() + content)
     return Path(kept) / f"tokenizer-{found.hexdigest()}.json"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import fastapi
 
+from sd_tpu.reading import read_text
+
 LOCAL_NAMES = ("localhost", "localhost.localdomain")
 
 
@@ -56,7 +58,7 @@ def read_keys(file: Path) -> tuple[str, ...]:
         OSError: it cannot be read.
         ValueError: it holds no key.
     """
-    lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    lines = [line.strip() for line in read_text(file).splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise ValueError(f"There is no API key in {file}.")
