@@ -1,8 +1,10 @@
-"""Small files, read whole within a bound: what a name stands for may be a device or a pipe."""
+"""Files by name: found however their names are spelled in Unicode, and read within a bound."""
 
 import errno
+import os
 import stat
-from pathlib import Path
+import unicodedata
+from pathlib import Path, PurePosixPath
 
 MAX_BYTES = 1 << 23  # several times the vocabulary of CLIP, the largest of such files
 
@@ -36,3 +38,21 @@ def read_text(file: Path, most: int = MAX_BYTES) -> str:
         UnicodeDecodeError: it is in another encoding.
     """
     return read_bytes(file, most).decode("utf-8-sig")
+
+
+def composed(name: str) -> str:
+    """A name as keyboards write it: with letters and accents in one (NFC). Files that come from a
+    Mac have them apart (NFD)."""
+    return unicodedata.normalize("NFC", name)
+
+
+def find_inside(folder: Path, path: str) -> Path:
+    """The place below a folder of what has this path, in whichever normal form; where nothing has,
+    it is that of the path as it is written."""
+    for part in PurePosixPath(path).parts:
+        there = folder / part
+        if not os.path.lexists(there) and folder.is_dir():
+            alike = (name for name in os.listdir(folder) if composed(name) == composed(part))
+            there = folder / next(alike, part)
+        folder = there
+    return folder

@@ -14,6 +14,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sd_tpu.reading import composed
 from sd_tpu.sampling.samplers import SAMPLERS, steps_taken
 from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.sentence import Sentence, SentenceError
@@ -58,7 +59,7 @@ class RequestError(SentenceError):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text without half characters and without spaces around it."""
+    """A text in NFC, without half characters and without spaces around it."""
 
     limit: int = MAX_PROMPT_LENGTH
     type = str
@@ -73,7 +74,7 @@ class Text:
             raise RequestError("{name} has {count} characters; at most {limit} are accepted.",
                                name=name, count=len(value), limit=self.limit)
         # Half of a surrogate pair is no character: it can neither be tokenized nor saved.
-        return value.encode("utf-8", "ignore").decode("utf-8").strip()
+        return composed(value.encode("utf-8", "ignore").decode("utf-8")).strip()
 
     def parse(self, text: str) -> str:
         """What a text from a link, a file or a command line stands for."""

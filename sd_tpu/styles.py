@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from sd_tpu.reading import read_text
+from sd_tpu.reading import composed, read_text
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import SETTINGS, Picture, RequestError, shortened
 
@@ -50,12 +50,12 @@ class Styles:
         if not self._file:
             raise RequestError("The style {value}{of} was asked for, but no list of styles was "
                                "given.", of=of, value=shortened(picture.style))
-        if picture.style not in known:
+        if (style := composed(picture.style)) not in known:
             more = "…" if len(known) > MAX_NAMED else ""
             raise RequestError("{name} {value}{of} is unknown; there are {known}.", of=of,
                                name=SETTINGS["style"].label, value=shortened(picture.style),
                                known=", ".join(list(known)[:MAX_NAMED]) + more or "–")
-        texts = zip(("prompt", "negative_prompt"), known[picture.style], strict=True)
+        texts = zip(("prompt", "negative_prompt"), known[style], strict=True)
         put = {name: SETTINGS[name].check(_put(getattr(picture, name), style), of)
                for name, style in texts}
         return dataclasses.replace(picture, style="", **put)
@@ -78,8 +78,8 @@ def _read(file: Path, *_state: int) -> Templates:
         if not {"name", "prompt"} <= set(rows.fieldnames or ()):
             raise ValueError(f"{str(file)!r} is not a list of styles: its first line should be "
                              "name,prompt,negative_prompt.")
-        return {row["name"].strip(): ((row["prompt"] or "").strip(),
-                                      (row.get("negative_prompt") or "").strip())
+        return {composed(row["name"].strip()): ((row["prompt"] or "").strip(),
+                                                (row.get("negative_prompt") or "").strip())
                 for row in rows if (row["name"] or "").strip()}
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{str(file)!r} is not a list of styles: {error}.") from None

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from sd_tpu.reading import read_text
+from sd_tpu.reading import composed, find_inside, read_text
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import MAX_PROMPT_LENGTH, SETTINGS, RequestError, shortened
 
@@ -44,7 +44,8 @@ class Wildcards:
     def names(self) -> list[str]:
         """What can stand between `__` and `__`: the files' paths in the folder, without suffix."""
         files = self._folder.rglob("*.txt") if self._folder else ()
-        names = (file.relative_to(self._folder).with_suffix("").as_posix() for file in files
+        names = (composed(file.relative_to(self._folder).with_suffix("").as_posix())
+                 for file in files
                  if file.resolve().is_relative_to(self._folder))
         return sorted(name for name in names if SIGN.fullmatch(f"__{name}__"))
 
@@ -154,7 +155,7 @@ class _Values:
     def _file(self, name: str) -> Path | None:
         """The file of this name, if there is one in the folder."""
         try:
-            file = self._folder and (self._folder / f"{name}.txt").resolve()
+            file = self._folder and find_inside(self._folder, f"{name}.txt").resolve()
             return file if file and file.is_relative_to(self._folder) and file.is_file() else None
         except (OSError, ValueError):
             return None

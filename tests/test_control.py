@@ -1,6 +1,8 @@
 """ControlNets: pictures against PyTorch's pipelines, batches of their own, and what is refused."""
 
+import dataclasses
 import shutil
+import unicodedata
 from functools import partial
 
 import diffusers
@@ -25,10 +27,11 @@ from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.runtime.programs import Programs
 from sd_tpu.runtime.slots import Entry, advance_slots, control_strength, empty_slots
 from sd_tpu.sampling.samplers import make_table
+from sd_tpu.serving import catalog
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import CONTROL as CONTROLLED
-from sd_tpu.settings import SETTINGS, RequestError
+from sd_tpu.settings import SETTINGS, Picture, RequestError
 
 SIDE = 32
 ASKED = dict(prompts=["a cat"], seed=3, steps=6, guidance=4.0, negative_prompt="fog")
@@ -212,6 +215,18 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
     lines, depth = (drawn(engine, control_image=CONTROL.name, controlnet=name)[0]
                     for name in ("lines", "depth"))
     assert within_2(lines, depth) < 0.95
+
+
+def test_a_controlnet_is_found_by_either_normal_form_of_its_name(engine, monkeypatch):
+    name = "수채화"
+    extra = dataclasses.replace(next(iter(engine.offer._extras["controlnet"].values())),
+                                name=unicodedata.normalize("NFD", name))
+    monkeypatch.setitem(engine.offer._extras, "controlnet", catalog._by_name([extra, extra]))
+    assert engine.offer.controlnets == [name, f"{name} (2)"]
+    for form in ("NFC", "NFD"):
+        asked = Picture(prompt="a", control_image="x",
+                        controlnet=unicodedata.normalize(form, name))
+        assert [each.name for each in engine.offer.extras(asked)] == [name]
 
 
 def test_what_lies_on_a_device_is_shared_by_a_model_and_its_controlnets(engine):

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import math
 import shutil
+import unicodedata
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.adapters import LowRank
 from sd_tpu.families.adapters import Adapters
+from sd_tpu.families.prompt import chunks, parse
 from sd_tpu.pictures.images import format_parameters, read_parameters, read_png
 from sd_tpu.request import Request, journey
 from sd_tpu.runtime.weights import merge
@@ -239,3 +241,42 @@ def test_loras_are_summed_by_name_and_those_of_no_strength_are_none(loras):
     assert Adapters().hashes("<lora:style 1>") == adapters.hashes("<lora:gone>") == {}
     assert weights.map_named(lambda name, leaf: name, {"a": {"scale": np.ones(2)}}) == {
         "a": {"scale": "a.weight"}}
+
+
+def lora_file(folder, name: str, alias: str | None = None) -> None:
+    folder.mkdir(exist_ok=True)
+    metadata = None if alias is None else {"ss_output_name": alias}
+    save_file({"lora_unet_conv_in.lora_down.weight": torch.ones(1, 4, 3, 3)},
+              folder / f"{name}.safetensors", metadata=metadata)
+
+
+def test_a_lora_is_called_by_its_file_or_as_it_calls_itself(tmp_path):
+    """As A1111 knows it, where that is not ambiguous."""
+    for name, alias in (("one-000004", "One"), ("two", "one-000004"), ("three", "three"),
+                        ("a", "both"), ("b", "both"), ("café", "Ne\u0301")):
+        lora_file(tmp_path, name, alias)
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    adapters = Adapters(tmp_path)
+    assert adapters.asked("<lora:One:0.5> <lora:one-000004:1>") == (("one-000004", 1.5),)
+    assert adapters.asked("<lora:three> <lora:Né>") == (("café", 1), ("three", 1))
+    assert adapters.hashes("<lora:One>")["One"] == adapters.hashes("<lora:one-000004>")[
+        "one-000004"]
+    for name in ("one", "none", "nothing"):
+        with pytest.raises(ValueError, match="There is no LoRA"):
+            adapters.asked(f"<lora:{name}>")
+    with pytest.raises(ValueError, match=r"Several LoRAs call themselves 'both': ask .* as 'a'"):
+        adapters.asked("<lora:both>")
+
+
+@pytest.mark.parametrize("name", ["café-noir", "수채화"])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_both_normal_forms_of_a_name_are_one(tmp_path, name, form):
+    lora_file(tmp_path / "loras", unicodedata.normalize("NFD", name))
+    lora_file(tmp_path / "words", unicodedata.normalize("NFD", name))
+    adapters, spelled = Adapters(tmp_path / "loras", tmp_path / "words"), unicodedata.normalize(
+        form, name)
+    assert [*adapters.loras()] == [*adapters.embeddings()] == [name]
+    assert adapters.asked(f"<lora:{spelled}>") == ((name, 1),)
+    found = chunks(parse(f"a, {spelled} cup"), lambda text: ([1], [(0, len(text))]), 1, {
+        name: 2})
+    assert [*found.chunks[0].vectors.values()] == [(name, 0), (name, 1)]

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -41,6 +42,22 @@ def test_checkpoints_are_named_by_their_paths_and_what_only_configures_one_is_no
     found = Library(tmp_path).paths()
     assert list(found) == ["a", "deep/er/ä, \"x\"", "folder", "\ufffd"]
     assert found["folder"] == tmp_path / "folder" and found["a"] == tmp_path / "a.safetensors"
+
+
+@pytest.mark.parametrize("name", ["café-noir", "수채화"])
+def test_both_normal_forms_of_a_name_are_one(tmp_path, name):
+    apart = unicodedata.normalize("NFD", name)
+    (tmp_path / f"{apart}/{apart}").mkdir(parents=True)
+    (tmp_path / f"{apart}/{apart}/model_index.json").touch()
+    shelf = Library(tmp_path)
+    assert [*shelf.paths()] == [f"{name}/{name}"]
+    assert shelf.find(f"{name}/{apart}") == tmp_path / apart / apart
+    (tmp_path / f"{apart}.safetensors").touch()
+    assert shelf.find(name) == tmp_path / f"{apart}.safetensors"
+    (tmp_path / f"{name}.safetensors").touch()
+    shelf = Library(tmp_path)
+    assert [*shelf.paths()] == [name, f"{name} (2)"]
+    assert shelf.find(apart) == tmp_path / f"{name}.safetensors"
 
 
 def test_a_link_that_leads_nowhere_hides_nothing_else(tmp_path):

@@ -1,8 +1,10 @@
 """Styles: what prompts are put into, from a list as A1111 keeps it."""
 
+import unicodedata
+
 import pytest
 
-from sd_tpu.settings import MAX_PROMPT_LENGTH, Picture, RequestError
+from sd_tpu.settings import MAX_PROMPT_LENGTH, SETTINGS, Picture, RequestError
 from sd_tpu.styles import Styles
 
 LIST = """\ufeffname,prompt,negative_prompt
@@ -69,3 +71,12 @@ def test_what_is_no_list_is_refused_at_the_start(file):
             Styles(file)
     with pytest.raises(OSError):
         Styles(file.with_name("nowhere.csv"))
+
+
+def test_both_normal_forms_of_a_name_are_one(file):
+    file.write_text(f"name,prompt\n{unicodedata.normalize('NFD', 'Éclair')},sweet\n")
+    styles = Styles(file)
+    assert [*styles.templates()] == ["Éclair"]
+    for form in ("NFC", "NFD"):
+        assert applied(styles, "a", "", unicodedata.normalize(form, "Éclair")) == ("a, sweet", "")
+    assert SETTINGS["prompt"].check("e\u0301 ") == "é"

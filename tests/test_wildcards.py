@@ -1,8 +1,10 @@
 """What prompts with wildcards stand for: each value once where all fit, by chance otherwise."""
 
 import dataclasses
+import os
 import re
 import time
+import unicodedata
 
 import pytest
 
@@ -140,6 +142,26 @@ def test_files_are_listed_and_read_again_when_they_have_changed(folder):
         Wildcards().fill(["__animal__"], 1)
     with pytest.raises(ValueError, match="There is no folder"):
         Wildcards(folder / "nowhere")
+
+
+def test_both_normal_forms_of_a_name_are_one(tmp_path):
+    names = ["폴더/수채화", "café"]
+    for name in names:
+        file = tmp_path / f"{unicodedata.normalize('NFD', name)}.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("red\n")
+    wildcards = Wildcards(tmp_path)
+    assert sorted(wildcards.names()) == sorted(names)
+    for name in names:
+        for form in ("NFC", "NFD"):
+            assert wildcards.fill([f"a __{unicodedata.normalize(form, name)}__ cup"], 1) == [
+                "a red cup"]
+
+
+def test_what_is_no_file_has_no_values_and_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(RequestError, match="there is none here"):
+        Wildcards(tmp_path).fill(["__pipe__"], 1)
 
 
 def test_a_request_has_the_values_and_not_the_signs(page_engine):

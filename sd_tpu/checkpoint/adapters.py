@@ -23,6 +23,7 @@ import numpy as np
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.original import Levels, renamed
 from sd_tpu.checkpoint.weights import DTYPES, Stored, is_finite, modern, opened
+from sd_tpu.reading import composed
 
 Shapes = Mapping[str, tuple[int, ...]]
 Modules = Mapping[str, Mapping[str, Stored]]  # as a file calls them -> factor -> where it lies
@@ -95,9 +96,9 @@ FAMILIES_BY_TEXT = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048:
 def listing(folder: Path) -> dict[str, Path]:
     """The safetensors files in a folder and the folders in it, by what they are called.
 
-    A file is called by its stem. Where several have the same, that is the one highest up, or first
-    in the order of the alphabet; the others are called by their paths within the folder, without
-    suffix. Names that are not text in any encoding are left out, as nobody can write them.
+    A file is called by its stem, in NFC. Where several have the same, that is the one highest up,
+    or first in the order of the alphabet; the others are called by their paths within the folder,
+    without suffix. Names that are not text in any encoding are left out, as nobody can write them.
 
     Raises:
         CheckpointError: there is no such folder, or it cannot be read.
@@ -108,11 +109,12 @@ def listing(folder: Path) -> dict[str, Path]:
         raise CheckpointError(f"The folder {str(folder)!r} cannot be read "
                               f"({error.strerror}).") from None
     found: dict[str, Path] = {}
-    for path in sorted(_walked(folder), key=lambda path: (len(path.parts), str(path))):
-        if path.stem in found:
-            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
+    for path in sorted(_walked(folder), key=lambda path: (
+            len(path.parts), composed(str(path)), composed(path.name) != path.name, str(path))):
+        if (stem := composed(path.stem)) in found:
+            found.setdefault(composed(path.relative_to(folder).with_suffix("").as_posix()), path)
         else:
-            found[path.stem] = path
+            found[stem] = path
     return found
 
 
@@ -127,6 +129,16 @@ def _walked(folder: Path) -> Iterator[Path]:
             path = Path(place, name)
             if path.suffix.lower() == ".safetensors" and _is_text(str(path)):
                 yield path
+
+
+def read_alias(path: Path) -> str:
+    """What a LoRA's file calls itself, by which A1111 knows it as well as by its stem; "" if it
+    does not, or cannot be read."""
+    try:
+        with opened(path) as tensors:
+            return composed((tensors.metadata() or {}).get("ss_output_name", "")).strip()
+    except CheckpointError:
+        return ""
 
 
 def _is_text(name: str) -> bool:

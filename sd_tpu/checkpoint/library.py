@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sd_tpu.checkpoint.single_file import SUFFIX
+from sd_tpu.reading import composed
 
 RESCAN_SECONDS = 5.0  # after which the folder is looked through again
 MAX_DEPTH = 5  # of folders within folders, one of which may be a link to where it lies
@@ -15,8 +16,8 @@ class Library:
     """The checkpoints in a folder and its folders: single files, and folders in the diffusers
     layout.
 
-    A name is the path from there without the file's suffix, as A1111 has it. What a name holds that
-    is no text is replaced, and what has the name of another gets a number.
+    A name is the path from there without the file's suffix, as A1111 has it, in NFC. What a name
+    holds that is no text is replaced, and what has the name of another gets a number.
     """
 
     def __init__(self, folder: Path | None):
@@ -35,6 +36,7 @@ class Library:
 
     def find(self, name: str) -> Path | None:
         """Where a checkpoint lies, be it new; None if there is none of this name."""
+        name = composed(name)
         if name not in self._found:
             self._scanned = float("-inf")
         return self.paths().get(name)
@@ -42,8 +44,10 @@ class Library:
     @staticmethod
     def _scan(folder: Path) -> dict[str, Path]:
         found: dict[str, Path] = {}
-        for path in sorted(_walk(str(folder), "", MAX_DEPTH)):
+        paths = _walk(str(folder), "", MAX_DEPTH)
+        for path in sorted(paths, key=lambda path: (composed(path), composed(path) != path)):
             name = os.fsencode(path.removesuffix(SUFFIX)).decode("utf-8", "replace").strip()
+            name = composed(name)
             unique, number = name, 1
             while unique in found:
                 number += 1

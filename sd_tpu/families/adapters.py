@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from sd_tpu.checkpoint import weights
-from sd_tpu.checkpoint.adapters import Delta, listing, read_embedding, read_lora
+from sd_tpu.checkpoint.adapters import Delta, listing, read_alias, read_embedding, read_lora
 from sd_tpu.checkpoint.config import CheckpointError, paths_within
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import bytes_of
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 5.0  # after which a folder is looked through again
 MAX_FITTING = 256  # combinations of LoRAs and models that are known to fit
+MAX_ALIASES = 2048  # LoRAs that are asked what they call themselves, which takes 6 ms each, once
 MAX_HASHES = 1024  # that are remembered: a file may take a second to read
 
 Strengths = tuple[tuple[str, float], ...]  # names of LoRAs and how strongly they are merged
@@ -70,17 +72,29 @@ class Adapters:
         twice counts twice.
 
         Raises:
-            PromptError: a tag is damaged, or there is no LoRA of such a name.
+            PromptError: a tag is damaged, or there is no LoRA of such a name, or several.
         """
         strengths: dict[str, float] = defaultdict(float)
         for lora in (lora for text in texts for lora in parse(text).loras):
-            if lora.name not in self._loras.files():
+            named = self._named(lora.name)
+            if len(named) > 1:
+                raise PromptError("Several LoRAs call themselves {name!r}: ask for one by the name "
+                                  "of its file, such as {known!r}.", name=lora.name,
+                                  known=named[0])
+            if not named:
                 raise PromptError(
                     "There is no LoRA {name!r} here." if self.takes_loras else
                     "The prompt asks for the LoRA {name!r}, but no folder of LoRAs was given.",
                     name=lora.name)
-            strengths[lora.name] += lora.strength
+            strengths[named[0]] += lora.strength
         return tuple(sorted((name, value) for name, value in strengths.items() if value))
+
+    def _named(self, name: str) -> list[str]:
+        """The LoRAs of this name, or else those whose files call themselves so."""
+        files = self._loras.files()
+        return [name] if name in files else [
+            other for other, file in islice(files.items(), MAX_ALIASES)
+            if _alias(file, weights.written(file)) == name]
 
     def states(self, asked: Strengths) -> tuple[tuple[int, int] | None, ...]:
         """What changes when somebody writes one of the LoRAs' files anew."""
@@ -134,9 +148,16 @@ class Adapters:
         """What A1111 writes as `Lora hashes` of the LoRAs that a picture's texts ask for: twelve
         digits of the SHA-256 of a file's tensors, by name; files that are gone are left out."""
         names = dict.fromkeys(lora.name for text in texts for lora in parse(text).loras)
-        files = {name: self._loras.file(name) for name in names if self._loras.path}
+        files = {name: self._loras.file(next(iter(self._named(name)), name))
+                 for name in names if self._loras.path}
         found = {name: _hash(file, weights.written(file)) for name, file in files.items()}
         return {name: value for name, value in found.items() if value}
+
+
+@lru_cache(MAX_ALIASES)
+def _alias(file: Path, state: tuple[int, int] | None) -> str:
+    """As `read_alias`, of a file in this state."""
+    return read_alias(file)
 
 
 @lru_cache(MAX_HASHES)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sd_tpu.reading import composed
 from sd_tpu.sentence import SentenceError
 
 CHUNK = 75  # tokens between the two marks of CLIP's context of 77
@@ -104,6 +105,7 @@ def parse(prompt: str) -> ParsedPrompt:
         PromptError: a LoRA without a name or with a strength that is no number, weights above 100,
             or signs of A1111's that mean what is not done here.
     """
+    prompt = composed(prompt)  # as the tokenizer does, and as files are called
     if other := OTHER_TAG.search(prompt):
         raise PromptError("{tag} is nothing that a prompt can ask for here; a LoRA is, as "
                           "<lora:name:strength>.", tag=other[0])
@@ -227,7 +229,7 @@ def chunks(parsed: ParsedPrompt, encode: Encode, most: int,
 
 def _units(section: Sequence[Fragment], encode: Encode,
            embeddings: Mapping[str, int]) -> Iterator[_Unit]:
-    names = {name.lower(): name for name in embeddings}
+    names = {composed(name).lower(): name for name in embeddings}
     for fragment in section:
         for text, name in _divided(fragment.text, names):
             if name is not None:

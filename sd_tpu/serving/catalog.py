@@ -18,6 +18,7 @@ from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.extra import ExtraNetwork
 from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.pictures.inputs import MAX_PIXELS
+from sd_tpu.reading import composed
 from sd_tpu.request import Sizes
 from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sentence import Sentence
@@ -80,7 +81,7 @@ class Catalog:
         self._hashes: dict[str, str] = {}
         self._seen: dict[str, float] = {}  # when a model's files were last looked at
         self._lock, self._hashing = threading.Lock(), defaultdict(threading.Lock)
-        self.first = first.card.name
+        self.first = composed(first.card.name)
         self._first_path = first.parameters.source
         if size:
             first.model.latent_shape(*size)
@@ -172,7 +173,7 @@ class Catalog:
         return found
 
     def _extra(self, picture: Picture, part: str) -> ExtraNetwork:
-        there, named = self._extras[part], getattr(picture, part)
+        there, named = self._extras[part], composed(getattr(picture, part))
         if named and named not in there:
             raise RequestError("There is no {kind} {value}; there are {known}.",
                                kind=SETTINGS[part].label, value=shortened(named),
@@ -343,10 +344,11 @@ def _by_name(extras: Sequence[ExtraNetwork]) -> dict[str, ExtraNetwork]:
     """By names of which each is another: what has the name of an earlier one gets a number."""
     found: dict[str, ExtraNetwork] = {}
     for extra in extras:
-        name, number = extra.name, 1
+        own = name = composed(extra.name)
+        number = 1
         while name in found:
             number += 1
-            name = f"{extra.name} ({number})"
+            name = f"{own} ({number})"
         found[name] = dataclasses.replace(extra, name=name)
     return found
 
