@@ -250,6 +250,68 @@ def test_what_diffusers_script_makes_of_sd_2_lacks_the_last_layer_and_has_a_buff
     assert_same({"text_encoder": tensors_of(single)["text_encoder"]}, pipelines["sd2"])
 
 
+def test_sd_2_with_transformers_names_is_sd_2(files, pipelines, tmp_path):
+    """Whether its text encoder has all layers, as OpenCLIP, or those that diffusers keeps."""
+    text = {weights.modern(name): tensor
+            for name, tensor in pipelines["sd2"].text_encoder.state_dict().items()}
+    whole = text | {name.replace("layers.1", "layers.2"): tensor + 1
+                    for name, tensor in text.items() if "layers.1" in name}
+    for state in (text, whole | {"text_projection.weight": torch.ones(128, 128)}):
+        def change(tensors, state=state):
+            for name in [each for each in tensors if each.startswith("cond_stage_model.")]:
+                del tensors[name]
+            tensors |= {f"cond_stage_model.transformer.{name}": tensor.clone()
+                        for name, tensor in state.items()}
+
+        single = single_file.read(rewritten(
+            shutil.copy(files["sd2"], tmp_path / "2.safetensors"), change))
+        reference = single_file.read(files["sd2"])
+        assert plain(single.configs) == plain(reference.configs)
+        assert single.tokenizers == {"tokenizer": "!"}
+        assert_same({"text_encoder": tensors_of(single)["text_encoder"]}, pipelines["sd2"])
+
+
+@pytest.mark.parametrize("layout, part, old", [
+    ("sd1", "text_encoder", "cond_stage_model.transformer."),
+    ("sdxl", "text_encoder", "conditioner.embedders.0.transformer."),
+    ("sdxl", "text_encoder_2", "conditioner.embedders.1.model."),
+])
+def test_whose_names_a_text_encoder_has_says_nothing_of_what_it_is(files, pipelines, tmp_path,
+                                                                   layout, part, old):
+    """OpenAI's CLIP in OpenCLIP's names, and the other way round."""
+    state = getattr(pipelines[layout], part).state_dict()
+    renamed = old.replace("transformer", "model")
+    if old == renamed:
+        renamed = old.replace("model", "transformer")
+        state = {weights.modern(name): tensor for name, tensor in state.items()}
+    else:
+        state = open_clip(state, extra_block=False)
+
+    def change(tensors):
+        for name in [each for each in tensors if each.startswith(old)]:
+            del tensors[name]
+        tensors |= {renamed + name: tensor.clone() for name, tensor in state.items()}
+
+    single = single_file.read(rewritten(
+        shutil.copy(files[layout], tmp_path / "x.safetensors"), change))
+    reference = single_file.read(files[layout])
+    assert plain(single.configs) == plain(reference.configs)
+    assert single.tokenizers == reference.tokenizers
+    assert_same({part: tensors_of(single)[part]}, pipelines[layout])
+
+
+@pytest.mark.parametrize("layout, prefix, width", [
+    ("sd1", "cond_stage_model.transformer.text_model.embeddings.token_embedding.weight", 128),
+    ("sd1", "cond_stage_model.transformer.text_model.embeddings.token_embedding.weight", 1024),
+    ("sd2", "cond_stage_model.model.token_embedding.weight", 768),
+    ("sdxl", "conditioner.embedders.1.model.token_embedding.weight", 768),
+])
+def test_a_text_encoder_that_is_not_the_unets_is_refused(files, tmp_path, layout, prefix, width):
+    file = rewritten(shutil.copy(files[layout], tmp_path / "x.safetensors"),
+                     lambda tensors: tensors.update({prefix: torch.ones(4, width)}))
+    assert f"{width} numbers a token for a UNet that takes" in refusal(file)
+
+
 def test_all_of_open_clips_layers_are_one_too_many_without_its_projection_too(
     files, pipelines, tmp_path, monkeypatch
 ):

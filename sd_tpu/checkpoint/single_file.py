@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sd_tpu.checkpoint.config import CheckpointError, read_json
 from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed, vae_name
@@ -22,12 +22,11 @@ Config = dict[str, Any]
 
 SUFFIX = ".safetensors"
 UNET, VAE = "model.diffusion_model.", "first_stage_model."
-CLIP, OPEN_CLIP = "cond_stage_model.transformer.", "cond_stage_model.model."
-XL_CLIP, XL_OPEN_CLIP = "conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"  # tensors whose presence is all that they say
-OPEN_CLIP_LAYERS = 24  # of OpenCLIP-H, SD 2's text encoder
-OPEN_CLIP_BUFFERS = ("logit_scale", "attn_mask")
-CLIP_UNUSED = ("logit_scale", "text_projection.weight")  # of CLIP's text and pictures together
+OPEN_CLIP_LAYERS, SD2_WIDTH = 24, 1024  # of OpenCLIP-H, SD 2's text encoder
+BUFFERS = ("logit_scale", "attn_mask")  # of text encoders, or of CLIP's text and pictures together
+PROJECTED = ("text_encoder_2",)  # whose pooled output is used
+TEXT_LAYER = re.compile(r"text_model\.encoder\.layers\.(\d+)\.")
 VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # not `loss.`, `model_ema.`
 
 # A part of a tensor's name -> what a file is that holds such a one. The first that is there counts.
@@ -50,6 +49,31 @@ OTHERS = {
 CONFIG_FILES = {"model_index": "model_index.json", "scheduler": "scheduler/scheduler_config.json"}
 
 
+class TextEncoder(NamedTuple):
+    """A text encoder of a layout.
+
+    Whose names its tensors have, those of transformers or of OpenCLIP, says nothing of what it is:
+    other programs write either.
+
+    Attributes:
+        prefix: of its tensors' names, before `transformer.` or `model.`.
+        width: of the published models'.
+        hidden_act: its activation.
+        pad: the token that fills up a prompt; None is the tokenizer's own.
+    """
+
+    prefix: str
+    width: int
+    hidden_act: str = "gelu"
+    pad: str | None = "!"  # the token of number 0
+
+    def begin(self, names: Collection[str]) -> str:
+        """How its tensors' names begin in a file; "" if it has none."""
+        known = (self.prefix + kind for kind in ("transformer.", "model."))
+        return next((begin for begin in known
+                     if any(name.startswith(begin) for name in names)), "")
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """What an original layout says by itself, where no tensor's shape does.
@@ -57,7 +81,7 @@ class Layout:
     Attributes:
         name: of the models.
         class_name: of diffusers' pipeline.
-        text_encoders: folder -> the beginning of its tensors' names.
+        text_encoders: by folder.
         image_size: pixels of a side of the pictures it was trained on.
         scheduler: diffusers' config of its scheduler, besides `SCHEDULE`.
         scaling_factor: of the autoencoder.
@@ -65,7 +89,7 @@ class Layout:
 
     name: str
     class_name: str
-    text_encoders: Mapping[str, str]
+    text_encoders: Mapping[str, TextEncoder]
     image_size: int
     scheduler: Config
     scaling_factor: float
@@ -80,13 +104,16 @@ DDIM = dict(_class_name="DDIMScheduler", clip_sample=False, set_alpha_to_one=Fal
             prediction_type="v_prediction")
 EULER = dict(_class_name="EulerDiscreteScheduler", interpolation_type="linear")
 
-SD1 = Layout("Stable Diffusion 1", "StableDiffusionPipeline", {"text_encoder": CLIP}, 512, PNDM,
-             0.18215)
-SD2 = Layout("Stable Diffusion 2", "StableDiffusionPipeline", {"text_encoder": OPEN_CLIP}, 768,
-             DDIM, 0.18215)
+CLIP = dict(width=768, hidden_act="quick_gelu", pad=None)  # OpenAI's; the others are OpenCLIP's
+SD1 = Layout("Stable Diffusion 1", "StableDiffusionPipeline",
+             {"text_encoder": TextEncoder("cond_stage_model.", **CLIP)}, 512, PNDM, 0.18215)
+SD2 = Layout("Stable Diffusion 2", "StableDiffusionPipeline",
+             {"text_encoder": TextEncoder("cond_stage_model.", SD2_WIDTH)}, 768, DDIM, 0.18215)
 SDXL = Layout("SDXL", "StableDiffusionXLPipeline",
-              {"text_encoder": XL_CLIP, "text_encoder_2": XL_OPEN_CLIP}, 1024, EULER, 0.13025)
-LAYOUTS = (SDXL, SD2, SD1)
+              {"text_encoder": TextEncoder("conditioner.embedders.0.", **CLIP),
+               "text_encoder_2": TextEncoder("conditioner.embedders.1.", 1280)},
+              1024, EULER, 0.13025)
+WIDTHS = {encoder.width for layout in (SD1, SD2, SDXL) for encoder in layout.text_encoders.values()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,15 +174,15 @@ def _header(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _recognized(path: Path, names: Collection[str]) -> Layout:
+def _recognized(path: Path, shapes: Shapes) -> Layout:
     def present(mark: str) -> bool:
-        return any(name.startswith(mark) for name in names)
+        return any(name.startswith(mark) for name in shapes)
 
-    other = next((what for mark, what in OTHERS.items() if any(mark in name for name in names)),
+    other = next((what for mark, what in OTHERS.items() if any(mark in name for name in shapes)),
                  "tensors of no kind known here")
     if not (present("edm_mean") or present("edm_vpred.")):  # other noise, of SDXL's layout
-        for layout in LAYOUTS:
-            if all(map(present, layout.text_encoders.values())):
+        for layout in (SDXL, SD2 if _is_after_sd_1(shapes) else SD1):
+            if all(encoder.begin(shapes) for encoder in layout.text_encoders.values()):
                 lacks = [what for mark, what in ((UNET, "UNet"), (VAE, "autoencoder"))
                          if not present(mark)]
                 if lacks:
@@ -165,6 +192,15 @@ def _recognized(path: Path, names: Collection[str]) -> Layout:
                 return layout
     raise CheckpointError(f"{path} holds {other}; single files of Stable Diffusion 1, 2 and SDXL "
                           "in their original layouts are supported.")
+
+
+def _is_after_sd_1(shapes: Shapes) -> bool:
+    """Whether the UNet takes the texts of SD 2, or projects by dense layers what it attends to, as
+    all since SD 1 do. Names say nothing of it."""
+    ends = {end: shape for name, shape in shapes.items() if name.startswith(UNET)
+            for end in (".proj_in.weight", ".attn2.to_k.weight") if name.endswith(end)}
+    return len(ends.get(".proj_in.weight", ())) == 2 or (
+        ends.get(".attn2.to_k.weight", ())[1:] == (SD2_WIDTH,))
 
 
 # --- configs ------------------------------------------------------------------------------------
@@ -180,15 +216,21 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
         "scheduler": {**SCHEDULE, **layout.scheduler},
         "vae": vae,
         "unet": {**unet, "sample_size": layout.image_size // downscale},
-        "text_encoder": _text_config(layout, _part(shapes, layout.text_encoders["text_encoder"])),
+        **{part: _text_config(layout, part, _part(shapes, encoder.begin(shapes)))
+           for part, encoder in layout.text_encoders.items()},
     }
+    widths = [configs[part]["hidden_size"] for part in layout.text_encoders]
+    if sum(widths) != unet["cross_attention_dim"] or any(
+            width in WIDTHS and width != encoder.width
+            for width, encoder in zip(widths, layout.text_encoders.values(), strict=True)):
+        raise ValueError(f"texts of {' and '.join(map(str, widths))} numbers a token for a UNet "
+                         f"that takes {unet['cross_attention_dim']}")
     if layout is SDXL:
-        second = _text_config(layout, _part(shapes, XL_OPEN_CLIP))
+        second = configs["text_encoder_2"]
         numbers = configs["unet"]["projection_class_embeddings_input_dim"]
         configs["model_index"]["force_zeros_for_empty_prompt"] = True
         # Six numbers of size and crop are embedded beside the pooled text.
         configs["unet"]["addition_time_embed_dim"] = (numbers - second["projection_dim"]) // 6
-        configs["text_encoder_2"] = second
     if layout is SD2 and unet["in_channels"] == 9:  # 512-inpainting-ema and its fine-tunes
         configs["scheduler"]["prediction_type"] = "epsilon"
         configs["vae"]["sample_size"] = 512
@@ -310,17 +352,13 @@ def _vae_config(layout: Layout, shapes: Shapes) -> Config:
     return config | ({"force_upcast": True} if layout is SDXL else {})
 
 
-def _text_config(layout: Layout, shapes: Shapes) -> Config:
-    """Of a text encoder in either layout: CLIP's names begin with `text_model.`, OpenCLIP's do not.
-    """
-    is_open_clip = "positional_embedding" in shapes
-    names = {(open_clip_name if is_open_clip else modern)(name): shape
-             for name, shape in shapes.items()}
-    layers = len({match[1] for name in names
-                  if (match := re.match(r"text_model\.encoder\.layers\.(\d+)\.", name))})
+def _text_config(layout: Layout, part: str, shapes: Shapes) -> Config:
+    names = {_text_name(name): shape for name, shape in shapes.items()}
+    layers = len({match[1] for name in names if (match := TEXT_LAYER.match(name))})
     # SD 2 takes the penultimate layer's output, so diffusers leaves out the last one, and so do the
     # files that its script makes of a folder.
-    has_last = "text_projection.weight" in names or layers == OPEN_CLIP_LAYERS
+    has_last = layers == OPEN_CLIP_LAYERS or (
+        layers != OPEN_CLIP_LAYERS - 1 and "text_projection.weight" in names)
     vocabulary, width = names["text_model.embeddings.token_embedding.weight"]
     config = dict(
         architectures=["CLIPTextModel"],
@@ -331,14 +369,20 @@ def _text_config(layout: Layout, shapes: Shapes) -> Config:
         max_position_embeddings=names["text_model.embeddings.position_embedding.weight"][0],
         num_hidden_layers=layers - 1 if layout is SD2 and has_last else layers,
         num_attention_heads=max(1, width // 64),
-        hidden_act="gelu" if is_open_clip else "quick_gelu",
+        hidden_act=layout.text_encoders[part].hidden_act,
         bos_token_id=0,
         eos_token_id=2,
     )
-    if is_open_clip and layout is SDXL:
+    if part in PROJECTED:
+        transposed = "text_projection" in shapes
         config |= dict(architectures=["CLIPTextModelWithProjection"],
-                       projection_dim=names["text_projection.weight"][1])
+                       projection_dim=names["text_projection.weight"][transposed])
     return config
+
+
+def _text_name(name: str) -> str:
+    """A parameter of a text encoder in transformers' names, which it may have already."""
+    return modern(open_clip_name(name))
 
 
 def _beside(folder: Path, configs: Mapping[str, Config]) -> dict[str, Config]:
@@ -348,9 +392,8 @@ def _beside(folder: Path, configs: Mapping[str, Config]) -> dict[str, Config]:
 
 
 def _tokenizers(layout: Layout) -> dict[str, str | None]:
-    """CLIP fills up with its end token, OpenCLIP with the token of number 0."""
-    return {folder.replace("text_encoder", "tokenizer"): None if mark in (CLIP, XL_CLIP) else "!"
-            for folder, mark in layout.text_encoders.items()}
+    return {folder.replace("text_encoder", "tokenizer"): encoder.pad
+            for folder, encoder in layout.text_encoders.items()}
 
 
 # --- parameters ---------------------------------------------------------------------------------
@@ -364,13 +407,10 @@ def _stored(layout: Layout, tensors: Mapping[str, Stored],
         "unet": {renamed(name, modules): tensor for name, tensor in unet.items()},
         "vae": _vae(_part(tensors, VAE)),
     }
-    for folder, mark in layout.text_encoders.items():
-        part = _part(tensors, mark)
-        if mark in (CLIP, XL_CLIP):
-            parts[folder] = {modern(name): tensor for name, tensor in part.items()
-                             if not NOT_PARAMETERS.search(name) and name not in CLIP_UNUSED}
-        else:
-            parts[folder] = _open_clip(part, layout, configs[folder])
+    for folder, encoder in layout.text_encoders.items():
+        parts[folder] = _open_clip(_part(tensors, encoder.begin(tensors)), layout, configs[folder])
+        if folder not in PROJECTED:
+            parts[folder].pop("text_projection.weight", None)
     return parts
 
 
@@ -389,16 +429,17 @@ def _vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
 
 def _open_clip(tensors: Mapping[str, Stored], layout: Layout,
                config: Config) -> dict[str, Stored]:
-    """The three projections of attention lie one above the other in a tensor."""
+    """A text encoder's, whose three projections of attention lie one above the other in a tensor
+    where they have OpenCLIP's names."""
     stored = {}
     for name, tensor in tensors.items():
-        ours = open_clip_name(name)
-        layer = re.match(r"text_model\.encoder\.layers\.(\d+)\.", ours)
-        unused = layer and int(layer[1]) >= _whole(config.get("num_hidden_layers"))
-        buffer = name in OPEN_CLIP_BUFFERS or NOT_PARAMETERS.search(name)
-        if buffer or (layout is SD2 and (unused or name == "text_projection")):
-            continue
+        ours = _text_name(name)
+        layer = TEXT_LAYER.match(ours)
+        unused = layout is SD2 and layer and (
+            int(layer[1]) >= _whole(config.get("num_hidden_layers")))
         fused = re.match(r"(.+)\.in_proj_(weight|bias)$", ours)
+        if unused or name in BUFFERS or NOT_PARAMETERS.search(name):
+            continue
         if fused and tensor.shape and tensor.shape[0] % 3 == 0:
             stored |= _split(fused[1], fused[2], tensor)
         elif name == "text_projection":
