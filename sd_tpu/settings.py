@@ -59,7 +59,7 @@ class RequestError(SentenceError):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text in NFC, without half characters and without spaces around it."""
+    """A text without half characters and without spaces around it."""
 
     limit: int = MAX_PROMPT_LENGTH
     type = str
@@ -74,7 +74,7 @@ class Text:
             raise RequestError("{name} has {count} characters; at most {limit} are accepted.",
                                name=name, count=len(value), limit=self.limit)
         # Half of a surrogate pair is no character: it can neither be tokenized nor saved.
-        return composed(value.encode("utf-8", "ignore").decode("utf-8")).strip()
+        return value.encode("utf-8", "ignore").decode("utf-8").strip()
 
     def parse(self, text: str) -> str:
         """What a text from a link, a file or a command line stands for."""
@@ -83,6 +83,17 @@ class Text:
     def shown(self, value: Any) -> str:
         """The value as it stands in a caption, which is one line."""
         return " ".join(str(value).split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Name(Text):
+    """What something is called here, in NFC, as it is listed."""
+
+    limit: int = MAX_MODEL_LENGTH
+
+    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
+        """As that of a text."""
+        return composed(super().check(value, name, of))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +356,7 @@ class Picture:
     prompt: str = _setting(
         "", Text(), "Prompt", "What to draw.", section=PROMPT, png="Prompts")
     model: str = _setting(
-        "", Text(MAX_MODEL_LENGTH), "Model", "Which of the server's models draws.",
+        "", Name(), "Model", "Which of the server's models draws.",
         caption_empty="the first model", a1111="sd_model_checkpoint",
         flag=None)
     negative_prompt: str = _setting(
@@ -353,7 +364,7 @@ class Picture:
         caption="without “{value}”", caption_empty="no negative prompt", png="Negative",
         flag="--negative")
     style: str = _setting(
-        "", Text(MAX_STYLE_LENGTH), "Style", "A template that the prompts are put into.",
+        "", Name(MAX_STYLE_LENGTH), "Style", "A template that the prompts are put into.",
         caption="style {value}", caption_empty="no style", a1111="styles")
     steps: int = _setting(
         20, Number(int, 1, 200), "Steps", "More of them take longer and refine more.",
@@ -423,7 +434,7 @@ class Picture:
         section=CONTROL, caption="with a control picture", caption_empty="no control picture",
         png="Control image")
     controlnet: str = _setting(
-        "", Text(MAX_MODEL_LENGTH), "ControlNet",
+        "", Name(), "ControlNet",
         "Which of the server's ControlNets follows it; by default the first that fits the model.",
         section=CONTROL, caption_empty="the first ControlNet", flag="--control-name")
     detector: str = _setting(
@@ -447,7 +458,7 @@ class Picture:
         "A picture whose subject, faces or style the result takes up; its lines are not followed.",
         section=REFERENCE, caption="with a reference picture", caption_empty="no reference picture")
     ip_adapter: str = _setting(
-        "", Text(MAX_MODEL_LENGTH), "IP-Adapter",
+        "", Name(), "IP-Adapter",
         "Which of the server's IP-Adapters sees it; by default the first that fits the model.",
         section=REFERENCE, caption_empty="the first IP-Adapter", flag="--reference-name")
     reference_scale: float = _setting(

@@ -3,6 +3,7 @@
 import fnmatch
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import diffusers
@@ -14,7 +15,11 @@ from safetensors.numpy import load_file, save_file
 
 from sd_tpu import FlaxStableDiffusionPipeline
 from sd_tpu.checkpoint import folder as checkpoint
+from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.controlnet import ControlNet
+from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.families.stable_diffusion import StableDiffusion
 
 STEM = "diffusion_pytorch_model"
@@ -329,3 +334,55 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path, suffix)
     assert f"from_single_file('{file}')" in command
     assert hasattr(diffusers.StableDiffusionPipeline, "from_single_file")
     assert "can run code" in message
+
+
+# --- links that lead nowhere --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [
+    "model_index.json", "sd_tpu.json", "unet/config.json", f"vae/{STEM}.safetensors", "unet",
+    "scheduler/scheduler_config.json", "tokenizer/vocab.json", "tokenizer/special_tokens_map.json",
+])
+@pytest.mark.parametrize("opens", [FlaxStableDiffusionPipeline.from_pretrained, Checkpoint.open])
+def test_a_link_that_leads_nowhere_is_named_before_anything_is_loaded(folder, tmp_path, monkeypatch,
+                                                                      name, opens):
+    monkeypatch.setattr(weights, "load_stored", None)
+    place = tmp_path / "models--someone--drawn" / "snapshots" / "0a1b2c"
+    shutil.copytree(folder, place)
+    target = place / name
+    if target.is_dir():
+        shutil.rmtree(target)
+    target.unlink(missing_ok=True)
+    target.symlink_to("../../../blobs/77aa")
+    message = refusal(opens, place)
+    assert f"{target} is a link to ../../../blobs/77aa, which is not there" in message
+    assert "hf download someone/drawn" in message and "\n" not in message
+
+
+def test_a_shard_a_file_and_a_folder_that_are_links_to_nowhere_are_named(torch_pipelines, tmp_path):
+    torch_pipelines["sd1"].unet.save_pretrained(tmp_path / "unet", max_shard_size="400KB")
+    lost = sorted((tmp_path / "unet").glob("*.safetensors"))[1]
+    file, whole = tmp_path / "lora.safetensors", tmp_path / "whole"
+    lost.unlink()
+    for link in (lost, file, whole):
+        link.symlink_to("gone")
+    for action, asked, link in (
+            (partial(checkpoint.weight_files, stem=STEM), tmp_path / "unet", lost),
+            (weights.contents, [file], file), (Checkpoint.open, file, file),
+            (Checkpoint.open, whole, whole), (ControlNet.open, whole, whole),
+            (IPAdapter.open, file, file)):
+        message = refusal(action, asked)
+        assert f"{link} is a link to gone, which is not there" in message
+
+
+def test_other_variants_may_be_links_to_nowhere(folder):
+    (folder / "unet" / f"{STEM}.fp16.safetensors").symlink_to("gone")
+    (folder / "vae" / "other.json").symlink_to("gone")
+    assert checkpoint.find(folder, components_of) == folder
+
+
+def test_all_parts_are_checked_before_one_is_loaded(folder, monkeypatch):
+    (folder / "vae" / f"{STEM}.safetensors").write_bytes(b"damaged")
+    opened = Checkpoint.open(folder)
+    monkeypatch.setattr(weights, "load_stored", None)
+    assert "is damaged" in refusal(opened.parameters.load)

@@ -280,3 +280,8 @@ def test_both_normal_forms_of_a_name_are_one(tmp_path, name, form):
     found = chunks(parse(f"a, {spelled} cup"), lambda text: ([1], [(0, len(text))]), 1, {
         name: 2})
     assert [*found.chunks[0].vectors.values()] == [(name, 0), (name, 1)]
+
+
+def test_a_name_is_not_found_where_an_accent_goes_on_with_it():
+    found = chunks(parse("cafe\u0301"), lambda text: ([1], [(0, len(text))]), 1, {"cafe": 2})
+    assert not found.chunks[0].vectors

@@ -467,7 +467,9 @@ def test_other_programs_names_of_layers_are_known(tmp_path, module, part, name, 
 
 @pytest.mark.parametrize("module, told", [
     ("some_new_format.mid_block.attn2.to_k", "names that are not known here, such as some_new_fo"),
-    ("diffusion_model.blocks.0.cross_attn.q", "calls 1 of its 1 layers by names that are not kn"),
+    ("transformer.h.0.attn.c_attn", "calls 1 of its 1 layers by names that are not known"),
+    ("diffusion_model.blocks.0.cross_attn.q", "for other models and does not fit"),
+    ("lora_unet_other", "does not fit"), ("down_blocks.9.resnets.9.conv1", "does not fit"),
     ("diffusion_model.input_blocks.8.1.transformer_blocks.9.attn2.to_k", "does not fit this model"),
     ("lora_unet_down_blocks_2_attentions_1_transformer_blocks_9_attn2_to_k", "does not fit"),
     (f"text_encoders.clip_g.transformer.{TEXT_LAYER}", "for SDXL and does not fit"),

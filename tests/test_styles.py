@@ -79,4 +79,5 @@ def test_both_normal_forms_of_a_name_are_one(file):
     assert [*styles.templates()] == ["Éclair"]
     for form in ("NFC", "NFD"):
         assert applied(styles, "a", "", unicodedata.normalize(form, "Éclair")) == ("a, sweet", "")
-    assert SETTINGS["prompt"].check("e\u0301 ") == "é"
+    for name in ("model", "style", "controlnet", "ip_adapter"):
+        assert SETTINGS[name].check("e\u0301 ") == "é"

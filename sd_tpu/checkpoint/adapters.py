@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,8 +231,7 @@ def _parameters(path: Path, modules: Modules,
             (unfit if component else unknown).append(module)
     if not (unfit or unknown):
         return found
-    if unfit or _other_family(modules, shapes) or (
-            {*map(_without_numbers, places)} & {*map(_without_numbers, unknown)}):
+    if unfit or _other_family(modules, shapes) or _are_known(unknown, places):
         strange = [*unfit, *unknown]
         raise CheckpointError(
             f"{path} is a LoRA for {_family(modules, shapes)} and does not fit this model: "
@@ -316,8 +315,12 @@ def _normalized(module: str) -> str:
                  if module.startswith(prefix)), module)
 
 
-def _without_numbers(module: str) -> str:
-    return re.sub(r"\d+", "", _normalized(module))
+def _are_known(modules: Iterable[str], places: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether names of modules that are not here begin as those that are."""
+    flat = tuple(prefix for prefixes in COMPONENTS.values() for prefix in prefixes)
+    begins = {place.partition(".")[0] for place in places}
+    return any(module.startswith(flat) or module.partition(".")[0] in begins
+               for module in map(_normalized, modules))
 
 
 def _alpha_patterns(path: Path, metadata: Mapping[str, Any],

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 import pydantic
 from pydantic import Field
 
-from sd_tpu.checkpoint.config import Config, read_json
+from sd_tpu.checkpoint.config import Config, is_file, read_json
 from sd_tpu.settings import SETTINGS
 
 GUIDE_PROMPTS = (
@@ -72,4 +72,4 @@ class ModelCard(Config):
     def read(cls, folder: Path, name: str) -> Self:
         """The card of the checkpoint in `folder`, called `name` unless the card knows better."""
         file = folder / "sd_tpu.json"
-        return cls.from_dict({"name": name, **(read_json(file) if file.is_file() else {})})
+        return cls.from_dict({"name": name, **(read_json(file) if is_file(file) else {})})

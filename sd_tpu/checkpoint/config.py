@@ -45,8 +45,23 @@ def paths_within(*folders: Path | None) -> Iterator[None]:
         raise CheckpointError(told) from error
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is there; raises CheckpointError for a link that leads nowhere, as in a cache
+    of the hub that was cleaned or fetched in part."""
+    for link in (path, path.parent):
+        if link.is_symlink() and not link.exists():
+            hub = next((part for part in link.parts if part.startswith("models--")), "")
+            name = hub.removeprefix("models--").replace("--", "/")
+            fetch = f", as by `hf download {name}`" if name else ""
+            raise CheckpointError(f"{path} is missing: {link} is a link to {os.readlink(link)}, "
+                                  f"which is not there. Fetch it again{fetch}, or copy the files "
+                                  "that its links lead to.")
+    return path.is_file()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object stored at `path`; raises CheckpointError if it holds none."""
+    is_file(path)
     try:
         text = read_text(path)
         if text.count(",") >= MAX_VALUES:  # each takes a kilobyte where it is none that it should

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from sd_tpu.checkpoint.config import CheckpointError, read_json
+from sd_tpu.checkpoint.config import CheckpointError, is_file, read_json
 
 Components = Mapping[str, str]  # folder of each network -> what its weight files' names begin with
 
@@ -32,10 +32,11 @@ def find(name: str | Path, components_of: Callable[[dict[str, Any]], Components]
         options: the hub's client's, such as `cache_dir` and `local_files_only`.
 
     Raises:
-        CheckpointError: it is a file, is no checkpoint, or cannot be fetched.
+        CheckpointError: it is a file, is no checkpoint, cannot be fetched, or has weights that are
+            links to what is gone.
     """
     path = Path(name).expanduser()
-    if path.is_file():
+    if is_file(path):
         raise CheckpointError(_file_message(path))
     if not path.is_dir():
         options["revision"] = revision
@@ -46,12 +47,14 @@ def find(name: str | Path, components_of: Callable[[dict[str, Any]], Components]
                    if variant and not _listed(path / part, stem, variant)}
         if lacking:
             path = fetch(name, _patterns(lacking, None), options)
-    _index(path)
+    for pattern in _weight_patterns(components_of(_index(path)), variant):
+        for file in path.glob(f"{pattern}*"):  # without a `*` it passes over what this is to find
+            is_file(file)
     return path
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    if not (folder / INDEX).is_file():
+    if not is_file(folder / INDEX):
         raise CheckpointError(
             f"{folder} has no {INDEX}, so it is not a checkpoint in the diffusers layout."
         )
@@ -71,7 +74,7 @@ def fetch(name: str | Path, patterns: Sequence[str],
         CheckpointError: it is not there, and cannot be fetched.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if not is_file(path) and path.is_dir():
         return path
     if str(name).startswith(("/", "~", ".")) or str(name).count("/") > 1:
         raise CheckpointError(f"There is no folder {str(path)!r}.")
@@ -86,12 +89,14 @@ def fetch(name: str | Path, patterns: Sequence[str],
 
 
 def _patterns(components: Components, variant: str | None) -> list[str]:
+    return [*OTHER_FILES, *_weight_patterns(components, variant)]
+
+
+def _weight_patterns(components: Components, variant: str | None) -> list[str]:
     mark = f".{variant}" if variant else ""
-    patterns = list(OTHER_FILES)
-    for part, stem in components.items():
-        patterns += [f"{part}/{stem}{mark}.safetensors", f"{part}/{stem}{mark}-*-of-*.safetensors",
-                     f"{part}/{stem}.safetensors.index{mark}.json"]
-    return patterns
+    return [pattern for part, stem in components.items() for pattern in (
+        f"{part}/{stem}{mark}.safetensors", f"{part}/{stem}{mark}-*-of-*.safetensors",
+        f"{part}/{stem}.safetensors.index{mark}.json")]
 
 
 def weight_files(folder: Path, stem: str, variant: str | None = None) -> list[Path]:
@@ -109,7 +114,7 @@ def weight_files(folder: Path, stem: str, variant: str | None = None) -> list[Pa
     if not files:
         raise CheckpointError(_no_weights_message(folder, stem))
     for file in files:
-        if not file.is_file():
+        if not is_file(file):
             raise CheckpointError(f"{file} is named by the checkpoint's index but is missing.")
     return files
 
@@ -118,9 +123,9 @@ def _listed(folder: Path, stem: str, variant: str | None) -> list[Path]:
     mark = f".{variant}" if variant else ""
     single = folder / f"{stem}{mark}.safetensors"
     index = folder / f"{stem}.safetensors.index{mark}.json"
-    if single.is_file():
+    if is_file(single):
         return [single]
-    if index.is_file():
+    if is_file(index):
         shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
             raise CheckpointError(f"{index} has no weight_map from names to files.")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sd_tpu.checkpoint.config import CheckpointError, read_json
+from sd_tpu.checkpoint.config import CheckpointError, is_file, read_json
 from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed, vae_name
 from sd_tpu.checkpoint.weights import NOT_PARAMETERS, Stored, modern, opened
 
@@ -388,7 +388,7 @@ def _text_name(name: str) -> str:
 def _beside(folder: Path, configs: Mapping[str, Config]) -> dict[str, Config]:
     """The configs that the folder holds."""
     files = {part: folder / CONFIG_FILES.get(part, f"{part}/config.json") for part in configs}
-    return {part: read_json(file) for part, file in files.items() if file.is_file()}
+    return {part: read_json(file) for part, file in files.items() if is_file(file)}
 
 
 def _tokenizers(layout: Layout) -> dict[str, str | None]:

@@ -20,7 +20,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from sd_tpu.checkpoint.config import CheckpointError, Config
+from sd_tpu.checkpoint.config import CheckpointError, Config, is_file
 from sd_tpu.reading import check_regular
 
 Params = dict[str, Any]  # nested: module attribute or list index -> ... -> array
@@ -178,7 +178,7 @@ def load_stored(stored: Mapping[str, Stored], expected: Params, dtype=None, shar
     Raises:
         CheckpointError: as for `load`.
     """
-    _check(stored, shapes(expected), source)
+    check(stored, shapes(expected), source)
     wanted = {_checkpoint_name(path, leaf): (path, leaf) for path, leaf in _leaves(expected)}
     default_device = jax.config.jax_default_device  # which a caller may have set for its thread
 
@@ -282,6 +282,7 @@ def opened(file: Path) -> Iterator[safe_open]:
     Raises:
         CheckpointError: the file is missing, damaged or cannot be read.
     """
+    is_file(file)
     try:
         check_regular(file)
         with file.open("rb") as begin:
@@ -307,7 +308,9 @@ def opened(file: Path) -> Iterator[safe_open]:
         raise CheckpointError(f"There is too little memory to read {file}.") from None
 
 
-def _check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], source: Path) -> None:
+def check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], source: Path) -> None:
+    """Raises CheckpointError, with all differences, unless what was found in a folder or a file has
+    the names and shapes that are wanted."""
     missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
     difference = [f"- missing    {name} {list(wanted[name])}" for name in missing]
     difference += [f"+ unexpected {name} {list(found[name].shape)}" for name in unexpected]

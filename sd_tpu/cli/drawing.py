@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sd_tpu.checkpoint.card import ModelCard
-from sd_tpu.checkpoint.config import read_json
+from sd_tpu.checkpoint.config import is_file, read_json
 from sd_tpu.serving.job import (
     BLURRED,
     COMPILING,
@@ -60,7 +60,7 @@ def early_defaults(model: str | Path) -> Picture:
     folder, without its size, so that a spacing its sampler lacks is refused at once."""
     folder = Path(model).expanduser()
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    if not scheduler.is_file():
+    if not is_file(scheduler):
         return Picture()
     from sd_tpu.serving.catalog import card_defaults  # takes seconds to import
 

@@ -15,7 +15,13 @@ import jax.numpy as jnp
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint import single_file, weights
 from sd_tpu.checkpoint.card import ModelCard
-from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, TrainingConfig, read_json
+from sd_tpu.checkpoint.config import (
+    BUNDLED_MODEL,
+    CheckpointError,
+    TrainingConfig,
+    is_file,
+    read_json,
+)
 from sd_tpu.checkpoint.single_file import SUFFIX, SingleFile
 from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families import find_family
@@ -105,7 +111,7 @@ class Checkpoint:
                        scheduler={name: value for name, value in said.items()
                                   if value is not None})
         path = Path(name).expanduser()
-        if path.is_file() and path.suffix == SUFFIX:
+        if is_file(path) and path.suffix == SUFFIX:
             return cls._open_file(single_file.read(path), **options)
         folder = checkpoint.find(name, partial(_components, safety_checker=safety_checker),
                                  revision, variant)
@@ -118,8 +124,8 @@ class Checkpoint:
                      **options: Any) -> Self:
         index = read_json(folder / "model_index.json")
         family = find_family(index)
-        has_checker = (folder / CHECKER / "config.json").is_file()
-        components = _components(index, safety_checker=safety_checker and has_checker)
+        has_checker = safety_checker and is_file(folder / CHECKER / "config.json")
+        components = _components(index, safety_checker=has_checker)
         configs = {part: read_json(folder / part / "config.json") for part in components}
         configs["model_index"] = index
         configs["scheduler"] = read_json(folder / "scheduler" / "scheduler_config.json")
@@ -239,7 +245,10 @@ class Parameters:
         Raises:
             CheckpointError: files are missing or damaged, or do not fit the model.
         """
-        return {part: weights.load_stored(self._stored(part), expected, sharding=sharding,
+        stored = {part: self._stored(part) for part in self.shapes}
+        for part, expected in self.shapes.items():  # all, before minutes go into loading one
+            weights.check(stored[part], weights.shapes(expected), self._source(part))
+        return {part: weights.load_stored(stored[part], expected, sharding=sharding,
                                           source=self._source(part), leading=leading)
                 for part, expected in self.shapes.items()}
 

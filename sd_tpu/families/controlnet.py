@@ -9,7 +9,13 @@ import jax.numpy as jnp
 
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint import weights
-from sd_tpu.checkpoint.config import CheckpointError, ControlNetConfig, UNetConfig, read_json
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    ControlNetConfig,
+    UNetConfig,
+    is_file,
+    read_json,
+)
 from sd_tpu.checkpoint.weights import Stored
 from sd_tpu.families.extra import ExtraNetwork, check_equal
 from sd_tpu.families.latent_diffusion import CONTROL, LatentDiffusion
@@ -39,7 +45,7 @@ class ControlNet(ExtraNetwork):
         """
         named = f"{STEM}.{variant}.safetensors" if variant else f"{STEM}.safetensors"
         folder = checkpoint.fetch(name, ["config.json", named])
-        if not (folder / named).is_file():
+        if not is_file(folder / named):
             checkpoint.fetch(name, [f"{STEM}.safetensors"])
         config = read_json(folder / "config.json")
         if (kind := str(config.get("_class_name")).removeprefix("Flax")) != CLASS:

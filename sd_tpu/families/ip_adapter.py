@@ -11,7 +11,12 @@ from jaxtyping import Array, Float, UInt8
 
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint import weights
-from sd_tpu.checkpoint.config import CheckpointError, ProjectedVisionEncoderConfig, read_json
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    ProjectedVisionEncoderConfig,
+    is_file,
+    read_json,
+)
 from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
 from sd_tpu.checkpoint.single_file import SUFFIX
 from sd_tpu.checkpoint.weights import Params, Stored
@@ -54,7 +59,7 @@ class IPAdapter(ExtraNetwork):
         """
         if image_encoder is not None:
             image_encoder = image_encoder.expanduser()
-            if not (image_encoder / "config.json").is_file():
+            if not is_file(image_encoder / "config.json"):
                 raise CheckpointError(f"{image_encoder} holds no image encoder: it has no "
                                       "config.json.")
         file, top, repository = _find(name)
@@ -102,7 +107,7 @@ def _find(name: str | Path) -> tuple[Path, Path, str]:
     """The file, the folder from which SHARED counts, and the hub id, "" where the file lies here.
     Of the hub's encoders only the configs come with it: each takes gigabytes, and one is used."""
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix != SUFFIX:
+    if is_file(path) and path.suffix != SUFFIX:
         raise CheckpointError(f"{path} is no {SUFFIX} file; pickles (.bin, .pt) can run code when "
                               f"opened. h94/IP-Adapter's own are there as {SUFFIX} files as well.")
     if path.is_file():
@@ -114,7 +119,7 @@ def _find(name: str | Path) -> tuple[Path, Path, str]:
     repository, place = "/".join(parts[:2]), PurePosixPath(*parts[2:])
     configs = [f"{folder}/config.json" for folder in (place.parent / ENCODER, SHARED)]
     top = checkpoint.fetch(repository, [str(place), *configs])
-    if not (top / place).is_file():
+    if not is_file(top / place):
         raise CheckpointError(f"There is no file {str(place)!r} in {repository}.")
     return top / place, top, repository
 
@@ -123,7 +128,7 @@ def _with_encoder(config: IPAdapterConfig, file: Path,
                   folders: Sequence[Path]) -> tuple[Path, IPAdapterConfig]:
     """The first of the folders whose encoder fits the adapter of this file, and the config with it.
     """
-    there = [folder for folder in folders if (folder / "config.json").is_file()]
+    there = [folder for folder in folders if is_file(folder / "config.json")]
     for folder in there:
         found = read_json(folder / "config.json")
         if "vision_config" in found:  # beside whose size others stand that are not the encoder's

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from unicodedata import combining, normalize
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +106,6 @@ def parse(prompt: str) -> ParsedPrompt:
         PromptError: a LoRA without a name or with a strength that is no number, weights above 100,
             or signs of A1111's that mean what is not done here.
     """
-    prompt = composed(prompt)  # as the tokenizer does, and as files are called
     if other := OTHER_TAG.search(prompt):
         raise PromptError("{tag} is nothing that a prompt can ask for here; a LoRA is, as "
                           "<lora:name:strength>.", tag=other[0])
@@ -181,7 +181,7 @@ def _lora(tag: str) -> Lora:
         raise PromptError("{tag} asks for no LoRA: it should be <lora:name:strength>, with a "
                           "number up to {most} as strength.", tag=f"<lora:{tag}>",
                           most=f"{MOST_WEIGHT:g}")
-    return Lora(name.strip(), value)
+    return Lora(composed(name.strip()), value)
 
 
 # --- chunks -------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def chunks(parsed: ParsedPrompt, encode: Encode, most: int,
 
 def _units(section: Sequence[Fragment], encode: Encode,
            embeddings: Mapping[str, int]) -> Iterator[_Unit]:
-    names = {composed(name).lower(): name for name in embeddings}
+    names = {normalize(form, name): name for name in embeddings for form in ("NFC", "NFD")}
     for fragment in section:
         for text, name in _divided(fragment.text, names):
             if name is not None:
@@ -244,9 +244,14 @@ def _units(section: Sequence[Fragment], encode: Encode,
 def _divided(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
     """The pieces of a text, each with the embedding that it names or None; the longest name wins.
 
-    A name stands by itself: no letter, digit or underscore of the text goes on with it.
+    A name stands by itself: no letter, accent, digit or underscore of the text goes on with it.
+
+    Args:
+        text: of a prompt.
+        names: the embeddings by their spellings.
     """
-    lengths = sorted({len(name) for name in names.values()}, reverse=True)
+    lengths = sorted({*map(len, names)}, reverse=True)
+    names = {spelling.lower(): name for spelling, name in names.items()}
     start = place = 0
     while lengths and place < len(text):
         ends = (place + length for length in lengths if place + length <= len(text))
@@ -264,7 +269,8 @@ def _divided(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, str | N
 
 
 def _between_words(text: str, place: int) -> bool:
-    return not re.fullmatch(r"\w\w", text[max(place - 1, 0):place + 1])
+    return not (re.fullmatch(r"\w\w", text[max(place - 1, 0):place + 1])
+                or combining(text[place:place + 1] or " "))
 
 
 def _chunk(units: Sequence[_Unit]) -> Chunk:

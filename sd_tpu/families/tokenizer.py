@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import tokenizers
 
-from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.checkpoint.config import CheckpointError, is_file
 from sd_tpu.reading import read_bytes
 
 if TYPE_CHECKING:  # importing it takes a second or two
@@ -119,7 +119,7 @@ def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
     """That of transformers; takes and raises what `Tokenizer.from_folder` does."""
     from transformers import CLIPTokenizer
 
-    if not any(all((folder / name).is_file() for name in form) for form in FORMS):
+    if not any(all(is_file(folder / name) for name in form) for form in FORMS):
         # Without them transformers makes up a tokenizer that knows no words.
         raise CheckpointError(f"{folder} holds no tokenizer: there is neither tokenizer.json, "
                               "nor vocab.json with merges.txt.")
@@ -139,7 +139,8 @@ def _contents(folder: Path) -> dict[str, bytes]:
     """The files that a tokenizer is read from; raises CheckpointError if one cannot be read."""
     names = [name for names in (*FORMS, CONFIGS) for name in names]
     try:
-        return {name: read_bytes(folder / name) for name in names if (folder / name).exists()}
+        return {name: read_bytes(folder / name) for name in names
+                if is_file(folder / name) or (folder / name).exists()}
     except OSError as error:
         raise CheckpointError(f"The tokenizer in {folder} cannot be read: {error.filename}, "
                               f"{error.strerror}.") from None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sd_tpu.checkpoint.config import is_file
 from sd_tpu.checkpoint.folder import fetch
 
 MSGPACK = ("diffusion_flax_model.msgpack", "flax_model.msgpack")
@@ -34,7 +35,7 @@ def find_config(name: str | Path, subfolder: str | None, file: str,
     """
     folder = fetch(name, [f"{subfolder}/{file}" if subfolder else file], options)
     inner = folder / (subfolder or "") / file
-    return inner if inner.is_file() or not (folder / file).is_file() else folder / file
+    return inner if is_file(inner) or not is_file(folder / file) else folder / file
 
 
 def find_part(name: str | Path, subfolder: str | None, options: Mapping[str, Any]) -> Path:

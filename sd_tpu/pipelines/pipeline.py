@@ -138,13 +138,13 @@ class FlaxDiffusionPipeline:
             folder / CHECKER, variant, dtype or jnp.float32, sharding)
         parts = {**made._read(folder, dtype or jnp.float32, given), **checks, **given}
         pipeline = made(**parts, dtype=dtype, token_downsampling=token_downsampling)
+        # A folder's whole path would travel in every picture.
+        local = Path(name).expanduser().is_dir()
+        pipeline.card = ModelCard.read(folder, folder.resolve().name if local else str(name))
         params |= {part: parts[part].load(folder / part, variant, pipeline.dtype, sharding)
                    for part in made.networks if part not in given}
         if "scheduler" not in given:
             params["scheduler"] = pipeline.scheduler.create_state()
-        # A folder's whole path would travel in every picture.
-        local = Path(name).expanduser().is_dir()
-        pipeline.card = ModelCard.read(folder, folder.resolve().name if local else str(name))
         return pipeline, params
 
     @classmethod
