@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import gradio_client
 import httpx
@@ -14,7 +15,7 @@ from sd_tpu import app
 from sd_tpu.page import api
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.serving.job import Cancelled
-from sd_tpu.settings import MAX_SEED
+from sd_tpu.settings import MAX_SEED, Picture, RequestError
 
 
 def test_programs_get_pictures_in_their_places_and_the_seed(client, page_engine):
@@ -84,6 +85,17 @@ def test_programs_can_list_the_samplers(client):
     listed = {entry["key"]: entry for entry in client.predict(api_name="/samplers")}
     assert listed["dpmpp_2m"]["label"] == "DPM++ 2M"
     assert "karras" in listed["dpmpp_2m"]["spacings"]
+
+
+def test_of_many_models_a_few_are_opened_and_all_are_listed():
+    """What cannot be read is left out, as far as anybody has looked."""
+    offer = Mock(**{"models.return_value": [f"m{number}" for number in range(50_000)]})
+    own = Picture(width=8, height=16)
+    offer.defaults.side_effect = [RequestError("It is damaged."), *[own] * 99]
+    listed = api._listed(offer)
+    assert offer.defaults.call_count == api.MAX_OPENED and len(listed) == 49_999
+    assert listed[0] == {"model": "m1", "width": 8, "height": 16, "steps": 20, "guidance": 7.5}
+    assert listed[-1] == {"model": "m49999", **dict.fromkeys(listed[0].keys() - {"model"})}
 
 
 def test_programs_can_read_what_a_picture_was_made_from(client, tmp_path):

@@ -34,6 +34,7 @@ from sd_tpu.http.drawing import DrawingFailed, ParameterError, drawn, png_of
 from sd_tpu.http.schema import Body, anything, field_of
 from sd_tpu.pictures.images import MAX_FILE_BYTES, to_webp
 from sd_tpu.pictures.inputs import Input
+from sd_tpu.reading import composed
 from sd_tpu.request import Request
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import Event, ImageReady, Job, Progress
@@ -172,7 +173,7 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
     @router.get("/models/{name:path}")
     def model(name: str) -> dict:
         """One of them."""
-        if name not in engine.offer.models():
+        if (name := composed(name)) not in engine.offer.models():
             raise fastapi.HTTPException(404, f"There is no model {shortened(name)}.")
         return _model(name)
 

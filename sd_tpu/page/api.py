@@ -15,6 +15,7 @@ from sd_tpu.page.files import uploaded
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.run import refusal
 from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import (
@@ -29,6 +30,7 @@ from sd_tpu.settings import (
 
 # Between words of a run: gradio_client fetches all files each time that it is told of them.
 PAUSE_SECONDS = 0.5
+MAX_OPENED = 32  # models whose files are looked at to list them; there may be thousands
 # What came later comes last: programs may give the others by position.
 _LATER = [SETTINGS[name] for name in ("model", "height", "width", "style", "clip_skip")]
 _BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
@@ -104,17 +106,10 @@ def offer(runs: Runs) -> None:
                 for key, sampler in SAMPLERS.items()]
 
     def models() -> list[dict]:
-        """Lists the models that can draw, each with the size, steps and guidance that it draws
-        with unless it is told otherwise. The first is taken where none is named."""
-        listed = []
-        for name in models_here.models():
-            try:
-                own = models_here.defaults(name)
-            except RequestError:  # its files cannot be read
-                continue
-            listed.append({"model": name, "width": own.width, "height": own.height,
-                           "steps": own.steps, "guidance": own.guidance})
-        return listed
+        """Lists the models, each with the size, steps and guidance that it draws with unless it is
+        told otherwise; null where there are too many to look at. The first is taken where none is
+        named."""
+        return _listed(models_here)
 
     def read_metadata(picture: gr.FileData) -> dict[str, Any]:
         """Reads the prompts, the seed and the settings that a picture carries, ours or A1111's.
@@ -136,6 +131,20 @@ def offer(runs: Runs) -> None:
            api_description=inspect.getdoc(read_metadata))
     gr.api(draw, api_name="draw", concurrency_limit=None, api_description=draw.__doc__)
     gr.api(models, api_name="models", queue=False)
+
+
+def _listed(offer: Catalog) -> list[dict]:
+    """The models with their defaults, as far as they are opened for them; what cannot be read is
+    left out."""
+    listed = []
+    for number, name in enumerate(offer.models()):
+        try:
+            own = offer.defaults(name) if number < MAX_OPENED else None
+        except RequestError:
+            continue
+        listed.append({"model": name, **{key: getattr(own, key, None) for key in (
+            "width", "height", "steps", "guidance")}})
+    return listed
 
 
 def _parameters() -> list[inspect.Parameter]:
