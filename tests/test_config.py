@@ -127,7 +127,7 @@ def test_nothing_said_of_zeros_for_an_empty_prompt_is_true_and_null_is_not(said,
     (SchedulerConfig, "steps_offset", 1.5),
     (SchedulerConfig, "_class_name", 3),
     (SchedulerConfig, "timestep_scaling", -1),
-    (ModelCard, "steps", 0),
+    (ModelCard, "steps", 0), (ModelCard, "name", " "), (ModelCard, "name", "x" * 1001),
     (ModelCard, "prompts", "one"),
 ])
 def test_values_out_of_bounds_or_of_another_type_are_a_sentence(config, name, value):

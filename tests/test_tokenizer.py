@@ -211,6 +211,7 @@ def test_nothing_need_be_kept(kept, read_by_transformers, option, value):
 @pytest.mark.parametrize("files", [
     {}, {"vocab.json": '{"cat": 0}'}, {"tokenizer.json": "{"}, {"tokenizer.json": '{"cat": 0}'},
     {"vocab.json": "{", "merges.txt": ""},
+    {"vocab.json": '{"cat": 0}', "merges.txt": "", "tokenizer_config.json": "[" * 100_000},
 ])
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path, files):
     for name, content in files.items():

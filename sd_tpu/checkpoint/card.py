@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import pydantic
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from sd_tpu.checkpoint.config import Config, is_file, read_json
-from sd_tpu.settings import SETTINGS
+from sd_tpu.settings import MAX_MODEL_LENGTH, SETTINGS
 
 GUIDE_PROMPTS = (
     "Labrador in the style of Hokusai",
@@ -38,7 +38,8 @@ class ModelCard(Config):
     worth offering, under animals, food, nature, vehicles, things, colours and styles.
     """
 
-    name: str
+    name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1,
+                                          max_length=MAX_MODEL_LENGTH)]
     hint: str = ""
     prompts: tuple[str, ...] = GUIDE_PROMPTS
     more_prompts: tuple[str, ...] = ()

@@ -286,7 +286,8 @@ def _components(index: dict[str, Any], *, safety_checker: bool) -> checkpoint.Co
     """Of a checkpoint with this model_index.json; raises CheckpointError for one of no family."""
     known = {**find_family(index).components, CHECKER: "model"}
     named = index.get(CHECKER)
-    if not (safety_checker and named and named[-1] in SAFETY_CHECKERS):
+    named = named[-1] if isinstance(named, list) and named else None
+    if not (safety_checker and named in SAFETY_CHECKERS):
         del known[CHECKER]
     return known
 

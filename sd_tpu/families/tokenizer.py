@@ -152,7 +152,10 @@ def _write(contents: Mapping[str, bytes], folder: Path) -> None:
 
 
 def _marks(clip: "CLIPTokenizer") -> Marks:
-    return Marks(clip.bos_token_id, clip.eos_token_id, clip.pad_token_id)
+    marks = Marks(clip.bos_token_id, clip.eos_token_id, clip.pad_token_id)
+    if None in marks:
+        raise CheckpointError("The tokenizer lacks its bos_token, eos_token or pad_token.")
+    return marks
 
 
 def _kept(folder: Path, pad: str | None) -> Path | None:
