@@ -414,6 +414,15 @@ def test_what_is_no_adapter_is_refused_in_a_sentence(folder, tmp_path):
         IPAdapter.open(pickle)
 
 
+def test_an_adapter_of_very_many_layers_is_refused_before_it_is_built(tmp_path):
+    layers = {f"image_proj.layers.{number}.0.to_q.weight": np.ones(1, np.float16)
+              for number in range(300)}
+    save_file(layers | {"ip_adapter.1.to_k_ip.weight": np.ones((4, 4), np.float16)},
+              tmp_path / "many.safetensors")
+    with pytest.raises(CheckpointError, match="it has 301 layers; at most 256 are supported"):
+        IPAdapter.open(tmp_path / "many.safetensors")
+
+
 def test_an_encoder_that_does_not_fit_is_passed_over_for_that_of_most_adapters(folder, tmp_path):
     (tmp_path / "models").symlink_to(folder / "models")
     make_encoder(tmp_path / "sdxl_models" / "image_encoder", projection_dim=40)
