@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED
+from sd_tpu.serving.fairness import Account
 from sd_tpu.serving.latency import (
     BatchLatency,
     LatencyModel,
@@ -88,5 +89,9 @@ def test_what_was_compiled_and_brought_says_how_long_the_next_will_take():
 
 
 def test_in_turns_nobody_gets_more_than_they_want_or_more_than_i_do():
-    assert in_turns(3.0, {}) == 3
-    assert in_turns(3.0, {"busy": 100.0, "small": 1.0}) == 3 + 3 + 1
+    me, near = Account("here", "me"), Account("here", "near")
+    busy, small = Account("there", "busy"), Account("elsewhere", "small")
+    assert in_turns(3.0, me, {}) == 3
+    assert in_turns(3.0, me, {busy: 100.0, small: 1.0}) == 3 + 3 + 1
+    assert in_turns(3.0, me, {near: 100.0, busy: 100.0}) == (3 + 3) + 6
+    assert in_turns(3.0, me, {busy: 100.0, Account("there", "more"): 100.0}) == 3 + 3

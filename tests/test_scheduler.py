@@ -251,6 +251,49 @@ def test_a_client_fills_no_more_slots_than_it_leaves_free(one):
         assert one.scheduler.occupied == occupied
 
 
+@pytest.mark.parametrize("count, batch", [(1, SMALL), (1, WIDE), (8, SMALL)])
+def test_a_newcomer_beside_200_names_of_one_address_waits_three_times_alone_at_most(count, batch):
+    devices = warm(Devices(count), batch)
+    alone = devices.took(devices.ask("visitor", steps=5, batch=batch, address="away"))
+    for number in range(200):
+        devices.ask(f"name {number}", pictures=8, steps=50, batch=batch, address="crowd")
+    devices.run(seconds=10)
+    for number in range(3):
+        devices.run(seconds=2)
+        took = devices.took(devices.ask(f"visitor {number}", steps=5, batch=batch, address="away"))
+        assert took <= 3 * alone
+
+
+def test_names_of_one_address_share_what_one_address_gets(one):
+    for number in range(20):
+        one.ask(f"name {number}", pictures=2, steps=1000, address="crowd")
+    for number in range(2):
+        one.ask(f"other {number}", pictures=2, steps=1000, address=f"other {number}")
+    one.run(seconds=120)
+    of = {name: one.drawn[name] for name in one.drawn}
+    crowd = sum(seconds for name, seconds in of.items() if name.startswith("name"))
+    assert crowd / sum(of.values()) == pytest.approx(1 / 3, abs=0.05)
+    assert of["other 0"] == pytest.approx(of["other 1"], rel=0.1)
+
+
+def test_names_of_one_address_leave_slots_to_other_addresses(one):
+    for number in range(20):
+        one.ask(f"name {number}", pictures=8, steps=1000, address="crowd")
+    one.step()
+    assert one.scheduler.occupied == 12
+    one.ask("visitor", pictures=8, steps=1000, address="away")
+    one.step()
+    assert one.scheduler.occupied == 14
+
+
+def test_positions_count_the_first_of_each_address_before_the_second_of_any(one):
+    crowd = [one.ask(f"name {number}", steps=1000, pictures=8, address="crowd")
+             for number in range(3)]
+    visitor = one.ask("visitor", steps=10, address="away")
+    said = {job: event for job, event in one.scheduler.events() if isinstance(event, Queued)}
+    assert [said[job].position for job in (crowd[0], visitor, *crowd[1:])] == [1, 2, 3, 4]
+
+
 def test_others_ride_along_where_a_group_has_room_and_not_where_they_cost():
     devices = warm(Devices(), SMALL, WIDE)
     for batch, together in ((SMALL, 1), (WIDE, 4)):

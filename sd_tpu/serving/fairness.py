@@ -1,9 +1,17 @@
-"""Whose turn it is on the devices."""
+"""Whose turn it is on the devices: shares of network addresses, and of clients within each."""
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 HEAD_START = 30.0  # seconds of the devices by which small pictures go before others, at most
+
+
+class Account(NamedTuple):
+    """A client at a network address; both are counted, as names cost nothing and addresses do."""
+
+    address: str
+    client: str
 
 
 class FairShare:
@@ -21,6 +29,11 @@ class FairShare:
         self._time = 0.0
         self._used: dict[str, float] = {}
         self._active: set[str] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no client wants anything."""
+        return not self._active
 
     def join(self, client: str) -> None:
         """A client asks for pictures who has none."""
@@ -52,3 +65,58 @@ class FairShare:
         for client, used in list(self._used.items()):
             if client not in self._active and used <= self._time - HEAD_START:
                 del self._used[client]
+
+
+class AddressShares:
+    """Shares the devices fairly among addresses, and each address's share among its clients.
+
+    Hierarchical fair queueing (Bennett and Zhang 1996): whoever draws names without end has no more
+    of the devices than the one address that they come from.
+    """
+
+    def __init__(self):
+        """Begins with no accounts."""
+        self._addresses = FairShare()
+        self._clients: dict[str, FairShare] = {}
+
+    def join(self, account: Account) -> None:
+        """An account asks for pictures that has none; joining again changes nothing."""
+        if account.address not in self._clients:
+            self._addresses.join(account.address)
+            self._clients[account.address] = FairShare()
+        self._clients[account.address].join(account.client)
+
+    def leave(self, account: Account) -> None:
+        """Nothing of the account's is left to be drawn."""
+        clients = self._clients[account.address]
+        clients.leave(account.client)
+        if clients.idle:
+            self._addresses.leave(account.address)
+            del self._clients[account.address]
+
+    def used(self, account: Account) -> tuple[float, float]:
+        """What an active account's address has had, and what it has had of that, in virtual time.
+        """
+        return (self._addresses.used(account.address),
+                self._clients[account.address].used(account.client))
+
+    def turns(self, seconds: Mapping[Account, float]) -> dict[Account, tuple[float, float]]:
+        """The turns of active accounts, of which the least goes first, by the seconds of their next
+        pictures. An address is as far as the client of it that is next."""
+        of_client = {account: self._clients[account.address].turn(account.client, each)
+                     for account, each in seconds.items()}
+        of_address: dict[str, float] = {}
+        for account in sorted(of_client, key=of_client.__getitem__):
+            of_address.setdefault(account.address, self._addresses.turn(account.address,
+                                                                        seconds[account]))
+        return {account: (of_address[account.address], turn)
+                for account, turn in of_client.items()}
+
+    def charge(self, seconds: Mapping[Account, float]) -> None:
+        """Records what a plan took, by the active account for which it was."""
+        by_address: dict[str, dict[str, float]] = {}
+        for account, spent in seconds.items():
+            by_address.setdefault(account.address, {})[account.client] = spent
+        self._addresses.charge({address: sum(of.values()) for address, of in by_address.items()})
+        for address, of in by_address.items():
+            self._clients[address].charge(of)

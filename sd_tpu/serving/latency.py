@@ -4,11 +4,13 @@ What is measured is that of a row of a group of slots, of decoding a picture, of
 and of bringing weights to a device. All else follows from these and from what is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED, lanes_of
+from sd_tpu.serving.fairness import Account
 from sd_tpu.serving.plan import Batch, Compiled, Weights
 
 CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation may have to wait for
@@ -125,8 +127,23 @@ def _summed_from_the_end(rows: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(rows[::-1])])
 
 
-def in_turns(mine: float, others: Mapping[str, float]) -> float:
-    """Seconds until a client has had `mine` while devices are shared fairly with other clients,
-    who want so many seconds each: nobody gets more than they want, nor more than `mine` before.
+def in_turns(mine: float, account: Account, others: Mapping[Account, float]) -> float:
+    """Seconds until an account has had `mine` while devices are shared fairly: within its address
+    with the clients there, then as one of the addresses. Nobody gets more than they want, nor more
+    than `mine` before.
+
+    Args:
+        mine: seconds of the devices.
+        account: whose these are.
+        others: how many the others want.
     """
-    return mine + sum(min(theirs, mine) for theirs in others.values())
+    near = [wanted for other, wanted in others.items() if other.address == account.address]
+    far: Counter[str] = Counter()
+    for other, wanted in others.items():
+        if other.address != account.address:
+            far[other.address] += wanted
+    return _beside(_beside(mine, near), far.values())
+
+
+def _beside(mine: float, others: Iterable[float]) -> float:
+    return mine + sum(min(wanted, mine) for wanted in others)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sd_tpu.serving.fairness import Account
+
 Key = tuple[int, int]  # of a picture: the number of its job, and its place in the request
 
 
@@ -81,6 +83,11 @@ class Ticket:
     kinds: np.ndarray  # [R] of `slots.row_kinds`: what each row of its table evaluates
     previews: bool = True  # whether it is to be seen while it forms
     entry: Any = None
+
+    @property
+    def account(self) -> Account:
+        """Whose turns it takes; a client whose address is unknown shares with no other."""
+        return Account(self.address or self.client, self.client)
 
     @property
     def key(self) -> Key:

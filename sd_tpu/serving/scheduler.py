@@ -4,10 +4,11 @@
 takes in what came of it, and `events` tells what the makers of jobs should know. Pictures wait in
 queues of their clients, are placed in slots, and are drawn there in turns:
 
-- A free slot goes to the client with the fewest; nobody gets more of a batch's slots than are left
-  free after it, so there is always one for whoever comes next.
-- In each plan a device draws for the client whose turn it is (`FairShare`), and for others as far
-  as that costs nothing because the groups stepped together have room.
+- A free slot goes to the address with the fewest, and there to the client with the fewest; no
+  client gets more of a batch's slots than are left free after it, and no address more than three
+  times as many, so there is always one for whoever comes next from elsewhere.
+- In each plan a device draws for the client whose turn it is (`AddressShares`), and for others as
+  far as that costs nothing because the groups stepped together have room.
 - What a picture needs, weights on its device and a compiled batch, is prepared in the background;
   what was used least recently makes room. Where nothing can go, a device takes in no others from
   SWITCH_SECONDS on, until it is empty enough.
@@ -17,13 +18,13 @@ import dataclasses
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from sd_tpu.request import RequestError
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.fairness import FairShare
+from sd_tpu.serving.fairness import Account, AddressShares
 from sd_tpu.serving.job import (
     COMPILING,
     LOADING,
@@ -41,7 +42,10 @@ from sd_tpu.serving.memory import Item, Memory
 from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
 
 PREVIEW_ROW = 2  # the first after which a picture is worth looking at
+ADDRESS_SLOTS = 3  # that an address may have for each that is left free, of a batch
 SWITCH_SECONDS = 5.0  # that a device keeps to its weights while others wait for room there
+
+_QueueKey = tuple[Account, Batch, Weights]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +112,9 @@ class _Picture:
 class _Job:
     """What is known of a job until it ends."""
 
-    def __init__(self, number: int, client: str, address: str, pictures: dict[int, _Picture],
-                 steps: int):
-        self.number, self.client, self.address = number, client, address
+    def __init__(self, number: int, ticket: Ticket, pictures: dict[int, _Picture], steps: int):
+        self.number, self.account = number, ticket.account
+        self.client, self.address = ticket.client, ticket.address
         self.pictures, self.steps = pictures, steps
         self.unfinished = set(pictures)
         self.begun: float | None = None
@@ -137,6 +141,13 @@ class _Bench:
 
     def pictures(self) -> list[_Picture]:
         return [picture for picture in self.slots if picture]
+
+    def has_room_for(self, account: Account) -> bool:
+        """Whether an account may have another slot, so that others find one."""
+        others = [picture.ticket.account for picture in self.pictures()]
+        free = len(self.slots) - len(others)
+        near = sum(other.address == account.address for other in others)
+        return others.count(account) < free and near < ADDRESS_SLOTS * free
 
     def free(self, device: int) -> list[int]:
         """The free slots on a device."""
@@ -168,9 +179,9 @@ class Scheduler:
         """Begins with nothing on the devices; `memory` bounds what lies on each, in bytes."""
         self.limits, self._devices, self._model = limits, range(devices), model
         self._memory = Memory(devices, memory)
-        self._share = FairShare()
+        self._shares = AddressShares()
         self._jobs: dict[int, _Job] = {}
-        self._waiting: dict[tuple[str, Batch, Weights], deque[_Picture]] = {}
+        self._waiting: dict[_QueueKey, deque[_Picture]] = {}
         self._benches: dict[Batch, _Bench] = {}
         self._coming: set[tuple[int, Weights]] = set()
         self._taken_in = [-math.inf] * devices  # when a device was last given other weights
@@ -194,14 +205,14 @@ class Scheduler:
             Busy: too much waits already.
             RequestError: the devices can never hold what a picture needs.
         """
-        number, client = tickets[0].job, tickets[0].client
+        number, account = tickets[0].job, tickets[0].account
         self.check_room(tickets)
         pictures = {ticket.place: _Picture(ticket, next(self._numbers), now) for ticket in tickets}
-        if not any(job.client == client for job in self._jobs.values()):
-            self._share.join(client)
-        self._jobs[number] = _Job(number, client, tickets[0].address, pictures, steps)
+        if not any(job.account == account for job in self._jobs.values()):
+            self._shares.join(account)
+        self._jobs[number] = _Job(number, tickets[0], pictures, steps)
         for ticket, picture in zip(tickets, pictures.values(), strict=True):
-            queue = self._waiting.setdefault((client, ticket.batch, ticket.weights), deque())
+            queue = self._waiting.setdefault((account, ticket.batch, ticket.weights), deque())
             queue.append(picture)
         self._tell_positions(now)
 
@@ -319,7 +330,7 @@ class Scheduler:
         devices stays, and what was to be prepared is asked for anew."""
         for number in self.jobs():
             self._tell(number, Failed(message))
-        self._share, self._plan = FairShare(), Plan()
+        self._shares, self._plan = AddressShares(), Plan()
         for account in (self._jobs, self._waiting, self._reserved):
             account.clear()
         for device, weights in self._coming:
@@ -343,15 +354,25 @@ class Scheduler:
         open_queues = {key: queue for key, queue in self._waiting.items()
                        if self._is_open(key[1])}
         while open_queues:
-            occupied = Counter(picture.ticket.client for picture in self._placed())
-            key = min(open_queues, key=lambda key: (
-                occupied[key[0]], self._share.used(key[0]), open_queues[key][0].number))
-            if not self._place(open_queues[key][0], moves, now):
+            for key in self._by_turn(open_queues):
+                if self._place(open_queues[key][0], moves, now):
+                    open_queues[key].popleft()
+                    if not open_queues[key]:
+                        del open_queues[key], self._waiting[key]
+                    break  # now it is another's turn
                 del open_queues[key]
-                continue
-            open_queues[key].popleft()
-            if not open_queues[key]:
-                del open_queues[key], self._waiting[key]
+
+    def _by_turn(self, queues: Mapping[_QueueKey, deque[_Picture]]) -> list[_QueueKey]:
+        """The queues in the order in which their first pictures get the next slot."""
+        accounts = [picture.ticket.account for picture in self._placed()]
+        near, mine = Counter(account.address for account in accounts), Counter(accounts)
+
+        def turn(key: _QueueKey) -> tuple:
+            (account, *_), (of_address, of_client) = key, self._shares.used(key[0])
+            return (near[account.address], of_address, mine[account], of_client,
+                    queues[key][0].number)
+
+        return sorted(queues, key=turn)
 
     def _is_open(self, batch: Batch) -> bool:
         bench = self._benches.get(batch)
@@ -367,9 +388,7 @@ class Scheduler:
             if self._make_room(self._devices, picture, ticket.batch, moves, now):
                 moves.compile.append(self._open(ticket.batch, now).batch)
             return False
-        taken = sum(other.ticket.client == ticket.client for other in bench.pictures())
-        free = bench.slots.count(None)
-        if not bench.ready or taken >= free:
+        if not bench.ready or not bench.has_room_for(ticket.account):
             return False
         device = self._best_device(bench, picture)
         if device is None:
@@ -488,13 +507,13 @@ class Scheduler:
     def _in_turn(self, pictures: Iterable[_Picture]) -> list[_Picture]:
         """The pictures in the order of turns: by client, then those that have waited longest."""
         pictures = list(pictures)
-        shortest: dict[str, float] = {}
+        shortest: dict[Account, float] = {}
         for picture in pictures:
-            client, seconds = picture.ticket.client, picture.alone(self._model)
-            shortest[client] = min(seconds, shortest.get(client, math.inf))
-        turn = {client: self._share.turn(client, of) for client, of in shortest.items()}
+            account, seconds = picture.ticket.account, picture.alone(self._model)
+            shortest[account] = min(seconds, shortest.get(account, math.inf))
+        turns = self._shares.turns(shortest)
         return sorted(pictures, key=lambda picture: (
-            turn[picture.ticket.client], picture.drawn_at, picture.number))
+            turns[picture.ticket.account], picture.drawn_at, picture.number))
 
     def _draw(self, moves: _Moves, now: float) -> Plan:
         """The rows of a plan: those of the batch whose turn it is, on every device that has some
@@ -529,7 +548,7 @@ class Scheduler:
         have the same weights, and others of these weights if they cost nothing."""
         first, *others = self._in_turn(pictures)
         others = [picture for picture in others if picture.ticket.weights == first.ticket.weights]
-        drawn = [first, *(p for p in others if p.ticket.client == first.ticket.client)]
+        drawn = [first, *(p for p in others if p.ticket.account == first.ticket.account)]
         evaluations = self._model.of(batch).evaluations
 
         def cost(of: list[_Picture]) -> int:
@@ -568,12 +587,12 @@ class Scheduler:
         self._tell_progress([p for p in pictures.values() if p.left and p.wanted], report)
 
     def _charge(self, pictures: Iterable[_Picture], seconds: float) -> None:
-        lanes: Counter[str] = Counter()
+        lanes: Counter[Account] = Counter()
         for picture in pictures:
             # Forecasts alone count as one evaluation: decoding is among the seconds.
-            lanes[picture.ticket.client] += max(1, picture.lanes(self._plan.rows[picture.slot]))
+            lanes[picture.ticket.account] += max(1, picture.lanes(self._plan.rows[picture.slot]))
         total = sum(lanes.values())
-        self._share.charge({client: seconds * of / total for client, of in lanes.items()})
+        self._shares.charge({account: seconds * of / total for account, of in lanes.items()})
 
     def _tell_progress(self, pictures: list[_Picture], report: Report) -> None:
         for number in dict.fromkeys(picture.ticket.job for picture in pictures):
@@ -618,15 +637,13 @@ class Scheduler:
         """Tells each job that waits its position, if that or the reason has changed; likewise one
         that has begun, if all that is left of it waits until something is compiled.
 
-        The first jobs of all clients come before anybody's second.
+        The first jobs of all addresses come before anybody's second, and likewise those of all
+        clients of an address.
         """
-        of_client: dict[str, list[_Job]] = {}
-        for job in self._jobs.values():
-            if job.begun is None:
-                of_client.setdefault(job.client, []).append(job)
-        order = sorted((i, job.number) for jobs in of_client.values()
-                       for i, job in enumerate(jobs))
-        positions = {number: position for position, (_, number) in enumerate(order, start=1)}
+        waiting = [job for job in self._jobs.values() if job.begun is None]
+        near = _in_rounds(waiting, lambda job: job.account)
+        order = _in_rounds(near, lambda job: job.account.address)
+        positions = {job.number: position for position, job in enumerate(order, start=1)}
         positions |= {job.number: 1 for job in self._jobs.values()
                       if job.begun is not None and self._stalled(job)}
         changed = {}
@@ -655,17 +672,18 @@ class Scheduler:
     def _waits(self, numbers: Iterable[int], now: float) -> dict[int, float | None]:
         """How long these jobs wait for their turn, where that is known: until what their clients
         asked for before is drawn, beside what others want."""
-        wanted: dict[str, float] = {}
+        wanted: dict[Account, float] = {}
         before: dict[int, float] = {}
         for job in self._jobs.values():
-            before[job.number] = wanted.get(job.client, 0.0)
-            wanted[job.client] = before[job.number] + self._seconds_of([job])
+            before[job.number] = wanted.get(job.account, 0.0)
+            wanted[job.account] = before[job.number] + self._seconds_of([job])
         waits = {}
         for number in numbers:
             job = self._jobs[number]
-            others = {client: of for client, of in wanted.items() if client != job.client}
+            others = {account: of for account, of in wanted.items() if account != job.account}
             ready = self._seconds_until_ready(job.waiting()[0], now)
-            waits[number] = None if ready is None else ready + in_turns(before[number], others)
+            waits[number] = None if ready is None else ready + in_turns(
+                before[number], job.account, others)
         return waits
 
     def _seconds_until_ready(self, picture: _Picture, now: float) -> float | None:
@@ -694,22 +712,23 @@ class Scheduler:
         if not all(self._is_ready(p.ticket.batch) for p in job.waiting()):
             return None
         placed = self._placed()
-        queueing = {client for (client, *_), queue in self._waiting.items() if queue}
+        queueing = {account for (account, *_), queue in self._waiting.items() if queue}
         last = 0.0
         for picture in (p for p in placed if p.ticket.job == job.number):
             mine = picture.in_crowd(model)
-            own, others = 0.0, dict[str, float]()
+            own, others = 0.0, dict[Account, float]()
             for other in (p for p in placed if p.device == picture.device):
-                client, theirs = other.ticket.client, other.in_crowd(model)
-                if client == job.client:
+                account, theirs = other.ticket.account, other.in_crowd(model)
+                if account == job.account:
                     own += min(theirs, mine)
                 else:
-                    more = math.inf if client in queueing else theirs
-                    others[client] = others.get(client, 0.0) + more
-            last = max(last, in_turns(max(own, picture.alone(model)), others))
+                    more = math.inf if account in queueing else theirs
+                    others[account] = others.get(account, 0.0) + more
+            last = max(last, in_turns(max(own, picture.alone(model)), job.account, others))
         waiting = sum(p.in_crowd(model) for p in job.waiting() if p.slot is None)
-        clients = len({other.client for other in self._jobs.values()})
-        return last + waiting * clients / len(self._devices)
+        forever = {other.account: math.inf for other in self._jobs.values()
+                   if other is not job and other.account != job.account}
+        return last + in_turns(waiting, job.account, forever) / len(self._devices)
 
     # --- the account ----------------------------------------------------------------------------
 
@@ -724,7 +743,7 @@ class Scheduler:
 
     def _unqueue(self, picture: _Picture) -> None:
         ticket = picture.ticket
-        key = ticket.client, ticket.batch, ticket.weights
+        key = ticket.account, ticket.batch, ticket.weights
         self._waiting[key].remove(picture)
         if not self._waiting[key]:
             del self._waiting[key]
@@ -741,8 +760,18 @@ class Scheduler:
     def _end(self, job: _Job, event: Event) -> None:
         self._tell(job.number, event)
         del self._jobs[job.number]
-        if not any(other.client == job.client for other in self._jobs.values()):
-            self._share.leave(job.client)
+        if not any(other.account == job.account for other in self._jobs.values()):
+            self._shares.leave(job.account)
+
+
+def _in_rounds(jobs: Iterable[_Job], whose: Callable[[_Job], Hashable]) -> list[_Job]:
+    """The first job of everybody in the order of their numbers, then the second of everybody ..."""
+    rounds: Counter[Hashable] = Counter()
+    ranked = []
+    for job in jobs:
+        rounds[whose(job)] += 1
+        ranked.append((rounds[whose(job)], job.number, job))
+    return [job for *_, job in sorted(ranked)]
 
 
 def _most_on_a_device(pictures: Iterable[_Picture]) -> int:
