@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from benchmarks.report import parser, report
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu import page as page_package
-from sd_tpu.page import build, launch
+from sd_tpu.page import build, close, launch
 from sd_tpu.pictures.history import History
 from sd_tpu.serving.engine import Engine
 
@@ -229,8 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         history = History(ends.enter_context(tempfile.TemporaryDirectory()))
         ends.callback(history.close)
         page = build(engine, history)
-        address = launch(page, server_name="127.0.0.1")
-        ends.callback(page.close, verbose=False)
+        address = launch(page)
+        ends.callback(close, page)
         playwright = ends.enter_context(sync_playwright())
         browser = ends.enter_context(playwright.chromium.launch(
             executable_path=shutil.which("chromium-headless-shell"), args=["--no-sandbox"]))

@@ -20,7 +20,7 @@ from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import UNHEARD_SECONDS, Closing, EngineClient, Status, open_models
-from sd_tpu.serving.job import Cancelled, Done, End, Event, Failed, ImageReady, Job
+from sd_tpu.serving.job import Cancelled, Done, End, Event, Failed, ImageReady, Interrupted, Job
 from sd_tpu.serving.tally import Tally
 from sd_tpu.settings import Picture, RequestError
 
@@ -115,7 +115,10 @@ class RemoteEngine(EngineClient):
         """As `EngineClient.drain`."""
         self._closing.set()
         with self._lock:
-            return self._lock.wait_for(lambda: not self._jobs, seconds)
+            done = self._lock.wait_for(lambda: not self._jobs, seconds)
+            for job in self._jobs.values():
+                job.tell(Interrupted())
+            return done
 
     def close(self) -> None:
         """As `EngineClient.close`; the hosts are Serve's to end."""

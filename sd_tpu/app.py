@@ -5,7 +5,6 @@ import inspect
 import os
 import shlex
 import signal
-import socket
 import sys
 import threading
 import time
@@ -23,8 +22,10 @@ from sd_tpu import http
 from sd_tpu.cli import INTERRUPTED
 from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
-from sd_tpu.http.access import Access, is_loopback, read_keys
+from sd_tpu.http.access import LOCAL_NAMES, Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names, is_shared_unasked
+from sd_tpu.http.server import bind, server_name
+from sd_tpu.logs import quote_errors
 from sd_tpu.memory import keep_freed_memory_together
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.serving import journal
@@ -32,9 +33,8 @@ from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.engine import Engine
 
 FLAGS = "SD_TPU_FLAGS"  # of the environment: come before those of the command line
-MAX_PORT = 65535
 GRACE_SECONDS = 30.0  # as container schedulers have it
-LAST_LOOK_SECONDS = 2.0  # in which browsers fetch what was finished at the very end
+LAST_LOOK_SECONDS = 2.0  # of these, in which visitors are told how it ended, and fetch it
 
 
 class _Terminated(BaseException):
@@ -50,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"The flags in {FLAGS} cannot be read: {error}.")
     args = parser.parse_args([*common, *(sys.argv[1:] if arguments is None else arguments)])
     keep_freed_memory_together()
+    quote_errors()
+    _reach_itself_directly()
     try:
         with _termination(), temporary_folder():
             return _serve(args)
@@ -64,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    _check_address(args.host, args.port)
+    bind(args.host, args.port).close()  # refuses what cannot be, before minutes go into loading
     access, history = _opened(args)
     names = Names.here([*args.allowed_host, *filter(None, [args.host])], share=args.share)
     begun = time.monotonic()
@@ -80,8 +82,8 @@ def _serve(args: argparse.Namespace) -> int:
         print(f"sd_tpu: {engine.failure}", file=sys.stderr)
         return 1
     try:
-        address = pages.launch(page, server_name=args.host, server_port=args.port,
-                               share=args.share, mcp_server=args.api,
+        address = pages.launch(page, host=args.host, port=args.port, share=args.share,
+                               mcp_server=args.api,
                                middleware=[_gate(args, engine, access, names)])
         print(f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
               "browser; Ctrl+C ends it.", flush=True)
@@ -99,9 +101,8 @@ def _wait(engine: Engine, grace: float) -> None:
             time.sleep(3600)
     except _Terminated:
         print(f"Ending: what has been asked for is drawn within {grace:g} s.", flush=True)
-        until = time.monotonic() + grace
-        engine.drain(grace)
-        time.sleep(min(LAST_LOOK_SECONDS, max(0.0, until - time.monotonic())))
+        engine.drain(max(0.0, grace - LAST_LOOK_SECONDS))
+        time.sleep(min(LAST_LOOK_SECONDS, grace))
 
 
 @contextmanager
@@ -189,30 +190,15 @@ def _open_history(folder: Path | None) -> History | None:
                          "--no-history.") from error
 
 
-def _host(given: str | None) -> str:
-    """Where the page is served, as Gradio finds it."""
-    return given or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-
-
 def _is_served_to_others(args: argparse.Namespace) -> bool:
-    return bool(args.share or args.allowed_host) or not is_loopback(_host(args.host))
+    return bool(args.share or args.allowed_host) or not is_loopback(server_name(args.host))
 
 
-def _check_address(host: str | None, port: int | None) -> None:
-    """Refuses an address where nothing can listen, before minutes go into loading."""
-    host = _host(host)
-    if port is None and "GRADIO_SERVER_PORT" in os.environ:
-        port = int(os.environ["GRADIO_SERVER_PORT"])
-    if port is not None and not 1 <= port <= MAX_PORT:  # the system would take another
-        raise ValueError(f"A port is a number from 1 to {MAX_PORT}, not {port}.")
-    try:
-        family, kind, *_, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"The page cannot be served at {host}:{port}: {error}. Name another with "
-                         "--host or --port; without --port it is the first free one.") from error
+def _reach_itself_directly() -> None:
+    """Has libraries leave proxies of the environment aside where this machine asks itself."""
+    for variable in ("NO_PROXY", "no_proxy"):
+        there = filter(None, os.environ.get(variable, "").split(","))
+        os.environ[variable] = ",".join(dict.fromkeys((*there, *LOCAL_NAMES, "127.0.0.1", "::1")))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -51,7 +51,7 @@ from sd_tpu.__main__ import OBJECTS  # noqa: E402
 from sd_tpu.families.checkpoint import Checkpoint  # noqa: E402
 from sd_tpu.http.access import Access  # noqa: E402
 from sd_tpu.http.gate import Gate, Names  # noqa: E402
-from sd_tpu.page import build, launch  # noqa: E402
+from sd_tpu.page import build, close, launch  # noqa: E402
 from sd_tpu.runtime.mesh import make_mesh, replicated  # noqa: E402
 from sd_tpu.serving import latency  # noqa: E402
 from sd_tpu.serving.engine import Engine  # noqa: E402
@@ -191,9 +191,9 @@ def address(page_engine) -> Iterator[str]:
     page = build(page_engine)
     assert page_engine.ready.wait(300)
     gate = Middleware(Gate, names=Names(), access=Access(), api=None, paths=())
-    yield launch(page, server_name="127.0.0.1", mcp_server=True,
+    yield launch(page, mcp_server=True,
                  middleware=[gate])
-    page.close(verbose=False)
+    close(page)
 
 
 @pytest.fixture(scope="module")

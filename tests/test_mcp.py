@@ -16,7 +16,7 @@ from test_http import until
 from sd_tpu import http
 from sd_tpu.http.access import Access
 from sd_tpu.http.gate import Gate, Names
-from sd_tpu.page import build, launch
+from sd_tpu.page import build, close, launch
 from sd_tpu.pictures.images import read_png
 
 
@@ -68,7 +68,7 @@ def test_an_assistant_is_told_in_a_sentence_what_is_wrong(address, asked, senten
 def test_whoever_gives_a_key_has_turns_of_its_own_and_the_same_through_every_door(slow_engine):
     access = Access(("first", "second"))
     page = build(slow_engine)
-    address = launch(page, server_name="127.0.0.1", mcp_server=True, middleware=[Middleware(
+    address = launch(page, mcp_server=True, middleware=[Middleware(
         Gate, names=Names(), access=access, api=http.create_api(slow_engine, access),
         paths=http.API_PATHS)])
     try:
@@ -89,4 +89,4 @@ def test_whoever_gives_a_key_has_turns_of_its_own_and_the_same_through_every_doo
         assert all(len(each) == 1 for each in names.values())
         assert len(set.union(*names.values())) == 3
     finally:
-        page.close(verbose=False)
+        close(page)

@@ -29,7 +29,7 @@ from visitor import (
     visit,
 )
 
-from sd_tpu.page import build, events, launch
+from sd_tpu.page import build, close, events, launch
 from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import read_png, to_png
@@ -46,9 +46,9 @@ def served(engine, folder, port=None):
     page = build(engine, kept)
     assert engine.ready.wait(300)
     try:
-        yield launch(page, server_name="127.0.0.1", server_port=port)
+        yield launch(page, port=port)
     finally:
-        page.close(verbose=False)
+        close(page)
         kept.close()
 
 

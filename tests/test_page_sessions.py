@@ -13,7 +13,7 @@ import httpx
 import pytest
 from visitor import LONG
 
-from sd_tpu.page import build, launch, sessions
+from sd_tpu.page import build, close, launch, sessions
 from sd_tpu.request import Request
 from sd_tpu.serving import run as run_module
 
@@ -28,9 +28,9 @@ def page(page_engine) -> Iterator[gr.Blocks]:
     """A page that is served."""
     page = build(page_engine)
     assert page_engine.ready.wait(300)
-    launch(page, server_name="127.0.0.1")
+    launch(page)
     yield page
-    page.close(verbose=False)
+    close(page)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def http(page) -> Iterator[httpx.Client]:
     """Whoever visits it."""
     # A connection for each request: the server ends an idle one after five seconds, and counting
     # the memory may take as long.
-    with httpx.Client(base_url=page.local_api_url, timeout=60,
+    with httpx.Client(base_url=f"{page.server.address}gradio_api/", timeout=60,
                       limits=httpx.Limits(max_keepalive_connections=0)) as http:
         yield http
 
@@ -160,7 +160,7 @@ def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_e
                 pass
 
     async def crowd() -> None:
-        async with httpx.AsyncClient(base_url=page.local_api_url, timeout=60,
+        async with httpx.AsyncClient(base_url=f"{page.server.address}gradio_api/", timeout=60,
                                      limits=httpx.Limits(max_keepalive_connections=0)) as client:
             following = [asyncio.create_task(follow(client, tab)) for tab in tabs]
             while not all(map(run.followed_by, tabs)) or page.limiter.borrowed_tokens >= MANY:

@@ -63,6 +63,24 @@ def test_the_tools_for_assistants_ask_for_the_key_of_the_apis():
     assert ask(Names(), "/draw/v1/models", root="/draw").text == "api"
 
 
+PATHS = [("/v1/models", "api"), ("/v1", "api"), ("/v1x", "page"), ("/", "page"),
+         ("/gradio_api/mcp/", "401"), ("/gradio_api/mcp", "401"), ("/gradio_api/mcpx", "page"),
+         ("/gradio_api/file=http://a.example/x", "403"), ("/gradio_api/proxy=http://a", "403"),
+         ("/monitoring/summary", "403"), ("/monitoring", "403"), ("/monitorings", "page")]
+
+
+@pytest.mark.parametrize("root", ["", "/v", "/v1", "/gradio", "/gradio_api", "/monitoring", "/g",
+                                  "/draw", "/a/b"])
+@pytest.mark.parametrize("left_on", [False, True], ids=["folder taken off", "folder left on"])
+def test_the_same_doors_are_locked_below_every_folder_of_a_site(root, left_on):
+    for path, whom in PATHS:
+        asked = f"{root}{path}" if left_on else path
+        if not left_on and root and f"{asked}/".startswith(f"{root}/"):
+            continue  # the path within the folder that a router takes off once more
+        answer = ask(Names(), asked, root=root)
+        assert whom in (answer.text, str(answer.status_code)), asked
+
+
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "example.org",
                                   "evilexample.net", "127.0.0.1.evil.example", ""])
 def test_a_name_that_leads_here_but_is_not_the_servers_is_refused_in_a_sentence(host):

@@ -18,7 +18,7 @@ from sd_tpu.settings import RequestError
 
 # Which paths are the application's, not the page's.
 HEALTH_PATHS = ("/healthz", "/readyz", "/metrics")
-API_PATHS = ("/sdapi/", "/controlnet/", "/v1/", "/docs", "/openapi.json")
+API_PATHS = ("/sdapi", "/controlnet", "/v1", "/docs", "/openapi.json")
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
           429: "rate_limit_error"}
 _DESCRIPTION = """Draws pictures for programs that speak the API of AUTOMATIC1111's Stable Diffusion

@@ -9,6 +9,7 @@ import ipaddress
 from pathlib import Path
 
 import fastapi
+from starlette.requests import HTTPConnection
 
 from sd_tpu.reading import read_text
 
@@ -37,7 +38,7 @@ class Access:
         """Names whoever asks, by the key that it gives or else by its address: under that name a
         program has its turns, through whichever door it comes."""
         key = self._key(visitor)
-        who = hashlib.sha256(key.encode()).hexdigest()[:16] if key else _peer(visitor)
+        who = hashlib.sha256(key.encode()).hexdigest()[:16] if key else visitor_network(visitor)
         visitor.state.client = f"program {who}"
 
     def _key(self, visitor: fastapi.Request) -> str:
@@ -73,6 +74,24 @@ def is_loopback(host: str) -> bool:
         return host.lower() in LOCAL_NAMES
 
 
+def network_of(address: str | None) -> str:
+    """The network that counts as one visitor: an address of IPv4, and of IPv6 the /64 that a single
+    subscriber has whole (RFC 6177); empty if it is not known."""
+    try:
+        ip = ipaddress.ip_address((address or "").partition("%")[0])
+    except ValueError:
+        return address or ""
+    if ip.version == 6 and ip.ipv4_mapped:
+        return str(ip.ipv4_mapped)
+    whole = ip.version == 4 or ip.is_loopback
+    return str(ip if whole else ipaddress.ip_network((ip, 64), strict=False))
+
+
+def visitor_network(visitor: HTTPConnection) -> str:
+    """The network of whoever asks; a proxy that the server trusts says for whom it does."""
+    return network_of(visitor.client and visitor.client.host)
+
+
 def host_of(netloc: str) -> str:
     """The name in a Host header, without the port."""
     if netloc.startswith("["):
@@ -80,15 +99,11 @@ def host_of(netloc: str) -> str:
     return netloc.partition(":")[0].lower()
 
 
-def _peer(visitor: fastapi.Request) -> str:
-    return visitor.client.host if visitor.client else ""
-
-
 def _is_local(visitor: fastapi.Request) -> bool:
     """A tunnel or a proxy on this machine has its address too, but passes on another name, or says
     for whom it asks."""
     forwarded = {"forwarded", "x-forwarded-for", "x-real-ip"} & set(visitor.headers)
-    return is_loopback(_peer(visitor)) and not forwarded and is_loopback(
+    return is_loopback(visitor_network(visitor)) and not forwarded and is_loopback(
         host_of(visitor.headers.get("host", "")))
 
 

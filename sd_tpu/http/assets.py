@@ -16,6 +16,7 @@ from pathlib import Path
 import brotli
 import gradio
 from anyio import to_thread
+from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -54,9 +55,9 @@ class Assets:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""
-        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or scope["method"] != "GET":
             return await self._app(scope, receive, send)
+        path = get_route_path(scope)
         if path == "/":
             return await self._page(scope, receive, send)
         if not path.startswith(PATH):

@@ -10,11 +10,12 @@ import fastapi
 import numpy as np
 from anyio.to_thread import run_sync
 
+from sd_tpu.http.access import visitor_network
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
 from sd_tpu.sentence import SentenceError
-from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.job import End, Event, Failed, Job
+from sd_tpu.serving.client import Closing, EngineClient
+from sd_tpu.serving.job import End, Event, Failed, Interrupted, Job
 from sd_tpu.settings import RequestError, shortened
 
 
@@ -55,14 +56,17 @@ async def drawn(engine: EngineClient, request: Request, visitor: fastapi.Request
         DrawingFailed: the reason is the server's.
     """
     job = await run_sync(partial(engine.submit, request, previews=previews, client=client,
-                                 address=visitor.client.host if visitor.client else "",
+                                 address=visitor_network(visitor),
                                  inputs={each.name: each for each in inputs}))
     begun(job)
     watch = asyncio.create_task(_cancel_if_gone(job, visitor))
     try:
         async for event in events_of(job):
-            if isinstance(event, Failed):
-                raise DrawingFailed("{reason}", reason=event.message)
+            match event:
+                case Interrupted(message):
+                    raise Closing("{reason}", reason=message)
+                case Failed(message):
+                    raise DrawingFailed("{reason}", reason=message)
             yield event
     finally:
         watch.cancel()

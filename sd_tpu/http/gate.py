@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import Self
 from urllib.parse import urlsplit
 
+from starlette._utils import get_route_path  # what the router itself decides by
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,8 +28,9 @@ ANY = "*"
 SHARED = ".gradio.live"  # as links through Gradio's servers end
 TOOLS = "/gradio_api/mcp"
 # What Gradio has and the page does not use: passing on what lies at an address, which a browser
-# would take for the server's own, and turning recordings into other files.
-_CLOSED = re.compile(r"/gradio_api/(file[=/]\W*https?:|process_recording)", re.IGNORECASE)
+# would take for the server's own, turning recordings into other files, and telling of visitors.
+_CLOSED = re.compile(r"/monitoring(/|$)|/gradio_api/(file[=/]\W*https?:|proxy=|process_recording)",
+                     re.IGNORECASE)
 MAX_BODY_BYTES = 2 * MAX_FILE_BYTES  # of a request: a picture in base64, or a file in a form
 # Gradio's browser part makes functions of texts and styles of values.
 _POLICY = {
@@ -115,16 +117,28 @@ def is_shared_unasked() -> bool:
             or bool(_NOTEBOOKS & os.environ.keys()))
 
 
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is this one or below it, by whole segments."""
+    return path == folder or path.startswith(f"{folder}/")
+
+
 class Gate:
     """ASGI middleware: refuses what `Names` does, passes what is the API's on to it, and the rest
     to the page."""
 
     def __init__(self, app: ASGIApp, *, names: Names, access: Access, api: ASGIApp | None,
                  paths: Collection[str]):
-        """`paths` are the beginnings of what is the API's; `access` is to the page's tools for
-        assistants, and names its programs; the API sees to itself."""
+        """Begins with no request.
+
+        Args:
+            app: the page.
+            names: what the server is called.
+            access: to the page's tools for assistants; it names the page's programs as well.
+            api: sees to its access itself; None if there is none.
+            paths: of the API, each with all below it.
+        """
         self._page, self._names, self._access = app, names, access
-        self._api, self._paths = api, tuple(paths)
+        self._api, self._paths = api, tuple(path.rstrip("/") for path in paths)
         policy = "; ".join(f"{what} {sources}" for what, sources in _POLICY.items())
         frames = f"frame-ancestors {names.frames}"
         self._policy, self._api_policy = f"{policy}; {frames}", frames
@@ -133,9 +147,8 @@ class Gate:
         """Serves a request."""
         if scope["type"] != "http":
             return await self._page(scope, receive, send)
-        # Starlette takes the folder in which the page lies off the path.
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        is_api = path.startswith(self._paths)
+        path = get_route_path(scope)
+        is_api = any(is_below(path, each) for each in self._paths)
         policy = self._api_policy if is_api else self._policy
 
         async def send_guarded(message: Message) -> None:
@@ -156,7 +169,7 @@ class Gate:
         closed = _CLOSED.match(path) and PlainTextResponse("The page needs no such thing.\n", 403)
         app = closed or self._refusal(Headers(scope=scope)) or (
             self._api if is_api else self._page)
-        if app is self._page and path.startswith(TOOLS):
+        if app is self._page and is_below(path, TOOLS):
             app = await self._not_admitted(Request(scope)) or app
         elif app is self._page:
             self._access.recognize(Request(scope))

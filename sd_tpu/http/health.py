@@ -63,7 +63,7 @@ class _Figures(Collector):
                                   tally.refused)
         ended = CounterMetricFamily("sd_tpu_jobs_ended", "Requests that are over, by how.",
                                     labels=["how"])
-        for how in ("done", "cancelled", "failed"):
+        for how in ("done", "cancelled", "failed", "interrupted"):
             ended.add_metric([how], tally.ended[how])
         yield ended
         seconds = CounterMetricFamily("sd_tpu_seconds", "Of the engine's time, by what it did.",

@@ -36,7 +36,7 @@ from sd_tpu.pictures.images import MAX_FILE_BYTES, to_webp
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.reading import composed
 from sd_tpu.request import Request
-from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.client import Closing, EngineClient
 from sd_tpu.serving.job import Event, ImageReady, Job, Progress
 from sd_tpu.settings import (
     MAX_PROMPTS,
@@ -262,7 +262,7 @@ async def _stream(asked: _Asked, engine: EngineClient, events: AsyncIterator[Eve
                     tokens = await run_sync(_usage, engine, asked.request, place)
                     yield _event("completed", asked, await asked.file(engine, pixels, place),
                                  usage=tokens)
-    except DrawingFailed as error:
+    except (Closing, DrawingFailed) as error:
         told = {"type": "error", "error": {"message": str(error), "type": "server_error",
                                            "param": None, "code": None}}
         yield f"event: error\ndata: {json.dumps(told)}\n\n".encode()

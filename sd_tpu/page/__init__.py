@@ -4,14 +4,22 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import fastapi
 import gradio as gr
+import gradio.queueing
+import gradio.route_utils
+import gradio.routes
+import gradio.utils
+from gradio.networking import setup_tunnel
 from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from sd_tpu.http.assets import Assets
+from sd_tpu.http.server import Server, bind
+from sd_tpu.logs import log_printed_errors
 from sd_tpu.page import api
 from sd_tpu.page.events import Answers, Asked, Watch
 from sd_tpu.page.files import fetch_nothing
@@ -27,12 +35,13 @@ from sd_tpu.serving.run import MAX_FOLLOWERS, Studio
 from sd_tpu.serving.runs import KEEP_SECONDS, Runs
 from sd_tpu.serving.scheduler import Limits
 
+log = logging.getLogger(__name__)
+
 # At each event Gradio's browser part visits all components on which any event so far shows its
 # progress, by default its outputs, also where nothing of it is to be seen.
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
 # That go on at the same time: more than one address can have, as those that follow a run hold one.
 EVENTS = (MAX_FOLLOWERS + 1) * Limits().address_jobs
-CLOSE_SECONDS = 2.0  # in which what is being sent may still go out
 
 
 def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
@@ -40,6 +49,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     `launch` shows it.
     """
     fetch_nothing()
+    log_printed_errors(gradio.queueing, gradio.routes, gradio.route_utils, gradio.utils)
     card, texts = engine.pipeline.card, Translations()
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:
@@ -72,13 +82,39 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     return page
 
 
-def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> str:
-    """Serves the page in the background, behind the middleware; returns its address. Options are
-    Gradio's own."""
-    _, local, shared = page.launch(max_threads=EVENTS, prevent_thread_lock=True, quiet=True,
-                                   **_served(page, middleware), **options)
-    remember_nothing(page)
-    return shared or local
+def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), *, host: str | None = None,
+           port: int | None = None, share: bool = False, **options: Any) -> str:
+    """Serves the page in the background, until it is closed.
+
+    Args:
+        page: what `build` made.
+        middleware: that stands before it.
+        host: as `bind` takes it.
+        port: likewise.
+        share: whether to make a public link through Gradio's servers.
+        options: as `mount` takes them.
+
+    Returns:
+        The address: the public link, if there is one.
+
+    Raises:
+        ValueError: nothing can be served at this address.
+        OSError: another program serves there.
+    """
+    page.server = Server(mount(page, middleware, **options), bind(host, port))
+    if page.mcp_server_obj:  # or it would ask what the tools need by whatever name it is asked
+        page.mcp_server_obj._local_url = page.server.address
+    return (share and _tunnel(page)) or page.server.address
+
+
+def _tunnel(page: gr.Blocks) -> str:
+    """The public link through Gradio's servers; empty, and the log says why, if there is none."""
+    here = urlsplit(page.server.address)
+    try:
+        return setup_tunnel(here.hostname, here.port, page.share_token, None, None)
+    except Exception as error:  # of a download, a checksum, a program or a network
+        log.warning("There is no public link: %s", error)
+        return ""
 
 
 def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> fastapi.FastAPI:
@@ -86,8 +122,9 @@ def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> 
     Options are those of Gradio's `mount_gradio_app`."""
     page.max_threads = EVENTS
     page.queue()
+    page.root_path = _folder(page.root_path)
     site = gr.mount_gradio_app(fastapi.FastAPI(openapi_url=None), page, "/", show_error=False,
-                               **_served(page, middleware), **options)
+                               enable_monitoring=False, **_served(page, middleware), **options)
     page.app = site.routes[-1].app  # Gradio leaves another there, which nobody serves
     remember_nothing(page)
     return site
@@ -113,12 +150,16 @@ def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]
     )
 
 
+def _folder(root: str) -> str:
+    """The folder of a site in which the page lies, as the router takes it; a whole address stays.
+    """
+    return root if "://" in root else f"/{root.strip('/')}" * bool(root.strip("/"))
+
+
 def close(page: gr.Blocks) -> None:
-    """Ends what `launch` began, as far as it is to end now: what is open is not waited for."""
+    """Ends what `launch` began, if it did; what is open is not waited for."""
     for tunnel in CURRENT_TUNNELS:
         tunnel.kill()
-    if page.is_running:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # on what is broken off
+    if page.server:
         page.app.stop_event.set()  # of pages that listen
-        page.server.should_exit = page.server.force_exit = True
-        page.server.thread.join(CLOSE_SECONDS)
+        page.server.close()

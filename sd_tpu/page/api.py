@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 from anyio.to_thread import run_sync
 
+from sd_tpu.http.access import visitor_network
 from sd_tpu.language import ENGLISH
 from sd_tpu.page.files import uploaded
 from sd_tpu.pictures.images import read_png
@@ -172,12 +173,12 @@ async def _answers(runs: Runs, asked: dict[str, Any], visitor: gr.Request
     """What a program is told: the pictures so far, the seed and a sentence. What comes within
     PAUSE_SECONDS of that is told with what comes next; the end is told at once."""
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
-    host = visitor.client.host
+    network = visitor_network(visitor)
     try:
         request = await run_sync(Request.check, asked, runs.studio.engine.offer)
         run = await run_sync(partial(
-            runs.start, request, program=getattr(visitor.state, "client", host),  # by its key
-            address=host, seed=int(asked["seed"])))
+            runs.start, request, program=getattr(visitor.state, "client", network),  # by its key
+            address=network, seed=int(asked["seed"])))
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)

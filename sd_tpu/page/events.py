@@ -21,6 +21,7 @@ import gradio as gr
 from anyio.to_thread import run_sync
 from gradio.components import Component
 
+from sd_tpu.http.access import visitor_network
 from sd_tpu.language import Language, language_of
 from sd_tpu.links import read_link
 from sd_tpu.page import form, layout
@@ -85,7 +86,7 @@ class Asked:
     @classmethod
     def of(cls, data: Any, visitor: gr.Request) -> Self:
         """What a visitor's page has sent."""
-        return cls(data if isinstance(data, dict) else {}, visitor.client.host)
+        return cls(data if isinstance(data, dict) else {}, visitor_network(visitor))
 
     @property
     def language(self) -> Language:

@@ -123,7 +123,7 @@ class EngineClient(abc.ABC):
     @abc.abstractmethod
     def drain(self, seconds: float) -> bool:
         """Takes nothing new, and waits so long at most for what has been asked for; whether all of
-        it is done."""
+        it is done. Jobs that are not are ended as Interrupted."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -60,7 +60,7 @@ from sd_tpu.serving.client import (
     open_models,
     told_by_whose,
 )
-from sd_tpu.serving.job import Cancelled, Event, Job, tile_places
+from sd_tpu.serving.job import Cancelled, Event, Interrupted, Job, tile_places
 from sd_tpu.serving.latency import LatencyModel
 from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
 from sd_tpu.serving.scheduler import Busy, Scheduler
@@ -362,7 +362,10 @@ class Engine(EngineClient):
         """As `EngineClient.drain`."""
         with self._change:
             self._draining = True
-            return self._change.wait_for(lambda: not self._jobs, seconds)
+            done = self._change.wait_for(lambda: not self._jobs, seconds)
+            for number in list(self._jobs):
+                self._pass_on(number, Interrupted())
+            return done
 
     def close(self) -> None:
         """Cancels everything and ends the thread."""

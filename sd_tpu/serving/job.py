@@ -17,6 +17,8 @@ from sd_tpu.serving.tiling import Tiling
 COMPILING = "compiling for the first time"  # what a job may wait for
 LOADING = "loading the model's weights"
 WAITING = "waiting for a free place"
+ENDING = Sentence("The server is shutting down before your pictures are done; please ask again in "
+                  "a minute.")
 BLURRED = Sentence("Pictures that the model's safety checker flagged are blurred")
 
 
@@ -73,6 +75,13 @@ class Failed:
     """The job failed for a reason that is not in the request."""
 
     message: Sentence
+
+
+@dataclasses.dataclass(frozen=True)
+class Interrupted(Failed):
+    """The server ended before the job did."""
+
+    message: Sentence = ENDING
 
 
 End = Done | Cancelled | Failed
