@@ -790,3 +790,30 @@ def test_the_server_says_whether_it_draws(address, page_engine, monkeypatch):
     monkeypatch.setattr(page_engine, "_draining", True)
     assert httpx.get(f"{address}/readyz").status_code == 503
     assert httpx.get(f"{address}/healthz").status_code == 200
+
+
+def test_what_is_not_done_when_the_server_ends_is_told_to_come_back(address, slow_engine,
+                                                                    monkeypatch):
+    monkeypatch.setattr(slow_engine, "_draining", False)  # so again when this test is over
+    answers = []
+
+    def ask(path: str, **asked) -> None:
+        answers.append(httpx.post(f"{address}{path}", json={"prompt": "a cat", **asked},
+                                  timeout=60))
+
+    threads = [threading.Thread(target=ask, args=["/sdapi/v1/txt2img"], kwargs={"steps": 200}),
+               threading.Thread(target=ask, args=["/v1/images/generations"],
+                                kwargs={"steps": 200, "stream": True, "partial_images": 1})]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while len(slow_engine.jobs()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not slow_engine.drain(0.1)
+    for thread in threads:
+        thread.join(30)
+    plain, stream = sorted(answers, key=lambda answer: answer.headers["content-type"])
+    assert plain.status_code == 503 and plain.headers["retry-after"]
+    assert "please ask again" in plain.json()["detail"]
+    assert "event: error" in stream.text and "please ask again" in stream.text
+    assert not slow_engine.jobs()
