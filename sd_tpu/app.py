@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import fastapi
+import httpx
 from starlette.middleware import Middleware
 
 from sd_tpu import http
@@ -51,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args([*common, *(sys.argv[1:] if arguments is None else arguments)])
     keep_freed_memory_together()
     quote_errors()
-    _reach_itself_directly()
     try:
+        _check_proxies()
         with _termination(), temporary_folder():
             return _serve(args)
     except KeyboardInterrupt:
@@ -194,11 +195,18 @@ def _is_served_to_others(args: argparse.Namespace) -> bool:
     return bool(args.share or args.allowed_host) or not is_loopback(server_name(args.host))
 
 
-def _reach_itself_directly() -> None:
-    """Has libraries leave proxies of the environment aside where this machine asks itself."""
+def _check_proxies() -> None:
+    """Has libraries leave proxies of the environment aside where this machine asks itself; raises
+    ValueError if they could use none of them."""
     for variable in ("NO_PROXY", "no_proxy"):
-        there = filter(None, os.environ.get(variable, "").split(","))
-        os.environ[variable] = ",".join(dict.fromkeys((*there, *LOCAL_NAMES, "127.0.0.1", "::1")))
+        there = [each.strip(" []") for each in os.environ.get(variable, "").split(",")]
+        names = dict.fromkeys((*filter(None, there), *LOCAL_NAMES, "127.0.0.1", "::1"))
+        os.environ[variable] = ",".join(names)
+    try:
+        httpx.Client().close()  # as the libraries make theirs, some while they are imported
+    except Exception as error:
+        raise ValueError(f"A proxy in the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or "
+                         f"NO_PROXY) cannot be used: {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -17,18 +17,30 @@ GRADIO = "GRADIO_TEMP_DIR"  # the variable that names Gradio's
 
 def data_folder() -> Path:
     """For what is to stay: `~/.local/share/sd_tpu`, or under $XDG_DATA_HOME."""
-    return _folder("XDG_DATA_HOME", "~/.local/share")
+    return _folder("XDG_DATA_HOME", ".local/share")
 
 
 def cache_folder() -> Path:
     """For what can be made again: `~/.cache/sd_tpu`, or under $XDG_CACHE_HOME."""
-    return _folder("XDG_CACHE_HOME", "~/.cache")
+    return _folder("XDG_CACHE_HOME", ".cache")
 
 
 def _folder(variable: str, default: str) -> Path:
     base = os.environ.get(variable, "")
     # The specification has relative paths ignored.
-    return (Path(base) if os.path.isabs(base) else Path(default).expanduser()) / "sd_tpu"
+    return (Path(base) if os.path.isabs(base) else _home() / default) / "sd_tpu"
+
+
+def _home() -> Path:
+    """The user's home; where there is none, as for the nameless users of containers, a temporary
+    folder that is this user's alone, as compiled programs are kept below it."""
+    with suppress(RuntimeError):
+        return Path.home()
+    folder = Path(tempfile.gettempdir()) / f"sd_tpu-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    ours = folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
+    return folder if ours else Path(tempfile.mkdtemp(prefix="sd_tpu-"))
 
 
 @contextmanager

@@ -534,3 +534,76 @@ def test_threads_of_one_owner_get_numbers_of_their_own(history):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: add(history, 5), range(8)))
     assert [entry.number for entry in history.entries(ANNA)] == list(range(40, 0, -1))
+
+
+# --- clocks that are wrong, and a database that another holds -----------------------------------
+
+
+def shift_clock(monkeypatch, days: float) -> None:
+    """Sets the clock ahead by so many days."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + days * DAY)
+
+
+@pytest.mark.parametrize("days", [95, 36500, -95])
+def test_a_start_with_a_wrong_clock_deletes_nothing(history, monkeypatch, days):
+    now = time.time()
+    for age in (0, 1, 60, 89):
+        history.add(ANNA, PNG, PICTURE, made_at=now - age * DAY)
+    history.close()
+    with monkeypatch.context() as wrong:
+        shift_clock(wrong, days)
+        again = History(history.folder)
+        add(again, 1)
+        again.close()
+    assert len(ids(History(history.folder))) == 5
+
+
+def test_pictures_of_a_few_days_ahead_make_no_others_old(history, monkeypatch):
+    add(history, 30)
+    with monkeypatch.context() as wrong:
+        shift_clock(wrong, 200)
+        add(history, 3)
+        assert history.prune() == 0
+    assert history.prune() == 0 and len(ids(history)) == 33
+
+
+def test_by_age_a_tenth_goes_at_once_the_oldest_first_and_the_log_says_so(history, caplog):
+    now = time.time()
+    old = [history.add(ANNA, PNG, PICTURE, made_at=now - (200 - n) * DAY).id for n in range(30)]
+    add(history, 10)
+    assert history.prune() == 4
+    assert not {*old[:4]} & {*ids(history)} and {*old[4:]} < {*ids(history)}
+    assert "4 of 40 pictures" in caplog.text and "90 days or more before its newest" in caplog.text
+
+
+def test_a_deletion_by_a_clock_that_was_ahead_is_for_good_all_the_same(history, monkeypatch):
+    gone, _ = add(history, 2)
+    with monkeypatch.context() as wrong:
+        shift_clock(wrong, 95)
+        history.delete(ANNA, gone)
+    history.prune()
+    assert len(files(history)) == 1
+
+
+def test_adding_and_reading_wait_for_no_other_server_that_holds_the_database(history):
+    there, = add(history, 1)
+    shown = history.picture(ANNA, there)
+    other = sqlite3.connect(history.folder / "history.db")
+    other.execute("BEGIN IMMEDIATE")
+    told, begun, name = threading.Event(), time.monotonic(), history_module.new_name()
+    history.add_later(ANNA, shown, PICTURE, lambda failure: failure or told.set(), name=name,
+                      run="run", place=0)
+    assert history.favourites(ANNA, [name, there]) == {name: False, there: False}
+    assert ids(history) == [there]
+    assert time.monotonic() - begun < history_module.BUSY_SECONDS / 4 and not told.is_set()
+    other.rollback()
+    assert told.wait(10) and {*ids(history)} == {there, name}
+
+
+def test_a_picture_that_is_being_added_is_there_for_whoever_reads(history):
+    there, = add(history, 1)
+    name = history_module.new_name()
+    history.add_later(ANNA, history.picture(ANNA, there), PICTURE, lambda _: None, name=name,
+                      run="run", place=0)
+    assert history.set_favourite(ANNA, name, True)

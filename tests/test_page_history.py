@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import sqlite3
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +32,7 @@ from visitor import (
 )
 
 from sd_tpu.page import build, close, events, launch
+from sd_tpu.pictures import history as history_module
 from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import read_png, to_png
@@ -432,3 +435,26 @@ def test_a_picture_of_the_history_begins_others_and_is_seen_beside_them(somebody
     says(somebody, "of the run are in the boxes.")
     expect(somebody.locator(".below .own").first).to_contain_text("from a picture")
     expect(started).to_have_value("")
+
+
+def test_a_database_that_another_holds_delays_no_picture(page_engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(history_module, "BUSY_SECONDS", 3)
+    kept = History(tmp_path / "history")
+    runs = Runs(Studio(page_engine, Files(tmp_path / "files", page_engine.to_png), Inputs(), kept))
+    run = runs.start(make_request(["one", "two", "three"], height=32, width=32, model="",
+                                  steps=2), browser="b" * 32)
+    [*_] = following(run, "tab")
+    other = sqlite3.connect(tmp_path / "history" / "history.db")
+    other.execute("BEGIN IMMEDIATE")
+    begun = time.monotonic()
+    run = runs.start(make_request(["four", "five", "six"], height=32, width=32, model="",
+                                  steps=2), browser="b" * 32)
+    seen = following(run, "tab")
+    drawn = next(each for each in seen if each.line.kind == "over")
+    assert time.monotonic() - begun < 2 and len(run.pictures()) == 3
+    assert drawn.news and "history" not in drawn.line.text
+    last = [*seen][-1]
+    assert "could not be added to the history" in last.line.text and run.over
+    assert [card.kept for card in run.cards[:3]] == [None] * 3
+    other.close()
+    kept.close()

@@ -10,13 +10,16 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,13 +34,17 @@ MAX_BYTES = 1 << 30
 MAX_AGE_DAYS = 90.0
 MIN_OWNER_LENGTH = 16  # characters; what is shorter can be guessed, or was never drawn
 PRUNE_SECONDS = 60  # least time between two prunings by `add`
+AGE_SECONDS = 24 * 3600  # likewise between two by age
+SHARE = 10  # of pictures, at most one in so many goes by age at once
 UNDO_SECONDS = 60.0  # in which a deletion can be taken back
 RUN_SECONDS = 60  # pictures of one such span, of which no more is known, are taken for a run
 DRAFT_SECONDS = 60  # a younger one may be on its way in, by another server of the same folder
 BUSY_SECONDS = 20.0  # how long to wait for such a server
+PENDING_SECONDS = 1.0  # how long whoever reads waits for what is being added
 SCHEMA = 3  # 2 knew no runs; in 1 a file was named by its picture alone
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 DRAFT = ".tmp"
+_NOT_ADDED = Sentence("The picture could not be added to the history")
 _NAME = re.compile("(?:([0-9a-f]{64})-)?([0-9a-f]{32})[.]png")
 
 _CREATE = """
@@ -85,7 +92,14 @@ WITH found AS (
 SELECT id, number, made_at, favourite, request, run, place FROM ranked
 WHERE rank <= :runs ORDER BY rank, place, number
 """
-_PRUNE_BY_AGE = "DELETE FROM pictures WHERE NOT favourite AND made_at < ? RETURNING id, owner"
+# A picture is no older than those that its owner made before it, whatever the clock said.
+_PRUNE_BY_AGE = """
+DELETE FROM pictures WHERE id IN (
+    SELECT id FROM (SELECT id, favourite,
+                    max(made_at) OVER (PARTITION BY owner ORDER BY number) AS latest FROM pictures)
+    WHERE NOT favourite AND latest <= ? ORDER BY latest LIMIT ?
+) RETURNING id, owner
+"""
 _PRUNE_BY_SIZE = """
 DELETE FROM pictures WHERE id IN (
     SELECT id FROM (SELECT id, sum(bytes) OVER (ORDER BY favourite DESC, made_at DESC, id) AS total
@@ -134,26 +148,57 @@ class History:
             folder: made if absent, for nobody else on this machine to read; on a local disk, as
                 SQLite's log does not work over a network.
             max_bytes: of all pictures of all owners together.
-            max_age_days: of pictures that are no favourites.
+            max_age_days: of pictures that are no favourites, before the newest ones: a clock that
+                is wrong makes nothing old.
 
         Raises:
             HistoryError: nothing can be kept in the folder.
         """
         self.folder, self._max_bytes, self._max_age_days = Path(folder), max_bytes, max_age_days
         self._pictures = self.folder / "pictures"
-        self._lock = threading.Lock()  # around the connection
-        self._next_prune = 0.0
+        self._lock = threading.Lock()  # around the connection that writes
+        self._reading = threading.Lock()  # around the other, which no other server can block
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._pending: dict[str, Future] = {}  # what is being added, by name
+        self._starting = threading.Lock()  # around changes of these
+        self._next_prune = self._next_aging = 0.0
         self._undoable = self._make_timer()  # while a deletion can be taken back
         with _told(Sentence("The history cannot be kept in {folder}", folder=self.folder)):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._database = self._open()
+            self._reader = _open(self.folder / "history.db")
             self._pictures.mkdir(exist_ok=True)
             _write(self._pictures / f"probe-{secrets.token_hex(16)}.png", b"").unlink()
             self._clean()
         self.prune()
 
+    def add_later(self, owner: str, file: Path, picture: Picture,
+                  done: Callable[[HistoryError | None], None], *, name: str, run: str, place: int
+                  ) -> None:
+        """Adds a picture in the background: a disk may be slow, and a database another server's.
+
+        Args:
+            owner: as `add` takes it, like `picture`, `name`, `run` and `place`.
+            file: its PNG.
+            done: called once it is kept, or with the reason why it is not.
+        """
+        def write() -> None:
+            failure = None
+            try:
+                with _told(_NOT_ADDED):
+                    png = file.read_bytes()
+                self.add(owner, png, picture, run=run, place=place, name=name)
+            except HistoryError as error:
+                failure = error
+            with self._starting:
+                del self._pending[name]
+            done(failure)
+
+        with self._starting:  # or it might be over before it is pending
+            self._pending[name] = self._writer.submit(write)
+
     def add(self, owner: str, png: bytes, picture: Picture, made_at: float | None = None, *,
-            run: str | None = None, place: int = 0) -> Entry:
+            run: str | None = None, place: int = 0, name: str | None = None) -> Entry:
         """Keeps a finished picture; once this returns, it outlives the server.
 
         From time to time it prunes first.
@@ -165,17 +210,18 @@ class History:
             made_at: seconds since 1970; now by default.
             run: in which it was made; one of its own by default.
             place: of its card in the gallery.
+            name: as `new_name` draws it; drawn by default.
 
         Raises:
             HistoryError: the disk or the database refuses it.
         """
         hashed = _hashed(owner)
         if time.monotonic() >= self._next_prune:
-            self.prune()
+            self.prune(by_age=time.monotonic() >= self._next_aging)
         made_at = time.time() if made_at is None else made_at
-        name = secrets.token_hex(16)
+        name = name or new_name()
         run = name if run is None else run
-        with _told(Sentence("The picture could not be added to the history")):
+        with _told(_NOT_ADDED):
             self._pictures.mkdir(exist_ok=True)
             file = _write(self._file(name, hashed), png)
             try:
@@ -211,11 +257,13 @@ class History:
         return self._file(*rows[0]) if rows else None
 
     def favourites(self, owner: str, ids: Collection[str]) -> dict[str, bool]:
-        """Whether each of these pictures is a favourite, of those that the owner has."""
+        """Whether each of these pictures is a favourite, of those that the owner has or is about to
+        have."""
+        pending = dict.fromkeys(self._pending.keys() & {*ids}, False)
         rows = self._ask("SELECT id, favourite FROM pictures WHERE owner = ? AND deleted_at IS NULL"
                          " AND id IN (SELECT value FROM json_each(?))",
-                         (_hashed(owner), json.dumps([*ids])))
-        return {id: bool(favourite) for id, favourite in rows}
+                         (_hashed(owner), json.dumps([*ids])), wait=False)
+        return pending | {id: bool(favourite) for id, favourite in rows}
 
     def set_favourite(self, owner: str, id: str, favourite: bool) -> bool:
         """Marks a picture, or takes the mark away; whether the owner has such a picture."""
@@ -259,22 +307,36 @@ class History:
         self._delete("DELETE FROM pictures WHERE id = ? AND owner = ? AND NOT favourite "
                      "RETURNING id, owner", (id, _hashed(owner)))
 
-    def prune(self) -> int:
+    def prune(self, *, by_age: bool = True) -> int:
         """Deletes what is too old, and the oldest while all together are too large; how many.
 
-        Favourites do not grow old, and go only when there is nothing else left to go.
+        Favourites do not grow old, and go only when there is nothing else left to go. By age at
+        most one in SHARE goes at once.
         """
         self._next_prune = time.monotonic() + PRUNE_SECONDS
-        return (self._delete_for_good(UNDO_SECONDS) + self._delete(_PRUNE_BY_AGE, (self._oldest(),))
+        old = self._prune_by_age() if by_age else 0
+        return (self._delete_for_good(UNDO_SECONDS) + old
                 + self._delete(_PRUNE_BY_SIZE, (self._max_bytes,)))
+
+    def _prune_by_age(self) -> int:
+        self._next_aging = time.monotonic() + AGE_SECONDS
+        times = [made_at for made_at, in self._ask("SELECT made_at FROM pictures", ())]
+        count = self._delete(_PRUNE_BY_AGE, (self._oldest(times), max(1, len(times) // SHARE)))
+        if count:
+            log.warning("%d of %d pictures of the history in %s were removed: they were made %g "
+                        "days or more before its newest and are no favourites.", count, len(times),
+                        self.folder, self._max_age_days)
+        return count
 
     def close(self) -> None:
         """Closes the database; nothing can be asked of it any more."""
+        self._writer.shutdown()
         self._undoable.cancel()
         with suppress(HistoryError):
             self._delete_for_good(0.0)
-        with self._lock:
+        with self._lock, self._reading:
             self._database.close()
+            self._reader.close()
 
     def _make_timer(self) -> threading.Timer:
         timer = threading.Timer(UNDO_SECONDS + 0.1, self._end_undo)
@@ -286,9 +348,10 @@ class History:
             self._delete_for_good(UNDO_SECONDS)
 
     def _delete_for_good(self, seconds: float) -> int:
-        """What has been deleted so long ago; returns how many."""
-        return self._delete("DELETE FROM pictures WHERE deleted_at <= ? RETURNING id, owner",
-                            (time.time() - seconds,))
+        """What has been deleted so long ago, or by a clock that was ahead; returns how many."""
+        now = time.time()
+        return self._delete("DELETE FROM pictures WHERE deleted_at <= ? OR deleted_at > ? "
+                            "RETURNING id, owner", (now - seconds, now))
 
     # --- the database ---------------------------------------------------------------------------
 
@@ -308,9 +371,16 @@ class History:
             old.rename(aside / old.name)
         return aside
 
-    def _ask(self, statement: str, values: tuple | dict) -> list[tuple]:
+    def _ask(self, statement: str, values: tuple | dict, *, wait: bool = True) -> list[tuple]:
+        """The rows of a statement, once what is being added is there, if that takes no longer than
+        PENDING_SECONDS."""
+        if wait:
+            futures.wait([*self._pending.values()], PENDING_SECONDS)
         with _told(Sentence("The history cannot be read or changed")):
-            return self._run(statement, values)
+            if not statement.lstrip().startswith(("SELECT", "WITH")):
+                return self._run(statement, values)
+            with self._reading:
+                return self._reader.execute(statement, values).fetchall()
 
     def _run(self, statement: str, values: tuple | dict) -> list[tuple]:
         """All rows of one statement, which is done as a whole or not at all."""
@@ -337,9 +407,12 @@ class History:
                 _sync(self._pictures)
         return len(gone)
 
-    def _oldest(self) -> float:
-        """When a picture must have been made to be kept without being a favourite."""
-        return time.time() - self._max_age_days * 24 * 3600
+    def _oldest(self, times: Sequence[float]) -> float:
+        """When the last picture was made that is kept for being a favourite alone, of pictures made
+        at these times. What few of them say, or what lies ahead, may come of a wrong clock."""
+        past = sorted(each for each in times if each <= time.time())
+        newest = past[-1 - len(past) // SHARE] if past else -math.inf
+        return newest - self._max_age_days * 24 * 3600
 
     # --- the files ------------------------------------------------------------------------------
 
@@ -364,7 +437,8 @@ class History:
 
     def _read_back(self, files: list[Path]) -> None:
         """Adds rows of files that have none, or sets them aside, so that nothing is lost."""
-        others = [file for file in files if not self._owned(file)]
+        oldest = self._oldest([*map(_written, files)])
+        others = [file for file in files if not self._owned(file, oldest)]
         if len(files) > len(others):
             log.warning("The database of the history in %s did not know %d pictures, which were "
                         "read back from their files.", self.folder, len(files) - len(others))
@@ -378,8 +452,9 @@ class History:
                         "how they were made. They were moved to %s.", len(others), self.folder,
                         aside)
 
-    def _owned(self, file: Path) -> bool:
-        """Adds the row of a file as far as it tells; whether it does."""
+    def _owned(self, file: Path, oldest: float) -> bool:
+        """Adds the row of a file as far as it tells; whether it does. One that is so old must have
+        been a favourite."""
         hashed, name = _named(file).groups()
         made_at = _written(file)
         try:
@@ -390,12 +465,17 @@ class History:
         if not hashed or request.places() != [0]:
             return False
         self._insert(_READ_BACK, name, hashed, made_at, len(png), request.pictures[0],
-                     str(int(made_at / RUN_SECONDS)), favourite=made_at < self._oldest())
+                     str(int(made_at / RUN_SECONDS)), favourite=made_at <= oldest)
         return True
 
 
 class _BrokenError(Exception):
     """A database that cannot be used and never will be."""
+
+
+def new_name() -> str:
+    """A name for a picture that nobody can guess."""
+    return secrets.token_hex(16)
 
 
 def request_of(entries: Sequence[Entry]) -> Request:
@@ -406,10 +486,8 @@ def request_of(entries: Sequence[Entry]) -> Request:
 
 def _connect(file: Path) -> sqlite3.Connection:
     """The database in the file, made if absent; raises _BrokenError if it is none of ours."""
-    database = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None,
-                               check_same_thread=False)
+    database = _open(file)
     try:
-        database.create_function("says", 2, _says, deterministic=True)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")  # what was committed outlives a power cut
         database.execute("BEGIN IMMEDIATE")  # another server may be about to create it as well
@@ -434,6 +512,13 @@ def _connect(file: Path) -> sqlite3.Connection:
     except BaseException:
         database.close()
         raise
+    return database
+
+
+def _open(file: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None,
+                               check_same_thread=False)
+    database.create_function("says", 2, _says, deterministic=True)
     return database
 
 

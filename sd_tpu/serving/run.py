@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from sd_tpu import settings
 from sd_tpu.pictures.files import Files, Picture
-from sd_tpu.pictures.history import History, HistoryError
+from sd_tpu.pictures.history import History, HistoryError, new_name
 from sd_tpu.pictures.images import data_url
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
@@ -192,6 +192,7 @@ class Run:
         self.version = self._first = 0  # of what is to be seen; and that to which it is old news
         self._followers: dict[str, _Follower] = {}  # by session
         self._works: list[Work] = []  # which are not over, in the order in which they began
+        self._unwritten = 0  # pictures on their way into the history
         self._farewell: threading.Timer | None = None
         drawn = Request(tuple(None if card.picture else picture for picture, card in
                               zip(request.pictures, cards, strict=False)))
@@ -208,7 +209,7 @@ class Run:
     @property
     def over(self) -> bool:
         """Whether nothing will change any more, unless a picture is drawn again."""
-        return not self._works
+        return not self._works and not self._unwritten
 
     def pictures(self) -> dict[int, Picture]:
         """What is finished, by place."""
@@ -309,7 +310,7 @@ class Run:
     def _since(self, seen: int) -> Snapshot:
         cards = tuple(card for card in self.cards if card.changed > seen or not seen)
         done = [card.place + 1 for card in cards if card.ready > max(seen, self._first)]
-        end = [self.line.text] if self.over and self.line.aloud else []
+        end = [self.line.text] if not self._works and self.line.aloud else []
         return Snapshot(self.version, cards, self.line, (*ready(done), *end))
 
     def followed_by(self, session: str) -> bool:
@@ -411,8 +412,11 @@ class Run:
             if work not in self._works:  # all that it drew has been asked for anew
                 return
             for place in changes.keys() & work.places:
-                self._put(dataclasses.replace(self.cards[place], **changes[place]),
+                before = self.cards[place]
+                self._put(dataclasses.replace(before, **changes[place]),
                           ready=isinstance(event, ImageReady))
+                if self.cards[place].kept and before.kept != self.cards[place].kept:
+                    self._keep(work, self.cards[place], before.finished)
             if isinstance(event, Cancelled | Failed):
                 for card in [self.cards[place] for place in work.places]:
                     if not card.picture:
@@ -425,8 +429,7 @@ class Run:
             self._say(work.line)
 
     def _changes(self, work: Work, event: Event) -> dict[int, dict]:
-        """What the event changes in cards, by place; it writes what has to be on the disk before
-        anybody is told of it."""
+        """What the event changes in cards, by place; it writes the files that are shown."""
         match event:
             case Progress(previews=previews):
                 return {place: dict(state="forming", preview=data_url(pixels))
@@ -438,30 +441,44 @@ class Run:
             case ImageReady(place, pixels, unsafe) if place in work.places:
                 work.blurred |= unsafe
                 picture = self._studio.files.add(work.job.request, place, pixels, self.browser)
-                return {place: dict(state="done", picture=picture, live=work.live,
-                                    kept=self._keep(work, place, picture))}
+                kept = new_name() if self._studio.history and self.browser else None
+                return {place: dict(state="done", picture=picture, live=work.live, kept=kept)}
         return {}
 
-    def _keep(self, work: Work, place: int, picture: Picture) -> str | None:
-        """Adds it to the browser's history, if there is one, and returns its name there; of what is
-        drawn while somebody types, the last one stays there."""
+    def _keep(self, work: Work, card: Card, before: Card | None) -> None:
+        """Has a card's picture added to the browser's history, in place of the one that was there
+        `before` if that was drawn while somebody typed. Needs the lock."""
         history, owner = self._studio.history, self.browser
-        if not (history and owner):
-            return None
-        try:
-            kept = history.add(owner, Path(picture.png).read_bytes(),
-                               work.job.request.pictures[place], run=self.key, place=place).id
-        except (HistoryError, OSError) as error:  # which costs nobody a run
-            log.exception("a picture is missing from the history")
-            work.unkept = getattr(error, "sentence", Sentence(
-                "The picture could not be added to the history"))
-            return None
-        before, overtaken = self.cards[place].finished, place not in work.places
-        gone = kept if overtaken else before.kept if before and before.live else None
-        if work.live and gone:
-            with suppress(HistoryError):  # then it has one too many
-                history.drop(owner, gone)
-        return kept
+
+        def done(failure: HistoryError | None) -> None:
+            if failure:  # which costs nobody a run
+                log.error("a picture is missing from the history", exc_info=failure)
+            elif work.live and before and before.live and before.kept:
+                with suppress(HistoryError):  # then it has one too many
+                    history.drop(owner, before.kept)
+            self._note_kept(work, card, failure)
+
+        self._unwritten += 1
+        history.add_later(owner, Path(card.picture.png), work.job.request.pictures[card.place],
+                          done, name=card.kept, run=self.key, place=card.place)
+
+    def _note_kept(self, work: Work, card: Card, failure: HistoryError | None) -> None:
+        """Says why a picture is not in the history, also of a run that is over, and lets its
+        followers go if that was the last."""
+        with self._lock:
+            self._unwritten -= 1
+            if failure:
+                there = self.cards[card.place]
+                if there.kept == card.kept:
+                    self._put(dataclasses.replace(there, kept=None))
+                if work.line.kind == "over" and not work.unkept:
+                    text = Sentence("{done}. {reason}", done=work.line.text,
+                                    reason=failure.sentence)
+                    work.line = dataclasses.replace(work.line, text=text)
+                work.unkept = failure.sentence
+                self._say(work.line)
+            for follower in self._followers.values():
+                follower.wake()
 
 
 # --- what is said ---------------------------------------------------------------------------------
