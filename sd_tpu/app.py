@@ -198,10 +198,10 @@ def _is_served_to_others(args: argparse.Namespace) -> bool:
 def _check_proxies() -> None:
     """Has libraries leave proxies of the environment aside where this machine asks itself; raises
     ValueError if they could use none of them."""
-    for variable in ("NO_PROXY", "no_proxy"):
-        there = [each.strip(" []") for each in os.environ.get(variable, "").split(",")]
-        names = dict.fromkeys((*filter(None, there), *LOCAL_NAMES, "127.0.0.1", "::1"))
-        os.environ[variable] = ",".join(names)
+    variables = ("NO_PROXY", "no_proxy")
+    there = ",".join(os.environ.get(variable, "") for variable in variables).split(",")
+    names = (*(each.strip(" []") for each in there), *LOCAL_NAMES, "127.0.0.1", "::1")
+    os.environ.update(dict.fromkeys(variables, ",".join(dict.fromkeys(filter(None, names)))))
     try:
         httpx.Client().close()  # as the libraries make theirs, some while they are imported
     except Exception as error:

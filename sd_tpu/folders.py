@@ -2,16 +2,15 @@
 and one that lasts as long as the program."""
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
+from filelock import FileLock, Timeout
 
-_PREFIX = "sd_tpu-page"
+_PREFIX, _LOCK = "sd_tpu-page", "lock"
 GRADIO = "GRADIO_TEMP_DIR"  # the variable that names Gradio's
 
 
@@ -50,27 +49,24 @@ def temporary_folder() -> Iterator[Path]:
     before = os.environ.get(GRADIO)
     base = Path(before or tempfile.gettempdir())
     base.mkdir(parents=True, exist_ok=True)
-    for folder in base.glob(f"{_PREFIX}-*"):
-        if _orphaned(folder):
+    for other in base.glob(f"{_PREFIX}-*"):
+        _remove_if_orphaned(other)
+    # It is held before others can take it for an orphan.
+    unnamed = Path(tempfile.mkdtemp(dir=base))
+    with FileLock(unnamed / _LOCK):
+        folder = unnamed.rename(base / f"{_PREFIX}-{unnamed.name}")
+        os.environ[GRADIO] = str(folder)
+        try:
+            yield folder
+        finally:
+            os.environ.pop(GRADIO)
+            if before is not None:
+                os.environ[GRADIO] = before
             shutil.rmtree(folder, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=base))
-    os.environ[GRADIO] = str(folder)
-    try:
-        yield folder
-    finally:
-        os.environ.pop(GRADIO)
-        if before is not None:
-            os.environ[GRADIO] = before
+
+
+def _remove_if_orphaned(folder: Path) -> None:
+    """Removes a folder whose server is no more: the system has let go of its lock. No clock and no
+    number of a process, which another may have by now, says so as surely."""
+    with suppress(OSError, Timeout), FileLock(folder / _LOCK, blocking=False):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _orphaned(folder: Path) -> bool:
-    """Whether its server is no more: its number may have gone to a program that began later."""
-    named = re.fullmatch(rf"{_PREFIX}-([0-9]+)-.*", folder.name)
-    try:
-        return bool(named) and (
-            psutil.Process(int(named[1])).create_time() > folder.stat().st_mtime)
-    except psutil.NoSuchProcess:
-        return True
-    except (OSError, psutil.AccessDenied):
-        return False

@@ -52,6 +52,8 @@ BAD = {
     "a PNG with wrong bytes": (file_of(WHOLE).replace(b"IDAT", b"IDAT\0", 1), "damaged"),
     "50,000x50,000": (png_of_size(50_000, 50_000), "pixels"),
     "6000x6000": (png_of_size(6000, 6000), "6000x6000 pixels; at most"),
+    "1x33,000,000": (png_of_size(1, 33_000_000), "32768 in a row"),
+    "33,000,000x1": (png_of_size(33_000_000, 1), "32768 in a row"),
     "a bomb": (bomb(6000, 6000), "6000x6000 pixels"),
     "a GIF that moves": (MOVING, "moves"),
     "a GIF that moves, cut off": (MOVING[:MOVING.rindex(b"!\xf9") + 3], "damaged"),

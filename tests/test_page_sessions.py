@@ -10,12 +10,19 @@ from itertools import count, islice
 
 import gradio as gr
 import httpx
+import numpy as np
 import pytest
+from asking import following, make_request
 from visitor import LONG
 
 from sd_tpu.page import build, close, launch, sessions
+from sd_tpu.pictures.files import Files
+from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.serving import run as run_module
+from sd_tpu.serving import runs as runs_module
+from sd_tpu.serving.run import Run, Studio
+from sd_tpu.serving.runs import Runs
 
 WARM_UP, VISITS, ROUNDS = 5, 8, 4
 MANY = 45  # more than a server has threads for handlers by default
@@ -176,3 +183,39 @@ def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_e
 
     asyncio.run(crowd())
     run.stop()
+
+
+def test_names_without_end_of_one_address_leave_others_their_runs(page_engine, tmp_path,
+                                                                  monkeypatch):
+    monkeypatch.setattr(runs_module, "MAX_KEPT", 4)
+    runs = Runs(Studio(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
+    request = make_request(["one"], height=32, width=32, model="", steps=1)
+
+    def begin(browser: str, address: str) -> Run:
+        run = runs.start(request, browser=browser, address=address)
+        [*_] = following(run, "tab")
+        return run
+
+    mine = begin("me", "away")
+    for number in range(8):
+        last = begin(f"name {number}", "crowd")
+    assert runs.latest("me") is mine and runs.latest("name 7") is last
+    assert runs.latest("name 0") is None
+
+
+def test_a_grid_is_made_once_and_anew_when_a_picture_is_another(page_engine, tmp_path):
+    made = []
+
+    def to_png(pixels, request):
+        made.append(pixels.shape)
+        return page_engine.to_png(pixels, request)
+
+    kept = Files(tmp_path, to_png)
+    request = make_request(["one", "two"], height=32, width=32, model="", steps=1)
+    pictures = {place: kept.add(request, place, np.full((32, 32, 3), place, np.uint8))
+                for place in range(2)}
+    first, again = (kept.grid(request, pictures) for _ in range(2))
+    assert first == again and len(made) == 3
+    assert kept.archive(pictures) == kept.archive(dict(pictures))
+    assert kept.grid(request, {0: pictures[0]}) != first
+    assert kept.archive({0: pictures[0]}) != kept.archive(pictures)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from visitor import fill, make, visit
 
 from sd_tpu import app
-from sd_tpu.folders import temporary_folder
+from sd_tpu.folders import cache_folder, data_folder, temporary_folder
 from sd_tpu.http import gate
 from sd_tpu.http.access import Access, read_keys
 from sd_tpu.http.gate import Gate, Names
@@ -206,6 +207,14 @@ def test_gradios_files_do_not_outlive_their_server_even_if_it_was_killed(tmp_pat
     with temporary_folder() as first, temporary_folder() as second:
         assert first.parent == tmp_path and first.is_dir() and second.is_dir()
         assert os.environ["GRADIO_TEMP_DIR"] == str(second)
+        (second / "picture.png").write_bytes(b"")
+        later = time.time() - 95 * 86400  # by a clock that is set right only now
+        os.utime(second, (later, later))
+        os.environ["GRADIO_TEMP_DIR"] = str(tmp_path)
+        another = "from sd_tpu.folders import temporary_folder\nwith temporary_folder(): pass"
+        root = Path(app.__file__).parents[1]
+        subprocess.run([sys.executable, "-c", another], check=True, cwd=root)
+        assert (second / "picture.png").is_file()
     assert [*tmp_path.iterdir()] == [others] and os.environ["GRADIO_TEMP_DIR"] == str(tmp_path)
 
 
@@ -278,3 +287,39 @@ def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, chec
         assert program.stderr.read() == "Stopped.\n"
     program.stderr.close()
     assert not list(files.glob("sd_tpu-*"))
+
+
+def test_without_a_home_the_folders_are_this_users_own_temporary_ones(monkeypatch, tmp_path):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    folder = data_folder()
+    home = tmp_path / f"sd_tpu-{os.getuid()}"
+    assert folder.is_relative_to(home) and home.stat().st_mode & 0o777 == 0o700
+    assert cache_folder().is_relative_to(home)
+    home.rmdir()
+    home.symlink_to(tmp_path / "somebody")  # that another user has put there
+    assert not data_folder().is_relative_to(home)
+
+
+@pytest.mark.parametrize(("variable", "value", "sound"), [
+    ("ALL_PROXY", "socks5://127.0.0.1:9", True), ("HTTP_PROXY", "http://127.0.0.1:9", True),
+    ("NO_PROXY", "[::1],example.org", True), ("NO_PROXY", "", True),
+    ("HTTPS_PROXY", "socks4://127.0.0.1:9", False), ("ALL_PROXY", "what://x", False),
+])
+def test_a_proxy_of_the_environment_is_used_or_named_before_anything_is_loaded(
+        monkeypatch, variable, value, sound):
+    for each in ("NO_PROXY", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(each, "")
+    monkeypatch.setenv(variable, value)
+    if sound:
+        app._check_proxies()
+        assert {"127.0.0.1", "localhost", "::1"} <= {*os.environ["NO_PROXY"].split(",")}
+        assert "example.org" not in value or "example.org" in os.environ["no_proxy"]
+    else:
+        with pytest.raises(ValueError, match="A proxy in the environment"):
+            app._check_proxies()

@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Collection
 from typing import Self
 from urllib.parse import urlsplit
@@ -17,11 +18,11 @@ from urllib.parse import urlsplit
 from starlette._utils import get_route_path  # what the router itself decides by
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sd_tpu.http.access import Access, host_of, is_loopback
+from sd_tpu.http.access import Access, host_of, is_loopback, visitor_network
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 
 ANY = "*"
@@ -31,6 +32,7 @@ TOOLS = "/gradio_api/mcp"
 # would take for the server's own, turning recordings into other files, and telling of visitors.
 _CLOSED = re.compile(r"/monitoring(/|$)|/gradio_api/(file[=/]\W*https?:|proxy=|process_recording)",
                      re.IGNORECASE)
+NETWORK_REQUESTS = 512  # that are answered at a time; a page that is open holds one or two
 MAX_BODY_BYTES = 2 * MAX_FILE_BYTES  # of a request: a picture in base64, or a file in a form
 # Gradio's browser part makes functions of texts and styles of values.
 _POLICY = {
@@ -139,6 +141,7 @@ class Gate:
         """
         self._page, self._names, self._access = app, names, access
         self._api, self._paths = api, tuple(path.rstrip("/") for path in paths)
+        self._open: Counter[str] = Counter()  # requests that are being answered, by network
         policy = "; ".join(f"{what} {sources}" for what, sources in _POLICY.items())
         frames = f"frame-ancestors {names.frames}"
         self._policy, self._api_policy = f"{policy}; {frames}", frames
@@ -167,13 +170,20 @@ class Gate:
             return message if received <= MAX_BODY_BYTES else {"type": "http.disconnect"}
 
         closed = _CLOSED.match(path) and PlainTextResponse("The page needs no such thing.\n", 403)
-        app = closed or self._refusal(Headers(scope=scope)) or (
+        network = visitor_network(HTTPConnection(scope))
+        app = closed or self._refusal(Headers(scope=scope), network) or (
             self._api if is_api else self._page)
         if app is self._page and is_below(path, TOOLS):
             app = await self._not_admitted(Request(scope)) or app
         elif app is self._page:
             self._access.recognize(Request(scope))
-        await app(scope, receive_bounded, send_guarded)
+        self._open[network] += 1
+        try:
+            await app(scope, receive_bounded, send_guarded)
+        finally:
+            self._open[network] -= 1
+            if not self._open[network]:
+                del self._open[network]
 
     async def _not_admitted(self, visitor: Request) -> ASGIApp | None:
         try:
@@ -182,7 +192,7 @@ class Gate:
             return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
         return None
 
-    def _refusal(self, headers: Headers) -> ASGIApp | None:
+    def _refusal(self, headers: Headers, network: str) -> ASGIApp | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._names.own(host_of(host)):
             return PlainTextResponse(f"This server does not answer to the name {host_of(host)!r}; "
@@ -191,6 +201,9 @@ class Gate:
             return PlainTextResponse("This server does not take what another website's page asks "
                                      "for; whoever runs it can allow that with --allowed-host.\n",
                                      403)
+        if self._open[network] >= NETWORK_REQUESTS:
+            return PlainTextResponse("Too many requests of your network are being answered; please "
+                                     "try again in a minute.\n", 429, {"Retry-After": "60"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18 or int(length) > MAX_BODY_BYTES:
             return PlainTextResponse(f"At most {MAX_BODY_BYTES >> 20} MiB are taken.\n", 413)

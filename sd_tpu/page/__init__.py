@@ -21,11 +21,12 @@ from sd_tpu.http.assets import Assets
 from sd_tpu.http.server import Server, bind
 from sd_tpu.logs import log_printed_errors
 from sd_tpu.page import api
-from sd_tpu.page.events import Answers, Asked, Watch
-from sd_tpu.page.files import fetch_nothing
+from sd_tpu.page.events import WITH_FILES, Answers, Asked, Watch
+from sd_tpu.page.files import Uploads, fetch_nothing
 from sd_tpu.page.layout import Translations, make_page
 from sd_tpu.page.sessions import remember_nothing
 from sd_tpu.page.theme import HEAD, ICON, style, theme
+from sd_tpu.page.turns import Turns
 from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
@@ -33,7 +34,7 @@ from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.run import MAX_FOLLOWERS, Studio
 from sd_tpu.serving.runs import KEEP_SECONDS, Runs
-from sd_tpu.serving.scheduler import Limits
+from sd_tpu.serving.scheduler import Busy, Limits
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
 # That go on at the same time: more than one address can have, as those that follow a run hold one.
 EVENTS = (MAX_FOLLOWERS + 1) * Limits().address_jobs
+PARALLEL = 2  # answers that read or make files, at a time: each can have a core for seconds
+MOST = 64  # answers that one network waits for
 
 
 def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
@@ -57,9 +60,16 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         page.temp_file_sets.append(files.names)  # Gradio prunes them
         runs = Runs(Studio(engine, files, Inputs(), history))
         answers = Answers(runs)
+        work = Turns(parallel=PARALLEL, most=MOST)
+        looks = Turns(parallel=EVENTS, most=MOST)
 
-        def answer(asked: Any, visitor: gr.Request) -> dict:
-            return answers.answer(Asked.of(asked, visitor))
+        async def answer(asked: Any, visitor: gr.Request) -> dict:
+            asked = Asked.of(asked, visitor)
+            turns = work if asked.data.get("do") in WITH_FILES else looks
+            try:
+                return await turns.call(asked.address, answers.answer, asked)
+            except Busy as error:
+                return answers.refuse(error, asked)
 
         async def watch(event: gr.EventData, visitor: gr.Request) -> AsyncIterator[dict]:
             asked = Asked.of(event._data, visitor)
@@ -144,8 +154,9 @@ def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]
         run_history=False,
         # Gradio sends answers as they are.
         app_kwargs={"middleware": [
-            *middleware, Middleware(Assets, components={block.get_block_name() for block
-                                                        in page.blocks.values()}),
+            *middleware, Middleware(Uploads),
+            Middleware(Assets, components={block.get_block_name()
+                                           for block in page.blocks.values()}),
             Middleware(GZipMiddleware)]},
     )
 

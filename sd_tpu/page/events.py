@@ -44,7 +44,7 @@ from sd_tpu.pictures.images import (
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.pictures.uploads import painted, to_paint_on
 from sd_tpu.request import LARGER, Anything, Request, for_all, journey, larger
-from sd_tpu.sentence import Sentence
+from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.run import BLANK, BROKEN, Card, Line, Run, refusal
@@ -67,6 +67,9 @@ log = logging.getLogger(__name__)
 
 NEAR = 0.8  # of the model's tokens: from there on their count is shown
 MAX_KNOWN = 5000  # names and words that a page is told
+# What page.js asks for that reads, makes or packs pictures.
+WITH_FILES = frozenset(("again", "before", "grid", "history", "large", "larger", "link", "movie",
+                        "paint", "read", "take", "zip"))
 RUNS = 6  # on a page of the history; earlier ones come below
 MAX_PAGES = 1000
 MAX_SECONDS = 3.0  # that a picture of Live may take: who waits longer has lost the thread
@@ -177,11 +180,15 @@ class Answers:
             log.exception("a file could not be read or written")
             return self._wrong(BROKEN, asked)
         except (RequestError, HistoryError) as error:
-            return self._wrong(refusal(error), asked)
+            return self.refuse(error, asked)
         # What no page of ours asks
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             log.exception("a page asked for what cannot be read")
             return self._wrong(GARBLED, asked)
+
+    def refuse(self, error: SentenceError, asked: Asked) -> dict[str, Any]:
+        """Tells why something is not answered."""
+        return self._wrong(refusal(error), asked)
 
     def _wrong(self, sentence: Sentence, asked: Asked) -> dict[str, Any]:
         return {"told": asked.language.translate(sentence), "kind": "wrong"}

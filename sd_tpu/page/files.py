@@ -1,13 +1,28 @@
 """Files as Gradio has them: what visitors have handed in, and what it serves to them."""
 
+import os
+import time
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import gradio as gr
+from anyio.to_thread import run_sync
 from gradio.utils import get_upload_folder
+from starlette._utils import get_route_path
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sd_tpu.http.access import visitor_network
+from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.settings import RequestError
+
+UPLOAD_PATH = "/gradio_api/upload"
+UPLOAD_SECONDS, UPLOAD_BYTES = 600, 1 << 28  # of a network: in this time, so much
+ALL_UPLOADS = 1 << 30  # bytes of all networks on the disk
 
 
 def uploaded(path: Any) -> Path:
@@ -21,6 +36,59 @@ def uploaded(path: Any) -> Path:
 def url(path: str) -> str:
     """Where Gradio serves a file of its cache, relative to the page, which may lie in a folder."""
     return f"gradio_api/file={quote(path)}"
+
+
+class Uploads:
+    """ASGI middleware that bounds what is handed in: how much a network hands in lately, and how
+    much lies there of all together. What the page is to read it reads at once."""
+
+    def __init__(self, app: ASGIApp):
+        """Begins with nothing handed in."""
+        self._app = app
+        self._lately: deque[tuple[float, str, int]] = deque()  # when, of whom, bytes
+        self._spent: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request."""
+        if scope["type"] != "http" or get_route_path(scope) != UPLOAD_PATH:
+            return await self._app(scope, receive, send)
+        network = visitor_network(HTTPConnection(scope))
+        length = int(Headers(scope=scope).get("content-length", MAX_FILE_BYTES))
+        self._forget(time.monotonic() - UPLOAD_SECONDS)
+        if self._spent[network] + length > UPLOAD_BYTES:
+            answer = PlainTextResponse(
+                f"At most {UPLOAD_BYTES >> 20} MiB of files are taken from a network in "
+                f"{UPLOAD_SECONDS // 60:g} minutes; please try again later.\n", 429)
+            return await answer(scope, receive, send)
+        self._lately.append((time.monotonic(), network, length))
+        self._spent[network] += length
+        await run_sync(_make_room, Path(get_upload_folder()))
+        await self._app(scope, receive, send)
+
+    def _forget(self, until: float) -> None:
+        while self._lately and self._lately[0][0] < until:
+            _, network, length = self._lately.popleft()
+            self._spent[network] -= length
+            if not self._spent[network]:
+                del self._spent[network]
+
+
+def _make_room(folder: Path) -> None:
+    """Removes the oldest files that were handed in until the rest has ALL_UPLOADS bytes at most."""
+    found = sorted(((status.st_mtime, status.st_size, file) for file in folder.glob("*/*")
+                    if (status := _status(file))), reverse=True)
+    total = 0
+    for _, size, file in found:
+        total += size
+        if total > ALL_UPLOADS:
+            file.unlink(missing_ok=True)
+
+
+def _status(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except FileNotFoundError:  # somebody has just removed it
+        return None
 
 
 def fetch_nothing() -> None:

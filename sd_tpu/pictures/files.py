@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -79,8 +80,8 @@ class Files:
     def archive(self, pictures: Mapping[int, Picture]) -> str:
         """Writes a ZIP of pictures by their places; returns its path. Raises OSError."""
         pngs = {place: Path(picture.png) for place, picture in pictures.items()}
-        return self._save(to_zip({f"{place + 1}-{png.name}": png.read_bytes()
-                                  for place, png in pngs.items()}), "pictures.zip")
+        return self._once(pngs, "pictures.zip", lambda: to_zip(
+            {f"{place + 1}-{png.name}": png.read_bytes() for place, png in pngs.items()}))
 
     def grid(self, request: Request, pictures: Mapping[int, Picture]) -> str:
         """Writes the pictures of a request side by side, each above its label, with all their
@@ -89,14 +90,8 @@ class Files:
         Raises:
             OSError: the pictures have been pruned.
         """
-        cells: list[np.ndarray | None] = [None] * len(request.prompts)
-        for place, picture in pictures.items():
-            with Image.open(picture.png) as image:
-                cells[place] = np.asarray(image)
-        labels, columns = captions(request), min(len(cells), 4)
-        told = [labels.get(place, "") for place in range(len(cells))]
-        grid = make_grid(with_labels(framed(cells), told, LARGE // columns), gap=GAP)
-        return self._save(self._to_png(grid, request), f"{request.seed}-grid.png")
+        return self._once((request, pictures), f"{request.seed}-grid.png",
+                          lambda: self._to_png(_grid(request, pictures), request))
 
     def movie(self, pictures: Sequence[Picture], kind: str) -> str:
         """Writes pictures one after the other as a file of one of `kinds_here`; returns its path.
@@ -109,17 +104,10 @@ class Files:
             raise settings.RequestError("{kind} cannot be written here; there are {known}.",
                                         kind=settings.shortened(kind),
                                         known=", ".join(kinds_here()))
-        path = self._new(b"".join(Path(picture.png).read_bytes() for picture in pictures),
-                         f"journey.{kind}")
-        if not path.is_file():
-            frames = []
-            for picture in pictures:
-                with Image.open(picture.png) as image:
-                    frames.append(np.asarray(image))
-            unfinished = path.with_stem(secrets.token_hex(8))  # whoever asks meanwhile sees no half
-            write_movie(frames, unfinished, MILLISECONDS)
-            unfinished.replace(path)
-        return str(path)
+        def write(unfinished: Path) -> None:
+            write_movie([_pixels(picture) for picture in pictures], unfinished, MILLISECONDS)
+
+        return self._written_once(pictures, f"journey.{kind}", write)
 
     def copy(self, png: Path, whose: str, least: int = 0) -> str:
         """Writes a picture of ours once more, to be served: byte for byte, or smoothly enlarged to
@@ -156,6 +144,19 @@ class Files:
         for path, data in ((picture.png, png.read_bytes()), (picture.shown, shown)):
             self._served(Path(path)).write_bytes(data)
 
+    def _once(self, of: Any, name: str, make: Callable[[], bytes]) -> str:
+        """As `_written_once`, of a file with this content."""
+        return self._written_once(of, name, lambda unfinished: unfinished.write_bytes(make()))
+
+    def _written_once(self, of: Any, name: str, write: Callable[[Path], object]) -> str:
+        """The path of a file that is written unless it is there, made of these paths and values."""
+        path = self._new(repr(of).encode(), name)
+        if not path.is_file():
+            unfinished = path.with_stem(secrets.token_hex(8))  # whoever asks meanwhile sees no half
+            write(unfinished)
+            unfinished.replace(path)
+        return str(path)
+
     def _save(self, data: bytes, name: str, of: bytes | None = None, whose: str = "") -> str:
         path = self._new(data if of is None else of, name, whose)
         path.write_bytes(data)
@@ -189,6 +190,21 @@ class _Names(set):
             with suppress(OSError):  # something else is in it
                 Path(path).parent.rmdir()
         return super().__isub__(deleted)
+
+
+def _pixels(picture: Picture) -> np.ndarray:
+    with Image.open(picture.png) as image:
+        return np.asarray(image)
+
+
+def _grid(request: Request, pictures: Mapping[int, Picture]) -> np.ndarray:
+    """Pictures side by side, each above its label."""
+    cells: list[np.ndarray | None] = [None] * len(request.prompts)
+    for place, picture in pictures.items():
+        cells[place] = _pixels(picture)
+    labels, columns = captions(request), min(len(cells), 4)
+    texts = [labels.get(place, "") for place in range(len(cells))]
+    return make_grid(with_labels(framed(cells), texts, LARGE // columns), gap=GAP)
 
 
 def captions(request: Request) -> dict[int, str]:

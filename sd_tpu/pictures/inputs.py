@@ -23,6 +23,7 @@ from sd_tpu.settings import Picture, RequestError
 # For those who hand pictures in: it takes half a second to import.
 ndimage = lazy_loader.load("scipy.ndimage", suppress_warning=True)
 MAX_PIXELS = 1 << 25  # of a picture that is handed in
+MAX_SIDE = 1 << 15  # pixels: what is longer takes minutes to be made smaller, and shows nothing
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ORIENTATION = 0x0112  # EXIF's tag
 ON_THEIR_SIDE = range(5, 9)  # its values of pictures that are stored so
@@ -120,6 +121,10 @@ class Input:
             raise RequestError(
                 "{whose} has {width}x{height} pixels; at most {limit} pixels are accepted.",
                 whose=whose, width=width, height=height, limit=MAX_PIXELS)
+        if max(width, height) > MAX_SIDE:
+            raise RequestError("{whose} has {width}x{height} pixels; at most {limit} in a row or a "
+                               "column are accepted.", whose=whose, width=width, height=height,
+                               limit=MAX_SIDE)
         # A camera's JPEG may hold smaller copies of the photo behind it (MPO).
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise RequestError("{whose} moves; save one of its frames alone.", whose=whose)

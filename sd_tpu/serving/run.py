@@ -185,7 +185,7 @@ class Run:
         self.key, self.begun = secrets.token_urlsafe(16), time.time()
         self.seed = request.seed if seed is None else seed  # of place 0, where seeds run on
         self.browser, self._studio = browser, studio
-        self._client, self._address = browser or program, address
+        self._client, self.address = browser or program, address
         self._lock = threading.RLock()  # guards the rest
         self.request, self.cards, self.line = request, [*cards], STARTING
         self.way: list[Picture] = []  # of the journey that was drawn last, once all are there
@@ -347,7 +347,7 @@ class Run:
         inputs = self._studio.inputs.of(self.browser, request.inputs())
         return self._studio.engine.submit(request, previews=previews and bool(self.browser),
                                           inputs=inputs, client=self._client,
-                                          address=self._address)
+                                          address=self.address)
 
     # --- cards; all of this is called with the lock held ----------------------------------------
 

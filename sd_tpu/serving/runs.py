@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from typing import Any
@@ -188,8 +188,12 @@ class Runs:
             return [*self._runs.values()]
 
     def _forget(self) -> None:
-        latest = {run.browser: run for run in self._runs.values()}  # who comes back asks for it
-        over = sorted((run for run in self._runs.values() if run.over),
-                      key=lambda run: run is latest[run.browser])
-        for run in over[:max(0, len(self._runs) - MAX_KEPT)]:
+        """Forgets runs beyond MAX_KEPT, of the network that has most: first those that no browser
+        comes back to, then the oldest."""
+        latest = {run.browser: run for run in self._runs.values()}
+        over = [run for run in self._runs.values() if run.over]
+        while over and len(self._runs) > MAX_KEPT:
+            count = Counter(run.address for run in over)
+            run = max(over, key=lambda run: (count[run.address], run is not latest[run.browser]))
+            over.remove(run)
             del self._runs[run.key]
