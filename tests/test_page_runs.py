@@ -408,6 +408,25 @@ def test_screen_readers_hear_of_beginning_pictures_and_end_but_of_no_step(tab):
     assert "Done in" in heard and "Step" not in heard
 
 
+def test_after_a_reload_screen_readers_hear_of_the_picture_that_is_redrawn_alone(visitor, address):
+    with newcomer(visitor, address) as tab:
+        fill(tab, ["one", "two", "three", *[""] * 5])
+        make(tab)
+        tab.reload()
+        tab.wait_for_function("window.sdTpu?.arrived")
+        expect(tab.locator("figure.done")).to_have_count(3)
+        tab.evaluate("""() => {
+            window.heard = [];
+            const news = document.querySelector("#news");
+            new MutationObserver(() => heard.push(news.textContent)).observe(
+                news, { childList: true, characterData: true, subtree: true });
+        }""")
+        press(tab, figures(tab).first.locator("[data-do=redraw]"))
+        says(tab, "Done in")
+        heard = " ".join(tab.evaluate("heard"))
+    assert "Picture 1 is ready." in heard and "2" not in heard and "3" not in heard
+
+
 class FakeJob:
     """A job whose events have already happened."""
 

@@ -355,7 +355,7 @@ class Run:
         """Gives the pictures of a request, which the job draws, their places; the rest is `Work`'s.
         """
         work = Work(job, {*request.places()}, **what)
-        if self.over:
+        if not self._works:
             self._first = self.version  # who comes from now on need not be told of what was there
         for place in request.places():
             self._take_over(place)
