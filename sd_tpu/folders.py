@@ -24,6 +24,18 @@ def cache_folder() -> Path:
     return _folder("XDG_CACHE_HOME", ".cache")
 
 
+def keep_within(folder: Path, size: int) -> None:
+    """Removes the files of a folder that were used least recently until the rest has so many bytes
+    at most; what cannot be removed stays."""
+    with suppress(OSError):
+        found = [(file.stat(), file) for file in folder.iterdir() if file.is_file()]
+        found.sort(key=lambda each: max(each[0].st_atime, each[0].st_mtime), reverse=True)
+        for status, file in found:
+            size -= status.st_size
+            if size < 0:
+                file.unlink(missing_ok=True)
+
+
 def _folder(variable: str, default: str) -> Path:
     base = os.environ.get(variable, "")
     # The specification has relative paths ignored.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sd_tpu.request import RequestError
 from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED
 from sd_tpu.serving import latency
+from sd_tpu.serving import scheduler as schedulers
 from sd_tpu.serving.job import (
     COMPILING,
     LOADING,
@@ -631,3 +632,29 @@ def test_a_year_of_traffic_is_served():
         assert all(isinstance(devices.told.pop(job)[-1], Done) for job in burst)
     assert devices.now >= 0.99 * year and worst < 300
     assert devices.scheduler.idle and not devices.scheduler.occupied
+
+
+def test_no_more_batches_are_compiled_at_a_time_than_their_bound(monkeypatch):
+    monkeypatch.setattr(schedulers, "MAX_BATCHES", 3)
+    devices = Devices()
+    sizes = [dataclasses.replace(SMALL, width=64 + 8 * number) for number in range(8)]
+    for batch in sizes:
+        devices.took(devices.ask("a", steps=2, batch=batch))
+        assert len(devices.slots) <= 3
+    assert [*devices.slots] == sizes[-3:]
+    compiled = devices.compilations
+    devices.took(devices.ask("a", steps=2, batch=sizes[-2]))
+    devices.took(devices.ask("a", steps=2, batch=sizes[0]))
+    assert devices.compilations == compiled + 1 and {*devices.slots} == {
+        sizes[-2], sizes[-1], sizes[0]}
+
+
+def test_a_batch_beyond_the_bound_waits_until_another_is_empty(monkeypatch):
+    monkeypatch.setattr(schedulers, "MAX_BATCHES", 2)
+    devices = warm(Devices(), SMALL, WIDE)
+    busy = [devices.ask("a", steps=100, batch=batch) for batch in (SMALL, WIDE)]
+    devices.step()
+    third = dataclasses.replace(SMALL, width=72)
+    waiting = devices.ask("b", steps=2, batch=third)
+    devices.run(lambda: devices.over(waiting))
+    assert any(map(devices.over, busy)) and devices.over(waiting)

@@ -1,6 +1,7 @@
 """Pictures that begin with another: against PyTorch's pipelines from the same noise, and beside one
 another in a batch."""
 
+import dataclasses
 import importlib
 import shutil
 import threading
@@ -20,6 +21,7 @@ from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import LARGER_STRENGTH, Request, larger
 from sd_tpu.serving import engine as engines
 from sd_tpu.serving import latency
+from sd_tpu.serving.encoders import MAX_SPARE, Encoders
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady, Progress
 from sd_tpu.serving.scheduler import Busy, Limits
@@ -303,3 +305,40 @@ def test_what_a_picture_cannot_begin_with_is_refused_in_a_sentence(engine, value
                                                                    complaint):
     with pytest.raises(RequestError, match=complaint):
         drawn(engine, given, **values)
+
+
+def test_encoders_that_jobs_need_stay_and_of_others_those_used_last():
+    encoders, made = Encoders(), []
+
+    def ask(number: int, job: int | None = None) -> None:
+        encoders.get(("sd", number, 8), lambda: made.append(number), job)
+
+    for number in range(30):
+        ask(number, job=number)
+    made.clear()
+    for number in range(30):  # as the plans that draw these jobs do
+        ask(number)
+    assert made == []
+    for number in range(30):
+        encoders.release(number)
+    for number in range(30 - MAX_SPARE, 30):
+        ask(number)
+    assert made == []
+    ask(0)
+    assert made == [0]
+
+
+def test_an_encoder_that_fails_is_tried_again_by_the_next_job():
+    encoders = Encoders()
+    with pytest.raises(RequestError, match="Compiling failed"):
+        encoders.get(("sd", 8, 8), lambda: 1 / 0, 1)
+    assert encoders.get(("sd", 8, 8), lambda: "made", 2) == "made"
+
+
+def test_sizes_that_are_asked_about_and_not_drawn_are_forgotten(engine, monkeypatch):
+    monkeypatch.setattr(engines, "MAX_SIZES", 8)
+    for number in range(40):
+        picture = dataclasses.replace(engine.defaults, prompt="a cat", width=64 + 8 * number)
+        engine.seconds(picture)
+    assert len(engine._batches) <= 8 and len(engine._kinds) <= 8
+    list(engine.submit(Request.check({"prompts": ["a cat"], "steps": 2}, engine.offer)).events())

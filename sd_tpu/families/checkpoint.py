@@ -30,10 +30,11 @@ from sd_tpu.families.latent_diffusion import CHECKER
 from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.tokenizer import Tokenizer
-from sd_tpu.folders import cache_folder
+from sd_tpu.folders import cache_folder, keep_within
 from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sampling.schedule import NoiseSchedule
 
+MAX_COMPILED_BYTES = 4 << 30  # of programs that are kept for the next start
 SAFETY_CHECKERS = ("StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker")
 
 
@@ -307,7 +308,9 @@ def _tokenizer(file: SingleFile, part: str) -> Tokenizer:
 def keep_compiled() -> None:
     """Lets JAX keep what it compiles in the user's cache folder, unless it was told where."""
     if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+        folder = cache_folder() / "compiled"
+        keep_within(folder, MAX_COMPILED_BYTES)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _write_json(file: Path, content: Mapping[str, Any], *, in_order: bool = False) -> None:

@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -60,6 +59,7 @@ from sd_tpu.serving.client import (
     open_models,
     told_by_whose,
 )
+from sd_tpu.serving.encoders import Encoders
 from sd_tpu.serving.job import Cancelled, Event, Interrupted, Job, tile_places
 from sd_tpu.serving.latency import LatencyModel
 from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
@@ -76,7 +76,7 @@ SLOTS = 8
 # less a picture than ones on v3 and v5e, a third less on v4 and v6e and a tenth less on v2, and on
 # v5e 5% less than eights (RESULTS.md).
 ACCELERATOR_GROUP = 4
-MAX_ENCODERS = 16  # of start pictures, compiled for so many models and sizes
+MAX_SIZES = 512  # of models that somebody has asked about and nobody draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Engine(EngineClient):
         """
         super().__init__(offer, adapters)
         self.mesh, self._group = mesh, group
-        self._encoders: dict[tuple, Future[ImageEncoder]] = {}
-        self._finding = threading.Lock()  # of encoders; held for no compilation
+        self._encoders = Encoders()
+        self._over: list[int] = []  # jobs whose encoders may still be used by a plan
         self._brought = 0  # parameters, which may be others each time
         self.worker = Worker(mesh, self._read, self._build, self._prepare)
         params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
@@ -185,16 +185,20 @@ class Engine(EngineClient):
                     self._drawn(request, place, tiling, canvas, followed[place]), strict=True)]
         with self._change:
             self._check_room(tickets)  # before anything is compiled for them
-        for ticket in tickets:
-            self._encoders_of(ticket.batch, {*(ticket.entry.pictures or ())})
-        with self._change:
-            self._check_room(tickets)
-            self.scheduler.submit(tickets, time.monotonic(),
-                                  steps=max(_steps(request.pictures[place]) for place in canvases))
-            job = self._jobs[number] = Job(request, number, client, self._cancel, canvases,
-                                           address, tilings)
-            self._tell()
-            self._change.notify_all()
+        try:
+            for ticket in tickets:
+                self._encoders_of(ticket.batch, {*(ticket.entry.pictures or ())}, number)
+            with self._change:
+                self._check_room(tickets)
+                steps = max(_steps(request.pictures[place]) for place in canvases)
+                self.scheduler.submit(tickets, time.monotonic(), steps=steps)
+                job = self._jobs[number] = Job(request, number, client, self._cancel, canvases,
+                                               address, tilings)
+                self._tell()
+                self._change.notify_all()
+        except BaseException:
+            self._encoders.release(number)
+            raise
         return job
 
     def _check_count(self, drawn: int) -> None:
@@ -352,11 +356,11 @@ class Engine(EngineClient):
             if tiling:
                 picture = dataclasses.replace(picture, height=tiling.size[0], width=tiling.size[1])
             entry = self._entry(self.offer.open(picture.model).checkpoint, picture)
-            latency = self.latency.of(self._batch(picture, entry))
+            latency = self.latency.known(self._batch(picture, entry))
         except ValueError:
             return None
         pictures = len(tiling) if tiling else 1
-        return pictures * latency.of_picture(entry.kinds) if latency.known else None
+        return latency and pictures * latency.of_picture(entry.kinds)
 
     def drain(self, seconds: float) -> bool:
         """As `EngineClient.drain`."""
@@ -409,6 +413,8 @@ class Engine(EngineClient):
                 self.scheduler.cancel(job.number, time.monotonic())
         plan = self.scheduler.schedule(time.monotonic())
         self._tell()
+        while self._over:
+            self._encoders.release(self._over.pop())
         return plan
 
     def _note_compiled(self, report: Report) -> None:
@@ -476,7 +482,17 @@ class Engine(EngineClient):
                           memory=self._memory_of(model, picture, slots))
             self._kinds[batch] = _Kind(architecture, model, tuple(extras))
             self._batches[key] = batch
+            if len(self._batches) > MAX_SIZES:
+                self._forget_sizes()
         return self._batches[key]
+
+    def _forget_sizes(self) -> None:
+        """Forgets half of the batches that were asked about, but for those that are in use."""
+        with self._change:
+            used = {self.batch, *self.scheduler.batches}
+            for key, batch in [*self._batches.items()][:MAX_SIZES // 2]:
+                if batch not in used:
+                    del self._batches[key], self._kinds[batch]
 
     def _memory_of(self, model: Model, picture: Picture, slots: int) -> int:
         """Bytes on a device of a batch's slots, of which there are two while they change."""
@@ -512,52 +528,32 @@ class Engine(EngineClient):
             entries = encoder.encode(params, entries, programs.device, whose)
         return entries
 
-    def _encoders_of(self, batch: Batch, names: Set[str]
+    def _encoders_of(self, batch: Batch, names: Set[str], job: int | None = None
                      ) -> list[tuple[ImageEncoder, Callable[[Weights], Hashable]]]:
         """What encodes pictures of these names for a batch, and what of weights tells those that do
-        it alike."""
+        it alike. A `job` keeps them until it is over, so that they are compiled by no plan."""
         kind, found = self._kinds[batch], []
         if names & {KNOWN, MASKED}:
             checkpoint, _ = self.offer.sample(kind.architecture)
             found.append((self._encoder(
-                kind.architecture, checkpoint.model.encode, checkpoint.parameters.shapes,
+                job, kind.architecture, checkpoint.model.encode, checkpoint.parameters.shapes,
                 height=batch.height, width=batch.width, network_dtype=checkpoint.model.dtype),
                 lambda weights: weights.root))
         if SEEN in names:
             seeing = next(extra for extra in kind.extras if extra.part == REFERENCE)
             side = seeing.config.image_encoder.image_size
             found.append((self._encoder(
-                self.offer.kind(seeing), seeing.tokens, {REFERENCE: seeing.shapes}, height=side,
-                width=side, network_dtype=seeing.dtype, dtype=np.uint8, names=(SEEN,)),
+                job, self.offer.kind(seeing), seeing.tokens, {REFERENCE: seeing.shapes},
+                height=side, width=side, network_dtype=seeing.dtype, dtype=np.uint8,
+                names=(SEEN,)),
                 lambda weights: weights.extra))
         return found
 
-    def _encoder(self, kind: str, encode: Callable, params: Params, *, height: int, width: int,
-                 **options: Any) -> ImageEncoder:
-        """An encoder for networks of a kind and pictures of a size. Whoever asks first compiles it,
-        and only who asks for the same one waits; a failure is a RequestError to all of them."""
-        key = kind, height, width
-        with self._finding:
-            found = self._encoders.pop(key, None)
-            encoder = self._encoders[key] = found or Future()  # the last is that used last
-            if len(self._encoders) > MAX_ENCODERS:
-                del self._encoders[next(iter(self._encoders))]
-        if found is None:
-            self._compile_encoder(key, encoder, lambda: ImageEncoder(
-                encode, self.mesh, params, height=height, width=width, stacked=True, **options))
-        return encoder.result()
-
-    def _compile_encoder(self, key: tuple, encoder: Future[ImageEncoder],
-                         make: Callable[[], ImageEncoder]) -> None:
-        try:
-            encoder.set_result(make())
-        except Exception as error:
-            log.exception("compiling an encoder failed")
-            with self._finding:
-                if self._encoders.get(key) is encoder:
-                    del self._encoders[key]  # it is tried again when it is next asked for
-            encoder.set_exception(RequestError("Compiling failed: {reason}",
-                                               reason=reason_of(error)))
+    def _encoder(self, job: int | None, kind: str, encode: Callable, params: Params, *, height: int,
+                 width: int, **options: Any) -> ImageEncoder:
+        """The encoder for networks of a kind and pictures of a size."""
+        return self._encoders.get((kind, height, width), lambda: ImageEncoder(
+            encode, self.mesh, params, height=height, width=width, stacked=True, **options), job)
 
     def _cancel(self, number: int, place: int | None) -> None:
         """Gives up a job or a picture of it, for `Job.cancel`."""
@@ -581,6 +577,7 @@ class Engine(EngineClient):
             self.tally.ended[type(job.end).__name__.lower()] += 1
             journal.note(job)
             del self._jobs[number]
+            self._over.append(number)
             self._change.notify_all()  # whoever waits for all of them
 
 

@@ -93,6 +93,11 @@ class LatencyModel:
         """What is known of a batch."""
         return self._batches.setdefault(batch, BatchLatency(batch.group, batch.guided))
 
+    def known(self, batch: Batch) -> BatchLatency | None:
+        """What was measured of a batch, if it was compiled."""
+        found = self._batches.get(batch)
+        return found if found and found.known else None
+
     def compiled(self, batch: Batch, result: Compiled) -> None:
         """Takes down what compiling a batch took, and what it takes since."""
         self.of(batch).measured(result)

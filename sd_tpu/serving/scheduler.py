@@ -43,6 +43,7 @@ from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
 
 PREVIEW_ROW = 2  # the first after which a picture is worth looking at
 ADDRESS_SLOTS = 3  # that an address may have for each that is left free, of a batch
+MAX_BATCHES = 32  # compiled at a time: programs take memory of the host, which nobody counts
 SWITCH_SECONDS = 5.0  # that a device keeps to its weights while others wait for room there
 
 _QueueKey = tuple[Account, Batch, Weights]
@@ -270,6 +271,11 @@ class Scheduler:
         return sum(map(len, self._waiting.values()))
 
     @property
+    def batches(self) -> set[Batch]:
+        """Those that are compiled or that a picture needs."""
+        return {*self._benches, *(batch for _, batch, _ in self._waiting)}
+
+    @property
     def rows(self) -> int:
         """How many rows are left of all pictures that are wanted."""
         return sum(picture.left for picture in self._unfinished())
@@ -385,7 +391,8 @@ class Scheduler:
         if bench is None:
             if any(not other.ready for other in self._benches.values()):
                 return False  # they are compiled one after the other: turns are taken until then
-            if self._make_room(self._devices, picture, ticket.batch, moves, now):
+            if self._has_room_for_batch(picture, moves) and self._make_room(
+                    self._devices, picture, ticket.batch, moves, now):
                 moves.compile.append(self._open(ticket.batch, now).batch)
             return False
         if not bench.ready or not bench.has_room_for(ticket.account):
@@ -459,17 +466,31 @@ class Scheduler:
     def _room(self, device: int, picture: _Picture, item: Item) -> list[Item] | None:
         """What can go from a device so that the item fits there."""
         placed = self._placed()
-        comes_first = self._reserved.get(device) is picture
 
         def needed(device: int, other: Item) -> bool:
             if isinstance(other, Batch):
-                bench = self._benches[other]
-                return bool(not bench.ready or bench.pictures() or other == picture.ticket.batch
-                            or not (bench.served or comes_first))
+                return self._needs_batch(other, device, picture)
             return (device, other) in self._coming or any(
                 (p.device, p.ticket.weights) == (device, other) for p in placed)
 
         return self._memory.room_for(device, item, needed)
+
+    def _needs_batch(self, batch: Batch, device: int, picture: _Picture) -> bool:
+        """Whether a batch has to stay when a picture needs room."""
+        bench, comes_first = self._benches[batch], self._reserved.get(device) is picture
+        return bool(not bench.ready or bench.pictures() or batch == picture.ticket.batch
+                    or not (bench.served or comes_first))
+
+    def _has_room_for_batch(self, picture: _Picture, moves: _Moves) -> bool:
+        """Whether another batch may be compiled; of MAX_BATCHES the one goes that was used least
+        recently."""
+        if len(self._benches) < MAX_BATCHES:
+            return True
+        idle = [item for item in self._memory.on(0) if isinstance(item, Batch)
+                and not self._needs_batch(item, 0, picture)]
+        if idle:
+            self._let_go(0, idle[0], moves)
+        return bool(idle)
 
     def _make_room(self, devices: Iterable[int], picture: _Picture, item: Item, moves: _Moves,
                    now: float) -> bool:
