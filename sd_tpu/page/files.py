@@ -59,6 +59,8 @@ class Uploads:
             answer = PlainTextResponse(
                 f"At most {UPLOAD_BYTES >> 20} MiB of files are taken from a network in "
                 f"{UPLOAD_SECONDS // 60:g} minutes; please try again later.\n", 429)
+            while (await receive()).get("more_body"):
+                pass  # or browsers would hear of a broken connection alone
             return await answer(scope, receive, send)
         self._lately.append((time.monotonic(), network, length))
         self._spent[network] += length
