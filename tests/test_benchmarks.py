@@ -17,6 +17,7 @@ from diffusers import StableDiffusionPipeline
 from tiny import flags_of_devices
 
 from benchmarks import (
+    abuse,
     accelerations,
     capacity,
     choose,
@@ -372,6 +373,14 @@ def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_a
 def test_the_cycles_of_a_program_that_was_not_compiled_are_no_figure():
     with pytest.raises(ValueError, match="no cycles of advance of sd3"):
         capacity.Cost.of("sd3", "")
+
+
+def test_an_attack_of_each_kind_is_measured_beside_a_visitor(tmp_path):
+    rows, = tables(abuse, tmp_path, "--names=2", "--enlargements=3", "--connections=2",
+                   "--uploads=1").values()
+    assert [row["came of it"] for row in rows] == [
+        "2 runs", "3 asked for", "0 are open after 12 s", "1 taken"]
+    assert all(float(row["beside it, s"]) > 0 and float(row["times"]) > 0 for row in rows)
 
 
 def test_a_crowd_is_counted_by_what_came_of_its_requests_and_drawn_over_time(tmp_path):
