@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import json
+import os
 import struct
 import time
+import warnings
 import zipfile
 import zlib
 from io import BytesIO
@@ -15,7 +17,7 @@ import pytest
 from asking import make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import ExifTags, Image, ImageFont, PngImagePlugin
+from PIL import ExifTags, Image, ImageFont, PngImagePlugin, TiffImagePlugin
 
 from sd_tpu.pictures import images
 from sd_tpu.pictures.images import (
@@ -463,14 +465,95 @@ def test_latin_letters_that_look_like_utf8_come_back(prompt):
     assert read_png(to_png(PIXELS, request)) == request
 
 
-def test_more_exif_than_a_jpeg_holds_is_left_alone(monkeypatch):
-    monkeypatch.setattr(images, "MAX_EXIF_BYTES", 100)
-    assert not read_text(with_exif("WEBP", b"ASCII\0\0\0" + FOREIGN.encode()))
+def test_exif_is_read_with_a_workflow_in_it_up_to_a_bound(monkeypatch):
+    data = with_exif("WEBP", b"ASCII\0\0\0" + FOREIGN.encode(), Make=b"w" * 1_000_000)
+    assert read_text(data) == FOREIGN
+    monkeypatch.setattr(images, "MAX_EXIF_BYTES", 1_000_000)
+    assert not read_text(data)
 
 
-NO_PNG = ("The file is not a PNG picture, nor a JPEG, WebP, AVIF or GIF; no other kind carries "
-          "settings here.")
-NO_TEXT = "The picture carries no settings: there are none in its EXIF data or its comment."
+def overlapping(entries: int) -> bytes:
+    """EXIF whose every entry is nearly all of it."""
+    size = 12 * entries
+    return b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", entries) + b"".join(
+        struct.pack("<HHII", 0x9000 + i, 2, size - 8, 8) for i in range(entries)) + b"\0" * 4
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "JPEG", "TIFF"])
+def test_exif_that_names_its_bytes_again_and_again_is_not_read_again_and_again(kind, monkeypatch):
+    exif, read, file = overlapping(3000), [], BytesIO()  # 100 MB if each were read
+    if kind == "TIFF":
+        data = exif[6:]
+    else:
+        Image.fromarray(PIXELS).save(file, kind, exif=exif)
+        data = file.getvalue()
+    monkeypatch.setattr(TiffImagePlugin.ImageFileDirectory_v2, "load", (
+        lambda load: lambda self, fp: (load(self, fp), read.extend(map(len, self._tagdata.values()))
+                                       ))(TiffImagePlugin.ImageFileDirectory_v2.load))
+    with contextlib.suppress(RequestError), warnings.catch_warnings(action="ignore"):
+        read_text(data)
+    assert sum(read) < 5_000_000 or kind == "JPEG"  # whose EXIF has 64 KiB at most
+
+
+def test_a_jpeg_has_one_piece_of_exif():
+    data = with_exif("JPEG", b"ASCII\0\0\0" + FOREIGN.encode())
+    more = b"\xff\xe1\xff\xffExif\0\0" + b"x" * (0xffff - 8)
+    with images.open_picture(data[:2] + more * 9 + data[2:]) as image:
+        assert len(image.info["exif"]) < 1 << 16
+
+
+CHINESE = FOREIGN.replace("a café, 猫 🐱", "一个人，一　" * 60)
+
+
+@pytest.mark.parametrize("comment", [
+    *(code + CHINESE.encode(encoding) for code in (b"UNICODE\0", b"\0" * 8, b"", b"ASCII\0\0\0")
+      for encoding in ("utf-16-be", "utf-16-le", "utf-8")),
+    b"ASCII\0\0\0" + LATIN.encode("latin-1"), LATIN.encode("latin-1")])
+def test_the_encoding_is_that_in_which_there_is_a_line_of_settings(comment):
+    assert read_text(with_exif("WEBP", comment)) in (CHINESE, LATIN)
+
+
+@pytest.mark.parametrize("comment", [
+    *(b"UNICODE\0" + text.encode(encoding) for text in ("一个人，一　" * 60, "伀丽")
+      for encoding in ("utf-16-be", "utf-16-le")), b"\0" * 8 + "一个人一".encode("utf-16-le"),
+    b"ASCII\0\0\0caf\xe9", "Steps: 2, Seed: 3, 猫".encode("cp932")])
+def test_what_is_in_an_unknown_encoding_is_not_told(comment):
+    assert read_text(with_exif("WEBP", comment)) == ""
+
+
+HEX = with_exif("JPEG", b"UNICODE\0" + FOREIGN.encode("utf-16-be"))
+HEX = HEX[HEX.index(b"Exif"):HEX.index(b"\xff\xdb")]
+
+
+@pytest.mark.parametrize("text", [
+    chunk(b"tEXt", b"Parameters\0" + LATIN.encode()),
+    chunk(b"tEXt", b"Comment\0" + LATIN.encode()),
+    chunk(b"tEXt", b"Description\0" + LATIN.encode("latin-1")),
+    chunk(b"iTXt", b"UserComment\0\0\0\0\0" + FOREIGN.encode()),
+    chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(
+        b"\nexif\n%8d\n" % len(HEX) + HEX.hex().encode() + b"\n")),
+    chunk(b"zTXt", b"Raw profile type APP1\0\0" + zlib.compress(
+        b"\ngeneric profile\n%8d\n" % len(HEX) + HEX.hex().encode() + b"\n")),
+])
+def test_settings_of_a_png_are_found_under_the_names_that_programs_give_them(text):
+    assert read_text(png_with(text)) in (LATIN, FOREIGN)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "ICO", "JPEG2000", "PPM", "TGA", "BMP"])
+def test_a_picture_of_any_kind_carries_a_text_or_none(kind):
+    file = BytesIO()
+    Image.fromarray(PIXELS).save(file, kind)
+    assert read_text(file.getvalue()).partition(" version")[0] in ("", "Created by OpenJPEG")
+
+
+def test_a_pipe_is_no_picture(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(RequestError, match="not a regular file"):
+        read_png(tmp_path / "a.png")
+
+
+NO_PNG = "The file is not a picture, or is damaged."
+NO_TEXT = "The picture carries no settings: there are none in its texts or its EXIF data."
 BOMB = chunk(b"zTXt", b"parameters\0\0" + zlib.compress(b"a" * (1 << 22)))
 BAD_FILES = {
     "empty": (b"", NO_PNG),
@@ -484,7 +567,7 @@ BAD_FILES = {
                   "The file is not a whole PNG picture."),
     "pieces": (png_with(chunk(b"tEXt", b"a\0") * MAX_CHUNKS), "The PNG is in more than 65536 pie"),
     "compressed bomb": (png_with(BOMB), "The file is not a whole PNG picture."),
-    "plain": (png_with(), "The picture carries no settings: its PNG has no 'parameters' text."),
+    "plain": (png_with(), NO_TEXT),
     "foreign text": (png_with(chunk(b"tEXt", b"parameters\0a cat")), "The text holds no picture s"),
     "pixels": (png_with(width=60_000, height=60_000), "The picture has far too many pixels."),
 }

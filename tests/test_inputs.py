@@ -177,9 +177,35 @@ def test_what_surrounds_an_extended_picture_is_drawn_and_the_picture_is_kept():
 def test_what_is_painted_on_a_clear_mask_is_drawn_anew_in_whatever_colour(mode, colour):
     mask = Image.new("RGBA", (40, 24))
     mask.paste(colour, (20, 0, 40, 24))
-    mask.putpixel((0, 0), (255, 255, 255, 128))  # half painted is not
     made = canvas(WHOLE, mask.convert(mode), mask_blur=0)
     assert np.all(made.mask[:, :20] == 0) and np.all(made.mask[:, 20:] == 1)
+
+
+def test_a_mask_with_two_colours_and_soft_strokes_keep_what_they_say():
+    mask = Image.new("RGBA", (40, 24), "black")
+    mask.paste("white", (20, 0, 40, 24))
+    mask.putpixel((0, 0), (0, 0, 0, 254))
+    assert np.asarray(Input(file_of(mask)).as_mask())[:, [0, 19, 20]].tolist() == [[0, 0, 255]] * 24
+    mask.putpixel((0, 0), (0, 0, 0, 0))
+    assert np.asarray(Input(file_of(mask)).as_mask())[:, [0, 19, 20]].tolist() == [[0, 0, 255]] * 24
+    for colour in ("white", "black"):
+        soft = Image.new("RGBA", (40, 24), colour)
+        soft.putalpha(Image.linear_gradient("L").resize((40, 24)))
+        assert np.array_equal(Input(file_of(soft)).as_mask(), soft.getchannel("A"))
+
+
+def test_a_mask_of_a1111_is_what_is_more_than_half_opaque():
+    mask = Image.new("RGBA", (4, 1), "red")
+    mask.putalpha(Image.fromarray(np.array([[0, 128, 129, 255]], np.uint8)))
+    assert np.asarray(Input(file_of(mask)).as_a1111_mask()).tolist() == [[0, 0, 255, 255]]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_a_picture_with_much_exif_lies_as_that_says(kind):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010f] = 6, "w" * 1_000_000
+    photo = Input(file_of(Image.fromarray(PHOTO), kind, exif=exif))
+    assert photo.size == PHOTO.shape[:2] == photo.on_white().size
 
 
 def test_what_is_black_in_a_mask_comes_back_as_it_was_given_and_what_is_new_fades_in_beside_it():

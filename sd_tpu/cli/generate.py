@@ -13,6 +13,7 @@ from sd_tpu.cli.drawing import FLAGGED, Line, add_setting_flags, early_defaults,
 from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.pictures.images import MAX_FILE_BYTES, framed, make_grid
 from sd_tpu.pictures.inputs import Input
+from sd_tpu.reading import read_bytes
 from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger, rounded
 from sd_tpu.serving.job import ImageReady, Job
 from sd_tpu.settings import (
@@ -157,8 +158,7 @@ def _take_inputs(settings: dict[str, Any]) -> list[Input]:
     inputs = []
     for name, path in settings.items():
         if name in OVERRIDABLE and isinstance(OVERRIDABLE[name].kind, Upload) and path:
-            with Path(path).open("rb") as file:
-                inputs.append(Input(file.read(MAX_FILE_BYTES + 1), file.name))
+            inputs.append(Input(read_bytes(Path(path), MAX_FILE_BYTES), str(path)))
             settings[name] = inputs[-1].name
     return inputs
 

@@ -55,7 +55,7 @@ class Start:
         if not given.get("mask"):
             return cls(tuple({"init_image": start.name, "fit": fit} for start in starts),
                        tuple(starts))
-        mask = Input(file_of(given["mask"]), "The mask").as_mask()
+        mask = Input(file_of(given["mask"]), "The mask").as_a1111_mask()
         if numbers["inpainting_mask_invert"]:
             mask = mask.point(lambda shade: 255 - shade)
         prepared = [_prepare(start, np.asarray(mask), numbers, picture) for start in starts]

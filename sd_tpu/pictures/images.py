@@ -28,6 +28,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageDraw, ImageFilter, ImageFont
 from PIL.PngImagePlugin import PngInfo, iTXt
 
+from sd_tpu.reading import check_regular
 from sd_tpu.request import Anything, Request
 from sd_tpu.sampling.samplers import SAMPLERS, steps_taken
 from sd_tpu.settings import OVERRIDABLE, SETTINGS, SIDES, Picture, RequestError
@@ -37,9 +38,13 @@ KEY = "parameters"
 SIGNATURE = b"\x89PNG\r\n\x1a\n"  # of every PNG file
 MAX_FILE_BYTES = 1 << 26
 MAX_CHUNKS = 1 << 16  # of a PNG; of the largest file, in pieces of 1 KiB each
-MAX_EXIF_BYTES = 1 << 16  # as many as a JPEG has room for; Pillow may take thousands of times more
-_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP")  # of files whose texts are read
-_TEXT_CHUNKS = {**dict.fromkeys((b"tEXt", b"zTXt", b"iTXt"), b"parameters\0"), b"eXIf": b""}
+MAX_EXIF_BYTES = 1 << 21  # there are workflows in it
+_EXIF = b"Exif\0\0"  # before it
+# The keywords of texts in which programs write settings, in small letters, and of those that hold
+# EXIF in hexadecimal digits, as ImageMagick and ExifTool write it.
+_KEYWORDS = (KEY, "usercomment", "comment", "description")
+_HEX_EXIF = ("raw profile type exif", "raw profile type app1")
+_TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 MAX_TEXT_LENGTH = 1 << 20  # eight prompts and negatives of the longest kind, escaped, fit
 BLANK = 255
 INK = 32  # of labels, on the blank
@@ -81,6 +86,7 @@ _NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
 HASH = re.compile(r"\s*\[[0-9a-f]{8,64}\]$")  # behind the name of what is in a file
 _STEPS = re.compile("^Steps:", re.MULTILINE)  # of the line of settings
 _COMMENT = re.compile(rb"(UNICODE\0|ASCII\0{3}|JIS\0{5}|\0{8})?(.*)", re.DOTALL | re.IGNORECASE)
+_C1 = re.compile(r"[\x80-\x9f]")  # controls that no Latin text holds
 _FIELD = re.compile(r'(?:^|,)\s*(\w[\w /-]*):\s*("(?:[^\\"]++|\\.)*+"|[^,]*+)\s*(?=,|$)')
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # which PNG's text chunks should not hold
 
@@ -241,13 +247,10 @@ def carries_settings(file: bytes | str | PathLike | BinaryIO) -> bool:
 def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
     """The text that a picture's file carries, as `read_text`; raises RequestError also where there
     is none."""
-    data = file if isinstance(file, bytes) else _read(file)
-    if text := read_text(data):
+    if text := read_text(file):
         return text
-    if data.startswith(SIGNATURE):
-        raise RequestError("The picture carries no settings: its PNG has no 'parameters' text.")
-    raise RequestError("The picture carries no settings: there are none in its EXIF data or its "
-                       "comment.")
+    raise RequestError("The picture carries no settings: there are none in its texts or its EXIF "
+                       "data.")
 
 
 def read_text(file: bytes | str | PathLike | BinaryIO) -> str:
@@ -262,18 +265,56 @@ def read_text(file: bytes | str | PathLike | BinaryIO) -> str:
     if png := data.startswith(SIGNATURE):
         data = _texts_before_pixels(data)
     try:
-        with Image.open(BytesIO(data), formats=_FORMATS) as image:
+        with open_picture(data) as image:
             texts = [*filter(None, map(_decoded, _texts(image.info)))]
             if png:
                 image.verify()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise RequestError("The picture has far too many pixels.") from None
-    except (OSError, SyntaxError, ValueError, struct.error):
+    except Exception:  # Pillow raises whatever a damaged file leads it into
         if png:
             raise RequestError("The file is not a whole PNG picture.") from None
-        raise RequestError("The file is not a PNG picture, nor a JPEG, WebP, AVIF or GIF; no other "
-                           "kind carries settings here.") from None
+        raise RequestError("The file is not a picture, or is damaged.") from None
     return next(filter(_STEPS.search, texts), next(iter(texts), ""))
+
+
+class _ReadOnce(BytesIO):
+    """A file whose reading fails where its parts are read again and again: a directory of TIFF or
+    EXIF may name each of its bytes thousands of times."""
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self._left = 4 * len(data) + (1 << 20)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """As that of any file; raises OSError once too much has been read."""
+        data = super().read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise OSError("The file refers to the same bytes again and again.")
+        return data
+
+
+def open_picture(data: bytes, formats: Sequence[str] | None = None) -> Image.Image:
+    """The picture of a file, not yet decoded, of one of these formats or of any; raises whatever
+    Pillow does."""
+    if data.startswith(b"\xff\xd8"):  # a JPEG, all of whose EXIF Pillow joins and reads at once
+        first, mark, rest = data.partition(_EXIF)
+        data = first + mark + rest.replace(_EXIF, b"Exif\0\1")
+    return Image.open(_ReadOnce(data), formats=formats)
+
+
+def read_exif(data: bytes) -> tuple[Image.Exif, Image.Exif]:
+    """The tags of a picture and those of EXIF's own directory, each of which is decoded when it is
+    asked for; as far as they are not damaged, and none of more than MAX_EXIF_BYTES."""
+    outer, inner = Image.Exif(), Image.Exif()
+    if len(data) <= MAX_EXIF_BYTES:
+        with contextlib.suppress(Exception):  # Pillow raises whatever a damaged file leads it into
+            file = _ReadOnce(data.removeprefix(_EXIF))
+            outer.load_from_fp(file)
+            inner.endian = outer.endian
+            inner.load_from_fp(file, outer[ExifTags.IFD.Exif])
+    return outer, inner
 
 
 def _texts_before_pixels(data: bytes) -> bytes:
@@ -288,8 +329,10 @@ def _texts_before_pixels(data: bytes) -> bytes:
             break
         length, kind = struct.unpack_from(">I4s", data, start)
         end = start + length + 12  # with its length, kind and checksum
-        text = kind in _TEXT_CHUNKS and data.startswith(_TEXT_CHUNKS[kind], start + 8)
-        chunks.get(b"text" if text else kind, []).append(data[start:end])
+        if kind in _TEXT_CHUNKS:
+            keyword = data[start + 8:start + 88].partition(b"\0")[0].decode("latin-1").lower()
+            kind = b"text" if keyword in (*_KEYWORDS, *_HEX_EXIF) else kind
+        chunks.get(b"text" if kind == b"eXIf" else kind, []).append(data[start:end])
         start = end
     else:
         raise RequestError("The PNG is in more than {limit} pieces.", limit=MAX_CHUNKS)
@@ -301,45 +344,73 @@ def _texts_before_pixels(data: bytes) -> bytes:
 def _texts(info: Mapping[str, Any]) -> Iterator[str | bytes]:
     """What stands where programs write settings, in Pillow's `info` of a file: first where most
     do."""
-    exif, tags, comment = Image.Exif(), {}, b""
-    if len(data := info.get("exif", b"")) <= MAX_EXIF_BYTES:
-        with contextlib.suppress(Exception):  # Pillow raises whatever a damaged file leads it into
-            exif.load(data)
-            tags = dict(exif)
-            comment = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.UserComment)
-    named = (tags.get(ExifTags.Base.UserComment), tags.get(ExifTags.Base.ImageDescription))
-    yield info.get(KEY, b"")
-    for text in (comment, info.get("comment"), *named):
-        if isinstance(text, str | bytes):  # what Pillow takes for Latin-1 may be anything
-            yield text.encode("latin-1", "replace") if isinstance(text, str) else text
-    if isinstance(text := tags.get(ExifTags.Base.XPComment), bytes):
+    named = {name.lower(): value for name, value in info.items() if isinstance(name, str)}
+    exif = named.get("exif", b"") or next(filter(None, map(_from_hex, map(named.get, _HEX_EXIF))),
+                                          b"")
+    outer, inner = read_exif(exif)
+    yield named.get(KEY, b"")
+    for text in (_tag(inner, "UserComment"), *map(named.get, _KEYWORDS[1:]),
+                 _tag(outer, "UserComment"), _tag(outer, "ImageDescription")):
+        if isinstance(text, str) and not isinstance(text, iTXt):
+            text = text.encode("latin-1", "replace")  # for which Pillow takes whatever it is
+        if isinstance(text, str | bytes):
+            yield text
+    if isinstance(text := _tag(outer, "XPComment"), bytes):
         yield codecs.BOM_UTF16_LE + text
 
 
-def _decoded(text: str | bytes) -> str:
-    """The text that Pillow found; empty if it is in letters that cannot be told.
+def _tag(exif: Image.Exif, name: str) -> Any:
+    """The value of a tag; None where there is none, or it is damaged."""
+    with contextlib.suppress(Exception):
+        return exif.get(ExifTags.Base[name])
 
-    A PNG's tEXt should be Latin-1, which Pillow takes it for, and is often UTF-8. EXIF's
-    UserComment says in 8 bytes what it is in, without the order of UTF-16's bytes.
+
+def _from_hex(profile: str | None) -> bytes:
+    """The bytes of a profile in hexadecimal digits, behind its name and length; none of others."""
+    with contextlib.suppress(ValueError):
+        return bytes.fromhex("".join((profile or "").split("\n")[3:]))
+    return b""
+
+
+def _decoded(text: str | bytes) -> str:
+    """The text that Pillow found; empty if it is in an unknown encoding.
+
+    A PNG's tEXt should be Latin-1, for which Pillow takes it, and is often UTF-8. EXIF's
+    UserComment says in 8 bytes what it is in, without the order of UTF-16's bytes, and not always
+    truly: the encoding in which there is a line of settings is the right one.
     """
     if isinstance(text, iTXt):
         return str(text)
-    code, body = _COMMENT.fullmatch(text.encode("latin-1") if isinstance(text, str) else text
-                                    ).groups()
-    zeros = body.rstrip(b"\0").count(0)
-    if body.startswith((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE)):
-        encodings = ["utf-16"]
-    elif zeros > (0 if code == b"UNICODE\0" else len(body) // 8):
-        encodings = ["utf-16-be" if body[::2].count(0) > body[1::2].count(0) else "utf-16-le"]
-    else:
-        encodings = ["iso2022_jp"] * (code == b"JIS\0\0\0\0\0") + ["utf-8-sig"]
-        encodings += ["latin-1"] * isinstance(text, str)
-    for encoding in encodings:
-        # Half of a last character of UTF-16 is none.
-        how = "ignore" if encoding.startswith("utf-16") else "strict"
-        with contextlib.suppress(UnicodeDecodeError):
-            return body.decode(encoding, how).replace("\0", "")
-    return ""
+    whole = text.encode("latin-1") if isinstance(text, str) else text
+    if len(whole) > 4 * MAX_TEXT_LENGTH:
+        return ""
+    code, body = _COMMENT.fullmatch(whole).groups()
+    code = (code or b"")[:3].upper()
+    certain = ["utf-16"] * body.startswith((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE))
+    certain += ["iso2022_jp"] * (code == b"JIS") + ["utf-8-sig"] * (code != b"UNI")
+    encodings = dict.fromkeys([*certain, "utf-8-sig", "utf-16-be", "utf-16-le", "latin-1"])
+    certain += ["latin-1"] * isinstance(text, str)
+    texts = {encoding: _in_encoding(body, encoding) for encoding in encodings}
+    found = next(filter(_STEPS.search, texts.values()), None)
+    if found is None:
+        found = next((found for encoding, found in texts.items() if found and "\0" not in found
+                      and (encoding in certain or _is_english(found, encoding))), "")
+    return found.replace("\0", "")
+
+
+def _in_encoding(body: bytes, encoding: str) -> str:
+    """The bytes as text; empty if they are in another encoding."""
+    how = "ignore" if encoding.startswith("utf-16") else "strict"  # it may end in half a letter
+    try:
+        text = body.decode(encoding, how).rstrip("\0")
+    except UnicodeDecodeError:
+        return ""
+    return "" if encoding == "latin-1" and _C1.search(text) else text
+
+
+def _is_english(text: str, encoding: str) -> bool:
+    """Whether a text in UTF-16 is mostly ASCII, which it is in the right order of bytes alone."""
+    return encoding.startswith("utf-16") and 2 * len(text.encode("ascii", "ignore")) > len(text)
 
 
 def _read(file: str | PathLike | BinaryIO) -> bytes:
@@ -348,6 +419,7 @@ def _read(file: str | PathLike | BinaryIO) -> bytes:
         if hasattr(file, "read"):
             data = file.read(MAX_FILE_BYTES + 1)
         else:
+            check_regular(Path(file))
             with Path(file).open("rb") as opened:
                 data = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:

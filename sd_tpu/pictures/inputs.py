@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from sd_tpu.pictures.detectors import detected
-from sd_tpu.pictures.images import MAX_EXIF_BYTES, MAX_FILE_BYTES, SIGNATURE
+from sd_tpu.pictures.images import MAX_FILE_BYTES, SIGNATURE, open_picture, read_exif
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import Picture, RequestError
 
@@ -30,7 +30,7 @@ ON_THEIR_SIDE = range(5, 9)  # its values of pictures that are stored so
 PNG_DEPTH = 24  # where a PNG file says how many bits its numbers have
 FILL_BLUR = 8  # pixels: deviation of what is blurred into the white of a mask
 LONGEST = 16  # times as long as wide: of longer reference pictures the ends are cut off first
-WHITE = (255, 255, 255, 255)
+WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)
 HALF = 128  # more opaque than that is painted
 
 
@@ -76,8 +76,17 @@ class Input:
         return _over(self._image, WHITE).convert("RGB")
 
     def as_mask(self) -> Image.Image:
-        """The picture in grey. Where some of it is transparent, what is painted is white instead,
-        in whatever colour it is painted, and the rest black, as in A1111."""
+        """The picture in grey, black where it is transparent. What is painted in one colour on
+        clear ground is white, whatever colour that is."""
+        image = self._image
+        alpha = image.getchannel("A")
+        if alpha.getextrema()[0] <= HALF and _is_of_one_colour(image):
+            return alpha
+        return _over(image, BLACK).convert("L")
+
+    def as_a1111_mask(self) -> Image.Image:
+        """The picture in grey; where some of it is transparent, what is opaque is white and the
+        rest black, as in A1111."""
         image = self._image
         alpha = image.getchannel("A")
         if alpha.getextrema() == (255, 255):
@@ -102,7 +111,8 @@ class Input:
             raise RequestError("{whose} is a drawing of lines (SVG); save it as PNG.",
                                whose=self._whose)
         try:
-            with Image.open(BytesIO(self._file), formats=FORMATS) as image:
+            with open_picture(self._file, FORMATS) as image:
+                _keep_orientation(image)
                 yield image
         except RequestError:  # what has been found by whoever looks at it
             raise
@@ -143,8 +153,24 @@ def _lies_on_its_side(image: Image.Image) -> bool:
 def _begins_with_exif(image: Image.Image) -> bool:
     """Whether EXIF is looked at. In a PNG that is not decoded yet, only what precedes the pixels:
     Pillow would decode it all to find more, and the size must be known before."""
-    exif = image.info.get("exif", b"")
-    return len(exif) <= MAX_EXIF_BYTES and (image.format != "PNG" or bool(exif))
+    return image.format != "PNG" or "exif" in image.info
+
+
+def _keep_orientation(image: Image.Image) -> None:
+    """Has Pillow read nothing else of EXIF, which would take it long."""
+    if exif := image.info.get("exif"):
+        outer, _ = read_exif(exif)
+        kept = Image.Exif()
+        kept.update({ORIENTATION: outer[ORIENTATION]} if ORIENTATION in outer else {})
+        image.info["exif"] = kept.tobytes()
+        image.getexif()  # which Pillow does once
+
+
+def _is_of_one_colour(image: Image.Image) -> bool:
+    """Whether all that is opaque in an RGBA picture is."""
+    pixels = np.asarray(image)
+    painted = pixels[pixels[..., 3] > HALF]
+    return bool((painted == painted[:1])[:, :3].all())
 
 
 def _over(image: Image.Image, shade: tuple[int, int, int, int]) -> Image.Image:
