@@ -546,5 +546,13 @@ def check_together(picture: Picture, of: Sentence | str = "") -> None:
 
 
 def drawn_seed(value: Any) -> Any:
-    """A new seed in place of RANDOM, else the value, good or not: the check says which."""
-    return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else value
+    """A new seed in place of RANDOM, else the value in 32 bits, good or not: the check says which.
+    """
+    return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else short_seed(
+        value)
+
+
+def short_seed(value: Any) -> Any:
+    """The lower half of a seed of 64 bits, which is what jax.random.PRNGKey takes of it; what is no
+    such number stays as it is."""
+    return value & MAX_SEED if type(value) is int and 0 <= value < 1 << 64 else value

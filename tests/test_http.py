@@ -99,9 +99,9 @@ def test_half_an_emoji_is_drawn_without_it_and_said_again(address):
 @pytest.mark.parametrize("name", ["enable_hr", "send_images", "include_init_images"])
 def test_what_is_neither_true_nor_false_is_refused(address, name):
     answer = httpx.post(f"{address}/sdapi/v1/img2img" if name.startswith("include") else
-                        f"{address}/sdapi/v1/txt2img", json={"prompt": "a", name: "false"})
+                        f"{address}/sdapi/v1/txt2img", json={"prompt": "a", name: "perhaps"})
     assert answer.status_code in (400, 422)
-    assert f"{name} should be true or false, not 'false'." in answer.text
+    assert f"{name} should be true or false, not 'perhaps'." in answer.text
 
 
 def test_webuiapi_draws_batches_whose_seeds_run_on_and_whose_files_say_how(a1111):
@@ -234,8 +234,22 @@ IDLE = dict(
         "png", "CLIP_stop_at_last_layers": None, "enable_emphasis": True})
 
 
-@pytest.mark.parametrize("asked", [IDLE, {"alwayson_scripts": {"ControlNet": {"args": None}}},
-                                   {"alwayson_scripts": {"controlnet": {}}}, {"seed": 3 + 2**33}])
+SCRIPTS = {"Seed": {"args": [-1, False, -1, 0, 0, 0]}, "Sampler": {"args": [20, "Euler", "Beta"]},
+           "reactor": {"args": [None, False, "0"]}, "other": {"args": ["False"]},
+           "controlnet": {"args": [{"enabled": "false", "colour": 1}]}}
+OPTIONS = {"img2img_background_color": "#ffffff", "ESRGAN_tile": 192, "fp8_storage": "Disable",
+           "hires_fix_refiner_pass": "second pass", "realesrgan_enabled_models": ["R-ESRGAN 4x+"],
+           "sd_vae_as_default": True, "sd_vae_decode_method": "Full", "uni_pc_order": 3,
+           "disable_all_extensions": "none", "ad_max_models": 4, "control_net_unit_count": 3,
+           "auto_vae_precision": True, "lora_preferred_name": "Alias from file"}
+OTHERS = {"distilled_cfg_scale": 3.5, "hr_distilled_cfg": 3.5, "hr_new": "x", "enable_hr": "off",
+          "vae_type": "Full", "request_id": "a1", "eta": 0.5, "s_noise": 0.9}
+
+
+@pytest.mark.parametrize("asked", [{"alwayson_scripts": SCRIPTS}, {"override_settings": OPTIONS},
+                                   {"alwayson_scripts": {"ControlNet": {"args": None}}}, OTHERS,
+                                   {"alwayson_scripts": {"controlnet": {}}}, {"seed": 3 + 2**33},
+                                   IDLE])
 def test_what_changes_nothing_is_taken_wherever_it_stands(address, page_engine, asked):
     answer = httpx.post(f"{address}/sdapi/v1/txt2img", timeout=PATIENCE, json={
         "prompt": "a fox", "seed": 3, "width": 32, "height": 32, "steps": 2, "cfg_scale": 7,
@@ -250,6 +264,8 @@ def test_what_changes_nothing_is_taken_wherever_it_stands(address, page_engine, 
     {"eta": 0, "sampler_name": "Euler a"}, {"s_noise": 0.9, "sampler_name": "LCM"},
     {"seed": 1 << 64}, {"script_name": "X/Y/Z plot", "script_args": [1]},
     {"override_settings": {"enable_emphasis": False}}, {"override_settings": {"sd_vae": "a.pt"}},
+    {"override_settings": {"eta_ancestral": 0}}, {"eta": 1, "sampler_name": "DDIM"},
+    {"eta": 0.5, "sampler_name": "Euler a"}, {"enable_hr": True, "hr_new": "x"},
     {"alwayson_scripts": {"Cutoff": {"args": [True]}, "Refiner": {"args": [False]}}},
 ])
 def test_what_would_change_something_is_not(address, asked):
@@ -259,7 +275,8 @@ def test_what_would_change_something_is_not(address, asked):
 
 @pytest.mark.parametrize(("called", "found"), [
     ("one", "one"), ("one.safetensors", "one"), ("one.safetensors [6ce0161689]", "one"),
-    ("one [6ce0161689]", "one"), ("in/two.safetensors [6ce0161689]", "in/two"), ("two", "in/two"),
+    ("one [6CE0161689]", "one"), ("one.SAFETENSORS", "one"),
+    ("in/two.safetensors [6ce0161689]", "in/two"), ("two", "in/two"),
     ("in\\two.ckpt", "in/two"), ("in_two", "in/two"), ("/home/me/in/two.safetensors", "in/two"),
     ("three", "three"), ("a/three [6ce0161689]", "a/three"), ("nothing", "nothing"),
     ("one [v2]", "one [v2]"),
@@ -270,22 +287,33 @@ def test_models_are_called_as_a1111_calls_them(called, found):
 
 @pytest.mark.parametrize("text", ["", "drawn by hand", "\nSteps: 2, Sampler: Euler, CFG scale: 7, "
                                   "Seed: 3, Size: 8x8", "a\nSteps: 2, Sampler: Restart, Size: 8x9"])
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF"])
 def test_png_info_tells_the_text_of_any_picture(address, kind, text):
     exif, file, info = Image.Exif(), BytesIO(), PngInfo()
     exif.get_ifd(0x8769)[0x9286] = b"UNICODE\0" + text.encode("utf-16-be")
     info.add_text("parameters", text)
     Image.new("RGB", (8, 8)).save(file, kind, **{
-        "PNG": {"pnginfo": info}, "BMP": {}}.get(kind, {"exif": exif}))
+        "PNG": {"pnginfo": info}, "JPEG": {"exif": exif}, "WEBP": {"exif": exif}}.get(kind, {}))
     answer = httpx.post(f"{address}/sdapi/v1/png-info", json={
         "image": base64.b64encode(file.getvalue()).decode()})
-    text = "" if kind == "BMP" else text
+    text = text if kind in ("PNG", "JPEG", "WEBP") else ""
     assert answer.status_code == 200 and answer.json()["info"] == text
     assert answer.json()["items"] == ({"parameters": text} if text else {})
     if "Restart" in text:
         assert answer.json()["parameters"] == {
             "Prompt": "a", "Negative prompt": "", "Steps": "2", "Sampler": "Restart",
             "Size": "8x9", "Size-1": "8", "Size-2": "9"}
+
+
+def test_a_model_may_be_called_by_its_hash_once_that_is_known(address, page_engine, monkeypatch):
+    def status(name: str) -> int:
+        return httpx.post(f"{address}/sdapi/v1/options", json={"sd_model_checkpoint": name}
+                          ).status_code
+
+    monkeypatch.setattr(page_engine.offer, "_hashes", {})
+    assert status("6CE0161689") == 400
+    page_engine.offer._hashes |= {page_engine.offer.first: "6ce0161689"}
+    assert (status("6CE0161689"), status("6ce0161680"), status("")) == (200, 400, 200)
 
 
 def test_what_is_no_json_is_refused(address):
@@ -312,7 +340,7 @@ def test_webuiapi_lists_what_there_is_and_chooses_the_model(a1111, page_engine):
     assert "There is no model" in a1111.set_options(
         {**options, "sd_model_checkpoint": "other"})["detail"]
     assert a1111.set_options({**options, "samples_format": "jpg"})["detail"] == (
-        "This server does not have the options: samples_format.")
+        "Pictures are always sent as PNG here: samples_format should be png.")
 
 
 def test_webuiapi_follows_a_request_and_interrupts_it(a1111, slow_engine):
@@ -521,12 +549,24 @@ def test_webuiapi_is_told_what_is_wrong_with_what_is_followed(steered, asked, se
     assert status == 400 and sentence in json.loads(text)["detail"]
 
 
+# As the extension and Forge send them where nobody has chosen anything.
+DEFAULTS = {
+    "pulid_mode": "Fidelity", "batch_images": "", "batch_modifiers": [], "batch_image_files": [],
+    "animatediff_batch": False, "loopback": False, "output_dir": "", "use_preview_as_input": False,
+    "batch_image_dir": "", "batch_mask_dir": "", "batch_input_gallery": [], "mask": None,
+    "batch_mask_gallery": [], "inpaint_crop_input_image": True, "control_mode": "Balanced"}
+
+
 @pytest.mark.parametrize(("scripts", "sentence"), [
     ({"controlnet": {"args": [{}, {}]}}, "one control picture here; 2 were given"),
     ({"controlnet": {"args": [{"module": "ip-adapter-auto"}, {"module": "ip-adapter-auto"}]}},
      "one reference picture here; 2 were given"),
     ({"controlnet": {"args": [{"image": "a", "module": "ip-adapter_face_id_plus"}]}},
      "has no module 'ip-adapter_face_id_plus'; there are none"),
+    ({"controlnet": {"args": [{"enabled": "True", "colour": 1}]}}, "of controlnet: colour"),
+    ({"controlnet": {"args": [{"enabled": "on", "image": "/etc/passwd", **DEFAULTS}]}},
+     "file in base64"),
+    ({"controlnet": {"args": [{"enabled": "perhaps"}]}}, "enabled should be true or false"),
     ({"controlnet": {"args": [3]}}, "a list of values by name"), ({"ControlNet": 3}, "a list of"),
     ({"controlnet": {"args": []}, "ADetailer": {"args": [{"ad_model": "a"}]}},
      "alwayson_scripts (ADetailer)"),

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import struct
 import time
 import warnings
@@ -33,6 +34,7 @@ from sd_tpu.pictures.images import (
     make_grid,
     parse_parameters,
     parse_token_downsampling,
+    parse_usable,
     read_png,
     read_text,
     to_png,
@@ -355,6 +357,29 @@ def test_no_text_takes_long_to_read(piece):
         with contextlib.suppress(RequestError):
             parse_parameters("a cat\n" + text)
     assert time.process_time() - begun < 3
+
+
+def test_a_seed_of_64_bits_is_its_lower_half():
+    text = "a cat\n" + re.sub("Seed: [0-9]+", f"Seed: {3 + 2**40}", LINE)
+    assert parse_parameters(text).seed == 3
+    with pytest.raises(RequestError, match="Seed should be from"):
+        parse_parameters(text.replace(str(3 + 2**40), str(1 << 64)))
+
+
+def test_what_cannot_be_used_of_a_text_costs_nothing_else():
+    text = ("a cat\nNegative prompt: fog\nSteps: 250, Sampler: Undefined, Schedule type: Beta, "
+            "CFG scale: 6, Seed: 1125899906842625, Size: 512 x 768, Clip skip: 99")
+    request, unusable = parse_usable(text)
+    assert unusable == ["Clip skip", "Sampler", "Schedule type", "Steps"]
+    common = request.common
+    assert (request.prompts, common.negative_prompt, common.guidance) == (("a cat",), "fog", 6)
+    assert (common.seed, common.width, common.height) == (1, 512, 768)
+    _, unusable = parse_usable("a cat\nSteps: 9, Size: tall")
+    assert unusable == ["CFG scale", "Sampler", "Seed", "Size"]
+    good = format_parameters(make_request(**ASKED))
+    assert parse_usable(good) == (parse_parameters(good), [])
+    with pytest.raises(RequestError):
+        parse_parameters(text)
 
 
 # --- PNG ----------------------------------------------------------------------------------------

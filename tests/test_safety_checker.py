@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from asking import following
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
@@ -268,6 +269,16 @@ def test_a_flax_pipeline_blacks_what_it_objects_to_and_says_which(checked):
     assert output.nsfw_content_detected is False and np.array_equal(output.images, images)
 
 
+def test_nothing_is_said_of_torchvision_when_a_checker_is_read(checked, caplog):
+    with caplog.at_level("INFO"):
+        transformers.utils.logging.enable_propagation()
+        try:
+            FlaxStableDiffusionPipeline.from_pretrained(checked[2])
+        finally:
+            transformers.utils.logging.disable_propagation()
+    assert "torchvision" not in caplog.text
+
+
 def test_programs_ask_the_checker_themselves_or_leave_it_out(checked):
     pipeline, params, place = checked
     pictures = [Image.fromarray(np.full((40, 64, 3), shade, np.uint8)) for shade in (9, 99)]
@@ -291,7 +302,7 @@ def test_a_pipeline_with_a_checker_is_saved_as_pytorch_reads_it(checked, tmp_pat
     names = load_file(tmp_path / "safety_checker" / "model.safetensors").keys()
     assert "vision_model.vision_model.embeddings.class_embedding" in names, "as published ones"
     weight = theirs.safety_checker.vision_model.embeddings.class_embedding.detach().numpy()
-    ours = params["safety_checker"]["vision_model"]["embeddings"]["class_embedding"]
+    ours = params["safety_checker"]["vision_model"]["vision_model"]["embeddings"]["class_embedding"]
     assert np.array_equal(weight, ours.astype(jnp.float32))
     assert type(theirs.feature_extractor).__name__.startswith("CLIPImageProcessor")
     again, read = FlaxStableDiffusionPipeline.from_pretrained(tmp_path)

@@ -25,7 +25,7 @@ from PIL import Image
 
 from sd_tpu.http.access import client_of
 from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_units
-from sd_tpu.http.drawing import ParameterError, drawn, flag, png_of
+from sd_tpu.http.drawing import NOTHING, ParameterError, drawn, flag, png_of
 from sd_tpu.http.hires import PARAMETERS, UPSCALERS, Hires
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
@@ -41,7 +41,7 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Offer, Request, changed
-from sd_tpu.sampling.samplers import SAMPLERS, Sampler
+from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import BLURRED, Cancelled, Done, Event, ImageReady, Job, Progress
@@ -71,35 +71,43 @@ _SETTINGS |= {"clip_skip": "clip_skip"}  # which is a parameter, too, with SD.Ne
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
-_NOTHING = (None, False, "", [], {})  # what changes no picture, whatever is called so
-# What is A1111's alone, with the values of it that change no picture here.
+# Parameters of A1111 alone, with the values that change no picture here; those of others are NOTHING.
 _ABSENT: dict[str, tuple] = {
-    "s_noise": (1,), "eta": (1,), "initial_noise_multiplier": (1,), "mask_round": (True,),
-    "script_name": (*_NOTHING, "None"), "refiner_checkpoint": (*_NOTHING, "None", "none"),
-    "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0),
+    "s_noise": (1,), "initial_noise_multiplier": (1,), "mask_round": (True,),
+    "script_name": (*NOTHING, "None"), "refiner_checkpoint": (*NOTHING, "None", "none"),
+    "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0), "vae_type": (*NOTHING, "Full"),
 }
-# What says something only together with these, or only of what A1111 does with files, or that
-# SillyTavern tells itself.
+# Parameters that count only together with these, for models of other kinds or for A1111's files,
+# and those that SillyTavern sends to itself.
 _IDLE = {
-    "comments", "do_not_save_grid", "do_not_save_samples", "force_task_id", "image_cfg_scale",
-    "refiner_switch_at", "s_tmax", "s_tmin", "subseed", "save_images", "url", "auth",
+    "comments", "distilled_cfg_scale", "do_not_save_grid", "do_not_save_samples", "force_task_id",
+    "hr_distilled_cfg", "image_cfg_scale", "refiner_switch_at", "request_id", "s_tmax", "s_tmin",
+    "subseed", "save_images", "url", "auth",
 }
-# The same of options.
+# Options that would change pictures, with their values that do not; all others are about files,
+# memory, the page and extensions.
 _ABSENT_OPTIONS: dict[str, tuple] = {
-    "sd_vae": ("Automatic", "None"), "sd_unet": ("Automatic", "None"), "sd_lora": ("None",),
-    "sd_hypernetwork": ("None",), "enable_emphasis": (True,), "emphasis": ("Original",),
-    "eta_ancestral": (1,), "s_noise": (1,), "initial_noise_multiplier": (1,),
-    "inpainting_mask_weight": (1,), "k_sched_type": ("Automatic",), "randn_source": ("GPU",),
-    "sd_noise_schedule": ("Default",), "upscaler_for_img2img": ("None", UPSCALER),
-    "comma_padding_backtrack": (20,),
+    **dict.fromkeys((
+        "always_discard_next_to_last_sigma", "enable_quantization", "eta_ddim",
+        "eta_noise_seed_delta", "face_restoration", "forge_additional_modules",
+        "img2img_color_correction", "img2img_extra_noise", "img2img_fix_steps",
+        "no_dpmpp_sde_batch_determinism", "pad_cond_uncond", "pad_cond_uncond_v0", "rho", "s_churn",
+        "s_min_uncond", "sdxl_crop_left", "sdxl_crop_top", "sgm_noise_multiplier", "sigma_max",
+        "sigma_min", "skip_early_cond", "tiling", "token_merging_ratio", "token_merging_ratio_hr",
+        "token_merging_ratio_img2img", "use_downcasted_alpha_bar",
+        "use_old_emphasis_implementation", "use_old_karras_scheduler_sigmas",
+        "use_old_scheduling"), NOTHING),
+    **dict.fromkeys(("sd_vae", "sd_lora", "sd_hypernetwork", "k_sched_type"),
+                    (*NOTHING, "Automatic", "None")),
+    **dict.fromkeys(("eta_ancestral", "initial_noise_multiplier", "inpainting_mask_weight",
+                     "s_noise"), (1,)),
+    **dict.fromkeys(("sd_vae_decode_method", "sd_vae_encode_method"), (*NOTHING, "Full")),
+    "comma_padding_backtrack": (20,), "ddim_discretize": ("uniform",),
+    "emphasis": (*NOTHING, "Original"), "enable_emphasis": (True,),
+    "overlay_inpaint": (True,), "randn_source": ("GPU",),
+    "sd_noise_schedule": (*NOTHING, "Default"),
+    "upscaler_for_img2img": (*NOTHING, "None", UPSCALER),
 }
-_IDLE_OPTIONS = re.compile(
-    "(add|api|deepbooru|directories|extra_networks|gallery|grid|infotext|interrogate|jpeg|js|"
-    "live_previews?|memmon|notification|outdir|profiling|return|samples|save|sd_checkpoints?|"
-    "sd_vae_checkpoint|send|show_progress|training|ui|webp)_.*|batch_cond_uncond|clean_temp_dir.*|"
-    "code_former_weight|cross_attention_optimization|do_not_show_images|enable_pnginfo|"
-    "export_for_4chan|face_restoration_model|localization|multiple_tqdm|n_rows|"
-    "persistent_cond_cache|quicksettings.*|temp_dir|use_original_name_batch")
 _OWN = {*_COUNTS, "override_settings", "override_settings_restore_afterwards", "sampler_index",
         "send_images", "styles"}
 _OF_START = {*_START, *NUMBERS, *PICTURES, "include_init_images", *PARAMETERS}
@@ -481,14 +489,14 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
     known = _SETTINGS | (_START if begun else {})
     values = {_OPTIONS[parameter]: value for parameter, value in {**remembered, **options}.items()}
     values |= {name: given[parameter] for parameter, name in known.items() if parameter in given}
-    values["seed"] = drawn_seed(_seed(given.get("seed", RANDOM)))
+    values["seed"] = drawn_seed(given.get("seed", RANDOM))
     named = str(given.get("sampler_name") or given.get("sampler_index") or "")
     sampler, spacing = a1111_sampler(named, str(given.get("scheduler", "")))
     values |= {"sampler": sampler or None, "spacing": spacing or None}
     prompt, values["negative_prompt"] = _put_into(given.get("styles", []), values, engine)
     values["prompts"] = [prompt]
-    _refuse_absent(given, begun, SAMPLERS.get(sampler))
     start, first, hires = Start(({},)), Request.check(values, engine.offer).pictures[0], None
+    _refuse_absent(given, begun, first.sampler)
     if begun:
         start = Start.read(given, first)
     else:
@@ -519,18 +527,14 @@ def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tupl
     return picture.prompt, picture.negative_prompt
 
 
-def _seed(value: Any) -> Any:
-    """The seed; of one of 64 bits its lower half, which is what jax.random.PRNGKey takes of it."""
-    return value % (MAX_SEED + 1) if type(value) is int and 0 <= value < 1 << 64 else value
-
-
-def _refuse_absent(given: Mapping[str, Any], begun: bool, sampler: Sampler | None) -> None:
-    """Raises ParameterError for what would change pictures that have `begun` as others or not, and
-    is not here."""
+def _refuse_absent(given: Mapping[str, Any], begun: bool, sampler: str) -> None:
+    """Raises ParameterError for what would change pictures of this sampler that have `begun` as
+    others or not, and is not here."""
     known = {*_SETTINGS, *_IDLE, *_OWN, *_OF_START - ({"enable_hr"} if begun else {*PICTURES}),
              *_idle_here(given, begun, sampler)}
+    idle = {**_ABSENT, "eta": (0,) if sampler == "ddim" else (1,)}
     asked = [name for name, value in given.items()
-             if name not in known and value not in _ABSENT.get(name, _NOTHING)]
+             if name not in known and value not in idle.get(name, NOTHING)]
     for name in asked:
         if isinstance(given[name], Mapping) and given[name]:  # scripts by name
             asked[asked.index(name)] = f"{name} ({', '.join(sorted(map(str, given[name])))})"
@@ -539,11 +543,13 @@ def _refuse_absent(given: Mapping[str, Any], begun: bool, sampler: Sampler | Non
             shortened(name)[1:-1] for name in asked))
 
 
-def _idle_here(given: Mapping[str, Any], begun: bool, sampler: Sampler | None) -> set[str]:
-    """What says nothing because of what else is given."""
+def _idle_here(given: Mapping[str, Any], begun: bool, sampler: str) -> set[str]:
+    """Names of the parameters that change no picture together with the other ones."""
     idle = set() if given.get("script_name") else {"script_args"}
-    if sampler and not sampler.stochastic:
-        idle |= {"s_noise"} | ({"eta"} if given.get("eta") == 0 else set())
+    if begun or not flag(given, "enable_hr"):
+        idle |= {name for name in given if name.startswith("hr_")}
+    if not SAMPLERS[sampler].stochastic:
+        idle |= {"s_noise"} if sampler == "ddim" else {"s_noise", "eta"}
     if begun and not given.get("mask"):
         idle |= {"latent_mask", "mask_round"}
     if begun and (not given.get("mask") or "mask_blur" in given):
@@ -556,9 +562,12 @@ def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ParameterError("The options should be values by name, not {value}.",
                              value=shortened(given))
-    unknown = [name for name, value in given.items() if name not in _OPTIONS and (
-        value != _FIXED[name] if name in _FIXED else
-        not _IDLE_OPTIONS.fullmatch(name) and value not in _ABSENT_OPTIONS.get(name, _NOTHING))]
+    for name, value in _FIXED.items():
+        if given.get(name, value) not in (value, *NOTHING):
+            raise ParameterError("Pictures are always sent as PNG here: {name} should be {known}.",
+                                 name=name, known=value)
+    unknown = [name for name, values in _ABSENT_OPTIONS.items()
+               if given.get(name) is not None and given[name] not in values]
     if unknown:
         raise ParameterError("This server does not have the options: {names}.",
                              names=", ".join(shortened(name)[1:-1] for name in sorted(unknown)))
@@ -566,7 +575,7 @@ def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
                for parameter, value in given.items()
                if parameter in _OPTIONS and value not in (None, "")}
     if MODEL in options:
-        name = _model_called(options[MODEL], engine.offer.models())
+        name = _model_called(engine.offer.of_hash(options[MODEL]), engine.offer.models())
         options[MODEL] = engine.offer.defaults(name).model
     return options
 
@@ -577,7 +586,7 @@ def _model_called(name: str, known: Sequence[str]) -> str:
     if name in known:
         return name
     path = HASH.sub("", name).replace("\\", "/")
-    stem = re.sub(r"\.(safetensors|ckpt)$", "", path)
+    stem = re.sub(r"(?i)\.(safetensors|ckpt)$", "", path)
     ways: Sequence[Callable[[str], str]] = (
         lambda each: each, lambda each: each.replace("/", "_"),
         lambda each: each.rpartition("/")[2])

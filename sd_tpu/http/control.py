@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from sd_tpu.http.drawing import ParameterError
+from sd_tpu.http.drawing import NOTHING, ParameterError, flag
 from sd_tpu.http.img2img import Start, file_of
 from sd_tpu.pictures.detectors import CANNY, canny, in_colours
 from sd_tpu.pictures.images import MODULES, a1111_controlnet
@@ -24,12 +24,16 @@ _SETTINGS = {"weight": "control_scale", "guidance_start": "control_start",
 _SWITCHES = ("enabled", "enable", "is_enabled", "ad_tab_enable")  # of units
 _NO_MODEL = ("None", "")
 _BOUND = Number(float, 0, 255)  # of a threshold
-# What is A1111's alone, with the values of it that change no picture here.
-_ABSENT = {"mask": (None, "", "None"), "mask_image": (None, ""), "guessmode": (False, None),
-           "control_mode": (0, "Balanced"), "inpaint_crop_input_image": (None, False, True)}
-# What says how large a picture is looked at, which is drawn at its own size here, or of hires fix.
+# Fields of A1111's extension alone, with the values that change no picture here; those of others are
+# NOTHING.
+_ABSENT = {"mask": (*NOTHING, "None"), "control_mode": (0, "Balanced")}
+# Fields that count only with other modules or hires fix, or say how large a picture is looked at,
+# which is drawn at its own size here.
 _IDLE = {"low_vram", "lowvram", "processor_res", "pixel_perfect", "hr_option", "save_detected_map",
-         "effective_region_mask", "union_control_type", "is_ui", "input_mode"}
+         "effective_region_mask", "union_control_type", "is_ui", "input_mode", "pulid_mode",
+         "inpaint_crop_input_image", "output_dir"}
+# Scripts whose arguments count on A1111's page alone.
+_OF_PAGE = ("seed", "sampler")
 _OWN = {"image", "input_image", "module", "model", "resize_mode", "threshold_a", "threshold_b",
         "enabled", *_SETTINGS}
 
@@ -109,8 +113,9 @@ def take_units(scripts: Any) -> tuple[list[Mapping[str, Any]], Any]:
             raise ParameterError("The units of controlnet should be a list of values by name as "
                                  '"args".')
         units += [{name: value for name, value in arg.items() if value is not None}
-                  for arg in args if arg.get("enabled") in (True, None)]
-    return units, {name: script for name, script in others.items() if not _is_off(script)}
+                  for arg in args if flag(arg, "enabled", True)]
+    return units, {name: script for name, script in others.items()
+                   if str(name).strip().lower() not in _OF_PAGE and not _is_off(script)}
 
 
 def _is_off(script: Any) -> bool:
@@ -121,17 +126,22 @@ def _is_off(script: Any) -> bool:
     if not args or not isinstance(args, list):
         return not args
     units = [arg for arg in args if isinstance(arg, Mapping)]
-    return args[0] is False or not any(args) or (bool(units) and all(map(_is_unit_off, units)))
+    first = next((arg for arg in args if arg is not None), None)
+    return _is_false(first) or not any(args) or (bool(units) and all(map(_is_unit_off, units)))
 
 
 def _is_unit_off(unit: Mapping[str, Any]) -> bool:
-    switches = {name: unit[name] for name in _SWITCHES if name in unit}
-    return not unit or False in switches.values() or unit.get("ad_model") in _NO_MODEL
+    return (not unit or any(_is_false(unit.get(name)) for name in _SWITCHES)
+            or unit.get("ad_model") in _NO_MODEL)
+
+
+def _is_false(value: Any) -> bool:
+    return str(value).lower() == "false"
 
 
 def _refuse_absent(unit: Mapping[str, Any]) -> None:
-    asked = [name for name, idle in _ABSENT.items() if name in unit and unit[name] not in idle]
-    asked += sorted(map(str, unit.keys() - _OWN - _IDLE - _ABSENT.keys()))
+    asked = [name for name in sorted(map(str, unit.keys() - _OWN - _IDLE))
+             if unit.get(name) not in _ABSENT.get(name, NOTHING)]
     if asked:
         raise ParameterError("This server does not have, of controlnet: {names}.",
                              names=", ".join(shortened(name)[1:-1] for name in asked))

@@ -8,6 +8,7 @@ from typing import Any
 
 import fastapi
 import numpy as np
+import pydantic
 from anyio.to_thread import run_sync
 
 from sd_tpu.http.access import visitor_network
@@ -23,13 +24,19 @@ class ParameterError(RequestError):
     """What only programs can ask for wrongly; they are told in English."""
 
 
+NOTHING = (None, False, "", [], {})  # what changes no picture, whatever is called so
+_FLAG = pydantic.TypeAdapter(bool)
+
+
 def flag(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """What is true or false of a request; raises ParameterError for anything else."""
+    """What is true or false of a request, also where pydantic takes a text or a number for it;
+    raises ParameterError for anything else."""
     value = given.get(name)
-    if value is not None and not isinstance(value, bool):
+    try:
+        return default if value is None else _FLAG.validate_python(value)
+    except pydantic.ValidationError:
         raise ParameterError("{name} should be true or false, not {value}.", name=name,
-                             value=shortened(value))
-    return default if value is None else value
+                             value=shortened(value)) from None
 
 
 class DrawingFailed(SentenceError):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from sd_tpu.http.drawing import ParameterError, flag
+from sd_tpu.http.drawing import NOTHING, ParameterError, flag
 from sd_tpu.pictures.images import UPSCALER
 from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, larger, rounded
 from sd_tpu.sampling.samplers import steps_taken
@@ -18,8 +18,7 @@ _NUMBERS = {"hr_scale": Number(float, 1, 8), "hr_resize_x": Number(int, 0, MAX_S
 _SAME = {"hr_sampler_name": "sampler_name", "hr_scheduler": "scheduler", "hr_prompt": "prompt",
          "hr_negative_prompt": "negative_prompt", "hr_cfg": "cfg_scale", "hr_checkpoint_name": "",
          "hr_additional_modules": "", "firstphase_width": "", "firstphase_height": ""}
-_NOTHING = ("", 0, [], "Use same sampler", "Use same scheduler", "Use same checkpoint",
-            ["Use same choices"])
+_AS_BEFORE = ("Use same sampler", "Use same scheduler", "Use same checkpoint", ["Use same choices"])
 PARAMETERS = {"enable_hr", "hr_upscaler", "hr_second_pass_steps", _STRENGTH, *_NUMBERS, *_SAME}
 
 
@@ -40,7 +39,7 @@ class Hires:
         if not flag(given, "enable_hr"):
             return None
         other = [name for name, same in _SAME.items() if name in given
-                 and given[name] not in (*_NOTHING, given.get(same))]
+                 and given[name] not in (*NOTHING, *_AS_BEFORE, given.get(same))]
         if other:
             raise ParameterError("This server does not have, with enable_hr: {names}.",
                                  names=", ".join(other))

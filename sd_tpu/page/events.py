@@ -36,8 +36,8 @@ from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
     carries_settings,
     data_url,
-    parse_parameters,
     parse_token_downsampling,
+    parse_usable,
     read_parameters,
     read_png,
 )
@@ -407,14 +407,15 @@ class Answers:
     def _do_read(self, asked: Asked) -> dict[str, Any]:
         """Reads a picture that has been uploaded."""
         file = uploaded(asked.data.get("file"))
-        return self._gathered(read_png(file), asked) | self._fill_from(file, asked, Sentence(
+        request, _ = parse_usable(read_parameters(file))
+        return self._gathered(request, asked) | self._fill_from(file, asked, Sentence(
             "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name))
 
     def _fill_from(self, file: Path, asked: Asked, told: Sentence) -> dict[str, Any]:
         """As `_fill`, with what a picture was made from.
 
         Raises:
-            RequestError: the file carries no settings, or bad ones.
+            RequestError: the file carries no settings, or no prompt.
         """
         text = read_parameters(file)
         there = parse_token_downsampling(text)
@@ -422,7 +423,11 @@ class Answers:
         more = [] if here == there else [Sentence(
             "It was drawn with token downsampling {there}, which is set when a page is started; "
             "here it is {here}.", there=there, here=here)]
-        return self._fill(parse_parameters(text), asked, told, *more)
+        request, unusable = parse_usable(text)
+        if unusable:
+            more.append(Sentence("{names} of the picture cannot be used here.",
+                                 names=", ".join(unusable)))
+        return self._fill(request, asked, told, *more)
 
     def _fill(self, request: Request, asked: Asked, *told: Sentence) -> dict[str, Any]:
         """The form of a request as far as it can be made here; what is told, and what of it is

@@ -31,7 +31,7 @@ from PIL.PngImagePlugin import PngInfo, iTXt
 from sd_tpu.reading import check_regular
 from sd_tpu.request import Anything, Request
 from sd_tpu.sampling.samplers import SAMPLERS, steps_taken
-from sd_tpu.settings import OVERRIDABLE, SETTINGS, SIDES, Picture, RequestError
+from sd_tpu.settings import OVERRIDABLE, SETTINGS, SIDES, Picture, RequestError, short_seed
 
 VERSION = "0.1.0"
 KEY = "parameters"
@@ -79,11 +79,12 @@ _LINE = {setting.png: name for name, setting in OVERRIDABLE.items()
          if name not in {"negative_prompt", "style", *SIDES}}
 # Settings that are written, as A1111 does, where there is such a picture, default or not.
 _ALWAYS = {"strength": "init_image", "mask_blur": "mask", "reference_scale": "reference"}
+_BESIDE = (_HIRES_UPSCALE, _HIRES_RESIZE, _CONTROL, _PROMPTS, _NEGATIVES, _OWN)
 _REQUIRED = {*_A1111_FIELDS} - {"Schedule type", "Model hash", "Model"}
 _DOWNSAMPLING = "Token downsampling"
 
 _NEGATIVE = re.compile(r"(?:^|\n)[ \t]*Negative prompt:")
-HASH = re.compile(r"\s*\[[0-9a-f]{8,64}\]$")  # behind the name of what is in a file
+HASH = re.compile(r"\s*\[[0-9a-fA-F]{8,64}\]$")  # behind the name of what is in a file
 _STEPS = re.compile("^Steps:", re.MULTILINE)  # of the line of settings
 _COMMENT = re.compile(rb"(UNICODE\0|ASCII\0{3}|JIS\0{5}|\0{8})?(.*)", re.DOTALL | re.IGNORECASE)
 _C1 = re.compile(r"[\x80-\x9f]")  # controls that no Latin text holds
@@ -514,9 +515,33 @@ def parse_parameters(text: str) -> Request:
     body, fields = _settings(text)
     if missing := _REQUIRED - fields.keys():
         raise RequestError("The picture's settings lack {names}.", names=", ".join(sorted(missing)))
+    return _request(body, fields)
+
+
+def parse_usable(text: str) -> tuple[Request, list[str]]:
+    """As `parse_parameters` with what of a text can be served, and the fields that are missing or
+    cannot.
+
+    Raises:
+        RequestError: the text is something else, or has no prompt.
+    """
+    body, fields = _settings(text)
+    unusable, used = _REQUIRED - fields.keys(), {}
+    request = _request(body, used)
+    for field in filter(fields.get, (*_LINE, "Size", *_BESIDE)):
+        try:
+            request = _request(body, {**used, field: fields[field]})
+            used[field] = fields[field]
+        except RequestError:
+            unusable.add(field)
+    return request, sorted(unusable)
+
+
+def _request(body: str, fields: Mapping[str, str]) -> Request:
+    """What stands above a line of settings and its fields make; raises RequestError."""
     prompt, negative = _split(body)
-    sampler, spacing = a1111_sampler(fields["Sampler"], fields.get("Schedule type", ""))
-    width, height = _drawn_size(fields)
+    sampler, spacing = a1111_sampler(fields.get("Sampler", ""), fields.get("Schedule type", ""))
+    width, height = _drawn_size(fields) if "Size" in fields else (None, None)
     values = {name: SETTINGS[name].kind.parse(fields[field]) for field, name in _LINE.items()
               if field in fields}
     values |= _parse_control(fields.get(_CONTROL, ""))
@@ -524,8 +549,9 @@ def parse_parameters(text: str) -> Request:
         "prompts": _json(fields, _PROMPTS, [prompt]),
         "own": _json(fields, _OWN, []),
         "negative_prompt": fields.get(_NEGATIVES, negative),
-        "sampler": sampler,
-        "spacing": spacing,
+        "seed": short_seed(values.get("seed")),
+        "sampler": sampler or None,
+        "spacing": spacing or None,
         "height": height,
         "width": width,
     }
@@ -649,7 +675,7 @@ def a1111_name(sampler: str) -> str:
 
 
 def _size(value: str) -> tuple[int, int]:
-    match = re.fullmatch("([0-9]{1,5})x([0-9]{1,5})", value)
+    match = re.fullmatch("([0-9]{1,5}) ?[x×] ?([0-9]{1,5})", value)
     if not match:
         raise RequestError("The picture's size should be like 512x512, not {value}.",
                            value=repr(value[:40]))

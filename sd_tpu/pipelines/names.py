@@ -23,8 +23,8 @@ def flax_path(path: tuple[str | int, ...]) -> Path:
             names[-1] += f"_{key}"
         else:
             names.append(key)
-    if names[:2] == ["vision_model"] * 2:  # as transformers nested that of the safety checker
-        del names[0]
+    if names[0] == "vision_model" != names[1]:  # transformers nested that of the safety checker
+        names.insert(0, "vision_model")
     if len(names) > 2 and names[-3].startswith("attentions_"):
         names[-2] = VAE_ATTENTION.get(names[-2], names[-2])
     return tuple(names)

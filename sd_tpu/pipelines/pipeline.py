@@ -192,7 +192,8 @@ class FlaxDiffusionPipeline:
                       sharding: jax.sharding.Sharding) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parts that check pictures, and their parameters, by name: none where the checker
         cannot be read, of which a warning tells."""
-        from transformers import CLIPImageProcessor
+        # The other one says at each load that torchvision is missing.
+        from transformers import CLIPImageProcessorPil
 
         try:
             config = read_json(folder / cls.checker.config_name)
@@ -202,7 +203,7 @@ class FlaxDiffusionPipeline:
             warnings.warn(f"Pictures are not checked: {error}", stacklevel=3)
             return {}, {}
         side = config["vision_config"].get("image_size", 224)
-        extractor = CLIPImageProcessor(size={"shortest_edge": side}, crop_size=side)
+        extractor = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=side)
         return {CHECKER: checker, EXTRACTOR: extractor}, {CHECKER: params}
 
     def save_pretrained(self, folder: str | Path, params: Mapping[str, Any], dtype: Any = None,

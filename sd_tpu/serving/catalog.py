@@ -144,6 +144,11 @@ class Catalog:
                 self._hashes[model] = self.known(model).checkpoint.parameters.hash()
             return self._hashes[model]
 
+    def of_hash(self, digits: str) -> str:
+        """The model of which this hash is known already; what is no such hash comes back."""
+        known = {found.lower(): model for model, found in [*self._hashes.items()] if found}
+        return known.get(digits.lower(), digits)
+
     @property
     def controlnets(self) -> list[str]:
         """Their names."""
