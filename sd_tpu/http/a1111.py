@@ -71,7 +71,8 @@ _SETTINGS |= {"clip_skip": "clip_skip"}  # which is a parameter, too, with SD.Ne
 _START = {setting.a1111: name for name, setting in SETTINGS.items()
           if setting.section == START and isinstance(setting.kind, Number)}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
-# Parameters of A1111 alone, with the values that change no picture here; those of others are NOTHING.
+# Parameters of A1111 alone, with the values that change no picture here; those of others are
+# NOTHING.
 _ABSENT: dict[str, tuple] = {
     "s_noise": (1,), "initial_noise_multiplier": (1,), "mask_round": (True,),
     "script_name": (*NOTHING, "None"), "refiner_checkpoint": (*NOTHING, "None", "none"),

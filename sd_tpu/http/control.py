@@ -24,8 +24,8 @@ _SETTINGS = {"weight": "control_scale", "guidance_start": "control_start",
 _SWITCHES = ("enabled", "enable", "is_enabled", "ad_tab_enable")  # of units
 _NO_MODEL = ("None", "")
 _BOUND = Number(float, 0, 255)  # of a threshold
-# Fields of A1111's extension alone, with the values that change no picture here; those of others are
-# NOTHING.
+# Fields of A1111's extension alone, with the values that change no picture here; those of others
+# are NOTHING.
 _ABSENT = {"mask": (*NOTHING, "None"), "control_mode": (0, "Balanced")}
 # Fields that count only with other modules or hires fix, or say how large a picture is looked at,
 # which is drawn at its own size here.
