@@ -46,13 +46,30 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def find_inside(folder: Path, path: str) -> Path:
-    """The place below a folder of what has this path, in whichever normal form; where nothing has,
-    it is that of the path as it is written."""
-    for part in PurePosixPath(path).parts:
-        there = folder / part
-        if not os.path.lexists(there) and folder.is_dir():
-            alike = (name for name in os.listdir(folder) if composed(name) == composed(part))
-            there = folder / next(alike, part)
-        folder = there
-    return folder
+def expanded(path: str | Path) -> Path:
+    """The path with the home that a `~` before it means; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))
+
+
+def find_inside(folder: Path, path: str, listings: dict[Path, dict[str, str]]) -> Path | None:
+    """The regular file below a folder that has this path, in whichever normal form, with `\\` as
+    well as `/` between its parts; None if there is none. Links are followed within the folder.
+
+    Args:
+        folder: one whose own path has no links.
+        path: of the file.
+        listings: what the folders on the way held when they were first looked into; kept by the
+            caller as long as that may count.
+    """
+    found = folder
+    for part in PurePosixPath(path.replace("\\", "/")).parts:
+        try:
+            if found not in listings:  # in this order a name in NFC comes after its other forms
+                listings[found] = {composed(name): name for name in sorted(os.listdir(found))}
+            # `Path.resolve` raises RuntimeError for a link to itself.
+            found = Path(os.path.realpath(found / listings[found][composed(part)]))
+        except (KeyError, OSError):
+            return None
+        if not found.is_relative_to(folder):
+            return None
+    return found if os.path.isfile(found) else None

@@ -7,6 +7,7 @@ Its library reads more than that, but drops what follows a `#`, fails on a `$`, 
 
 import dataclasses
 import difflib
+import errno
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -22,12 +23,14 @@ MAX_DEPTH = 20  # of values within values; a file may name itself
 MAX_WORK = 1 << 15  # of a prompt: texts joined, and 16 characters of them searched for signs
 MAX_FILE_BYTES = 1 << 24
 TRIES = 20  # for a value that is not there yet
+# Between underscores; a backslash is a slash of Windows' where it escapes nothing.
+FILE = r"__(?P<name>(?![\s_])(?:[^{}|<>:\\\x00-\x1f]|\\(?=[^\W_])){1,512}?(?<!\s))__"
 SIGN = re.compile(r"\\."  # which the prompt grammar makes text
                   r"|<lora:[^<>{}|]*>"  # whose names may hold anything
-                  r"|(?<![^\W_])__(?P<name>(?![\s_])[^{}|<>:\\\x00-\x1f]{1,512}?(?<!\s))__(?![^\W_])"
-                  r"|[{|}]", re.DOTALL)
+                  rf"|{FILE}|[{{|}}]", re.DOTALL)
+ALONE = re.compile(rf"(?<![^\W_]){FILE}(?![^\W_])")  # with no letter beside it
 # What can only be meant as a file's name; `^, =` of `^__^, =__=` is one if there is such a file.
-NAME = re.compile(r"[~@./]*\w([\w ./*-]*[\w*])?")
+NAME = re.compile(r"[~@./]*\w([\w ./\\*-]*[\w*])?")
 # What Dynamic Prompts says before a value: how often it is drawn, how many are drawn together.
 UNKNOWN = re.compile(r"\s*[\d.~@!-]+(::|\$\$)")
 
@@ -44,10 +47,11 @@ class Wildcards:
     def names(self) -> list[str]:
         """What can stand between `__` and `__`: the files' paths in the folder, without suffix."""
         files = self._folder.rglob("*.txt") if self._folder else ()
-        names = (composed(file.relative_to(self._folder).with_suffix("").as_posix())
-                 for file in files
-                 if file.resolve().is_relative_to(self._folder))
-        return sorted(name for name in names if SIGN.fullmatch(f"__{name}__"))
+        names = {composed(file.relative_to(self._folder).with_suffix("").as_posix())
+                 for file in files}
+        listings = {}
+        return sorted(name for name in names if SIGN.fullmatch(f"__{name}__")
+                      and find_inside(self._folder, f"{name}.txt", listings))
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """The prompts with a value each.
@@ -89,7 +93,7 @@ class _Values:
 
     def __init__(self, folder: Path | None, of: Sentence):
         self._folder, self._of = folder, of
-        self._work, self._pieces = 0, {}
+        self._work, self._pieces, self._files, self._listings = 0, {}, {}, {}
 
     def drawn(self, text: str, seed: int, places: Sequence[int]) -> list[str]:
         """A value for each place, of which no two are alike if that is easily had."""
@@ -145,20 +149,26 @@ class _Values:
         """The signs in a text, but for underscores that name no file."""
         begin = 0
         while sign := SIGN.search(text, begin):
-            name = sign["name"]
-            if not name or NAME.fullmatch(name) or self._file(name):
-                begin = sign.end()
-                yield sign
-            else:  # `^__^, __animal__` has a file behind the first two
-                begin = sign.start() + 2
+            if found := self._meant(sign) if sign["name"] else sign:
+                yield found
+            # `^__^, __animal__` has a file behind the first two.
+            begin = found.end() if found else sign.start() + 2
+
+    def _meant(self, sign: re.Match) -> re.Match | None:
+        """The sign that begins where this one does and names a file, be there none such; `__a__s`
+        names one only if it is there."""
+        alone = ALONE.match(sign.string, sign.start())
+        for found in filter(None, (alone, sign)):
+            if self._file(found["name"]):
+                return found
+        return alone if alone and NAME.fullmatch(alone["name"]) else None
 
     def _file(self, name: str) -> Path | None:
         """The file of this name, if there is one in the folder."""
-        try:
-            file = self._folder and find_inside(self._folder, f"{name}.txt").resolve()
-            return file if file and file.is_relative_to(self._folder) and file.is_file() else None
-        except (OSError, ValueError):
-            return None
+        if self._folder and name not in self._files:
+            self._spend(1)
+            self._files[name] = find_inside(self._folder, f"{name}.txt", self._listings)
+        return self._files.get(name)
 
     def _of_file(self, name: str) -> Sequence[str]:
         refused = dict(name=self._of, wildcard=shortened(name))
@@ -169,16 +179,15 @@ class _Values:
         try:
             if file := self._file(name):
                 state = file.stat()
-                if state.st_size > MAX_FILE_BYTES:
-                    raise RequestError(
-                        "{name} asks for a value of {wildcard}, whose file is larger than {limit} "
-                        "MiB.", **refused, limit=MAX_FILE_BYTES >> 20)
                 values = _lines(file, state.st_mtime_ns, state.st_size)
         except UnicodeDecodeError:
             raise RequestError("{name} asks for a value of {wildcard}, whose file is not in UTF-8.",
                                **refused) from None
-        except OSError:
-            pass
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise RequestError(
+                    "{name} asks for a value of {wildcard}, whose file is larger than {limit} MiB.",
+                    **refused, limit=MAX_FILE_BYTES >> 20) from None
         if not values:
             near = difflib.get_close_matches(name, Wildcards(self._folder).names())
             raise RequestError("{name} asks for a value of {wildcard}, of which there is none "

@@ -28,6 +28,9 @@ def folder(tmp_path):
     (tmp_path / "in" / "empty.txt").write_text("# nothing\n")
     (tmp_path / "secret.txt").write_text("secret\n")
     (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (tmp_path / "in" / "loop.txt").symlink_to("loop.txt")
+    (tmp_path / "in" / "more" / "round").symlink_to(".")
+    os.mkfifo(tmp_path / "in" / "pipe.txt")
     return tmp_path / "in"
 
 
@@ -68,6 +71,19 @@ def test_a_face_hides_no_wildcard_and_a_file_may_be_called_like_one(folder):
     assert Wildcards(folder).fill(["^__^, =__="], 1) == ["^face="]
 
 
+@pytest.mark.parametrize("prompt, filled", [
+    ("一只__colour__在跑", "一只red在跑"), ("two __colour__s", "two reds"),
+    ("日本__colour__が a__colour__b", "日本redが aredb"), ("a__colour____colour__", "aredred"),
+    (r"__sub\x__, __sub\x__es", "low, lowes"), ("__a__b__", "both"), ("__a__c", "onec"),
+    ("__./colour__ __sub//x__", "red low"), (r"x__colour \__ __colour__", r"x__colour \__ red"),
+])
+def test_a_file_that_is_there_is_meant_whatever_touches_its_sign(prompt, filled, tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name, value in {"colour": "red", "sub/x": "low", "a__b": "both", "a": "one"}.items():
+        (tmp_path / f"{name}.txt").write_text(value)
+    assert Wildcards(tmp_path).fill([prompt], 1) == [filled]
+
+
 def test_what_is_escaped_stays_so_and_is_read_as_text(folder):
     wildcards = Wildcards(folder)
     told = wildcards.fill([r"\__init__ {a\|b|a\|b}"], 1)
@@ -91,6 +107,10 @@ def test_what_does_not_fit_is_drawn_by_the_seed_and_no_two_are_alike(folder):
     ("__init__", r"A \ before its __ makes them text."),
     ("__anmal__", "the nearest are animal. "), ("__ANIMALS/*__", "there is none"),
     ("__../secret__", "there is none"), ("__link__", "there is none"),
+    ("__more/../animal__", "there is none"), ("__/etc/passwd__", "there is none"),
+    (r"__more\x__", "there is none"), ("__Animal__", "the nearest are animal"),
+    ("__loop__", "there is none"), ("__more/round/round/x__", "there is none"),
+    ("__animal.txt/x__", "there is none"),
     ("__empty__", "there is none"), ("__" + "x" * 300 + "__", "there is none"),
     ("__latin__", "asks for a value of 'latin', whose file is not in UTF-8"),
     ("__self__", "without end"), ("{|}", "one of its values is empty"),
@@ -158,10 +178,25 @@ def test_both_normal_forms_of_a_name_are_one(tmp_path):
                 "a red cup"]
 
 
-def test_what_is_no_file_has_no_values_and_keeps_nobody_waiting(tmp_path):
-    os.mkfifo(tmp_path / "pipe.txt")
+def test_what_is_no_file_has_no_values_and_keeps_nobody_waiting(folder):
     with pytest.raises(RequestError, match="there is none here"):
-        Wildcards(tmp_path).fill(["__pipe__"], 1)
+        Wildcards(folder).fill(["__pipe__"], 1)
+
+
+def test_a_folder_is_read_once_for_a_prompt_and_its_look_ups_have_a_bound(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    for number in range(11_000):
+        (tmp_path / f"{number}.txt").touch()
+    (tmp_path / "10.txt").write_text("ten")
+    listed, read = [], os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: listed.append(folder) or read(folder))
+    wildcards = Wildcards(tmp_path)
+    faces = "".join(f"^{number}__^ __sub/{number}^__" for number in range(100)) + "^__^ " * 200
+    assert wildcards.fill([f"{faces}__10__"], 1) == [f"{faces}ten"]
+    assert sorted(map(str, listed)) == [str(tmp_path), str(tmp_path / "sub")]
+    (tmp_path / "10.txt").write_text("".join(f"=__^{number} " for number in range(25_000)))
+    with pytest.raises(RequestError, match="than are looked up"):
+        wildcards.fill(["__10__"], 1)
 
 
 def test_a_request_has_the_values_and_not_the_signs(page_engine):
