@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import time
 from pathlib import Path
 
 import diffusers
@@ -319,10 +320,24 @@ def spoilt(change, tmp_path: Path) -> Path:
                          "lora_unet_double_blocks_0_img_attn.lora_up.weight": torch.ones(4, 2)}),
      "for FLUX "),
     (lambda t: t.clear(), "holds no tensors"),
+    (lambda t: [t.pop(f"{MODULE}.lora_{way}.weight") for way in ("up", "down")],
+     "holds no tensors of a LoRA"),
+    (lambda t: t.update({f"{MODULE}.lora_A.weight": torch.ones(2, 64)}),
+     "mean the same, which should be there once"),
+    (lambda t: t.update({f"unet.mid_block.attentions.0.transformer_blocks.0.attn2.to_k.{way}":
+                         torch.ones(shape) for way, shape in (
+                             ("lora_A.weight", (2, 64)), ("lora_B.weight", (64, 2)))}),
+     f"{MODULE} and unet.mid_block"),
 ])
 def test_a_lora_that_does_not_fit_is_one_sentence(pipelines, tmp_path, change, told):
     file = spoilt(change, tmp_path)
     assert told in refusal(adapters.read_lora, file, shapes_of(networks(pipelines["sd1"])))
+
+
+def test_an_alpha_by_itself_is_passed_over(pipelines, tmp_path):
+    file = spoilt(lambda t: t.update({"unet.a.to_k.alpha": torch.tensor(1.0)}), tmp_path)
+    (delta,) = adapters.read_lora(file, shapes_of(networks(pipelines["sd1"])))["unet"].values()
+    assert delta.scale == 0.5
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1])  # diffusers' own conversion to kohya's names has an int
@@ -373,6 +388,11 @@ def scale_of(tmp_path: Path, name: str, metadata: dict) -> float:
     {"to_q": 6}, {"attn1.to_q": 6, "to_k": 2}, {"to_q": 6, "attn1.to_q": 2}, {NAMES[1]: 6}, {},
     {"^mid_block.*to_q": 6}, {r".*\.attn2\.to_k": 6}, {"^to_q": 6}, {"o_q": 6}, {".*o_q$": 6},
     {r"transformer_blocks\.0\.attn1\.to_q": 6, ".*": 2}, {f"^{NAMES[2]}$": 6}, {"conv": 6},
+    {"to_q|to_k": 6}, {r"mid_block|down_blocks\.\d+\.attn.*": 6}, {"attn[12].to_q": 6},
+    {r"^(?:mid_block|up_blocks\.\d)\..*(to_[qk]|conv\d?)$": 6}, {"to_[^q]": 6, "to_.": 2},
+    {".*block.*s.*r.*0.*": 6}, {"(to_q)": 6}, {"^conv1|conv1$": 6}, {r"\w+to_k": 6},
+    {r"attn1.+q|.*?resnets\.[0-9]+.conv1": 6}, {"to_|": 6, "(to_|)q": 2},
+    {"transformer_blocks": 6}, {r"resnets.0.conv1?1?": 6}, {"x*y?to_k": 6}, {"t+o*_(q|k|)k": 6},
 ])
 def test_patterns_in_pefts_metadata_are_those_that_peft_matches(tmp_path, patterns):
     for name in NAMES:
@@ -382,11 +402,37 @@ def test_patterns_in_pefts_metadata_are_those_that_peft_matches(tmp_path, patter
 
 
 @pytest.mark.parametrize("pattern", ["([a-z_.0-9]+)+!", "(a|a)*b", "a{9999}", "a" * 300, "[", "",
-                                     "(?=to_q)", ".+" * 50])
+                                     "(?=to_q)", ".+" * 50, "(to_q", "to_q)", "[z-a]", "a**",
+                                     "(a)?", "a*+", r"\Z", r"(a)\1",
+                                     "(?P<a>q)", "(?i)TO_Q", "[[]", "\\"])
 def test_a_pattern_that_could_take_for_ever_is_refused_and_never_run(tmp_path, pattern):
     file = written(tmp_path, f"unet.{NAMES[0]}", {"unet.lora_alpha": 1, "unet.alpha_pattern": {
         pattern: 1}}, lora_A__weight=(2, 8), lora_B__weight=(8, 2))
     assert "the pattern" in refusal(adapters.read_lora, file, SMALL)
+
+
+@pytest.mark.parametrize("pattern", [
+    ".*a" * 16 + "z", "(a|a)" * 38 + "z", r"[\w.]*" * 16 + "[^a]", "(" * 66 + ".*z" + ")" * 66,
+    "(.*|.*)" * 8 + "z", "a?" * 16 + "z", "(|a)" * 45 + "z", "|".join("bcdefghij" * 10)])
+def test_patterns_that_come_back_take_no_time(pattern):
+    module, begun = "." + "a." * 40 + "a" * 160, time.perf_counter()
+    assert not adapters._fits(adapters._pattern("file", pattern), module)
+    assert time.perf_counter() - begun < 1
+
+
+@pytest.mark.parametrize("pattern, most", [
+    ("attentions.{}.to_q", 2000), (r"(attentions|x)\.\d+\.{}", 10)])
+def test_as_many_patterns_as_layers_are_read_and_more_are_a_sentence(pattern, most):
+    def read(count: int):
+        patterns = {pattern.format(number): 1 for number in range(count)}
+        return adapters._alpha_patterns("file", {"unet.alpha_pattern": patterns}, ["unet"], 800)
+    begun = time.perf_counter()
+    found = read(most)["unet"]
+    for number in range(800):
+        adapters._declared_scale({}, found, "unet", f"up_blocks.{number}.attentions.y.weight")
+    assert time.perf_counter() - begun < 5
+    with pytest.raises(CheckpointError, match="too many patterns"):
+        read(most + 10)
 
 
 def test_many_patterns_and_deep_metadata_are_a_sentence(tmp_path):
@@ -424,12 +470,27 @@ N = 60_000  # whose square are 7 GB of halves
     (2, dict(hada_w1_a=(1, 8), hada_w1_b=(1, N), hada_t1=(1, 1, 3, 3), hada_w2_a=(1, 8),
              hada_w2_b=(1, 8), hada_t2=(1, 1, 3, 3))),
     (0, dict(hada_w1_a=(N, 1), hada_w1_b=(1, N), hada_w2_a=(8, 1), hada_w2_b=(1, 8))),
+    (2, dict(lora_down__weight=(1, 8, 1, 1), lora_mid__weight=(N, 1, 3, 3),
+             lora_up__weight=(8, N, 1, 1))),
+    (2, dict(lora_down__weight=(N, 8, 1, 1), lora_mid__weight=(1, N, 3, 3),
+             lora_up__weight=(8, 1, 1, 1))),
+    (0, dict(lora_down__weight=(N, 8), lora_up__weight=(8, N))),
+    (2, dict(hada_w1_a=(N, 8), hada_w1_b=(1, 8), hada_t1=(N, 1, 3, 3), hada_w2_a=(1, 8),
+             hada_w2_b=(1, 8), hada_t2=(1, 1, 3, 3))),
+    (0, dict(hada_w1_a=(8, N), hada_w1_b=(N, 8), hada_w2_a=(8, 1), hada_w2_b=(1, 8))),
+    (2, dict(lokr_w1=(1, 1), lokr_t2=(N, 1, 3, 3), lokr_w2_a=(N, 8), lokr_w2_b=(1, 8))),
+    (0, dict(lokr_w1=(1, 1), lokr_w2_a=(8, N), lokr_w2_b=(N, 8))),
 ])
 def test_factors_that_do_not_give_the_weight_are_refused_by_their_shapes(tmp_path, monkeypatch,
                                                                          name, factors):
     monkeypatch.setattr(adapters, "_array", None)
     file = written(tmp_path, f"lora_unet_{NAMES[name].replace('.', '_')}", **factors)
     assert "1 of its 1 layers differ" in refusal(adapters.read_lora, file, SMALL)
+
+
+def test_a_rank_that_trainers_offer_is_read_of_small_weights_as_well(tmp_path):
+    file = written(tmp_path, f"unet.{NAMES[0]}", lora_A__weight=(1024, 8), lora_B__weight=(8, 1024))
+    assert len(adapters.read_lora(file, SMALL)["unet"]) == 1
 
 
 # --- how files call their layers ----------------------------------------------------------------
@@ -457,12 +518,35 @@ LAYERS["unet"] |= {f"{level}.resnets.{number}.conv1.weight": (8, 8, 3, 3) for le
     (f"clip_g.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
     (f"cond_stage_model.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
     (f"conditioner.embedders.0.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+    (f"conditioner.embedders.1.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+    (f"conditioner.embedders.1.model.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+    ("conditioner.embedders.1.model.transformer.resblocks.0.mlp.c_fc", "text_encoder_2",
+     TEXT_LAYER),
+    ("cond_stage_model.model.transformer.resblocks.0.mlp.c_fc", "text_encoder", TEXT_LAYER),
+    *((prefix + dot + name.replace(".", dot), part, name) for dot in "._" for part, name, known in (
+        ("unet", NAMES[0], "unet lora_unet lycoris lycoris_unet"),
+        ("text_encoder", TEXT_LAYER, "text_encoder lora_te lora_te1 lycoris lycoris_te "
+                                     "lycoris_te1"),
+        ("text_encoder_2", TEXT_LAYER, "text_encoder_2 lora_te2 lycoris_te2"),
+    ) for prefix in known.split()),
 ])
-@pytest.mark.parametrize("down, up", [("lora_down", "lora_up"), ("lora_A", "lora_B")])
+@pytest.mark.parametrize("down, up", [("lora_down", "lora_up"), ("lora_A", "lora_B"),
+                                      ("lora_A.default_0", "lora_B.default_0"),
+                                      ("lora_A.my-style", "lora_B.my-style")])
 def test_other_programs_names_of_layers_are_known(tmp_path, module, part, name, down, up):
     file = written(tmp_path, module, **{f"{down}__weight": (2, 8), f"{up}__weight": (8, 2)})
     found = adapters.read_lora(file, LAYERS)
     assert {key: [*deltas] for key, deltas in found.items()} == {part: [f"{name}.weight"]}
+
+
+@pytest.mark.parametrize("module", [
+    "clip_h.text_model.encoder.layers.1.mlp.fc1", "lora_te_text_model_encoder_layers_1_mlp_fc1",
+    "cond_stage_model.model.transformer.resblocks.1.mlp.c_fc"])
+def test_the_block_that_sd_2s_encoder_does_not_use_is_passed_over(tmp_path, module):
+    factors = dict(lora_down__weight=(2, 8), lora_up__weight=(8, 2))
+    assert adapters.read_lora(written(tmp_path, module, **factors), LAYERS) == {}
+    file = written(tmp_path, re.sub(r"(?<=[._])1(?=[._])", "2", module), **factors)
+    assert "does not fit" in refusal(adapters.read_lora, file, LAYERS)
 
 
 @pytest.mark.parametrize("module, told", [
@@ -474,6 +558,8 @@ def test_other_programs_names_of_layers_are_known(tmp_path, module, part, name, 
     ("lora_unet_down_blocks_2_attentions_1_transformer_blocks_9_attn2_to_k", "does not fit"),
     (f"text_encoders.clip_g.transformer.{TEXT_LAYER}", "for SDXL and does not fit"),
     (f"lora_te2_{TEXT_LAYER.replace('.', '_')}", "for SDXL and does not fit"),
+    (f"lora_te2.{TEXT_LAYER}", "for SDXL and does not fit"),
+    (f"conditioner.embedders.1.transformer.{TEXT_LAYER}", "for SDXL and does not fit"),
     ("diffusion_model.double_blocks.0.img_attn.qkv", "for FLUX and does not fit"),
 ])
 def test_unknown_names_and_other_models_are_two_sentences(tmp_path, module, told):

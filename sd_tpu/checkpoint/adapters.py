@@ -10,8 +10,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +20,14 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 by it, as safetensors asks
 import numpy as np
 
 from sd_tpu.checkpoint.config import CheckpointError
-from sd_tpu.checkpoint.original import Levels, renamed
+from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed
 from sd_tpu.checkpoint.weights import DTYPES, Stored, is_finite, modern, opened
 from sd_tpu.reading import composed
 
 Shapes = Mapping[str, tuple[int, ...]]
 Modules = Mapping[str, Mapping[str, Stored]]  # as a file calls them -> factor -> where it lies
 Factors = Mapping[str, np.ndarray]
+Pattern = str | list[re.Match]  # of modules' names: how they end, or tokens
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U8")  # which an alpha may be
 # What embeddings are called in files, of one text encoder or of two.
@@ -60,27 +60,36 @@ class Kronecker(NamedTuple):
 
 Delta = LowRank | Hadamard | Kronecker
 
-# Component -> what stands before its modules' names where dots are underscores: kohya's, and of
-# SimpleTuner's LyCORIS.
-COMPONENTS = {"unet": ("lora_unet_", "lycoris_"), "text_encoder": ("lora_te_", "lora_te1_"),
-              "text_encoder_2": ("lora_te2_",)}
-# The same where dots are dots: ComfyUI's, OneTrainer's, and those of single files.
+# Component -> what stands before its modules' names, with dots or with underscores: diffusers',
+# kohya's, and of LyCORIS and SimpleTuner.
+COMPONENTS = {"unet": ("unet", "lora_unet", "lycoris_unet", "lycoris"),
+              "text_encoder": ("text_encoder", "lora_te", "lora_te1", "lycoris_te", "lycoris_te1",
+                               "lycoris"),
+              "text_encoder_2": ("text_encoder_2", "lora_te2", "lycoris_te2")}
+# The same with dots alone: ComfyUI's, OneTrainer's, and those of single files.
 PREFIXES = {
     "diffusion_model.": "unet.", "model.diffusion_model.": "unet.",
     "clip_l.": "text_encoder.", "clip_h.": "text_encoder.", "clip_g.": "text_encoder_2.",
-    "cond_stage_model.transformer.": "text_encoder.",
+    "cond_stage_model.transformer.": "text_encoder.", "cond_stage_model.model.": "text_encoder.",
     "conditioner.embedders.0.transformer.": "text_encoder.",
+    "conditioner.embedders.1.transformer.": "text_encoder_2.",
+    "conditioner.embedders.1.model.": "text_encoder_2.",
 }
 # A module, and the factor of its weight: LoRA as kohya, diffusers and PEFT spell it, LoHa, LoKr.
 KEY = re.compile(
     r"(?P<module>.+?)(?:_lora|\.lora|\.lora_linear_layer)?\."
-    r"(?:(?:lora_)?(?P<kohya>down|up|mid)\.weight|lora_(?P<peft>[AB])(?:\.default)?\.weight"
+    r"(?:(?:lora_)?(?P<kohya>down|up|mid)\.weight|lora_(?P<peft>[AB])(?:\.[^.]+)?\.weight"
     r"|(?P<other>alpha|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2)))"
 )
-# What a pattern of PEFT's may hold, which is a regular expression that ends a module's name: names,
-# dots, and `.*`. Others are not run, as some would take for ever.
-PATTERN = re.compile(r"\^?(?:[\w-]|\\\.|\.\*?)+\$?")
-MAX_PATTERN, MAX_MATCHES = 200, 1 << 20  # characters of one; how often they are looked at
+# What a pattern of PEFT's, a regular expression that ends a module's name, may hold: text, kinds of
+# characters and how often they come, and alternatives. `re` could take for ever even over these.
+TOKEN = re.compile(r"(?P<text>(?:(?:[\w-]|\\[.-])(?![*+?]))+)|(?P<sign>\((?:\?:)?|[|)^$])"
+                   r"|(?P<kind>[\w.-]|\\[.dw-]|\[\^?(?:[\w.-]|\\[.dw-])+\])(?P<often>[*+?]?)\??")
+PLAIN = re.compile(r"[\w-]+(\\?\.[\w-]+)*")  # a module's name, or the end of one
+MAX_PATTERN, MAX_OFTEN = 200, 16  # characters of one, and of them `*`, `+` or `?`
+MAX_PATTERNS = 2000  # of a file, each of which is compared with each module
+MAX_MATCHES = 1 << 18  # characters of those that are not plain, times the modules
+MAX_RANK = 1024  # which trainers let people choose, of small weights as well
 DORA = ("dora_scale", "lora_magnitude_vector")
 METADATA = "lora_adapter_metadata"  # where diffusers keeps PEFT's configs, if it was asked to
 # A part of a module's name -> the family of models that has it.
@@ -169,10 +178,7 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
         metadata = _metadata(path, tensors.metadata() or {})
         modules = _modules(path, tensors)
         parameters = _parameters(path, modules, shapes)
-        patterns = {part: _alpha_patterns(path, metadata, part) for part in shapes}
-        if len(modules) * sum(map(len, patterns.values())) > MAX_MATCHES:
-            raise CheckpointError(f"{path} is not understood: its metadata holds too many "
-                                  "patterns.")
+        patterns = _alpha_patterns(path, metadata, shapes, len(modules))
         deltas: dict[str, dict[str, Delta]] = defaultdict(dict)
         for module, (component, name) in parameters.items():
             scale = _declared_scale(metadata, patterns[component], component, name)
@@ -207,22 +213,34 @@ def _modules(path: Path, tensors) -> Modules:
         if not key:
             raise CheckpointError(f"{path} is not understood: it holds {name!r}, which belongs "
                                   "to no LoRA, LoHa or LoKr.")
-        part = tensors.get_slice(name)
-        modules[key["module"]][_factor(key)] = Stored(path, name, tuple(part.get_shape()),
-                                                      part.get_dtype())
-    if not modules:
-        raise CheckpointError(f"{path} holds no tensors.")
-    return modules
+        part, factors = tensors.get_slice(name), modules[key["module"]]
+        if twice := factors.get(_factor(key)):
+            raise CheckpointError(_twice(path, twice.name, name))
+        factors[_factor(key)] = Stored(path, name, tuple(part.get_shape()), part.get_dtype())
+    found = {module: factors for module, factors in modules.items()
+             if {*factors} != {"alpha"}}  # which by itself scales nothing
+    if not found:
+        raise CheckpointError(f"{path} holds no tensors of a LoRA.")
+    return found
+
+
+def _twice(path: Path, one: str, other: str) -> str:
+    return (f"{path} is not understood: {one} and {other} in it mean the same, which should be "
+            "there once.")
 
 
 def _parameters(path: Path, modules: Modules,
                 shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
     """The component and parameter of each module; raises CheckpointError unless all are there and
     of the shapes that the factors have."""
-    places = _places(shapes)
-    found, unknown, unfit = {}, [], []
+    places = _places(_with_unused_block(shapes))
+    found, unknown, unfit, known = {}, [], [], {}
     for module, factors in modules.items():
         component, name = _place(module, places)
+        if component and (other := known.setdefault((component, name), module)) != module:
+            raise CheckpointError(_twice(path, other, module))
+        if component and name not in shapes[component]:
+            continue
         try:
             _check({factor: stored.shape for factor, stored in factors.items()},
                    shapes[component][name])
@@ -276,6 +294,16 @@ def _array(path: Path, tensors, name: str) -> np.ndarray:
     return value.astype(np.float32) if dtype == "F64" else value
 
 
+def _with_unused_block(shapes: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
+    """The shapes with a block more of the first text encoder: that of SD 2 has one whose output is
+    not used and which no checkpoint in the diffusers layout holds, but files of LoRAs do."""
+    names = shapes.get("text_encoder", {})
+    last = max(map(int, re.findall(r"\.layers\.(\d+)\.", " ".join(names))), default=0)
+    unused = {name.replace(f".layers.{last}.", f".layers.{last + 1}."): shape
+              for name, shape in names.items()}
+    return {**shapes, "text_encoder": {**names, **unused}}
+
+
 def _places(shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
     """All that files call a module -> its component and the name of its weight."""
     places = {}
@@ -289,9 +317,9 @@ def _places(shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
                 places[module] = places.get(module, place)  # both text encoders have the same
                 for spelling in {module, renamed(module, original),
                                  module.removeprefix("text_model.")}:
-                    places[f"{component}.{spelling}"] = place
                     for prefix in prefixes:
-                        places[prefix + spelling.replace(".", "_")] = place
+                        places[f"{prefix}.{spelling}"] = place
+                        places[f"{prefix}_{spelling.replace('.', '_')}"] = place
     return places
 
 
@@ -299,7 +327,8 @@ def _place(module: str, places: Mapping[str, tuple[str, str]]) -> tuple[str, str
     """The component and parameter that a file's module means; names nobody has if there is none."""
     module = _normalized(module)
     component, dot, rest = module.partition(".")
-    for spelling in (module, component + dot + modern(rest), modern(module)):
+    for spelling in (module, component + dot + modern(rest), modern(module),
+                     component + dot + open_clip_name(f"{rest}.").removesuffix(".")):
         # diffusers called the projections of CLIP as the UNet's for a while.
         for name in (spelling, f"{spelling}.0", re.sub(r"\.to_(\w+)$", r".\1_proj", spelling)):
             if name in places:
@@ -317,32 +346,86 @@ def _normalized(module: str) -> str:
 
 def _are_known(modules: Iterable[str], places: Mapping[str, tuple[str, str]]) -> bool:
     """Whether names of modules that are not here begin as those that are."""
-    flat = tuple(prefix for prefixes in COMPONENTS.values() for prefix in prefixes)
+    flat = tuple(f"{prefix}_" for prefixes in COMPONENTS.values() for prefix in prefixes)
     begins = {place.partition(".")[0] for place in places}
     return any(module.startswith(flat) or module.partition(".")[0] in begins
                for module in map(_normalized, modules))
 
 
-def _alpha_patterns(path: Path, metadata: Mapping[str, Any],
-                    component: str) -> list[tuple[str, Any]]:
-    """What PEFT's config says of alphas, as shell patterns of modules' names with a dot in front:
-    of all that fit a name, the first counts."""
-    patterns = metadata.get(f"{component}.alpha_pattern")
-    found = []
-    for pattern, alpha in (patterns if isinstance(patterns, dict) else {}).items():
-        if len(pattern) > MAX_PATTERN or not PATTERN.fullmatch(pattern):
-            raise CheckpointError(f"{path} is not understood: the pattern {pattern[:60]!r} in its "
-                                  "metadata is none of names, dots and `.*`.")
-        begin = "." if pattern.startswith("^") else "*."
-        found.append((begin + pattern.strip("^$").replace(".*", "*").replace("\\.", "."), alpha))
-    return found
+def _alpha_patterns(path: Path, metadata: Mapping[str, Any], components: Iterable[str],
+                    modules: int) -> dict[str, list[tuple[Pattern, Any]]]:
+    """What PEFT's configs say of alphas: component -> patterns with their alphas, the first of
+    which that fits a module's name counts."""
+    declared = {part: metadata.get(f"{part}.alpha_pattern") for part in components}
+    declared = {part: found if isinstance(found, dict) else {} for part, found in declared.items()}
+    written = [pattern for found in declared.values() for pattern in found]
+    characters = sum(len(pattern) for pattern in written if not PLAIN.fullmatch(pattern))
+    if len(written) > MAX_PATTERNS or characters * modules > MAX_MATCHES:
+        raise CheckpointError(f"{path} is not understood: its metadata holds too many patterns.")
+    return {part: [(_pattern(path, pattern), alpha) for pattern, alpha in found.items()]
+            for part, found in declared.items()}
 
 
-def _declared_scale(metadata: Mapping[str, Any], patterns: list[tuple[str, Any]], component: str,
-                    name: str) -> Callable[[int], float]:
+def _pattern(path: Path, pattern: str) -> Pattern:
+    try:
+        if len(pattern) > MAX_PATTERN or sum(map(pattern.count, "*+?")) > MAX_OFTEN:
+            raise ValueError(pattern)
+        if PLAIN.fullmatch(pattern):
+            return "." + pattern.replace("\\.", ".")
+        tokens = [*TOKEN.finditer(pattern)]
+        if not tokens or "".join(token[0] for token in tokens) != pattern:
+            raise ValueError(pattern)
+        re.compile(pattern)  # whether all brackets are closed
+    except (ValueError, re.error):
+        raise CheckpointError(f"{path} is not understood: the pattern {pattern[:60]!r} in its "
+                              "metadata is none of names, dots, `.*`, [...], and alternatives in "
+                              "brackets.") from None
+    return tokens
+
+
+def _fits(pattern: Pattern, module: str) -> bool:
+    """Whether PEFT would find that a pattern fits a module's name, here with a dot in front."""
+    if isinstance(pattern, str):
+        return module.endswith(pattern)
+    begins = {dot.end() for dot in re.finditer(r"\.", module)}
+    return len(module) in _ends(iter(pattern), begins, module)
+
+
+def _ends(tokens: Iterator[re.Match], begins: Set[int], module: str) -> Set[int]:
+    """The places in a module's name where tokens up to a closing bracket can end, if they begin at
+    one of these. Each token looks at each place once, whatever stands before it."""
+    found, places = set(), begins
+    for token in tokens:
+        if text := token["text"]:
+            text = text.replace("\\", "")
+            places = {place + len(text) for place in places if module.startswith(text, place)}
+        elif token["kind"]:
+            places = _repeated(re.compile(token["kind"]), token["often"], places, module)
+        elif token["sign"] in ("^", "$"):
+            places = places & {1 if token["sign"] == "^" else len(module)}
+        elif token["sign"] == "|":
+            found, places = found | places, begins
+        elif token["sign"] == ")":
+            break
+        else:
+            places = _ends(tokens, places, module)
+    return found | places
+
+
+def _repeated(kind: re.Pattern, often: str, begins: Set[int], module: str) -> Set[int]:
+    ends, last = set(), begins
+    while last := {place + 1 for place in last if kind.match(module, place)} - ends:
+        ends |= last
+        if often not in ("*", "+"):
+            break
+    return ends | begins if often in ("*", "?") else ends
+
+
+def _declared_scale(metadata: Mapping[str, Any], patterns: list[tuple[Pattern, Any]],
+                    component: str, name: str) -> Callable[[int], float]:
     """The scale of a rank by PEFT's config in the file; 1 where there is none."""
     module = f".{name.removesuffix('.weight')}"
-    alpha = next((alpha for pattern, alpha in patterns if fnmatchcase(module, pattern)),
+    alpha = next((alpha for pattern, alpha in patterns if _fits(pattern, module)),
                  metadata.get(f"{component}.lora_alpha"))
     if not isinstance(alpha, int | float):
         return lambda rank: 1.0
@@ -377,13 +460,21 @@ def _check_product(up: tuple[int, ...], down: tuple[int, ...], core: tuple[int, 
     """Of what `_low_rank` takes."""
     (outputs, *inputs), rank = weight, math.prod(up[1:])
     expected = rank, *inputs
+    _check_rank(rank, outputs, math.prod(inputs))
     if core is not None:
+        _check_rank(max(rank, down[0]), outputs, inputs[0])
         if len(core) != 4 or core != (rank, down[0], *inputs[1:]):
             raise ValueError(f"a core of {core}")
         expected = down[0], inputs[0]
     if up[0] != outputs or not rank or down[0] != expected[0] or (
             math.prod(down) != math.prod(expected)):
         raise ValueError(f"{up} and {down} in place of {weight}")
+
+
+def _check_rank(rank: int, outputs: int, inputs: int) -> None:
+    """Raises ValueError for what is no low rank: a core of few numbers can make many of it."""
+    if rank > max(outputs, inputs, MAX_RANK):
+        raise ValueError(f"a rank of {rank}")
 
 
 def _whole_shape(factors: Shapes, name: str) -> tuple[int, ...]:
@@ -393,11 +484,13 @@ def _whole_shape(factors: Shapes, name: str) -> tuple[int, ...]:
     (rows, rank), (other, columns) = a, b = factors[f"{name}_a"], factors[f"{name}_b"]
     if core := factors.get(name.replace("_w", "_t")):
         (rank, rows), (other, columns), (first, second, *kernel) = a, b, core
+        _check_rank(max(rank, other), rows, columns)
         if (first, second) != (rank, other) or len(kernel) != 2:
             raise ValueError(f"a core of {core}")
         return rows, columns, *kernel
     if rank != other or not rank:
         raise ValueError(f"ranks {rank} and {other}")
+    _check_rank(rank, rows, columns)
     return rows, columns
 
 
@@ -479,7 +572,8 @@ def _other_family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
     """The models that a LoRA's names say it was made for, where this is none of them; else ""."""
     marks = dict(OTHER_FAMILIES)
     if "text_encoder_2" not in shapes:
-        marks |= dict.fromkeys(("te2_", "text_encoder_2", "clip_g."), "SDXL")
+        marks |= dict.fromkeys(("te2_", "te2.", "text_encoder_2", "clip_g.",
+                                "embedders.1."), "SDXL")
     return next((family for mark, family in marks.items()
                  if any(mark in module for module in modules)), "")
 
