@@ -1,6 +1,7 @@
 """A1111's prompt grammar, chunks of 75 tokens, and emphasis."""
 
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -180,6 +181,9 @@ def test_fifty_thousand_embeddings_do_not_slow_a_prompt():
     text = "a cat embedding-777 " * 200
     divided = prompt.chunks(parse(text), words, 100, names)
     assert sum(len(chunk.vectors) for chunk in divided.chunks) == 200
+    begun = time.perf_counter()
+    prompt.chunks(parse("(a)b" * 1000), words, 100, names)  # 2,000 fragments
+    assert time.perf_counter() - begun < 2
 
 
 def test_arrays_are_filled_up_by_empty_chunks():

@@ -9,7 +9,8 @@ Weights multiply the text encoder's output; see `weighted`.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from unicodedata import combining, normalize
 
 import jax
@@ -95,6 +96,8 @@ class Chunks:
 
 # A tokenizer: a text -> its token ids without marks, and where each token's text begins and ends.
 Encode = Callable[[str], tuple[Sequence[int], Sequence[tuple[int, int]]]]
+# The length of an embedding's name, the longest first -> the name in lower case -> as it is listed.
+Spellings = Mapping[int, Mapping[str, str]]
 
 
 def parse(prompt: str) -> ParsedPrompt:
@@ -208,11 +211,13 @@ def chunks(parsed: ParsedPrompt, encode: Encode, most: int,
         embeddings: name -> number of vectors, at most 75; the name, in upper or lower case, stands
             for them as a word of the prompt.
     """
+    vectors = embeddings or {}
+    spellings = _spellings(vectors)  # once, as there may be thousands
     divided: list[list[_Unit]] = []
     for section in parsed.sections:
         divided.append([])
         free = CHUNK
-        for unit in _units(section, encode, embeddings or {}):
+        for unit in _units(section, encode, vectors, spellings):
             if len(unit.ids) > free:
                 divided.append([])
                 free = CHUNK
@@ -227,11 +232,18 @@ def chunks(parsed: ParsedPrompt, encode: Encode, most: int,
     )
 
 
-def _units(section: Sequence[Fragment], encode: Encode,
-           embeddings: Mapping[str, int]) -> Iterator[_Unit]:
-    names = {normalize(form, name): name for name in embeddings for form in ("NFC", "NFD")}
+def _spellings(names: Iterable[str]) -> Spellings:
+    found: dict[int, dict[str, str]] = defaultdict(dict)
+    for name in names:
+        for spelling in {normalize("NFC", name), normalize("NFD", name)}:
+            found[len(spelling)][spelling.lower()] = name
+    return dict(sorted(found.items(), reverse=True))
+
+
+def _units(section: Sequence[Fragment], encode: Encode, embeddings: Mapping[str, int],
+           spellings: Spellings) -> Iterator[_Unit]:
     for fragment in section:
-        for text, name in _divided(fragment.text, names):
+        for text, name in _divided(fragment.text, spellings):
             if name is not None:
                 yield _Unit((0,) * embeddings[name], fragment.weight, text, name)
                 continue
@@ -241,28 +253,28 @@ def _units(section: Sequence[Fragment], encode: Encode,
                 yield _Unit((token,), fragment.weight, text[begins[number]:begins[number + 1]])
 
 
-def _divided(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+def _divided(text: str, spellings: Spellings) -> Iterator[tuple[str, str | None]]:
     """The pieces of a text, each with the embedding that it names or None; the longest name wins.
 
     A name stands by itself: no letter, accent, digit or underscore of the text goes on with it.
 
     Args:
         text: of a prompt.
-        names: the embeddings by their spellings.
+        spellings: of the embeddings.
     """
-    lengths = sorted({*map(len, names)}, reverse=True)
-    names = {spelling.lower(): name for spelling, name in names.items()}
     start = place = 0
-    while lengths and place < len(text):
-        ends = (place + length for length in lengths if place + length <= len(text))
-        end = next((end for end in ends if text[place:end].lower() in names
-                    and _between_words(text, place) and _between_words(text, end)), None)
-        if end is None:
+    while spellings and place < len(text):
+        found = next(((place + length, names[word]) for length, names in spellings.items()
+                      if (word := text[place:place + length].lower()) in names
+                      and _between_words(text, place)
+                      and _between_words(text, place + length)), None)
+        if found is None:
             place += 1
             continue
         if start < place:
             yield text[start:place], None
-        yield text[place:end], names[text[place:end].lower()]
+        end, name = found
+        yield text[place:end], name
         start = place = end
     if start < len(text):
         yield text[start:], None
