@@ -17,10 +17,13 @@ from sd_tpu import FlaxStableDiffusionPipeline
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.cli.drawing import early_defaults
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
+from sd_tpu.families.decoder import TinyDecoder
 from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.settings import Picture
 
 STEM = "diffusion_pytorch_model"
 
@@ -127,6 +130,15 @@ def test_a_variant_that_the_hub_lacks_in_part_is_made_up_by_the_plain_files(hub)
     assert files == [found / "vae" / f"{STEM}.safetensors"]
     assert checkpoint.weight_files(found / "unet", STEM, "fp16") == [
         found / "unet" / f"{STEM}.fp16.safetensors"]
+
+
+@pytest.mark.parametrize("find", [
+    partial(checkpoint.find, components_of=components_of), Checkpoint.open, ControlNet.open,
+    IPAdapter.open, partial(TinyDecoder.open, pictures=False),
+    FlaxStableDiffusionPipeline.from_pretrained])
+def test_the_home_of_nobody_is_no_folder_here(find):
+    assert "~nosuchuser/x" in refusal(find, "~nosuchuser/x.safetensors")
+    assert early_defaults("~nosuchuser/x") == Picture()
 
 
 def test_a_hub_id_without_a_connection_is_one_sentence():

@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from sd_tpu.checkpoint.config import CheckpointError, is_file, read_json
+from sd_tpu.reading import expanded
 
 Components = Mapping[str, str]  # folder of each network -> what its weight files' names begin with
 
@@ -35,7 +36,7 @@ def find(name: str | Path, components_of: Callable[[dict[str, Any]], Components]
         CheckpointError: it is a file, is no checkpoint, cannot be fetched, or has weights that are
             links to what is gone.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if is_file(path):
         raise CheckpointError(_file_message(path))
     if not path.is_dir():
@@ -73,7 +74,7 @@ def fetch(name: str | Path, patterns: Sequence[str],
     Raises:
         CheckpointError: it is not there, and cannot be fetched.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not is_file(path) and path.is_dir():
         return path
     if str(name).startswith(("/", "~", ".")) or str(name).count("/") > 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import is_file, read_json
+from sd_tpu.reading import expanded
 from sd_tpu.serving.job import (
     BLURRED,
     COMPILING,
@@ -58,7 +59,7 @@ def _help(setting: Setting) -> str:
 def early_defaults(model: str | Path) -> Picture:
     """The model's defaults as far as they are known before minutes go into loading it: those of a
     folder, without its size, so that a spacing its sampler lacks is refused at once."""
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     scheduler = folder / "scheduler" / "scheduler_config.json"
     if not is_file(scheduler):
         return Picture()

@@ -31,6 +31,7 @@ from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.tokenizer import Tokenizer
 from sd_tpu.folders import cache_folder, keep_within
+from sd_tpu.reading import expanded
 from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sampling.schedule import NoiseSchedule
 
@@ -111,7 +112,7 @@ class Checkpoint:
         options = dict(dtype=dtype, token_downsampling=token_downsampling, decoder=decoder,
                        scheduler={name: value for name, value in said.items()
                                   if value is not None})
-        path = Path(name).expanduser()
+        path = expanded(name)
         if is_file(path) and path.suffix == SUFFIX:
             return cls._open_file(single_file.read(path), **options)
         folder = checkpoint.find(name, partial(_components, safety_checker=safety_checker),

@@ -20,6 +20,7 @@ from sd_tpu.checkpoint.weights import Stored
 from sd_tpu.families.extra import ExtraNetwork, check_equal
 from sd_tpu.families.latent_diffusion import CONTROL, LatentDiffusion
 from sd_tpu.models import ControlNetModel
+from sd_tpu.reading import expanded
 
 STEM = "diffusion_pytorch_model"
 CLASS = "ControlNetModel"
@@ -51,7 +52,7 @@ class ControlNet(ExtraNetwork):
         if (kind := str(config.get("_class_name")).removeprefix("Flax")) != CLASS:
             raise CheckpointError(f"The ControlNet {str(name)!r} is {kind}; {CLASS} is supported.")
         checkpoint.weight_files(folder, STEM, variant)  # or it would fail at the first picture
-        shown = folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
+        shown = folder.resolve().name if expanded(name).is_dir() else str(name)
         return cls(name=shown.rpartition("/")[2], source=folder, dtype=dtype, variant=variant,
                    config=ControlNetConfig.from_dict(config))
 

@@ -10,6 +10,7 @@ from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint.config import CheckpointError, TinyVAEConfig, read_json
 from sd_tpu.families import FAMILIES, Family
 from sd_tpu.families.latent_diffusion import vae_config
+from sd_tpu.reading import expanded
 
 STEM = "diffusion_pytorch_model"
 
@@ -47,7 +48,7 @@ class TinyDecoder:
         if (kind := config.get("_class_name")) != "AutoencoderTiny":
             raise CheckpointError(f"The decoder {str(name)!r} is {kind or 'of an unknown class'}; "
                                   "AutoencoderTiny, such as TAESD and TAESDXL, is supported.")
-        shown = folder.resolve().name if Path(name).expanduser().is_dir() else str(name)
+        shown = folder.resolve().name if expanded(name).is_dir() else str(name)
         return cls(name=shown, folder=folder, config=config, pictures=pictures,
                    family=_family_of(f"{shown} {config.get('_name_or_path')}"))
 

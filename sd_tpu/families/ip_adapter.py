@@ -23,6 +23,7 @@ from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families.extra import ExtraNetwork, check_equal
 from sd_tpu.families.latent_diffusion import REFERENCE, LatentDiffusion
 from sd_tpu.models import IPAdapter as Network
+from sd_tpu.reading import expanded
 
 ENCODER, STEM = "image_encoder", "model"
 # Where h94/IP-Adapter, from its top, has the encoder of most of its adapters.
@@ -58,7 +59,7 @@ class IPAdapter(ExtraNetwork):
                 encoder.
         """
         if image_encoder is not None:
-            image_encoder = image_encoder.expanduser()
+            image_encoder = expanded(image_encoder)
             if not is_file(image_encoder / "config.json"):
                 raise CheckpointError(f"{image_encoder} holds no image encoder: it has no "
                                       "config.json.")
@@ -106,7 +107,7 @@ class IPAdapter(ExtraNetwork):
 def _find(name: str | Path) -> tuple[Path, Path, str]:
     """The file, the folder from which SHARED counts, and the hub id, "" where the file lies here.
     Of the hub's encoders only the configs come with it: each takes gigabytes, and one is used."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if is_file(path) and path.suffix != SUFFIX:
         raise CheckpointError(f"{path} is no {SUFFIX} file; pickles (.bin, .pt) can run code when "
                               f"opened. h94/IP-Adapter's own are there as {SUFFIX} files as well.")

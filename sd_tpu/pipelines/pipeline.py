@@ -30,6 +30,7 @@ from sd_tpu.pipelines.files import fetch_packed, take_options
 from sd_tpu.pipelines.models import Network, Output
 from sd_tpu.pipelines.names import to_ours
 from sd_tpu.pipelines.schedulers import Scheduler, SchedulerState, scheduler_for
+from sd_tpu.reading import expanded
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, make_mesh, replicated, split
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import Entry, Given
@@ -132,14 +133,14 @@ class FlaxDiffusionPipeline:
         stored = cls._components(index, checked=CHECKER not in options)
         given = {part: options.pop(part) for part in (*made._parts(), *OPTIONAL) if part in options}
         warn_of_unknown(options, made.__name__)
-        if not Path(name).expanduser().is_dir():
+        if not expanded(name).is_dir():
             fetch_packed(str(name), folder, stored, hub)
         checks, params = ({}, {}) if CHECKER not in stored else made._read_checker(
             folder / CHECKER, variant, dtype or jnp.float32, sharding)
         parts = {**made._read(folder, dtype or jnp.float32, given), **checks, **given}
         pipeline = made(**parts, dtype=dtype, token_downsampling=token_downsampling)
         # A folder's whole path would travel in every picture.
-        local = Path(name).expanduser().is_dir()
+        local = expanded(name).is_dir()
         pipeline.card = ModelCard.read(folder, folder.resolve().name if local else str(name))
         params |= {part: parts[part].load(folder / part, variant, pipeline.dtype, sharding)
                    for part in made.networks if part not in given}
