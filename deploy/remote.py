@@ -124,6 +124,7 @@ class RemoteEngine(EngineClient):
         """As `EngineClient.close`; the hosts are Serve's to end."""
         self._closing.set()
         for job in list(self._jobs.values()):
+            job.tell(Interrupted())
             job.cancel()
         self._pool.shutdown()
 

@@ -102,8 +102,9 @@ def _wait(engine: Engine, grace: float) -> None:
             time.sleep(3600)
     except _Terminated:
         print(f"Ending: what has been asked for is drawn within {grace:g} s.", flush=True)
-        engine.drain(max(0.0, grace - LAST_LOOK_SECONDS))
-        time.sleep(min(LAST_LOOK_SECONDS, grace))
+        last_look = min(LAST_LOOK_SECONDS, grace / 2)
+        engine.drain(grace - last_look)
+        time.sleep(last_look)
 
 
 @contextmanager
@@ -125,6 +126,7 @@ def _termination() -> Iterator[None]:
 def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI:
     """Page and APIs on an engine as an ASGI application, as the flags of `add_page_flags` say, for
     whatever serves it; raises ValueError or OSError where they cannot be followed."""
+    quote_errors()
     pages = _import_page()
     access, history = _opened(args)
     return pages.mount(pages.build(engine, history), mcp_server=args.api,
@@ -201,7 +203,8 @@ def _check_proxies() -> None:
     variables = ("NO_PROXY", "no_proxy")
     there = ",".join(os.environ.get(variable, "") for variable in variables).split(",")
     names = (*(each.strip(" []") for each in there), *LOCAL_NAMES, "127.0.0.1", "::1")
-    os.environ.update(dict.fromkeys(variables, ",".join(dict.fromkeys(filter(None, names)))))
+    value = "*" if "*" in names else ",".join(dict.fromkeys(filter(None, names)))
+    os.environ.update(dict.fromkeys(variables, value))
     try:
         httpx.Client().close()  # as the libraries make theirs, some while they are imported
     except Exception as error:

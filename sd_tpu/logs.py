@@ -6,11 +6,10 @@ as many megabytes as a request may have.
 
 import logging
 import traceback
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
 LONGEST = 500  # characters of a message
-FRAMES = 40  # of a traceback
+FRAMES, CAUSES = 40, 10  # of a traceback, and exceptions that one came from
 
 
 def quote_errors() -> None:
@@ -44,15 +43,20 @@ class _Quoting(logging.Formatter):
         """Formats a record."""
         lines = [f"{record.levelname} {record.name}: {quoted(record.getMessage())}"]
         if record.exc_info and record.exc_info[1]:
-            lines += _lines(record.exc_info[1])
+            for error in _causes(record.exc_info[1]):
+                frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+                lines += "".join(traceback.format_list(frames)).splitlines()
+                lines.append(f"  {type(error).__name__}: {quoted(str(error))}")
         return "\n".join(lines)
 
 
-def _lines(error: BaseException) -> Iterator[str]:
-    """The frames of an exception and of what it came from, each with its message."""
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause:
-        yield from _lines(cause)
-    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
-    yield from "".join(traceback.format_list(frames)).splitlines()
-    yield f"  {type(error).__name__}: {quoted(str(error))}"
+def _causes(error: BaseException) -> list[BaseException]:
+    """An exception and those that it came from, the first one first."""
+    found = [error]
+    while len(found) < CAUSES:
+        last = found[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None:
+            break
+        found.append(cause)
+    return found[::-1]

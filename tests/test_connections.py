@@ -37,7 +37,17 @@ async def hold(_) -> PlainTextResponse:
         await asyncio.sleep(0.05)
 
 
-APP = Starlette(routes=[Route("/", lambda _: PlainTextResponse("here")), Route("/endless", endless),
+async def refuse(_) -> PlainTextResponse:
+    return PlainTextResponse("too much", 429)
+
+
+async def large(_) -> PlainTextResponse:
+    return PlainTextResponse("x" * LARGE)
+
+
+LARGE = 24 << 20
+APP = Starlette(routes=[Route("/refuse", refuse, methods=["POST"]), Route("/large", large),
+                        Route("/", lambda _: PlainTextResponse("here")), Route("/endless", endless),
                         Route("/hold", hold), Route("/body", body, methods=["POST"])])
 
 
@@ -130,6 +140,32 @@ def test_a_client_that_does_not_read_is_let_go(serve):
     assert received < 1 << 24  # what was in the buffers
 
 
+def test_a_client_that_reads_slowly_gets_all(serve):
+    connection, received = connect(serve(), WHOLE.replace(b"GET /", b"GET /large")), 0
+    connection.settimeout(5)
+    for _ in range(40):
+        received += len(connection.recv(1 << 18))
+        time.sleep(0.05)  # 2 s, of which each has something read
+    while received < LARGE:
+        received += len(connection.recv(1 << 20))
+    assert received >= LARGE
+
+
+def test_an_answer_before_the_end_of_a_body_is_heard(serve):
+    body = b"POST /refuse HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
+    connection = connect(serve(), body + bytes(1000))
+    time.sleep(0.2)
+    for _ in range(40):
+        connection.sendall(bytes(99975))
+    assert b"too much" in connection.recv(1 << 16)
+
+
+def test_a_second_request_that_was_sent_with_the_first_is_waited_for(serve):
+    connection = connect(serve(), WHOLE + WHOLE.replace(b"GET /", b"GET /hold"))
+    assert b"here" in connection.recv(1 << 16)
+    assert not ended(connection, 1.5)
+
+
 def test_a_request_that_takes_long_is_waited_for(serve):
     assert not ended(connect(serve(), WHOLE.replace(b"GET /", b"GET /hold")), 1.5)
 
@@ -191,6 +227,27 @@ def test_an_address_where_nothing_can_be_served_is_refused_in_a_sentence(host, p
         bind(host, port)
 
 
+@pytest.mark.parametrize("port", ["a word", "-1", "65536", "80.5"])
+def test_a_port_of_the_environment_that_is_none_is_refused_in_a_sentence(port, monkeypatch):
+    monkeypatch.setenv("GRADIO_SERVER_PORT", port)
+    with pytest.raises(ValueError, match="A port is a number from 1 to 65535"):
+        bind()
+
+
+def test_a_name_is_looked_up_once(monkeypatch):
+    asked = []
+
+    def fail(*_, **__):
+        asked.append(1)
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setenv("GRADIO_SERVER_PORT", "")
+    with pytest.raises(ValueError, match="cannot be served"):
+        bind("typo.invalid")
+    assert len(asked) == 1
+
+
 def test_the_first_free_port_is_taken_and_one_that_is_named_and_taken_is_refused():
     with bind() as first:
         first.listen()
@@ -209,8 +266,10 @@ def test_an_empty_name_is_the_default(monkeypatch):
 
 @pytest.mark.parametrize(("address", "network"), [
     ("192.0.2.7", "192.0.2.7"), ("::ffff:192.0.2.7", "192.0.2.7"), ("::1", "::1"),
-    ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"), ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
-    ("fe80::1%eth0", "fe80::/64"), ("testclient", "testclient"), (None, ""),
+    ("2001:db8:1:2:3:4:5:6", "2001:db8:1::/56"), ("2001:db8:1:ff::9", "2001:db8:1::/56"),
+    ("2001:db8:1:100::9", "2001:db8:1:100::/56"), ("fe80::1%eth0", "fe80::/56"),
+    ("2002:c000:207:1::1", "192.0.2.7"), ("64:ff9b::c000:207", "192.0.2.7"),
+    ("testclient", "testclient"), (None, ""),
 ])
 def test_an_address_counts_by_what_one_subscriber_has(address, network):
     assert network_of(address) == network

@@ -559,6 +559,20 @@ def test_a_start_with_a_wrong_clock_deletes_nothing(history, monkeypatch, days):
     assert len(ids(History(history.folder))) == 5
 
 
+def test_starts_with_a_wrong_clock_delete_no_more_than_one_share_in_a_day(history, monkeypatch):
+    old = add(history, 20)
+    history.close()
+    with monkeypatch.context() as wrong:
+        shift_clock(wrong, 200)
+        for _ in range(6):
+            again = History(history.folder)
+            add(again, 2)
+            again.close()
+    again = History(history.folder)
+    assert len({*old} & {*ids(again, runs=100)}) >= 17
+    again.close()
+
+
 def test_pictures_of_a_few_days_ahead_make_no_others_old(history, monkeypatch):
     add(history, 30)
     with monkeypatch.context() as wrong:

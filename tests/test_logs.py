@@ -49,6 +49,17 @@ def test_an_exception_has_its_frames_and_none_of_its_messages_lines(written):
     assert any("test_logs.py" in line for line in lines)
 
 
+def test_of_a_long_chain_of_exceptions_the_last_ones_are_written(written):
+    log, stream = written
+    error = None
+    for number in range(3000):
+        following = ValueError(f"number {number}")
+        following.__cause__, error = error, following
+    log.error("an event failed", exc_info=error)
+    text = stream.getvalue()
+    assert "number 2999" in text and "number 2990" in text and "number 2989" not in text
+
+
 def test_what_a_module_prints_of_an_exception_is_logged(caplog, capsys):
     module = SimpleNamespace(traceback=traceback)
     log_printed_errors(module)

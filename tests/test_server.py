@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from visitor import fill, make, visit
 
@@ -133,6 +134,25 @@ def test_nothing_of_another_website_is_passed_on_as_the_servers_own(path):
     assert ask(Names(), "/gradio_api/file=/tmp/a/https.png").text == "page"
 
 
+def test_what_an_assistant_says_of_its_address_is_not_passed_on():
+    headers = []
+
+    async def page(scope, receive, send) -> None:
+        headers.append(Headers(scope=scope))
+        await PlainTextResponse("page")(scope, receive, send)
+
+    served = Gate(page, names=Names(), access=Access(("a-key",)), api=None, paths=())
+
+    async def post() -> None:
+        transport = httpx.ASGITransport(served, client=("192.0.2.7", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await client.post("/gradio_api/mcp/", headers={
+                "authorization": "Bearer a-key", "x-forwarded-for": "198.51.100.1"})
+
+    asyncio.run(post())
+    assert headers[0].getlist("x-forwarded-for") == ["192.0.2.7"]
+
+
 def test_browsers_are_told_what_the_page_may_load_and_who_may_show_it():
     headers = ask(Names()).headers
     assert headers["x-content-type-options"] == "nosniff"
@@ -244,6 +264,23 @@ def test_flags_of_the_environment_that_cannot_be_read_are_said_to_be_of_there(mo
     assert "The flags in SD_TPU_FLAGS cannot be read: No closing quot" in capsys.readouterr().err
 
 
+def test_a_page_that_cannot_be_served_after_all_is_a_sentence(monkeypatch, capsys, tmp_path):
+    served, listeners = app.bind, []
+
+    def bind(host=None, port=None):  # whose port another program takes while the model is read
+        listener = served(host, port)
+        if listeners:
+            listener.close()
+            raise OSError("Address already in use")
+        listeners.append(listener)
+        return listener
+
+    monkeypatch.setattr(app, "bind", bind)
+    monkeypatch.setattr("sd_tpu.page.bind", bind)
+    assert app.main(["--no-history"]) == 2
+    assert "sd_tpu: Address already in use" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, checkpoints, tmp_path):
     (tmp_path / "keys").write_text("a-key\n")
@@ -308,7 +345,7 @@ def test_without_a_home_the_folders_are_this_users_own_temporary_ones(monkeypatc
 
 @pytest.mark.parametrize(("variable", "value", "sound"), [
     ("ALL_PROXY", "socks5://127.0.0.1:9", True), ("HTTP_PROXY", "http://127.0.0.1:9", True),
-    ("NO_PROXY", "[::1],example.org", True), ("NO_PROXY", "", True),
+    ("NO_PROXY", "[::1],example.org", True), ("NO_PROXY", "", True), ("NO_PROXY", "*", True),
     ("HTTPS_PROXY", "socks4://127.0.0.1:9", False), ("ALL_PROXY", "what://x", False),
 ])
 def test_a_proxy_of_the_environment_is_used_or_named_before_anything_is_loaded(
@@ -318,7 +355,8 @@ def test_a_proxy_of_the_environment_is_used_or_named_before_anything_is_loaded(
     monkeypatch.setenv(variable, value)
     if sound:
         app._check_proxies()
-        assert {"127.0.0.1", "localhost", "::1"} <= {*os.environ["NO_PROXY"].split(",")}
+        names = {*os.environ["NO_PROXY"].split(",")}
+        assert {"127.0.0.1", "localhost", "::1"} <= names or names == {"*"} == {value}
         assert "example.org" not in value or "example.org" in os.environ["no_proxy"]
     else:
         with pytest.raises(ValueError, match="A proxy in the environment"):

@@ -1,6 +1,7 @@
 """Turns of the page's own work, and what networks may hand in and ask for."""
 
 import asyncio
+import os
 import threading
 import time
 
@@ -94,6 +95,7 @@ def upload(tmp_path, monkeypatch):
     """Hands in so many bytes from an address; the answer's status."""
     monkeypatch.setattr(files, "get_upload_folder", lambda: str(tmp_path))
     monkeypatch.setattr(files, "UPLOAD_BYTES", 1000)
+    monkeypatch.setattr(files, "LEAST", 1)
     monkeypatch.setattr(files, "ALL_UPLOADS", 1500)
 
     async def save(scope, receive, send) -> None:
@@ -134,6 +136,21 @@ def test_of_all_that_was_handed_in_the_oldest_goes_beyond_the_bound(upload, tmp_
     assert sum(file.stat().st_size for file in there) <= 1500 + 400
     assert tmp_path / "5" / "picture.png" in there
     assert tmp_path / "0" / "picture.png" not in there
+
+
+def test_finished_pictures_are_no_uploads(upload, tmp_path):
+    finished = tmp_path / "pictures" / "hash" / "7-a-cat.png"
+    finished.parent.mkdir(parents=True)
+    finished.write_bytes(bytes(1500))
+    os.utime(finished, (0, 0))
+    for number in range(5):
+        assert upload(400, f"192.0.2.{number}") == 200
+    assert finished.is_file()
+
+
+def test_small_files_count_for_what_their_folders_take(upload, monkeypatch):
+    monkeypatch.setattr(files, "LEAST", 400)
+    assert [upload(1) for _ in range(3)] == [200, 200, 429]
 
 
 def test_a_network_has_so_many_requests_answered_at_a_time(monkeypatch):

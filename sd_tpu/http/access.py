@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
+import os
 from pathlib import Path
 
 import fastapi
@@ -14,6 +15,7 @@ from starlette.requests import HTTPConnection
 from sd_tpu.reading import read_text
 
 LOCAL_NAMES = ("localhost", "localhost.localdomain")
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # which holds all addresses of IPv4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,21 +77,27 @@ def is_loopback(host: str) -> bool:
 
 
 def network_of(address: str | None) -> str:
-    """The network that counts as one visitor: an address of IPv4, and of IPv6 the /64 that a single
-    subscriber has whole (RFC 6177); empty if it is not known."""
+    """The network that counts as one visitor: an address of IPv4, and of IPv6 the /56 that a home
+    is given (RIPE-690); empty if it is not known."""
     try:
         ip = ipaddress.ip_address((address or "").partition("%")[0])
     except ValueError:
         return address or ""
-    if ip.version == 6 and ip.ipv4_mapped:
-        return str(ip.ipv4_mapped)
+    if ip.version == 6 and (inner := ip.ipv4_mapped or ip.sixtofour or (
+            ip in NAT64 and ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))):
+        return str(inner)
     whole = ip.version == 4 or ip.is_loopback
-    return str(ip if whole else ipaddress.ip_network((ip, 64), strict=False))
+    return str(ip if whole else ipaddress.ip_network((ip, 56), strict=False))
 
 
 def visitor_network(visitor: HTTPConnection) -> str:
     """The network of whoever asks; a proxy that the server trusts says for whom it does."""
     return network_of(visitor.client and visitor.client.host)
+
+
+def is_space() -> bool:
+    """Whether this runs as a Space on the Hugging Face Hub."""
+    return os.environ.get("SYSTEM") == "spaces"
 
 
 def host_of(netloc: str) -> str:

@@ -22,7 +22,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sd_tpu.http.access import Access, host_of, is_loopback, visitor_network
+from sd_tpu.http.access import Access, host_of, is_loopback, is_space, visitor_network
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 
 ANY = "*"
@@ -32,7 +32,7 @@ TOOLS = "/gradio_api/mcp"
 # would take for the server's own, turning recordings into other files, and telling of visitors.
 _CLOSED = re.compile(r"/monitoring(/|$)|/gradio_api/(file[=/]\W*https?:|proxy=|process_recording)",
                      re.IGNORECASE)
-NETWORK_REQUESTS = 512  # that are answered at a time; a page that is open holds one or two
+NETWORK_REQUESTS = 1024  # that are answered at a time; a page that is open holds one or two
 MAX_BODY_BYTES = 2 * MAX_FILE_BYTES  # of a request: a picture in base64, or a file in a form
 # Gradio's browser part makes functions of texts and styles of values.
 _POLICY = {
@@ -78,7 +78,7 @@ class Names:
             given: by whoever started the server.
             share: whether there is a link through Gradio's servers.
         """
-        if os.environ.get("SYSTEM") == "spaces":
+        if is_space():
             return cls(frozenset({ANY}), f"'self' {_HUB}")
         if _NOTEBOOKS & os.environ.keys():
             return cls(frozenset({ANY}), "'self' https:")
@@ -122,6 +122,15 @@ def is_shared_unasked() -> bool:
 def is_below(path: str, folder: str) -> bool:
     """Whether a path is this one or below it, by whole segments."""
     return path == folder or path.startswith(f"{folder}/")
+
+
+def _name_visitor(scope: Scope) -> None:
+    """Has the headers say who asks: Gradio passes those of an assistant on to this server, which
+    believes itself."""
+    headers = MutableHeaders(scope=scope)
+    del headers["x-forwarded-for"]
+    if scope.get("client"):
+        headers["x-forwarded-for"] = scope["client"][0]
 
 
 class Gate:
@@ -175,6 +184,7 @@ class Gate:
             self._api if is_api else self._page)
         if app is self._page and is_below(path, TOOLS):
             app = await self._not_admitted(Request(scope)) or app
+            _name_visitor(scope)
         elif app is self._page:
             self._access.recognize(Request(scope))
         self._open[network] += 1

@@ -6,6 +6,7 @@ using it are closed, and where there are too many the oldest of them make room.
 """
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import os
@@ -13,28 +14,40 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.server import ServerState
 
-from sd_tpu.http.access import network_of
+from sd_tpu.http.access import is_space, network_of
 
 HEADER_SECONDS = 10.0  # in which the headers of a request come
 STALLED_SECONDS = 60.0  # without anything of a body coming in, or of an answer being read
 MAX_HEADER_BYTES = 1 << 16
-ADDRESS_CONNECTIONS = 512  # of a network that is no proxy of ours
+ADDRESS_CONNECTIONS = 1024  # of a network that is no proxy of ours, or an eighth of all if fewer
 FILES = 1 << 16  # that the process may have open, where the system lets it
 SPARE_FILES = 256  # of these that are no connections: pictures, weights, databases
 FIRST_PORT, PORTS = 7860, 100  # tried where none is named
 MAX_PORT = 65535
 CLOSE_SECONDS = 2.0  # in which what is being sent may still go out
-# Where proxies are that say for whom they ask, unless FORWARDED_ALLOW_IPS does.
-_TRUSTED = "127.0.0.1,::1,::ffff:127.0.0.1"
+# Where proxies are that say for whom they ask, unless FORWARDED_ALLOW_IPS does; those of a Space on
+# the Hugging Face Hub are in a private network.
+_TRUSTED = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 _FULL = (b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconnection: close\r\n"
          b"retry-after: 10\r\n\r\nToo many connections are open; please try again.\n")
+
+
+class _State(ServerState):
+    """What uvicorn's connections share: the open ones, and how many each network has."""
+
+    def __init__(self, proxies: Container[str]):
+        """Begins with none; `proxies` may have as many as all together."""
+        super().__init__()
+        self.proxies, self.networks = proxies, Counter[str]()
 
 
 class Connection(AutoHTTPProtocol):
@@ -42,11 +55,13 @@ class Connection(AutoHTTPProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
+    _unread = 0  # bytes of answers, when they were looked at last
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begins to wait for headers, if there is room for another connection."""
         super().connection_made(transport)
         self.since, self.network = time.monotonic(), network_of(self.client and self.client[0])
+        self.server_state.networks[self.network] += 1
         self._wait(HEADER_SECONDS)
         if (rivals := self._rivals()) is not None:
             idle = [each for each in rivals if each.idle and each is not self]
@@ -63,7 +78,7 @@ class Connection(AutoHTTPProtocol):
         """Reads a part of a request, of whose headers no more than MAX_HEADER_BYTES."""
         begins = self.idle and not self._header_bytes
         super().data_received(data)
-        if not self.idle:
+        if not self.idle or (self.cycle and self.cycle.more_body):  # of which no more is wanted
             self._header_bytes = 0
             self._watch_body()
             return
@@ -76,7 +91,8 @@ class Connection(AutoHTTPProtocol):
     def pause_writing(self) -> None:
         """Begins to wait for a client that does not read."""
         super().pause_writing()
-        self._wait(STALLED_SECONDS)
+        self._unread = self.transport.get_write_buffer_size()
+        self._wait(STALLED_SECONDS, self._look_at_reader)
 
     def resume_writing(self) -> None:
         """Goes on once it has read."""
@@ -87,12 +103,17 @@ class Connection(AutoHTTPProtocol):
         """Waits for the next request, for which uvicorn closes the connection soon; or for a client
         that has not read all, for which it does not."""
         super().on_response_complete()
-        self._wait(STALLED_SECONDS)
+        if self.idle:
+            self._unread = self.transport.get_write_buffer_size()
+            self._wait(STALLED_SECONDS, self._look_at_reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Waits for nothing more."""
         super().connection_lost(exc)
         self._forget()
+        self.server_state.networks[self.network] -= 1
+        if not self.server_state.networks[self.network]:
+            del self.server_state.networks[self.network]
 
     @property
     def idle(self) -> bool:
@@ -103,24 +124,30 @@ class Connection(AutoHTTPProtocol):
         """The connections of which one is too many; None if there is room."""
         if len(self.connections) >= self.limit_concurrency:
             return self.connections
-        near = [each for each in self.connections if each.network == self.network]
-        return near if len(near) > ADDRESS_CONNECTIONS and not self._is_of_a_proxy() else None
-
-    def _is_of_a_proxy(self) -> bool:
-        """Whether others may be behind the address, as uvicorn is told."""
-        proxies = ProxyHeadersMiddleware(self.app, self.config.forwarded_allow_ips).trusted_hosts
-        return bool(self.client) and self.client[0] in proxies
+        most = min(ADDRESS_CONNECTIONS, self.limit_concurrency // 8)
+        if self.server_state.networks[self.network] <= most or (
+                self.client and self.client[0] in self.server_state.proxies):
+            return None
+        return [each for each in self.connections if each.network == self.network]
 
     def _watch_body(self) -> None:
         if self.flow.write_paused:
             return  # it is waited for already, whatever it sends
         self._forget()
-        if not self.idle and self.cycle.more_body:
+        if self.cycle.more_body:
             self._wait(STALLED_SECONDS)
 
-    def _wait(self, seconds: float) -> None:
+    def _look_at_reader(self) -> None:
+        """Closes the connection unless something was read since the last look."""
+        unread = self.transport.get_write_buffer_size()
+        if unread >= self._unread:
+            return self.transport.abort()
+        self._unread = unread
+        self._wait(STALLED_SECONDS, self._look_at_reader)
+
+    def _wait(self, seconds: float, then: Callable[[], None] | None = None) -> None:
         self._forget()
-        self._timer = self.loop.call_later(seconds, self.transport.abort)
+        self._timer = self.loop.call_later(seconds, then or self.transport.abort)
 
     def _forget(self) -> None:
         if self._timer:
@@ -139,21 +166,23 @@ class Server:
             listener: where, as `bind` makes it.
 
         Raises:
-            OSError: another program serves there since.
-            RuntimeError: the application did not start.
+            OSError: another program serves there since, or the application did not start.
         """
         self.address = address_of(listener)
         listener.listen()  # raises here, and not in the thread
+        trusted = os.environ.get("FORWARDED_ALLOW_IPS") or ",".join(
+            (*_TRUSTED, listener.getsockname()[0], *_PRIVATE * is_space()))
         self._uvicorn = uvicorn.Server(uvicorn.Config(
             app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False,
             limit_concurrency=max(SPARE_FILES, raise_file_limit() - SPARE_FILES),
-            forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", _TRUSTED)))
+            forwarded_allow_ips=trusted))
+        self._uvicorn.server_state = _State(ProxyHeadersMiddleware(app, trusted).trusted_hosts)
         self._thread = threading.Thread(target=self._uvicorn.run, args=([listener],),
                                         name="server", daemon=True)
         self._thread.start()
         while not self._uvicorn.started:
             if not self._thread.is_alive():
-                raise RuntimeError("The page did not start.")
+                raise OSError("The page did not start.")
             time.sleep(0.01)
 
     def close(self) -> None:
@@ -174,25 +203,29 @@ def bind(host: str | None = None, port: int | None = None) -> socket.socket:
     Raises:
         ValueError: nothing can be served there.
     """
-    host, named = server_name(host), port is not None or "GRADIO_SERVER_PORT" in os.environ
-    first = int(os.environ.get("GRADIO_SERVER_PORT", FIRST_PORT)) if port is None else port
-    if not 1 <= first <= MAX_PORT:  # the system would take another
+    host, named = server_name(host), os.environ.get("GRADIO_SERVER_PORT") if port is None else port
+    first = str(named or FIRST_PORT) if port is None else str(port)
+    if not first.isdecimal() or not 1 <= int(first) <= MAX_PORT:  # the system would take another
         raise ValueError(f"A port is a number from 1 to {MAX_PORT}, not {first}.")
-    for each in range(first, first + (1 if named else PORTS)):
-        try:
-            return _bind(host, each)
-        except (OSError, UnicodeError) as error:
-            failure = error
-    where = f"[{host}]" if ":" in host else host
-    raise ValueError(f"The page cannot be served at {where}:{first}: {failure}. Name another with "
-                     "--host or --port; without --port it is the first free one.") from failure
+    try:
+        found = socket.getaddrinfo(host, first, type=socket.SOCK_STREAM)
+        # Programs that know no better look for a name at its address of IPv4.
+        family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        for port in range(int(first), int(first) + (1 if named else PORTS)):
+            try:
+                return _bind(family, (address[0], port, *address[2:]))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or port == int(first) + PORTS - 1 or named:
+                    raise
+    except (OSError, UnicodeError) as error:
+        where = f"[{host}]" if ":" in host else host
+        raise ValueError(
+            f"The page cannot be served at {where}:{first}: {error}. Name another with --host or "
+            "--port; without --port it is the first free one.") from error
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # Programs that know no better look for a name at its address of IPv4.
-    family, kind, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    listener = socket.socket(family, kind)
+def _bind(family: int, address: tuple) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -204,9 +237,9 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def server_name(given: str | None) -> str:
+def server_name(host: str | None) -> str:
     """The name or address to serve at, without brackets, as `bind` finds it."""
-    name = given or os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
+    name = host or os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
     return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 
 

@@ -56,16 +56,19 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     card, texts = engine.pipeline.card, Translations()
     with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
                    delete_cache=(3600, KEEP_SECONDS)) as page:
-        files = Files(Path(page.GRADIO_CACHE), engine.to_png)
+        # Below what is handed in, which Gradio puts there and `Uploads` bounds.
+        files = Files(Path(page.GRADIO_CACHE) / "pictures", engine.to_png)
         page.temp_file_sets.append(files.names)  # Gradio prunes them
         runs = Runs(Studio(engine, files, Inputs(), history))
         answers = Answers(runs)
         work = Turns(parallel=PARALLEL, most=MOST)
+        kept = Turns(parallel=4 * PARALLEL, most=MOST)  # whose database another may hold
         looks = Turns(parallel=EVENTS, most=MOST)
 
         async def answer(asked: Any, visitor: gr.Request) -> dict:
             asked = Asked.of(asked, visitor)
-            turns = work if asked.data.get("do") in WITH_FILES else looks
+            action = asked.data.get("do")
+            turns = work if action in WITH_FILES else kept if action == "history" else looks
             try:
                 return await turns.call(asked.address, answers.answer, asked)
             except Busy as error:
@@ -89,6 +92,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     # Gradio's own names for them: `launch` hands them over.
     page.i18n_instance, page.css = texts, style(engine.defaults)
     page.leave = runs.leave  # `remember_nothing` says who has gone
+    page.server = None
     return page
 
 

@@ -68,8 +68,8 @@ log = logging.getLogger(__name__)
 NEAR = 0.8  # of the model's tokens: from there on their count is shown
 MAX_KNOWN = 5000  # names and words that a page is told
 # What page.js asks for that reads, makes or packs pictures.
-WITH_FILES = frozenset(("again", "before", "grid", "history", "large", "larger", "link", "movie",
-                        "paint", "read", "take", "zip"))
+WITH_FILES = frozenset(("again", "before", "grid", "large", "link", "movie", "paint", "read",
+                        "take", "zip"))
 RUNS = 6  # on a page of the history; earlier ones come below
 MAX_PAGES = 1000
 MAX_SECONDS = 3.0  # that a picture of Live may take: who waits longer has lost the thread

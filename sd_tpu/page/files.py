@@ -4,6 +4,7 @@ import os
 import time
 from collections import Counter, deque
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from sd_tpu.settings import RequestError
 
 UPLOAD_PATH = "/gradio_api/upload"
 UPLOAD_SECONDS, UPLOAD_BYTES = 600, 1 << 28  # of a network: in this time, so much
+LEAST = 1 << 16  # bytes that a file counts for: it has a folder of its own
 ALL_UPLOADS = 1 << 30  # bytes of all networks on the disk
 
 
@@ -39,8 +41,8 @@ def url(path: str) -> str:
 
 
 class Uploads:
-    """ASGI middleware that bounds what is handed in: how much a network hands in lately, and how
-    much lies there of all together. What the page is to read it reads at once."""
+    """ASGI middleware that bounds uploads: how much a network hands in lately, and how much of all
+    networks lies on the disk. The page reads a file as soon as it is there, so old ones can go."""
 
     def __init__(self, app: ASGIApp):
         """Begins with nothing handed in."""
@@ -53,7 +55,8 @@ class Uploads:
         if scope["type"] != "http" or get_route_path(scope) != UPLOAD_PATH:
             return await self._app(scope, receive, send)
         network = visitor_network(HTTPConnection(scope))
-        length = int(Headers(scope=scope).get("content-length", MAX_FILE_BYTES))
+        length = int(Headers(scope=scope).get("content-length", 2 * MAX_FILE_BYTES))
+        length = max(length, LEAST)
         self._forget(time.monotonic() - UPLOAD_SECONDS)
         if self._spent[network] + length > UPLOAD_BYTES:
             answer = PlainTextResponse(
@@ -78,7 +81,7 @@ class Uploads:
 def _make_room(folder: Path) -> None:
     """Removes the oldest files that were handed in until the rest has ALL_UPLOADS bytes at most."""
     found = sorted(((status.st_mtime, status.st_size, file) for file in folder.glob("*/*")
-                    if (status := _status(file))), reverse=True)
+                    if (status := _status(file)) and S_ISREG(status.st_mode)), reverse=True)
     total = 0
     for _, size, file in found:
         total += size

@@ -156,12 +156,14 @@ class History:
         """
         self.folder, self._max_bytes, self._max_age_days = Path(folder), max_bytes, max_age_days
         self._pictures = self.folder / "pictures"
+        self._aged = self.folder / "aged"  # written when pictures went by age
         self._lock = threading.Lock()  # around the connection that writes
         self._reading = threading.Lock()  # around the other, which no other server can block
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="history")
-        self._pending: dict[str, Future] = {}  # what is being added, by name
+        # What is being added, by name: of which owner.
+        self._pending: dict[str, tuple[str, Future]] = {}
         self._starting = threading.Lock()  # around changes of these
-        self._next_prune = self._next_aging = 0.0
+        self._next_prune = 0.0
         self._undoable = self._make_timer()  # while a deletion can be taken back
         with _told(Sentence("The history cannot be kept in {folder}", folder=self.folder)):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -195,7 +197,7 @@ class History:
             done(failure)
 
         with self._starting:  # or it might be over before it is pending
-            self._pending[name] = self._writer.submit(write)
+            self._pending[name] = _hashed(owner), self._writer.submit(write)
 
     def add(self, owner: str, png: bytes, picture: Picture, made_at: float | None = None, *,
             run: str | None = None, place: int = 0, name: str | None = None) -> Entry:
@@ -217,7 +219,7 @@ class History:
         """
         hashed = _hashed(owner)
         if time.monotonic() >= self._next_prune:
-            self.prune(by_age=time.monotonic() >= self._next_aging)
+            self.prune()
         made_at = time.time() if made_at is None else made_at
         name = name or new_name()
         run = name if run is None else run
@@ -245,15 +247,16 @@ class History:
         """
         hashed = _hashed(owner)
         rows = self._ask(_LIST, dict(owner=hashed, least=int(favourites_only), runs=runs,
-                                     words=words.casefold(), run=run))
+                                     words=words.casefold(), run=run), hashed)
         return [Entry(name, number, made_at, bool(favourite), _picture(text), run, place,
                       self._file(name, hashed))
                 for name, number, made_at, favourite, text, run, place in rows]
 
     def picture(self, owner: str, id: str) -> Path | None:
         """The PNG file of the owner's picture; None if there is no such picture of this owner."""
+        hashed = _hashed(owner)
         rows = self._ask("SELECT id, owner FROM pictures "
-                         "WHERE id = ? AND owner = ? AND deleted_at IS NULL", (id, _hashed(owner)))
+                         "WHERE id = ? AND owner = ? AND deleted_at IS NULL", (id, hashed), hashed)
         return self._file(*rows[0]) if rows else None
 
     def favourites(self, owner: str, ids: Collection[str]) -> dict[str, bool]:
@@ -262,23 +265,24 @@ class History:
         pending = dict.fromkeys(self._pending.keys() & {*ids}, False)
         rows = self._ask("SELECT id, favourite FROM pictures WHERE owner = ? AND deleted_at IS NULL"
                          " AND id IN (SELECT value FROM json_each(?))",
-                         (_hashed(owner), json.dumps([*ids])), wait=False)
+                         (_hashed(owner), json.dumps([*ids])))
         return pending | {id: bool(favourite) for id, favourite in rows}
 
     def set_favourite(self, owner: str, id: str, favourite: bool) -> bool:
         """Marks a picture, or takes the mark away; whether the owner has such a picture."""
+        hashed = _hashed(owner)
         return bool(self._ask(
             "UPDATE pictures SET favourite = ? WHERE id = ? AND owner = ? AND deleted_at IS NULL "
-            "RETURNING id",
-            (int(favourite), id, _hashed(owner))))
+            "RETURNING id", (int(favourite), id, hashed), hashed))
 
     def delete(self, owner: str, id: str | None = None) -> list[Path]:
         """Deletes a picture of the owner, or all but the favourites; for good as soon as
         UNDO_SECONDS have passed without `restore`, or when the history is closed. Returns the
         files; none if there is no such picture of this owner."""
+        hashed = _hashed(owner)
         rows = self._ask("UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
                          "AND deleted_at IS NULL AND (id = :id OR :id IS NULL AND NOT favourite) "
-                         "RETURNING id, owner", dict(now=time.time(), owner=_hashed(owner), id=id))
+                         "RETURNING id, owner", dict(now=time.time(), owner=hashed, id=id), hashed)
         if rows:
             self._undoable = self._make_timer()  # earlier ones go on: each is for its own deletion
             self._undoable.start()
@@ -307,30 +311,50 @@ class History:
         self._delete("DELETE FROM pictures WHERE id = ? AND owner = ? AND NOT favourite "
                      "RETURNING id, owner", (id, _hashed(owner)))
 
-    def prune(self, *, by_age: bool = True) -> int:
+    def prune(self) -> int:
         """Deletes what is too old, and the oldest while all together are too large; how many.
 
         Favourites do not grow old, and go only when there is nothing else left to go. By age at
-        most one in SHARE goes at once.
+        most one in SHARE goes within AGE_SECONDS.
         """
         self._next_prune = time.monotonic() + PRUNE_SECONDS
-        old = self._prune_by_age() if by_age else 0
+        old = self._prune_by_age() if self._may_age() else 0
         return (self._delete_for_good(UNDO_SECONDS) + old
                 + self._delete(_PRUNE_BY_SIZE, (self._max_bytes,)))
 
     def _prune_by_age(self) -> int:
-        self._next_aging = time.monotonic() + AGE_SECONDS
         times = [made_at for made_at, in self._ask("SELECT made_at FROM pictures", ())]
         count = self._delete(_PRUNE_BY_AGE, (self._oldest(times), max(1, len(times) // SHARE)))
         if count:
+            self._note_aging()
             log.warning("%d of %d pictures of the history in %s were removed: they were made %g "
                         "days or more before its newest and are no favourites.", count, len(times),
                         self.folder, self._max_age_days)
         return count
 
+    def _may_age(self) -> bool:
+        """Whether nothing went by age within AGE_SECONDS, over starts; what that was by a clock
+        that was ahead counts from now on."""
+        try:
+            since = time.time() - self._aged.stat().st_mtime
+        except FileNotFoundError:
+            return True
+        if since < 0:
+            self._note_aging()
+        return since >= AGE_SECONDS
+
+    def _note_aging(self) -> None:
+        self._aged.touch()
+        os.utime(self._aged, (time.time(), time.time()))
+
     def close(self) -> None:
-        """Closes the database; nothing can be asked of it any more."""
-        self._writer.shutdown()
+        """Closes the database, once what is being added is there or BUSY_SECONDS have passed;
+        nothing can be asked of it any more."""
+        futures.wait(self._adding(), BUSY_SECONDS)
+        if lost := len(self._adding()):
+            log.error("%d pictures are missing from the history in %s, whose database another "
+                      "program holds.", lost, self.folder)
+        self._writer.shutdown(cancel_futures=True)
         self._undoable.cancel()
         with suppress(HistoryError):
             self._delete_for_good(0.0)
@@ -351,7 +375,7 @@ class History:
         """What has been deleted so long ago, or by a clock that was ahead; returns how many."""
         now = time.time()
         return self._delete("DELETE FROM pictures WHERE deleted_at <= ? OR deleted_at > ? "
-                            "RETURNING id, owner", (now - seconds, now))
+                            "RETURNING id, owner", (now - seconds, now + UNDO_SECONDS))
 
     # --- the database ---------------------------------------------------------------------------
 
@@ -371,11 +395,16 @@ class History:
             old.rename(aside / old.name)
         return aside
 
-    def _ask(self, statement: str, values: tuple | dict, *, wait: bool = True) -> list[tuple]:
-        """The rows of a statement, once what is being added is there, if that takes no longer than
-        PENDING_SECONDS."""
-        if wait:
-            futures.wait([*self._pending.values()], PENDING_SECONDS)
+    def _adding(self, owner: str | None = None) -> list[Future]:
+        """What is being added, of an owner by its hash, or of all."""
+        with self._starting:
+            return [future for whose, future in self._pending.values() if owner in (None, whose)]
+
+    def _ask(self, statement: str, values: tuple | dict, owner: str | None = None) -> list[tuple]:
+        """The rows of a statement, once what an owner adds, by its hash, is there, if that takes no
+        longer than PENDING_SECONDS."""
+        if owner:
+            futures.wait(self._adding(owner), PENDING_SECONDS)
         with _told(Sentence("The history cannot be read or changed")):
             if not statement.lstrip().startswith(("SELECT", "WITH")):
                 return self._run(statement, values)

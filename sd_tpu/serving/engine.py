@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -115,6 +116,7 @@ class Engine(EngineClient):
         self.worker = Worker(mesh, self._read, self._build, self._prepare)
         params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
         self._batches: dict[tuple, Batch] = {}
+        self._submitting: dict[int, set[Batch]] = {}  # what jobs need that are on their way in
         self._kinds: dict[Batch, _Kind] = {}
         self.batch = self._batch(self.defaults)
         self.programs = self._programs_of(self.batch)
@@ -185,6 +187,7 @@ class Engine(EngineClient):
                     self._drawn(request, place, tiling, canvas, followed[place]), strict=True)]
         with self._change:
             self._check_room(tickets)  # before anything is compiled for them
+        self._submitting[number] = {ticket.batch for ticket in tickets}
         try:
             for ticket in tickets:
                 self._encoders_of(ticket.batch, {*(ticket.entry.pictures or ())}, number)
@@ -199,6 +202,8 @@ class Engine(EngineClient):
         except BaseException:
             self._encoders.release(number)
             raise
+        finally:
+            del self._submitting[number]
         return job
 
     def _check_count(self, drawn: int) -> None:
@@ -471,7 +476,9 @@ class Engine(EngineClient):
             weights = self.offer.with_extra(weights, extra)
         guided = bool(is_guided(model.cfg_scale(picture.guidance)))
         key = weights.architecture, picture.height, picture.width, model.extras, guided
-        if key not in self._batches:
+        if key in self._batches:
+            self._batches[key] = self._batches.pop(key)  # the last is that asked about last
+        else:
             share = self.mesh.size * self._group
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
@@ -489,7 +496,7 @@ class Engine(EngineClient):
     def _forget_sizes(self) -> None:
         """Forgets half of the batches that were asked about, but for those that are in use."""
         with self._change:
-            used = {self.batch, *self.scheduler.batches}
+            used = {self.batch, *self.scheduler.batches, *chain(*self._submitting.values())}
             for key, batch in [*self._batches.items()][:MAX_SIZES // 2]:
                 if batch not in used:
                     del self._batches[key], self._kinds[batch]

@@ -458,9 +458,9 @@ class Run:
                     history.drop(owner, before.kept)
             self._note_kept(work, card, failure)
 
-        self._unwritten += 1
         history.add_later(owner, Path(card.picture.png), work.job.request.pictures[card.place],
                           done, name=card.kept, run=self.key, place=card.place)
+        self._unwritten += 1  # `done` waits for the lock
 
     def _note_kept(self, work: Work, card: Card, failure: HistoryError | None) -> None:
         """Says why a picture is not in the history, also of a run that is over, and lets its
@@ -471,12 +471,17 @@ class Run:
                 there = self.cards[card.place]
                 if there.kept == card.kept:
                     self._put(dataclasses.replace(there, kept=None))
+                if there.before and there.before.kept == card.kept:
+                    before = dataclasses.replace(there.before, kept=None)
+                    self._put(dataclasses.replace(there, before=before))
                 if work.line.kind == "over" and not work.unkept:
                     text = Sentence("{done}. {reason}", done=work.line.text,
                                     reason=failure.sentence)
+                    last = not self._works and self.line.text == work.line.text
                     work.line = dataclasses.replace(work.line, text=text)
+                    if last:  # or it would be said in place of what came later
+                        self._say(work.line)
                 work.unkept = failure.sentence
-                self._say(work.line)
             for follower in self._followers.values():
                 follower.wake()
 
