@@ -140,6 +140,7 @@ def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> 
     site = gr.mount_gradio_app(fastapi.FastAPI(openapi_url=None), page, "/", show_error=False,
                                enable_monitoring=False, **_served(page, middleware), **options)
     page.app = site.routes[-1].app  # Gradio leaves another there, which nobody serves
+    page.has_launched = True  # or Gradio would take any file of the server for one of a visitor's
     remember_nothing(page)
     return site
 
