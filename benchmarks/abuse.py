@@ -36,6 +36,7 @@ class Attacker:
         """Asks by this client; `hub` is the component that answers the page."""
         self._http, self._hub = http, hub
         self._held: list[socket.socket] = []
+        self._asked: list[asyncio.Task] = []
 
     async def names(self, count: int) -> str:
         """Asks for eight long pictures under each of so many names."""
@@ -51,7 +52,7 @@ class Attacker:
         run = (await self._ask("generate", browser, form=FORM))["run"]
         while not (await self._ask("large", browser, run=run, place=7)).get("file"):
             await asyncio.sleep(0.5)
-        self._tasks = [asyncio.create_task(self._ask("large", browser, run=run, place=each % 8))
+        self._asked = [asyncio.create_task(self._ask("large", browser, run=run, place=each % 8))
                        for each in range(count)]
         await asyncio.sleep(1)
         return f"{count} asked for"
@@ -77,6 +78,12 @@ class Attacker:
 
         taken = Counter(await asyncio.gather(*map(send, range(count))))
         return f"{taken[200]} taken"
+
+    async def end(self) -> None:
+        """Gives up what has not been answered yet."""
+        for task in self._asked:
+            task.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)
 
     async def _ask(self, action: str, browser: str, **more: Any) -> dict:
         answer = await self._http.post("/gradio_api/component_server", json={
@@ -125,6 +132,7 @@ async def measure(server: str, attack: str, count: int) -> dict[str, Any]:
         alone = statistics.median([await picture() for _ in range(5)])
         came = await getattr(attacker, attack)(count)
         health, beside = await _seconds(mine, "/healthz"), await picture()
+        await attacker.end()
         return {"attack": f"{count} {attack}", "came of it": came, "/healthz, s": health,
                 "a picture alone, s": alone, "beside it, s": beside, "times": beside / alone}
 

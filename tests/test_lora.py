@@ -401,38 +401,34 @@ def test_patterns_in_pefts_metadata_are_those_that_peft_matches(tmp_path, patter
                         ) == patterns.get(key, 4) / 2
 
 
-@pytest.mark.parametrize("pattern", ["([a-z_.0-9]+)+!", "(a|a)*b", "a{9999}", "a" * 300, "[", "",
-                                     "(?=to_q)", ".+" * 50, "(to_q", "to_q)", "[z-a]", "a**",
-                                     "(a)?", "a*+", r"\Z", r"(a)\1",
-                                     "(?P<a>q)", "(?i)TO_Q", "[[]", "\\"])
-def test_a_pattern_that_could_take_for_ever_is_refused_and_never_run(tmp_path, pattern):
+@pytest.mark.parametrize("pattern", ["[", "(?=to_q)", "(to_q", "to_q)", "[z-a]", r"(a)\1", "\\",
+                                     "(a{1000}){1000}"])
+def test_a_pattern_that_re2_does_not_know_is_refused(tmp_path, pattern):
     file = written(tmp_path, f"unet.{NAMES[0]}", {"unet.lora_alpha": 1, "unet.alpha_pattern": {
         pattern: 1}}, lora_A__weight=(2, 8), lora_B__weight=(8, 2))
-    assert "the pattern" in refusal(adapters.read_lora, file, SMALL)
+    assert "RE2's syntax" in refusal(adapters.read_lora, file, SMALL)
 
 
 @pytest.mark.parametrize("pattern", [
-    ".*a" * 16 + "z", "(a|a)" * 38 + "z", r"[\w.]*" * 16 + "[^a]", "(" * 66 + ".*z" + ")" * 66,
-    "(.*|.*)" * 8 + "z", "a?" * 16 + "z", "(|a)" * 45 + "z", "|".join("bcdefghij" * 10)])
-def test_patterns_that_come_back_take_no_time(pattern):
-    module, begun = "." + "a." * 40 + "a" * 160, time.perf_counter()
-    assert not adapters._fits(adapters._pattern("file", pattern), module)
-    assert time.perf_counter() - begun < 1
-
-
-@pytest.mark.parametrize("pattern, most", [
-    ("attentions.{}.to_q", 2000), (r"(attentions|x)\.\d+\.{}", 10)])
-def test_as_many_patterns_as_layers_are_read_and_more_are_a_sentence(pattern, most):
-    def read(count: int):
-        patterns = {pattern.format(number): 1 for number in range(count)}
-        return adapters._alpha_patterns("file", {"unet.alpha_pattern": patterns}, ["unet"], 800)
+    "([a-z_.0-9]+)+!", "(a|a)*b", ".*a" * 16 + "z", r"[\w.]*" * 16 + "[^_a-z]",
+    "(" * 66 + ".*z" + ")" * 66, "a?" * 100 + "z", "(.*|.*)" * 8 + "z"])
+def test_patterns_that_come_back_take_no_time(tmp_path, pattern):
     begun = time.perf_counter()
-    found = read(most)["unet"]
-    for number in range(800):
-        adapters._declared_scale({}, found, "unet", f"up_blocks.{number}.attentions.y.weight")
+    metadata = {"unet.lora_alpha": 4, "unet.alpha_pattern": {pattern: 6}}
+    assert scale_of(tmp_path, NAMES[0], metadata) == 2
+    alphas = adapters._alphas("file", metadata, "unet")
+    for _ in range(100):
+        adapters._declared_scale(metadata, alphas, "unet", "a." * 40 + "a" * 160)
     assert time.perf_counter() - begun < 5
-    with pytest.raises(CheckpointError, match="too many patterns"):
-        read(most + 10)
+
+
+def test_as_many_patterns_as_a_file_has_layers_are_read(tmp_path):
+    begun, patterns = time.perf_counter(), {f"attentions.{n}.to_q": n for n in range(2000)}
+    alphas = adapters._alphas("file", {"unet.alpha_pattern": patterns}, "unet")
+    for n in range(800):
+        name = f"up_blocks.attentions.{n}.to_q.weight"
+        assert adapters._declared_scale({}, alphas, "unet", name)(1) == n
+    assert time.perf_counter() - begun < 20
 
 
 def test_many_patterns_and_deep_metadata_are_a_sentence(tmp_path):
@@ -441,7 +437,7 @@ def test_many_patterns_and_deep_metadata_are_a_sentence(tmp_path):
     file = written(tmp_path, f"unet.{NAMES[0]}", many, **factors)
     many["unet.alpha_pattern"]["x"] = 1
     written(tmp_path, f"unet.{NAMES[0]}", many, **factors)
-    assert "too many patterns" in refusal(adapters.read_lora, file, SMALL)
+    assert "too long" in refusal(adapters.read_lora, file, SMALL)
     written(tmp_path, f"unet.{NAMES[0]}", "[" * 100_000, **factors)
     assert "is no JSON" in refusal(adapters.read_lora, file, SMALL)
     for alpha in (1e300, 10**400, float("nan")):

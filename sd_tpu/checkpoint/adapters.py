@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 by it, as safetensors asks
 import numpy as np
+import re2
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed
@@ -27,7 +28,6 @@ from sd_tpu.reading import composed
 Shapes = Mapping[str, tuple[int, ...]]
 Modules = Mapping[str, Mapping[str, Stored]]  # as a file calls them -> factor -> where it lies
 Factors = Mapping[str, np.ndarray]
-Pattern = str | list[re.Match]  # of modules' names: how they end, or tokens
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U8")  # which an alpha may be
 # What embeddings are called in files, of one text encoder or of two.
@@ -81,14 +81,8 @@ KEY = re.compile(
     r"(?:(?:lora_)?(?P<kohya>down|up|mid)\.weight|lora_(?P<peft>[AB])(?:\.[^.]+)?\.weight"
     r"|(?P<other>alpha|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2)))"
 )
-# What a pattern of PEFT's, a regular expression that ends a module's name, may hold: text, kinds of
-# characters and how often they come, and alternatives. `re` could take for ever even over these.
-TOKEN = re.compile(r"(?P<text>(?:(?:[\w-]|\\[.-])(?![*+?]))+)|(?P<sign>\((?:\?:)?|[|)^$])"
-                   r"|(?P<kind>[\w.-]|\\[.dw-]|\[\^?(?:[\w.-]|\\[.dw-])+\])(?P<often>[*+?]?)\??")
-PLAIN = re.compile(r"[\w-]+(\\?\.[\w-]+)*")  # a module's name, or the end of one
-MAX_PATTERN, MAX_OFTEN = 200, 16  # characters of one, and of them `*`, `+` or `?`
-MAX_PATTERNS = 2000  # of a file, each of which is compared with each module
-MAX_MATCHES = 1 << 18  # characters of those that are not plain, times the modules
+# Of a file's patterns, together: characters, and bytes of memory to match them.
+MAX_PATTERNS, PATTERN_BYTES = 1 << 16, 1 << 26
 MAX_RANK = 1024  # which trainers let people choose, of small weights as well
 DORA = ("dora_scale", "lora_magnitude_vector")
 METADATA = "lora_adapter_metadata"  # where diffusers keeps PEFT's configs, if it was asked to
@@ -178,10 +172,10 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
         metadata = _metadata(path, tensors.metadata() or {})
         modules = _modules(path, tensors)
         parameters = _parameters(path, modules, shapes)
-        patterns = _alpha_patterns(path, metadata, shapes, len(modules))
+        alphas = {part: _alphas(path, metadata, part) for part in shapes}
         deltas: dict[str, dict[str, Delta]] = defaultdict(dict)
         for module, (component, name) in parameters.items():
-            scale = _declared_scale(metadata, patterns[component], component, name)
+            scale = _declared_scale(metadata, alphas[component], component, name)
             factors = {factor: _array(path, tensors, stored.name)
                        for factor, stored in modules[module].items()}
             try:
@@ -352,81 +346,36 @@ def _are_known(modules: Iterable[str], places: Mapping[str, tuple[str, str]]) ->
                for module in map(_normalized, modules))
 
 
-def _alpha_patterns(path: Path, metadata: Mapping[str, Any], components: Iterable[str],
-                    modules: int) -> dict[str, list[tuple[Pattern, Any]]]:
-    """What PEFT's configs say of alphas: component -> patterns with their alphas, the first of
-    which that fits a module's name counts."""
-    declared = {part: metadata.get(f"{part}.alpha_pattern") for part in components}
-    declared = {part: found if isinstance(found, dict) else {} for part, found in declared.items()}
-    written = [pattern for found in declared.values() for pattern in found]
-    characters = sum(len(pattern) for pattern in written if not PLAIN.fullmatch(pattern))
-    if len(written) > MAX_PATTERNS or characters * modules > MAX_MATCHES:
-        raise CheckpointError(f"{path} is not understood: its metadata holds too many patterns.")
-    return {part: [(_pattern(path, pattern), alpha) for pattern, alpha in found.items()]
-            for part, found in declared.items()}
-
-
-def _pattern(path: Path, pattern: str) -> Pattern:
+def _alphas(path: Path, metadata: Mapping[str, Any],
+            component: str) -> tuple[re2.Set | None, list[Any]]:
+    """PEFT's patterns of modules' names, and their alphas. They are whatever a file says, so they
+    are matched by RE2, which takes time in proportion to a name, and memory within a bound."""
+    declared = metadata.get(f"{component}.alpha_pattern")
+    if not (declared and isinstance(declared, dict)):
+        return None, []
+    options = re2.Options()
+    options.max_mem, options.log_errors = PATTERN_BYTES, False
+    patterns = re2.Set.FullMatchSet(options)
     try:
-        if len(pattern) > MAX_PATTERN or sum(map(pattern.count, "*+?")) > MAX_OFTEN:
-            raise ValueError(pattern)
-        if PLAIN.fullmatch(pattern):
-            return "." + pattern.replace("\\.", ".")
-        tokens = [*TOKEN.finditer(pattern)]
-        if not tokens or "".join(token[0] for token in tokens) != pattern:
-            raise ValueError(pattern)
-        re.compile(pattern)  # whether all brackets are closed
-    except (ValueError, re.error):
-        raise CheckpointError(f"{path} is not understood: the pattern {pattern[:60]!r} in its "
-                              "metadata is none of names, dots, `.*`, [...], and alternatives in "
-                              "brackets.") from None
-    return tokens
+        if sum(map(len, declared)) > MAX_PATTERNS:
+            raise re2.error("there are too many")
+        for pattern in declared:
+            patterns.Add(rf"(?s)(.*\.)?({pattern})$")
+        patterns.Compile()
+    except re2.error:
+        raise CheckpointError(f"{path} is not understood: the alpha_pattern in its metadata, such "
+                              f"as {next(iter(declared))[:60]!r}, is not in RE2's syntax, or too "
+                              "long.") from None
+    return patterns, [*declared.values()]
 
 
-def _fits(pattern: Pattern, module: str) -> bool:
-    """Whether PEFT would find that a pattern fits a module's name, here with a dot in front."""
-    if isinstance(pattern, str):
-        return module.endswith(pattern)
-    begins = {dot.end() for dot in re.finditer(r"\.", module)}
-    return len(module) in _ends(iter(pattern), begins, module)
-
-
-def _ends(tokens: Iterator[re.Match], begins: Set[int], module: str) -> Set[int]:
-    """The places in a module's name where tokens up to a closing bracket can end, if they begin at
-    one of these. Each token looks at each place once, whatever stands before it."""
-    found, places = set(), begins
-    for token in tokens:
-        if text := token["text"]:
-            text = text.replace("\\", "")
-            places = {place + len(text) for place in places if module.startswith(text, place)}
-        elif token["kind"]:
-            places = _repeated(re.compile(token["kind"]), token["often"], places, module)
-        elif token["sign"] in ("^", "$"):
-            places = places & {1 if token["sign"] == "^" else len(module)}
-        elif token["sign"] == "|":
-            found, places = found | places, begins
-        elif token["sign"] == ")":
-            break
-        else:
-            places = _ends(tokens, places, module)
-    return found | places
-
-
-def _repeated(kind: re.Pattern, often: str, begins: Set[int], module: str) -> Set[int]:
-    ends, last = set(), begins
-    while last := {place + 1 for place in last if kind.match(module, place)} - ends:
-        ends |= last
-        if often not in ("*", "+"):
-            break
-    return ends | begins if often in ("*", "?") else ends
-
-
-def _declared_scale(metadata: Mapping[str, Any], patterns: list[tuple[Pattern, Any]],
+def _declared_scale(metadata: Mapping[str, Any], alphas: tuple[re2.Set | None, list[Any]],
                     component: str, name: str) -> Callable[[int], float]:
-    """The scale of a rank by PEFT's config in the file; 1 where there is none."""
-    module = f".{name.removesuffix('.weight')}"
-    alpha = next((alpha for pattern, alpha in patterns if _fits(pattern, module)),
-                 metadata.get(f"{component}.lora_alpha"))
+    """The scale of a rank by PEFT's config in the file, in which the first pattern that fits
+    counts; 1 where there is none."""
+    patterns, values = alphas
+    fitting = patterns.Match(name.removesuffix(".weight")) if patterns else None
+    alpha = values[min(fitting)] if fitting else metadata.get(f"{component}.lora_alpha")
     if not isinstance(alpha, int | float):
         return lambda rank: 1.0
     rooted = metadata.get(f"{component}.use_rslora")
