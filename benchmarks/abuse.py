@@ -30,7 +30,7 @@ FORM = {"prompts": [f"a fox {number}" for number in range(8)], "settings": {}, "
 
 
 class Attacker:
-    """What one address does to a server."""
+    """Attacks a server from one address."""
 
     def __init__(self, http: httpx.AsyncClient, hub: int):
         """Asks by this client; `hub` is the component that answers the page."""

@@ -66,7 +66,7 @@ COMPONENTS = {"unet": ("unet", "lora_unet", "lycoris_unet", "lycoris"),
               "text_encoder": ("text_encoder", "lora_te", "lora_te1", "lycoris_te", "lycoris_te1",
                                "lycoris"),
               "text_encoder_2": ("text_encoder_2", "lora_te2", "lycoris_te2")}
-# The same with dots alone: ComfyUI's, OneTrainer's, and those of single files.
+# Prefixes that come with dots alone: ComfyUI's, OneTrainer's, and those of single files.
 PREFIXES = {
     "diffusion_model.": "unet.", "model.diffusion_model.": "unet.",
     "clip_l.": "text_encoder.", "clip_h.": "text_encoder.", "clip_g.": "text_encoder_2.",
@@ -81,7 +81,7 @@ KEY = re.compile(
     r"(?:(?:lora_)?(?P<kohya>down|up|mid)\.weight|lora_(?P<peft>[AB])(?:\.[^.]+)?\.weight"
     r"|(?P<other>alpha|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2)))"
 )
-# Of a file's patterns, together: characters, and bytes of memory to match them.
+# Bounds of a file's patterns together: characters, and bytes of memory to match them.
 MAX_PATTERNS, PATTERN_BYTES = 1 << 16, 1 << 26
 MAX_RANK = 1024  # which trainers let people choose, of small weights as well
 DORA = ("dora_scale", "lora_magnitude_vector")
@@ -135,8 +135,8 @@ def _walked(folder: Path) -> Iterator[Path]:
 
 
 def read_alias(path: Path) -> str:
-    """What a LoRA's file calls itself, by which A1111 knows it as well as by its stem; "" if it
-    does not, or cannot be read."""
+    """Reads the name that a LoRA's file gives itself, by which A1111 knows it as well as by its
+    stem; "" if it gives none, or cannot be read."""
     try:
         with opened(path) as tensors:
             return composed((tensors.metadata() or {}).get("ss_output_name", "")).strip()
@@ -406,7 +406,7 @@ def _check(factors: Shapes, weight: tuple[int, ...]) -> None:
 
 def _check_product(up: tuple[int, ...], down: tuple[int, ...], core: tuple[int, ...] | None,
                    weight: tuple[int, ...]) -> None:
-    """Of what `_low_rank` takes."""
+    """Checks the shapes of the factors that `_low_rank` takes; raises as `_check`."""
     (outputs, *inputs), rank = weight, math.prod(up[1:])
     expected = rank, *inputs
     _check_rank(rank, outputs, math.prod(inputs))
@@ -427,7 +427,7 @@ def _check_rank(rank: int, outputs: int, inputs: int) -> None:
 
 
 def _whole_shape(factors: Shapes, name: str) -> tuple[int, ...]:
-    """Of what `_whole` makes."""
+    """Returns the shape of the matrix that `_whole` makes; raises as `_check`."""
     if name in factors:
         return factors[name]
     (rows, rank), (other, columns) = a, b = factors[f"{name}_a"], factors[f"{name}_b"]

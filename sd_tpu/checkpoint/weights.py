@@ -58,8 +58,8 @@ NOT_PARAMETERS = re.compile(r"\.position_ids$")  # a buffer that older checkpoin
 DTYPES = ("F64", "F32", "F16", "BF16")  # of parameters in a file, as safetensors spells them
 MAX_LINES = 20  # of differences that a message names
 MAX_HEADER = 1 << 25  # bytes; those of real files have a few megabytes, most of it metadata
-# Of a file, characters of a tensor's name, axes of a tensor: SDXL has 2,515 of 4 axes, and names
-# of a hundred characters.
+# Bounds of a file's tensors, of the characters of a name and of axes: SDXL has 2,515 tensors of 4
+# axes, and names of a hundred characters.
 MAX_TENSORS, MAX_NAME, MAX_AXES = 50_000, 256, 8
 READERS = 2  # threads that load a tensor each: twice as fast as one, and more take more memory
 BLOCK = 1 << 14  # numbers that are looked at at a time: few enough to stay in the cache

@@ -156,7 +156,7 @@ class Adapters:
 
 @lru_cache(MAX_ALIASES)
 def _alias(file: Path, state: tuple[int, int] | None) -> str:
-    """As `read_alias`, of a file in this state."""
+    """Remembers `read_alias` of a file in this state."""
     return read_alias(file)
 
 

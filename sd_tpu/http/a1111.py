@@ -599,8 +599,8 @@ def _model_called(name: str, known: Sequence[str]) -> str:
 
 
 def _png_info(image: Any) -> dict:
-    """What a picture in base64 carries, of a grid its first picture's settings, by A1111's names
-    of fields where they cannot be served; raises RequestError if it is no picture."""
+    """Reads the text of a picture in base64, and of a grid its first picture's settings, by A1111's
+    names of fields where they cannot be served; raises RequestError if it is no picture."""
     text = read_text(file_of(image))
     try:
         parameters = _told(next(filter(None, parse_parameters(text).pictures)))

@@ -29,8 +29,8 @@ _FLAG = pydantic.TypeAdapter(bool)
 
 
 def flag(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """What is true or false of a request, also where pydantic takes a text or a number for it;
-    raises ParameterError for anything else."""
+    """Reads a flag of a request, also where pydantic takes a text or a number for one; raises
+    ParameterError for anything else."""
     value = given.get(name)
     try:
         return default if value is None else _FLAG.validate_python(value)

@@ -42,7 +42,7 @@ _FULL = (b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconne
 
 
 class _State(ServerState):
-    """What uvicorn's connections share: the open ones, and how many each network has."""
+    """State that uvicorn's connections share: the open ones, and how many each network has."""
 
     def __init__(self, proxies: Container[str]):
         """Begins with none; `proxies` may have as many as all together."""
