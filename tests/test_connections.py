@@ -53,9 +53,9 @@ APP = Starlette(routes=[Route("/refuse", refuse, methods=["POST"]), Route("/larg
 
 @pytest.fixture
 def serve(monkeypatch) -> Iterator:
-    """Serves with timeouts of tenths of a second."""
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
-    monkeypatch.setattr(server, "STALLED_SECONDS", 0.6)
+    """Serves with short timeouts, which a busy machine can keep all the same."""
+    monkeypatch.setattr(server, "HEADER_SECONDS", 1)
+    monkeypatch.setattr(server, "STALLED_SECONDS", 2)
     with contextlib.ExitStack() as ends:
         def begin(**bounds: int) -> Server:
             if "files" in bounds:
@@ -75,7 +75,7 @@ def connect(served: Server, data: bytes = b"", source: str = "127.0.0.1") -> soc
     return connection
 
 
-def ended(connection: socket.socket, seconds: float = 5) -> bool:
+def ended(connection: socket.socket, seconds: float = 20) -> bool:
     """Whether the server closes a connection within this time."""
     connection.settimeout(seconds)
     try:
@@ -97,10 +97,10 @@ def test_headers_that_come_a_letter_at_a_time_are_not_waited_for(serve):
     connection = connect(serve(), HALF)
     begun = time.monotonic()
     with contextlib.suppress(OSError):
-        while time.monotonic() - begun < 5:
+        while time.monotonic() - begun < 20:
             connection.sendall(b"x: y\r\n")
             time.sleep(0.05)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15
 
 
 def test_headers_have_a_bound_in_bytes(serve):
@@ -108,20 +108,20 @@ def test_headers_have_a_bound_in_bytes(serve):
     with contextlib.suppress(OSError):
         for _ in range(100):
             connection.sendall(b"x: " + b"y" * 4096 + b"\r\n")
-    assert ended(connection, 0.2)
+    assert ended(connection, 0.5)
 
 
 def test_a_second_request_of_a_connection_has_its_headers_waited_for_as_long(serve):
     connection = connect(serve(), WHOLE)
     assert b"here" in connection.recv(1 << 16)
     connection.sendall(HALF)
-    assert ended(connection, 2)
+    assert ended(connection)
 
 
 def test_a_body_that_does_not_come_ends_and_one_that_is_slow_does_not(serve):
     served = serve()
     head = b"POST /body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
-    assert ended(connect(served, head + b"12"), 3)
+    assert ended(connect(served, head + b"12"))
     slow = connect(served, head)
     for letter in b"12345":
         time.sleep(0.3)
@@ -131,7 +131,7 @@ def test_a_body_that_does_not_come_ends_and_one_that_is_slow_does_not(serve):
 
 def test_a_client_that_does_not_read_is_let_go(serve):
     connection = connect(serve(), WHOLE.replace(b"GET /", b"GET /endless"))
-    time.sleep(2)
+    time.sleep(6)
     received = 0
     with contextlib.suppress(OSError):
         connection.settimeout(1)
@@ -142,10 +142,10 @@ def test_a_client_that_does_not_read_is_let_go(serve):
 
 def test_a_client_that_reads_slowly_gets_all(serve):
     connection, received = connect(serve(), WHOLE.replace(b"GET /", b"GET /large")), 0
-    connection.settimeout(5)
-    for _ in range(40):
+    connection.settimeout(20)
+    for _ in range(60):
         received += len(connection.recv(1 << 18))
-        time.sleep(0.05)  # 2 s, of which each has something read
+        time.sleep(0.05)  # 3 s, in each of which something is read
     while received < LARGE:
         received += len(connection.recv(1 << 20))
     assert received >= LARGE
@@ -163,11 +163,11 @@ def test_an_answer_before_the_end_of_a_body_is_heard(serve):
 def test_a_second_request_that_was_sent_with_the_first_is_waited_for(serve):
     connection = connect(serve(), WHOLE + WHOLE.replace(b"GET /", b"GET /hold"))
     assert b"here" in connection.recv(1 << 16)
-    assert not ended(connection, 1.5)
+    assert not ended(connection, 4)
 
 
 def test_a_request_that_takes_long_is_waited_for(serve):
-    assert not ended(connect(serve(), WHOLE.replace(b"GET /", b"GET /hold")), 1.5)
+    assert not ended(connect(serve(), WHOLE.replace(b"GET /", b"GET /hold")), 4)
 
 
 def test_half_open_connections_make_room_for_whoever_comes(serve, monkeypatch):
