@@ -23,7 +23,7 @@ from sd_tpu.settings import Picture, RequestError
 # For those who hand pictures in: it takes half a second to import.
 ndimage = lazy_loader.load("scipy.ndimage", suppress_warning=True)
 MAX_PIXELS = 1 << 25  # of a picture that is handed in
-MAX_SIDE = 1 << 15  # pixels: what is longer takes minutes to be made smaller, and shows nothing
+MAX_SIDE = 1 << 16  # pixels: what is longer takes minutes to be made smaller, and shows nothing
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ORIENTATION = 0x0112  # EXIF's tag
 ON_THEIR_SIDE = range(5, 9)  # its values of pictures that are stored so
