@@ -4,6 +4,7 @@ import dataclasses
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -535,17 +536,27 @@ def test_the_line_says_what_is_happening(events, sentence):
     assert ENGLISH.translate(run.line.text) == sentence
 
 
-class Keeping:
-    """A history that looks at what can be seen of its run while a picture is being kept."""
+class FakeHistory:
+    """A history that has room for so many pictures and stores them in a thread, once it may."""
 
-    def __init__(self):
-        self.begun, self.seen = threading.Event(), []
+    def __init__(self, room: int = 100):
+        self.room, self.stored, self.dropped = room, [], []
+        self.proceed, self._writer = threading.Event(), ThreadPoolExecutor(1)
+        self.proceed.set()
 
-    def add(self, browser, png, picture, *, run, place):
-        assert self.begun.wait(5)
-        assert (run, place) == (self.run.key, 1)
-        self.seen.append((browser, png, picture.seed, self.run.pictures()))
-        return SimpleNamespace(id="name")
+    def add_later(self, owner, file, picture, done, *, name, run, place):
+        def write():
+            assert self.proceed.wait(5)
+            if len(self.stored) == self.room:
+                done(HistoryError("The disk is full."))
+            else:
+                self.stored.append((owner, file.read_bytes(), picture.seed, name, run, place))
+                done(None)
+
+        self._writer.submit(write)
+
+    def drop(self, browser, name):
+        self.dropped.append(name)
 
 
 @pytest.fixture
@@ -555,56 +566,36 @@ def disk(tmp_path):
     return SimpleNamespace(add=lambda *_: Picture(str(tmp_path / "picture.png"), ""))
 
 
-def test_a_picture_is_kept_for_its_browser_before_anybody_is_told_of_it(disk):
-    keeping = Keeping()
-    keeping.run = run_of(FakeJob(ImageReady(1, None), Done(1.0)), disk, keeping, browser="me")
-    keeping.begun.set()
-    assert list(following(keeping.run, "somebody"))[-1].line.kind == "over"
-    assert keeping.seen == [("me", b"png", 4, {})]
-    assert list(keeping.run.pictures()) == [1]
-
-
-class Full:
-    """A history that has room for so many pictures, by their names, and what was dropped of it."""
-
-    def __init__(self, *names):
-        self.names, self.dropped = iter(names), []
-
-    def add(self, *_, **__):
-        name = next(self.names, None)
-        if name is None:
-            raise HistoryError("The disk is full.")
-        return SimpleNamespace(id=name)
-
-    def drop(self, browser, name):
-        self.dropped.append(name)
+def test_a_run_is_over_once_its_pictures_are_in_the_history(disk):
+    history = FakeHistory()
+    history.proceed.clear()
+    run = run_of(FakeJob(ImageReady(1, None), Done(1.0)), disk, history, browser="me")
+    lines = (snapshot.line.kind for snapshot in following(run, "somebody"))
+    assert "over" in lines and not run.over and run.cards[1].kept and not history.stored
+    history.proceed.set()
+    assert list(lines)[-1:] in ([], ["over"]) and run.over
+    assert history.stored == [("me", b"png", 4, run.cards[1].kept, run.key, 1)]
 
 
 def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history(disk):
-    full = Full("first", "second")
+    history = FakeHistory(room=2)
     job = FakeJob(*[ImageReady(0, None)] * 4, Done(1.0))
-    run = run_of(job, disk, full, ASKED.only(0), browser="me", live=True)
+    run = run_of(job, disk, history, ASKED.only(0), browser="me", live=True)
     assert list(following(run, "somebody"))[-1].line.text.endswith("The disk is full.")
-    assert full.dropped == ["first"]
+    assert history.dropped == [history.stored[0][3]] and run.cards[0].kept is None
 
 
-def test_what_was_asked_for_anew_while_it_was_being_kept_is_dropped(disk):
-    class Slow(Full):
-        """Meanwhile the same place is asked for anew."""
-
-        def add(self, *_, **__):
-            assert begun.wait(5)
-            run.redraw(0, dataclasses.replace(ASKED.pictures[0], prompt="anew"), live=True)
-            return super().add()
-
-        def drop(self, *_):
-            super().drop(*_)
-            dropped.set()
-
-    begun, dropped, full = threading.Event(), threading.Event(), Slow("old")
-    run = run_of(FakeJob(ImageReady(0, None)), disk, full, ASKED.only(0), browser="me", live=True)
-    begun.set()
-    assert dropped.wait(5) and full.dropped == ["old"]
+def test_what_is_drawn_again_while_it_is_being_kept_is_dropped_once_it_is(disk):
+    history = FakeHistory()
+    history.proceed.clear()
+    run = run_of(FakeJob(*[ImageReady(0, None)] * 2, Done(1.0)), disk, history, ASKED.only(0),
+                 browser="me", live=True)
+    assert any(snapshot.line.kind == "over" for snapshot in following(run, "somebody"))
+    assert not history.dropped
+    history.proceed.set()
+    list(following(run, "somebody"))
+    first, second = (name for *_, name, _, _ in history.stored)
+    assert history.dropped == [first] and run.cards[0].kept == second
 
 
 @pytest.mark.parametrize("asked", [ASKED, ASKED.only(0)])
@@ -614,17 +605,18 @@ def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
         job.request = request
         return job
 
-    full = Full("typed", *"abc")
-    runs = Runs(Studio(SimpleNamespace(submit=submit), disk, Inputs(), full))
+    history = FakeHistory()
+    runs = Runs(Studio(SimpleNamespace(submit=submit), disk, Inputs(), history))
     typing = runs.start(ASKED.only(0), browser="me", live=True)
     list(following(typing, "somebody"))
+    typed = typing.cards[0].kept
     run = runs.start(asked, former=typing, browser="me") or typing  # nothing else is to be drawn
     list(following(run, "somebody"))
     for each in {run, typing}:  # to which somebody may go back
         each.redraw(0, dataclasses.replace(ASKED.pictures[0], prompt="more"), live=True)
         list(following(each, "somebody"))
-        assert each.cards[0].live and each.cards[0].kept != "typed"
-    assert full.dropped == []
+        assert each.cards[0].live and each.cards[0].kept not in (None, typed)
+    assert typed not in history.dropped
 
 
 def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_well(disk):

@@ -2,7 +2,6 @@
 
 import base64
 import re
-import threading
 from io import BytesIO
 
 import numpy as np
@@ -11,7 +10,6 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 from visitor import PATIENCE, box, figures, fill, make, more, says, setting, unfold
 
-from sd_tpu.page.events import Answers
 from sd_tpu.pictures import uploads
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.inputs import Input
@@ -135,16 +133,16 @@ def test_a_picture_dropped_on_a_card_or_pasted_in_its_box_is_what_it_begins_with
     assert made_from(tab, 2).init_image == Input(png()).name and not made_from(tab, 1).init_image
 
 
-def test_a_slow_picture_does_not_take_the_place_of_a_later_one_or_of_none(tab, monkeypatch):
-    take, released = Answers._do_take, threading.Event()
+def test_a_slow_picture_does_not_take_the_place_of_a_later_one_or_of_none(tab):
+    slow = []  # the answers about the first two pictures, which are on their way
 
-    def held(*given):
-        told = take(*given)
-        if told["input"] == Input(png()).name:
-            released.wait(PATIENCE / 1000)
-        return told
+    def answer(route):
+        if "take" in (route.request.post_data or "") and len(slow) < 2:
+            slow.append((route, route.fetch()))
+        else:
+            route.continue_()
 
-    monkeypatch.setattr(Answers, "_do_take", held)
+    tab.route("**/component_server", answer)
     first, second = (f"#cards > .card:nth-child({number}) figure" for number in (1, 2))
     unfold(tab, "Own settings of prompt 2")
     start, later = tab.locator("#own-panel [name=init_image]"), png(PHOTO[::-1])
@@ -157,7 +155,8 @@ def test_a_slow_picture_does_not_take_the_place_of_a_later_one_or_of_none(tab, m
     hand_in(tab, "drop", first, later)
     expect(tab.locator(".below .own").first).to_contain_text("from a picture")
     with tab.expect_response(re.compile("component_server")) as answered:
-        released.set()
+        for route, response in slow:
+            route.fulfill(response=response)
     answered.value.finished()
     hand_in(tab, "drop", "#cards > .card:nth-child(3) figure", later)
     expect(tab.locator(".below .own").nth(2)).to_contain_text("from a picture")
