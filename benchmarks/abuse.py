@@ -25,8 +25,13 @@ from sd_tpu import BUNDLED_MODEL
 KEY, ATTACKER, VISITOR = "key-of-the-visitor", "127.0.0.2", "127.0.0.3"
 ATTACKS = {"names": 200, "enlargements": 300, "connections": 2000, "uploads": 12}
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-FORM = {"prompts": [f"a fox {number}" for number in range(8)], "settings": {}, "own": [{}] * 8,
-        "seed": "7", "keep": [False] * 8}
+FORM = {
+    "prompts": [f"a fox {number}" for number in range(8)],
+    "settings": {},
+    "own": [{}] * 8,
+    "seed": "7",
+    "keep": [False] * 8,
+}
 
 
 class Attacker:
@@ -41,8 +46,9 @@ class Attacker:
     async def names(self, count: int) -> str:
         """Asks for eight long pictures under each of so many names."""
         form = {**FORM, "settings": {"steps": "200"}}
-        told = await asyncio.gather(*(self._ask("generate", secrets.token_hex(16), form=form)
-                                      for _ in range(count)))
+        told = await asyncio.gather(
+            *(self._ask("generate", secrets.token_hex(16), form=form) for _ in range(count))
+        )
         await asyncio.sleep(2)
         return f"{sum('run' in each for each in told)} runs"
 
@@ -52,8 +58,10 @@ class Attacker:
         run = (await self._ask("generate", browser, form=FORM))["run"]
         while not (await self._ask("large", browser, run=run, place=7)).get("file"):
             await asyncio.sleep(0.5)
-        self._asked = [asyncio.create_task(self._ask("large", browser, run=run, place=each % 8))
-                       for each in range(count)]
+        self._asked = [
+            asyncio.create_task(self._ask("large", browser, run=run, place=each % 8))
+            for each in range(count)
+        ]
         await asyncio.sleep(1)
         return f"{count} asked for"
 
@@ -61,8 +69,11 @@ class Attacker:
         """Opens so many connections and sends half a request's head on each."""
         address = urlsplit(str(self._http.base_url))
         for _ in range(count):
-            self._held.append(socket.create_connection(
-                (address.hostname, address.port), 5, source_address=(ATTACKER, 0)))
+            self._held.append(
+                socket.create_connection(
+                    (address.hostname, address.port), 5, source_address=(ATTACKER, 0)
+                )
+            )
             self._held[-1].sendall(HALF)
         await asyncio.sleep(12)
         return f"{sum(map(_is_open, self._held))} are open after 12 s"
@@ -72,8 +83,9 @@ class Attacker:
         data = os.urandom(60 << 20)
 
         async def send(number: int) -> int:
-            answer = await self._http.post("/gradio_api/upload", files={
-                "files": (f"{number}.png", data + bytes([number]))})
+            answer = await self._http.post(
+                "/gradio_api/upload", files={"files": (f"{number}.png", data + bytes([number]))}
+            )
             return answer.status_code
 
         taken = Counter(await asyncio.gather(*map(send, range(count))))
@@ -86,9 +98,15 @@ class Attacker:
         await asyncio.gather(*self._asked, return_exceptions=True)
 
     async def _ask(self, action: str, browser: str, **more: Any) -> dict:
-        answer = await self._http.post("/gradio_api/component_server", json={
-            "component_id": self._hub, "fn_name": "answer", "session_hash": secrets.token_hex(5),
-            "data": {"do": action, "browser": browser, "lang": "en", "run": None, **more}})
+        answer = await self._http.post(
+            "/gradio_api/component_server",
+            json={
+                "component_id": self._hub,
+                "fn_name": "answer",
+                "session_hash": secrets.token_hex(5),
+                "data": {"do": action, "browser": browser, "lang": "en", "run": None, **more},
+            },
+        )
         return answer.json()
 
 
@@ -104,10 +122,13 @@ def _is_open(connection: socket.socket) -> bool:
 
 @asynccontextmanager
 async def _client(server: str, address: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.AsyncHTTPTransport(local_address=address, limits=httpx.Limits(
-        max_connections=None, max_keepalive_connections=0))
-    async with httpx.AsyncClient(base_url=server, timeout=300, transport=transport,
-                                 **options) as http:
+    transport = httpx.AsyncHTTPTransport(
+        local_address=address,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+    )
+    async with httpx.AsyncClient(
+        base_url=server, timeout=300, transport=transport, **options
+    ) as http:
         yield http
 
 
@@ -120,11 +141,17 @@ async def _seconds(http: httpx.AsyncClient, path: str, **asked: Any) -> float:
 
 async def measure(server: str, attack: str, count: int) -> dict[str, Any]:
     """The table's row of an attack on a server that nobody else uses."""
-    async with (_client(server, ATTACKER) as theirs,
-                _client(server, VISITOR, headers={"authorization": f"Bearer {KEY}"}) as mine):
+    async with (
+        _client(server, ATTACKER) as theirs,
+        _client(server, VISITOR, headers={"authorization": f"Bearer {KEY}"}) as mine,
+    ):
         components = (await theirs.get("/config")).json()["components"]
-        attacker = Attacker(theirs, next(
-            each["id"] for each in components if "answer" in each["props"].get("server_fns", ())))
+        attacker = Attacker(
+            theirs,
+            next(
+                each["id"] for each in components if "answer" in each["props"].get("server_fns", ())
+            ),
+        )
 
         async def picture() -> float:
             return await _seconds(mine, "/v1/images/generations", prompt="a cat")
@@ -133,15 +160,25 @@ async def measure(server: str, attack: str, count: int) -> dict[str, Any]:
         came = await getattr(attacker, attack)(count)
         health, beside = await _seconds(mine, "/healthz"), await picture()
         await attacker.end()
-        return {"attack": f"{count} {attack}", "came of it": came, "/healthz, s": health,
-                "a picture alone, s": alone, "beside it, s": beside, "times": beside / alone}
+        return {
+            "attack": f"{count} {attack}",
+            "came of it": came,
+            "/healthz, s": health,
+            "a picture alone, s": alone,
+            "beside it, s": beside,
+            "times": beside / alone,
+        }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures each attack."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
-                       help="(default: the bundled model)")
+    flags.add_argument(
+        "--model",
+        default=BUNDLED_MODEL,
+        metavar="DIR_OR_HUB_ID",
+        help="(default: the bundled model)",
+    )
     for attack, count in ATTACKS.items():
         flags.add_argument(f"--{attack}", type=int, default=count, help="(%(default)s)")
     args, rows = flags.parse_args(arguments), []

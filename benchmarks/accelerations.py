@@ -43,38 +43,58 @@ FAR = 16  # of 255: what can be seen
 JUDGED = {"one thing": "the thing, top-1", "two side by side": "both things, each in its place"}
 
 
-def draw(engines: Mapping[int, Engine], prompts: Sequence[str], *, token_downsampling: int = 1,
-         steps: int | None = None, evaluated_at: int = 1, **settings) -> np.ndarray:
+def draw(
+    engines: Mapping[int, Engine],
+    prompts: Sequence[str],
+    *,
+    token_downsampling: int = 1,
+    steps: int | None = None,
+    evaluated_at: int = 1,
+    **settings,
+) -> np.ndarray:
     """Pictures [N, H, W, 3] u8 of the prompts; picture i has the seed i. They have as many steps as
     are evaluated of `steps`, by default the model's, at an interval `evaluated_at`."""
     engine, pictures = engines[token_downsampling], {}
     steps = steps or engine.defaults.steps
     settings["steps"] = steps if evaluated_at == 1 else 2 + (steps - 2) // evaluated_at
     for first in range(0, len(prompts), SLOTS):
-        request = Request.check({"prompts": prompts[first : first + SLOTS], "seed": first,
-                                 **settings}, engine.offer)
+        request = Request.check(
+            {"prompts": prompts[first : first + SLOTS], "seed": first, **settings}, engine.offer
+        )
         events = engine.submit(request, previews=False).events()
-        pictures |= {first + event.place: event.pixels for event in events
-                     if isinstance(event, ImageReady)}
+        pictures |= {
+            first + event.place: event.pixels for event in events if isinstance(event, ImageReady)
+        }
     return np.stack([pictures[place] for place in range(len(prompts))])
 
 
-def speeds(engines: Mapping[int, Engine], prompts: Sequence[str], rounds: int,
-           **settings) -> dict[str, float]:
+def speeds(
+    engines: Mapping[int, Engine], prompts: Sequence[str], rounds: int, **settings
+) -> dict[str, float]:
     """Median seconds of the prompts' pictures, by way; the ways take turns."""
-    calls = {way: partial(draw, engines, prompts, **settings, **differing)
-             for way, differing in WAYS.items()}
+    calls = {
+        way: partial(draw, engines, prompts, **settings, **differing)
+        for way, differing in WAYS.items()
+    }
     return {way: times.median for way, times in side_by_side(calls, rounds).items()}
 
 
-def differences(engines: Mapping[int, Engine], prompts: Sequence[str],
-                **settings) -> dict[str, dict[str, float]]:
+def differences(
+    engines: Mapping[int, Engine], prompts: Sequence[str], **settings
+) -> dict[str, dict[str, float]]:
     """How far the pictures of each way are from the exact ones."""
-    drawn = {way: draw(engines, prompts, **settings, **differing).astype(int)
-             for way, differing in WAYS.items()}
+    drawn = {
+        way: draw(engines, prompts, **settings, **differing).astype(int)
+        for way, differing in WAYS.items()
+    }
     off = {way: abs(pictures - drawn[EXACT]) for way, pictures in drawn.items()}
-    return {way: {"mean difference": off[way].mean(),
-                  f"off by more than {FAR}, %": 100 * np.mean(off[way] > FAR)} for way in WAYS}
+    return {
+        way: {
+            "mean difference": off[way].mean(),
+            f"off by more than {FAR}, %": 100 * np.mean(off[way] > FAR),
+        }
+        for way in WAYS
+    }
 
 
 def judged(engines: Mapping[int, Engine], count: int) -> dict[str, dict[str, float]]:
@@ -98,10 +118,12 @@ def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[st
     first rows of each are not counted."""
     slots = {}
     for number, engine in engines.items():
-        request = Request.check({"prompts": ["a cat"], "steps": rounds + 1, "sampler": "ddim"},
-                                engine.offer)
-        slots[number] = engine.programs.encode(engine.params, engine.programs.empty(),
-                                               {0: engine.arrival(request, 0)})
+        request = Request.check(
+            {"prompts": ["a cat"], "steps": rounds + 1, "sampler": "ddim"}, engine.offer
+        )
+        slots[number] = engine.programs.encode(
+            engine.params, engine.programs.empty(), {0: engine.arrival(request, 0)}
+        )
 
     def row(number: int) -> None:
         engine = engines[number]
@@ -112,47 +134,85 @@ def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[st
     return {number: {"seconds": time.median} for number, time in times.items()}
 
 
-def _rows(times: Mapping[str, Mapping[str, float]],
-          found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+def _rows(
+    times: Mapping[str, Mapping[str, float]], found: Mapping[str, Mapping[str, float]]
+) -> list[dict[str, Any]]:
     """Rows of the table, from seconds by layout and way, and whatever else is known of each way."""
-    return [{"": way,
-             **{key: value for layout, taken in times.items()
-                for key, value in ((f"{layout}, s", taken[way]),
-                                   ("speed-up " + layout, taken[EXACT] / taken[way]))},
-             **found[way]} for way in WAYS]
+    return [
+        {
+            "": way,
+            **{
+                key: value
+                for layout, taken in times.items()
+                for key, value in (
+                    (f"{layout}, s", taken[way]),
+                    ("speed-up " + layout, taken[EXACT] / taken[way]),
+                )
+            },
+            **found[way],
+        }
+        for way in WAYS
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures evaluations, and pictures unless there are to be none."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
-                       help="(default: the bundled model)")
-    flags.add_argument("--size", type=int, metavar="PIXELS",
-                       help="of the square pictures (default: the model's)")
+    flags.add_argument(
+        "--model",
+        default=BUNDLED_MODEL,
+        metavar="DIR_OR_HUB_ID",
+        help="(default: the bundled model)",
+    )
+    flags.add_argument(
+        "--size", type=int, metavar="PIXELS", help="of the square pictures (default: the model's)"
+    )
     flags.add_argument("--steps", type=int, metavar="N", help="(default: the model's)")
-    flags.add_argument("--pictures", type=int, choices=range(SLOTS + 1), default=SLOTS,
-                       metavar="N", help="0 measures evaluations only (%(default)s)")
-    flags.add_argument("--groups", type=int, nargs="+", choices=GROUPS, default=list(GROUPS),
-                       help="slots stepped together (default: %(default)s)")
-    flags.add_argument("--judged", type=int, default=0, metavar="N",
-                       help="pictures of each kind that the bundled model's judge is asked about "
-                            "(%(default)s)")
+    flags.add_argument(
+        "--pictures",
+        type=int,
+        choices=range(SLOTS + 1),
+        default=SLOTS,
+        metavar="N",
+        help="0 measures evaluations only (%(default)s)",
+    )
+    flags.add_argument(
+        "--groups",
+        type=int,
+        nargs="+",
+        choices=GROUPS,
+        default=list(GROUPS),
+        help="slots stepped together (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--judged",
+        type=int,
+        default=0,
+        metavar="N",
+        help="pictures of each kind that the bundled model's judge is asked about (%(default)s)",
+    )
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
 
     single, times = [], {}
     size = (args.size, args.size) if args.size else None
     for group in args.groups:
-        engines = {number: Engine.open(args.model, devices=1, group=group, size=size,
-                                       token_downsampling=number) for number in TOKENS}
+        engines = {
+            number: Engine.open(
+                args.model, devices=1, group=group, size=size, token_downsampling=number
+            )
+            for number in TOKENS
+        }
         for engine in engines.values():
             engine.ready.wait()
         card, defaults = engines[1].pipeline.card, engines[1].defaults
         model = f"{card.name}, {defaults.width}x{defaults.height}"
-        single += [{"": f"{GROUPS[group]}, {TOKENS[number]}", **found}
-                   for number, found in evaluations(engines, args.rounds).items()]
+        single += [
+            {"": f"{GROUPS[group]}, {TOKENS[number]}", **found}
+            for number, found in evaluations(engines, args.rounds).items()
+        ]
         if args.pictures:
-            prompts, steps = list(card.prompts[:args.pictures]), dict(steps=args.steps)
+            prompts, steps = list(card.prompts[: args.pictures]), dict(steps=args.steps)
             times[GROUPS[group]] = speeds(engines, prompts, args.rounds, **steps)
             found = differences(engines, prompts, **steps)
             if args.judged and group == args.groups[-1]:
@@ -160,16 +220,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found = {way: {**found[way], **shares[way]} for way in WAYS}
         for engine in engines.values():
             engine.close()
-    report(f"An evaluation: {model}", single, args.results,
-           notes=[f"Medians of {args.rounds} rows each of one guided picture; in eights, one takes "
-                  "as long as eight."])
+    report(
+        f"An evaluation: {model}",
+        single,
+        args.results,
+        notes=[
+            f"Medians of {args.rounds} rows each of one guided picture; in eights, one takes "
+            "as long as eight."
+        ],
+    )
     if args.pictures:
         asked = f" The judge saw {args.judged} pictures of each kind." if args.judged else ""
-        report(f"Accelerations: {model}, {args.pictures} pictures", _rows(times, found),
-               args.results,
-               notes=[f"Medians of {args.rounds} rounds side by side, from asking to the last "
-                      "picture. Differences are of values from 0 to 255, from the exact pictures "
-                      f"of the same prompts and seeds.{asked}"])
+        report(
+            f"Accelerations: {model}, {args.pictures} pictures",
+            _rows(times, found),
+            args.results,
+            notes=[
+                f"Medians of {args.rounds} rounds side by side, from asking to the last "
+                "picture. Differences are of values from 0 to 255, from the exact pictures "
+                f"of the same prompts and seeds.{asked}"
+            ],
+        )
 
 
 if __name__ == "__main__":

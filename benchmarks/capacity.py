@@ -66,7 +66,8 @@ def cycles(text: str, model: str, program: str) -> float:
             head = cells
         row = dict(zip(head, cells, strict=False))
         if (cells[0], row.get("chip"), row.get("program")) == (model, CHIP, program) and (
-                re.sub(r"\D", "", row["images a device"]) == "1"):
+            re.sub(r"\D", "", row["images a device"]) == "1"
+        ):
             return float(row["cycles M"]) * 1e6
     raise ValueError(f"RESULTS.md has no cycles of {program} of {model} for {CHIP}.")
 
@@ -101,9 +102,14 @@ class Simulated:
 
     def end(self, now: float) -> list[int]:
         """Takes in what came of it; the jobs that are done."""
-        self.scheduler.update(Report(
-            advance_seconds=self._advance, decode_seconds=self._decode,
-            pictures=dict.fromkeys(self.plan.finish, PIXELS)), now)
+        self.scheduler.update(
+            Report(
+                advance_seconds=self._advance,
+                decode_seconds=self._decode,
+                pictures=dict.fromkeys(self.plan.finish, PIXELS),
+            ),
+            now,
+        )
         self.plan = None
         return [job for job, event in self.scheduler.events() if isinstance(event, Done)]
 
@@ -126,8 +132,9 @@ def at_most(cost: Cost, steps: int) -> float:
     return sum(visit.pictures for visit in visits) / max(visit.done for visit in visits)
 
 
-def simulate(cost: Cost, hosts: int, steps: int, rate: float, requests: int, seed: int = 0
-             ) -> list[Visit]:
+def simulate(
+    cost: Cost, hosts: int, steps: int, rate: float, requests: int, seed: int = 0
+) -> list[Visit]:
     """Requests of clients who each ask once, so many of them a second."""
     chance, numbers = random.Random(seed), itertools.count()
     park = [Simulated(cost) for _ in range(hosts)]
@@ -138,13 +145,26 @@ def simulate(cost: Cost, hosts: int, steps: int, rate: float, requests: int, see
         if which is None:
             job, count = len(visits), chance.choice(PICTURES)
             visits[job] = Visit(now, count)
-            which, *_ = ranked({place: Host(host.scheduler.rows)
-                                for place, host in enumerate(park)}, [WEIGHTS])
+            which, *_ = ranked(
+                {place: Host(host.scheduler.rows) for place, host in enumerate(park)}, [WEIGHTS]
+            )
             host = park[which]
             host.scheduler.submit(
-                [Ticket(job=job, place=place, client=str(job), batch=host.batch, weights=WEIGHTS,
-                        kinds=np.full(steps, GUIDED), previews=False)
-                 for place in range(count)], now, steps=steps)
+                [
+                    Ticket(
+                        job=job,
+                        place=place,
+                        client=str(job),
+                        batch=host.batch,
+                        weights=WEIGHTS,
+                        kinds=np.full(steps, GUIDED),
+                        previews=False,
+                    )
+                    for place in range(count)
+                ],
+                now,
+                steps=steps,
+            )
             if len(visits) < requests:
                 heapq.heappush(happens, (now + chance.expovariate(rate), next(numbers), None))
             if host.plan:
@@ -162,8 +182,9 @@ def simulate(cost: Cost, hosts: int, steps: int, rate: float, requests: int, see
     return list(visits.values())
 
 
-def rows(text: str, steps: int, price: float, requests: int, hosts: Sequence[int]
-         ) -> Iterator[dict[str, Any]]:
+def rows(
+    text: str, steps: int, price: float, requests: int, hosts: Sequence[int]
+) -> Iterator[dict[str, Any]]:
     """The table's rows."""
     for name, model in MODELS.items():
         cost = Cost.of(model, text)
@@ -171,43 +192,76 @@ def rows(text: str, steps: int, price: float, requests: int, hosts: Sequence[int
         for count, load in itertools.product(hosts, LOADS):
             drawn = load * count * most
             visits = simulate(cost, count, steps, drawn / np.mean(PICTURES), requests)
-            settled = visits[len(visits) // 10:]  # before that the queue is shorter than it will be
-            waited, total = ([getattr(visit, field) - visit.came for visit in settled]
-                             for field in ("begun", "done"))
+            settled = visits[
+                len(visits) // 10 :
+            ]  # before that the queue is shorter than it will be
+            waited, total = (
+                [getattr(visit, field) - visit.came for visit in settled]
+                for field in ("begun", "done")
+            )
             chips = count * CHIPS
-            yield {"model": name, "chips": chips, "s a step": cost.step,
-                   "s a picture": cost.picture(steps), "paper/s": chips / cost.picture(steps),
-                   "at most/s": count * most, "load": f"{load:.0%}", "pictures/s": drawn,
-                   **{f"{what} p{share}": float(np.percentile(seconds, share))
-                      for what, seconds in (("waiting", waited), ("in all", total))
-                      for share in (50, 95)},
-                   "$ per 1,000": 1000 * chips * price / (3600 * drawn)}
+            yield {
+                "model": name,
+                "chips": chips,
+                "s a step": cost.step,
+                "s a picture": cost.picture(steps),
+                "paper/s": chips / cost.picture(steps),
+                "at most/s": count * most,
+                "load": f"{load:.0%}",
+                "pictures/s": drawn,
+                **{
+                    f"{what} p{share}": float(np.percentile(seconds, share))
+                    for what, seconds in (("waiting", waited), ("in all", total))
+                    for share in (50, 95)
+                },
+                "$ per 1,000": 1000 * chips * price / (3600 * drawn),
+            }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table and appends it to the results."""
     flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--steps", type=_positive, default=20, help="of a picture (%(default)s)")
-    flags.add_argument("--price", type=float, default=PRICE, metavar="DOLLARS",
-                       help="of a chip for an hour; by default (%(default).2f) Google's list price "
-                            "of v5e on demand")
+    flags.add_argument(
+        "--price",
+        type=float,
+        default=PRICE,
+        metavar="DOLLARS",
+        help="of a chip for an hour; by default (%(default).2f) Google's list price "
+        "of v5e on demand",
+    )
     flags.add_argument("--requests", type=_positive, default=1000, help="to simulate (%(default)s)")
-    flags.add_argument("--hosts", type=_positive, nargs="+", default=[1, 4],
-                       help=f"each of {CHIPS} chips (%(default)s)")
-    flags.add_argument("--cycles", type=Path, default=RESULTS, metavar="FILE",
-                       help="with the compiler's (%(default)s)")
+    flags.add_argument(
+        "--hosts",
+        type=_positive,
+        nargs="+",
+        default=[1, 4],
+        help=f"each of {CHIPS} chips (%(default)s)",
+    )
+    flags.add_argument(
+        "--cycles",
+        type=Path,
+        default=RESULTS,
+        metavar="FILE",
+        help="with the compiler's (%(default)s)",
+    )
     args = flags.parse_args(arguments)
     text = args.cycles.read_text(encoding="utf-8")
-    report(f"Capacity of {CHIP}, {args.steps} steps with guidance", [
-        *rows(text, args.steps, args.price, args.requests, args.hosts)], args.results, notes=[
-        f"On paper, not on a TPU: cycles as the compiler of {CHIP} expects them, at "
-        f"{CLOCK / 1e9:.2f} GHz, without attention's kernels, for which it expects nothing, and "
-        "without what the host does. At most so many a second come of the scheduler's own plans "
-        f"under {OVERLOAD:g} times that load, as all chips of a host wait while one decodes; loads "
-        f"are shares of these. Requests of {', '.join(map(str, PICTURES))} pictures come by "
-        f"chance, each of another client; {args.requests} for each row. Seconds until the first of "
-        f"a request's pictures is begun, and until the last is done; ${args.price:.2f} for a chip "
-        "and hour."])
+    report(
+        f"Capacity of {CHIP}, {args.steps} steps with guidance",
+        [*rows(text, args.steps, args.price, args.requests, args.hosts)],
+        args.results,
+        notes=[
+            f"On paper, not on a TPU: cycles as the compiler of {CHIP} expects them, at "
+            f"{CLOCK / 1e9:.2f} GHz, without attention's kernels, for which it expects nothing, and "
+            "without what the host does. At most so many a second come of the scheduler's own plans "
+            f"under {OVERLOAD:g} times that load, as all chips of a host wait while one decodes; loads "
+            f"are shares of these. Requests of {', '.join(map(str, PICTURES))} pictures come by "
+            f"chance, each of another client; {args.requests} for each row. Seconds until the first of "
+            f"a request's pictures is begun, and until the last is done; ${args.price:.2f} for a chip "
+            "and hour."
+        ],
+    )
 
 
 def _positive(text: str) -> int:

@@ -30,9 +30,14 @@ def waits(folder: Path, shelf: Path) -> Iterator[dict[str, Any]]:
     """Rows of the table, of a model in a folder and what lies on a shelf."""
     checkpoint = Checkpoint.open(folder)
     parameters, side = checkpoint.parameters.memory, checkpoint.default_size[0] // 2
-    engine = Engine.open(folder, models=shelf, lora_dir=shelf / "loras", devices=1,
-                         size=(side, side),
-                         memory=max(int(ROOM * parameters), 1 << 28))
+    engine = Engine.open(
+        folder,
+        models=shelf,
+        lora_dir=shelf / "loras",
+        devices=1,
+        size=(side, side),
+        memory=max(int(ROOM * parameters), 1 << 28),
+    )
     engine.ready.wait()
 
     def picture(prompt: str = "a cat", **values: Any) -> float:
@@ -43,11 +48,19 @@ def waits(folder: Path, shelf: Path) -> Iterator[dict[str, Any]]:
     try:
         for name in LORAS:
             tag = f"a cat <lora:{name}:0.8>"
-            yield {"choice": f"LoRA {name}", "first": picture(tag) - plain,
-                   "second": picture(tag) - plain, "goal": "2 s" if name != LORAS[0] else ""}
+            yield {
+                "choice": f"LoRA {name}",
+                "first": picture(tag) - plain,
+                "second": picture(tag) - plain,
+                "goal": "2 s" if name != LORAS[0] else "",
+            }
         reading = seconds_of(lambda: (shelf / f"{FILE}.safetensors").read_bytes())
-        yield {"choice": "another fine-tune", "first": picture(model=FILE) - plain,
-               "second": picture(model=FILE) - plain, "goal": f"{reading:.2g} s: reading its file"}
+        yield {
+            "choice": "another fine-tune",
+            "first": picture(model=FILE) - plain,
+            "second": picture(model=FILE) - plain,
+            "goal": f"{reading:.2g} s: reading its file",
+        }
         wide = [picture(width=side * 3 // 2) for _ in range(3)]
         yield {"choice": "another size", "first": wide[0] - wide[2], "second": wide[1] - wide[2]}
     finally:
@@ -55,8 +68,9 @@ def waits(folder: Path, shelf: Path) -> Iterator[dict[str, Any]]:
 
 
 def _draw(engine: Engine, prompt: str, **values: Any) -> None:
-    request = Request.check({"prompts": [prompt], "steps": 2, "sampler": "euler", **values},
-                            engine.offer)
+    request = Request.check(
+        {"prompts": [prompt], "steps": 2, "sampler": "euler", **values}, engine.offer
+    )
     *_, end = engine.submit(request, previews=False).events()
     assert isinstance(end, Done), end
 
@@ -64,8 +78,12 @@ def _draw(engine: Engine, prompt: str, **values: Any) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures what each choice costs."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", choices=("sd14", "tiny"), default="sd14",
-                       help="made by make_checkpoint (%(default)s)")
+    flags.add_argument(
+        "--model",
+        choices=("sd14", "tiny"),
+        default="sd14",
+        help="made by make_checkpoint (%(default)s)",
+    )
     args = flags.parse_args(arguments)
     folder = checkpoint_folder(args.model)
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
@@ -75,8 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         single_file(folder, shelf / f"{FILE}.safetensors")
         for seed, name in enumerate(LORAS):
             lora(folder, shelf / "loras" / f"{name}.safetensors", RANK, seed)
-        peaks = [{**in_fresh_process(loading_peak, shelf / f"{FILE}.safetensors", dtype),
-                  "goal": "at most 1.1"} for dtype in ("float32", "bfloat16")]
+        peaks = [
+            {
+                **in_fresh_process(loading_peak, shelf / f"{FILE}.safetensors", dtype),
+                "goal": "at most 1.1",
+            }
+            for dtype in ("float32", "bfloat16")
+        ]
         kept = jax.config.jax_compilation_cache_dir
         jax.config.update("jax_compilation_cache_dir", str(shelf / "kept"))
         try:
@@ -84,12 +107,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             jax.config.update("jax_compilation_cache_dir", kept)
     report(f"Memory while loading: {args.model}, a single float16 file", peaks, args.results)
-    report(f"Choosing: {args.model}, 1 device", rows, args.results, notes=[
-        f"Seconds from asking to the picture, less those of a picture without the choice, of half "
-        "the model's sides, so that they count little; the other size is half as wide again. "
-        f"LoRAs have rank {RANK} on all attention and feed-forward layers of both networks; the "
-        "other fine-tune is a float16 file in the original layout, in the system's cache; nothing "
-        "compiled was kept."])
+    report(
+        f"Choosing: {args.model}, 1 device",
+        rows,
+        args.results,
+        notes=[
+            f"Seconds from asking to the picture, less those of a picture without the choice, of half "
+            "the model's sides, so that they count little; the other size is half as wide again. "
+            f"LoRAs have rank {RANK} on all attention and feed-forward layers of both networks; the "
+            "other fine-tune is a float16 file in the original layout, in the system's cache; nothing "
+            "compiled was kept."
+        ],
+    )
 
 
 if __name__ == "__main__":

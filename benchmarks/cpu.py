@@ -42,9 +42,7 @@ PROMPT = "a castle in the clouds, watercolour"
 GUIDANCE = 7.5
 KEY = np.zeros(2, np.uint32)  # of all noise
 LONG = 100  # steps of the picture whose single steps are timed: more than there are rounds
-TEXT, STEP, DECODE, IMAGE = PARTS = (
-    "text", "UNet step", "autoencoder, decoding", "whole image",
-)
+TEXT, STEP, DECODE, IMAGE = PARTS = ("text", "UNet step", "autoencoder, decoding", "whole image")
 Calls = dict[str, Callable[[], Any]]  # by part; that of the whole image returns it as uint8
 
 
@@ -60,14 +58,20 @@ class Start(NamedTuple):
 class OneSlot:
     """Our programs with one slot on one device."""
 
-    def __init__(self, checkpoint: Checkpoint, params: Params, programs: Programs,
-                 encoders: Sequence[ImageEncoder] = ()):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        params: Params,
+        programs: Programs,
+        encoders: Sequence[ImageEncoder] = (),
+    ):
         """Begins with no picture. The encoders are those of what pictures may begin with."""
         self._checkpoint, self._params, self._programs = checkpoint, params, programs
         self._encoders, self._slots = encoders, programs.empty()
 
-    def enter(self, steps: int, guidance: float = GUIDANCE, start: Start | None = None,
-              **values: Any) -> None:
+    def enter(
+        self, steps: int, guidance: float = GUIDANCE, start: Start | None = None, **values: Any
+    ) -> None:
         """Puts a picture of so many steps with DDIM into the slot.
 
         Args:
@@ -78,17 +82,23 @@ class OneSlot:
         """
         programs, begin = self._programs, 0
         height, width = (side * programs.model.downscale for side in programs.latent_shape[:2])
-        inputs = self._checkpoint.prompt_inputs(PROMPT, height=height, width=width,
-                                                guidance=guidance)
+        inputs = self._checkpoint.prompt_inputs(
+            PROMPT, height=height, width=width, guidance=guidance
+        )
         if start:
             begin = steps - steps_taken(steps, start.strength)
-            values["given"] = Given.of(programs.model, programs.latent_shape, start.image,
-                                       start.mask, start.strength)
+            values["given"] = Given.of(
+                programs.model, programs.latent_shape, start.image, start.mask, start.strength
+            )
         else:
             values["latents"] = first_latents(programs.latent_shape)
-        entry = Entry.of(make_table("ddim", self._checkpoint.schedule, steps, begin=begin),
-                         {**inputs, **values.pop("told", {})}, key=KEY,
-                         guidance=programs.model.cfg_scale(guidance), **values)
+        entry = Entry.of(
+            make_table("ddim", self._checkpoint.schedule, steps, begin=begin),
+            {**inputs, **values.pop("told", {})},
+            key=KEY,
+            guidance=programs.model.cfg_scale(guidance),
+            **values,
+        )
         entries = {0: entry}
         for encoder in self._encoders:
             entries = encoder.encode(self._params, entries, programs.device)
@@ -97,16 +107,26 @@ class OneSlot:
     def step(self, count: int = 1) -> None:
         """Takes so many."""
         self._slots = jax.block_until_ready(
-            self._programs.advance(self._params, self._slots, count))
+            self._programs.advance(self._params, self._slots, count)
+        )
 
     def pixels(self) -> np.ndarray:
         """Its picture as it is now, uint8 [H, W, 3]."""
-        return np.asarray(self._programs.decode(self._params, self._slots.latents,
-                                                np.ones(1, bool)))[0]
+        return np.asarray(
+            self._programs.decode(self._params, self._slots.latents, np.ones(1, bool))
+        )[0]
 
 
-def ours(folder: Path, size: int, steps: int, guidance: float = GUIDANCE,
-         start: Start | None = None, control: Path | None = None, *, dtype: str) -> Calls:
+def ours(
+    folder: Path,
+    size: int,
+    steps: int,
+    guidance: float = GUIDANCE,
+    start: Start | None = None,
+    control: Path | None = None,
+    *,
+    dtype: str,
+) -> Calls:
     """Calls of our three programs, with one slot on one device. The parts come in their order.
 
     Args:
@@ -119,8 +139,7 @@ def ours(folder: Path, size: int, steps: int, guidance: float = GUIDANCE,
         dtype: of the parameters and the arithmetic.
     """
     mesh = make_mesh(1)
-    checkpoint, params = Checkpoint.from_pretrained(folder, dtype=dtype,
-                                                    sharding=replicated(mesh))
+    checkpoint, params = Checkpoint.from_pretrained(folder, dtype=dtype, sharding=replicated(mesh))
     model, sizes, follows = checkpoint.model, dict(height=size, width=size), {}
     if control:
         extra = ControlNet.open(control, dtype=dtype)
@@ -128,25 +147,51 @@ def ours(folder: Path, size: int, steps: int, guidance: float = GUIDANCE,
         params = {**params, extra.part: extra.load(replicated(mesh))}
         follows = dict(told={"control": control_picture(size)}, control_scale=1.0)
     guided = bool(is_guided(model.cfg_scale(guidance)))
-    slot = OneSlot(checkpoint, params, Programs(model, mesh, slots=1, guided=guided, **sizes),
-                   [ImageEncoder(checkpoint.model.encode, mesh, checkpoint.parameters.shapes,
-                                 network_dtype=checkpoint.model.dtype, **sizes)] if start else ())
+    slot = OneSlot(
+        checkpoint,
+        params,
+        Programs(model, mesh, slots=1, guided=guided, **sizes),
+        [
+            ImageEncoder(
+                checkpoint.model.encode,
+                mesh,
+                checkpoint.parameters.shapes,
+                network_dtype=checkpoint.model.dtype,
+                **sizes,
+            )
+        ]
+        if start
+        else (),
+    )
 
     def image() -> np.ndarray:
         slot.enter(steps, guidance, start, **follows)
         slot.step(steps)
         return slot.pixels()
 
-    return {TEXT: partial(slot.enter, LONG, guidance, **follows), STEP: slot.step,
-            DECODE: slot.pixels, IMAGE: image}
+    return {
+        TEXT: partial(slot.enter, LONG, guidance, **follows),
+        STEP: slot.step,
+        DECODE: slot.pixels,
+        IMAGE: image,
+    }
 
 
 class PyTorch:
     """The same calls of diffusers' pipeline."""
 
-    def __init__(self, folder: Path, size: int, steps: int, guidance: float = GUIDANCE,
-                 start: Start | None = None, control: Path | None = None, *, layout: str,
-                 prepare: Callable[[Any, int, int], None] = lambda pipe, size, count: None):
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        steps: int,
+        guidance: float = GUIDANCE,
+        start: Start | None = None,
+        control: Path | None = None,
+        *,
+        layout: str,
+        prepare: Callable[[Any, int, int], None] = lambda pipe, size, count: None,
+    ):
         """Loads it.
 
         Args:
@@ -176,7 +221,8 @@ class PyTorch:
         told = pipe.unet.config.time_cond_proj_dim
         self._guided = guidance > 1 and not told
         self._cond = told and pipe.get_guidance_scale_embedding(
-            torch.tensor([guidance - 1]), embedding_dim=told)
+            torch.tensor([guidance - 1]), embedding_dim=told
+        )
         prepare(pipe, size, 1 + self._guided)
         self._pipe, self._size, self._steps, self._guidance = pipe, size, steps, guidance
         self._shape = (*[size // pipe.vae_scale_factor] * 2, pipe.unet.config.in_channels)
@@ -194,8 +240,9 @@ class PyTorch:
         own = {TEXT: self._text, STEP: self._step, DECODE: self._decode, IMAGE: self._image}
         return {part: torch.inference_mode()(call) for part, call in own.items()}
 
-    def _beginning(self, start: Start | None, control: Path | None,
-                   layout: Any) -> tuple[Any, dict[str, Any]]:
+    def _beginning(
+        self, start: Start | None, control: Path | None, layout: Any
+    ) -> tuple[Any, dict[str, Any]]:
         """The pipeline that draws whole pictures, and what it takes beside the settings."""
         import torch
         from diffusers import (
@@ -210,7 +257,8 @@ class PyTorch:
         if control:
             network = ControlNetModel.from_pretrained(control, dtype=torch.float32)
             whole = StableDiffusionControlNetPipeline(
-                **pipe.components, controlnet=network.to(memory_format=layout))
+                **pipe.components, controlnet=network.to(memory_format=layout)
+            )
             values |= dict(image=control_picture(self._size)[None] / np.float32(255))
         if start:
             values = dict(image=start.image[None] / 2 + 0.5, strength=start.strength)
@@ -227,8 +275,8 @@ class PyTorch:
         from diffusers import StableDiffusionPipeline
 
         prompt, negative, *pooled = self._pipe.encode_prompt(
-            PROMPT, device="cpu", num_images_per_prompt=1,
-            do_classifier_free_guidance=self._guided)
+            PROMPT, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=self._guided
+        )
 
         def both(first: Any, second: Any) -> Any:
             return torch.cat([first, second]) if self._guided else second
@@ -243,9 +291,13 @@ class PyTorch:
         import torch
 
         timestep = next(self._timesteps)
-        out = self._pipe.unet(torch.cat([self._latents] * (1 + self._guided)), timestep,
-                              self._embeddings, timestep_cond=self._cond,
-                              added_cond_kwargs=self._added).sample
+        out = self._pipe.unet(
+            torch.cat([self._latents] * (1 + self._guided)),
+            timestep,
+            self._embeddings,
+            timestep_cond=self._cond,
+            added_cond_kwargs=self._added,
+        ).sample
         if self._guided:
             negative, positive = out.chunk(2)
             out = negative + self._guidance * (positive - negative)
@@ -260,8 +312,13 @@ class PyTorch:
 
     def _image(self) -> np.ndarray:
         with self._as_ours() if self._starts else nullcontext():
-            found = self._whole(PROMPT, num_inference_steps=self._steps,
-                                guidance_scale=self._guidance, output_type="np", **self._values)
+            found = self._whole(
+                PROMPT,
+                num_inference_steps=self._steps,
+                guidance_scale=self._guidance,
+                output_type="np",
+                **self._values,
+            )
         return (found.images[0] * 255).round().astype(np.uint8)
 
     def _as_ours(self) -> AbstractContextManager:
@@ -270,8 +327,11 @@ class PyTorch:
 
         drawn = np.asarray(gaussian(jax.numpy.asarray(KEY), self._shape))
         noise = torch.tensor(_channels_first(drawn))
-        return patch.multiple(type(self._whole).__module__, randn_tensor=lambda *_, **__: noise,
-                              retrieve_latents=lambda found, **_: found.latent_dist.mode())
+        return patch.multiple(
+            type(self._whole).__module__,
+            randn_tensor=lambda *_, **__: noise,
+            retrieve_latents=lambda found, **_: found.latent_dist.mode(),
+        )
 
 
 def pytorch(*arguments: Any, **options: Any) -> Calls:
@@ -301,8 +361,11 @@ def convert_networks(pipe, size: int, count: int, precision: str) -> None:
 
     def converted(function: Callable[..., torch.Tensor], *examples: torch.Tensor) -> Callable:
         with torch.no_grad():
-            model = openvino.convert_model(Network(function), example_input=examples,
-                                           input=[example.shape for example in examples])
+            model = openvino.convert_model(
+                Network(function),
+                example_input=examples,
+                input=[example.shape for example in examples],
+            )
         compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": precision})
         return lambda *given: torch.from_numpy(compiled([x.numpy() for x in given])[0])
 
@@ -310,27 +373,50 @@ def convert_networks(pipe, size: int, count: int, precision: str) -> None:
     encoders = [pipe.text_encoder, getattr(pipe, "text_encoder_2", None)]
     tokens, told = pipe.tokenizer.model_max_length, {}
     if encoders[1] is not None:
-        told = {"text_embeds": torch.zeros(count, encoders[1].config.projection_dim),
-                "time_ids": torch.zeros(count, 6)}
+        told = {
+            "text_embeds": torch.zeros(count, encoders[1].config.projection_dim),
+            "time_ids": torch.zeros(count, 6),
+        }
     if config.time_cond_proj_dim:
         told["timestep_cond"] = torch.zeros(count, config.time_cond_proj_dim)
     evaluate, decode = pipe.unet.forward, pipe.vae.decode
 
     def evaluated(x, t, text, *given: torch.Tensor) -> torch.Tensor:
         values = dict(zip(told, given, strict=True))
-        return evaluate(x, t, text, timestep_cond=values.pop("timestep_cond", None),
-                        added_cond_kwargs=values, return_dict=False)[0]
+        return evaluate(
+            x,
+            t,
+            text,
+            timestep_cond=values.pop("timestep_cond", None),
+            added_cond_kwargs=values,
+            return_dict=False,
+        )[0]
 
-    unet = converted(evaluated, torch.zeros(count, config.in_channels, side, side), torch.zeros(1),
-                     torch.zeros(count, tokens, config.cross_attention_dim), *told.values())
-    decoder = converted(lambda z: decode(z, return_dict=False)[0],
-                        torch.zeros(1, pipe.vae.config.latent_channels, side, side))
+    unet = converted(
+        evaluated,
+        torch.zeros(count, config.in_channels, side, side),
+        torch.zeros(1),
+        torch.zeros(count, tokens, config.cross_attention_dim),
+        *told.values(),
+    )
+    decoder = converted(
+        lambda z: decode(z, return_dict=False)[0],
+        torch.zeros(1, pipe.vae.config.latent_channels, side, side),
+    )
 
-    def unet_forward(x, t, encoder_hidden_states, added_cond_kwargs=None, timestep_cond=None,
-                     return_dict=True, **_):
+    def unet_forward(
+        x,
+        t,
+        encoder_hidden_states,
+        added_cond_kwargs=None,
+        timestep_cond=None,
+        return_dict=True,
+        **_,
+    ):
         values = {**(added_cond_kwargs or {}), "timestep_cond": timestep_cond}
-        sample = unet(x, t.reshape(1).float(), encoder_hidden_states,
-                      *(values[name].float() for name in told))
+        sample = unet(
+            x, t.reshape(1).float(), encoder_hidden_states, *(values[name].float() for name in told)
+        )
         return UNet2DConditionOutput(sample) if return_dict else (sample,)
 
     def vae_decode(z, return_dict=True, **_):
@@ -363,11 +449,13 @@ CONTESTANTS: dict[str, Callable[..., Calls]] = {
     PYTORCH: partial(pytorch, layout="contiguous_format"),
     CHANNELS_LAST: partial(pytorch, layout="channels_last"),
     COMPILED: partial(pytorch, layout="channels_last", prepare=compile_networks),
-    OPENVINO: partial(pytorch, layout="contiguous_format",
-                      prepare=partial(convert_networks, precision="f32")),
+    OPENVINO: partial(
+        pytorch, layout="contiguous_format", prepare=partial(convert_networks, precision="f32")
+    ),
     IN_BFLOAT16.format(OURS): partial(ours, dtype="bfloat16"),
-    IN_BFLOAT16.format(OPENVINO): partial(pytorch, layout="contiguous_format",
-                                          prepare=partial(convert_networks, precision="bf16")),
+    IN_BFLOAT16.format(OPENVINO): partial(
+        pytorch, layout="contiguous_format", prepare=partial(convert_networks, precision="bf16")
+    ),
 }
 Timings = dict[str, Timing]  # by part
 
@@ -383,8 +471,9 @@ def left_out() -> dict[str, str]:
     return missing
 
 
-def alone(contestant: str, folder: Path, size: int, steps: int, guidance: float, rounds: int,
-          ) -> tuple[dict[str, float], np.ndarray, Timings]:
+def alone(
+    contestant: str, folder: Path, size: int, steps: int, guidance: float, rounds: int
+) -> tuple[dict[str, float], np.ndarray, Timings]:
     """Gigabytes that this process takes at the most while it loads, and while it makes a picture;
     the picture; and what each part takes then."""
     on_cpu()
@@ -409,11 +498,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures times and peak memory."""
     flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--model", choices=MODELS, default="sd14", help="(%(default)s)")
-    flags.add_argument("--size", type=int, default=512, metavar="PIXELS",
-                       help="sides of the picture (%(default)s)")
+    flags.add_argument(
+        "--size", type=int, default=512, metavar="PIXELS", help="sides of the picture (%(default)s)"
+    )
     flags.add_argument("--steps", type=int, default=4, help="of the whole image (%(default)s)")
-    flags.add_argument("--guidance", type=float, default=GUIDANCE, metavar="SCALE",
-                       help="up to 1 it is none (%(default)s)")
+    flags.add_argument(
+        "--guidance",
+        type=float,
+        default=GUIDANCE,
+        metavar="SCALE",
+        help="up to 1 it is none (%(default)s)",
+    )
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < LONG - 1:
@@ -422,23 +517,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Made elsewhere, where need be: large models' contestants need the memory that this takes.
     folder = in_fresh_process(checkpoint_folder, args.model)
     picture, missing = f"{args.model}, {args.size}x{args.size}", left_out()
-    found = {name: in_fresh_process(alone, name, folder, args.size, args.steps, args.guidance,
-                                    args.rounds)
-             for name in CONTESTANTS if name not in missing}
-    report(f"CPU, peak memory: {picture}",
-           [{"": name, **peaks} for name, (peaks, _, _) in found.items()], args.results,
-           notes=["Of a process that loads the float16 checkpoint and makes one picture, with all "
-                  "that it has imported and compiled. PyTorch loads without `accelerate`, which "
-                  "takes more memory than with it."])
+    found = {
+        name: in_fresh_process(
+            alone, name, folder, args.size, args.steps, args.guidance, args.rounds
+        )
+        for name in CONTESTANTS
+        if name not in missing
+    }
+    report(
+        f"CPU, peak memory: {picture}",
+        [{"": name, **peaks} for name, (peaks, _, _) in found.items()],
+        args.results,
+        notes=[
+            "Of a process that loads the float16 checkpoint and makes one picture, with all "
+            "that it has imported and compiled. PyTorch loads without `accelerate`, which "
+            "takes more memory than with it."
+        ],
+    )
     images = {name: image for name, (_, image, _) in found.items()}
     differing = np.mean(np.abs(images[OURS].astype(int) - images[PYTORCH]) > 1)
-    report(f"CPU, times: {picture}", _rows({name: times for name, (*_, times) in found.items()}),
-           args.results,
-           notes=[f"Seconds, medians of {args.rounds} rounds in one process after another; float32 "
-                  f"where nothing else is said. The whole image has {args.steps} steps at a "
-                  f"guidance of {args.guidance:g}. Our picture in float32 and PyTorch's differ by "
-                  f"more than 1 of 255 in {differing:.2%} of their values.",
-                  *(f"{name} is left out: {why}." for name, why in missing.items())])
+    report(
+        f"CPU, times: {picture}",
+        _rows({name: times for name, (*_, times) in found.items()}),
+        args.results,
+        notes=[
+            f"Seconds, medians of {args.rounds} rounds in one process after another; float32 "
+            f"where nothing else is said. The whole image has {args.steps} steps at a "
+            f"guidance of {args.guidance:g}. Our picture in float32 and PyTorch's differ by "
+            f"more than 1 of 255 in {differing:.2%} of their values.",
+            *(f"{name} is left out: {why}." for name, why in missing.items()),
+        ],
+    )
 
 
 def _rows(timings: Mapping[str, Timings]) -> list[dict[str, Any]]:
@@ -448,8 +557,11 @@ def _rows(timings: Mapping[str, Timings]) -> list[dict[str, Any]]:
         medians = {name: timing[part].median for name, timing in timings.items()}
         row = {"seconds": part, **medians}
         for mine, dtype in ((OURS, "float32"), (IN_BFLOAT16.format(OURS), "bfloat16")):
-            others = [median for name, median in medians.items()
-                      if not name.startswith(OURS) and ("bfloat16" in name) == ("bfloat16" in mine)]
+            others = [
+                median
+                for name, median in medians.items()
+                if not name.startswith(OURS) and ("bfloat16" in name) == ("bfloat16" in mine)
+            ]
             row[f"ours / best other, {dtype}"] = medians[mine] / min(others) if others else None
         compiling = max(0.0, timings[OURS][part].first - medians[OURS])
         rows.append({**row, "ours, compiling": compiling if part == IMAGE else None})

@@ -36,9 +36,19 @@ UNET, DECODER, TEXT_ENCODER = 0.803e12, 2.515e12, 0.0133e12
 # Peak of dense bfloat16 matrix products by what is in the device's name, from NVIDIA's data sheets;
 # float16 where a chip has no bfloat16. The first that fits counts.
 PEAKS = {
-    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
-    "A100": 312e12, "A10G": 70e12, "A10": 125e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12,
-    "V100": 125e12, "T4": 65e12,
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "V100": 125e12,
+    "T4": 65e12,
 }
 
 
@@ -49,8 +59,10 @@ def operations(steps: int) -> float:
 
 def peak(device: jax.Device) -> float | None:
     """Operations a second that the device can do at most, if it is known."""
-    return next((peak for name, peak in PEAKS.items()
-                 if re.search(rf"\b{name}\b", device.device_kind)), None)
+    return next(
+        (peak for name, peak in PEAKS.items() if re.search(rf"\b{name}\b", device.device_kind)),
+        None,
+    )
 
 
 class Ours:
@@ -60,20 +72,24 @@ class Ours:
         """Loads the checkpoint."""
         self._mesh = make_mesh(1)
         self._pipeline, self._params = Checkpoint.from_pretrained(
-            folder, dtype=dtype, sharding=replicated(self._mesh))
+            folder, dtype=dtype, sharding=replicated(self._mesh)
+        )
 
     def calls(self, batch: int, group: int) -> Callable[[int], np.ndarray]:
         """A function from steps to uint8 pictures, compiled when it is first called."""
         pipeline, params = self._pipeline, self._params
         height, width = pipeline.default_size
-        programs = Programs(pipeline.model, self._mesh, slots=batch, height=height, width=width,
-                            group=group)
+        programs = Programs(
+            pipeline.model, self._mesh, slots=batch, height=height, width=width, group=group
+        )
 
         def draw(steps: int) -> np.ndarray:
             inputs = pipeline.prompt_inputs(PROMPT)
             table = make_table("ddim", pipeline.schedule, steps)
-            entries = {i: Entry.of(table, inputs, guidance=GUIDANCE,
-                                   key=np.array([0, i], np.uint32)) for i in range(batch)}
+            entries = {
+                i: Entry.of(table, inputs, guidance=GUIDANCE, key=np.array([0, i], np.uint32))
+                for i in range(batch)
+            }
             slots = programs.encode(params, programs.empty(), entries)
             slots = programs.advance(params, slots, steps)
             wanted = np.arange(programs.slots) < batch
@@ -92,7 +108,8 @@ class PyTorch:
         from diffusers import DDIMScheduler, StableDiffusionPipeline
 
         pipe = StableDiffusionPipeline.from_pretrained(
-            folder, dtype=torch.bfloat16 if on_gpu else torch.float32, safety_checker=None)
+            folder, dtype=torch.bfloat16 if on_gpu else torch.float32, safety_checker=None
+        )
         pipe.set_progress_bar_config(disable=True)
         pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)
         pipe.unet.to(memory_format=torch.channels_last)
@@ -106,16 +123,22 @@ class PyTorch:
 
     def calls(self, batch: int) -> Callable[[int], np.ndarray]:
         """A function from steps to uint8 pictures, compiled when it is first called."""
+
         def draw(steps: int) -> np.ndarray:
-            images = self._pipe([PROMPT] * batch, num_inference_steps=steps,
-                                guidance_scale=GUIDANCE, output_type="pt").images
+            images = self._pipe(
+                [PROMPT] * batch,
+                num_inference_steps=steps,
+                guidance_scale=GUIDANCE,
+                output_type="pt",
+            ).images
             return (images * 255).round().to(self._uint8).permute(0, 2, 3, 1).cpu().numpy()
 
         return draw
 
 
-def measure(contestants: dict[str, Callable[[int], Any]], batch: int, steps: int,
-            rounds: int) -> list[dict[str, Any]]:
+def measure(
+    contestants: dict[str, Callable[[int], Any]], batch: int, steps: int, rounds: int
+) -> list[dict[str, Any]]:
     """Rows of the table: each contestant at so many steps of so many pictures."""
     calls = {name: partial(draw, steps) for name, draw in contestants.items()}
     times = side_by_side(calls, rounds)
@@ -124,8 +147,14 @@ def measure(contestants: dict[str, Callable[[int], Any]], batch: int, steps: int
     for name, timing in times.items():
         speed = batch / timing.median
         share = 100 * speed * operations(steps) / most if most else "peak unknown"
-        row = {"pictures": batch, "steps": steps, "": name, "seconds": timing.median,
-               "pictures/s": speed, "share of peak, %": share}
+        row = {
+            "pictures": batch,
+            "steps": steps,
+            "": name,
+            "seconds": timing.median,
+            "pictures/s": speed,
+            "share of peak, %": share,
+        }
         if PYTORCH in times:
             row["times PyTorch's"] = times[PYTORCH].median / timing.median
         rows.append({**row, "first call, s": timing.first})
@@ -135,10 +164,17 @@ def measure(contestants: dict[str, Callable[[int], Any]], batch: int, steps: int
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, or shows that it would work."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--batches", type=int, nargs="+", default=(1, 8, 16), metavar="N",
-                       help="pictures at a time (default: 1 8 16)")
-    flags.add_argument("--steps", type=int, nargs="+", default=(20, 50), metavar="N",
-                       help="(default: 20 50)")
+    flags.add_argument(
+        "--batches",
+        type=int,
+        nargs="+",
+        default=(1, 8, 16),
+        metavar="N",
+        help="pictures at a time (default: 1 8 16)",
+    )
+    flags.add_argument(
+        "--steps", type=int, nargs="+", default=(20, 50), metavar="N", help="(default: 20 50)"
+    )
     flags.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
     args = flags.parse_args(arguments)
     # JAX would take most of the GPU's memory at its start, and PyTorch needs some beside it.
@@ -154,22 +190,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pytorch = PyTorch(folder, on_gpu)
     except ImportError as error:
         pytorch = None
-        notes.append(f"PyTorch is not measured ({error}). To have it: pip install torch "
-                     '"diffusers>=0.42,<0.43" "transformers>=5.23,<6" accelerate')
+        notes.append(
+            f"PyTorch is not measured ({error}). To have it: pip install torch "
+            '"diffusers>=0.42,<0.43" "transformers>=5.23,<6" accelerate'
+        )
     rows = []
     for batch in args.batches:
-        contestants = {f"sd_tpu, slots by {group}": ours.calls(batch, group)
-                       for group in sorted({min(batch, ACCELERATOR_GROUP), batch})}
+        contestants = {
+            f"sd_tpu, slots by {group}": ours.calls(batch, group)
+            for group in sorted({min(batch, ACCELERATOR_GROUP), batch})
+        }
         if pytorch:
             contestants[PYTORCH] = pytorch.calls(batch)
         for steps in args.steps:
             rows += measure(contestants, batch, steps, args.rounds)
-    notes.append(f"Medians of {args.rounds} rounds side by side. The first call compiles, or finds "
-                 "compiled what the other number of steps compiled before.")
+    notes.append(
+        f"Medians of {args.rounds} rounds side by side. The first call compiles, or finds "
+        "compiled what the other number of steps compiled before."
+    )
     if not on_gpu:
         known = ("pictures", "steps", "")
-        rows = [{name: cell if name in known else UNMEASURED for name, cell in row.items()}
-                for row in rows]
+        rows = [
+            {name: cell if name in known else UNMEASURED for name, cell in row.items()}
+            for row in rows
+        ]
         notes[-1] = "There was no GPU: the script ran a tiny model on the CPU to see that it works."
     report("GPU against PyTorch: SD 1.4, 512x512, bfloat16", rows, args.results, notes=notes)
 

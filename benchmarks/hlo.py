@@ -11,16 +11,39 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-BITS = {"pred": 8, "s8": 8, "u8": 8, "bf16": 16, "f16": 16, "s16": 16, "u16": 16, "s32": 32,
-        "u32": 32, "f32": 32, "s64": 64, "u64": 64}
+BITS = {
+    "pred": 8,
+    "s8": 8,
+    "u8": 8,
+    "bf16": 16,
+    "f16": 16,
+    "s16": 16,
+    "u16": 16,
+    "s32": 32,
+    "u32": 32,
+    "f32": 32,
+    "s64": 64,
+    "u64": 64,
+}
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 STARTS = ("copy-start", "slice-start", "async-start")
 # These name or wait for what another instruction moves.
-MOVES_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call",
-                 "conditional", "copy-done", "slice-done", "async-done")
+MOVES_NOTHING = (
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "call",
+    "conditional",
+    "copy-done",
+    "slice-done",
+    "async-done",
+)
 
 
 @dataclass(frozen=True)
@@ -74,25 +97,39 @@ def by_source(found: Iterator[Operation]) -> list[dict[str, str | int | float]]:
         cycles[key] += operation.cycles
         count[key] += 1
     ranked = sorted(count, key=lambda key: (cycles[key], moved[key]), reverse=True)
-    return [{"operation": name, "from": source, "count": count[name, source],
-             "million cycles": cycles[name, source] / 1e6, "HBM MB": moved[name, source] / 1e6}
-            for name, source in ranked]
+    return [
+        {
+            "operation": name,
+            "from": source,
+            "count": count[name, source],
+            "million cycles": cycles[name, source] / 1e6,
+            "HBM MB": moved[name, source] / 1e6,
+        }
+        for name, source in ranked
+    ]
 
 
-def _operation(name: str, computation: str, kind: str, shape: str, operands: list[str],
-               attributes: str) -> Operation:
+def _operation(
+    name: str, computation: str, kind: str, shape: str, operands: list[str], attributes: str
+) -> Operation:
     cycles = re.search(r'"estimated_cycles":"(\d+)"', attributes)
     source = re.search(r'op_name="([^"]*)"', attributes)
     if kind in STARTS:  # one side is HBM; a slice is as large as the smaller side
-        moved = min(size for part in SHAPE.finditer(shape)
-                    if (size := _bytes(part)) > 4)  # the rest is a semaphore
+        moved = min(
+            size for part in SHAPE.finditer(shape) if (size := _bytes(part)) > 4
+        )  # the rest is a semaphore
     elif "ConcatBitcast" in attributes:  # slices that were fetched, seen as one array
         moved = 0
     else:
-        moved = sum(_bytes(part) for text in (shape, *operands) for part in SHAPE.finditer(text)
-                    if "S(" not in (part[3] or ""))
-    return Operation(name, computation, source[1] if source else kind, moved,
-                     int(cycles[1]) if cycles else 0)
+        moved = sum(
+            _bytes(part)
+            for text in (shape, *operands)
+            for part in SHAPE.finditer(text)
+            if "S(" not in (part[3] or "")
+        )
+    return Operation(
+        name, computation, source[1] if source else kind, moved, int(cycles[1]) if cycles else 0
+    )
 
 
 def _parts(rest: str) -> tuple[str, str, list[str], str]:

@@ -35,7 +35,12 @@ from sd_tpu.pictures.images import read_png
 
 APP = Path(__file__).resolve().parent.parent / "app.py"
 KINDS = PAGE, A1111, OPENAI, STREAM, ASSISTANT = (
-    "page", "A1111", "OpenAI", "OpenAI, streamed", "MCP")
+    "page",
+    "A1111",
+    "OpenAI",
+    "OpenAI, streamed",
+    "MCP",
+)
 STEPS = (2, 12)
 GIVES_UP = 1 / 3
 PATIENCE = 3600.0  # seconds
@@ -86,8 +91,13 @@ class Client:
         prompt = f"client {self._number} asks for picture {next(self._numbers)}"
         seed, count = self._random.randrange(1 << 32), self._random.choice((1, 1, 1, 4))
         count = 1 if self._kind == ASSISTANT else count
-        asks = {PAGE: self._page, A1111: self._a1111, OPENAI: self._openai, STREAM: self._stream,
-                ASSISTANT: self._assistant}[self._kind]
+        asks = {
+            PAGE: self._page,
+            A1111: self._a1111,
+            OPENAI: self._openai,
+            STREAM: self._stream,
+            ASSISTANT: self._assistant,
+        }[self._kind]
         gives_up = self._random.random() < GIVES_UP
         since, self._began = time.monotonic(), None
         try:
@@ -119,21 +129,31 @@ class Client:
         return answer.raise_for_status()
 
     async def _a1111(self, prompt: str, seed: int, count: int, steps: int) -> list[bytes]:
-        answer = await self._post("/sdapi/v1/txt2img", {
-            "prompt": prompt, "seed": seed, "batch_size": count, "steps": steps})
+        answer = await self._post(
+            "/sdapi/v1/txt2img",
+            {"prompt": prompt, "seed": seed, "batch_size": count, "steps": steps},
+        )
         return [base64.b64decode(image) for image in answer.json()["images"]]
 
     async def _openai(self, prompt: str, seed: int, count: int, steps: int) -> list[bytes]:
-        answer = await self._post("/v1/images/generations", {
-            "prompt": prompt, "seed": seed, "n": count, "steps": steps})
+        answer = await self._post(
+            "/v1/images/generations", {"prompt": prompt, "seed": seed, "n": count, "steps": steps}
+        )
         return [base64.b64decode(image["b64_json"]) for image in answer.json()["data"]]
 
     async def _stream(self, prompt: str, seed: int, count: int, steps: int) -> list[bytes]:
-        asked = {"prompt": prompt, "seed": seed, "n": count, "steps": steps, "stream": True,
-                 "partial_images": 1}
+        asked = {
+            "prompt": prompt,
+            "seed": seed,
+            "n": count,
+            "steps": steps,
+            "stream": True,
+            "partial_images": 1,
+        }
         files = []
-        async with self._http.stream("POST", "/v1/images/generations", json=asked,
-                                     headers=self._headers) as answer:
+        async with self._http.stream(
+            "POST", "/v1/images/generations", json=asked, headers=self._headers
+        ) as answer:
             if answer.is_error:
                 await answer.aread()
             answer.raise_for_status()
@@ -150,8 +170,10 @@ class Client:
         (await self._http.get("/")).raise_for_status()
         info = (await self._http.get("/gradio_api/info")).json()
         given = {"prompts": [prompt] * count, "seed": seed, "steps": steps}
-        data = [given.get(each["parameter_name"], each.get("parameter_default"))
-                for each in info["named_endpoints"]["/generate"]["parameters"]]
+        data = [
+            given.get(each["parameter_name"], each.get("parameter_default"))
+            for each in info["named_endpoints"]["/generate"]["parameters"]
+        ]
         asked = await self._post("/gradio_api/call/generate", {"data": data})
         path = f"/gradio_api/call/generate/{asked.json()['event_id']}"
         pictures = []
@@ -161,8 +183,10 @@ class Client:
             pictures, _, sentence = told
             if self._began is None and sentence.startswith("Step"):
                 self._began = time.monotonic()
-        return [(await self._http.get(f"/gradio_api/file={picture['path']}")).content
-                for picture in pictures]
+        return [
+            (await self._http.get(f"/gradio_api/file={picture['path']}")).content
+            for picture in pictures
+        ]
 
     async def _events(self, path: str) -> AsyncIterator[tuple[str, Any]]:
         async with self._http.stream("GET", path) as answer:
@@ -174,12 +198,24 @@ class Client:
                     yield kind, json.loads(line.removeprefix("data: "))
 
     async def _assistant(self, prompt: str, seed: int, count: int, steps: int) -> list[bytes]:
-        answer = await self._post("/gradio_api/mcp/", {
-            "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
-                "name": "draw", "arguments": {"prompt": prompt, "seed": seed, "steps": steps}},
-        }, accept="application/json, text/event-stream")
-        message = next(json.loads(line.removeprefix("data: "))
-                       for line in answer.text.splitlines() if line.startswith("data: {"))
+        answer = await self._post(
+            "/gradio_api/mcp/",
+            {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "tools/call",
+                "params": {
+                    "name": "draw",
+                    "arguments": {"prompt": prompt, "seed": seed, "steps": steps},
+                },
+            },
+            accept="application/json, text/event-stream",
+        )
+        message = next(
+            json.loads(line.removeprefix("data: "))
+            for line in answer.text.splitlines()
+            if line.startswith("data: {")
+        )
         if message["result"]["isError"]:
             _failed(message["result"]["content"][0]["text"], answer.request)
         path = re.search("/gradio_api/file=.*", message["result"]["content"][1]["text"])[0]
@@ -205,10 +241,25 @@ def serve(model: str | Path, keys: Sequence[str]) -> Iterator[tuple[str, subproc
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "keys"
         file.write_text("\n".join(keys))
-        command = [sys.executable, APP, "--model", model, "--port", str(port), "--history",
-                   Path(folder) / "history", "--api", "--api-key-file", file]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                                   env={**os.environ, "GRADIO_TEMP_DIR": folder})
+        command = [
+            sys.executable,
+            APP,
+            "--model",
+            model,
+            "--port",
+            str(port),
+            "--history",
+            Path(folder) / "history",
+            "--api",
+            "--api-key-file",
+            file,
+        ]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "GRADIO_TEMP_DIR": folder},
+        )
         try:
             for line in process.stdout:
                 if line.startswith("Ready"):
@@ -221,13 +272,17 @@ def serve(model: str | Path, keys: Sequence[str]) -> Iterator[tuple[str, subproc
             process.wait()
 
 
-async def crowd(address: str, process: subprocess.Popen, keys: Sequence[str], minutes: float
-                ) -> tuple[list[Visit], list[Sample], bool]:
+async def crowd(
+    address: str, process: subprocess.Popen, keys: Sequence[str], minutes: float
+) -> tuple[list[Visit], list[Sample], bool]:
     """What came of all that so many clients asked for, the server meanwhile, and whether nothing
     was left there when they had gone."""
     until = time.monotonic() + 60 * minutes
-    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE, limits=httpx.Limits(
-            max_connections=None, max_keepalive_connections=0)) as http:
+    async with httpx.AsyncClient(
+        base_url=address,
+        timeout=PATIENCE,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+    ) as http:
         samples: list[Sample] = []
         watch = asyncio.create_task(_watch(http, keys[0], process, samples))
         clients = [Client(number, key, http) for number, key in enumerate(keys)]
@@ -240,8 +295,9 @@ async def crowd(address: str, process: subprocess.Popen, keys: Sequence[str], mi
     return [*itertools.chain(*visits)], samples, samples[-1].jobs == 0
 
 
-async def _watch(http: httpx.AsyncClient, key: str, process: subprocess.Popen,
-                 samples: list[Sample]) -> None:
+async def _watch(
+    http: httpx.AsyncClient, key: str, process: subprocess.Popen, samples: list[Sample]
+) -> None:
     server, since = psutil.Process(process.pid), time.monotonic()
     while True:
         answer = await http.get("/metrics", headers={"authorization": f"Bearer {key}"})
@@ -280,12 +336,20 @@ def draw(samples: Sequence[Sample], file: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Has a crowd ask for pictures."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
-                       help="(default: the bundled model)")
+    flags.add_argument(
+        "--model",
+        default=BUNDLED_MODEL,
+        metavar="DIR_OR_HUB_ID",
+        help="(default: the bundled model)",
+    )
     flags.add_argument("--clients", type=int, default=50, help="(%(default)s)")
     flags.add_argument("--minutes", type=float, default=10, help="(%(default)s)")
-    flags.add_argument("--picture", type=Path, metavar="FILE",
-                       help="of memory and requests over time: .png or .svg")
+    flags.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="of memory and requests over time: .png or .svg",
+    )
     args = flags.parse_args(arguments)
 
     keys = [f"key-of-client-{number}" for number in range(args.clients)]
@@ -295,13 +359,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settled = [s.memory for s in samples if s.at > SETTLING * samples[-1].at]
     first, last = np.median(settled[:10]) / 1e6, np.median(settled[-10:]) / 1e6
     told = collections.Counter(visit.told for visit in visits if visit.end in (LOST, CROSSED))
-    report(f"A crowd of {args.clients} for {args.minutes:g} minutes", [*rows, row("all", visits)],
-           args.results, notes=[
-        f"Seconds; {GIVES_UP:.0%} think better of it. The server's memory was {first:.0f} MB after "
-        f"{SETTLING:.0%} of the time and {last:.0f} MB at the end ({last / first - 1:+.1%}), "
-        f"{max(settled) / 1e6:.0f} MB at most. "
-        f"{'Nothing' if empty else 'Something'} was left to be drawn when all had gone.",
-        *(f"{count} times: {sentence}" for sentence, count in told.most_common(5))])
+    report(
+        f"A crowd of {args.clients} for {args.minutes:g} minutes",
+        [*rows, row("all", visits)],
+        args.results,
+        notes=[
+            f"Seconds; {GIVES_UP:.0%} think better of it. The server's memory was {first:.0f} MB after "
+            f"{SETTLING:.0%} of the time and {last:.0f} MB at the end ({last / first - 1:+.1%}), "
+            f"{max(settled) / 1e6:.0f} MB at most. "
+            f"{'Nothing' if empty else 'Something'} was left to be drawn when all had gone.",
+            *(f"{count} times: {sentence}" for sentence, count in told.most_common(5)),
+        ],
+    )
     if args.picture:
         draw(samples, args.picture)
 

@@ -27,21 +27,33 @@ from sd_tpu.families.tokenizer import Tokenizer
 from sd_tpu.folders import cache_folder
 
 
-def _text_encoder(hidden: int, layers: int, heads: int, activation: str,
-                  **differing) -> dict[str, Any]:
+def _text_encoder(
+    hidden: int, layers: int, heads: int, activation: str, **differing
+) -> dict[str, Any]:
     common = dict(
-        architectures=["CLIPTextModel"], model_type="clip_text_model", vocab_size=49408,
-        hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=layers,
-        num_attention_heads=heads, hidden_act=activation, max_position_embeddings=77,
-        layer_norm_eps=1e-5, projection_dim=512,
+        architectures=["CLIPTextModel"],
+        model_type="clip_text_model",
+        vocab_size=49408,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        hidden_act=activation,
+        max_position_embeddings=77,
+        layer_norm_eps=1e-5,
+        projection_dim=512,
     )
     return {**common, **differing}
 
 
 def _unet(**differing) -> dict[str, Any]:
     common = dict(
-        _class_name="UNet2DConditionModel", sample_size=64, in_channels=4, out_channels=4,
-        block_out_channels=[320, 640, 1280, 1280], layers_per_block=2,
+        _class_name="UNet2DConditionModel",
+        sample_size=64,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=[320, 640, 1280, 1280],
+        layers_per_block=2,
         down_block_types=["CrossAttnDownBlock2D"] * 3 + ["DownBlock2D"],
         up_block_types=["UpBlock2D"] + ["CrossAttnUpBlock2D"] * 3,
     )
@@ -49,16 +61,29 @@ def _unet(**differing) -> dict[str, Any]:
 
 
 def _unet_xl(**differing) -> dict[str, Any]:
-    return _unet(**{**dict(
-        down_block_types=["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
-        up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
-        use_linear_projection=True, addition_embed_type="text_time"), **differing})
+    return _unet(
+        **{
+            **dict(
+                down_block_types=["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+                up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+                use_linear_projection=True,
+                addition_embed_type="text_time",
+            ),
+            **differing,
+        }
+    )
 
 
 def _vae(*channels: int, **differing) -> dict[str, Any]:
     common = dict(
-        _class_name="AutoencoderKL", in_channels=3, out_channels=3, latent_channels=4,
-        block_out_channels=channels, layers_per_block=2, sample_size=512, scaling_factor=0.18215,
+        _class_name="AutoencoderKL",
+        in_channels=3,
+        out_channels=3,
+        latent_channels=4,
+        block_out_channels=channels,
+        layers_per_block=2,
+        sample_size=512,
+        scaling_factor=0.18215,
         down_block_types=["DownEncoderBlock2D"] * len(channels),
         up_block_types=["UpDecoderBlock2D"] * len(channels),
     )
@@ -66,14 +91,25 @@ def _vae(*channels: int, **differing) -> dict[str, Any]:
 
 
 _TINY_UNET = dict(
-    attention_head_dim=4, cross_attention_dim=32, sample_size=8, block_out_channels=[16, 32],
-    layers_per_block=1, norm_num_groups=8, down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
+    attention_head_dim=4,
+    cross_attention_dim=32,
+    sample_size=8,
+    block_out_channels=[16, 32],
+    layers_per_block=1,
+    norm_num_groups=8,
+    down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
     up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"],
 )
 _TINY_VAE = dict(_class_name="AutoencoderTiny")  # those of TAESD are its defaults
 
-_NOISE = dict(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
-              num_train_timesteps=1000, set_alpha_to_one=False, steps_offset=1)
+_NOISE = dict(
+    beta_start=0.00085,
+    beta_end=0.012,
+    beta_schedule="scaled_linear",
+    num_train_timesteps=1000,
+    set_alpha_to_one=False,
+    steps_offset=1,
+)
 _SD = dict(_class_name="StableDiffusionPipeline")
 _SDXL = dict(_class_name="StableDiffusionXLPipeline", force_zeros_for_empty_prompt=True)
 
@@ -90,18 +126,25 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "sd21": dict(
         model_index=_SD,
         text_encoder=_text_encoder(1024, 23, 16, "gelu"),
-        unet=_unet(attention_head_dim=[5, 10, 20, 20], cross_attention_dim=1024, sample_size=96,
-                   use_linear_projection=True, upcast_attention=True),
+        unet=_unet(
+            attention_head_dim=[5, 10, 20, 20],
+            cross_attention_dim=1024,
+            sample_size=96,
+            use_linear_projection=True,
+            upcast_attention=True,
+        ),
         vae=_vae(128, 256, 512, 512, sample_size=768),
-        scheduler=dict(_NOISE, _class_name="DDIMScheduler", clip_sample=False,
-                       prediction_type="v_prediction"),
+        scheduler=dict(
+            _NOISE, _class_name="DDIMScheduler", clip_sample=False, prediction_type="v_prediction"
+        ),
     ),
     # Of few steps, with TAESD: SD-Turbo's shapes, and an LCM's of SD 1.
     "turbo": dict(
         model_index=_SD,
         text_encoder=_text_encoder(1024, 23, 16, "gelu"),
-        unet=_unet(attention_head_dim=[5, 10, 20, 20], cross_attention_dim=1024,
-                   use_linear_projection=True),
+        unet=_unet(
+            attention_head_dim=[5, 10, 20, 20], cross_attention_dim=1024, use_linear_projection=True
+        ),
         vae=_TINY_VAE,
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler", timestep_spacing="trailing"),
     ),
@@ -115,12 +158,24 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "sdxl": dict(
         model_index=_SDXL,
         text_encoder=_text_encoder(768, 12, 12, "quick_gelu"),
-        text_encoder_2=_text_encoder(1280, 32, 20, "gelu", projection_dim=1280, eos_token_id=2,
-                                     architectures=["CLIPTextModelWithProjection"]),
-        unet=_unet_xl(attention_head_dim=[5, 10, 20], cross_attention_dim=2048, sample_size=128,
-                      block_out_channels=[320, 640, 1280], addition_time_embed_dim=256,
-                      transformer_layers_per_block=[1, 2, 10],
-                      projection_class_embeddings_input_dim=1280 + 6 * 256),
+        text_encoder_2=_text_encoder(
+            1280,
+            32,
+            20,
+            "gelu",
+            projection_dim=1280,
+            eos_token_id=2,
+            architectures=["CLIPTextModelWithProjection"],
+        ),
+        unet=_unet_xl(
+            attention_head_dim=[5, 10, 20],
+            cross_attention_dim=2048,
+            sample_size=128,
+            block_out_channels=[320, 640, 1280],
+            addition_time_embed_dim=256,
+            transformer_layers_per_block=[1, 2, 10],
+            projection_class_embeddings_input_dim=1280 + 6 * 256,
+        ),
         vae=_vae(128, 256, 512, 512, sample_size=1024, scaling_factor=0.13025, force_upcast=True),
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
     ),
@@ -135,21 +190,40 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         model_index=_SD,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
         unet=_unet(**_TINY_UNET, time_cond_proj_dim=16),
-        vae=dict(_TINY_VAE, encoder_block_out_channels=[8] * 3, num_encoder_blocks=[1] * 3,
-                 decoder_block_out_channels=[8] * 3, num_decoder_blocks=[1] * 3),
+        vae=dict(
+            _TINY_VAE,
+            encoder_block_out_channels=[8] * 3,
+            num_encoder_blocks=[1] * 3,
+            decoder_block_out_channels=[8] * 3,
+            num_decoder_blocks=[1] * 3,
+        ),
         scheduler=dict(_NOISE, _class_name="LCMScheduler"),
     ),
     "tinyxl": dict(
         model_index=_SDXL,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
-        text_encoder_2=_text_encoder(32, 2, 4, "gelu", projection_dim=32, eos_token_id=2,
-                                     architectures=["CLIPTextModelWithProjection"]),
-        unet=_unet_xl(attention_head_dim=[2, 4, 4], cross_attention_dim=64, sample_size=8,
-                      block_out_channels=[16, 32, 32], addition_time_embed_dim=8,
-                      transformer_layers_per_block=[1, 1, 2], norm_num_groups=8,
-                      projection_class_embeddings_input_dim=32 + 6 * 8),
-        vae=_vae(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32,
-                 force_upcast=True),
+        text_encoder_2=_text_encoder(
+            32,
+            2,
+            4,
+            "gelu",
+            projection_dim=32,
+            eos_token_id=2,
+            architectures=["CLIPTextModelWithProjection"],
+        ),
+        unet=_unet_xl(
+            attention_head_dim=[2, 4, 4],
+            cross_attention_dim=64,
+            sample_size=8,
+            block_out_channels=[16, 32, 32],
+            addition_time_embed_dim=8,
+            transformer_layers_per_block=[1, 1, 2],
+            norm_num_groups=8,
+            projection_class_embeddings_input_dim=32 + 6 * 8,
+        ),
+        vae=_vae(
+            8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32, force_upcast=True
+        ),
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
     ),
 }
@@ -210,31 +284,48 @@ def single_file(folder: Path, file: Path) -> None:
     shutil.copytree(folder, file.with_suffix(""), ignore=shutil.ignore_patterns("*.safetensors"))
     parts = {part: _tensors(folder / part) for part in ("text_encoder", "unet", "vae")}
     modules = Levels.of(parts["unet"]).modules()
-    levels = 1 + max(int(found[1]) for name in parts["vae"]
-                     if (found := re.match(r"decoder\.up_blocks\.(\d+)", name)))
+    levels = 1 + max(
+        int(found[1])
+        for name in parts["vae"]
+        if (found := re.match(r"decoder\.up_blocks\.(\d+)", name))
+    )
     names = {
         "unet": lambda name: "model.diffusion_model." + renamed(name, modules),
         "vae": lambda name: "first_stage_model." + original_vae(name, levels),
         "text_encoder": lambda name: "cond_stage_model.transformer." + name,
     }
-    save_file({names[part](name): tensor for part, tensors in parts.items()
-               for name, tensor in tensors.items()}, file)
+    save_file(
+        {
+            names[part](name): tensor
+            for part, tensors in parts.items()
+            for name, tensor in tensors.items()
+        },
+        file,
+    )
 
 
 def _tensors(folder: Path) -> dict[str, np.ndarray]:
-    return {name: tensor for file in folder.glob("*.safetensors")
-            for name, tensor in load_file(file).items()}
+    return {
+        name: tensor
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
 
 
 def original_vae(name: str, levels: int) -> str:
     """What the original layout calls a parameter of an autoencoder of so many levels."""
     for ours, theirs in (
-        ("mid_block.resnets.0", "mid.block_1"), ("mid_block.resnets.1", "mid.block_2"),
+        ("mid_block.resnets.0", "mid.block_1"),
+        ("mid_block.resnets.1", "mid.block_2"),
         ("mid_block.attentions.0.group_norm", "mid.attn_1.norm"),
         ("mid_block.attentions.0.to_out.0", "mid.attn_1.proj_out"),
-        ("mid_block.attentions.0.to_", "mid.attn_1."), ("conv_norm_out", "norm_out"),
-        ("conv_shortcut", "nin_shortcut"), ("resnets", "block"), ("downsamplers.0", "downsample"),
-        ("upsamplers.0", "upsample"), ("down_blocks", "down"),
+        ("mid_block.attentions.0.to_", "mid.attn_1."),
+        ("conv_norm_out", "norm_out"),
+        ("conv_shortcut", "nin_shortcut"),
+        ("resnets", "block"),
+        ("downsamplers.0", "downsample"),
+        ("upsamplers.0", "upsample"),
+        ("down_blocks", "down"),
     ):
         name = name.replace(ours, theirs)
     return re.sub(r"up_blocks\.(\d)", lambda found: f"up.{levels - 1 - int(found[1])}", name)
@@ -248,8 +339,10 @@ def lora(folder: Path, file: Path, rank: int, seed: int) -> None:
         for name, weight in _tensors(folder / part).items():
             if re.search(r"(attn\d?|mlp|ff\.net)\..*weight$", name) and weight.ndim == 2:
                 module = prefix + name.removesuffix(".weight").replace(".", "_")
-                for leaf, shape in (("down", (rank, weight.shape[1])),
-                                    ("up", (weight.shape[0], rank))):
+                for leaf, shape in (
+                    ("down", (rank, weight.shape[1])),
+                    ("up", (weight.shape[0], rank)),
+                ):
                     factor = draw.standard_normal(shape, np.float32) / 100
                     tensors[f"{module}.lora_{leaf}.weight"] = factor.astype(np.float16)
     save_file(tensors, file)
@@ -258,10 +351,20 @@ def lora(folder: Path, file: Path, rank: int, seed: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the checkpoints that are asked for and says where they are."""
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    flags.add_argument("models", nargs="*", default=["sd14", "sd21"], metavar="MODEL",
-                       help=f"some of {', '.join(MODELS)} (default: sd14 sd21)")
-    flags.add_argument("--folder", type=Path, default=_parent(), metavar="DIR",
-                       help="where they are made (%(default)s)")
+    flags.add_argument(
+        "models",
+        nargs="*",
+        default=["sd14", "sd21"],
+        metavar="MODEL",
+        help=f"some of {', '.join(MODELS)} (default: sd14 sd21)",
+    )
+    flags.add_argument(
+        "--folder",
+        type=Path,
+        default=_parent(),
+        metavar="DIR",
+        help="where they are made (%(default)s)",
+    )
     args = flags.parse_args(arguments)
     if unknown := set(args.models) - MODELS.keys():
         flags.error(f"there is no model {', '.join(sorted(unknown))}")

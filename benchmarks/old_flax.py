@@ -26,12 +26,15 @@ PROGRAMS = ("UNet", "decode")
 def check(folder: Path) -> None:
     """Raises FileNotFoundError if `folder` has no diffusers with Flax."""
     if not (folder / "diffusers" / "models" / "vae_flax.py").is_file():
-        raise FileNotFoundError(f"There is no diffusers with Flax in {folder}: "
-                                f"pip install --no-deps --target {folder} {PACKAGE}")
+        raise FileNotFoundError(
+            f"There is no diffusers with Flax in {folder}: "
+            f"pip install --no-deps --target {folder} {PACKAGE}"
+        )
 
 
-def lowered(folder: Path, model: str, mesh: Mesh, images: int,
-            side: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
+def lowered(
+    folder: Path, model: str, mesh: Mesh, images: int, side: int
+) -> dict[str, Callable[[], jax.stages.Lowered]]:
     """Functions that lower the programs for `images` pictures of side x side on each device.
 
     "UNet" is one guided evaluation: all of a step but the scheduler's few operations. "decode" is
@@ -47,8 +50,9 @@ def lowered(folder: Path, model: str, mesh: Mesh, images: int,
 
     def guided(params, latents, t, text, told, guidance):
         twice = jnp.concatenate([latents] * 2)
-        both = unet.apply({"params": params}, twice, jnp.broadcast_to(t, len(twice)), text,
-                          told).sample
+        both = unet.apply(
+            {"params": params}, twice, jnp.broadcast_to(t, len(twice)), text, told
+        ).sample
         negative, positive = jnp.split(both, 2)
         return negative + guidance * (positive - negative)
 
@@ -57,8 +61,15 @@ def lowered(folder: Path, model: str, mesh: Mesh, images: int,
         return (images.sample / 2 + 0.5).clip(0, 1).transpose(0, 2, 3, 1)
 
     def each(function, *others):  # on each device for itself, as `pmap` had it
-        return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=(REPLICATED, *others),
-                                     out_specs=SPLIT, check_vma=False))
+        return jax.jit(
+            jax.shard_map(
+                function,
+                mesh=mesh,
+                in_specs=(REPLICATED, *others),
+                out_specs=SPLIT,
+                check_vma=False,
+            )
+        )
 
     shape, everywhere = partial(jax.ShapeDtypeStruct, sharding=split(mesh)), replicated(mesh)
     count = images * mesh.size
@@ -72,23 +83,33 @@ def lowered(folder: Path, model: str, mesh: Mesh, images: int,
     def params(network):
         shapes = jax.eval_shape(network.init_weights, jax.random.key(0))
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=everywhere), shapes)
+            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=everywhere), shapes
+        )
 
     step = each(guided, SPLIT, REPLICATED, SPLIT, SPLIT, REPLICATED)
-    return {"UNet": partial(step.lower, params(unet), latents, t, text, told, guidance),
-            "decode": partial(each(decode, SPLIT).lower, params(vae), latents)}
+    return {
+        "UNet": partial(step.lower, params(unet), latents, t, text, told, guidance),
+        "decode": partial(each(decode, SPLIT).lower, params(vae), latents),
+    }
 
 
 def _told_xl(unet: Any, count: int, shape: Callable) -> dict[str, jax.ShapeDtypeStruct]:
     """What SDXL's UNet takes beside the text: the pooled one, and six numbers of the size."""
     pooled = unet.projection_class_embeddings_input_dim - 6 * unet.addition_time_embed_dim
-    return {"text_embeds": shape((count, pooled), jnp.bfloat16),
-            "time_ids": shape((count, 6), jnp.float32)}
+    return {
+        "text_embeds": shape((count, pooled), jnp.bfloat16),
+        "time_ids": shape((count, 6), jnp.float32),
+    }
 
 
 def _build(network: type, config: dict[str, Any]) -> Any:
     """The network of a config, without those of its keys that Flax did not have."""
     known = {field.name for field in dataclasses.fields(network)}
-    return network(dtype=jnp.bfloat16, **{
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in config.items() if key in known})
+    return network(
+        dtype=jnp.bfloat16,
+        **{
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in config.items()
+            if key in known
+        },
+    )

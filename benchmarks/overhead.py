@@ -110,13 +110,18 @@ def gallery(engine: Engine, rounds: int, **settings) -> list[dict[str, Any]]:
         shares[previews].append({**program, "host": rest, "outside advance and decode": outside})
 
     times = side_by_side({previews: partial(make, previews) for previews in shares}, rounds)
-    return [{
-        "eight pictures": "with previews" if previews else "without previews",
-        "seconds": times[previews].median,
-        **{f"{name}, %": 100 * statistics.median(share[name] for share in taken[1:])
-           for name in ("advance", "decode", "encode", "host", "outside advance and decode")},
-        "goal": "at most 3%",
-    } for previews, taken in shares.items()]  # the first of each is not counted
+    return [
+        {
+            "eight pictures": "with previews" if previews else "without previews",
+            "seconds": times[previews].median,
+            **{
+                f"{name}, %": 100 * statistics.median(share[name] for share in taken[1:])
+                for name in ("advance", "decode", "encode", "host", "outside advance and decode")
+            },
+            "goal": "at most 3%",
+        }
+        for previews, taken in shares.items()
+    ]  # the first of each is not counted
 
 
 # --- users --------------------------------------------------------------------------------------
@@ -134,6 +139,7 @@ class Service:
 
 def together(engine: Engine, users: int, requests: int, **settings) -> Service:
     """Each user asks for so many requests one after the other; the users do so at once."""
+
     def use(user: int) -> None:
         for boxes in _boxes(user, requests):
             serve(engine, boxes, **settings)
@@ -147,6 +153,7 @@ def together(engine: Engine, users: int, requests: int, **settings) -> Service:
 
 def one_at_a_time(engine: Engine, users: int, requests: int, **settings) -> Service:
     """The same requests, each of which has the engine to itself."""
+
     def queue() -> None:
         for user in range(users):
             for boxes in _boxes(user, requests):
@@ -166,8 +173,9 @@ def _served(engine: Engine, work: Callable[[], None], users: int, requests: int)
     return Service(seconds, pictures, meter.rows, meter.occupancy(SLOTS))
 
 
-def load(engine: Engine, users: int, requests: int, rounds: int, *, idle_costs: bool,
-         **settings) -> dict[str, Any]:
+def load(
+    engine: Engine, users: int, requests: int, rounds: int, *, idle_costs: bool, **settings
+) -> dict[str, Any]:
     """A row of the table: so many users at once, against one request at a time.
 
     Where idle slots cost nothing there are no figures of how many were.
@@ -228,34 +236,65 @@ def measured(args: argparse.Namespace, layout: str) -> Findings | None:
     engine.ready.wait()
     settings = dict(steps=args.steps)
     parts = gallery(engine, args.rounds, **settings)
-    rows = [load(engine, users, args.requests, args.rounds, idle_costs=devices * group == SLOTS,
-                 **settings) for users in args.users]
+    rows = [
+        load(
+            engine,
+            users,
+            args.requests,
+            args.rounds,
+            idle_costs=devices * group == SLOTS,
+            **settings,
+        )
+        for users in args.users
+    ]
     engine.close()
-    return Findings(engine.pipeline.card.name, [{"": layout, **row} for row in parts],
-                    [{"": layout, **row} for row in rows])
+    return Findings(
+        engine.pipeline.card.name,
+        [{"": layout, **row} for row in parts],
+        [{"": layout, **row} for row in rows],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures a gallery and users on each layout that the devices allow."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
-                       help="(default: the bundled model)")
+    flags.add_argument(
+        "--model",
+        default=BUNDLED_MODEL,
+        metavar="DIR_OR_HUB_ID",
+        help="(default: the bundled model)",
+    )
     flags.add_argument("--steps", type=int, metavar="N", help="(default: the model's)")
-    flags.add_argument("--users", type=int, nargs="+", default=(1, 4, 16), metavar="N",
-                       help="(default: 1 4 16)")
-    flags.add_argument("--requests", type=int, default=2, metavar="N",
-                       help="of each user, one after the other (%(default)s)")
+    flags.add_argument(
+        "--users", type=int, nargs="+", default=(1, 4, 16), metavar="N", help="(default: 1 4 16)"
+    )
+    flags.add_argument(
+        "--requests",
+        type=int,
+        default=2,
+        metavar="N",
+        help="of each user, one after the other (%(default)s)",
+    )
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
     found = [in_fresh_process(measured, args, layout) for layout in LAYOUTS]
     found = [findings for findings in found if findings]
     name = found[0].model
-    report(f"The engine's share of a gallery: {name}",
-           [row for findings in found for row in findings.parts], args.results,
-           notes=[f"Medians of {args.rounds} rounds side by side, from asking to the last picture. "
-                  "Each call of a program is waited for; host is all the rest."])
-    report(f"Users at once: {name}", [row for findings in found for row in findings.users],
-           args.results, notes=NOTES)
+    report(
+        f"The engine's share of a gallery: {name}",
+        [row for findings in found for row in findings.parts],
+        args.results,
+        notes=[
+            f"Medians of {args.rounds} rounds side by side, from asking to the last picture. "
+            "Each call of a program is waited for; host is all the rest."
+        ],
+    )
+    report(
+        f"Users at once: {name}",
+        [row for findings in found for row in findings.users],
+        args.results,
+        notes=NOTES,
+    )
 
 
 if __name__ == "__main__":

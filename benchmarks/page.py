@@ -28,8 +28,10 @@ from sd_tpu.serving.engine import Engine
 
 TYPED = "a red house on a green hill"
 READY, OPENING, TYPING, RUN, AGAIN = PARTS = (
-    "from the address to a button that can be pressed", "busy while it opens",
-    f"busy while {len(TYPED)} letters are typed", "busy during a run of eight pictures",
+    "from the address to a button that can be pressed",
+    "busy while it opens",
+    f"busy while {len(TYPED)} letters are typed",
+    "busy during a run of eight pictures",
     "busy while they are typed after it",
 )
 GENERATE = "#generate:not([disabled])"
@@ -123,8 +125,10 @@ def look(browser: Browser, address: str) -> list[dict[str, object]]:
         devtools, sizes = context.new_cdp_session(tab), []
         devtools.send("Network.enable")
         # What the page holds itself, as data: addresses, is told of as well, as of no size.
-        devtools.on("Network.loadingFinished", lambda each: each["encodedDataLength"] and
-                    sizes.append(each["encodedDataLength"]))
+        devtools.on(
+            "Network.loadingFinished",
+            lambda each: each["encodedDataLength"] and sizes.append(each["encodedDataLength"]),
+        )
         begun = time.perf_counter()
         _open(tab, address)
         note("seconds until it is ready for input", time.perf_counter() - begun, 2.6)
@@ -149,21 +153,29 @@ def look(browser: Browser, address: str) -> list[dict[str, object]]:
         note("layout shift during a run", _shift(tab), 0)
         before = tab.evaluate(SOURCES)
         tab.locator("[data-do=redraw]").nth(3).click()
-        tab.wait_for_function(f"(before) => String(({SOURCES})()) !== before && "
-                              "document.querySelector('#line .over')", arg=",".join(before))
+        tab.wait_for_function(
+            f"(before) => String(({SOURCES})()) !== before && "
+            "document.querySelector('#line .over')",
+            arg=",".join(before),
+        )
         tab.wait_for_timeout(200)
         pairs = zip(before, tab.evaluate(SOURCES), strict=True)
         note("pictures changed by one click on Redraw", sum(a != b for a, b in pairs), 1)
         _shift(tab)
         folds = tab.locator("button.fold").count()
-        note("layout shift on opening any panel", max(_opened(tab, each) for each in range(folds)),
-             0)
-        for name, size, scheme in (("light", LAPTOP, "light"), ("dark", LAPTOP, "dark"),
-                                   ("on a phone", PHONE, "light")):
+        note(
+            "layout shift on opening any panel", max(_opened(tab, each) for each in range(folds)), 0
+        )
+        for name, size, scheme in (
+            ("light", LAPTOP, "light"),
+            ("dark", LAPTOP, "dark"),
+            ("on a phone", PHONE, "light"),
+        ):
             tab.set_viewport_size(_size(size))
             tab.emulate_media(color_scheme=scheme)
-            tab.wait_for_function("dark => document.body.classList.contains('dark') === dark",
-                                  arg=scheme == "dark")
+            tab.wait_for_function(
+                "dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark"
+            )
             tab.wait_for_timeout(SETTLED)  # until colours have passed over
             tab.keyboard.press("Escape")
             # All at once, as nobody can have them.
@@ -181,9 +193,14 @@ def look(browser: Browser, address: str) -> list[dict[str, object]]:
         small = tab.evaluate(SMALL, TARGET)
         print(*small, sep="\n")
         note(f"targets below {TARGET} px on a phone", len(small), 0)
-    note("lines of the page's Python", sum(
-        len(file.read_text("utf-8").splitlines())
-        for file in Path(page_package.__file__).parent.glob("*.py")), 1600)
+    note(
+        "lines of the page's Python",
+        sum(
+            len(file.read_text("utf-8").splitlines())
+            for file in Path(page_package.__file__).parent.glob("*.py")
+        ),
+        1600,
+    )
     return rows
 
 
@@ -213,11 +230,20 @@ def column(slowdown: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures visits."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
-                       help="behind the page (default: the bundled model)")
-    flags.add_argument("--slowdowns", type=float, nargs="+", default=[1, 4], metavar="TIMES",
-                       help="how much slower than this machine's the browser's processor is "
-                            "(%(default)s)")
+    flags.add_argument(
+        "--model",
+        default=BUNDLED_MODEL,
+        metavar="DIR_OR_HUB_ID",
+        help="behind the page (default: the bundled model)",
+    )
+    flags.add_argument(
+        "--slowdowns",
+        type=float,
+        nargs="+",
+        default=[1, 4],
+        metavar="TIMES",
+        help="how much slower than this machine's the browser's processor is (%(default)s)",
+    )
     flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     args = flags.parse_args(arguments)
 
@@ -232,17 +258,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         address = launch(page)
         ends.callback(close, page)
         playwright = ends.enter_context(sync_playwright())
-        browser = ends.enter_context(playwright.chromium.launch(
-            executable_path=shutil.which("chromium-headless-shell"), args=["--no-sandbox"]))
+        browser = ends.enter_context(
+            playwright.chromium.launch(
+                executable_path=shutil.which("chromium-headless-shell"), args=["--no-sandbox"]
+            )
+        )
         seen = look(browser, address)
         for _ in range(args.rounds):
             for slowdown in args.slowdowns:
                 taken[slowdown].append(visit(browser, address, slowdown))
-    rows = [{"seconds": part, **{column(slowdown): statistics.median(each[part] for each in visits)
-                                 for slowdown, visits in taken.items()}} for part in PARTS]
-    report(f"The page in a browser: {engine.pipeline.card.name}", rows, args.results, notes=[
-        f"Medians of {args.rounds} visits side by side, of somebody who has been there before; "
-        "the model's own number of steps. Busy is Chromium's main thread."])
+    rows = [
+        {
+            "seconds": part,
+            **{
+                column(slowdown): statistics.median(each[part] for each in visits)
+                for slowdown, visits in taken.items()
+            },
+        }
+        for part in PARTS
+    ]
+    report(
+        f"The page in a browser: {engine.pipeline.card.name}",
+        rows,
+        args.results,
+        notes=[
+            f"Medians of {args.rounds} visits side by side, of somebody who has been there before; "
+            "the model's own number of steps. Busy is Chromium's main thread."
+        ],
+    )
     report("What somebody sees who has never been there", seen, args.results)
 
 

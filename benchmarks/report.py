@@ -1,5 +1,4 @@
-"""What all benchmarks do alike: taking turns, medians, and tables with what they were measured on.
-"""
+"""What all benchmarks do alike: taking turns, medians, and tables with what they were measured on."""
 
 import argparse
 import datetime
@@ -28,8 +27,13 @@ PACKAGES = ("jax", "flax", "libtpu", "torch", "diffusers", "openvino")
 def parser(description: str) -> argparse.ArgumentParser:
     """A benchmark's command line, with the flag that all of them have."""
     flags = argparse.ArgumentParser(description=description)
-    flags.add_argument("--results", type=Path, default=RESULTS, metavar="FILE",
-                       help="Markdown file that the tables are appended to (%(default)s)")
+    flags.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="FILE",
+        help="Markdown file that the tables are appended to (%(default)s)",
+    )
     return flags
 
 
@@ -65,7 +69,8 @@ def count_compilations() -> Callable[[], int]:
     """What tells how many programs this process has compiled from now on."""
     events = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, *_, **__: events.append(event))
+        lambda event, *_, **__: events.append(event)
+    )
     return lambda: events.count(COMPILED)
 
 
@@ -90,8 +95,9 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def report(title: str, rows: Sequence[Mapping[str, Any]], results: Path, *,
-           notes: Sequence[str] = ()) -> None:
+def report(
+    title: str, rows: Sequence[Mapping[str, Any]], results: Path, *, notes: Sequence[str] = ()
+) -> None:
     """Prints rows as a table and appends it to the results.
 
     Args:

@@ -39,8 +39,11 @@ from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, SETTINGS, RequestError
 APP = Path(__file__).resolve().parent.parent / "app.py"
 FIRST, SECOND = STARTS = ("first start", "second start")
 READY, EARLIEST, EIGHT = "ready", "first picture there", "eight pictures"
-GOALS = {READY: "20 s, second start of the bundled model", EIGHT: "10 s, bundled model",
-         EARLIEST: "second at most 40% of the first"}
+GOALS = {
+    READY: "20 s, second start of the bundled model",
+    EIGHT: "10 s, bundled model",
+    EARLIEST: "second at most 40% of the first",
+}
 FEW = 5  # steps of a request in a session, where their number is not what is tried out
 STEPS, GUIDANCE = SETTINGS["steps"].kind, SETTINGS["guidance"].kind
 
@@ -96,10 +99,15 @@ def starts(model: str | Path, rounds: int) -> list[dict[str, Any]]:
                 taken[name].append(start(model, Path(kept)))
     rows = []
     for part in taken[FIRST][0]:
-        medians = {name: statistics.median(times[part] for times in taken[name])
-                   for name in STARTS}
-        rows.append({"seconds": part, **medians, "second / first": medians[SECOND] / medians[FIRST],
-                     "goal": GOALS.get(part, "")})
+        medians = {name: statistics.median(times[part] for times in taken[name]) for name in STARTS}
+        rows.append(
+            {
+                "seconds": part,
+                **medians,
+                "second / first": medians[SECOND] / medians[FIRST],
+                "goal": GOALS.get(part, ""),
+            }
+        )
     return rows
 
 
@@ -114,8 +122,12 @@ def loading_peak(folder: Path, dtype: str) -> dict[str, Any]:
     jax.block_until_ready(params)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     peak = memory("VmHWM") - before
-    return {"parameters": dtype, "GB": size / 1e9, "peak while loading, GB": peak / 1e9,
-            "peak / parameters": peak / size}
+    return {
+        "parameters": dtype,
+        "GB": size / 1e9,
+        "peak while loading, GB": peak / 1e9,
+        "peak / parameters": peak / size,
+    }
 
 
 # --- a session ----------------------------------------------------------------------------------
@@ -144,8 +156,12 @@ def session(engine: Engine) -> dict[str, Any]:
     long.cancel()  # while it runs
     for job in together:
         list(job.events())
-    return {"requests": requests + len(together), "traced again": engine.programs.traces.total() -
-            traces, "compiled again": compiled(), "goal": 0}
+    return {
+        "requests": requests + len(together),
+        "traced again": engine.programs.traces.total() - traces,
+        "compiled again": compiled(),
+        "goal": 0,
+    }
 
 
 def _submit(engine: Engine, **values) -> Job:
@@ -165,44 +181,84 @@ def _wishes() -> Iterator[dict[str, Any]]:
     for key, sampler in SAMPLERS.items():
         for spacing in sampler.spacings:
             yield dict(prompts=["a cat", "a dog"], sampler=key, spacing=spacing)
-    yield dict(prompts=["a cat"] * 4, own=[
-        dict(steps=3, seed=9), dict(sampler="heun", guidance=2), dict(negative_prompt="blue"), None,
-    ])
-    yield dict(prompts=["a cat"] * 4, steps=9, own=[
-        dict(cache_interval=3), dict(guidance_start=0.2, guidance_stop=0.6),
-        dict(guidance_stop=0.5, cache_interval=5), None,
-    ])
+    yield dict(
+        prompts=["a cat"] * 4,
+        own=[
+            dict(steps=3, seed=9),
+            dict(sampler="heun", guidance=2),
+            dict(negative_prompt="blue"),
+            None,
+        ],
+    )
+    yield dict(
+        prompts=["a cat"] * 4,
+        steps=9,
+        own=[
+            dict(cache_interval=3),
+            dict(guidance_start=0.2, guidance_stop=0.6),
+            dict(guidance_stop=0.5, cache_interval=5),
+            None,
+        ],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures starts, loading and a session."""
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", default=BUNDLED_MODEL, metavar="DIR_OR_HUB_ID",
-                       help="that is started and used (default: the bundled model)")
-    flags.add_argument("--load", choices=MODELS, default="sd14",
-                       help="made by make_checkpoint, that is loaded for its peak (%(default)s)")
+    flags.add_argument(
+        "--model",
+        default=BUNDLED_MODEL,
+        metavar="DIR_OR_HUB_ID",
+        help="that is started and used (default: the bundled model)",
+    )
+    flags.add_argument(
+        "--load",
+        choices=MODELS,
+        default="sd14",
+        help="made by make_checkpoint, that is loaded for its peak (%(default)s)",
+    )
     flags.add_argument("--rounds", type=int, default=3, help="of two starts each (%(default)s)")
     args = flags.parse_args(arguments)
 
     folder = checkpoint_folder(args.load)
-    peaks = [{**in_fresh_process(loading_peak, folder, dtype), "goal": "at most 1.3"}
-             for dtype in ("float32", "bfloat16")]
-    report(f"Memory while loading: {args.load} from float16 files", peaks, args.results,
-           notes=["How much the process grows by, on the host: where parameters live on a TPU or "
-                  "GPU, they pass through it one tensor at a time."])
+    peaks = [
+        {**in_fresh_process(loading_peak, folder, dtype), "goal": "at most 1.3"}
+        for dtype in ("float32", "bfloat16")
+    ]
+    report(
+        f"Memory while loading: {args.load} from float16 files",
+        peaks,
+        args.results,
+        notes=[
+            "How much the process grows by, on the host: where parameters live on a TPU or "
+            "GPU, they pass through it one tensor at a time."
+        ],
+    )
 
     engine = Engine.open(args.model)
     name = engine.pipeline.card.name
-    report(f"Compilations in a session: {name}", [session(engine)], args.results,
-           notes=["Every number of prompts, sampler, spacing, the least and the most steps and "
-                  "guidance, own settings, accelerations, texts as long as a chunk, previews or "
-                  "none, eight users at once, cancelled while running and while waiting."])
+    report(
+        f"Compilations in a session: {name}",
+        [session(engine)],
+        args.results,
+        notes=[
+            "Every number of prompts, sampler, spacing, the least and the most steps and "
+            "guidance, own settings, accelerations, texts as long as a chunk, previews or "
+            "none, eight users at once, cancelled while running and while waiting."
+        ],
+    )
     engine.close()
 
-    report(f"Starting: python app.py, {name}", starts(args.model, args.rounds), args.results,
-           notes=[f"Medians of {args.rounds} rounds; the first start finds no compiled programs, "
-                  "the second those of the first. Pictures are fetched over HTTP by a program that "
-                  "is connected already; the model's own number of steps."])
+    report(
+        f"Starting: python app.py, {name}",
+        starts(args.model, args.rounds),
+        args.results,
+        notes=[
+            f"Medians of {args.rounds} rounds; the first start finds no compiled programs, "
+            "the second those of the first. Pictures are fetched over HTTP by a program that "
+            "is connected already; the model's own number of steps."
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -39,9 +39,11 @@ from sd_tpu.runtime.mesh import AXIS, replicated, split
 from sd_tpu.runtime.programs import Programs
 from sd_tpu.runtime.slots import empty_slots, stack_entries
 
-PUBLISHED = ("Published: 7.07 s for eight pictures of SD 1.4 on v2-8, 50 steps (the guide's old "
-             "Flax pipeline); 2.33 s for four of SDXL on v5e-4, 20 steps (the sdxl_jax blog), of "
-             "which each device makes one, as it does of eight here.")
+PUBLISHED = (
+    "Published: 7.07 s for eight pictures of SD 1.4 on v2-8, 50 steps (the guide's old "
+    "Flax pipeline); 2.33 s for four of SDXL on v5e-4, 20 steps (the sdxl_jax blog), of "
+    "which each device makes one, as it does of eight here."
+)
 PICTURES = 8  # of the guide
 PROGRAMS = ("encode", "advance", "decode")
 STEPS = (50, 20)
@@ -97,14 +99,29 @@ def main(arguments: list[str] | None = None) -> None:
     flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--models", nargs="+", choices=SIDES, default=["sd14", "sd21", "sdxl"])
     flags.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
-    flags.add_argument("--images", nargs="+", type=int, default=[1, 4], metavar="N",
-                       help="pictures a device makes at a time (%(default)s)")
+    flags.add_argument(
+        "--images",
+        nargs="+",
+        type=int,
+        default=[1, 4],
+        metavar="N",
+        help="pictures a device makes at a time (%(default)s)",
+    )
     flags.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
-    flags.add_argument("--by-operation", type=int, default=0, metavar="N",
-                       help="also the N operations of each program that take the most cycles")
-    flags.add_argument("--old-flax", type=Path, metavar="FOLDER",
-                       help=f"also the old Flax networks: pip install --no-deps --target FOLDER "
-                            f"{old_flax.PACKAGE}")
+    flags.add_argument(
+        "--by-operation",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also the N operations of each program that take the most cycles",
+    )
+    flags.add_argument(
+        "--old-flax",
+        type=Path,
+        metavar="FOLDER",
+        help=f"also the old Flax networks: pip install --no-deps --target FOLDER "
+        f"{old_flax.PACKAGE}",
+    )
     options = flags.parse_args(arguments)
     if options.old_flax:
         try:
@@ -129,42 +146,61 @@ def run(options: argparse.Namespace) -> None:
         if options.old_flax:
             old = compile_apart(model, chip, images, old_flax.PROGRAMS, options.old_flax)
             rows += _rows({**case, "model": f"{model}, old Flax"}, old, options)
-    report("Compiled for TPUs: one device, a step of advance, one picture of encode and decode",
-           rows, options.results, notes=[__doc__.split("\n\n", 2)[2].strip()])
+    report(
+        "Compiled for TPUs: one device, a step of advance, one picture of encode and decode",
+        rows,
+        options.results,
+        notes=[__doc__.split("\n\n", 2)[2].strip()],
+    )
     if predictions:
-        report("Bounds from the rooflines for the guide's eight pictures", predictions,
-               options.results, notes=[PUBLISHED])
+        report(
+            "Bounds from the rooflines for the guide's eight pictures",
+            predictions,
+            options.results,
+            notes=[PUBLISHED],
+        )
 
 
-def _rows(case: dict[str, Any], compiled: list[Compiled],
-          options: argparse.Namespace) -> list[dict[str, Any]]:
+def _rows(
+    case: dict[str, Any], compiled: list[Compiled], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """A case's rows; tells its operations as well if they are asked for."""
     for one in compiled:
         if options.by_operation and one.operations:
-            report(f"{one.program} of {case['model']} on {case['chip']}, "
-                   f"{case['images a device']} a device, by operation",
-                   one.operations[: options.by_operation], options.results)
+            report(
+                f"{one.program} of {case['model']} on {case['chip']}, "
+                f"{case['images a device']} a device, by operation",
+                one.operations[: options.by_operation],
+                options.results,
+            )
     return [{**case, **_row(CHIPS[case["chip"]], one)} for one in compiled]
 
 
-def compile_apart(model: str, chip: str, images: int, programs: Sequence[str],
-                  old: Path | None = None) -> list[Compiled]:
+def compile_apart(
+    model: str, chip: str, images: int, programs: Sequence[str], old: Path | None = None
+) -> list[Compiled]:
     """`compile_case` in a process of its own: libtpu takes one kind of TPU from the environment."""
     return in_fresh_process(compile_case, model, chip, images, programs, old)
 
 
-def compile_case(model: str, chip: str, images: int, programs: Sequence[str],
-                 old: Path | None = None) -> list[Compiled]:
+def compile_case(
+    model: str, chip: str, images: int, programs: Sequence[str], old: Path | None = None
+) -> list[Compiled]:
     """Compiles programs of a model with `images` slots on each device of a chip's topology.
 
     With `old`, the folder of a diffusers that has Flax, its programs instead of ours.
     """
-    os.environ.update(TPU_ACCELERATOR_TYPE=CHIPS[chip].accelerator, TPU_SKIP_MDS_QUERY="1",
-                      TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+    os.environ.update(
+        TPU_ACCELERATOR_TYPE=CHIPS[chip].accelerator,
+        TPU_SKIP_MDS_QUERY="1",
+        TPU_WORKER_HOSTNAMES="localhost",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    )
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
-    topology = topologies.get_topology_desc(CHIPS[chip].topology, "tpu",
-                                            chip_config_name=CHIPS[chip].config)
+    topology = topologies.get_topology_desc(
+        CHIPS[chip].topology, "tpu", chip_config_name=CHIPS[chip].config
+    )
     mesh = Mesh(np.asarray(topology.devices), (AXIS,))
     if old is None:
         lowered = _lowered(model, mesh, images)
@@ -183,16 +219,23 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
 
     def placed(tree, sharding):
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+        )
 
     entries = jax.eval_shape(partial(stack_entries, network, count, programs.latent_shape, {}))
     params = placed(params, replicated(mesh))
     slots, entries = placed((slots, entries), split(mesh))
-    steps, wanted = (placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh))
-                     for dtype in (jnp.int32, bool))
-    return {name: partial(getattr(programs, f"_{name}").lower, params, *arguments)
-            for name, arguments in (("encode", (slots, entries)), ("advance", (slots, steps)),
-                                    ("decode", (slots.latents, wanted)))}
+    steps, wanted = (
+        placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh)) for dtype in (jnp.int32, bool)
+    )
+    return {
+        name: partial(getattr(programs, f"_{name}").lower, params, *arguments)
+        for name, arguments in (
+            ("encode", (slots, entries)),
+            ("advance", (slots, steps)),
+            ("decode", (slots.latents, wanted)),
+        )
+    }
 
 
 def _compile(program: str, lower: Callable[[], jax.stages.Lowered], devices: int) -> Compiled:
@@ -205,10 +248,16 @@ def _compile(program: str, lower: Callable[[], jax.stages.Lowered], devices: int
     if program == "advance":
         found = hlo.around(found, "evaluation")
     return Compiled(
-        program, "yes", flops=cost["flops"], accessed=cost["bytes accessed"],
-        hbm=sum(one.hbm_bytes for one in found), temporary=memory.temp_size_in_bytes,
-        resident=memory.argument_size_in_bytes, cycles=sum(one.cycles for one in found),
-        estimate=cost.get("optimal_seconds", 0), devices=devices,
+        program,
+        "yes",
+        flops=cost["flops"],
+        accessed=cost["bytes accessed"],
+        hbm=sum(one.hbm_bytes for one in found),
+        temporary=memory.temp_size_in_bytes,
+        resident=memory.argument_size_in_bytes,
+        cycles=sum(one.cycles for one in found),
+        estimate=cost.get("optimal_seconds", 0),
+        devices=devices,
         operations=tuple(hlo.by_source(found)),
     )
 
@@ -237,9 +286,11 @@ def _prediction(chip: Chip, images: int, compiled: list[Compiled]) -> dict[str, 
     seconds = {one.program: _roofline(chip, one) for one in compiled}
     rounds = -(-PICTURES // (images * compiled[0].devices))
     once = images * (seconds["encode"] + seconds["decode"])  # both take pictures one by one
-    return {"devices": compiled[0].devices, "rounds": rounds,
-            **{f"s, {steps} steps": rounds * (once + steps * seconds["advance"])
-               for steps in STEPS}}
+    return {
+        "devices": compiled[0].devices,
+        "rounds": rounds,
+        **{f"s, {steps} steps": rounds * (once + steps * seconds["advance"]) for steps in STEPS},
+    }
 
 
 if __name__ == "__main__":

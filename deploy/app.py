@@ -17,11 +17,7 @@ import fastapi
 import pydantic
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import (
-    AutoscalingConfig,
-    AutoscalingPolicy,
-    RequestRouterConfig,
-)
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from deploy.drawing import Drawing
@@ -64,8 +60,9 @@ class Options(pydantic.BaseModel):
     @pydantic.model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.most is not None and self.most < self.hosts:
-            raise ValueError(f"There cannot be at most {self.most} hosts and at least "
-                             f"{self.hosts}.")
+            raise ValueError(
+                f"There cannot be at most {self.most} hosts and at least {self.hosts}."
+            )
         return self
 
 
@@ -76,25 +73,41 @@ def app(options: Options) -> Application:
         ValueError: a flag is unknown or has no such value.
     """
     args = _parse(options.flags)
-    actor = {"num_cpus": options.cpus, "num_gpus": options.gpus,
-             "resources": {"TPU": options.tpus} if options.tpus else {}}
-    drawing = serve.deployment(Drawing).options(
-        ray_actor_options=actor,
-        autoscaling_config=AutoscalingConfig(
-            min_replicas=options.hosts, max_replicas=options.most or options.hosts,
-            policy=AutoscalingPolicy(policy_function=ByRows,
-                                     policy_kwargs={"rows": options.rows})),
-        max_ongoing_requests=Limits().jobs + 100,  # what is too much is for its scheduler to say
-        graceful_shutdown_timeout_s=GRACE_SECONDS,
-        request_router_config=RequestRouterConfig(request_router_class=ByWeights,
-                                                  request_routing_stats_period_s=2.0),
-    ).bind({**model_options(args), "dtype": args.dtype, "memory": args.memory}, args.devices)
+    actor = {
+        "num_cpus": options.cpus,
+        "num_gpus": options.gpus,
+        "resources": {"TPU": options.tpus} if options.tpus else {},
+    }
+    drawing = (
+        serve.deployment(Drawing)
+        .options(
+            ray_actor_options=actor,
+            autoscaling_config=AutoscalingConfig(
+                min_replicas=options.hosts,
+                max_replicas=options.most or options.hosts,
+                policy=AutoscalingPolicy(
+                    policy_function=ByRows, policy_kwargs={"rows": options.rows}
+                ),
+            ),
+            max_ongoing_requests=Limits().jobs
+            + 100,  # what is too much is for its scheduler to say
+            graceful_shutdown_timeout_s=GRACE_SECONDS,
+            request_router_config=RequestRouterConfig(
+                request_router_class=ByWeights, request_routing_stats_period_s=2.0
+            ),
+        )
+        .bind({**model_options(args), "dtype": args.dtype, "memory": args.memory}, args.devices)
+    )
     # The runs that people watch are in its memory, so there is one. It draws nothing, and keeps
     # away from accelerators, which only one process can have.
     page = serve.deployment(Page).options(
         max_ongoing_requests=MAX_VISITORS,
-        ray_actor_options={"num_cpus": 1, "resources": {options.place: 1} if options.place else {},
-                           "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu"}}})
+        ray_actor_options={
+            "num_cpus": 1,
+            "resources": {options.place: 1} if options.place else {},
+            "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu"}},
+        },
+    )
     return page.bind(drawing, options.flags)
 
 

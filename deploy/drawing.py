@@ -39,9 +39,16 @@ class Drawing:
         """Yields why an order is refused, or else None and then its events; gives it up when
         nobody listens any more."""
         try:
-            job = await asyncio.to_thread(partial(
-                self._engine.submit, order.request, previews=order.previews, client=order.client,
-                address=order.address, inputs=order.inputs))
+            job = await asyncio.to_thread(
+                partial(
+                    self._engine.submit,
+                    order.request,
+                    previews=order.previews,
+                    client=order.client,
+                    address=order.address,
+                    inputs=order.inputs,
+                )
+            )
         except RequestError as error:
             yield error
             return

@@ -64,7 +64,6 @@ def ranked(hosts: Mapping[Any, Host], weights: Collection[Weights]) -> list[Any]
 
     def key(name: Any) -> tuple:
         host = hosts[name]
-        return (host.rows > least + SLACK, not host.last, len({*weights} - {*host.held}),
-                host.rows)
+        return (host.rows > least + SLACK, not host.last, len({*weights} - {*host.held}), host.rows)
 
     return sorted(hosts, key=key)

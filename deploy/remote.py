@@ -1,5 +1,4 @@
-"""An engine whose devices are on other hosts: it sends orders there and passes on what it is told.
-"""
+"""An engine whose devices are on other hosts: it sends orders there and passes on what it is told."""
 
 import logging
 import threading
@@ -59,8 +58,15 @@ class RemoteEngine(EngineClient):
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self.ready.set()
 
-    def submit(self, request: Request, *, previews: bool = True, client: str = "",
-               address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
+    def submit(
+        self,
+        request: Request,
+        *,
+        previews: bool = True,
+        client: str = "",
+        address: str = "",
+        inputs: Mapping[str, Input] = MappingProxyType({}),
+    ) -> Job:
         """As `EngineClient.submit`."""
         if self._closing.is_set():
             raise Closing("The server is shutting down.")
@@ -70,17 +76,23 @@ class RemoteEngine(EngineClient):
             self.offer.check(picture)
         asked = request.inputs()
         order = Order(
-            uuid.uuid4().hex, request, client, address, previews,
+            uuid.uuid4().hex,
+            request,
+            client,
+            address,
+            previews,
             {name: each for name, each in inputs.items() if name in asked},
-            frozenset(self._weights_of(request, place) for place in request.places()))
+            frozenset(self._weights_of(request, place) for place in request.places()),
+        )
         told = self._told(order)
         if refusal := next(told):
             del self._orders[order.key]
             raise refusal
         with self._lock:
             self._number += 1
-            job = self._jobs[self._number] = Job(request, self._number, client, self._cancel,
-                                                address=address)
+            job = self._jobs[self._number] = Job(
+                request, self._number, client, self._cancel, address=address
+            )
             self._keys[job.number] = order.key
         threading.Thread(target=self._pass_on, args=(job, told), name="job", daemon=True).start()
         return job
@@ -105,11 +117,14 @@ class RemoteEngine(EngineClient):
         return Status(
             taking=any(host.taking for host in hosts) and not self._closing.is_set(),
             devices=tuple(device for host in hosts for device in host.devices),
-            dtype=str(self.pipeline.model.dtype), jobs=len(self._jobs),
+            dtype=str(self.pipeline.model.dtype),
+            jobs=len(self._jobs),
             waiting=sum(host.waiting for host in hosts),
             occupied=sum(host.occupied for host in hosts),
             rows=sum(host.rows for host in hosts),
-            held=frozenset().union(*(host.held for host in hosts)), tally=tally)
+            held=frozenset().union(*(host.held for host in hosts)),
+            tally=tally,
+        )
 
     def drain(self, seconds: float) -> bool:
         """As `EngineClient.drain`."""
@@ -203,6 +218,7 @@ class RemoteEngine(EngineClient):
         """What all hosts answer; errors of those that do not."""
         try:
             return self._single.broadcast(method, *values).results(
-                timeout_s=ANSWER_SECONDS, return_exceptions=True)
+                timeout_s=ANSWER_SECONDS, return_exceptions=True
+            )
         except (RayError, RayServeException, TimeoutError):  # there is none
             return []

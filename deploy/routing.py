@@ -25,9 +25,11 @@ class ByWeights(RequestRouter):
         self._sent: dict[str, tuple[ReplicaID, int]] = {}  # rows by request, until it is over
         self._last: OrderedDict[str, ReplicaID] = OrderedDict()  # by client
 
-    async def choose_replicas(self, candidate_replicas: list[RunningReplica],
-                              pending_request: PendingRequest | None = None
-                              ) -> list[list[RunningReplica]]:
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
         """The replicas, the best first; what is no order goes to any."""
         if pending_request is None:
             return [candidate_replicas]
@@ -40,12 +42,15 @@ class ByWeights(RequestRouter):
             rows[replica_id] += sent
         replicas = {replica.replica_id: replica for replica in candidate_replicas}
         last = self._last.get(order.client) if order.client else None
-        hosts = {name: Host(rows[name], replica.routing_stats.get("held", ()), name == last)
-                 for name, replica in replicas.items()}
+        hosts = {
+            name: Host(rows[name], replica.routing_stats.get("held", ()), name == last)
+            for name, replica in replicas.items()
+        }
         return [[replicas[name]] for name in ranked(hosts, order.weights)]
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID,
-                          result: ReplicaResult) -> None:
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
+    ) -> None:
         """Takes down where an order went."""
         order = _order(pending_request)
         if order is None:

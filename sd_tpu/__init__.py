@@ -9,31 +9,34 @@ import lazy_loader
 # to be: only its tokenizer is used. It reads this when it is imported.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "checkpoint.config": ["BUNDLED_MODEL", "CheckpointError"],
-    "pipelines.beginning": [
-        "FlaxStableDiffusionImg2ImgPipeline",
-        "FlaxStableDiffusionInpaintPipeline",
-    ],
-    "pipelines.controlnet": ["FlaxStableDiffusionControlNetPipeline"],
-    "pipelines.models": [
-        "FlaxAutoencoderKL",
-        "FlaxCLIPTextModel",
-        "FlaxCLIPTextModelWithProjection",
-        "FlaxControlNetModel",
-        "FlaxStableDiffusionSafetyChecker",
-        "FlaxUNet2DConditionModel",
-    ],
-    "pipelines.pipeline": ["FlaxDiffusionPipeline"],
-    "pipelines.schedulers": [
-        "FlaxDDIMScheduler",
-        "FlaxDDPMScheduler",
-        "FlaxDPMSolverMultistepScheduler",
-        "FlaxEulerDiscreteScheduler",
-        "FlaxKarrasVeScheduler",
-        "FlaxLMSDiscreteScheduler",
-        "FlaxPNDMScheduler",
-    ],
-    "pipelines.stable_diffusion": ["FlaxStableDiffusionPipeline"],
-    "pipelines.stable_diffusion_xl": ["FlaxStableDiffusionXLPipeline"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "checkpoint.config": ["BUNDLED_MODEL", "CheckpointError"],
+        "pipelines.beginning": [
+            "FlaxStableDiffusionImg2ImgPipeline",
+            "FlaxStableDiffusionInpaintPipeline",
+        ],
+        "pipelines.controlnet": ["FlaxStableDiffusionControlNetPipeline"],
+        "pipelines.models": [
+            "FlaxAutoencoderKL",
+            "FlaxCLIPTextModel",
+            "FlaxCLIPTextModelWithProjection",
+            "FlaxControlNetModel",
+            "FlaxStableDiffusionSafetyChecker",
+            "FlaxUNet2DConditionModel",
+        ],
+        "pipelines.pipeline": ["FlaxDiffusionPipeline"],
+        "pipelines.schedulers": [
+            "FlaxDDIMScheduler",
+            "FlaxDDPMScheduler",
+            "FlaxDPMSolverMultistepScheduler",
+            "FlaxEulerDiscreteScheduler",
+            "FlaxKarrasVeScheduler",
+            "FlaxLMSDiscreteScheduler",
+            "FlaxPNDMScheduler",
+        ],
+        "pipelines.stable_diffusion": ["FlaxStableDiffusionPipeline"],
+        "pipelines.stable_diffusion_xl": ["FlaxStableDiffusionXLPipeline"],
+    },
+)

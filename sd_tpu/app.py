@@ -83,11 +83,19 @@ def _serve(args: argparse.Namespace) -> int:
         print(f"sd_tpu: {engine.failure}", file=sys.stderr)
         return 1
     try:
-        address = pages.launch(page, host=args.host, port=args.port, share=args.share,
-                               mcp_server=args.api,
-                               middleware=[_gate(args, engine, access, names)])
-        print(f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
-              "browser; Ctrl+C ends it.", flush=True)
+        address = pages.launch(
+            page,
+            host=args.host,
+            port=args.port,
+            share=args.share,
+            mcp_server=args.api,
+            middleware=[_gate(args, engine, access, names)],
+        )
+        print(
+            f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
+            "browser; Ctrl+C ends it.",
+            flush=True,
+        )
         _wait(engine, args.grace)
     finally:
         pages.close(page)
@@ -110,6 +118,7 @@ def _wait(engine: Engine, grace: float) -> None:
 @contextmanager
 def _termination() -> Iterator[None]:
     """Within it SIGTERM raises _Terminated, where signals can be handled at all."""
+
     def terminate(*_) -> NoReturn:
         raise _Terminated
 
@@ -129,8 +138,11 @@ def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI
     quote_errors()
     pages = _import_page()
     access, history = _opened(args)
-    return pages.mount(pages.build(engine, history), mcp_server=args.api,
-                       middleware=[_gate(args, engine, access, Names.here(args.allowed_host))])
+    return pages.mount(
+        pages.build(engine, history),
+        mcp_server=args.api,
+        middleware=[_gate(args, engine, access, Names.here(args.allowed_host))],
+    )
 
 
 def _import_page() -> ModuleType:
@@ -155,8 +167,9 @@ def _opened(args: argparse.Namespace) -> tuple[Access, History | None]:
     """Whom the APIs serve, and what pictures are kept in, before minutes go into loading; the log
     is kept from now on."""
     if args.decoder_for == "pictures" and not args.decoder:
-        raise ValueError("--decoder-for pictures says what a decoder draws; name one with "
-                         "--decoder.")
+        raise ValueError(
+            "--decoder-for pictures says what a decoder draws; name one with --decoder."
+        )
     access, history = _access(args), _open_history(args.history)
     if args.log:
         journal.keep(args.log, prompts=args.log_prompts)
@@ -176,12 +189,17 @@ def _access(args: argparse.Namespace) -> Access:
     return Access(tuple(keys), public=args.api_public)
 
 
-def _gate(args: argparse.Namespace, engine: EngineClient, access: Access, names: Names
-          ) -> Middleware:
+def _gate(
+    args: argparse.Namespace, engine: EngineClient, access: Access, names: Names
+) -> Middleware:
     """What is served beside the page."""
-    return Middleware(Gate, names=names,
-                      access=access, api=http.create_api(engine, access),
-                      paths=http.HEALTH_PATHS + http.API_PATHS * args.api)
+    return Middleware(
+        Gate,
+        names=names,
+        access=access,
+        api=http.create_api(engine, access),
+        paths=http.HEALTH_PATHS + http.API_PATHS * args.api,
+    )
 
 
 def _open_history(folder: Path | None) -> History | None:
@@ -189,8 +207,9 @@ def _open_history(folder: Path | None) -> History | None:
     try:
         return folder and History(folder)
     except HistoryError as error:
-        raise ValueError(f"{error} Name another folder with --history, or keep nothing with "
-                         "--no-history.") from error
+        raise ValueError(
+            f"{error} Name another folder with --history, or keep nothing with --no-history."
+        ) from error
 
 
 def _is_served_to_others(args: argparse.Namespace) -> bool:
@@ -208,54 +227,91 @@ def _check_proxies() -> None:
     try:
         httpx.Client().close()  # as the libraries make theirs, some while they are imported
     except Exception as error:
-        raise ValueError(f"A proxy in the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or "
-                         f"NO_PROXY) cannot be used: {error}") from error
+        raise ValueError(
+            f"A proxy in the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or "
+            f"NO_PROXY) cannot be used: {error}"
+        ) from error
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Stable Diffusion's page: eight prompts, a seed.",
-        epilog=f"Flags in the environment's {FLAGS} count as well, before those given here.")
+        epilog=f"Flags in the environment's {FLAGS} count as well, before those given here.",
+    )
     add_page_flags(parser)
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network")
     parser.add_argument("--port", type=int, help="by default the first free one from 7860")
-    parser.add_argument("--share", action=argparse.BooleanOptionalAction,
-                        default=is_shared_unasked(),
-                        help="make a public link through Gradio's servers, as in hosted notebooks "
-                             "unless told otherwise")
-    parser.add_argument("--grace", type=float, default=GRACE_SECONDS, metavar="SECONDS",
-                        help="that what has been asked for may take after SIGTERM "
-                             "(default: %(default)g)")
+    parser.add_argument(
+        "--share",
+        action=argparse.BooleanOptionalAction,
+        default=is_shared_unasked(),
+        help="make a public link through Gradio's servers, as in hosted notebooks "
+        "unless told otherwise",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE_SECONDS,
+        metavar="SECONDS",
+        help="that what has been asked for may take after SIGTERM (default: %(default)g)",
+    )
     return parser
 
 
 def add_page_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the model's flags, and those of page and APIs wherever they are served."""
     add_model_flags(parser)
-    parser.add_argument("--decoder-for", choices=("previews", "pictures"), default="previews",
-                        help="what --decoder draws: the previews alone, or the pictures as well, "
-                             "whose start pictures it then encodes (default: %(default)s)")
-    parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
-                        help="a name that the server is reached by, such as a proxy's, and whose "
-                             "pages may use it; *.example.org for all below, * for any")
-    parser.add_argument("--log", type=Path, metavar="FILE",
-                        help="gets a line of JSON for every request that is over, without prompts")
+    parser.add_argument(
+        "--decoder-for",
+        choices=("previews", "pictures"),
+        default="previews",
+        help="what --decoder draws: the previews alone, or the pictures as well, "
+        "whose start pictures it then encodes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that the server is reached by, such as a proxy's, and whose "
+        "pages may use it; *.example.org for all below, * for any",
+    )
+    parser.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="gets a line of JSON for every request that is over, without prompts",
+    )
     parser.add_argument("--log-prompts", action="store_true", help="with them")
     _add_api_flags(parser)
     kept = parser.add_mutually_exclusive_group()
-    kept.add_argument("--history", type=Path, default=data_folder() / "history", metavar="DIR",
-                      help="where finished pictures are kept, for the browser that made them "
-                           "(default: %(default)s)")
-    kept.add_argument("--no-history", dest="history", action="store_const", const=None,
-                      help="keep no pictures")
+    kept.add_argument(
+        "--history",
+        type=Path,
+        default=data_folder() / "history",
+        metavar="DIR",
+        help="where finished pictures are kept, for the browser that made them "
+        "(default: %(default)s)",
+    )
+    kept.add_argument(
+        "--no-history", dest="history", action="store_const", const=None, help="keep no pictures"
+    )
 
 
 def _add_api_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("APIs").add_argument
-    add("--api", action="store_true",
+    add(
+        "--api",
+        action="store_true",
         help="serve the APIs of A1111 (/sdapi/v1) and OpenAI (/v1) too, described at /docs, and "
-             "tools for assistants (/gradio_api/mcp)")
-    add("--api-key", action="append", default=[], metavar="KEY",
-        help="that programs must give; without one only those on this machine are served")
+        "tools for assistants (/gradio_api/mcp)",
+    )
+    add(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="that programs must give; without one only those on this machine are served",
+    )
     add("--api-key-file", type=Path, metavar="FILE", help="of such keys, one a line")
     add("--api-public", action="store_true", help="serve programs of all machines without a key")

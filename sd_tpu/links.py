@@ -22,11 +22,17 @@ def write_link(request: Request) -> str:
     """
     request = request.without_inputs()
     common, last = request.common, max(request.places())
-    fields = [("prompt", prompt) for prompt in request.prompts[:last + 1]]
-    fields += [(name, getattr(common, name)) for name, setting in OVERRIDABLE.items()
-               if not setting.expert or getattr(common, name) != setting.default]
-    fields += [(f"{name}{place + 1}", value) for place in request.places()
-               for name, value in request.overrides(place).items()]
+    fields = [("prompt", prompt) for prompt in request.prompts[: last + 1]]
+    fields += [
+        (name, getattr(common, name))
+        for name, setting in OVERRIDABLE.items()
+        if not setting.expert or getattr(common, name) != setting.default
+    ]
+    fields += [
+        (f"{name}{place + 1}", value)
+        for place in request.places()
+        for name, value in request.overrides(place).items()
+    ]
     return urlencode(fields)
 
 
@@ -39,8 +45,9 @@ def read_link(text: str) -> dict[str, Any]:
     try:
         if len(text) > MAX_LENGTH:
             raise ValueError
-        fields = parse_qsl(text, keep_blank_values=True, strict_parsing=True,
-                           max_num_fields=MAX_FIELDS)
+        fields = parse_qsl(
+            text, keep_blank_values=True, strict_parsing=True, max_num_fields=MAX_FIELDS
+        )
     except ValueError:
         raise RequestError("The link cannot be read.") from None
     values: dict[str, Any] = {}

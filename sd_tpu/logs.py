@@ -21,12 +21,12 @@ def quote_errors() -> None:
 
 def log_printed_errors(*modules: ModuleType) -> None:
     """Has modules that print the traceback of an exception log it instead."""
+
     def print_exc() -> None:
         logging.getLogger(__name__).error("an event failed", exc_info=True)
 
     for module in modules:
-        module.traceback = SimpleNamespace(
-            **{**vars(traceback), "print_exc": print_exc})
+        module.traceback = SimpleNamespace(**{**vars(traceback), "print_exc": print_exc})
 
 
 def quoted(text: str) -> str:

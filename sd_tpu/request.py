@@ -81,13 +81,19 @@ class OneModel(_Literally):
         """Raises RequestError for another model or size."""
         here = self.picture
         if picture.model != here.model:
-            raise RequestError("There is no model {value}; there are {known}.",
-                               value=shortened(picture.model), known=here.model)
+            raise RequestError(
+                "There is no model {value}; there are {known}.",
+                value=shortened(picture.model),
+                known=here.model,
+            )
         if (picture.width, picture.height) != (here.width, here.height):
             raise RequestError(
                 "Pictures of {width}x{height} were asked for; this server makes "
-                "{here_width}x{here_height}.", width=picture.width, height=picture.height,
-                here_width=here.width, here_height=here.height,
+                "{here_width}x{here_height}.",
+                width=picture.width,
+                height=picture.height,
+                here_width=here.width,
+                here_height=here.height,
             )
 
 
@@ -136,12 +142,18 @@ class Request:
         offer = OneModel(offer) if isinstance(offer, Picture) else offer
         common = for_all(given, offer)
         prompts = offer.fill(prompts, common.seed)
-        pictures = [changed(_at(_of_model(common, given, own, offer), place), own, _of(place))
-                    for place, own in enumerate(overrides)]
+        pictures = [
+            changed(_at(_of_model(common, given, own, offer), place), own, _of(place))
+            for place, own in enumerate(overrides)
+        ]
         for place, picture in enumerate(pictures):
             offer.check(picture, _of(place))
-        return cls(tuple(dataclasses.replace(picture, prompt=prompt) if prompt else None
-                         for prompt, picture in zip(prompts, pictures, strict=True)))
+        return cls(
+            tuple(
+                dataclasses.replace(picture, prompt=prompt) if prompt else None
+                for prompt, picture in zip(prompts, pictures, strict=True)
+            )
+        )
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -161,13 +173,19 @@ class Request:
     def common(self) -> Picture:
         """What most pictures share, without a prompt; what is as frequent counts if it is the
         default, else if it comes first."""
-        bases = [dataclasses.replace(_at(picture, -place), prompt="")
-                 for place, picture in enumerate(self.pictures) if picture]
+        bases = [
+            dataclasses.replace(_at(picture, -place), prompt="")
+            for place, picture in enumerate(self.pictures)
+            if picture
+        ]
         if not bases:
             return Picture()
-        shared = Picture(**{name: _most_frequent([getattr(base, name) for base in bases],
-                                                 setting.default)
-                            for name, setting in SETTINGS.items()})
+        shared = Picture(
+            **{
+                name: _most_frequent([getattr(base, name) for base in bases], setting.default)
+                for name, setting in SETTINGS.items()
+            }
+        )
         try:
             check_together(shared)
         except RequestError:  # of settings that depend on each other each one's majority is another
@@ -179,15 +197,23 @@ class Request:
         """What is common but for pictures that were handed in and the settings that are only of
         use with them: each picture has these on its own."""
         used = {section for section, image in HANDED_IN.items() if getattr(self.common, image)}
-        return dataclasses.replace(self.common, **{
-            name: setting.default for name, setting in SETTINGS.items()
-            if setting.section in used})
+        return dataclasses.replace(
+            self.common,
+            **{
+                name: setting.default
+                for name, setting in SETTINGS.items()
+                if setting.section in used
+            },
+        )
 
     def overrides(self, place: int, common: Picture | None = None) -> dict[str, Any]:
         """What the picture at `place` has in place of what is common, by name."""
         picture, base = self.pictures[place], _at(common or self.common, place)
-        return {name: getattr(picture, name) for name in OVERRIDABLE
-                if picture and getattr(picture, name) != getattr(base, name)}
+        return {
+            name: getattr(picture, name)
+            for name in OVERRIDABLE
+            if picture and getattr(picture, name) != getattr(base, name)
+        }
 
     @property
     def compares(self) -> bool:
@@ -201,8 +227,11 @@ class Request:
         what differs among them, which is their seeds if it is nothing else. A seed is no part of
         other labels, for it is shown anyway.
         """
-        names = {name for i in (self.places() if self.compares else [place])
-                 for name in self.overrides(i)} - {"seed"}
+        names = {
+            name
+            for i in (self.places() if self.compares else [place])
+            for name in self.overrides(i)
+        } - {"seed"}
         if names & SIDES:
             names |= SIDES
         if self.compares and not names:
@@ -241,27 +270,49 @@ class Request:
 
     def known(self, models: Collection[str]) -> Self:
         """The same with models that are not among these left to the server."""
-        return type(self)(tuple(
-            picture and dataclasses.replace(
-                picture, model=picture.model if picture.model in models else "")
-            for picture in self.pictures))
+        return type(self)(
+            tuple(
+                picture
+                and dataclasses.replace(
+                    picture, model=picture.model if picture.model in models else ""
+                )
+                for picture in self.pictures
+            )
+        )
 
     def inputs(self) -> set[str]:
         """The names of the pictures that were handed in for these."""
-        return {name for picture in self.pictures if picture
-                for name in map(vars(picture).get, UPLOADS) if name}
+        return {
+            name
+            for picture in self.pictures
+            if picture
+            for name in map(vars(picture).get, UPLOADS)
+            if name
+        }
 
     def without_inputs(self) -> Self:
         """The same without what was handed in."""
-        return type(self)(tuple(
-            picture and dataclasses.replace(picture, **dict.fromkeys(UPLOADS, ""))
-            for picture in self.pictures))
+        return type(self)(
+            tuple(
+                picture and dataclasses.replace(picture, **dict.fromkeys(UPLOADS, ""))
+                for picture in self.pictures
+            )
+        )
 
     def explicit(self, schedule_of: Callable[[Picture], NoiseSchedule]) -> Self:
         """The same with the spacings named that models of these schedules take for none."""
-        return type(self)(tuple(picture and dataclasses.replace(picture, spacing=spacing_taken(
-            picture.sampler, schedule_of(picture), picture.spacing or None))
-            for picture in self.pictures))
+        return type(self)(
+            tuple(
+                picture
+                and dataclasses.replace(
+                    picture,
+                    spacing=spacing_taken(
+                        picture.sampler, schedule_of(picture), picture.spacing or None
+                    ),
+                )
+                for picture in self.pictures
+            )
+        )
 
 
 def for_all(given: Mapping[str, Any], offer: Offer) -> Picture:
@@ -294,19 +345,27 @@ def changed(picture: Picture, values: Mapping[str, Any], of: Sentence | str = ""
     Raises:
         RequestError: what is wrong with which value, and what it should be.
     """
-    given = {name: OVERRIDABLE[name].check(value, of) for name, value in values.items()
-             if value is not None}
+    given = {
+        name: OVERRIDABLE[name].check(value, of)
+        for name, value in values.items()
+        if value is not None
+    }
     picture = dataclasses.replace(picture, **given)
-    left = {name: "" for name, setting in OVERRIDABLE.items()
-            if isinstance(setting.kind, Choice) and name not in given
-            and getattr(picture, name) not in setting.kind.allowed(vars(picture))}
+    left = {
+        name: ""
+        for name, setting in OVERRIDABLE.items()
+        if isinstance(setting.kind, Choice)
+        and name not in given
+        and getattr(picture, name) not in setting.kind.allowed(vars(picture))
+    }
     picture = dataclasses.replace(picture, **left)
     check_together(picture, of)
     return picture
 
 
-def larger(picture: Picture, width: int, height: int, strength: float = LARGER_STRENGTH,
-           taken: int = 1) -> Picture:
+def larger(
+    picture: Picture, width: int, height: int, strength: float = LARGER_STRENGTH, taken: int = 1
+) -> Picture:
     """What draws a picture again at a larger size from what it has become, enlarged in pixels and
     put under noise: the second pass of A1111's hires fix. Its start picture is NOT_YET there.
 
@@ -322,8 +381,18 @@ def larger(picture: Picture, width: int, height: int, strength: float = LARGER_S
     """
     strength, most = SETTINGS["strength"].check(strength), SETTINGS["steps"].kind.most
     enough = (n for n in range(picture.steps, most) if steps_taken(n, strength) >= taken)
-    return changed(picture, dict(init_image=NOT_YET, mask="", fit="cover", width=width,
-                                 height=height, strength=strength, steps=next(enough, most)))
+    return changed(
+        picture,
+        dict(
+            init_image=NOT_YET,
+            mask="",
+            fit="cover",
+            width=width,
+            height=height,
+            strength=strength,
+            steps=next(enough, most),
+        ),
+    )
 
 
 def rounded(side: float, unit: int) -> int:
@@ -345,18 +414,25 @@ def journey(first: Picture, to_prompt: str, to_seed: int, count: int) -> Request
         RequestError: it leads nowhere, or there are none so long, or as `changed`.
     """
     if count not in JOURNEYS:
-        raise RequestError("A journey has {known} pictures, not {value}.",
-                           known=", ".join(map(str, JOURNEYS)), value=shortened(count))
+        raise RequestError(
+            "A journey has {known} pictures, not {value}.",
+            known=", ".join(map(str, JOURNEYS)),
+            value=shortened(count),
+        )
     to_prompt = SETTINGS["prompt"].check(to_prompt)
     to_seed = SETTINGS["to_seed"].check(to_seed)
-    ends = dict(to_prompt="" if to_prompt == first.prompt else to_prompt,
-                to_seed=RANDOM if to_seed == first.seed else to_seed)
+    ends = dict(
+        to_prompt="" if to_prompt == first.prompt else to_prompt,
+        to_seed=RANDOM if to_seed == first.seed else to_seed,
+    )
     if not ends["to_prompt"] and ends["to_seed"] == RANDOM:
         raise RequestError("A journey needs another prompt or another seed to go to.")
-    between = [changed(first, {**ends, "share": number / (count - 1)})
-               for number in range(1, count - 1)]
-    last = dataclasses.replace(first, prompt=to_prompt or first.prompt,
-                               seed=first.seed if to_seed == RANDOM else to_seed)
+    between = [
+        changed(first, {**ends, "share": number / (count - 1)}) for number in range(1, count - 1)
+    ]
+    last = dataclasses.replace(
+        first, prompt=to_prompt or first.prompt, seed=first.seed if to_seed == RANDOM else to_seed
+    )
     return Request((first, *between, last))
 
 
@@ -371,11 +447,14 @@ def _prompts(values: Any) -> list[str]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError("The prompts should be a list of texts.")
     if len(values) > MAX_PROMPTS:
-        raise RequestError("There are {count} prompts; at most {limit} fit.", count=len(values),
-                           limit=MAX_PROMPTS)
+        raise RequestError(
+            "There are {count} prompts; at most {limit} fit.", count=len(values), limit=MAX_PROMPTS
+        )
     kind = SETTINGS["prompt"].kind
-    prompts = [kind.check(value, Sentence("Prompt {number}", number=number))
-               for number, value in enumerate(values, start=1)]
+    prompts = [
+        kind.check(value, Sentence("Prompt {number}", number=number))
+        for number, value in enumerate(values, start=1)
+    ]
     if not any(prompts):
         raise RequestError("There is no prompt yet: write what you would like to see in a box.")
     return prompts
@@ -386,20 +465,25 @@ def _overrides(values: Any, places: int) -> list[Mapping[str, Any]]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError("The own settings should be a list, one of each prompt.")
     if len(values) > places:
-        raise RequestError("There are {count} own settings for {places} prompts.",
-                           count=len(values), places=places)
+        raise RequestError(
+            "There are {count} own settings for {places} prompts.", count=len(values), places=places
+        )
     overrides = [{} if value is None else value for value in values]
     for place, value in enumerate(overrides):
         of = _of(place)
         if not isinstance(value, Mapping):
-            raise RequestError("The own settings{of} should be values by name, not {value}.",
-                               of=of, value=shortened(value))
+            raise RequestError(
+                "The own settings{of} should be values by name, not {value}.",
+                of=of,
+                value=shortened(value),
+            )
         _check_names(value, OVERRIDABLE, of)
     return [*overrides, *[{}] * (places - len(overrides))]
 
 
-def _of_model(common: Picture, given: Mapping[str, Any], own: Mapping[str, Any],
-              offer: Offer) -> Picture:
+def _of_model(
+    common: Picture, given: Mapping[str, Any], own: Mapping[str, Any], offer: Offer
+) -> Picture:
     """What a picture with a model of its own shares with the others: what was given for all, and
     their size unless it has one of its own."""
     if not own.get("model") or own["model"] == common.model:

@@ -68,11 +68,16 @@ class Text:
         """The value as a picture holds it; None is the empty text. Raises RequestError."""
         name, value = _whose(name, of), "" if value is None else value
         if not isinstance(value, str):
-            raise RequestError("{name} should be text, not {kind}.", name=name,
-                               kind=type(value).__name__)
+            raise RequestError(
+                "{name} should be text, not {kind}.", name=name, kind=type(value).__name__
+            )
         if len(value) > self.limit:
-            raise RequestError("{name} has {count} characters; at most {limit} are accepted.",
-                               name=name, count=len(value), limit=self.limit)
+            raise RequestError(
+                "{name} has {count} characters; at most {limit} are accepted.",
+                name=name,
+                count=len(value),
+                limit=self.limit,
+            )
         # Half of a surrogate pair is no character: it can neither be tokenized nor saved.
         return value.encode("utf-8", "ignore").decode("utf-8").strip()
 
@@ -106,8 +111,11 @@ class Upload:
         """The value as a picture holds it; None is none. Raises RequestError."""
         value = "" if value is None else value
         if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{64})?", value):
-            raise RequestError("{name} should be the name of a picture that was handed in, not "
-                               "{value}.", name=_whose(name, of), value=shortened(value))
+            raise RequestError(
+                "{name} should be the name of a picture that was handed in, not {value}.",
+                name=_whose(name, of),
+                value=shortened(value),
+            )
         return value
 
     def parse(self, text: str) -> str:
@@ -132,15 +140,22 @@ class Number:
         """The value as a picture holds it. Raises RequestError."""
         name, whole = _whose(name, of), self.type is int
         if whole and (not _is_number(value) or value != int(value)):
-            raise RequestError("{name} should be a whole number, not {value}.", name=name,
-                               value=shortened(value))
+            raise RequestError(
+                "{name} should be a whole number, not {value}.", name=name, value=shortened(value)
+            )
         if not _is_number(value):
-            raise RequestError("{name} should be a number, not {value}.", name=name,
-                               value=shortened(value))
+            raise RequestError(
+                "{name} should be a number, not {value}.", name=name, value=shortened(value)
+            )
         if not self.least <= value <= self.most:
             shown = shortened(int(value)) if whole else f"{value:g}"
-            raise RequestError("{name} should be from {least} to {most}, not {value}.", name=name,
-                               least=self.least, most=self.most, value=shown)
+            raise RequestError(
+                "{name} should be from {least} to {most}, not {value}.",
+                name=name,
+                least=self.least,
+                most=self.most,
+                value=shown,
+            )
         return self.type(value)
 
     def parse(self, text: str) -> float | str:
@@ -176,9 +191,13 @@ class Choice:
         """The value as a picture holds it; None is the empty key. Raises RequestError."""
         value = "" if value is None else value
         if not isinstance(value, str) or value not in self.options:
-            raise RequestError("{name} {value}{of} is unknown; there are {known}.", name=name,
-                               value=shortened(value), of=of,
-                               known=", ".join(filter(None, self.options)))
+            raise RequestError(
+                "{name} {value}{of} is unknown; there are {known}.",
+                name=name,
+                value=shortened(value),
+                of=of,
+                known=", ".join(filter(None, self.options)),
+            )
         return value
 
     def parse(self, text: str) -> str:
@@ -205,7 +224,7 @@ def shortened(value: Any) -> str:
     """The value for a sentence: however long it is, the sentence is not."""
     try:
         text = reprlib.repr(value)
-        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 1]}…"
+        return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
     except ValueError:  # Python refuses to write out whole numbers of thousands of digits
         return Sentence("a number as long as that")
 
@@ -229,6 +248,7 @@ def _first(*keys: str) -> Callable[[str], list[str]]:
 
 def _around(*values: float) -> Callable[[float], list[float]]:
     """These, with the model's own in place of the nearest."""
+
     def suggest(own: float) -> list[float]:
         nearest = min(values, key=lambda value: abs(value - own))
         return [own if value == nearest else value for value in values]
@@ -238,8 +258,9 @@ def _around(*values: float) -> Callable[[float], list[float]]:
 
 def _shares(least: int, most: int, *shares: float) -> Callable[[int], list[int]]:
     """These shares of the model's own."""
-    return lambda own: list(dict.fromkeys(min(max(least, round(share * own)), most)
-                                          for share in shares))
+    return lambda own: list(
+        dict.fromkeys(min(max(least, round(share * own)), most) for share in shares)
+    )
 
 
 def _following(most: int) -> Callable[[int], list[int]]:
@@ -253,8 +274,12 @@ PROMPT, BASIC, ADVANCED, FASTER, SIZE = "prompt", "basic", "advanced", "faster",
 START, CONTROL, REFERENCE, JOURNEY = "start", "control", "reference", "journey"
 # The pictures that are handed in to be used, by the sections that say how.
 HANDED_IN = {START: "init_image", CONTROL: "control_image", REFERENCE: "reference"}
-DETECTORS = {"": Sentence("as it is"), "canny": "canny", "scribble": "scribble",
-             "lineart": "lineart"}
+DETECTORS = {
+    "": Sentence("as it is"),
+    "canny": "canny",
+    "scribble": "scribble",
+    "lineart": "lineart",
+}
 FITS = {"cover": "cover", "contain": "contain", "stretch": "stretch", "extend": "extend"}
 
 
@@ -328,20 +353,50 @@ class Setting:
         return [text for text in (self.label, self.help, self.caption, self.caption_empty) if text]
 
 
-def _setting(default: Any, kind: Text | Number | Choice | Upload, label: str, help: str, *,
-             section: str = BASIC, caption: str = "", caption_empty: str = "", png: str = "",
-             a1111: str = "", flag: str | None = "", suggest: Callable | None = None) -> Any:
+def _setting(
+    default: Any,
+    kind: Text | Number | Choice | Upload,
+    label: str,
+    help: str,
+    *,
+    section: str = BASIC,
+    caption: str = "",
+    caption_empty: str = "",
+    png: str = "",
+    a1111: str = "",
+    flag: str | None = "",
+    suggest: Callable | None = None,
+) -> Any:
     """A field of `Picture`; what is left empty follows from the field's name or its label."""
-    return dataclasses.field(default=default, metadata=dict(
-        kind=kind, label=Sentence(label), help=help, section=section, caption=caption,
-        caption_empty=caption_empty, png=png or label, a1111=a1111, flag=flag, suggest=suggest))
+    return dataclasses.field(
+        default=default,
+        metadata=dict(
+            kind=kind,
+            label=Sentence(label),
+            help=help,
+            section=section,
+            caption=caption,
+            caption_empty=caption_empty,
+            png=png or label,
+            a1111=a1111,
+            flag=flag,
+            suggest=suggest,
+        ),
+    )
 
 
 def _describe(field: dataclasses.Field) -> Setting:
     said = dict(field.metadata)
     flag = f"--{field.name.replace('_', '-')}" if said["flag"] == "" else said["flag"]
-    return Setting(**{**said, "name": field.name, "default": field.default, "flag": flag,
-                      "a1111": said["a1111"] or field.name})
+    return Setting(
+        **{
+            **said,
+            "name": field.name,
+            "default": field.default,
+            "flag": flag,
+            "a1111": said["a1111"] or field.name,
+        }
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -353,135 +408,299 @@ class Picture:
     come last.
     """
 
-    prompt: str = _setting(
-        "", Text(), "Prompt", "What to draw.", section=PROMPT, png="Prompts")
+    prompt: str = _setting("", Text(), "Prompt", "What to draw.", section=PROMPT, png="Prompts")
     model: str = _setting(
-        "", Name(), "Model", "Which of the server's models draws.",
-        caption_empty="the first model", a1111="sd_model_checkpoint",
-        flag=None)
+        "",
+        Name(),
+        "Model",
+        "Which of the server's models draws.",
+        caption_empty="the first model",
+        a1111="sd_model_checkpoint",
+        flag=None,
+    )
     negative_prompt: str = _setting(
-        "", Text(), "Negative prompt", "What the pictures should not show.",
-        caption="without “{value}”", caption_empty="no negative prompt", png="Negative",
-        flag="--negative")
+        "",
+        Text(),
+        "Negative prompt",
+        "What the pictures should not show.",
+        caption="without “{value}”",
+        caption_empty="no negative prompt",
+        png="Negative",
+        flag="--negative",
+    )
     style: str = _setting(
-        "", Name(MAX_STYLE_LENGTH), "Style", "A template that the prompts are put into.",
-        caption="style {value}", caption_empty="no style", a1111="styles")
+        "",
+        Name(MAX_STYLE_LENGTH),
+        "Style",
+        "A template that the prompts are put into.",
+        caption="style {value}",
+        caption_empty="no style",
+        a1111="styles",
+    )
     steps: int = _setting(
-        20, Number(int, 1, 200), "Steps", "More of them take longer and refine more.",
-        caption="{value} steps", suggest=_shares(1, 200, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5))
+        20,
+        Number(int, 1, 200),
+        "Steps",
+        "More of them take longer and refine more.",
+        caption="{value} steps",
+        suggest=_shares(1, 200, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5),
+    )
     guidance: float = _setting(
-        7.5, Number(float, 0, 50, step=0.5), "Guidance",
-        "Higher follows the prompt closer; 1 is off.", caption="guidance {value}",
-        png="CFG scale", a1111="cfg_scale", suggest=_around(1, 2, 3, 4, 5, 7.5, 10, 15))
+        7.5,
+        Number(float, 0, 50, step=0.5),
+        "Guidance",
+        "Higher follows the prompt closer; 1 is off.",
+        caption="guidance {value}",
+        png="CFG scale",
+        a1111="cfg_scale",
+        suggest=_around(1, 2, 3, 4, 5, 7.5, 10, 15),
+    )
     sampler: str = _setting(
-        "dpmpp_2m", Choice({key: sampler.label for key, sampler in SAMPLERS.items()}),
-        "Sampler", "The method that turns noise into a picture.", a1111="sampler_name",
-        suggest=_first("dpmpp_2m", "dpmpp_2m_sde", "euler", "euler_ancestral", "heun", "ddim",
-                       "pndm", "unipc"))
+        "dpmpp_2m",
+        Choice({key: sampler.label for key, sampler in SAMPLERS.items()}),
+        "Sampler",
+        "The method that turns noise into a picture.",
+        a1111="sampler_name",
+        suggest=_first(
+            "dpmpp_2m", "dpmpp_2m_sde", "euler", "euler_ancestral", "heun", "ddim", "pndm", "unipc"
+        ),
+    )
     spacing: str = _setting(
-        "", Choice({"": Sentence("the model's own"), **{key: key for key in SPACINGS}},
-                   per="sampler", offered=lambda sampler: SAMPLERS[sampler].spacings),
-        "Spacing", "How the steps are spread over the noise.",
-        caption_empty="the model's own spacing", png="Schedule type", a1111="scheduler")
+        "",
+        Choice(
+            {"": Sentence("the model's own"), **{key: key for key in SPACINGS}},
+            per="sampler",
+            offered=lambda sampler: SAMPLERS[sampler].spacings,
+        ),
+        "Spacing",
+        "How the steps are spread over the noise.",
+        caption_empty="the model's own spacing",
+        png="Schedule type",
+        a1111="scheduler",
+    )
     seed: int = _setting(
-        0, Number(int, 0, MAX_SEED), "Seed", "The noise that a picture begins with.",
-        caption="seed {value}", suggest=_following(MAX_SEED))
+        0,
+        Number(int, 0, MAX_SEED),
+        "Seed",
+        "The noise that a picture begins with.",
+        caption="seed {value}",
+        suggest=_following(MAX_SEED),
+    )
     height: int = _setting(
-        512, Number(int, 1, MAX_SIZE), "Height", "Of the pictures, in pixels.", section=SIZE,
-        flag=None)
+        512,
+        Number(int, 1, MAX_SIZE),
+        "Height",
+        "Of the pictures, in pixels.",
+        section=SIZE,
+        flag=None,
+    )
     width: int = _setting(
-        512, Number(int, 1, MAX_SIZE), "Width", "Of the pictures, in pixels.", section=SIZE,
-        flag=None)
+        512,
+        Number(int, 1, MAX_SIZE),
+        "Width",
+        "Of the pictures, in pixels.",
+        section=SIZE,
+        flag=None,
+    )
     guidance_start: float = _setting(
-        0.0, Number(float, 0, 1, step=0.1), "Guidance start",
-        "After this share of the steps; 0 is at once.", section=FASTER,
-        caption="guidance from {value}")
+        0.0,
+        Number(float, 0, 1, step=0.1),
+        "Guidance start",
+        "After this share of the steps; 0 is at once.",
+        section=FASTER,
+        caption="guidance from {value}",
+    )
     guidance_stop: float = _setting(
-        1.0, Number(float, 0, 1, step=0.1), "Guidance stop",
-        "After this share of the steps; 1 is never.", section=FASTER,
-        caption="guidance until {value}", suggest=_around(1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
+        1.0,
+        Number(float, 0, 1, step=0.1),
+        "Guidance stop",
+        "After this share of the steps; 1 is never.",
+        section=FASTER,
+        caption="guidance until {value}",
+        suggest=_around(1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3),
+    )
     cache_interval: int = _setting(
-        1, Number(int, 1, 10), "Cache interval",
-        "1 is off; 3 runs the whole model every 3rd time; 10 at most.", section=FASTER,
-        caption="cache interval {value}", suggest=_around(1, 2, 3, 4, 5, 6, 8, 10))
+        1,
+        Number(int, 1, 10),
+        "Cache interval",
+        "1 is off; 3 runs the whole model every 3rd time; 10 at most.",
+        section=FASTER,
+        caption="cache interval {value}",
+        suggest=_around(1, 2, 3, 4, 5, 6, 8, 10),
+    )
     guidance_rescale: float = _setting(
-        0.0, Number(float, 0, 1, step=0.1), "Guidance rescale",
-        "0.7 helps models that overexpose; 0 is off.", section=ADVANCED,
-        caption="guidance rescale {value}", suggest=_around(0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1))
+        0.0,
+        Number(float, 0, 1, step=0.1),
+        "Guidance rescale",
+        "0.7 helps models that overexpose; 0 is off.",
+        section=ADVANCED,
+        caption="guidance rescale {value}",
+        suggest=_around(0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1),
+    )
     init_image: str = _setting(
-        "", Upload(), "Start picture", "The picture that is changed.", section=START,
-        caption="from a picture", caption_empty="no start picture", png="Init image",
-        a1111="init_images")
+        "",
+        Upload(),
+        "Start picture",
+        "The picture that is changed.",
+        section=START,
+        caption="from a picture",
+        caption_empty="no start picture",
+        png="Init image",
+        a1111="init_images",
+    )
     strength: float = _setting(
-        0.75, Number(float, 0, 1, step=0.05), "Strength",
-        "How much of the start picture becomes noise; 1 is all of it.", section=START,
-        caption="strength {value}", png="Denoising strength", a1111="denoising_strength",
-        suggest=_around(0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1))
+        0.75,
+        Number(float, 0, 1, step=0.05),
+        "Strength",
+        "How much of the start picture becomes noise; 1 is all of it.",
+        section=START,
+        caption="strength {value}",
+        png="Denoising strength",
+        a1111="denoising_strength",
+        suggest=_around(0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1),
+    )
     mask: str = _setting(
-        "", Upload(), "Mask", "What of the start picture is drawn anew is white in it.",
-        section=START, caption="with a mask", caption_empty="no mask")
+        "",
+        Upload(),
+        "Mask",
+        "What of the start picture is drawn anew is white in it.",
+        section=START,
+        caption="with a mask",
+        caption_empty="no mask",
+    )
     mask_blur: int = _setting(
-        4, Number(int, 0, 64), "Mask blur",
-        "Over so many pixels inside its edge what is new fades in.", section=START,
-        caption="mask blur {value}")
+        4,
+        Number(int, 0, 64),
+        "Mask blur",
+        "Over so many pixels inside its edge what is new fades in.",
+        section=START,
+        caption="mask blur {value}",
+    )
     fit: str = _setting(
-        "cover", Choice(FITS), "Fit",
+        "cover",
+        Choice(FITS),
+        "Fit",
         "How a start picture of another size gets this one: cut, with a border, stretched, or "
-        "as it is with a border that is drawn.", section=START,
-        a1111="resize_mode")
+        "as it is with a border that is drawn.",
+        section=START,
+        a1111="resize_mode",
+    )
     control_image: str = _setting(
-        "", Upload(), "Control picture", "The picture whose lines or depth are followed.",
-        section=CONTROL, caption="with a control picture", caption_empty="no control picture",
-        png="Control image")
+        "",
+        Upload(),
+        "Control picture",
+        "The picture whose lines or depth are followed.",
+        section=CONTROL,
+        caption="with a control picture",
+        caption_empty="no control picture",
+        png="Control image",
+    )
     controlnet: str = _setting(
-        "", Name(), "ControlNet",
+        "",
+        Name(),
+        "ControlNet",
         "Which of the server's ControlNets follows it; by default the first that fits the model.",
-        section=CONTROL, caption_empty="the first ControlNet", flag="--control-name")
+        section=CONTROL,
+        caption_empty="the first ControlNet",
+        flag="--control-name",
+    )
     detector: str = _setting(
-        "", Choice(DETECTORS), "Detector",
+        "",
+        Choice(DETECTORS),
+        "Detector",
         "What is followed of a photo; maps of depth or poses are taken as they are.",
-        section=CONTROL, caption="{value} detected", caption_empty="as it is")
+        section=CONTROL,
+        caption="{value} detected",
+        caption_empty="as it is",
+    )
     control_scale: float = _setting(
-        1.0, Number(float, 0, 2, step=0.05), "Control strength",
-        "How strictly the control picture is followed; 0 is not at all.", section=CONTROL,
-        caption="control strength {value}", suggest=_around(0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.5, 2))
+        1.0,
+        Number(float, 0, 2, step=0.05),
+        "Control strength",
+        "How strictly the control picture is followed; 0 is not at all.",
+        section=CONTROL,
+        caption="control strength {value}",
+        suggest=_around(0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.5, 2),
+    )
     control_start: float = _setting(
-        0.0, Number(float, 0, 1, step=0.05), "Control start",
-        "After this share of the steps; 0 is at once.", section=CONTROL,
-        caption="control from {value}")
+        0.0,
+        Number(float, 0, 1, step=0.05),
+        "Control start",
+        "After this share of the steps; 0 is at once.",
+        section=CONTROL,
+        caption="control from {value}",
+    )
     control_stop: float = _setting(
-        1.0, Number(float, 0, 1, step=0.05), "Control stop",
-        "After this share of the steps; 1 is never.", section=CONTROL,
-        caption="control until {value}")
+        1.0,
+        Number(float, 0, 1, step=0.05),
+        "Control stop",
+        "After this share of the steps; 1 is never.",
+        section=CONTROL,
+        caption="control until {value}",
+    )
     reference: str = _setting(
-        "", Upload(), "Reference picture",
+        "",
+        Upload(),
+        "Reference picture",
         "A picture whose subject, faces or style the result takes up; its lines are not followed.",
-        section=REFERENCE, caption="with a reference picture", caption_empty="no reference picture")
+        section=REFERENCE,
+        caption="with a reference picture",
+        caption_empty="no reference picture",
+    )
     ip_adapter: str = _setting(
-        "", Name(), "IP-Adapter",
+        "",
+        Name(),
+        "IP-Adapter",
         "Which of the server's IP-Adapters sees it; by default the first that fits the model.",
-        section=REFERENCE, caption_empty="the first IP-Adapter", flag="--reference-name")
+        section=REFERENCE,
+        caption_empty="the first IP-Adapter",
+        flag="--reference-name",
+    )
     reference_scale: float = _setting(
-        0.6, Number(float, 0, 2, step=0.05), "Reference strength",
+        0.6,
+        Number(float, 0, 2, step=0.05),
+        "Reference strength",
         "How much the reference picture counts beside the prompt; 0 is not at all.",
-        section=REFERENCE, caption="reference strength {value}",
-        suggest=_around(0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2))
+        section=REFERENCE,
+        caption="reference strength {value}",
+        suggest=_around(0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2),
+    )
     to_prompt: str = _setting(
-        "", Text(), "Second prompt", "What the picture is on the way to.", section=JOURNEY,
-        caption="towards “{value}”", caption_empty="no second prompt")
+        "",
+        Text(),
+        "Second prompt",
+        "What the picture is on the way to.",
+        section=JOURNEY,
+        caption="towards “{value}”",
+        caption_empty="no second prompt",
+    )
     to_seed: int = _setting(
-        RANDOM, Number(int, RANDOM, MAX_SEED), "Second seed",
-        "Whose noise the picture's is on the way to; -1 is its own.", section=JOURNEY,
-        caption="towards seed {value}")
+        RANDOM,
+        Number(int, RANDOM, MAX_SEED),
+        "Second seed",
+        "Whose noise the picture's is on the way to; -1 is its own.",
+        section=JOURNEY,
+        caption="towards seed {value}",
+    )
     share: float = _setting(
-        0.0, Number(float, 0, 1, step=0.05), "Share of the way",
-        "How far the picture is on the way to the second prompt and seed.", section=JOURNEY,
-        caption="{value} of the way")
+        0.0,
+        Number(float, 0, 1, step=0.05),
+        "Share of the way",
+        "How far the picture is on the way to the second prompt and seed.",
+        section=JOURNEY,
+        caption="{value} of the way",
+    )
     clip_skip: int = _setting(
-        1, Number(int, 1, 12), "Clip skip",
+        1,
+        Number(int, 1, 12),
+        "Clip skip",
         "1 is off; 2 takes the text encoder's last layer but one, as many anime models need. With "
-        "SDXL, 1 and 2 are the same.", section=ADVANCED, caption="clip skip {value}",
-        a1111="CLIP_stop_at_last_layers", suggest=_around(*range(1, MAX_PROMPTS + 1)))
+        "SDXL, 1 and 2 are the same.",
+        section=ADVANCED,
+        caption="clip skip {value}",
+        a1111="CLIP_stop_at_last_layers",
+        suggest=_around(*range(1, MAX_PROMPTS + 1)),
+    )
 
     @property
     def steered(self) -> bool:
@@ -495,13 +714,19 @@ class Picture:
 
 
 SETTINGS = {field.name: _describe(field) for field in dataclasses.fields(Picture)}
-OVERRIDABLE = {name: setting for name, setting in SETTINGS.items()  # by a single picture
-               if setting.section != PROMPT}
+OVERRIDABLE = {
+    name: setting
+    for name, setting in SETTINGS.items()  # by a single picture
+    if setting.section != PROMPT
+}
 UPLOADS = [name for name, setting in SETTINGS.items() if isinstance(setting.kind, Upload)]
 SIDES = {name for name, setting in SETTINGS.items() if setting.section == SIZE}
-_CAPTIONED = [setting for kind in (Choice, Number, Upload, Text)
-              for name, setting in OVERRIDABLE.items()
-              if isinstance(setting.kind, kind) and name not in SIDES]
+_CAPTIONED = [
+    setting
+    for kind in (Choice, Number, Upload, Text)
+    for name, setting in OVERRIDABLE.items()
+    if isinstance(setting.kind, kind) and name not in SIDES
+]
 
 
 def named_size(size: tuple[int, int]) -> str:
@@ -512,10 +737,16 @@ def named_size(size: tuple[int, int]) -> str:
 def captions(values: Mapping[str, Any]) -> list[Sentence | str]:
     """Settings by their names as captions: `Euler`, `20 steps`, `512×768`. That a sampler has the
     model's own spacing is taken for granted."""
-    granted = {name for name, setting in SETTINGS.items() if isinstance(setting.kind, Choice)
-               and setting.kind.per in values and not values.get(name)}
-    told = [setting.told(values[setting.name]) for setting in _CAPTIONED
-            if setting.name in values and setting.name not in granted]
+    granted = {
+        name
+        for name, setting in SETTINGS.items()
+        if isinstance(setting.kind, Choice) and setting.kind.per in values and not values.get(name)
+    }
+    told = [
+        setting.told(values[setting.name])
+        for setting in _CAPTIONED
+        if setting.name in values and setting.name not in granted
+    ]
     if values.keys() >= SIDES:
         told.append(named_size((values["height"], values["width"])))
     return told
@@ -525,31 +756,47 @@ def check_together(picture: Picture, of: Sentence | str = "") -> None:
     """Checks what only several settings together can say; raises RequestError."""
     sampler, start, stop = SAMPLERS[picture.sampler], picture.guidance_start, picture.guidance_stop
     if picture.spacing and picture.spacing not in sampler.spacings:
-        raise RequestError("{sampler}{of} has no {spacing} spacing; it has {known}.",
-                           sampler=sampler.label, of=of, spacing=picture.spacing,
-                           known=", ".join(sampler.spacings))
+        raise RequestError(
+            "{sampler}{of} has no {spacing} spacing; it has {known}.",
+            sampler=sampler.label,
+            of=of,
+            spacing=picture.spacing,
+            known=", ".join(sampler.spacings),
+        )
     if start >= stop:
-        raise RequestError("Guidance{of} should start before it stops, not start at {start} and "
-                           "stop at {stop}.", of=of, start=f"{start:g}", stop=f"{stop:g}")
+        raise RequestError(
+            "Guidance{of} should start before it stops, not start at {start} and stop at {stop}.",
+            of=of,
+            start=f"{start:g}",
+            stop=f"{stop:g}",
+        )
     if picture.control_start >= picture.control_stop:
-        raise RequestError("Control{of} should start before it stops, not start at {start} and "
-                           "stop at {stop}.", of=of, start=f"{picture.control_start:g}",
-                           stop=f"{picture.control_stop:g}")
+        raise RequestError(
+            "Control{of} should start before it stops, not start at {start} and stop at {stop}.",
+            of=of,
+            start=f"{picture.control_start:g}",
+            stop=f"{picture.control_stop:g}",
+        )
     if picture.share and picture.init_image:
-        raise RequestError("What begins with a picture{of} is on no way to another prompt or seed.",
-                           of=of)
+        raise RequestError(
+            "What begins with a picture{of} is on no way to another prompt or seed.", of=of
+        )
     if picture.mask and not picture.init_image:
         raise RequestError("The mask{of} needs a start picture that it is of.", of=of)
     if picture.init_image and not steps_taken(picture.steps, picture.strength):
-        raise RequestError("A strength{of} of {strength} leaves none of {steps} steps to take.",
-                           of=of, strength=f"{picture.strength:g}", steps=picture.steps)
+        raise RequestError(
+            "A strength{of} of {strength} leaves none of {steps} steps to take.",
+            of=of,
+            strength=f"{picture.strength:g}",
+            steps=picture.steps,
+        )
 
 
 def drawn_seed(value: Any) -> Any:
-    """A new seed in place of RANDOM, else the value in 32 bits, good or not: the check says which.
-    """
-    return random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else short_seed(
-        value)
+    """A new seed in place of RANDOM, else the value in 32 bits, good or not: the check says which."""
+    return (
+        random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else short_seed(value)
+    )
 
 
 def short_seed(value: Any) -> Any:

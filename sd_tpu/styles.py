@@ -1,8 +1,8 @@
 """Styles: what a picture's prompts are put into, from a list in a file as A1111 keeps it.
 
-    name,prompt,negative_prompt
-    Watercolour,"watercolour painting of {prompt}, soft edges",photo
-    Sharp,"sharp focus, highly detailed",blurry
+name,prompt,negative_prompt
+Watercolour,"watercolour painting of {prompt}, soft edges",photo
+Sharp,"sharp focus, highly detailed",blurry
 """
 
 import contextlib
@@ -48,16 +48,25 @@ class Styles:
             return picture
         known = self.templates()
         if not self._file:
-            raise RequestError("The style {value}{of} was asked for, but no list of styles was "
-                               "given.", of=of, value=shortened(picture.style))
+            raise RequestError(
+                "The style {value}{of} was asked for, but no list of styles was given.",
+                of=of,
+                value=shortened(picture.style),
+            )
         if (style := composed(picture.style)) not in known:
             more = "…" if len(known) > MAX_NAMED else ""
-            raise RequestError("{name} {value}{of} is unknown; there are {known}.", of=of,
-                               name=SETTINGS["style"].label, value=shortened(picture.style),
-                               known=", ".join(list(known)[:MAX_NAMED]) + more or "–")
+            raise RequestError(
+                "{name} {value}{of} is unknown; there are {known}.",
+                of=of,
+                name=SETTINGS["style"].label,
+                value=shortened(picture.style),
+                known=", ".join(list(known)[:MAX_NAMED]) + more or "–",
+            )
         texts = zip(("prompt", "negative_prompt"), known[style], strict=True)
-        put = {name: SETTINGS[name].check(_put(getattr(picture, name), style), of)
-               for name, style in texts}
+        put = {
+            name: SETTINGS[name].check(_put(getattr(picture, name), style), of)
+            for name, style in texts
+        }
         return dataclasses.replace(picture, style="", **put)
 
     def _read(self) -> Templates:
@@ -76,10 +85,17 @@ def _read(file: Path, *_state: int) -> Templates:
     try:
         rows = csv.DictReader(io.StringIO(read_text(file), newline=""))
         if not {"name", "prompt"} <= set(rows.fieldnames or ()):
-            raise ValueError(f"{str(file)!r} is not a list of styles: its first line should be "
-                             "name,prompt,negative_prompt.")
-        return {composed(row["name"].strip()): ((row["prompt"] or "").strip(),
-                                                (row.get("negative_prompt") or "").strip())
-                for row in rows if (row["name"] or "").strip()}
+            raise ValueError(
+                f"{str(file)!r} is not a list of styles: its first line should be "
+                "name,prompt,negative_prompt."
+            )
+        return {
+            composed(row["name"].strip()): (
+                (row["prompt"] or "").strip(),
+                (row.get("negative_prompt") or "").strip(),
+            )
+            for row in rows
+            if (row["name"] or "").strip()
+        }
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{str(file)!r} is not a list of styles: {error}.") from None

@@ -25,9 +25,12 @@ MAX_FILE_BYTES = 1 << 24
 TRIES = 20  # for a value that is not there yet
 # Between underscores; a backslash is a slash of Windows' where it escapes nothing.
 FILE = r"__(?P<name>(?![\s_])(?:[^{}|<>:\\\x00-\x1f]|\\(?=[^\W_])){1,512}?(?<!\s))__"
-SIGN = re.compile(r"\\."  # which the prompt grammar makes text
-                  r"|<lora:[^<>{}|]*>"  # whose names may hold anything
-                  rf"|{FILE}|[{{|}}]", re.DOTALL)
+SIGN = re.compile(
+    r"\\."  # which the prompt grammar makes text
+    r"|<lora:[^<>{}|]*>"  # whose names may hold anything
+    rf"|{FILE}|[{{|}}]",
+    re.DOTALL,
+)
 ALONE = re.compile(rf"(?<![^\W_]){FILE}(?![^\W_])")  # with no letter beside it
 # What can only be meant as a file's name; `^, =` of `^__^, =__=` is one if there is such a file.
 NAME = re.compile(r"[~@./]*\w([\w ./\\*-]*[\w*])?")
@@ -47,11 +50,15 @@ class Wildcards:
     def names(self) -> list[str]:
         """What can stand between `__` and `__`: the files' paths in the folder, without suffix."""
         files = self._folder.rglob("*.txt") if self._folder else ()
-        names = {composed(file.relative_to(self._folder).with_suffix("").as_posix())
-                 for file in files}
+        names = {
+            composed(file.relative_to(self._folder).with_suffix("").as_posix()) for file in files
+        }
         listings = {}
-        return sorted(name for name in names if SIGN.fullmatch(f"__{name}__")
-                      and find_inside(self._folder, f"{name}.txt", listings))
+        return sorted(
+            name
+            for name in names
+            if SIGN.fullmatch(f"__{name}__") and find_inside(self._folder, f"{name}.txt", listings)
+        )
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """The prompts with a value each.
@@ -75,8 +82,9 @@ class Wildcards:
             if len(values) > len(taken):
                 values = values_of.drawn(text, seed, taken)
             if not all(value.strip() for value in values):
-                raise RequestError("{name} stands for nothing: one of its values is empty.",
-                                   name=of)
+                raise RequestError(
+                    "{name} stands for nothing: one of its values is empty.", name=of
+                )
             for number, place in enumerate(taken):
                 if prompts[place] or number < len(values):
                     filled[place] = values[number % len(values)].strip()
@@ -101,8 +109,10 @@ class _Values:
         for place in places:
             random = Random(f"{seed} {place}")
             tries = (self.any(text, random) for _ in range(TRIES))
-            values.append(next((value for value in tries if value not in values), None)
-                          or self.any(text, random))
+            values.append(
+                next((value for value in tries if value not in values), None)
+                or self.any(text, random)
+            )
         return values
 
     def first(self, text: str, most: int, depth: int = 0) -> list[str]:
@@ -136,13 +146,15 @@ class _Values:
         if depth > MAX_DEPTH:
             raise RequestError("{name} has wildcards within wildcards without end.", name=self._of)
         if depth and (sign := UNKNOWN.match(text)):
-            raise RequestError("{name} has a sign that is not known here: {sign}", name=self._of,
-                               sign=sign[0])
+            raise RequestError(
+                "{name} has a sign that is not known here: {sign}", name=self._of, sign=sign[0]
+            )
         if text not in self._pieces:
             self._spend(1 + len(text) // 16)
             self._pieces[text] = [
                 self._of_file(piece.name) if isinstance(piece, _File) else piece
-                for piece in _split(text, self._signs(text))]
+                for piece in _split(text, self._signs(text))
+            ]
         return self._pieces[text]
 
     def _signs(self, text: str) -> Iterator[re.Match]:
@@ -173,26 +185,36 @@ class _Values:
     def _of_file(self, name: str) -> Sequence[str]:
         refused = dict(name=self._of, wildcard=shortened(name))
         if self._folder is None:
-            raise RequestError("{name} asks for a value of {wildcard}, but no folder of wildcards "
-                               "was given. A \\ before its __ makes them text.", **refused)
+            raise RequestError(
+                "{name} asks for a value of {wildcard}, but no folder of wildcards "
+                "was given. A \\ before its __ makes them text.",
+                **refused,
+            )
         values: Sequence[str] = ()
         try:
             if file := self._file(name):
                 state = file.stat()
                 values = _lines(file, state.st_mtime_ns, state.st_size)
         except UnicodeDecodeError:
-            raise RequestError("{name} asks for a value of {wildcard}, whose file is not in UTF-8.",
-                               **refused) from None
+            raise RequestError(
+                "{name} asks for a value of {wildcard}, whose file is not in UTF-8.", **refused
+            ) from None
         except OSError as error:
             if error.errno == errno.EFBIG:
                 raise RequestError(
                     "{name} asks for a value of {wildcard}, whose file is larger than {limit} MiB.",
-                    **refused, limit=MAX_FILE_BYTES >> 20) from None
+                    **refused,
+                    limit=MAX_FILE_BYTES >> 20,
+                ) from None
         if not values:
             near = difflib.get_close_matches(name, Wildcards(self._folder).names())
-            raise RequestError("{name} asks for a value of {wildcard}, of which there is none "
-                               "here; the nearest are {known}. A \\ before its __ makes them "
-                               "text.", **refused, known=", ".join(near) or "–")
+            raise RequestError(
+                "{name} asks for a value of {wildcard}, of which there is none "
+                "here; the nearest are {known}. A \\ before its __ makes them "
+                "text.",
+                **refused,
+                known=", ".join(near) or "–",
+            )
         return values
 
     def _joined(self, before: str, value: str) -> str:
@@ -204,8 +226,10 @@ class _Values:
     def _spend(self, work: int) -> None:
         self._work += work
         if self._work > MAX_WORK:
-            raise RequestError("{name} has more wildcards within wildcards than are looked up for "
-                               "a prompt.", name=self._of)
+            raise RequestError(
+                "{name} has more wildcards within wildcards than are looked up for a prompt.",
+                name=self._of,
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +255,7 @@ def _split(text: str, signs: Iterator[re.Match]) -> tuple[str | tuple[str, ...] 
         elif opened and sign[0] == "}" and len(cuts := [*opened.pop(), begin]) > 2:
             while found and found[-1][0] > cuts[0]:  # it is within these
                 found.pop()
-            values = tuple(text[a + 1:b] for a, b in pairwise(cuts))
+            values = tuple(text[a + 1 : b] for a, b in pairwise(cuts))
             found.append((cuts[0], end, values))
     pieces, last = [], 0
     for begin, end, values in found:

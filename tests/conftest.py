@@ -43,8 +43,9 @@ from visitor import newcomer
 
 # From here on the shapes and types that functions of these modules declare are checked.
 FAMILIES = ("latent_diffusion", "stable_diffusion", "stable_diffusion_xl")
-install_import_hook([*(f"sd_tpu.families.{name}" for name in FAMILIES), "sd_tpu.runtime"],
-                    "beartype.beartype")
+install_import_hook(
+    [*(f"sd_tpu.families.{name}" for name in FAMILIES), "sd_tpu.runtime"], "beartype.beartype"
+)
 
 from sd_tpu import BUNDLED_MODEL  # noqa: E402
 from sd_tpu.__main__ import OBJECTS  # noqa: E402
@@ -67,16 +68,24 @@ LAYOUTS = {
         text=dict(hidden_act="quick_gelu", num_hidden_layers=3),
         unet=dict(attention_head_dim=4, use_linear_projection=False),
         scheduler=diffusers.PNDMScheduler(
-            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
-            skip_prk_steps=True, steps_offset=1,
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            skip_prk_steps=True,
+            steps_offset=1,
         ),
     ),
     "sd2": dict(
         text=dict(hidden_act="gelu", num_hidden_layers=2),
         unet=dict(attention_head_dim=(2, 4), use_linear_projection=True, upcast_attention=True),
         scheduler=diffusers.DDIMScheduler(
-            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", clip_sample=False,
-            set_alpha_to_one=False, steps_offset=1, prediction_type="v_prediction",
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            clip_sample=False,
+            set_alpha_to_one=False,
+            steps_offset=1,
+            prediction_type="v_prediction",
         ),
     ),
 }
@@ -86,24 +95,42 @@ def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusion
     """A randomly initialised tiny StableDiffusionPipeline (8x8 latents, 32x32 pictures)."""
     torch.manual_seed(seed)
     parts = LAYOUTS[layout]
-    text_encoder = CLIPTextModel(CLIPTextConfig(
-        vocab_size=49408, hidden_size=32, intermediate_size=64, num_attention_heads=4,
-        max_position_embeddings=77, **parts["text"],
-    ))
+    text_encoder = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=49408,
+            hidden_size=32,
+            intermediate_size=64,
+            num_attention_heads=4,
+            max_position_embeddings=77,
+            **parts["text"],
+        )
+    )
     unet = diffusers.UNet2DConditionModel(
-        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8,
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=32, **parts["unet"],
+        cross_attention_dim=32,
+        **parts["unet"],
     )
     vae = diffusers.AutoencoderKL(
-        block_out_channels=(8, 16, 16), layers_per_block=1, norm_num_groups=8, latent_channels=4,
-        down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(8, 16, 16),
+        layers_per_block=1,
+        norm_num_groups=8,
+        latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
     )
     return diffusers.StableDiffusionPipeline(
-        text_encoder=text_encoder.eval(), unet=unet.eval(), vae=vae.eval(),
+        text_encoder=text_encoder.eval(),
+        unet=unet.eval(),
+        vae=vae.eval(),
         tokenizer=CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer"),
-        scheduler=parts["scheduler"], safety_checker=None, feature_extractor=None,
+        scheduler=parts["scheduler"],
+        safety_checker=None,
+        feature_extractor=None,
         requires_safety_checker=False,
     )
 
@@ -160,9 +187,11 @@ def page_engine(checkpoints, tmp_path_factory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("prompts")
     (folder / "colour.txt").write_text("red\nblue\n")
     (folder / "styles.csv").write_text(
-        'name,prompt,negative_prompt\nInk,"ink drawing of {prompt}",photo\nBright,bright,\n')
-    engine = Engine.open(checkpoints["sd1"], devices=1, wildcard_dir=folder,
-                         styles=folder / "styles.csv")
+        'name,prompt,negative_prompt\nInk,"ink drawing of {prompt}",photo\nBright,bright,\n'
+    )
+    engine = Engine.open(
+        checkpoints["sd1"], devices=1, wildcard_dir=folder, styles=folder / "styles.csv"
+    )
     yield engine
     engine.close()
 
@@ -191,8 +220,7 @@ def address(page_engine) -> Iterator[str]:
     page = build(page_engine)
     assert page_engine.ready.wait(300)
     gate = Middleware(Gate, names=Names(), access=Access(), api=None, paths=())
-    yield launch(page, mcp_server=True,
-                 middleware=[gate])
+    yield launch(page, mcp_server=True, middleware=[gate])
     close(page)
 
 

@@ -21,10 +21,15 @@ def refusal(action, file: Path, *arguments) -> str:
 
 
 @pytest.mark.parametrize("read", [adapters.read_lora, adapters.read_embedding])
-@pytest.mark.parametrize("content, told", [
-    (b"", "damaged"), (b"\x80\x04\x95pickle", "damaged"), (b"\xff" * 8 + b"{}", "damaged"),
-    (None, "There is no file"),
-])
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (b"", "damaged"),
+        (b"\x80\x04\x95pickle", "damaged"),
+        (b"\xff" * 8 + b"{}", "damaged"),
+        (None, "There is no file"),
+    ],
+)
 def test_damaged_and_vanished_files_are_one_sentence(tmp_path, read, content, told):
     if content is not None:
         (tmp_path / "a.safetensors").write_bytes(content)
@@ -34,12 +39,15 @@ def test_damaged_and_vanished_files_are_one_sentence(tmp_path, read, content, to
 # --- embeddings ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tensors", [
-    {"emb_params": torch.arange(128.0).reshape(2, 64)},
-    {"<my-word>": torch.arange(128.0).reshape(2, 64).half()},
-    {"word": torch.arange(64.0)},
-    {"emb_params": torch.arange(64.0), "step": torch.tensor(500)},
-])
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"emb_params": torch.arange(128.0).reshape(2, 64)},
+        {"<my-word>": torch.arange(128.0).reshape(2, 64).half()},
+        {"word": torch.arange(64.0)},
+        {"emb_params": torch.arange(64.0), "step": torch.tensor(500)},
+    ],
+)
 def test_both_formats_of_one_encoders_embeddings_are_read(tmp_path, tensors):
     save_file(tensors, tmp_path / "a-b, c.safetensors")
     found = adapters.read_embedding(tmp_path / "a-b, c.safetensors", {"text_encoder": 64})
@@ -48,46 +56,60 @@ def test_both_formats_of_one_encoders_embeddings_are_read(tmp_path, tensors):
     np.testing.assert_array_equal(found["text_encoder"], expected.float().reshape(-1, 64).numpy())
 
 
-@pytest.mark.parametrize("first, second", [("clip_l", "clip_g"),
-                                           ("text_encoders_0", "text_encoders_1")])
+@pytest.mark.parametrize(
+    "first, second", [("clip_l", "clip_g"), ("text_encoders_0", "text_encoders_1")]
+)
 def test_sdxls_embeddings_have_vectors_for_each_encoder(tmp_path, first, second):
     save_file({second: torch.ones(3, 128), first: torch.zeros(3, 64)}, tmp_path / "xl.safetensors")
-    found = adapters.read_embedding(tmp_path / "xl.safetensors",
-                                    {"text_encoder": 64, "text_encoder_2": 128})
+    found = adapters.read_embedding(
+        tmp_path / "xl.safetensors", {"text_encoder": 64, "text_encoder_2": 128}
+    )
     assert found["text_encoder"].shape == (3, 64) and found["text_encoder_2"].shape == (3, 128)
 
 
-@pytest.mark.parametrize("tensors, told", [
-    ({"emb_params": torch.ones(2, 63)}, "63 numbers long, this model's 64"),
-    ({"clip_l": torch.ones(2, 64), "clip_g": torch.ones(2, 128)}, "64 and 128 numbers long"),
-    ({"emb_params": torch.ones(76, 64)}, "76 vectors"),
-    ({"emb_params": torch.ones(0, 64)}, "0 vectors"),
-    ({"emb_params": torch.ones(1, 1, 64)}, "for other models"),
-    ({"emb_params": torch.full((1, 64), float("nan"))}, "no finite number"),
-    ({"emb_params": torch.ones(1, 64, dtype=torch.int32)}, "I32"),
-    ({"a": torch.ones(1, 64), "b": torch.ones(1, 64)}, "not understood"),
-    ({}, "not understood"),
-])
+@pytest.mark.parametrize(
+    "tensors, told",
+    [
+        ({"emb_params": torch.ones(2, 63)}, "63 numbers long, this model's 64"),
+        ({"clip_l": torch.ones(2, 64), "clip_g": torch.ones(2, 128)}, "64 and 128 numbers long"),
+        ({"emb_params": torch.ones(76, 64)}, "76 vectors"),
+        ({"emb_params": torch.ones(0, 64)}, "0 vectors"),
+        ({"emb_params": torch.ones(1, 1, 64)}, "for other models"),
+        ({"emb_params": torch.full((1, 64), float("nan"))}, "no finite number"),
+        ({"emb_params": torch.ones(1, 64, dtype=torch.int32)}, "I32"),
+        ({"a": torch.ones(1, 64), "b": torch.ones(1, 64)}, "not understood"),
+        ({}, "not understood"),
+    ],
+)
 def test_an_embedding_that_does_not_fit_is_one_sentence(tmp_path, tensors, told):
     save_file(tensors, tmp_path / "bad.safetensors")
-    assert told in refusal(adapters.read_embedding, tmp_path / "bad.safetensors",
-                           {"text_encoder": 64})
+    assert told in refusal(
+        adapters.read_embedding, tmp_path / "bad.safetensors", {"text_encoder": 64}
+    )
 
 
 # --- folders ------------------------------------------------------------------------------------
 
 
 def test_files_are_listed_by_stem_and_doubles_by_path(tmp_path):
-    for name in ("a b.safetensors", "x/deep.v1.SAFETENSORS", "x/a b.safetensors", "c.ckpt",
-                 "y/a b.safetensors", "ü<>:\n.safetensors"):
+    for name in (
+        "a b.safetensors",
+        "x/deep.v1.SAFETENSORS",
+        "x/a b.safetensors",
+        "c.ckpt",
+        "y/a b.safetensors",
+        "ü<>:\n.safetensors",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"\xff.safetensors"))).touch()
     (tmp_path / "x" / "round").symlink_to(tmp_path)
     listing = adapters.listing(tmp_path)
     assert listing == {
-        "a b": tmp_path / "a b.safetensors", "deep.v1": tmp_path / "x/deep.v1.SAFETENSORS",
-        "x/a b": tmp_path / "x/a b.safetensors", "y/a b": tmp_path / "y/a b.safetensors",
+        "a b": tmp_path / "a b.safetensors",
+        "deep.v1": tmp_path / "x/deep.v1.SAFETENSORS",
+        "x/a b": tmp_path / "x/a b.safetensors",
+        "y/a b": tmp_path / "y/a b.safetensors",
         "ü<>:\n": tmp_path / "ü<>:\n.safetensors",
     }
 

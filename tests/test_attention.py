@@ -16,8 +16,10 @@ HEADS = 4
 def qkv(queries: int, keys: int, size: int, dtype) -> list[jax.Array]:
     """Random q [1, queries, C], k and v [1, keys, C], C = HEADS * size."""
     random = np.random.default_rng(0)
-    return [jnp.asarray(random.normal(size=(1, tokens, HEADS * size)), dtype)
-            for tokens in (queries, keys, keys)]
+    return [
+        jnp.asarray(random.normal(size=(1, tokens, HEADS * size)), dtype)
+        for tokens in (queries, keys, keys)
+    ]
 
 
 def relative(ours, theirs) -> float:
@@ -25,8 +27,11 @@ def relative(ours, theirs) -> float:
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
-@pytest.mark.parametrize("size, keys", [(40, 1024), (64, 1024), (80, 77), (160, 256), (40, 800)],
-                         ids=["two blocks", "heads apart", "text", "one block", "blocks of 400"])
+@pytest.mark.parametrize(
+    "size, keys",
+    [(40, 1024), (64, 1024), (80, 77), (160, 256), (40, 800)],
+    ids=["two blocks", "heads apart", "text", "one block", "blocks of 400"],
+)
 def test_the_fused_kernel_is_plain_attention(size, keys):
     q, k, v = qkv(attention.QUERIES, keys, size, jnp.float32)
     plain = attention.plain(q, k, v, HEADS)
@@ -51,18 +56,19 @@ def test_attention_in_chunks_is_plain_attention(queries, keys, dtype):
 
 
 def test_chunks_of_bfloat16_sum_in_float32():
-    """In bfloat16 there is no number between 256 and 258: the sum of a thousand ones would be 256.
-    """
+    """In bfloat16 there is no number between 256 and 258: the sum of a thousand ones would be 256."""
     q = k = jnp.zeros((1, 1024, 16), jnp.bfloat16)
     v = jnp.ones_like(k).at[:, 256:].set(0)
     np.testing.assert_array_equal(attention.chunked(q, k, v, 2), jnp.full_like(v, 0.25))
 
 
-@pytest.mark.parametrize("queries, keys, chunks", [(1024, 1024, True), (4096, 77, True),
-                                                   (256, 256, False)])
+@pytest.mark.parametrize(
+    "queries, keys, chunks", [(1024, 1024, True), (4096, 77, True), (256, 256, False)]
+)
 def test_a_cpu_takes_chunks_where_scores_are_many(queries, keys, chunks):
     traced = jax.make_jaxpr(lambda *qkv: attention.attention(*qkv, HEADS))(
-        *qkv(queries, keys, 40, jnp.float32))
+        *qkv(queries, keys, 40, jnp.float32)
+    )
     assert ("scan" in str(traced)) == chunks
 
 
@@ -101,19 +107,30 @@ WIDE = (9216, 9216, 320, 8)  # a picture of 768x768
 MEMORY = {"v2": 16 << 20, "v5e": 128 << 20}  # bytes of vector memory
 
 
-@pytest.mark.parametrize("shape, chip, fused", [
-    (SELF, "v2", True), (TEXT, "v2", True), (AUTOENCODER, "v2", True),
-    (WIDE, "v2", False),  # keys and values are 12 MB, its vector memory 16
-    (WIDE, "v5e", True), ((9216, 9216, 512, 1), "v5e", True),  # and its autoencoder, of which
-    # keys and values are more than a kernel may hold unless it says so
-    ((6400, 1600, 320, 8), "v5e", True),  # every second row and column: of 640x640,
-    ((12544, 3136, 320, 8), "v5e", True),  # and of 896x896
-    ((64, 64, 1280, 8), "v5e", False),  # the lowest level: too few queries for a block
-])
+@pytest.mark.parametrize(
+    "shape, chip, fused",
+    [
+        (SELF, "v2", True),
+        (TEXT, "v2", True),
+        (AUTOENCODER, "v2", True),
+        (WIDE, "v2", False),  # keys and values are 12 MB, its vector memory 16
+        (WIDE, "v5e", True),
+        ((9216, 9216, 512, 1), "v5e", True),  # and its autoencoder, of which
+        # keys and values are more than a kernel may hold unless it says so
+        ((6400, 1600, 320, 8), "v5e", True),  # every second row and column: of 640x640,
+        ((12544, 3136, 320, 8), "v5e", True),  # and of 896x896
+        ((64, 64, 1280, 8), "v5e", False),  # the lowest level: too few queries for a block
+    ],
+)
 def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
     queries, keys, channels, heads = shape
-    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=jax.sharding.AbstractDevice(
-        device_kind=CHIPS[chip], num_cores=1, platform="tpu"))
+    mesh = jax.sharding.AbstractMesh(
+        (1,),
+        ("data",),
+        abstract_device=jax.sharding.AbstractDevice(
+            device_kind=CHIPS[chip], num_cores=1, platform="tpu"
+        ),
+    )
     q, k = (jax.ShapeDtypeStruct((2, n, channels), jnp.bfloat16) for n in (queries, keys))
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.make_jaxpr(lambda q, k, v: attention.attention(q, k, v, heads))(q, k, k)
@@ -123,20 +140,35 @@ def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
         assert 2 * keys * channels * k.dtype.itemsize < limit <= MEMORY[chip]
 
 
-@pytest.mark.parametrize("keys, block", [(77, 77), (4096, 512), (2304, 384), (6400, 256),
-                                         (1600, 400), (3136, 448), (1000, None)])
+@pytest.mark.parametrize(
+    "keys, block",
+    [(77, 77), (4096, 512), (2304, 384), (6400, 256), (1600, 400), (3136, 448), (1000, None)],
+)
 def test_keys_are_taken_in_blocks_that_divide_them(keys, block):
     assert attention._block(keys) == block
 
 
-@pytest.mark.parametrize("size, dtype, capability, taken", [
-    (40, "bfloat16", "9.0", True), (160, "bfloat16", "9.0", True),
-    (160, "bfloat16", "8.0", False), (40, "float32", "9.0", False), (40, "float16", "7.5", False),
-    (40, "bfloat16", "gfx942", False),
-])
+@pytest.mark.parametrize(
+    "size, dtype, capability, taken",
+    [
+        (40, "bfloat16", "9.0", True),
+        (160, "bfloat16", "9.0", True),
+        (160, "bfloat16", "8.0", False),
+        (40, "float32", "9.0", False),
+        (40, "float16", "7.5", False),
+        (40, "bfloat16", "gfx942", False),
+    ],
+)
 def test_cudnn_gets_what_it_can_take(monkeypatch, size, dtype, capability, taken):
     version = "rocm 60000" if capability.startswith("gfx") else "cuda 12090"
-    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(
-        compute_capability=capability, client=SimpleNamespace(platform_version=version))])
+    monkeypatch.setattr(
+        jax,
+        "devices",
+        lambda: [
+            SimpleNamespace(
+                compute_capability=capability, client=SimpleNamespace(platform_version=version)
+            )
+        ],
+    )
     q = jax.ShapeDtypeStruct((2, 256, HEADS * size), dtype)
     assert attention._cudnn_takes(q, HEADS) == taken

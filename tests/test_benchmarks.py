@@ -61,6 +61,7 @@ def compiled_once():
 def one_process(monkeypatch):
     """Lets benchmarks measure here what they measure in processes of their own, as long as it can
     be sent there: what others have imported and compiled serves them too."""
+
     def here(function, *arguments):
         function, arguments = pickle.loads(pickle.dumps((function, arguments)))
         return pickle.loads(pickle.dumps(function(*arguments)))
@@ -77,10 +78,17 @@ def tables(benchmark, tmp_path, *arguments: str) -> dict[str, list[dict[str, str
     found = {}
     for text in file.read_text(encoding="utf-8").split("\n## ")[1:]:
         title, *lines = text.splitlines()
-        assert any(line.startswith("Measured on: ") and f"jax {jax.__version__}" in line
-                   and processor() in line for line in lines)
-        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")]
-                          for line in lines if line.startswith("|"))
+        assert any(
+            line.startswith("Measured on: ")
+            and f"jax {jax.__version__}" in line
+            and processor() in line
+            for line in lines
+        )
+        head, _, *rows = (
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in lines
+            if line.startswith("|")
+        )
         found[title] = [dict(zip(head, row, strict=True)) for row in rows]
     return found
 
@@ -124,10 +132,12 @@ def test_a_made_checkpoint_is_read_alike_by_pytorch_and_is_made_once(cache, caps
     reference = StableDiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
     reference.set_progress_bar_config(disable=True)
     latents = np.random.default_rng(0).standard_normal((1, 4, 8, 8)).astype(np.float32)
-    ours = pipeline(pipeline.prepare_inputs("a cat"), params, jax.random.key(0), 3,
-                    latents=latents).images
-    theirs = reference("a cat", num_inference_steps=3, latents=torch.tensor(latents),
-                       output_type="np").images
+    ours = pipeline(
+        pipeline.prepare_inputs("a cat"), params, jax.random.key(0), 3, latents=latents
+    ).images
+    theirs = reference(
+        "a cat", num_inference_steps=3, latents=torch.tensor(latents), output_type="np"
+    ).images
     assert 0.05 < np.std(theirs) < 0.45, "neither flat nor all black and white"
     assert np.mean(np.abs(np.asarray(ours) - theirs) > 1.5 / 255) <= 0.001
 
@@ -142,8 +152,9 @@ def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
     """OpenVINO where it is installed, as it is for those who measure with it."""
     for name in (cpu.CHANNELS_LAST, cpu.COMPILED):
         monkeypatch.delitem(cpu.CONTESTANTS, name)
-    peaks, times = tables(cpu, tmp_path, "--model=tinyxl", "--size=32", "--rounds=1",
-                          "--steps=1").values()
+    peaks, times = tables(
+        cpu, tmp_path, "--model=tinyxl", "--size=32", "--rounds=1", "--steps=1"
+    ).values()
     there = [name for name in cpu.CONTESTANTS if name not in cpu.left_out()]
     assert [row[""] for row in peaks] == there
     for row in peaks:
@@ -153,7 +164,8 @@ def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
         others = [float(row[name]) for name in there[1:] if "bfloat16" not in name]
         assert min(others) > 0
         assert float(row["ours / best other, float32"]) == pytest.approx(
-            float(row[cpu.OURS]) / min(others), rel=0.01)
+            float(row[cpu.OURS]) / min(others), rel=0.01
+        )
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "more than 1 of 255 in 0.00%" in text
     assert all(f"{name} is left out: {why}." in text for name, why in cpu.left_out().items())
@@ -162,8 +174,9 @@ def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
 def test_cpu_compares_what_takes_few_steps_and_no_guidance(tmp_path, one_process, monkeypatch):
     for name in cpu.CONTESTANTS.keys() - {cpu.OURS, cpu.PYTORCH, "sd_tpu, bfloat16"}:
         monkeypatch.delitem(cpu.CONTESTANTS, name)
-    tables(cpu, tmp_path, "--model=tinylcm", "--size=32", "--rounds=1", "--steps=2",
-           "--guidance=8.5")
+    tables(
+        cpu, tmp_path, "--model=tinylcm", "--size=32", "--rounds=1", "--steps=2", "--guidance=8.5"
+    )
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "2 steps at a guidance of 8.5." in text and "more than 1 of 255 in 0.00%" in text
 
@@ -173,7 +186,11 @@ def test_cpu_leaves_out_who_is_not_installed(monkeypatch):
     monkeypatch.setattr(cpu.shutil, "which", lambda name: None)
     missing = cpu.left_out()
     assert missing.keys() == cpu.CONTESTANTS.keys() - {
-        cpu.OURS, "sd_tpu, bfloat16", cpu.PYTORCH, cpu.CHANNELS_LAST}
+        cpu.OURS,
+        "sd_tpu, bfloat16",
+        cpu.PYTORCH,
+        cpu.CHANNELS_LAST,
+    }
     assert "pip install openvino" in missing[cpu.OPENVINO]
 
 
@@ -182,10 +199,19 @@ def test_cpu_leaves_out_who_is_not_installed(monkeypatch):
 def test_openvino_draws_what_pytorch_draws(model, precision):
     pytest.importorskip("openvino")
     folder = make_checkpoint.checkpoint_folder(model)
-    theirs, exact = (calls[cpu.IMAGE]().astype(int) for calls in (
-        cpu.pytorch(folder, 32, 2, "contiguous_format",
-                    prepare=partial(cpu.convert_networks, precision=precision)),
-        cpu.pytorch(folder, 32, 2, "contiguous_format")))
+    theirs, exact = (
+        calls[cpu.IMAGE]().astype(int)
+        for calls in (
+            cpu.pytorch(
+                folder,
+                32,
+                2,
+                "contiguous_format",
+                prepare=partial(cpu.convert_networks, precision=precision),
+            ),
+            cpu.pytorch(folder, 32, 2, "contiguous_format"),
+        )
+    )
     assert np.mean(np.abs(theirs - exact) > (1 if precision == "f32" else 16)) < 0.001
 
 
@@ -198,8 +224,15 @@ def test_cpu_refuses_rounds_in_which_nothing_would_be_measured(rounds, capsys):
 
 def test_inputs(tmp_path, one_process):
     steps, batch, pytorch, larger = tables(
-        inputs, tmp_path, "--model=tiny", "--size=32", "--steps=4", "--rounds=1", "--larger=2",
-        "--tile=48", "--decode=32"
+        inputs,
+        tmp_path,
+        "--model=tiny",
+        "--size=32",
+        "--steps=4",
+        "--rounds=1",
+        "--larger=2",
+        "--tile=48",
+        "--decode=32",
     ).values()
     assert [row[""] for row in steps] == list(inputs.KINDS)
     assert min(float(row["s a step"]) for row in steps) > 0
@@ -210,10 +243,15 @@ def test_inputs(tmp_path, one_process):
     assert (first["steps in all"], second["steps in all"]) == ("32", "4")
     assert [(row[""], row["values off"]) for row in pytorch] == [
         (f"{kind}: {name}", "0.00%" if name == cpu.OURS else "")
-        for kind in inputs.COMPARED for name in inputs.CONTESTANTS]
+        for kind in inputs.COMPARED
+        for name in inputs.CONTESTANTS
+    ]
     assert [(row[""], row["tiles"]) for row in larger] == [
-        ("64x64", ""), ("64x64", "4"), ("32x32, decoding alone", ""),
-        ("32x32, decoding alone, whole", "")]
+        ("64x64", ""),
+        ("64x64", "4"),
+        ("32x32, decoding alone", ""),
+        ("32x32, decoding alone, whole", ""),
+    ]
     assert all(0.1 < float(row["peak, GB"]) < 5 for row in larger)
 
 
@@ -227,10 +265,17 @@ def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
     assert "To have it: pip install" in (tmp_path / "results.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name, expected", [
-    ("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L40S", 362e12),
-    ("NVIDIA A10G", 70e12), ("NVIDIA RTX A1000", None), ("something new", None),
-])
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA RTX A1000", None),
+        ("something new", None),
+    ],
+)
 def test_the_peak_of_a_gpu_is_found_by_its_name(name, expected):
     class Device:
         device_kind = name
@@ -242,8 +287,9 @@ def test_start(tmp_path, one_process, monkeypatch):
     monkeypatch.setattr(start, "STEPS", dataclasses.replace(start.STEPS, most=20))
     monkeypatch.setattr(start, "FEW", 2)
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    loading, compiled, started = tables(start, tmp_path, "--load=tiny", f"--model={tiny}",
-                                        "--rounds=1").values()
+    loading, compiled, started = tables(
+        start, tmp_path, "--load=tiny", f"--model={tiny}", "--rounds=1"
+    ).values()
     assert [row["parameters"] for row in loading] == ["float32", "bfloat16"]
     assert float(loading[0]["GB"]) == pytest.approx(2 * float(loading[1]["GB"]), rel=0.01)
     assert all(float(row["peak / parameters"]) > 0.5 for row in loading)
@@ -257,16 +303,29 @@ def test_choose(tmp_path, one_process):
     found = tables(choose, tmp_path, "--model", "tiny")
     loading, choosing = found.values()
     assert [float(row["peak / parameters"]) > 0 for row in loading] == [True, True]
-    assert [row["choice"] for row in choosing] == ["LoRA one", "LoRA two", "another fine-tune",
-                                                   "another size"]
+    assert [row["choice"] for row in choosing] == [
+        "LoRA one",
+        "LoRA two",
+        "another fine-tune",
+        "another size",
+    ]
     assert float(choosing[-1]["first"]) > 0, "it compiles"
 
 
 def test_overhead(tmp_path, one_process, monkeypatch):
     monkeypatch.delitem(overhead.LAYOUTS, "8 devices, a slot each")
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    galleries, users = tables(overhead, tmp_path, f"--model={tiny}", "--steps=2",
-                              "--users", "1", "4", "--requests=1", "--rounds=1").values()
+    galleries, users = tables(
+        overhead,
+        tmp_path,
+        f"--model={tiny}",
+        "--steps=2",
+        "--users",
+        "1",
+        "4",
+        "--requests=1",
+        "--rounds=1",
+    ).values()
     assert len(galleries) == 2 * len(overhead.LAYOUTS)
     for row in galleries:
         shares = [float(row[f"{name}, %"]) for name in ("advance", "decode", "encode", "host")]
@@ -286,8 +345,7 @@ def test_page(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "SETTLED", 600)
     monkeypatch.setattr(page, "TYPED", "a red")
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    rows, seen = tables(page, tmp_path, f"--model={tiny}", "--slowdowns=2",
-                        "--rounds=1").values()
+    rows, seen = tables(page, tmp_path, f"--model={tiny}", "--slowdowns=2", "--rounds=1").values()
     told = {row[""]: float(row["here"]) for row in seen}
     assert told["pictures changed by one click on Redraw"] == 1
     assert told["axe's violations with all panels open, dark"] == 0
@@ -298,12 +356,22 @@ def test_page(tmp_path, monkeypatch):
 
 def test_accelerations(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    found = tables(accelerations, tmp_path, f"--model={tiny}", "--steps=6", "--pictures=2",
-                   "--groups=1", "--rounds=1", "--size=48")
+    found = tables(
+        accelerations,
+        tmp_path,
+        f"--model={tiny}",
+        "--steps=6",
+        "--pictures=2",
+        "--groups=1",
+        "--rounds=1",
+        "--size=48",
+    )
     assert next(iter(found)).endswith(", 48x48")
     single, ways = found.values()
-    assert [row[""] for row in single] == ["one by one, all tokens",
-                                           "one by one, token downsampling 2"]
+    assert [row[""] for row in single] == [
+        "one by one, all tokens",
+        "one by one, token downsampling 2",
+    ]
     assert all(float(row["seconds"]) > 0 for row in single)
     assert [row[""] for row in ways] == list(accelerations.WAYS)
     exact, *others = ways
@@ -313,10 +381,19 @@ def test_accelerations(tmp_path):
 
 def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    (single,) = tables(accelerations, tmp_path, f"--model={tiny}", "--pictures=0", "--groups=1",
-                       "--rounds=1", "--size=48").values()
-    assert [row[""] for row in single] == ["one by one, all tokens",
-                                           "one by one, token downsampling 2"]
+    (single,) = tables(
+        accelerations,
+        tmp_path,
+        f"--model={tiny}",
+        "--pictures=0",
+        "--groups=1",
+        "--rounds=1",
+        "--size=48",
+    ).values()
+    assert [row[""] for row in single] == [
+        "one by one, all tokens",
+        "one by one, token downsampling 2",
+    ]
 
 
 def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
@@ -324,8 +401,11 @@ def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
     monkeypatch.setattr(accelerations.judge, "trained", lambda: None)
     monkeypatch.setattr(evaluate.Trial, "of", lambda mix, count, seed: trial)
     monkeypatch.setattr(accelerations, "draw", lambda engines, texts, **settings: settings)
-    monkeypatch.setattr(evaluate, "shares", lambda ask, trial, kind, settings: {
-        accelerations.JUDGED[kind]: 0.5 if settings else 1.0})
+    monkeypatch.setattr(
+        evaluate,
+        "shares",
+        lambda ask, trial, kind, settings: {accelerations.JUDGED[kind]: 0.5 if settings else 1.0},
+    )
     found = accelerations.judged(None, 3)
     assert found["exact"] == {"one thing, %": 100, "two side by side, %": 100}
     assert found["cache interval 2"] == {"one thing, %": 50, "two side by side, %": 50}
@@ -340,27 +420,43 @@ def few_requests(monkeypatch):
 def test_capacity(tmp_path, few_requests):
     (rows,) = tables(capacity, tmp_path, "--requests", "20", "--hosts", "1", "2").values()
     assert [(row["model"], row["chips"], row["load"]) for row in rows] == [
-        (model, chips, load) for model in capacity.MODELS for chips in ("8", "16")
-        for load in ("50%", "80%", "95%")]
+        (model, chips, load)
+        for model in capacity.MODELS
+        for chips in ("8", "16")
+        for load in ("50%", "80%", "95%")
+    ]
     for row in rows:
-        row |= {name: float(value) for name, value in row.items() if "%" not in value and
-                name != "model"}
+        row |= {
+            name: float(value)
+            for name, value in row.items()
+            if "%" not in value and name != "model"
+        }
         drawn = float(row["load"].strip("%")) / 100 * row["at most/s"]
         assert row["paper/s"] == pytest.approx(row["chips"] / row["s a picture"], rel=1e-3)
         assert row["at most/s"] < row["paper/s"]
         assert row["pictures/s"] == pytest.approx(drawn, rel=1e-3)
         assert row["$ per 1,000"] == pytest.approx(
-            1000 * row["chips"] * capacity.PRICE / 3600 / drawn, rel=1e-3)
+            1000 * row["chips"] * capacity.PRICE / 3600 / drawn, rel=1e-3
+        )
         assert row["in all p50"] >= row["s a picture"] >= 20 * row["s a step"]
 
 
 def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for(
-        few_requests):
+    few_requests,
+):
     cost, steps = capacity.Cost(step=0.05, decode=0.2), 20
     most = capacity.at_most(cost, steps)
-    waited = {load: np.mean([visit.begun - visit.came for visit in capacity.simulate(
-        cost, 1, steps, load * most / np.mean(capacity.PICTURES), 100)])
-        for load in (0.01, 0.5, 0.95)}
+    waited = {
+        load: np.mean(
+            [
+                visit.begun - visit.came
+                for visit in capacity.simulate(
+                    cost, 1, steps, load * most / np.mean(capacity.PICTURES), 100
+                )
+            ]
+        )
+        for load in (0.01, 0.5, 0.95)
+    }
     assert waited[0.01] < 0.05 * cost.picture(steps) and waited[0.01] < waited[0.5] < waited[0.95]
     undecoded = capacity.Cost(step=0.05, decode=0.0)
     paper = capacity.CHIPS / undecoded.picture(steps)
@@ -376,16 +472,24 @@ def test_the_cycles_of_a_program_that_was_not_compiled_are_no_figure():
 
 
 def test_an_attack_of_each_kind_is_measured_beside_a_visitor(tmp_path):
-    rows, = tables(abuse, tmp_path, "--names=2", "--enlargements=3", "--connections=2",
-                   "--uploads=1").values()
+    (rows,) = tables(
+        abuse, tmp_path, "--names=2", "--enlargements=3", "--connections=2", "--uploads=1"
+    ).values()
     assert [row["came of it"] for row in rows] == [
-        "2 runs", "3 asked for", "0 are open after 12 s", "1 taken"]
+        "2 runs",
+        "3 asked for",
+        "0 are open after 12 s",
+        "1 taken",
+    ]
     assert all(float(row["beside it, s"]) > 0 and float(row["times"]) > 0 for row in rows)
 
 
 def test_a_crowd_is_counted_by_what_came_of_its_requests_and_drawn_over_time(tmp_path):
-    visits = [load.Visit(load.PAGE, load.DONE, 1.0, 2.0, 3.0), load.Visit(load.PAGE, load.GONE),
-              load.Visit(load.PAGE, load.DONE, 3.0, 4.0, 7.0)]
+    visits = [
+        load.Visit(load.PAGE, load.DONE, 1.0, 2.0, 3.0),
+        load.Visit(load.PAGE, load.GONE),
+        load.Visit(load.PAGE, load.DONE, 3.0, 4.0, 7.0),
+    ]
     told = load.row(load.PAGE, visits)
     assert (told["done"], told["gave up"], told["lost"]) == (2, 1, 0)
     assert (told["waiting p50"], told["drawing p50"], told["in all p95"]) == (2.0, 3.0, 6.8)

@@ -32,8 +32,16 @@ def pictures(bundled, latents) -> np.ndarray:
     """The page's sample prompts at its default settings, float [8, H, W, 3]."""
     pipeline, params = bundled
     card = pipeline.card
-    return np.asarray(pipeline(pipeline.prepare_inputs(card.prompts), params, jax.random.key(0),
-                               card.steps, guidance_scale=card.guidance, latents=latents).images)
+    return np.asarray(
+        pipeline(
+            pipeline.prepare_inputs(card.prompts),
+            params,
+            jax.random.key(0),
+            card.steps,
+            guidance_scale=card.guidance,
+            latents=latents,
+        ).images
+    )
 
 
 def test_it_draws_128_pixels_from_8x8_latents(latents, pictures):
@@ -46,8 +54,13 @@ def test_pytorchs_pipeline_draws_the_same_pictures_from_the_same_files(bundled, 
         BUNDLED_MODEL, torch_dtype=torch.float32, safety_checker=None
     )
     reference.set_progress_bar_config(disable=True)
-    theirs = reference(list(card.prompts[few]), num_inference_steps=card.steps, output_type="np",
-                       guidance_scale=card.guidance, latents=torch.tensor(latents[few])).images
+    theirs = reference(
+        list(card.prompts[few]),
+        num_inference_steps=card.steps,
+        output_type="np",
+        guidance_scale=card.guidance,
+        latents=torch.tensor(latents[few]),
+    ).images
     off = np.abs(np.round(theirs * 255) - np.round(pictures[few] * 255)) > 1
     assert off.mean() <= 0.001
 
@@ -69,8 +82,11 @@ def test_different_things_are_different_pictures(pictures):
 def test_the_sample_prompts_hold_no_word_that_the_model_was_never_shown(bundled):
     card = bundled[0].card
     assert card.words and card.unknown_words("a wizard") == ["wizard"]
-    assert not [word for prompt in (*card.prompts, *card.more_prompts)
-                for word in card.unknown_words(prompt)]
+    assert not [
+        word
+        for prompt in (*card.prompts, *card.more_prompts)
+        for word in card.unknown_words(prompt)
+    ]
 
 
 def test_the_model_tells_what_it_draws_in_every_language_of_the_page(bundled):

@@ -29,21 +29,49 @@ STEM = "diffusion_pytorch_model"
 
 # The files of a model on the hub that publishes every form of its weights.
 HUB = {
-    "model_index.json", "README.md", "v1-4.ckpt", "v1-4.safetensors", "logo.png", "sd_tpu.json",
-    "scheduler/scheduler_config.json", "tokenizer/vocab.json", "tokenizer/merges.txt",
-    "tokenizer/tokenizer_config.json", "tokenizer/special_tokens_map.json",
-    "safety_checker/model.safetensors", "safety_checker/pytorch_model.bin",
-    "text_encoder/config.json", "unet/config.json", "vae/config.json",
-    "text_encoder/flax_model.msgpack", "text_encoder/pytorch_model.bin",
-    "text_encoder/model.safetensors", "text_encoder/model.fp16.safetensors",
-    *(f"{part}/{STEM}{form}" for part in ("unet", "vae") for form in (
-        ".bin", ".fp16.bin", ".msgpack", ".safetensors", ".fp16.safetensors",
-        ".non_ema.safetensors")),
+    "model_index.json",
+    "README.md",
+    "v1-4.ckpt",
+    "v1-4.safetensors",
+    "logo.png",
+    "sd_tpu.json",
+    "scheduler/scheduler_config.json",
+    "tokenizer/vocab.json",
+    "tokenizer/merges.txt",
+    "tokenizer/tokenizer_config.json",
+    "tokenizer/special_tokens_map.json",
+    "safety_checker/model.safetensors",
+    "safety_checker/pytorch_model.bin",
+    "text_encoder/config.json",
+    "unet/config.json",
+    "vae/config.json",
+    "text_encoder/flax_model.msgpack",
+    "text_encoder/pytorch_model.bin",
+    "text_encoder/model.safetensors",
+    "text_encoder/model.fp16.safetensors",
+    *(
+        f"{part}/{STEM}{form}"
+        for part in ("unet", "vae")
+        for form in (
+            ".bin",
+            ".fp16.bin",
+            ".msgpack",
+            ".safetensors",
+            ".fp16.safetensors",
+            ".non_ema.safetensors",
+        )
+    ),
 }
 COMMON = {
-    "model_index.json", "sd_tpu.json", "scheduler/scheduler_config.json", "tokenizer/vocab.json",
-    "tokenizer/merges.txt", "tokenizer/tokenizer_config.json",
-    "tokenizer/special_tokens_map.json", "text_encoder/config.json", "unet/config.json",
+    "model_index.json",
+    "sd_tpu.json",
+    "scheduler/scheduler_config.json",
+    "tokenizer/vocab.json",
+    "tokenizer/merges.txt",
+    "tokenizer/tokenizer_config.json",
+    "tokenizer/special_tokens_map.json",
+    "text_encoder/config.json",
+    "unet/config.json",
     "vae/config.json",
 }
 
@@ -97,25 +125,43 @@ def edit_json(file: Path, **values):
 # --- from the hub -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant, weights", [
-    (None, {"text_encoder/model.safetensors", f"unet/{STEM}.safetensors",
-            f"vae/{STEM}.safetensors"}),
-    ("fp16", {"text_encoder/model.fp16.safetensors", f"unet/{STEM}.fp16.safetensors",
-              f"vae/{STEM}.fp16.safetensors"}),
-])
+@pytest.mark.parametrize(
+    "variant, weights",
+    [
+        (
+            None,
+            {
+                "text_encoder/model.safetensors",
+                f"unet/{STEM}.safetensors",
+                f"vae/{STEM}.safetensors",
+            },
+        ),
+        (
+            "fp16",
+            {
+                "text_encoder/model.fp16.safetensors",
+                f"unet/{STEM}.fp16.safetensors",
+                f"vae/{STEM}.fp16.safetensors",
+            },
+        ),
+    ],
+)
 def test_only_the_files_needed_are_fetched(hub, variant, weights):
     found = checkpoint.find("someone/model", components_of, "v2", variant)
     assert hub.fetched() == COMMON | weights
     assert {*hub.calls} == {("someone/model", "v2")}
     for part, stem in StableDiffusion.components.items():
-        assert {f.relative_to(found).as_posix()
-                for f in checkpoint.weight_files(found / part, stem, variant)} <= weights
+        assert {
+            f.relative_to(found).as_posix()
+            for f in checkpoint.weight_files(found / part, stem, variant)
+        } <= weights
 
 
 def test_shards_and_their_index_are_fetched(hub):
     shards = {f"unet/{STEM}-0000{i}-of-00002.safetensors" for i in (1, 2)}
-    hub.files = (HUB - {f"unet/{STEM}.safetensors"} | shards
-                 | {f"unet/{STEM}.safetensors.index.json"})
+    hub.files = (
+        HUB - {f"unet/{STEM}.safetensors"} | shards | {f"unet/{STEM}.safetensors.index.json"}
+    )
     checkpoint.find("someone/model", components_of)
     assert shards | {f"unet/{STEM}.safetensors.index.json"} <= hub.fetched()
 
@@ -129,13 +175,21 @@ def test_a_variant_that_the_hub_lacks_in_part_is_made_up_by_the_plain_files(hub)
         files = checkpoint.weight_files(found / "vae", STEM, "fp16")
     assert files == [found / "vae" / f"{STEM}.safetensors"]
     assert checkpoint.weight_files(found / "unet", STEM, "fp16") == [
-        found / "unet" / f"{STEM}.fp16.safetensors"]
+        found / "unet" / f"{STEM}.fp16.safetensors"
+    ]
 
 
-@pytest.mark.parametrize("find", [
-    partial(checkpoint.find, components_of=components_of), Checkpoint.open, ControlNet.open,
-    IPAdapter.open, partial(TinyDecoder.open, pictures=False),
-    FlaxStableDiffusionPipeline.from_pretrained])
+@pytest.mark.parametrize(
+    "find",
+    [
+        partial(checkpoint.find, components_of=components_of),
+        Checkpoint.open,
+        ControlNet.open,
+        IPAdapter.open,
+        partial(TinyDecoder.open, pictures=False),
+        FlaxStableDiffusionPipeline.from_pretrained,
+    ],
+)
 def test_the_home_of_nobody_is_no_folder_here(find):
     assert "~nosuchuser/x" in refusal(find, "~nosuchuser/x.safetensors")
     assert early_defaults("~nosuchuser/x") == Picture()
@@ -147,9 +201,9 @@ def test_a_hub_id_without_a_connection_is_one_sentence():
     assert "\n" not in message and "Traceback" not in message and len(message) < 500
 
 
-@pytest.mark.parametrize("error", [
-    ConnectionError(), OSError("first line\nsecond line"), TimeoutError("timed out"),
-])
+@pytest.mark.parametrize(
+    "error", [ConnectionError(), OSError("first line\nsecond line"), TimeoutError("timed out")]
+)
 def test_whatever_the_hub_raises_becomes_one_line(monkeypatch, error):
     def fail(*_, **__):
         raise error
@@ -180,14 +234,22 @@ def test_a_folder_is_found_without_the_hub(hub, folder, monkeypatch):
 def test_a_folder_without_an_index_is_no_checkpoint(folder):
     (folder / "model_index.json").unlink()
     message = refusal(FlaxStableDiffusionPipeline.from_pretrained, folder)
-    assert message == (f"{folder} has no model_index.json, so it is not a checkpoint in the "
-                       "diffusers layout.")
+    assert message == (
+        f"{folder} has no model_index.json, so it is not a checkpoint in the diffusers layout."
+    )
 
 
-@pytest.mark.parametrize("file", [
-    "unet/config.json", "text_encoder/config.json", "vae/config.json",
-    "scheduler/scheduler_config.json", f"unet/{STEM}.safetensors", "tokenizer",
-])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "unet/config.json",
+        "text_encoder/config.json",
+        "vae/config.json",
+        "scheduler/scheduler_config.json",
+        f"unet/{STEM}.safetensors",
+        "tokenizer",
+    ],
+)
 def test_a_part_that_is_missing_is_named(folder, file):
     target = folder / file
     shutil.rmtree(target) if target.is_dir() else target.unlink()
@@ -206,8 +268,10 @@ def test_a_config_that_is_no_json_object_is_named(folder, content):
 def test_weights_of_another_model_are_told_by_name(folder):
     edit_json(folder / "unet" / "config.json", block_out_channels=[16, 48])
     message = refusal(FlaxStableDiffusionPipeline.from_pretrained, folder)
-    assert ("~ shape      down_blocks.1.resnets.0.conv1.weight: the file has [32, 16, 3, 3], "
-            "the model needs [48, 16, 3, 3]") in message
+    assert (
+        "~ shape      down_blocks.1.resnets.0.conv1.weight: the file has [32, 16, 3, 3], "
+        "the model needs [48, 16, 3, 3]"
+    ) in message
 
 
 # --- variants and shards ------------------------------------------------------------------------
@@ -281,7 +345,8 @@ def test_the_command_that_converts_a_folder_works(torch_pipelines, tmp_path):
     for part in ("unet", "vae"):
         shutil.rmtree(tmp_path / "old" / part)
         getattr(torch_pipelines["sd1"], part).save_pretrained(
-            tmp_path / "old" / part, safe_serialization=False)
+            tmp_path / "old" / part, safe_serialization=False
+        )
     message = refusal(FlaxStableDiffusionPipeline.from_pretrained, tmp_path / "old")
     exec(command_in(message), {})
     _, params = FlaxStableDiffusionPipeline.from_pretrained(tmp_path / "old-safetensors")
@@ -289,15 +354,24 @@ def test_the_command_that_converts_a_folder_works(torch_pipelines, tmp_path):
     np.testing.assert_array_equal(params["unet"]["conv_in"]["kernel"], theirs)
 
 
-@pytest.mark.parametrize(("files", "source"), [
-    ({"model_index.json": {}, "unet/config.json": {"_class_name": "UNet2DConditionModel"}},
-     "from diffusers import DiffusionPipeline as P; P.from_pretrained('{folder}')"),
-    ({"unet/config.json": {"_class_name": "FlaxControlNetModel"}},
-     "from diffusers import ControlNetModel as P; P.from_pretrained('{folder}/unet')"),
-    ({"unet/config.json": {"architectures": ["CLIPVisionModelWithProjection"]}},
-     "from transformers import CLIPVisionModelWithProjection as P; "
-     "P.from_pretrained('{folder}/unet')"),
-])
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        (
+            {"model_index.json": {}, "unet/config.json": {"_class_name": "UNet2DConditionModel"}},
+            "from diffusers import DiffusionPipeline as P; P.from_pretrained('{folder}')",
+        ),
+        (
+            {"unet/config.json": {"_class_name": "FlaxControlNetModel"}},
+            "from diffusers import ControlNetModel as P; P.from_pretrained('{folder}/unet')",
+        ),
+        (
+            {"unet/config.json": {"architectures": ["CLIPVisionModelWithProjection"]}},
+            "from transformers import CLIPVisionModelWithProjection as P; "
+            "P.from_pretrained('{folder}/unet')",
+        ),
+    ],
+)
 def test_the_command_converts_the_whole_checkpoint_or_the_network_alone(files, source, tmp_path):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -317,7 +391,8 @@ def test_the_command_names_the_hub_id_of_what_was_fetched(subfolder, told, tmp_p
     message = refusal(checkpoint.weight_files, folder, STEM)
     assert command_in(message).endswith(
         f"P.from_pretrained('some-one/a.model', revision='0a1b'{told})"
-        ".save_pretrained('a.model-safetensors')")
+        ".save_pretrained('a.model-safetensors')"
+    )
 
 
 def test_a_config_gives_the_command_nothing_to_run(tmp_path):
@@ -325,14 +400,16 @@ def test_a_config_gives_the_command_nothing_to_run(tmp_path):
     assert "antigravity" not in refusal(checkpoint.weight_files, tmp_path, STEM)
 
 
-@pytest.mark.parametrize("file", [f"{STEM}.fp16.safetensors",
-                                  f"{STEM}.safetensors.index.fp16.json"])
+@pytest.mark.parametrize(
+    "file", [f"{STEM}.fp16.safetensors", f"{STEM}.safetensors.index.fp16.json"]
+)
 def test_a_variant_that_is_there_alone_is_named(file, tmp_path):
     for name in (file, f"{STEM}.bin", f"{STEM}-00001-of-00002.fp16.safetensors"):
         (tmp_path / name).touch()
     message = refusal(checkpoint.weight_files, tmp_path, STEM)
-    assert message == (f"{tmp_path} has weights of a variant only (fp16): ask for it, as by "
-                       "--variant fp16.")
+    assert message == (
+        f"{tmp_path} has weights of a variant only (fp16): ask for it, as by --variant fp16."
+    )
 
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".bin", ".pt"])
@@ -351,13 +428,23 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path, suffix)
 # --- links that lead nowhere --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [
-    "model_index.json", "sd_tpu.json", "unet/config.json", f"vae/{STEM}.safetensors", "unet",
-    "scheduler/scheduler_config.json", "tokenizer/vocab.json", "tokenizer/special_tokens_map.json",
-])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model_index.json",
+        "sd_tpu.json",
+        "unet/config.json",
+        f"vae/{STEM}.safetensors",
+        "unet",
+        "scheduler/scheduler_config.json",
+        "tokenizer/vocab.json",
+        "tokenizer/special_tokens_map.json",
+    ],
+)
 @pytest.mark.parametrize("opens", [FlaxStableDiffusionPipeline.from_pretrained, Checkpoint.open])
-def test_a_link_that_leads_nowhere_is_named_before_anything_is_loaded(folder, tmp_path, monkeypatch,
-                                                                      name, opens):
+def test_a_link_that_leads_nowhere_is_named_before_anything_is_loaded(
+    folder, tmp_path, monkeypatch, name, opens
+):
     monkeypatch.setattr(weights, "load_stored", None)
     place = tmp_path / "models--someone--drawn" / "snapshots" / "0a1b2c"
     shutil.copytree(folder, place)
@@ -379,10 +466,13 @@ def test_a_shard_a_file_and_a_folder_that_are_links_to_nowhere_are_named(torch_p
     for link in (lost, file, whole):
         link.symlink_to("gone")
     for action, asked, link in (
-            (partial(checkpoint.weight_files, stem=STEM), tmp_path / "unet", lost),
-            (weights.contents, [file], file), (Checkpoint.open, file, file),
-            (Checkpoint.open, whole, whole), (ControlNet.open, whole, whole),
-            (IPAdapter.open, file, file)):
+        (partial(checkpoint.weight_files, stem=STEM), tmp_path / "unet", lost),
+        (weights.contents, [file], file),
+        (Checkpoint.open, file, file),
+        (Checkpoint.open, whole, whole),
+        (ControlNet.open, whole, whole),
+        (IPAdapter.open, file, file),
+    ):
         message = refusal(action, asked)
         assert f"{link} is a link to gone, which is not there" in message
 

@@ -63,11 +63,39 @@ def generated(checkpoints, tmp_path_factory):
     folder = tmp_path_factory.mktemp("out") / "new" / "folder"
     before = engine_threads()
     code, out, err = run(
-        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat, café 猫", "--prompt", "",
-        "--prompt", LONG_PROMPT, "--negative", "blur", "--seed", 7, "--steps", 2,
-        "--sampler", "heun", "--spacing", "karras", "--guidance", 3.25, "--guidance-start", 0.25,
-        "--guidance-stop", 0.75, "--cache-interval", 2, "--token-downsampling", 2,
-        "--devices", 1, "--out", folder,
+        "generate",
+        "--model",
+        checkpoints["sd1"],
+        "--prompt",
+        "a cat, café 猫",
+        "--prompt",
+        "",
+        "--prompt",
+        LONG_PROMPT,
+        "--negative",
+        "blur",
+        "--seed",
+        7,
+        "--steps",
+        2,
+        "--sampler",
+        "heun",
+        "--spacing",
+        "karras",
+        "--guidance",
+        3.25,
+        "--guidance-start",
+        0.25,
+        "--guidance-stop",
+        0.75,
+        "--cache-interval",
+        2,
+        "--token-downsampling",
+        2,
+        "--devices",
+        1,
+        "--out",
+        folder,
     )
     left = [thread for thread in engine_threads() if thread not in before]
     return SimpleNamespace(folder=folder, code=code, out=out, err=err, left=left)
@@ -84,8 +112,9 @@ def test_generate_writes_a_picture_for_each_prompt_under_its_place_and_a_grid(ge
 
 
 def test_the_grid_holds_the_pictures_in_their_places(generated):
-    first, last, grid = (np.asarray(Image.open(generated.folder / name))
-                         for name in ("00.png", "02.png", "grid.png"))
+    first, last, grid = (
+        np.asarray(Image.open(generated.folder / name)) for name in ("00.png", "02.png", "grid.png")
+    )
     assert first.shape == (32, 32, 3) and first.std() > 0
     np.testing.assert_array_equal(grid, np.hstack([first, np.full_like(first, BLANK), last]))
 
@@ -107,9 +136,18 @@ def test_the_grid_takes_pictures_of_different_sizes(tmp_path, monkeypatch):
 
 def test_each_file_carries_the_request_that_makes_it_again(generated, checkpoints):
     whole = make_request(
-        prompts=("a cat, café 猫", "", LONG_PROMPT.strip()), negative_prompt="blur", seed=7,
-        steps=2, sampler="heun", spacing="karras", guidance=3.25, guidance_start=0.25,
-        guidance_stop=0.75, cache_interval=2, width=32, height=32,
+        prompts=("a cat, café 猫", "", LONG_PROMPT.strip()),
+        negative_prompt="blur",
+        seed=7,
+        steps=2,
+        sampler="heun",
+        spacing="karras",
+        guidance=3.25,
+        guidance_start=0.25,
+        guidance_stop=0.75,
+        cache_interval=2,
+        width=32,
+        height=32,
         model=checkpoints["sd1"].name,
     )
     assert read_png(generated.folder / "grid.png") == whole
@@ -130,7 +168,8 @@ def test_progress_and_lost_words_are_told_in_plain_lines(generated):
 
 
 def test_a_single_file_draws_with_a_lora_an_embedding_another_decoder_and_no_guidance(
-        checkpoints, tmp_path):
+    checkpoints, tmp_path
+):
     file = tmp_path / "tune.safetensors"
     single_file(checkpoints["sd1"], file)
     for name in ("loras", "embeddings"):
@@ -139,11 +178,35 @@ def test_a_single_file_draws_with_a_lora_an_embedding_another_decoder_and_no_gui
     vectors = np.random.default_rng(0).standard_normal((2, 32), np.float32)
     save_file({"emb_params": vectors}, tmp_path / "embeddings" / "cat.safetensors")
     make_tiny().save_pretrained(tmp_path / "TAESD")
-    asked = ("generate", "--model", file, "--prompt", "a cat", "--guidance", 0, "--steps", 2,
-             "--seed", 7, "--devices", 1)
-    more = ("--lora-dir", tmp_path / "loras", "--embedding-dir", tmp_path / "embeddings",
-            "--decoder", tmp_path / "TAESD", "--prompt", "a cat <lora:ink:9>",
-            "--own", 2, "seed", 7)
+    asked = (
+        "generate",
+        "--model",
+        file,
+        "--prompt",
+        "a cat",
+        "--guidance",
+        0,
+        "--steps",
+        2,
+        "--seed",
+        7,
+        "--devices",
+        1,
+    )
+    more = (
+        "--lora-dir",
+        tmp_path / "loras",
+        "--embedding-dir",
+        tmp_path / "embeddings",
+        "--decoder",
+        tmp_path / "TAESD",
+        "--prompt",
+        "a cat <lora:ink:9>",
+        "--own",
+        2,
+        "seed",
+        7,
+    )
     told, pixels = [], []
     for out, flags_ in (("plain", ()), ("more", more)):
         code, _, err = run(*asked, *flags_, "--out", tmp_path / out)
@@ -154,18 +217,36 @@ def test_a_single_file_draws_with_a_lora_an_embedding_another_decoder_and_no_gui
     plain, embedded, fused = told
     assert len({*pixels}) == 3
     model = hashlib.sha256(file.read_bytes()).hexdigest()[:10]
-    assert all(f"CFG scale: 0, Seed: 7, Size: 32x32, Model hash: {model}, Model: tune" in each
-               for each in told)
+    assert all(
+        f"CFG scale: 0, Seed: 7, Size: 32x32, Model hash: {model}, Model: tune" in each
+        for each in told
+    )
     assert "VAE" not in plain and "VAE: TAESD" in embedded
     assert "Lora hashes" not in embedded and 'Lora hashes: "ink: ' in fused
 
 
-@pytest.mark.parametrize("flag, sentence", [
-    ("--lora-dir", "gone' cannot be read"), ("--embedding-dir", "gone' cannot be read"),
-    ("--decoder", "gone")])
+@pytest.mark.parametrize(
+    "flag, sentence",
+    [
+        ("--lora-dir", "gone' cannot be read"),
+        ("--embedding-dir", "gone' cannot be read"),
+        ("--decoder", "gone"),
+    ],
+)
 def test_what_is_not_where_a_flag_says_is_a_sentence(checkpoints, tmp_path, flag, sentence):
-    code, out, err = run("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", flag,
-                         tmp_path / "gone", "--devices", 1, "--out", tmp_path)
+    code, out, err = run(
+        "generate",
+        "--model",
+        checkpoints["sd1"],
+        "--prompt",
+        "a cat",
+        flag,
+        tmp_path / "gone",
+        "--devices",
+        1,
+        "--out",
+        tmp_path,
+    )
     assert code != 0 and not out and sentence in err.splitlines()[-1]
 
 
@@ -176,9 +257,26 @@ def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
     Image.fromarray(start).save(tmp_path / "start.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
     code, _, err = run(
-        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps", 4,
-        "--init-image", tmp_path / "start.png", "--strength", 0.5, "--mask", tmp_path / "mask.png",
-        "--mask-blur", 0, "--devices", 1, "--out", tmp_path)
+        "generate",
+        "--model",
+        checkpoints["sd1"],
+        "--prompt",
+        "a cat",
+        "--steps",
+        4,
+        "--init-image",
+        tmp_path / "start.png",
+        "--strength",
+        0.5,
+        "--mask",
+        tmp_path / "mask.png",
+        "--mask-blur",
+        0,
+        "--devices",
+        1,
+        "--out",
+        tmp_path,
+    )
     assert code == 0, err
     drawn = np.asarray(Image.open(tmp_path / "00.png"))
     np.testing.assert_array_equal(drawn[:, :16], start[:, :16])
@@ -187,59 +285,146 @@ def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
 
 
 def test_pictures_are_drawn_again_larger_from_what_they_became(checkpoints, tmp_path):
-    asked = ("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--prompt", "a dog",
-             "--steps", 4, "--devices", 1)
+    asked = (
+        "generate",
+        "--model",
+        checkpoints["sd1"],
+        "--prompt",
+        "a cat",
+        "--prompt",
+        "a dog",
+        "--steps",
+        4,
+        "--devices",
+        1,
+    )
     small, again = tmp_path / "small", tmp_path / "again"
     for more in (["--out", small], ["--larger", 1.95, "--strength", 0.5, "--out", again]):
         code, _, err = run(*asked, *more)
         assert code == 0, err
     with Image.open(again / "01.png") as image:
-        assert "Denoising strength: 0.5, Hires upscale: 2, Hires steps: 2, Hires upscaler: " in (
-            image.text[KEY])
+        assert (
+            "Denoising strength: 0.5, Hires upscale: 2, Hires steps: 2, Hires upscaler: "
+            in (image.text[KEY])
+        )
     made = read_png(again / "01.png").pictures[0]
     assert (made.width, made.height, made.strength) == (64, 64, 0.5)
-    code, _, err = run(*asked[:3], "--prompt", "a dog", "--seed", 1, "--steps", 4, "--size",
-                       "64x64", "--init-image", small / "01.png", "--strength", 0.5, "--devices",
-                       1, "--out", tmp_path)
+    code, _, err = run(
+        *asked[:3],
+        "--prompt",
+        "a dog",
+        "--seed",
+        1,
+        "--steps",
+        4,
+        "--size",
+        "64x64",
+        "--init-image",
+        small / "01.png",
+        "--strength",
+        0.5,
+        "--devices",
+        1,
+        "--out",
+        tmp_path,
+    )
     assert code == 0, err
     assert np.array_equal(Image.open(tmp_path / "00.png"), Image.open(again / "01.png"))
     assert Image.open(again / "grid.png").size == (128, 64)
 
 
 def test_a_picture_is_drawn_four_times_as_large_by_tiles(checkpoints, tmp_path):
-    code, _, err = run("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps",
-                       4, "--larger", 4, "--devices", 1, "--out", tmp_path)
+    code, _, err = run(
+        "generate",
+        "--model",
+        checkpoints["sd1"],
+        "--prompt",
+        "a cat",
+        "--steps",
+        4,
+        "--larger",
+        4,
+        "--devices",
+        1,
+        "--out",
+        tmp_path,
+    )
     assert code == 0, err
     with Image.open(tmp_path / "00.png") as image:
         assert image.size == (128, 128) and "Hires upscale: 4" in image.text[KEY]
 
 
 def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(checkpoints, tmp_path):
-    code, out, err = run("generate", "--model", checkpoints["sd1"], "--prompt", "a cat",
-                         "--larger", 8, "--size", "40x40", "--devices", 1, "--out", tmp_path)
+    code, out, err = run(
+        "generate",
+        "--model",
+        checkpoints["sd1"],
+        "--prompt",
+        "a cat",
+        "--larger",
+        8,
+        "--size",
+        "40x40",
+        "--devices",
+        1,
+        "--out",
+        tmp_path,
+    )
     assert (code, out) == (2, "") and "A picture of 320x320 is too large" in err.splitlines()[-1]
     code, _, err = run("generate", "--prompt", "a", "--larger", 1, "--out", tmp_path)
     assert code == 2 and "'1' should be above 1 and at most 8" in err
 
 
 def test_pictures_follow_the_lines_of_another_by_controlnets_of_their_own(
-        checkpoints, torch_pipelines, tmp_path):
+    checkpoints, torch_pipelines, tmp_path
+):
     for seed, name in enumerate(("lines", "depth")):
         make_controlnet(torch_pipelines["sd1"].unet, seed).save_pretrained(tmp_path / name)
     photo = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8).repeat(5, 0).repeat(5, 1)
     Image.fromarray(photo).save(tmp_path / "photo.png")
     code, _, err = run(
-        "generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--prompt",
-        "a dog", "--steps", 2, "--controlnet", tmp_path / "lines", "--controlnet",
-        tmp_path / "depth", "--own", 2, "controlnet", "depth", "--own", 2, "control_scale", 0.6,
-        "--control-image", tmp_path / "photo.png",
-        "--control-scale", 0.8, "--control-start", 0.25, "--control-stop", 1, "--detector",
-        "canny", "--devices", 1, "--out", tmp_path)
+        "generate",
+        "--model",
+        checkpoints["sd1"],
+        "--prompt",
+        "a cat",
+        "--prompt",
+        "a dog",
+        "--steps",
+        2,
+        "--controlnet",
+        tmp_path / "lines",
+        "--controlnet",
+        tmp_path / "depth",
+        "--own",
+        2,
+        "controlnet",
+        "depth",
+        "--own",
+        2,
+        "control_scale",
+        0.6,
+        "--control-image",
+        tmp_path / "photo.png",
+        "--control-scale",
+        0.8,
+        "--control-start",
+        0.25,
+        "--control-stop",
+        1,
+        "--detector",
+        "canny",
+        "--devices",
+        1,
+        "--out",
+        tmp_path,
+    )
     assert code == 0, err
     for number, used in enumerate(("Model: lines, Weight: 0.8", "Model: depth, Weight: 0.6")):
         with Image.open(tmp_path / f"0{number}.png") as image:
-            assert (f'ControlNet 0: "Module: canny, {used}, Guidance Start: 0.25, '
-                    'Guidance End: 1"') in image.text[KEY]
+            assert (
+                f'ControlNet 0: "Module: canny, {used}, Guidance Start: 0.25, Guidance End: 1"'
+            ) in image.text[KEY]
 
 
 def test_a_picture_is_drawn_after_a_reference_picture(checkpoints, torch_pipelines, tmp_path):
@@ -247,10 +432,29 @@ def test_a_picture_is_drawn_after_a_reference_picture(checkpoints, torch_pipelin
     make_encoder(tmp_path / "eyes")
     photo = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
     Image.fromarray(photo).save(tmp_path / "photo.png")
-    given = ("generate", "--model", checkpoints["sd1"], "--prompt", "a cat", "--steps", 2,
-             "--reference-scale", 0.6, "--devices", 1, "--out", tmp_path)
-    adapter = ("--ip-adapter", tmp_path / "adapter.safetensors", "--image-encoder",
-               tmp_path / "eyes", "--reference", tmp_path / "photo.png")
+    given = (
+        "generate",
+        "--model",
+        checkpoints["sd1"],
+        "--prompt",
+        "a cat",
+        "--steps",
+        2,
+        "--reference-scale",
+        0.6,
+        "--devices",
+        1,
+        "--out",
+        tmp_path,
+    )
+    adapter = (
+        "--ip-adapter",
+        tmp_path / "adapter.safetensors",
+        "--image-encoder",
+        tmp_path / "eyes",
+        "--reference",
+        tmp_path / "photo.png",
+    )
     code, _, err = run(*given, *adapter)
     assert code == 0, err
     with Image.open(tmp_path / "00.png") as image:
@@ -262,10 +466,13 @@ def test_a_picture_is_drawn_after_a_reference_picture(checkpoints, torch_pipelin
 @pytest.mark.parametrize("flag", ["--init-image", "--control-image", "--reference"])
 def test_a_picture_that_cannot_be_read_is_named(flag, tmp_path):
     (tmp_path / "cut.png").write_bytes(b"no picture at all")
-    code, _, err = run("generate", "--prompt", "a cat", flag, tmp_path / "cut.png",
-                       "--out", tmp_path / "out")
+    code, _, err = run(
+        "generate", "--prompt", "a cat", flag, tmp_path / "cut.png", "--out", tmp_path / "out"
+    )
     assert (code, err.splitlines()[-1]) == (
-        2, f"{tmp_path / 'cut.png'} is in no format that is read here; save it as PNG.")
+        2,
+        f"{tmp_path / 'cut.png'} is in no format that is read here; save it as PNG.",
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -275,9 +482,34 @@ def test_a_prompt_may_have_its_own_model_and_settings(checkpoints, tmp_path):
     file = tmp_path / "models" / "second" / "unet" / "diffusion_pytorch_model.safetensors"
     save_file({name: 2 * values for name, values in load_file(file).items()}, file)
     code, _, err = run(
-        "generate", "--model", "first", "--models", tmp_path / "models", "--prompt", "a cat",
-        "--prompt", "a cat", "--steps", 2, "--own", 2, "model", "second", "--own", 2, "seed", 0,
-        "--own", 2, "guidance", 3, "--devices", 1, "--out", tmp_path)
+        "generate",
+        "--model",
+        "first",
+        "--models",
+        tmp_path / "models",
+        "--prompt",
+        "a cat",
+        "--prompt",
+        "a cat",
+        "--steps",
+        2,
+        "--own",
+        2,
+        "model",
+        "second",
+        "--own",
+        2,
+        "seed",
+        0,
+        "--own",
+        2,
+        "guidance",
+        3,
+        "--devices",
+        1,
+        "--out",
+        tmp_path,
+    )
     assert code == 0, err
     first, second = (read_png(tmp_path / name).pictures[0] for name in ("00.png", "01.png"))
     assert (first.model, first.steps, first.seed) == ("first", 2, 0)
@@ -285,22 +517,31 @@ def test_a_prompt_may_have_its_own_model_and_settings(checkpoints, tmp_path):
     assert (tmp_path / "00.png").read_bytes() != (tmp_path / "01.png").read_bytes()
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    (("--own", 9, "steps", 3), "--own should begin with the number of a prompt, from 1 to 8, not "
-                               "'9'."),
-    (("--own", "x", "steps", 3), "from 1 to 8, not 'x'."),
-    (("--own", "0000000019", "steps", 3), "from 1 to 8, not '0000000019'."),
-    (("--own", 1, "stepz", 3), "--own 1: there is no setting 'stepz'; there are model, "),
-    (("--own", 1, "steps", "many"), "Steps of prompt 1 should be a whole number, not 'many'."),
-    (("--own", 1, "strength", 0.5), "Strength says how a start picture is used: give one with "
-                                    "--init-image."),
-    (("--own", 2, "steps", 3), "--own 2: there is no prompt 2."),
-    (("--strength", 0.5), "Strength says how a start picture is used"),
-    (("--mask-blur", 1), "Mask blur says how a start picture is used"),
-    (("--control-scale", 0.5), "says how a control picture is used: give one with "
-                               "--control-image."),
-    (("--own", 1, "detector", "canny"), "Detector says how a control picture is used"),
-])
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (
+            ("--own", 9, "steps", 3),
+            "--own should begin with the number of a prompt, from 1 to 8, not '9'.",
+        ),
+        (("--own", "x", "steps", 3), "from 1 to 8, not 'x'."),
+        (("--own", "0000000019", "steps", 3), "from 1 to 8, not '0000000019'."),
+        (("--own", 1, "stepz", 3), "--own 1: there is no setting 'stepz'; there are model, "),
+        (("--own", 1, "steps", "many"), "Steps of prompt 1 should be a whole number, not 'many'."),
+        (
+            ("--own", 1, "strength", 0.5),
+            "Strength says how a start picture is used: give one with --init-image.",
+        ),
+        (("--own", 2, "steps", 3), "--own 2: there is no prompt 2."),
+        (("--strength", 0.5), "Strength says how a start picture is used"),
+        (("--mask-blur", 1), "Mask blur says how a start picture is used"),
+        (
+            ("--control-scale", 0.5),
+            "says how a control picture is used: give one with --control-image.",
+        ),
+        (("--own", 1, "detector", "canny"), "Detector says how a control picture is used"),
+    ],
+)
 def test_what_would_change_nothing_is_refused(flags, sentence, monkeypatch, tmp_path):
     _, code, _, err = run_fake(monkeypatch, tmp_path, flags=flags)
     assert code == 2 and sentence in err.splitlines()[-1]
@@ -347,7 +588,8 @@ def run_fake(monkeypatch, tmp_path, *events, flags=(), ready=True):
 
 def test_interrupting_cancels_the_job_and_keeps_what_is_finished(monkeypatch, tmp_path):
     engine, code, out, err = run_fake(
-        monkeypatch, tmp_path, ImageReady(0, np.zeros((8, 8, 3), np.uint8)), KeyboardInterrupt)
+        monkeypatch, tmp_path, ImageReady(0, np.zeros((8, 8, 3), np.uint8)), KeyboardInterrupt
+    )
     assert code == 130 and err.endswith("Stopped.\n")
     assert engine.cancelled and engine.closed
     assert out == f"{tmp_path / '00.png'}\n" and len(list(tmp_path.iterdir())) == 1
@@ -358,12 +600,17 @@ def test_what_the_engine_fails_at_is_told_and_is_exit_code_1(monkeypatch, tmp_pa
     assert (code, out) == (1, "") and err.endswith("Out of memory.\n")
 
 
-@pytest.mark.parametrize("flags, strengths", [
-    ((), (0.4, 0.4)), (("--own", 1, "strength", 0.6), (0.6, 0.4)),
-    (("--strength", 0.6), (0.6, 0.4)),
-])
+@pytest.mark.parametrize(
+    "flags, strengths",
+    [
+        ((), (0.4, 0.4)),
+        (("--own", 1, "strength", 0.6), (0.6, 0.4)),
+        (("--strength", 0.6), (0.6, 0.4)),
+    ],
+)
 def test_the_strength_of_the_second_drawing_is_not_that_of_the_first(
-        monkeypatch, tmp_path, flags, strengths):
+    monkeypatch, tmp_path, flags, strengths
+):
     asked = []
 
     class Larger(FakeEngine):
@@ -377,8 +624,22 @@ def test_the_strength_of_the_second_drawing_is_not_that_of_the_first(
     engine.ready.set()
     monkeypatch.setattr(generate, "open_engine", lambda args: engine)
     Image.fromarray(black).save(tmp_path / "photo.png")
-    run("generate", "--prompt", "a", "--prompt", "b", "--own", 2, "init_image",
-        tmp_path / "photo.png", "--larger", 2, "--out", tmp_path, *flags)
+    run(
+        "generate",
+        "--prompt",
+        "a",
+        "--prompt",
+        "b",
+        "--own",
+        2,
+        "init_image",
+        tmp_path / "photo.png",
+        "--larger",
+        2,
+        "--out",
+        tmp_path,
+        *flags,
+    )
     first, second = asked
     own = 0.6 if "--strength" in flags else Picture().strength
     assert first.pictures[1].strength == own
@@ -390,10 +651,14 @@ def test_values_left_open_are_the_models(monkeypatch, tmp_path):
     assert engine.request == make_request(prompts=("a cat",), height=8, width=8)
 
 
-@pytest.mark.parametrize("given, drawn", [
-    (["a {red|blue} cat"], ("a red cat", "a blue cat")), (["a", "", "{b|c}"], ("a", "", "b", "c")),
-    (["a", ""], ("a", "")),
-])
+@pytest.mark.parametrize(
+    "given, drawn",
+    [
+        (["a {red|blue} cat"], ("a red cat", "a blue cat")),
+        (["a", "", "{b|c}"], ("a", "", "b", "c")),
+        (["a", ""], ("a", "")),
+    ],
+)
 def test_a_prompt_that_stands_for_several_is_drawn_as_often(given, drawn):
     class Offer(OneModel):
         def fill(self, prompts, seed):
@@ -412,8 +677,9 @@ def test_a_seed_of_minus_one_is_drawn_and_told(monkeypatch, tmp_path):
 
 
 def test_spacings_of_a_model_that_is_not_here_yet_are_left_to_it(monkeypatch, tmp_path):
-    engine, *_ = run_fake(monkeypatch, tmp_path, Failed("x"),
-                          flags=("--model", "org/name", "--spacing", "karras"))
+    engine, *_ = run_fake(
+        monkeypatch, tmp_path, Failed("x"), flags=("--model", "org/name", "--spacing", "karras")
+    )
     assert engine.request.pictures[0].spacing == "karras"
 
 
@@ -432,8 +698,14 @@ def test_on_a_terminal_progress_stays_on_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr("test_cli.StringIO", Terminal)
     pixels = np.zeros((8, 8, 3), np.uint8)
     _, code, _, err = run_fake(
-        monkeypatch, tmp_path, Queued(1, COMPILING), Queued(1, "waiting for a free place"),
-        Progress(1, 2, {}), Progress(1, 2, {}), ImageReady(0, pixels), Done(1.0),
+        monkeypatch,
+        tmp_path,
+        Queued(1, COMPILING),
+        Queued(1, "waiting for a free place"),
+        Progress(1, 2, {}),
+        Progress(1, 2, {}),
+        ImageReady(0, pixels),
+        Done(1.0),
     )
     assert code == 0
     assert err.split("\r", 1)[1] == (
@@ -458,8 +730,9 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_bad_values_are_refused_in_one_sentence_before_a_model_is_loaded(case, tmp_path,
-                                                                        monkeypatch):
+def test_bad_values_are_refused_in_one_sentence_before_a_model_is_loaded(
+    case, tmp_path, monkeypatch
+):
     monkeypatch.setattr(generate, "open_engine", None)
     flags, sentence = REFUSALS[case]
     code, out, err = run("generate", "--prompt", "a cat", "--out", tmp_path / "new", *flags)
@@ -470,8 +743,9 @@ def test_bad_values_are_refused_in_one_sentence_before_a_model_is_loaded(case, t
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
     (tmp_path / "model").mkdir()
-    code, out, err = run("generate", "--model", tmp_path / "model", "--prompt", "a cat",
-                         "--out", tmp_path)
+    code, out, err = run(
+        "generate", "--model", tmp_path / "model", "--prompt", "a cat", "--out", tmp_path
+    )
     assert (code, out) == (2, "")
     *_, sentence = err.splitlines()
     assert str(tmp_path / "model") in sentence and "Traceback" not in err
@@ -504,38 +778,121 @@ def opened(monkeypatch):
     """The calls that `open_engine` makes, in order."""
     calls = []
     monkeypatch.setattr(devices, "set_host_devices", lambda count: calls.append(count))
-    monkeypatch.setattr(devices, "make_mesh", lambda count: calls.append("mesh") or jax.make_mesh(
-        (1,), ("data",)))
+    monkeypatch.setattr(
+        devices, "make_mesh", lambda count: calls.append("mesh") or jax.make_mesh((1,), ("data",))
+    )
     monkeypatch.setattr(Engine, "open", lambda *args, **named: calls.append((*args, named)))
     return calls
 
 
 def test_open_engine_hands_every_flag_on(opened):
-    flags.open_engine(parse("--model", "org/name", "--revision", "r", "--variant", "fp16", "--size",
-                          "768x512", "--dtype", "bfloat16", "--devices", "4",
-                          "--token-downsampling", "2", "--models", "m", "--max-pixels", "9999",
-                          "--memory", "1.5", "--lora-dir", "l", "--embedding-dir", "e",
-                          "--decoder", "d", "--prompt-chunks", "2",
-                          "--wildcard-dir", "w", "--styles", "s.csv",
-                          "--prediction-type", "v_prediction", "--zero-snr", "--safety-checker",
-                          "--controlnet", "c", "--ip-adapter", "i", "--image-encoder", "v"))
-    assert opened[-1] == (dict(
-        model="org/name", models=Path("m"), revision="r", variant="fp16", dtype="bfloat16",
-        devices=4, size=(512, 768), max_pixels=9999, memory=1_500_000_000, token_downsampling=2,
-        decoder="d", decoder_for="pictures", prediction_type="v_prediction", zero_snr=True,
-        lora_dir=Path("l"), embedding_dir=Path("e"), prompt_chunks=2,
-        wildcard_dir=Path("w"), styles=Path("s.csv"), safety_checker=True,
-        controlnets=["c"], ip_adapters=["i"], image_encoder=Path("v")),)
+    flags.open_engine(
+        parse(
+            "--model",
+            "org/name",
+            "--revision",
+            "r",
+            "--variant",
+            "fp16",
+            "--size",
+            "768x512",
+            "--dtype",
+            "bfloat16",
+            "--devices",
+            "4",
+            "--token-downsampling",
+            "2",
+            "--models",
+            "m",
+            "--max-pixels",
+            "9999",
+            "--memory",
+            "1.5",
+            "--lora-dir",
+            "l",
+            "--embedding-dir",
+            "e",
+            "--decoder",
+            "d",
+            "--prompt-chunks",
+            "2",
+            "--wildcard-dir",
+            "w",
+            "--styles",
+            "s.csv",
+            "--prediction-type",
+            "v_prediction",
+            "--zero-snr",
+            "--safety-checker",
+            "--controlnet",
+            "c",
+            "--ip-adapter",
+            "i",
+            "--image-encoder",
+            "v",
+        )
+    )
+    assert opened[-1] == (
+        dict(
+            model="org/name",
+            models=Path("m"),
+            revision="r",
+            variant="fp16",
+            dtype="bfloat16",
+            devices=4,
+            size=(512, 768),
+            max_pixels=9999,
+            memory=1_500_000_000,
+            token_downsampling=2,
+            decoder="d",
+            decoder_for="pictures",
+            prediction_type="v_prediction",
+            zero_snr=True,
+            lora_dir=Path("l"),
+            embedding_dir=Path("e"),
+            prompt_chunks=2,
+            wildcard_dir=Path("w"),
+            styles=Path("s.csv"),
+            safety_checker=True,
+            controlnets=["c"],
+            ip_adapters=["i"],
+            image_encoder=Path("v"),
+        ),
+    )
 
 
 def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
     flags.open_engine(parse())
-    assert opened == ["mesh", (dict(
-        model=BUNDLED_MODEL, models=None, revision=None, variant=None, dtype=None, devices=None,
-        size=None, max_pixels=None, memory=None, token_downsampling=1, decoder=None,
-        decoder_for="pictures", prediction_type=None, zero_snr=None, lora_dir=None,
-        embedding_dir=None, prompt_chunks=3, wildcard_dir=None, styles=None, safety_checker=False,
-        controlnets=[], ip_adapters=[], image_encoder=None),)]
+    assert opened == [
+        "mesh",
+        (
+            dict(
+                model=BUNDLED_MODEL,
+                models=None,
+                revision=None,
+                variant=None,
+                dtype=None,
+                devices=None,
+                size=None,
+                max_pixels=None,
+                memory=None,
+                token_downsampling=1,
+                decoder=None,
+                decoder_for="pictures",
+                prediction_type=None,
+                zero_snr=None,
+                lora_dir=None,
+                embedding_dir=None,
+                prompt_chunks=3,
+                wildcard_dir=None,
+                styles=None,
+                safety_checker=False,
+                controlnets=[],
+                ip_adapters=[],
+                image_encoder=None,
+            ),
+        ),
+    ]
 
 
 def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):
@@ -543,26 +900,35 @@ def test_host_devices_are_set_before_jax_is_asked_for_devices(opened):
     assert opened[:2] == [3, "mesh"]
 
 
-@pytest.mark.parametrize("text, size", [
-    ("768x512", (512, 768)), ("768X512", (512, 768)), (" 768 × 512 ", (512, 768)),
-    ("768*512", (512, 768)), ("512", (512, 512)),
-])
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("768x512", (512, 768)),
+        ("768X512", (512, 768)),
+        (" 768 × 512 ", (512, 768)),
+        ("768*512", (512, 768)),
+        ("512", (512, 512)),
+    ],
+)
 def test_sizes_are_read_width_first(text, size):
     assert parse("--size", text).size == size
 
 
-@pytest.mark.parametrize("flag, text, sentence", [
-    ("--size", "big", "'big' should be like 512x512, width first"),
-    ("--size", "1x2x3", "'1x2x3' should be like 512x512, width first"),
-    ("--size", "-1x5", "should be like 512x512, width first"),
-    ("--devices", "0", "'0' should be from 1 to 256"),
-    ("--devices", "x", "'x' should be from 1 to 256"),
-    ("--devices", "100000000000", "'100000000000' should be from 1 to 256"),
-    ("--dtype", "int8", "invalid choice: 'int8'"),
-    ("--token-downsampling", "0", "invalid choice: 0 (choose from 1, 2)"),
-    ("--token-downsampling", "3", "invalid choice: 3 (choose from 1, 2)"),
-    ("--token-downsampling", "1.5", "invalid int value: '1.5'"),
-])
+@pytest.mark.parametrize(
+    "flag, text, sentence",
+    [
+        ("--size", "big", "'big' should be like 512x512, width first"),
+        ("--size", "1x2x3", "'1x2x3' should be like 512x512, width first"),
+        ("--size", "-1x5", "should be like 512x512, width first"),
+        ("--devices", "0", "'0' should be from 1 to 256"),
+        ("--devices", "x", "'x' should be from 1 to 256"),
+        ("--devices", "100000000000", "'100000000000' should be from 1 to 256"),
+        ("--dtype", "int8", "invalid choice: 'int8'"),
+        ("--token-downsampling", "0", "invalid choice: 0 (choose from 1, 2)"),
+        ("--token-downsampling", "3", "invalid choice: 3 (choose from 1, 2)"),
+        ("--token-downsampling", "1.5", "invalid int value: '1.5'"),
+    ],
+)
 def test_a_bad_flag_is_told_with_what_it_should_be(flag, text, sentence, capsys):
     with pytest.raises(SystemExit) as stop:
         parse(f"{flag}={text}")
@@ -575,10 +941,14 @@ def test_a_bad_flag_is_told_with_what_it_should_be(flag, text, sentence, capsys)
 
 def test_devices_prints_what_the_guide_prints_and_that_this_is_no_tpu(monkeypatch):
     monkeypatch.setattr(devices, "has_bfloat16", lambda: False)
-    assert run("devices") == (0, (
-        "Found 8 JAX devices of type cpu.\n"
-        "This is not a TPU but a CPU: everything works, at its own speed.\n"
-    ), "")
+    assert run("devices") == (
+        0,
+        (
+            "Found 8 JAX devices of type cpu.\n"
+            "This is not a TPU but a CPU: everything works, at its own speed.\n"
+        ),
+        "",
+    )
     assert run("devices", "--devices", 3)[1].startswith("Found 3 JAX devices of type cpu.\n")
 
 
@@ -586,35 +956,45 @@ def test_devices_says_which_dtype_a_cpu_that_multiplies_bfloat16_is_faster_in(mo
     monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
     monkeypatch.setattr(devices, "fastest_dtype", lambda platform: f"{platform}'s")
     assert run("devices")[1].endswith(
-        "Full-size models are faster in cpu's here, which --dtype auto takes.\n")
+        "Full-size models are faster in cpu's here, which --dtype auto takes.\n"
+    )
     assert run("devices", "--devices", 1)[1].startswith("Found 1 JAX device of type cpu.\n")
 
 
 def test_what_only_asks_for_devices_imports_nothing_that_draws():
     """That takes seconds."""
-    program = ("import sys; from sd_tpu import cli; cli.main(['devices']); "
-               "print({'flax', 'transformers', 'pydantic', 'scipy', 'gradio'} & {*sys.modules})")
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          check=True).stdout
+    program = (
+        "import sys; from sd_tpu import cli; cli.main(['devices']); "
+        "print({'flax', 'transformers', 'pydantic', 'scipy', 'gradio'} & {*sys.modules})"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert told.splitlines()[-1] == "set()", told
 
 
 @pytest.mark.parametrize("command", ["generate", "journey"])
 def test_what_is_wrong_with_flags_is_said_before_what_draws_is_imported(command):
-    program = ("import contextlib, sys; from sd_tpu import cli\n"
-               f"with contextlib.suppress(SystemExit): cli.main([{command!r}, '--no-such-flag'])\n"
-               "print({'flax', 'transformers', 'huggingface_hub'} & {*sys.modules})")
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          check=True)
+    program = (
+        "import contextlib, sys; from sd_tpu import cli\n"
+        f"with contextlib.suppress(SystemExit): cli.main([{command!r}, '--no-such-flag'])\n"
+        "print({'flax', 'transformers', 'huggingface_hub'} & {*sys.modules})"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert told.stdout == "set()\n" and "the following arguments are required" in told.stderr
 
 
 def test_what_is_wrong_with_flags_is_said_before_the_page_is_imported():
     """That takes seconds as well; while a model compiles they cost nobody anything."""
-    program = ("import sys; from sd_tpu import app; app.main(['--decoder-for', 'pictures']); "
-               "print({'gradio', 'mcp', 'pandas'} & {*sys.modules})")
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          check=True).stdout
+    program = (
+        "import sys; from sd_tpu import app; app.main(['--decoder-for', 'pictures']); "
+        "print({'gradio', 'mcp', 'pandas'} & {*sys.modules})"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert told == "set()\n", told
 
 
@@ -625,15 +1005,17 @@ def test_devices_says_nothing_more_on_a_tpu(monkeypatch):
 
 
 def test_too_few_devices_and_none_at_all_are_one_sentence(monkeypatch):
-    assert run("devices", "--devices", 9) == (
-        2, "", "9 devices were asked for and 8 are here.\n")
+    assert run("devices", "--devices", 9) == (2, "", "9 devices were asked for and 8 are here.\n")
 
     def fail(count):
         raise RuntimeError("Unable to initialize backend 'tpu'\nmore")
 
     monkeypatch.setattr(devices, "make_mesh", fail)
     assert run("devices") == (
-        2, "", "JAX finds no device to work on (Unable to initialize backend 'tpu').\n")
+        2,
+        "",
+        "JAX finds no device to work on (Unable to initialize backend 'tpu').\n",
+    )
 
 
 def test_samplers_lists_every_key_with_its_name_and_spacings():

@@ -25,6 +25,7 @@ async def endless(_) -> StreamingResponse:
     async def megabytes():
         while True:
             yield bytes(1 << 20)
+
     return StreamingResponse(megabytes())
 
 
@@ -46,9 +47,16 @@ async def large(_) -> PlainTextResponse:
 
 
 LARGE = 24 << 20
-APP = Starlette(routes=[Route("/refuse", refuse, methods=["POST"]), Route("/large", large),
-                        Route("/", lambda _: PlainTextResponse("here")), Route("/endless", endless),
-                        Route("/hold", hold), Route("/body", body, methods=["POST"])])
+APP = Starlette(
+    routes=[
+        Route("/refuse", refuse, methods=["POST"]),
+        Route("/large", large),
+        Route("/", lambda _: PlainTextResponse("here")),
+        Route("/endless", endless),
+        Route("/hold", hold),
+        Route("/body", body, methods=["POST"]),
+    ]
+)
 
 
 @pytest.fixture
@@ -57,6 +65,7 @@ def serve(monkeypatch) -> Iterator:
     monkeypatch.setattr(server, "HEADER_SECONDS", 1)
     monkeypatch.setattr(server, "STALLED_SECONDS", 2)
     with contextlib.ExitStack() as ends:
+
         def begin(**bounds: int) -> Server:
             if "files" in bounds:
                 monkeypatch.setattr(server, "raise_file_limit", lambda: bounds["files"])
@@ -64,6 +73,7 @@ def serve(monkeypatch) -> Iterator:
             served = Server(APP, bind())
             ends.callback(served.close)
             return served
+
         yield begin
     logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
 
@@ -192,8 +202,9 @@ def test_connections_of_others_stay_where_one_address_has_too_many(serve, monkey
 def test_an_address_that_holds_its_bound_is_refused_and_others_are_not(serve, monkeypatch):
     monkeypatch.setattr(server, "ADDRESS_CONNECTIONS", 4)
     served = serve()
-    holding = [connect(served, WHOLE.replace(b"GET /", b"GET /hold"), "127.0.0.3")
-               for _ in range(4)]
+    holding = [
+        connect(served, WHOLE.replace(b"GET /", b"GET /hold"), "127.0.0.3") for _ in range(4)
+    ]
     time.sleep(0.1)
     assert b"503" in connect(served, WHOLE, "127.0.0.3").recv(1 << 16)
     assert b"here" in connect(served, WHOLE, "127.0.0.2").recv(1 << 16)
@@ -218,10 +229,19 @@ def test_every_spelling_of_an_ipv6_address_is_served(serve, host, monkeypatch):
         assert httpx.get(f"http://127.0.0.1:{port}/").text == "here"
 
 
-@pytest.mark.parametrize(("host", "port"), [
-    ("no.such.name.invalid", None), ("[::1]:80", None), ("http://localhost", None), ("a" * 80, 1),
-    ("192.0.2.1", 8000), ("127.0.0.1", 0), ("127.0.0.1", 65536), ("127.0.0.1", -1),
-])
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        ("no.such.name.invalid", None),
+        ("[::1]:80", None),
+        ("http://localhost", None),
+        ("a" * 80, 1),
+        ("192.0.2.1", 8000),
+        ("127.0.0.1", 0),
+        ("127.0.0.1", 65536),
+        ("127.0.0.1", -1),
+    ],
+)
 def test_an_address_where_nothing_can_be_served_is_refused_in_a_sentence(host, port):
     with pytest.raises(ValueError, match=r"cannot be served at|A port is a number"):
         bind(host, port)
@@ -264,14 +284,21 @@ def test_an_empty_name_is_the_default(monkeypatch):
         assert address_of(listener).startswith("http://localhost:")
 
 
-@pytest.mark.parametrize(("address", "network"), [
-    ("192.0.2.7", "192.0.2.7"), ("::ffff:192.0.2.7", "192.0.2.7"), ("::1", "::1"),
-    ("2001:db8:1:2:3:4:5:6", "2001:db8:1::/56"), ("2001:db8:1:ff::9", "2001:db8:1::/56"),
-    ("2001:db8:1:100::9", "2001:db8:1:100::/56"), ("fe80::1%eth0", "fe80::/56"),
-    ("2002:c000:207:1::1", "192.0.2.7"), ("64:ff9b::c000:207", "192.0.2.7"),
-    ("testclient", "testclient"), (None, ""),
-])
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("::1", "::1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1::/56"),
+        ("2001:db8:1:ff::9", "2001:db8:1::/56"),
+        ("2001:db8:1:100::9", "2001:db8:1:100::/56"),
+        ("fe80::1%eth0", "fe80::/56"),
+        ("2002:c000:207:1::1", "192.0.2.7"),
+        ("64:ff9b::c000:207", "192.0.2.7"),
+        ("testclient", "testclient"),
+        (None, ""),
+    ],
+)
 def test_an_address_counts_by_what_one_subscriber_has(address, network):
     assert network_of(address) == network
-
-

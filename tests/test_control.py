@@ -48,14 +48,21 @@ def make_pipeline(layout: str) -> diffusers.DiffusionPipeline:
     return made
 
 
-def make_controlnet(unet: diffusers.UNet2DConditionModel, seed: int = 1,
-                    **values) -> diffusers.ControlNetModel:
+def make_controlnet(
+    unet: diffusers.UNet2DConditionModel, seed: int = 1, **values
+) -> diffusers.ControlNetModel:
     """A ControlNet of random weights for a tiny UNet, whose maps are told apart by its pictures."""
     torch.manual_seed(seed)
-    made = diffusers.ControlNetModel.from_unet(unet, load_weights_from_unet=False, **{
-        "conditioning_embedding_out_channels": (8, 16, 16), **values})
-    stds = {"controlnet_down_blocks": 1.0, "controlnet_mid_block": 1.0,
-            "controlnet_cond_embedding": 0.3}
+    made = diffusers.ControlNetModel.from_unet(
+        unet,
+        load_weights_from_unet=False,
+        **{"conditioning_embedding_out_channels": (8, 16, 16), **values},
+    )
+    stds = {
+        "controlnet_down_blocks": 1.0,
+        "controlnet_mid_block": 1.0,
+        "controlnet_cond_embedding": 0.3,
+    }
     for name, parameter in made.named_parameters():
         torch.nn.init.normal_(parameter, std=stds.get(name.split(".")[0], 0.1))
     return made.eval()
@@ -70,16 +77,22 @@ def steered(request, tmp_path_factory):
     """(PyTorch's pipeline with a ControlNet, the checkpoint, programs and parameters of the same)
     of each layout in turn."""
     folder, made = tmp_path_factory.mktemp(request.param), make_pipeline(request.param)
-    reference = getattr(diffusers, "StableDiffusion{}ControlNetPipeline".format(
-        "XL" if request.param == "sdxl" else ""))(
-            **made.components, controlnet=make_controlnet(made.unet))
+    reference = getattr(
+        diffusers,
+        "StableDiffusion{}ControlNetPipeline".format("XL" if request.param == "sdxl" else ""),
+    )(**made.components, controlnet=make_controlnet(made.unet))
     reference.set_progress_bar_config(disable=True)
     reference.save_pretrained(folder)
     checkpoint, params = Checkpoint.from_pretrained(folder)
     controlnet = ControlNet.open(folder / "controlnet")
     controlnet.check(checkpoint.model)
-    programs = Programs(checkpoint.model.steered_by(controlnet.network, SIDE, SIDE), make_mesh(1),
-                        slots=2, height=SIDE, width=SIDE)
+    programs = Programs(
+        checkpoint.model.steered_by(controlnet.network, SIDE, SIDE),
+        make_mesh(1),
+        slots=2,
+        height=SIDE,
+        width=SIDE,
+    )
     yield reference, checkpoint, programs, {**params, "controlnet": controlnet.load()}
     shutil.rmtree(folder)
 
@@ -91,18 +104,33 @@ def test_a_picture_that_follows_another_is_that_of_pytorch(steered, scale, start
     latents = np.random.default_rng(1).standard_normal((channels, h, w)).astype(np.float32)
 
     def theirs(scale):
-        return np.round(255 * reference(
-            "a cat", image=Image.fromarray(LINES), latents=torch.tensor(latents[None]),
-            negative_prompt="fog", num_inference_steps=6, guidance_scale=4.0,
-            controlnet_conditioning_scale=scale, control_guidance_start=start,
-            control_guidance_end=stop, output_type="np").images[0])
+        return np.round(
+            255
+            * reference(
+                "a cat",
+                image=Image.fromarray(LINES),
+                latents=torch.tensor(latents[None]),
+                negative_prompt="fog",
+                num_inference_steps=6,
+                guidance_scale=4.0,
+                controlnet_conditioning_scale=scale,
+                control_guidance_start=start,
+                control_guidance_end=stop,
+                output_type="np",
+            ).images[0]
+        )
 
     inputs = checkpoint.prompt_inputs("a cat", "fog", height=SIDE, width=SIDE)
     entry = Entry.of(
         make_table(checkpoint.sampler, checkpoint.schedule, 6, spacing=checkpoint.spacing),
-        {**inputs, "control": LINES}, guidance=4.0, key=np.zeros(2, np.uint32),
-        latents=latents.transpose(1, 2, 0), control_scale=scale, control_start=start,
-        control_stop=stop)
+        {**inputs, "control": LINES},
+        guidance=4.0,
+        key=np.zeros(2, np.uint32),
+        latents=latents.transpose(1, 2, 0),
+        control_scale=scale,
+        control_start=start,
+        control_stop=stop,
+    )
     slots = programs.encode(params, programs.empty(), {0: entry})
     slots = programs.advance(params, slots, 100)
     ours = programs.decode(params, slots.latents, np.array([True, False]))[0]
@@ -114,8 +142,10 @@ def test_a_picture_that_follows_another_is_that_of_pytorch(steered, scale, start
 def test_control_is_in_the_steps_in_which_diffusers_has_it():
     for rows in (1, 6, 20, 31):
         for start, stop in ((0.0, 1.0), (0.2, 0.7), (0.29, 0.57), (0.5, 0.51)):
-            theirs = [0.0 if i / rows < start or (i + 1) / rows > stop else np.float32(0.8)
-                      for i in range(rows)]
+            theirs = [
+                0.0 if i / rows < start or (i + 1) / rows > stop else np.float32(0.8)
+                for i in range(rows)
+            ]
             assert control_strength(rows, 0.8, start=start, stop=stop).tolist() == theirs
 
 
@@ -130,7 +160,8 @@ def folder(tmp_path_factory):
     make_controlnet(made.unet, 1).save_pretrained(folder / "lines")
     make_controlnet(made.unet, 2).save_pretrained(folder / "depth")
     make_controlnet(made.unet, 3, controlnet_conditioning_channel_order="bgr").save_pretrained(
-        folder / "blue")
+        folder / "blue"
+    )
     yield folder
     shutil.rmtree(folder)
 
@@ -138,8 +169,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(folder):
     """An engine with these, and room for two guided pictures at a time."""
-    engine = Engine.open(folder / "model", devices=1, group=2, size=(SIDE, SIDE),
-                         controlnets=[folder / name for name in ("lines", "depth", "blue")])
+    engine = Engine.open(
+        folder / "model",
+        devices=1,
+        group=2,
+        size=(SIDE, SIDE),
+        controlnets=[folder / name for name in ("lines", "depth", "blue")],
+    )
     yield engine
     engine.close()
 
@@ -156,31 +192,44 @@ drawn = partial(drawn_with, GIVEN)
 
 def programs_of(engine: Engine) -> dict[str, dict]:
     """How often each program of each batch was traced."""
-    return {batch.architecture: dict(programs.traces)
-            for batch, programs in engine.worker._programs.items()}
+    return {
+        batch.architecture: dict(programs.traces)
+        for batch, programs in engine.worker._programs.items()
+    }
 
 
 ONCE = {"encode": 1, "advance": 1, "decode": 1}
 
 
 def test_eight_control_pictures_strengths_and_shares_in_one_batch_give_the_bytes_of_each_alone(
-        engine):
+    engine,
+):
     pictures = [Input.of_pixels(np.roll(LINES, 5 * i, axis=0)) for i in range(8)]
     given = {each.name: each for each in pictures}
     samplers = ["ddim", "euler", "heun", "dpmpp_2m", "pndm", "euler_ancestral", "unipc", "ddim"]
-    own = [{"control_image": pictures[i].name, "control_scale": 0.25 * (i + 1),
-            "control_start": 0.1 * (i % 3), "control_stop": 1 - 0.1 * (i % 4),
-            "controlnet": "depth" if i % 3 == 2 else "lines", "detector": ["", "canny"][i % 2],
-            "cache_interval": 1 + i % 2, "guidance": [4.0, 1.0][i % 4 == 3],
-            "sampler": samplers[i]} for i in range(6)]
+    own = [
+        {
+            "control_image": pictures[i].name,
+            "control_scale": 0.25 * (i + 1),
+            "control_start": 0.1 * (i % 3),
+            "control_stop": 1 - 0.1 * (i % 4),
+            "controlnet": "depth" if i % 3 == 2 else "lines",
+            "detector": ["", "canny"][i % 2],
+            "cache_interval": 1 + i % 2,
+            "guidance": [4.0, 1.0][i % 4 == 3],
+            "sampler": samplers[i],
+        }
+        for i in range(6)
+    ]
     own += [{"sampler": samplers[i]} for i in (6, 7)]  # two that follow nothing
     prompts = [f"{i} cats" for i in range(8)]
     together = drawn_with(given, engine, prompts=prompts, own=own)
     traces, compiled = programs_of(engine), count_compilations()
     assert traces == {"StableDiffusion 1": ONCE, "StableDiffusion 1 with ControlNet 1": ONCE}
     for i in range(8):
-        alone, = drawn_with(given, engine, prompts=[*[""] * i, prompts[i]],
-                            own=[*[None] * i, own[i]])
+        (alone,) = drawn_with(
+            given, engine, prompts=[*[""] * i, prompts[i]], own=[*[None] * i, own[i]]
+        )
         assert np.array_equal(alone, together[i]), own[i]
     assert programs_of(engine) == traces and compiled() == 0
     assert len({picture.tobytes() for picture in together}) == 8
@@ -188,22 +237,35 @@ def test_eight_control_pictures_strengths_and_shares_in_one_batch_give_the_bytes
 
 @pytest.mark.parametrize("value", [dict(control_scale=0), dict(control_image="")])
 def test_what_follows_nothing_is_drawn_by_the_programs_of_those_without_control(engine, value):
-    plain, = drawn_with({}, engine)
-    follows, = drawn(engine, **{"control_image": CONTROL.name})
+    (plain,) = drawn_with({}, engine)
+    (follows,) = drawn(engine, **{"control_image": CONTROL.name})
     before = programs_of(engine)
-    neither, = drawn(engine, **{"control_image": CONTROL.name, **value})
+    (neither,) = drawn(engine, **{"control_image": CONTROL.name, **value})
     assert np.array_equal(neither, plain) and within_2(follows, plain) < 0.95
     assert programs_of(engine) == before
 
 
 def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(engine):
     there = engine.offer._extras["controlnet"]
-    kinds = {name: engine.offer.with_extra(engine.weights, each).architecture
-             for name, each in there.items()}
+    kinds = {
+        name: engine.offer.with_extra(engine.weights, each).architecture
+        for name, each in there.items()
+    }
     assert kinds["lines"] == kinds["depth"] != kinds["blue"]
-    request = Request.check({**ASKED, "prompts": ["a"] * 4, "own": [None, *(
-        {"control_image": CONTROL.name, "controlnet": name} for name in ("lines", "depth", "blue")
-    )]}, engine.offer)
+    request = Request.check(
+        {
+            **ASKED,
+            "prompts": ["a"] * 4,
+            "own": [
+                None,
+                *(
+                    {"control_image": CONTROL.name, "controlnet": name}
+                    for name in ("lines", "depth", "blue")
+                ),
+            ],
+        },
+        engine.offer,
+    )
     batches = [engine._batch(picture) for picture in request.pictures]
     assert batches[1] == batches[2] and len({*batches}) == 3
     assert batches[1].memory > batches[0].memory
@@ -212,20 +274,22 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
     assert weights[1].needs == (weights[0],), "which stays beside it, and counts once"
     zeros = weights[1].zeros
     assert zeros.memory == weights[1].memory and zeros.needs == (weights[0].zeros,)
-    lines, depth = (drawn(engine, control_image=CONTROL.name, controlnet=name)[0]
-                    for name in ("lines", "depth"))
+    lines, depth = (
+        drawn(engine, control_image=CONTROL.name, controlnet=name)[0] for name in ("lines", "depth")
+    )
     assert within_2(lines, depth) < 0.95
 
 
 def test_a_controlnet_is_found_by_either_normal_form_of_its_name(engine, monkeypatch):
     name = "수채화"
-    extra = dataclasses.replace(next(iter(engine.offer._extras["controlnet"].values())),
-                                name=unicodedata.normalize("NFD", name))
+    extra = dataclasses.replace(
+        next(iter(engine.offer._extras["controlnet"].values())),
+        name=unicodedata.normalize("NFD", name),
+    )
     monkeypatch.setitem(engine.offer._extras, "controlnet", catalog._by_name([extra, extra]))
     assert engine.offer.controlnets == [name, f"{name} (2)"]
     for form in ("NFC", "NFD"):
-        asked = Picture(prompt="a", control_image="x",
-                        controlnet=unicodedata.normalize(form, name))
+        asked = Picture(prompt="a", control_image="x", controlnet=unicodedata.normalize(form, name))
         assert [each.name for each in engine.offer.extras(asked)] == [name]
 
 
@@ -233,36 +297,56 @@ def test_what_lies_on_a_device_is_shared_by_a_model_and_its_controlnets(engine):
     drawn(engine, control_image=CONTROL.name)
     held = engine.worker.weights
     base = held.of(0, engine.weights)
-    other = next(held.of(0, name) for name in held.names(0)
-                 if name.extra == ("controlnet", "lines"))
+    other = next(
+        held.of(0, name) for name in held.names(0) if name.extra == ("controlnet", "lines")
+    )
     kernels = [params["unet"]["conv_in"]["kernel"] for params in (base, other)]
     assert len({kernel.unsafe_buffer_pointer() for kernel in kernels}) == 1
 
 
 def test_the_first_controlnet_that_fits_is_taken_and_a_picture_says_which(engine):
-    request = Request.check({**ASKED, "control_image": CONTROL.name, "detector": "canny",
-                             "control_stop": 0.5}, engine.offer)
+    request = Request.check(
+        {**ASKED, "control_image": CONTROL.name, "detector": "canny", "control_stop": 0.5},
+        engine.offer,
+    )
     job = engine.submit(request, inputs=GIVEN)
-    pixels, = (e.pixels for e in job.events() if isinstance(e, ImageReady))
+    (pixels,) = (e.pixels for e in job.events() if isinstance(e, ImageReady))
     assert job.request.common.controlnet == "lines"
     text = read_parameters(engine.to_png(pixels, request))
-    assert ('ControlNet 0: "Module: canny, Model: lines, Weight: 1, Guidance Start: 0, '
-            'Guidance End: 0.5"') in text
-    assert parse_parameters(text).common == job.request.explicit(
-        lambda _: engine.pipeline.schedule).common
+    assert (
+        'ControlNet 0: "Module: canny, Model: lines, Weight: 1, Guidance Start: 0, '
+        'Guidance End: 0.5"'
+    ) in text
+    assert (
+        parse_parameters(text).common
+        == job.request.explicit(lambda _: engine.pipeline.schedule).common
+    )
 
 
-@pytest.mark.parametrize("values, given, complaint", [
-    ({"control_image": CONTROL.name}, {}, "control picture is not here any more; please hand it"),
-    ({"control_image": CONTROL.name, "controlnet": "pose"}, GIVEN,
-     "no ControlNet 'pose'; there are lines, depth, blue"),
-    ({"control_image": "../a.png"}, GIVEN, "name of a picture that was handed in"),
-    ({"control_image": CONTROL.name, "detector": "hed"}, GIVEN, "Detector 'hed' is unknown"),
-    ({"control_start": 0.5, "control_stop": 0.5}, GIVEN, "should start before it stops"),
-    ({"control_scale": 3}, GIVEN, "Control strength should be from 0"),
-    ({"prompts": ["a", "b"], "own": [None, {"control_image": CONTROL.name}]}, {},
-     "^Prompt 2: The control picture"),
-])
+@pytest.mark.parametrize(
+    "values, given, complaint",
+    [
+        (
+            {"control_image": CONTROL.name},
+            {},
+            "control picture is not here any more; please hand it",
+        ),
+        (
+            {"control_image": CONTROL.name, "controlnet": "pose"},
+            GIVEN,
+            "no ControlNet 'pose'; there are lines, depth, blue",
+        ),
+        ({"control_image": "../a.png"}, GIVEN, "name of a picture that was handed in"),
+        ({"control_image": CONTROL.name, "detector": "hed"}, GIVEN, "Detector 'hed' is unknown"),
+        ({"control_start": 0.5, "control_stop": 0.5}, GIVEN, "should start before it stops"),
+        ({"control_scale": 3}, GIVEN, "Control strength should be from 0"),
+        (
+            {"prompts": ["a", "b"], "own": [None, {"control_image": CONTROL.name}]},
+            {},
+            "^Prompt 2: The control picture",
+        ),
+    ],
+)
 def test_what_a_picture_cannot_follow_is_refused_in_a_sentence(engine, values, given, complaint):
     with pytest.raises(RequestError, match=complaint):
         drawn_with(given, engine, **values)
@@ -271,22 +355,42 @@ def test_what_a_picture_cannot_follow_is_refused_in_a_sentence(engine, values, g
 # --- what is loaded -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout, values, complaint", [
-    ("sd2", {}, "takes texts of 128 numbers a token; for this model it should be 64"),
-    ("sd1", dict(conditioning_embedding_out_channels=(8, 16)),
-     "takes 2 pixels along a side for each latent; for this model it should be 4"),
-    ("sd1", dict(in_channels=9), "takes latents of 9 channels"),
-    ("sd1", dict(layers_per_block=2), "adds to maps of 32, 32, 32, 32, .*; .* be 32, 32, 32, 64"),
-    ("sd1", dict(addition_embed_type="text_time", addition_time_embed_dim=8,
-                 projection_class_embeddings_input_dim=144),
-     "is made for another family: it is told 8, 144 numbers beside"),
-])
+@pytest.mark.parametrize(
+    "layout, values, complaint",
+    [
+        ("sd2", {}, "takes texts of 128 numbers a token; for this model it should be 64"),
+        (
+            "sd1",
+            dict(conditioning_embedding_out_channels=(8, 16)),
+            "takes 2 pixels along a side for each latent; for this model it should be 4",
+        ),
+        ("sd1", dict(in_channels=9), "takes latents of 9 channels"),
+        (
+            "sd1",
+            dict(layers_per_block=2),
+            "adds to maps of 32, 32, 32, 32, .*; .* be 32, 32, 32, 64",
+        ),
+        (
+            "sd1",
+            dict(
+                addition_embed_type="text_time",
+                addition_time_embed_dim=8,
+                projection_class_embeddings_input_dim=144,
+            ),
+            "is made for another family: it is told 8, 144 numbers beside",
+        ),
+    ],
+)
 def test_a_controlnet_that_fits_no_model_is_refused_before_anything_is_compiled(
-        folder, tmp_path, layout, values, complaint):
+    folder, tmp_path, layout, values, complaint
+):
     unet = make_pipeline(layout).unet if layout != "sd1" else None
     config = dict(diffusers.ControlNetModel.load_config(folder / "lines"))
-    made = diffusers.ControlNetModel.from_config({**config, **values}) if unet is None else (
-        make_controlnet(unet))
+    made = (
+        diffusers.ControlNetModel.from_config({**config, **values})
+        if unet is None
+        else (make_controlnet(unet))
+    )
     made.save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match=f"The ControlNet other {complaint}"):
         Engine.open(folder / "model", devices=1, controlnets=[tmp_path / "other"])
@@ -300,8 +404,11 @@ def test_a_controlnet_is_given_latents_without_the_channels_of_a_mask(folder):
     controlnet.check(model)
     model = model.steered_by(controlnet.network, SIDE, SIDE)
     slots = jax.eval_shape(partial(empty_slots, model, 2, model.latent_shape(SIDE, SIDE)))
-    after = jax.eval_shape(partial(advance_slots, model, n=1, group=1),
-                           {**shapes, "controlnet": controlnet.shapes}, slots)
+    after = jax.eval_shape(
+        partial(advance_slots, model, n=1, group=1),
+        {**shapes, "controlnet": controlnet.shapes},
+        slots,
+    )
     assert slots.told.shape[-1] == 5 and jax.tree.leaves(after) == jax.tree.leaves(slots)
 
 
@@ -319,8 +426,7 @@ def test_what_is_no_controlnet_is_refused_in_a_sentence(folder, tmp_path):
         ControlNet.open(tmp_path / "damaged").load()
 
 
-def test_control_pictures_without_a_controlnet_are_refused_and_names_count_for_nothing(
-        page_engine):
+def test_control_pictures_without_a_controlnet_are_refused_and_names_count_for_nothing(page_engine):
     with pytest.raises(RequestError, match="need a ControlNet, and this server has none"):
         Request.check({**ASKED, "control_image": CONTROL.name}, page_engine.offer)
     assert Request.check({**ASKED, "controlnet": "pose"}, page_engine.offer)

@@ -39,6 +39,7 @@ def relative(ours, theirs) -> float:
 
 def with_gradient(way, x, kernel, seen) -> tuple[jax.Array, ...]:
     """What a way of convolving gives, and the gradients of picture and kernel."""
+
     def both(x, kernel, seen):
         out, back = jax.vjp(way, x, kernel)
         return out, *back(seen)
@@ -50,23 +51,36 @@ def assert_agrees(ours, theirs):
     assert relative(ours, theirs) <= 1e-5
 
 
-@pytest.mark.parametrize(("changed", "products"), [
-    pytest.param({}, 16, id="as small as pays"),
-    pytest.param({"platform": "tpu"}, 0, id="tpu"),
-    pytest.param({"picture": (2, 16, 30, 256)}, 0, id="fewer pixels"),
-    pytest.param({"picture": (2, 17, 32, 256)}, 0, id="odd height"),
-    pytest.param({"picture": (2, 16, 33, 256)}, 0, id="odd width"),
-    pytest.param({"picture": (2, 16, 32, 255), "kernel": (3, 3, 255, 320)}, 0, id="fewer inputs"),
-    pytest.param({"kernel": (3, 3, 256, 255)}, 0, id="fewer outputs"),
-    pytest.param({"kernel": (1, 1, 256, 320)}, 0, id="1x1"),
-    pytest.param({"kernel": (5, 5, 256, 320)}, 0, id="5x5"),
-    pytest.param({"strides": (2, 2)}, 0, id="every second pixel"),
-    pytest.param({"padding": ((0, 0), (0, 0))}, 0, id="not padded"),
-    pytest.param({"padding": ((0, 1), (0, 1))}, 0, id="padded on one side"),
-])
+@pytest.mark.parametrize(
+    ("changed", "products"),
+    [
+        pytest.param({}, 16, id="as small as pays"),
+        pytest.param({"platform": "tpu"}, 0, id="tpu"),
+        pytest.param({"picture": (2, 16, 30, 256)}, 0, id="fewer pixels"),
+        pytest.param({"picture": (2, 17, 32, 256)}, 0, id="odd height"),
+        pytest.param({"picture": (2, 16, 33, 256)}, 0, id="odd width"),
+        pytest.param(
+            {"picture": (2, 16, 32, 255), "kernel": (3, 3, 255, 320)}, 0, id="fewer inputs"
+        ),
+        pytest.param({"kernel": (3, 3, 256, 255)}, 0, id="fewer outputs"),
+        pytest.param({"kernel": (1, 1, 256, 320)}, 0, id="1x1"),
+        pytest.param({"kernel": (5, 5, 256, 320)}, 0, id="5x5"),
+        pytest.param({"strides": (2, 2)}, 0, id="every second pixel"),
+        pytest.param({"padding": ((0, 0), (0, 0))}, 0, id="not padded"),
+        pytest.param({"padding": ((0, 1), (0, 1))}, 0, id="padded on one side"),
+    ],
+)
 def test_a_convolution_is_by_tiles_where_that_pays(monkeypatch, changed, products):
-    case = dict(platform="cpu", picture=(2, 16, 32, 256), kernel=(3, 3, 256, 320), strides=(1, 1),
-                padding=((1, 1), (1, 1))) | changed
+    case = (
+        dict(
+            platform="cpu",
+            picture=(2, 16, 32, 256),
+            kernel=(3, 3, 256, 320),
+            strides=(1, 1),
+            padding=((1, 1), (1, 1)),
+        )
+        | changed
+    )
     monkeypatch.setattr(convolution, "platform", lambda: case["platform"])
     x, kernel = drawn(case["picture"], case["kernel"])
     how = dict(padding=case["padding"], dimension_numbers=LAYOUT)
@@ -77,44 +91,68 @@ def test_a_convolution_is_by_tiles_where_that_pays(monkeypatch, changed, product
     assert traced.count("conv_general_dilated[") == (not products)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(convolution.winograd, direct),
-                                              (convolution.winograd_enlarged, enlarged)])
-@pytest.mark.parametrize("picture", [(2, 6, 4, 8), (1, 2, 2, 1), (0, 6, 4, 8)],
-                         ids=["pictures", "the smallest", "none"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(convolution.winograd, direct), (convolution.winograd_enlarged, enlarged)]
+)
+@pytest.mark.parametrize(
+    "picture", [(2, 6, 4, 8), (1, 2, 2, 1), (0, 6, 4, 8)], ids=["pictures", "the smallest", "none"]
+)
 def test_tiles_give_a_convolution_and_its_gradient(ours, theirs, picture):
     x, kernel = drawn(picture, (3, 3, picture[-1], 5))
     seen = jax.eval_shape(theirs, x, kernel).shape
     seen = np.random.default_rng(1).standard_normal(seen, np.float32)
-    for mine, expected in zip(with_gradient(ours, x, kernel, seen),
-                              with_gradient(theirs, x, kernel, seen), strict=True):
+    for mine, expected in zip(
+        with_gradient(ours, x, kernel, seen), with_gradient(theirs, x, kernel, seen), strict=True
+    ):
         assert_agrees(mine, expected)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(convolution.winograd, direct),
-                                              (convolution.winograd_enlarged, enlarged)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(convolution.winograd, direct), (convolution.winograd_enlarged, enlarged)]
+)
 def test_tiles_of_bfloat16_are_rounded_before_their_products_and_at_the_end_only(ours, theirs):
     x, kernel = drawn((1, 16, 16, 64), (3, 3, 64, 32), jnp.bfloat16)
     # With products in bfloat16 as well it is 0.0053 and 0.0064.
     assert relative(ours(x, kernel), theirs(*wide(x, kernel))) <= 0.0048
 
 
-@pytest.mark.parametrize(("changed", "products"), [
-    pytest.param({}, 1, id="as few channels as pay"),
-    pytest.param({"dtype": jnp.float32}, 0, id="float32"),
-    pytest.param({"platform": "tpu"}, 0, id="tpu"),
-    pytest.param({"kernel": (3, 3, 32, 31)}, 0, id="fewer outputs"),
-    pytest.param({"picture": (2, 9, 16, 31), "kernel": (3, 3, 31, 32)}, 0, id="fewer inputs"),
-    pytest.param({"picture": (1, 256, 256, 32)}, 0, id="too many patches"),
-    pytest.param({"picture": (1, 256, 256, 32), "strides": (2, 2)}, 1, id="every second of them"),
-    pytest.param({"picture": (1, 128, 128, 256), "strides": (2, 2), "kernel": (3, 3, 256, 256)}, 1,
-                 id="more of more channels"),
-    pytest.param({"picture": (1, 1024, 600, 32), "kernel": (1, 1, 32, 32),
-                  "padding": ((0, 0), (0, 0))}, 1, id="single pixels"),
-    pytest.param({"strides": (2, 2), "padding": ((0, 1), (0, 1))}, 1, id="padded on one side"),
-])
+@pytest.mark.parametrize(
+    ("changed", "products"),
+    [
+        pytest.param({}, 1, id="as few channels as pay"),
+        pytest.param({"dtype": jnp.float32}, 0, id="float32"),
+        pytest.param({"platform": "tpu"}, 0, id="tpu"),
+        pytest.param({"kernel": (3, 3, 32, 31)}, 0, id="fewer outputs"),
+        pytest.param({"picture": (2, 9, 16, 31), "kernel": (3, 3, 31, 32)}, 0, id="fewer inputs"),
+        pytest.param({"picture": (1, 256, 256, 32)}, 0, id="too many patches"),
+        pytest.param(
+            {"picture": (1, 256, 256, 32), "strides": (2, 2)}, 1, id="every second of them"
+        ),
+        pytest.param(
+            {"picture": (1, 128, 128, 256), "strides": (2, 2), "kernel": (3, 3, 256, 256)},
+            1,
+            id="more of more channels",
+        ),
+        pytest.param(
+            {"picture": (1, 1024, 600, 32), "kernel": (1, 1, 32, 32), "padding": ((0, 0), (0, 0))},
+            1,
+            id="single pixels",
+        ),
+        pytest.param({"strides": (2, 2), "padding": ((0, 1), (0, 1))}, 1, id="padded on one side"),
+    ],
+)
 def test_a_convolution_of_bfloat16_is_a_product_where_that_pays(monkeypatch, changed, products):
-    case = dict(platform="cpu", picture=(2, 9, 16, 32), kernel=(3, 3, 32, 32), strides=(1, 1),
-                padding=((1, 1), (1, 1)), dtype=jnp.bfloat16) | changed
+    case = (
+        dict(
+            platform="cpu",
+            picture=(2, 9, 16, 32),
+            kernel=(3, 3, 32, 32),
+            strides=(1, 1),
+            padding=((1, 1), (1, 1)),
+            dtype=jnp.bfloat16,
+        )
+        | changed
+    )
     for module in (convolution, matrix_products):
         monkeypatch.setattr(module, "platform", lambda: case["platform"])
     operands = drawn(case["picture"], case["kernel"], case["dtype"])
@@ -151,10 +189,13 @@ def test_transformed_kernels_are_not_kept_for_all_layers():
             for kernel in kernels:
                 x = jnp.tanh(convolution.winograd(x, kernel))
             return x
+
         return lax.fori_loop(0, 3, step, x)
 
     kernels = [jax.ShapeDtypeStruct((3, 3, channels, channels), jnp.float32)] * depth
-    compiled = jax.jit(steps, compiler_options=compiler_options(
-        "cpu", jnp.float32, advance=True)).lower(
-        jax.ShapeDtypeStruct((1, 8, 8, channels), jnp.float32), kernels).compile()
+    compiled = (
+        jax.jit(steps, compiler_options=compiler_options("cpu", jnp.float32, advance=True))
+        .lower(jax.ShapeDtypeStruct((1, 8, 8, channels), jnp.float32), kernels)
+        .compile()
+    )
     assert compiled.memory_analysis().temp_size_in_bytes < 3 * transformed

@@ -27,8 +27,11 @@ def make_tiny(levels: int = 3) -> diffusers.AutoencoderTiny:
     torch.manual_seed(3)
     widths, blocks = (8,) * levels, (1,) * levels
     tiny = diffusers.AutoencoderTiny(
-        encoder_block_out_channels=widths, decoder_block_out_channels=widths,
-        num_encoder_blocks=blocks, num_decoder_blocks=blocks)
+        encoder_block_out_channels=widths,
+        decoder_block_out_channels=widths,
+        num_encoder_blocks=blocks,
+        num_decoder_blocks=blocks,
+    )
     torch.nn.init.normal_(tiny.decoder.layers[-1].weight, std=0.3)  # colours
     return tiny
 
@@ -56,23 +59,43 @@ def decoded(tiny, latents: np.ndarray) -> np.ndarray:
 
 def drawn(engine, **settings) -> tuple[list[dict], dict]:
     """The previews by place, one after the other, and the pictures."""
-    request = Request.check({"prompts": ["a cat", "", "a dog"], "seed": 5, "steps": STEPS,
-                             "sampler": "ddim", "guidance": 3.0, **settings}, engine.offer)
+    request = Request.check(
+        {
+            "prompts": ["a cat", "", "a dog"],
+            "seed": 5,
+            "steps": STEPS,
+            "sampler": "ddim",
+            "guidance": 3.0,
+            **settings,
+        },
+        engine.offer,
+    )
     events = list(engine.submit(request).events())
     pictures = {event.place: event for event in events if isinstance(event, ImageReady)}
-    return ([event.previews for event in events if isinstance(event, Progress) and event.previews],
-            {place: event.pixels for place, event in pictures.items()})
+    return (
+        [event.previews for event in events if isinstance(event, Progress) and event.previews],
+        {place: event.pixels for place, event in pictures.items()},
+    )
 
 
 def reference(pipeline, vae) -> np.ndarray:
     """What PyTorch draws with this autoencoder where `drawn` does, [2, H, W, 3] in [0, 255]."""
     scheduler = diffusers.DDIMScheduler.from_config(pipeline.scheduler.config, clip_sample=False)
-    pipeline = type(pipeline)(**{**pipeline.components, "vae": vae, "scheduler": scheduler},
-                              requires_safety_checker=False)
+    pipeline = type(pipeline)(
+        **{**pipeline.components, "vae": vae, "scheduler": scheduler}, requires_safety_checker=False
+    )
     pipeline.set_progress_bar_config(disable=True)
     noise = [jax.random.normal(jax.random.PRNGKey(seed), (4, 8, 8)) for seed in (5, 7)]
-    return pipeline(["a cat", "a dog"], num_inference_steps=STEPS, guidance_scale=3.0,
-                    latents=torch.tensor(np.stack(noise)), output_type="np").images * 255
+    return (
+        pipeline(
+            ["a cat", "a dog"],
+            num_inference_steps=STEPS,
+            guidance_scale=3.0,
+            latents=torch.tensor(np.stack(noise)),
+            output_type="np",
+        ).images
+        * 255
+    )
 
 
 def assert_alike(ours, theirs, case: str) -> None:
@@ -83,13 +106,19 @@ def assert_alike(ours, theirs, case: str) -> None:
 
 
 def test_previews_are_those_of_pytorch_and_the_pictures_stay_the_models(
-        checkpoints, torch_pipelines, tiny, folder, monkeypatch):
+    checkpoints, torch_pipelines, tiny, folder, monkeypatch
+):
     monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time
     shown = []
     with contextlib.closing(Engine.open(checkpoints["sd1"], devices=1, decoder=folder)) as engine:
         preview = engine.programs.preview
-        monkeypatch.setattr(engine.programs, "preview", lambda params, latents, wanted: (
-            shown.append(np.asarray(latents[wanted])) or preview(params, latents, wanted)))
+        monkeypatch.setattr(
+            engine.programs,
+            "preview",
+            lambda params, latents, wanted: (
+                shown.append(np.asarray(latents[wanted])) or preview(params, latents, wanted)
+            ),
+        )
         previews, pictures = drawn(engine)
     assert previews[-1].keys() == pictures.keys() == {0, 2}
     small = decoded(tiny, shown[-1]).reshape(2, 16, 2, 16, 2, 3).mean((2, 4))
@@ -101,7 +130,8 @@ def test_previews_are_those_of_pytorch_and_the_pictures_stay_the_models(
 
 
 def test_pictures_are_those_of_pytorch_with_the_same_decoder(
-        checkpoints, torch_pipelines, tiny, folder):
+    checkpoints, torch_pipelines, tiny, folder
+):
     opened = Engine.open(checkpoints["sd1"], devices=1, decoder=folder, decoder_for="pictures")
     with contextlib.closing(opened) as engine:
         _, pictures = drawn(engine)
@@ -110,10 +140,15 @@ def test_pictures_are_those_of_pytorch_with_the_same_decoder(
     assert_alike(pictures.values(), reference(torch_pipelines["sd1"], tiny), "by a tiny decoder")
 
 
-@pytest.mark.parametrize("name, family", [
-    ("madebyollin/taesd", StableDiffusion), ("madebyollin/taesdxl", StableDiffusionXL),
-    ("TAESD-XL v1.1", StableDiffusionXL), ("my decoder", None),
-])
+@pytest.mark.parametrize(
+    "name, family",
+    [
+        ("madebyollin/taesd", StableDiffusion),
+        ("madebyollin/taesdxl", StableDiffusionXL),
+        ("TAESD-XL v1.1", StableDiffusionXL),
+        ("my decoder", None),
+    ],
+)
 def test_whose_latents_it_decodes_is_told_by_its_name(name, family):
     assert _family_of(name) == family
 

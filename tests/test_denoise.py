@@ -11,12 +11,19 @@ from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED, _guided, row_kinds
 from sd_tpu.sampling.samplers import SAMPLERS, make_table
 from sd_tpu.sampling.schedule import NoiseSchedule
 
-SCHEDULE = {"_class_name": "DDIMScheduler", "beta_start": 0.00085, "beta_end": 0.012,
-            "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
+SCHEDULE = {
+    "_class_name": "DDIMScheduler",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "num_train_timesteps": 1000,
+}
 
 
-@pytest.mark.parametrize("start, stop", [(0.0, 1.0), (0.0, 0.5), (0.2, 0.8), (0.29, 0.57),
-                                         (0.33, 1.0), (0.5, 0.51), (0.99, 1.0)])
+@pytest.mark.parametrize(
+    "start, stop",
+    [(0.0, 1.0), (0.0, 0.5), (0.2, 0.8), (0.29, 0.57), (0.33, 1.0), (0.5, 0.51), (0.99, 1.0)],
+)
 @pytest.mark.parametrize("steps", [1, 7, 20, 100])
 def test_guidance_is_in_the_steps_in_which_diffusers_guides(start, stop, steps):
     guider = ClassifierFreeGuidance(guidance_scale=7.5, start=start, stop=stop)
@@ -41,8 +48,18 @@ def test_all_rows_of_a_step_are_alike_and_the_last_is_guided_unless_it_is_left_o
 def test_two_rows_are_evaluated_at_first_and_where_guidance_begins_and_ends():
     table = make_table("ddim", NoiseSchedule.from_config(SCHEDULE), 10)
     kinds = row_kinds(table, 3.0, start=0.3, stop=0.7, interval=4)
-    assert kinds.tolist() == [ALONE, ALONE, FORECAST, GUIDED, GUIDED, FORECAST, FORECAST,
-                              ALONE, ALONE, FORECAST]
+    assert kinds.tolist() == [
+        ALONE,
+        ALONE,
+        FORECAST,
+        GUIDED,
+        GUIDED,
+        FORECAST,
+        FORECAST,
+        ALONE,
+        ALONE,
+        FORECAST,
+    ]
     kinds = row_kinds(table, 3.0, start=0.1, interval=2)
     assert kinds.tolist() == [ALONE, GUIDED, *[GUIDED, FORECAST] * 4]
     alone = row_kinds(table, 1.0, start=0.3, interval=4)
@@ -52,8 +69,7 @@ def test_two_rows_are_evaluated_at_first_and_where_guidance_begins_and_ends():
 def test_each_picture_has_a_guidance_rescale_of_its_own_and_it_is_that_of_diffusers():
     negative, positive = np.random.default_rng(0).normal(size=(2, 3, 4, 4, 2)).astype(np.float32)
     guidance, shares = np.float32([7.5, 3, 12]), np.float32([0.7, 0, 1])
-    out = _guided(jnp.concatenate([negative, positive]), jnp.tile(guidance, 2),
-                  jnp.tile(shares, 2))
+    out = _guided(jnp.concatenate([negative, positive]), jnp.tile(guidance, 2), jnp.tile(shares, 2))
     assert np.array_equal(out[:3], out[3:])  # for both texts of a pair
     for ours, n, p, scale, share in zip(out, negative, positive, guidance, shares, strict=False):
         n, p = torch.tensor(n[None]), torch.tensor(p[None])

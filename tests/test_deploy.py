@@ -51,7 +51,7 @@ BASE, OTHER = Weights(name="base"), Weights(name="other")
 # Ray's example for TPUs (stable_diffusion_tpu.py of ray-project/serve_config_examples) in fewer
 # words: it calls the pipeline as there, but for the import, the model's name, and batches of 8
 # instead of 64 pictures, which a CPU takes a minute for.
-EXAMPLE = '''
+EXAMPLE = """
 from io import BytesIO
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -108,7 +108,7 @@ class StableDiffusion:
         return await self.batched_generate_handler(prompt)
 
 deployment = APIIngress.bind(StableDiffusion.bind())
-'''
+"""
 
 
 # --- where orders go, and how many hosts there are ------------------------------------------------
@@ -123,8 +123,10 @@ def test_an_order_goes_where_its_client_is_then_where_its_weights_lie_then_where
     assert ranked(hosts, [BASE]) == ["held", "idle", "last"], "nobody waits for what is near"
 
 
-@pytest.mark.parametrize("rows, hosts", [({}, 0), ({"a": 0.0}, 0), ({"a": 1.0, "b": 0.0}, 1),
-                                         ({"a": 900.0, "b": 101.0}, 11)])
+@pytest.mark.parametrize(
+    "rows, hosts",
+    [({}, 0), ({"a": 0.0}, 0), ({"a": 1.0, "b": 0.0}, 1), ({"a": 900.0, "b": 101.0}, 11)],
+)
 def test_there_are_as_many_hosts_as_the_rows_that_wait_are_worth(rows, hosts):
     assert ByRows(100)(SimpleNamespace(aggregated_metrics={"rows": rows})) == (hosts, {})
 
@@ -134,7 +136,7 @@ def test_at_most_so_many_hosts_are_no_fewer_than_at_least():
         Options(hosts=3, most=2)
 
 
-@pytest.mark.parametrize("flags", ["--no-such-flag", "--devices 0", "--model \"open"])
+@pytest.mark.parametrize("flags", ["--no-such-flag", "--devices 0", '--model "open'])
 def test_flags_that_cannot_be_read_are_named_before_anything_is_started(flags):
     with pytest.raises(ValueError, match=r"^flags: (?!flags)"):
         app(Options(flags=flags))
@@ -144,24 +146,30 @@ def test_flags_that_cannot_be_read_are_named_before_anything_is_started(flags):
 
 
 def test_the_containers_file_has_nothing_that_its_linter_minds():
-    found = subprocess.run([BIN / "hadolint", ROOT / "deploy" / "Dockerfile"], capture_output=True,
-                           text=True)
+    found = subprocess.run(
+        [BIN / "hadolint", ROOT / "deploy" / "Dockerfile"], capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.parametrize("chips", ["v5e", "v6e"])
 def test_kubernetes_and_ray_can_read_the_manifests(chips):
     service, claim = yaml.safe_load_all(
-        (ROOT / f"deploy/rayservice-{chips}-8.yaml").read_text("utf-8"))
+        (ROOT / f"deploy/rayservice-{chips}-8.yaml").read_text("utf-8")
+    )
     kubernetes_validate.validate(claim, "1.33", strict=True)
     cluster = service["spec"]["rayClusterConfig"]
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     for group in (head, workers):
-        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
-                                      **group["template"]}, "1.33", strict=True)
+        kubernetes_validate.validate(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, **group["template"]},
+            "1.33",
+            strict=True,
+        )
     assert cluster["rayVersion"] == ray.__version__
     (application,) = ServeDeploySchema.model_validate(
-        yaml.safe_load(service["spec"]["serveConfigV2"])).applications
+        yaml.safe_load(service["spec"]["serveConfigV2"])
+    ).applications
     options = Options(**application.args)
     assert application.import_path == "deploy.app:app" and app(options)
     assert options.place in json.loads(json.loads(head["rayStartParams"]["resources"]))
@@ -172,10 +180,14 @@ def test_kubernetes_and_ray_can_read_the_manifests(chips):
 
 
 def test_the_manifests_differ_in_their_chips_alone():
-    one, other = ((ROOT / f"deploy/rayservice-{chips}-8.yaml").read_text("utf-8")
-                  for chips in ("v5e", "v6e"))
-    names = {"v5e": "v6e", "tpu-v5-lite-podslice": "tpu-v6e-slice",
-             "ct5lp-hightpu-8t": "ct6e-standard-8t"}
+    one, other = (
+        (ROOT / f"deploy/rayservice-{chips}-8.yaml").read_text("utf-8") for chips in ("v5e", "v6e")
+    )
+    names = {
+        "v5e": "v6e",
+        "tpu-v5-lite-podslice": "tpu-v6e-slice",
+        "ct5lp-hightpu-8t": "ct6e-standard-8t",
+    }
     for mine, theirs in names.items():
         one = one.replace(mine, theirs)
     assert one == other
@@ -214,25 +226,50 @@ def serving(checkpoints, tmp_path_factory) -> Iterator[SimpleNamespace]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     flags = f"--model {model} --devices 1 --no-history --api --api-key-file {folder / 'keys'}"
-    (folder / "serve.yaml").write_text(yaml.safe_dump({
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [
-            {"name": "sd-tpu", "import_path": "deploy.app:app", "route_prefix": "/",
-             "args": {"flags": flags, "hosts": 2, "cpus": 0.25}},
-            {"name": "example", "import_path": "example:deployment", "route_prefix": "/example"}]}))
+    (folder / "serve.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "http_options": {"host": "127.0.0.1", "port": port},
+                "applications": [
+                    {
+                        "name": "sd-tpu",
+                        "import_path": "deploy.app:app",
+                        "route_prefix": "/",
+                        "args": {"flags": flags, "hosts": 2, "cpus": 0.25},
+                    },
+                    {
+                        "name": "example",
+                        "import_path": "example:deployment",
+                        "route_prefix": "/example",
+                    },
+                ],
+            }
+        )
+    )
     output = (folder / "output").open("w+")
     program = subprocess.Popen(
-        [BIN / "serve", "run", folder / "serve.yaml"], cwd=ROOT,
-        stdout=output, stderr=subprocess.STDOUT, env={
-            **os.environ, "XLA_FLAGS": flags_of_devices(2), "PYTHONPATH": f"{ROOT}:{folder}",
+        [BIN / "serve", "run", folder / "serve.yaml"],
+        cwd=ROOT,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={
+            **os.environ,
+            "XLA_FLAGS": flags_of_devices(2),
+            "PYTHONPATH": f"{ROOT}:{folder}",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 4, "TPU": 4})})
+            "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 4, "TPU": 4}),
+        },
+    )
     here = psutil.Process(program.pid)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE,
-                          headers={"authorization": "Bearer key-0"}) as http:
-            yield SimpleNamespace(http=http, program=program, process=here,
-                                  output=folder / "output")
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=PATIENCE,
+            headers={"authorization": "Bearer key-0"},
+        ) as http:
+            yield SimpleNamespace(
+                http=http, program=program, process=here, output=folder / "output"
+            )
     finally:
         left = here.children(recursive=True)
         program.send_signal(signal.SIGINT)
@@ -250,7 +287,8 @@ def until(true, serving) -> None:
         if serving.program.poll() is not None:
             skip_where_ray_does_not_start()
         assert serving.program.returncode is None and time.monotonic() < deadline, (
-            serving.output.read_text()[-5000:])
+            serving.output.read_text()[-5000:]
+        )
         time.sleep(0.2)
 
 
@@ -284,8 +322,12 @@ def test_what_was_given_up_is_not_asked_for_again_of_another_host():
 
 
 def skip_where_ray_does_not_start() -> None:
-    alone = subprocess.run([sys.executable, "-c", "import ray; ray.init(num_cpus=1)"], text=True,
-                           capture_output=True, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"})
+    alone = subprocess.run(
+        [sys.executable, "-c", "import ray; ray.init(num_cpus=1)"],
+        text=True,
+        capture_output=True,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+    )
     if alone.returncode:
         pytest.skip(f"Ray itself does not start on this machine: {alone.stderr[-500:]}")
 
@@ -305,16 +347,22 @@ def measured(serving, what: str) -> int:
 
 
 def draw(serving, key: int) -> list[bytes]:
-    answer = serving.http.post("/sdapi/v1/txt2img", auth=("", f"key-{key}"), json={
-        "prompt": f"picture {key}", "seed": 10 * key, "steps": 16, "batch_size": 3})
+    answer = serving.http.post(
+        "/sdapi/v1/txt2img",
+        auth=("", f"key-{key}"),
+        json={"prompt": f"picture {key}", "seed": 10 * key, "steps": 16, "batch_size": 3},
+    )
     assert answer.status_code == 200, answer.text
     return [base64.b64decode(image) for image in answer.json()["images"]]
 
 
 def test_a_host_that_is_killed_under_load_loses_nothing(serving):
     until(lambda: devices(serving) == 2, serving)
-    drawing = [process for process in serving.process.children(recursive=True)
-               if "ServeReplica:sd-tpu:Drawing" in " ".join(process.cmdline())]
+    drawing = [
+        process
+        for process in serving.process.children(recursive=True)
+        if "ServeReplica:sd-tpu:Drawing" in " ".join(process.cmdline())
+    ]
     assert len(drawing) == 2
     for process in drawing:
         process.cpu_percent()  # from now on
@@ -328,7 +376,8 @@ def test_a_host_that_is_killed_under_load_loses_nothing(serving):
     for key, files in enumerate(drawn):
         made = [read_png(file).pictures[0] for file in files]
         assert [(picture.prompt, picture.seed) for picture in made] == [
-            (f"picture {key}", 10 * key + place) for place in range(3)], "none lost, none crossed"
+            (f"picture {key}", 10 * key + place) for place in range(3)
+        ], "none lost, none crossed"
     until(lambda: "asked for again" in serving.output.read_text(), serving)
     assert draw(serving, 0) == drawn[0], "the same wherever it is drawn"
 
@@ -343,15 +392,19 @@ def test_the_page_streams_and_stops_through_serve(serving):
     asked.cancel()
     client.close()
     until(lambda: re.search(r"^sd_tpu_jobs 0", serving.http.get("/metrics").text, re.M), serving)
-    until(lambda: re.search(r"^sd_tpu_slots_occupied 0", serving.http.get("/metrics").text, re.M),
-          serving)
+    until(
+        lambda: re.search(r"^sd_tpu_slots_occupied 0", serving.http.get("/metrics").text, re.M),
+        serving,
+    )
 
 
 def test_assistants_find_their_tools_through_serve(serving):
     until(lambda: devices(serving), serving)
     answer = serving.http.post(
-        "/gradio_api/mcp/", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
-        headers={"accept": "application/json, text/event-stream"})
+        "/gradio_api/mcp/",
+        json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
+        headers={"accept": "application/json, text/event-stream"},
+    )
     assert answer.status_code == 200 and '"draw"' in answer.text
 
 

@@ -187,9 +187,11 @@ def test_a_file_names_the_spacing_that_was_left_to_the_model(engine):
     pixels = np.zeros((8, 8, 3), np.uint8)
     for sampler in SAMPLERS:
         request = ask(engine, ["a cat"], sampler=sampler, spacing="")
-        asked, = read_png(engine.to_png(pixels, request)).pictures
-        tables = [make_table(sampler, engine.pipeline.schedule, 9, spacing=spacing).rows
-                  for spacing in (None, asked.spacing)]
+        (asked,) = read_png(engine.to_png(pixels, request)).pictures
+        tables = [
+            make_table(sampler, engine.pipeline.schedule, 9, spacing=spacing).rows
+            for spacing in (None, asked.spacing)
+        ]
         assert asked.spacing in SAMPLERS[sampler].spacings
         assert np.array_equal(*tables)
 
@@ -213,8 +215,9 @@ def test_words_that_the_model_was_never_shown_are_named(engine, monkeypatch):
 def test_a_long_negative_prompt_is_told_by_whose_it_is_and_only_if_it_is_used(engine):
     long = {"negative_prompt": "not " * 226}
     other = [{"negative_prompt": "short"}, {"negative_prompt": "no " * 226}]
-    shared, own = (engine.notes(ask(engine, ["a", "b"], own=each, **long))
-                   for each in ([None, long], other))
+    shared, own = (
+        engine.notes(ask(engine, ["a", "b"], own=each, **long)) for each in ([None, long], other)
+    )
     assert [note.split(" is ")[0] for note in shared] == ["The negative prompt"]
     assert [note.split(" is ")[0] for note in own] == ["The negative prompt of prompt 2"]
 
@@ -222,11 +225,20 @@ def test_a_long_negative_prompt_is_told_by_whose_it_is_and_only_if_it_is_used(en
 def differing(engine, seed: int, count: int) -> Request:
     """A request whose pictures have different settings, exact ones and others."""
     samplers = [*SAMPLERS, *SAMPLERS][seed : seed + count]
-    own = [dict(sampler=sampler, steps=2 + place, guidance=0.5 * place, seed=100 * place + seed,
-                negative_prompt="fog " * place, guidance_start=0.1 * (place % 3),
-                guidance_stop=1 - 0.2 * (place % 4), cache_interval=1 + place % 3,
-                clip_skip=1 + place % 2)
-           for place, sampler in enumerate(samplers)]
+    own = [
+        dict(
+            sampler=sampler,
+            steps=2 + place,
+            guidance=0.5 * place,
+            seed=100 * place + seed,
+            negative_prompt="fog " * place,
+            guidance_start=0.1 * (place % 3),
+            guidance_stop=1 - 0.2 * (place % 4),
+            cache_interval=1 + place % 3,
+            clip_skip=1 + place % 2,
+        )
+        for place, sampler in enumerate(samplers)
+    ]
     return ask(engine, EIGHT[:count], seed=seed, own=own)
 
 
@@ -241,11 +253,21 @@ def test_each_picture_of_a_request_with_own_settings_is_that_of_the_same_request
     assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
-@pytest.mark.parametrize("name, value", [
-    ("steps", 9), ("guidance", 2.0), ("sampler", "heun"), ("spacing", "trailing"), ("seed", 9),
-    ("negative_prompt", "fog"), ("guidance_start", 0.3), ("guidance_stop", 0.7),
-    ("cache_interval", 2), ("clip_skip", 2),
-])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("steps", 9),
+        ("guidance", 2.0),
+        ("sampler", "heun"),
+        ("spacing", "trailing"),
+        ("seed", 9),
+        ("negative_prompt", "fog"),
+        ("guidance_start", 0.3),
+        ("guidance_stop", 0.7),
+        ("cache_interval", 2),
+        ("clip_skip", 2),
+    ],
+)
 def test_each_own_setting_changes_its_picture_and_no_other(engine, name, value):
     common = pictures(engine.submit(ask(engine, ["a cat"] * 2)))
     made = pictures(engine.submit(ask(engine, ["a cat"] * 2, own=[None, {name: value}])))
@@ -254,8 +276,12 @@ def test_each_own_setting_changes_its_picture_and_no_other(engine, name, value):
 
 
 def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
-    request = ask(engine, ["a", "b", "c"], steps=3,
-                  own=[None, {"steps": 20, "sampler": "heun"}, {"steps": 40}])
+    request = ask(
+        engine,
+        ["a", "b", "c"],
+        steps=3,
+        own=[None, {"steps": 20, "sampler": "heun"}, {"steps": 40}],
+    )
     job = engine.submit(request, previews=False)
     events = [event for event in job.events() if isinstance(event, Progress)]
     assert {event.steps for event in events} == {40}
@@ -274,9 +300,12 @@ def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
 
 def test_what_a_picture_takes_counts_what_is_evaluated(engine):
     engine.ready.wait()
-    exact, forecast = (engine.seconds(dataclasses.replace(
-        engine.defaults, steps=100, sampler="ddim", cache_interval=interval))
-                      for interval in (1, 4))
+    exact, forecast = (
+        engine.seconds(
+            dataclasses.replace(engine.defaults, steps=100, sampler="ddim", cache_interval=interval)
+        )
+        for interval in (1, 4)
+    )
     known = engine.latency.of(engine.batch)
     assert known.row_seconds > 0
     assert exact == pytest.approx(100 * known.row_seconds + known.decode_seconds)

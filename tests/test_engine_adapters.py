@@ -40,12 +40,17 @@ def loras(torch_pipelines, tmp_path_factory):
             for name, layer in getattr(pipeline, part).named_modules():
                 if name.endswith(("to_q", "to_k", "to_v", "to_out.0", "q_proj", "out_proj")):
                     outputs, inputs = layer.weight.shape
-                    name = name if name.startswith("text_model") or part == "unet" else (
-                        f"text_model.{name}")
+                    name = (
+                        name
+                        if name.startswith("text_model") or part == "unet"
+                        else (f"text_model.{name}")
+                    )
                     key = prefix + name.replace(".", "_")
-                    tensors |= {f"{key}.lora_down.weight": torch.randn(3, inputs) / 3,
-                                f"{key}.lora_up.weight": torch.randn(outputs, 3) / 3,
-                                f"{key}.alpha": torch.tensor(3.0)}
+                    tensors |= {
+                        f"{key}.lora_down.weight": torch.randn(3, inputs) / 3,
+                        f"{key}.lora_up.weight": torch.randn(outputs, 3) / 3,
+                        f"{key}.alpha": torch.tensor(3.0),
+                    }
         save_file(tensors, folder / f"style {number}.safetensors")
     save_file({"lora_unet_other.lora_down.weight": torch.ones(1, 1)}, folder / "other.safetensors")
     (folder / "damaged.safetensors").write_bytes(b"no header")
@@ -63,23 +68,32 @@ def embeddings(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=[1, 8])
 def engine(request, checkpoints, loras, embeddings):
-    engine = Engine.open(checkpoints["sd1"], devices=request.param, lora_dir=loras,
-                         embedding_dir=embeddings, prompt_chunks=2)
+    engine = Engine.open(
+        checkpoints["sd1"],
+        devices=request.param,
+        lora_dir=loras,
+        embedding_dir=embeddings,
+        prompt_chunks=2,
+    )
     yield engine
     engine.close()
 
 
 def drawn(engine, *prompts: str) -> list[np.ndarray]:
-    values = dict(prompts=list(prompts), seed=3, steps=STEPS, sampler="ddim", guidance=3.0,
-                  same_seed=True)
-    request = Request.check({name: value for name, value in values.items()
-                             if name != "same_seed"}, engine.defaults)
+    values = dict(
+        prompts=list(prompts), seed=3, steps=STEPS, sampler="ddim", guidance=3.0, same_seed=True
+    )
+    request = Request.check(
+        {name: value for name, value in values.items() if name != "same_seed"}, engine.defaults
+    )
     # One seed for all: the pictures differ by what their prompts ask for alone.
-    pictures = tuple(picture and dataclasses.replace(picture, seed=3)
-                     for picture in request.pictures)
+    pictures = tuple(
+        picture and dataclasses.replace(picture, seed=3) for picture in request.pictures
+    )
     pixels = {}
-    for event in engine.submit(dataclasses.replace(request, pictures=pictures),
-                               previews=False).events():
+    for event in engine.submit(
+        dataclasses.replace(request, pictures=pictures), previews=False
+    ).events():
         assert not isinstance(event, Failed), event.message
         if isinstance(event, ImageReady):
             pixels[event.place] = event.pixels
@@ -106,9 +120,12 @@ def test_long_prompts_are_drawn_by_programs_of_their_own(engine):
 
 def test_what_prompts_ask_for_and_is_not_there_is_one_sentence(engine):
     for prompt, told in (
-        ("a <lora:nobody:1>", "no LoRA 'nobody' here"), ("a <lora:other:1>", "does not fit"),
-        ("a <lora:damaged:1>", "damaged"), ("a <lora::1>", "asks for no LoRA"),
-        ("wide", "embedding for other models"), ("(a:1000)", "weights go up to 100"),
+        ("a <lora:nobody:1>", "no LoRA 'nobody' here"),
+        ("a <lora:other:1>", "does not fit"),
+        ("a <lora:damaged:1>", "damaged"),
+        ("a <lora::1>", "asks for no LoRA"),
+        ("wide", "embedding for other models"),
+        ("(a:1000)", "weights go up to 100"),
     ):
         with pytest.raises(RequestError, match=told) as caught:
             drawn(engine, prompt)
@@ -120,9 +137,10 @@ def test_what_prompts_ask_for_and_is_not_there_is_one_sentence(engine):
 
 
 @pytest.mark.parametrize("other", ["a dog", "a dog <lora:style 1:0.5>"])
-def test_a_journey_between_other_loras_is_refused_without_blaming_one_of_its_pictures(engine,
-                                                                                      other):
-    first, = Request.check({"prompts": ["a cat <lora:style 1>"]}, engine.offer).pictures
+def test_a_journey_between_other_loras_is_refused_without_blaming_one_of_its_pictures(
+    engine, other
+):
+    (first,) = Request.check({"prompts": ["a cat <lora:style 1>"]}, engine.offer).pictures
     with pytest.raises(RequestError, match=r"^The two prompts of a journey .* LoRAs"):
         engine.submit(journey(first, other, RANDOM, 8))
 
@@ -136,14 +154,25 @@ def test_pictures_with_a_lora_are_those_of_pytorch(engine, loras, torch_pipeline
     """With the noise that a seed means here."""
     pipeline = torch_pipelines["sd1"]
     noise = jax.random.normal(jax.random.PRNGKey(3), (4, 8, 8), jnp.float32)
-    reference = type(pipeline)(**dict(pipeline.components, scheduler=DDIMScheduler.from_config(
-        pipeline.scheduler.config, clip_sample=False, set_alpha_to_one=False)))
+    reference = type(pipeline)(
+        **dict(
+            pipeline.components,
+            scheduler=DDIMScheduler.from_config(
+                pipeline.scheduler.config, clip_sample=False, set_alpha_to_one=False
+            ),
+        )
+    )
     reference.load_lora_weights(str(loras), weight_name="style 2.safetensors")
     try:
         reference.fuse_lora(lora_scale=0.7)
-        want = reference("a red cat", negative_prompt="", num_inference_steps=STEPS,
-                         guidance_scale=3.0, latents=torch.tensor(np.asarray(noise))[None],
-                         output_type="np").images[0]
+        want = reference(
+            "a red cat",
+            negative_prompt="",
+            num_inference_steps=STEPS,
+            guidance_scale=3.0,
+            latents=torch.tensor(np.asarray(noise))[None],
+            output_type="np",
+        ).images[0]
         reference.unfuse_lora()
     finally:
         reference.unload_lora_weights()
@@ -156,13 +185,18 @@ def test_pictures_with_a_lora_are_those_of_pytorch(engine, loras, torch_pipeline
 
 def test_a_file_names_the_loras_that_drew_it_as_a1111_does(engine, loras):
     """By the SHA-256 of all that follows the header, without the signs that would divide names."""
-    request = Request.check({"prompts": ["a <lora:style 1:0.5>", "b <lora:folder/a, b:1>"],
-                             "negative_prompt": "<lora:style 0>"}, engine.offer)
+    request = Request.check(
+        {
+            "prompts": ["a <lora:style 1:0.5>", "b <lora:folder/a, b:1>"],
+            "negative_prompt": "<lora:style 0>",
+        },
+        engine.offer,
+    )
     png = engine.to_png(np.zeros((8, 8, 3), np.uint8), request)
     digests = {}
     for name in ("style 1", "style 0"):
         content = (loras / f"{name}.safetensors").read_bytes()
-        tensors = content[8 + int.from_bytes(content[:8], "little"):]
+        tensors = content[8 + int.from_bytes(content[:8], "little") :]
         digests[name] = hashlib.sha256(tensors).hexdigest()[:12]
     told = ", ".join(f"{name}: {digest}" for name, digest in digests.items())
     assert f', Lora hashes: "{told}", Version' in read_parameters(png)
@@ -175,7 +209,7 @@ def test_a_lora_that_is_written_anew_is_read_anew(engine, loras):
     try:
         shutil.copy(loras / "style 1.safetensors", own)
         engine.adapters._loras._seen = -math.inf  # as after a few seconds
-        before, = drawn(engine, f"{PROMPT} {tag}")
+        (before,) = drawn(engine, f"{PROMPT} {tag}")
         shutil.copy(loras / "style 2.safetensors", own)
         after, expected = drawn(engine, f"{PROMPT} {tag}", f"{PROMPT} <lora:style 2:1>")
         assert np.array_equal(after, expected) and not np.array_equal(after, before)
@@ -194,8 +228,11 @@ def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
     for number in (0, 1, 2, 0):
         pixels = drawn(engine, f"{PROMPT} <lora:style {number}:0.8>")[0]
         np.testing.assert_array_equal(pictures.setdefault(number, pixels), pixels)
-        arrays = {leaf.unsafe_buffer_pointer(): leaf.nbytes for name in weights.names(0)
-                  for leaf in jax.tree.leaves(weights.of(0, name))}
+        arrays = {
+            leaf.unsafe_buffer_pointer(): leaf.nbytes
+            for name in weights.names(0)
+            for leaf in jax.tree.leaves(weights.of(0, name))
+        }
         assert sum(arrays.values()) == memory.used(0) - engine.batch.memory
         assert memory.used(0) <= memory.limit and engine.weights in weights.names(0)
     engine.close()
@@ -204,15 +241,28 @@ def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
 
 def test_merging_shares_what_no_adapter_touches_and_leaves_the_base():
     rng = np.random.default_rng(0)
-    base = {"unet": {name: {"kernel": jnp.asarray(rng.standard_normal((1, 8, 6)), jnp.bfloat16)}
-                     for name in ("a", "b")}}
+    base = {
+        "unet": {
+            name: {"kernel": jnp.asarray(rng.standard_normal((1, 8, 6)), jnp.bfloat16)}
+            for name in ("a", "b")
+        }
+    }
     before = np.array(base["unet"]["a"]["kernel"])
-    deltas = [(LowRank(rng.standard_normal((8, rank)).astype(np.float16),
-                       rng.standard_normal((rank, 6)).astype(np.float16), np.float32(0.5)), s)
-              for rank, s in ((3, 0.7), (5, -1.2))]
+    deltas = [
+        (
+            LowRank(
+                rng.standard_normal((8, rank)).astype(np.float16),
+                rng.standard_normal((rank, 6)).astype(np.float16),
+                np.float32(0.5),
+            ),
+            s,
+        )
+        for rank, s in ((3, 0.7), (5, -1.2))
+    ]
     merged = merge(base, {"unet": {"a.weight": deltas}})
     want = before[0].astype(np.float32) + sum(
-        s * d.scale * d.left.astype(np.float32) @ d.right.astype(np.float32) for d, s in deltas)
+        s * d.scale * d.left.astype(np.float32) @ d.right.astype(np.float32) for d, s in deltas
+    )
     np.testing.assert_array_equal(merged["unet"]["a"]["kernel"][0], want.astype(jnp.bfloat16))
     assert merged["unet"]["b"]["kernel"] is base["unet"]["b"]["kernel"]
     np.testing.assert_array_equal(base["unet"]["a"]["kernel"], before)
@@ -234,33 +284,46 @@ def test_a_folder_that_cannot_be_read_for_a_while_is_as_it_was(tmp_path, monkeyp
 def test_loras_are_summed_by_name_and_those_of_no_strength_are_none(loras):
     adapters = Adapters(loras)
     assert adapters.asked("a <lora:style 1:0.5> <lora:style 0>", "<lora:style 1:1>") == (
-        ("style 0", 1.0), ("style 1", 1.5))
+        ("style 0", 1.0),
+        ("style 1", 1.5),
+    )
     assert adapters.asked("<lora:style 1:0>") == () == Adapters().asked("a cat")
     with pytest.raises(ValueError, match="no folder of LoRAs"):
         Adapters().asked("<lora:style 1>")
     assert Adapters().hashes("<lora:style 1>") == adapters.hashes("<lora:gone>") == {}
     assert weights.map_named(lambda name, leaf: name, {"a": {"scale": np.ones(2)}}) == {
-        "a": {"scale": "a.weight"}}
+        "a": {"scale": "a.weight"}
+    }
 
 
 def lora_file(folder, name: str, alias: str | None = None) -> None:
     folder.mkdir(exist_ok=True)
     metadata = None if alias is None else {"ss_output_name": alias}
-    save_file({"lora_unet_conv_in.lora_down.weight": torch.ones(1, 4, 3, 3)},
-              folder / f"{name}.safetensors", metadata=metadata)
+    save_file(
+        {"lora_unet_conv_in.lora_down.weight": torch.ones(1, 4, 3, 3)},
+        folder / f"{name}.safetensors",
+        metadata=metadata,
+    )
 
 
 def test_a_lora_is_called_by_its_file_or_as_it_calls_itself(tmp_path):
     """As A1111 knows it, where that is not ambiguous."""
-    for name, alias in (("one-000004", "One"), ("two", "one-000004"), ("three", "three"),
-                        ("a", "both"), ("b", "both"), ("café", "Ne\u0301")):
+    for name, alias in (
+        ("one-000004", "One"),
+        ("two", "one-000004"),
+        ("three", "three"),
+        ("a", "both"),
+        ("b", "both"),
+        ("café", "Ne\u0301"),
+    ):
         lora_file(tmp_path, name, alias)
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     adapters = Adapters(tmp_path)
     assert adapters.asked("<lora:One:0.5> <lora:one-000004:1>") == (("one-000004", 1.5),)
     assert adapters.asked("<lora:three> <lora:Né>") == (("café", 1), ("three", 1))
-    assert adapters.hashes("<lora:One>")["One"] == adapters.hashes("<lora:one-000004>")[
-        "one-000004"]
+    assert (
+        adapters.hashes("<lora:One>")["One"] == adapters.hashes("<lora:one-000004>")["one-000004"]
+    )
     for name in ("one", "none", "nothing"):
         with pytest.raises(ValueError, match="There is no LoRA"):
             adapters.asked(f"<lora:{name}>")
@@ -273,12 +336,13 @@ def test_a_lora_is_called_by_its_file_or_as_it_calls_itself(tmp_path):
 def test_both_normal_forms_of_a_name_are_one(tmp_path, name, form):
     lora_file(tmp_path / "loras", unicodedata.normalize("NFD", name))
     lora_file(tmp_path / "words", unicodedata.normalize("NFD", name))
-    adapters, spelled = Adapters(tmp_path / "loras", tmp_path / "words"), unicodedata.normalize(
-        form, name)
+    adapters, spelled = (
+        Adapters(tmp_path / "loras", tmp_path / "words"),
+        unicodedata.normalize(form, name),
+    )
     assert [*adapters.loras()] == [*adapters.embeddings()] == [name]
     assert adapters.asked(f"<lora:{spelled}>") == ((name, 1),)
-    found = chunks(parse(f"a, {spelled} cup"), lambda text: ([1], [(0, len(text))]), 1, {
-        name: 2})
+    found = chunks(parse(f"a, {spelled} cup"), lambda text: ([1], [(0, len(text))]), 1, {name: 2})
     assert [*found.chunks[0].vectors.values()] == [(name, 0), (name, 1)]
 
 

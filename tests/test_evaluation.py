@@ -27,16 +27,28 @@ SCENES = [
 
 def sure_of(scenes) -> dict[str, np.ndarray]:
     """The answers of a judge who takes the pictures for these scenes."""
-    return {question: np.eye(len(judge.ANSWERS[question]))[numbers]
-            for question, numbers in judge.labels(scenes).items()}
+    return {
+        question: np.eye(len(judge.ANSWERS[question]))[numbers]
+        for question, numbers in judge.labels(scenes).items()
+    }
 
 
 def test_the_right_answers_follow_from_the_scene():
     assert [judge.truth(scene)["layout"] for scene in SCENES] == [
-        "one", "beside", "stacked", "beside", "three"]
+        "one",
+        "beside",
+        "stacked",
+        "beside",
+        "three",
+    ]
     assert judge.truth(SCENES[0]) == {
-        "first": "apple", "second": "apple", "layout": "one", "background": "blue",
-        "style": "flat", "paint": "green"}
+        "first": "apple",
+        "second": "apple",
+        "layout": "one",
+        "background": "blue",
+        "style": "flat",
+        "paint": "green",
+    }
     assert (judge.truth(PAIR)["first"], judge.truth(PAIR)["second"]) == ("cat", "dog")
 
 
@@ -67,15 +79,19 @@ def test_the_judge_is_shown_softened_pictures_that_keep_their_colours():
     np.testing.assert_allclose(soft.mean((0, 1)), picture[0, 0] / 127.5 - 1, atol=0.01)
 
 
-@pytest.mark.parametrize(("taken_for", "expected"), [
-    (PAIR, 1.0),
-    (Scene(concepts=("dog", "cat"), style="3d", count=2, relation="left of"), 0.0),
-    (Scene(concepts=("cat", "dog"), style="3d", count=2, relation="above"), 0.0),
-])
+@pytest.mark.parametrize(
+    ("taken_for", "expected"),
+    [
+        (PAIR, 1.0),
+        (Scene(concepts=("dog", "cat"), style="3d", count=2, relation="left of"), 0.0),
+        (Scene(concepts=("cat", "dog"), style="3d", count=2, relation="above"), 0.0),
+    ],
+)
 def test_both_things_count_only_in_their_places(taken_for, expected):
     trial = Trial([PAIR] * 4, ["a cat and a dog"] * 4, np.zeros((4, 64, 64, 3), np.uint8))
-    found = evaluate.shares(lambda pictures: sure_of([taken_for] * 4), trial, "two side by side",
-                            trial.drawings)
+    found = evaluate.shares(
+        lambda pictures: sure_of([taken_for] * 4), trial, "two side by side", trial.drawings
+    )
     assert found == {"both things, each in its place": expected}
 
 
@@ -84,8 +100,7 @@ def test_the_style_is_asked_for_only_where_the_prompt_says_one():
     texts = ["an apple", "a flat drawing of an apple", "an apple in flat style"]
     trial = Trial(scenes, texts, np.zeros((3, 64, 64, 3), np.uint8))
     taken_for = [Scene(concepts=("apple",), style=style) for style in ("3d", "flat", "3d")]
-    found = evaluate.shares(lambda pictures: sure_of(taken_for), trial, "one thing",
-                            trial.drawings)
+    found = evaluate.shares(lambda pictures: sure_of(taken_for), trial, "one thing", trial.drawings)
     assert found["the style, where the prompt says one"] == 0.5
     assert (found["the thing, top-1"], found["the background's colour"]) == (1.0, 0.0)
 
@@ -102,8 +117,9 @@ def test_every_trial_asks_only_for_what_training_never_composed():
 def recipe_free_composer(mix) -> Composer:
     """One that needs no drawings to be fetched: it only chooses."""
     names = list(CONCEPTS)
-    sprites = Sprites(rgba=np.zeros((len(names), 4, 4, 4), np.uint8), concepts=names,
-                      styles=["flat"] * len(names))
+    sprites = Sprites(
+        rgba=np.zeros((len(names), 4, 4, 4), np.uint8), concepts=names, styles=["flat"] * len(names)
+    )
     return Composer(sprites, 64, mix, unseen=True)
 
 
@@ -130,7 +146,7 @@ def test_decibels_of_a_known_error():
 
 def test_a_blur_has_less_energy_of_gradients():
     noise = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
-    blurred = (noise[:, 1:] // 2 + noise[:, :-1] // 2)
+    blurred = noise[:, 1:] // 2 + noise[:, :-1] // 2
     assert autoencoder.gradient_energy(noise) > 1.3 * autoencoder.gradient_energy(blurred) > 0
     assert autoencoder.gradient_energy(np.full((1, 4, 4, 3), 200, np.uint8)) == 0
 
@@ -145,8 +161,10 @@ def test_the_kernel_distance_tells_distributions_apart_whatever_their_sizes():
 
 def test_a_resumed_runs_later_entries_make_the_curve(tmp_path):
     steps = [(50, 0.9), (100, 0.8), (150, 0.7), (100, 0.5), (150, 0.4)]
-    log = "".join(json.dumps({"step": step, "pictures": 16 * step, "loss": loss}) + "\n"
-                  for step, loss in steps)
+    log = "".join(
+        json.dumps({"step": step, "pictures": 16 * step, "loss": loss}) + "\n"
+        for step, loss in steps
+    )
     (tmp_path / "loss.jsonl").write_text(log)
     seen, loss = curves.read(tmp_path)
     assert (seen.tolist(), loss.tolist()) == ([800, 1600, 2400], [0.9, 0.5, 0.4])

@@ -21,40 +21,54 @@ def read(folder):
     return family, {part: read_json(folder / part / "config.json") for part in family.components}
 
 
-@pytest.mark.parametrize("name, what", [
-    ("StableDiffusionXLImg2ImgPipeline", "is the refiner of SDXL"),
-    ("StableDiffusion3Pipeline", "is Stable Diffusion 3"),
-    ("FluxPipeline", "is FLUX"),
-    ("StableDiffusionInstructPix2PixPipeline", "is a model that edits pictures"),
-    ("KandinskyPipeline", "is for KandinskyPipeline"),
-    (None, "is for no pipeline that it names"),
-])
-def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_supported(name,
-                                                                                         what):
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("StableDiffusionXLImg2ImgPipeline", "is the refiner of SDXL"),
+        ("StableDiffusion3Pipeline", "is Stable Diffusion 3"),
+        ("FluxPipeline", "is FLUX"),
+        ("StableDiffusionInstructPix2PixPipeline", "is a model that edits pictures"),
+        ("KandinskyPipeline", "is for KandinskyPipeline"),
+        (None, "is for no pipeline that it names"),
+    ],
+)
+def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_supported(
+    name, what
+):
     with pytest.raises(CheckpointError, match=what) as refused:
         find_family({"_class_name": name})
     assert name is None or name in str(refused.value)
     assert str(refused.value).endswith(
-        "StableDiffusionPipeline and StableDiffusionXLPipeline are supported.")
+        "StableDiffusionPipeline and StableDiffusionXLPipeline are supported."
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_finds_the_checkpoints_of_its_pipelines(family):
     parts = {"text_encoder": ["transformers", "CLIPTextModel"]}
     assert [find_family({"_class_name": name, **parts}) for name in family.pipelines] == (
-        [family] * len(family.pipelines))
+        [family] * len(family.pipelines)
+    )
 
 
-@pytest.mark.parametrize("name, offset", [
-    ("StableDiffusionPipeline", 1), ("StableDiffusionInpaintPipeline", 1),
-    ("StableDiffusionControlNetPipeline", 0), ("FlaxStableDiffusionPipeline", 0),
-    ("LatentConsistencyModelPipeline", 0), ("LatentConsistencyModelImg2ImgPipeline", 0),
-    ("StableDiffusionPAGPipeline", 1),
-])
+@pytest.mark.parametrize(
+    "name, offset",
+    [
+        ("StableDiffusionPipeline", 1),
+        ("StableDiffusionInpaintPipeline", 1),
+        ("StableDiffusionControlNetPipeline", 0),
+        ("FlaxStableDiffusionPipeline", 0),
+        ("LatentConsistencyModelPipeline", 0),
+        ("LatentConsistencyModelImg2ImgPipeline", 0),
+        ("StableDiffusionPAGPipeline", 1),
+    ],
+)
 def test_steps_are_offset_as_diffusers_pipelines_do_it(name, offset, checkpoints, tmp_path):
     shutil.copytree(checkpoints["sd1"], tmp_path, dirs_exist_ok=True)
-    for file, changes in (("model_index.json", {"_class_name": name}),
-                          ("scheduler/scheduler_config.json", {"steps_offset": 0})):
+    for file, changes in (
+        ("model_index.json", {"_class_name": name}),
+        ("scheduler/scheduler_config.json", {"steps_offset": 0}),
+    ):
         (tmp_path / file).write_text(json.dumps(read_json(tmp_path / file) | changes))
     assert Checkpoint.open(tmp_path).schedule.config.steps_offset == offset
 
@@ -71,18 +85,22 @@ def changed(folder, **files):
         file.write_text(json.dumps(read_json(file) | values))
 
 
-@pytest.mark.parametrize("name, version, size, pixels", [
-    ("StableDiffusionPipeline", "0.8.1", 32, (256, 256)),
-    ("StableDiffusionInpaintPipeline", "0.6.0.dev0", 32, (256, 256)),
-    ("FlaxStableDiffusionPipeline", "0.4.0", 32, (256, 256)),
-    ("StableDiffusionPipeline", "0.9.0", 32, (128, 128)),
-    ("StableDiffusionPipeline", "0.18.0", 32, (128, 128)),
-    ("StableDiffusionPipeline", "0.6.0", 96, (384, 384)),
-    ("StableDiffusionPipeline", "0.6.0", [16, 32], (64, 128)),
-    ("StableDiffusionControlNetPipeline", "0.6.0", 32, (128, 128)),
-])
-def test_a_size_that_old_files_have_wrong_is_mended_as_by_diffusers(name, version, size, pixels,
-                                                                    checkpoints, tmp_path):
+@pytest.mark.parametrize(
+    "name, version, size, pixels",
+    [
+        ("StableDiffusionPipeline", "0.8.1", 32, (256, 256)),
+        ("StableDiffusionInpaintPipeline", "0.6.0.dev0", 32, (256, 256)),
+        ("FlaxStableDiffusionPipeline", "0.4.0", 32, (256, 256)),
+        ("StableDiffusionPipeline", "0.9.0", 32, (128, 128)),
+        ("StableDiffusionPipeline", "0.18.0", 32, (128, 128)),
+        ("StableDiffusionPipeline", "0.6.0", 96, (384, 384)),
+        ("StableDiffusionPipeline", "0.6.0", [16, 32], (64, 128)),
+        ("StableDiffusionControlNetPipeline", "0.6.0", 32, (128, 128)),
+    ],
+)
+def test_a_size_that_old_files_have_wrong_is_mended_as_by_diffusers(
+    name, version, size, pixels, checkpoints, tmp_path
+):
     shutil.copytree(checkpoints["sd1"], tmp_path, dirs_exist_ok=True)
     changed(tmp_path, unet={"_diffusers_version": version, "sample_size": size})
     index = tmp_path / "model_index.json"
@@ -90,21 +108,27 @@ def test_a_size_that_old_files_have_wrong_is_mended_as_by_diffusers(name, versio
     assert Checkpoint.open(tmp_path).default_size == pixels
 
 
-def test_a_pndm_that_fills_in_skips_its_runge_kutta_steps_whatever_its_file_says(checkpoints,
-                                                                                tmp_path):
+def test_a_pndm_that_fills_in_skips_its_runge_kutta_steps_whatever_its_file_says(
+    checkpoints, tmp_path
+):
     shutil.copytree(checkpoints["sd1"], tmp_path, dirs_exist_ok=True)
     changed(tmp_path, scheduler={"skip_prk_steps": False})
     with pytest.raises(CheckpointError, match="skip_prk_steps"):
         Checkpoint.open(tmp_path)
     index = tmp_path / "model_index.json"
-    index.write_text(json.dumps(read_json(index) | {
-        "_class_name": "StableDiffusionInpaintPipeline"}))
+    index.write_text(
+        json.dumps(read_json(index) | {"_class_name": "StableDiffusionInpaintPipeline"})
+    )
     assert Checkpoint.open(tmp_path).sampler == "pndm"
 
 
 def test_checkpoints_of_one_architecture_have_equal_models_and_others_do_not(checkpoints):
-    builds = {layout: partial(family.build, configs) for layout, (family, configs)
-              in ((layout, read(folder)) for layout, folder in checkpoints.items())}
+    builds = {
+        layout: partial(family.build, configs)
+        for layout, (family, configs) in (
+            (layout, read(folder)) for layout, folder in checkpoints.items()
+        )
+    }
     one, again, other = builds["sd1"](jnp.float32), builds["sd1"](jnp.float32), builds["sd2"]
     assert one[0] == again[0] and hash(one[0]) == hash(again[0])
     assert one[0] != other(jnp.float32)[0]

@@ -20,8 +20,7 @@ from sd_tpu.pipelines.models import (
 )
 from sd_tpu.pipelines.stable_diffusion import FlaxStableDiffusionPipeline
 
-CLASSES = dict(unet=FlaxUNet2DConditionModel, vae=FlaxAutoencoderKL,
-               text_encoder=FlaxCLIPTextModel)
+CLASSES = dict(unet=FlaxUNet2DConditionModel, vae=FlaxAutoencoderKL, text_encoder=FlaxCLIPTextModel)
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -36,8 +35,10 @@ def differ(ours, theirs) -> float:
 @pytest.fixture(scope="module")
 def parts(checkpoints, layout) -> dict:
     """(model, params) of each network."""
-    return {name: tuple(network.from_pretrained(checkpoints[layout], subfolder=name))
-            for name, network in CLASSES.items()}
+    return {
+        name: tuple(network.from_pretrained(checkpoints[layout], subfolder=name))
+        for name, network in CLASSES.items()
+    }
 
 
 def test_the_unet_takes_and_gives_nchw(parts, torch_pipelines, layout):
@@ -52,8 +53,9 @@ def test_the_unet_takes_and_gives_nchw(parts, torch_pipelines, layout):
         assert ours["sample"] is ours[0] is ours.sample
 
 
-def test_the_autoencoder_takes_pictures_and_gives_distributions_of_latents(parts, torch_pipelines,
-                                                                           layout):
+def test_the_autoencoder_takes_pictures_and_gives_distributions_of_latents(
+    parts, torch_pipelines, layout
+):
     vae, params = parts["vae"]
     image, reference = numbers(2, 3, 32, 32), torch_pipelines[layout].vae
     theirs = reference.encode(torch.tensor(image)).latent_dist
@@ -77,12 +79,12 @@ def test_the_autoencoder_takes_pictures_and_gives_distributions_of_latents(parts
 def test_latents_of_an_autoencoder_are_raw_however_its_pipeline_scales_them(parts):
     vae, params = parts["vae"]
     mean, std = [0.5, -0.5, 1.0, 0.0], [2.0, 3.0, 1.0, 0.5]
-    scaled = FlaxAutoencoderKL.from_config({
-        **vae.config, "latents_mean": mean, "latents_std": std})
+    scaled = FlaxAutoencoderKL.from_config({**vae.config, "latents_mean": mean, "latents_std": std})
     image, latents = numbers(1, 3, 32, 32), numbers(1, 4, 8, 8)
     for method, given in (("encode", image), ("decode", latents)):
-        ours, plain = (each.apply({"params": params}, given, method=method)
-                       for each in (scaled, vae))
+        ours, plain = (
+            each.apply({"params": params}, given, method=method) for each in (scaled, vae)
+        )
         if method == "encode":
             ours, plain = ours.latent_dist, plain.latent_dist
             assert np.allclose(ours.logvar, plain.logvar, atol=1e-5)
@@ -90,19 +92,26 @@ def test_latents_of_an_autoencoder_are_raw_however_its_pipeline_scales_them(part
         else:
             assert np.allclose(ours.sample, plain.sample, atol=1e-5)
     drawn = latents / vae.config.scaling_factor * np.reshape(std, (4, 1, 1)) + np.reshape(
-        mean, (4, 1, 1))
+        mean, (4, 1, 1)
+    )
     expected = vae.apply({"params": params}, drawn, method="decode").sample / 2 + 0.5
     pictures = FlaxStableDiffusionPipeline._decode(
-        SimpleNamespace(vae=scaled), {"vae": params}, latents)
+        SimpleNamespace(vae=scaled), {"vae": params}, latents
+    )
     assert np.allclose(pictures, expected.clip(0, 1).transpose(0, 2, 3, 1), atol=1e-5)
 
 
-def test_the_text_encoder_is_called_with_its_own_or_given_parameters(parts, torch_pipelines,
-                                                                     layout):
+def test_the_text_encoder_is_called_with_its_own_or_given_parameters(
+    parts, torch_pipelines, layout
+):
     encoder, params = parts["text_encoder"]
-    ids = torch_pipelines[layout].tokenizer(
-        ["a cat", "two dogs on a mat"], padding="max_length", max_length=77,
-        return_tensors="np").input_ids
+    ids = (
+        torch_pipelines[layout]
+        .tokenizer(
+            ["a cat", "two dogs on a mat"], padding="max_length", max_length=77, return_tensors="np"
+        )
+        .input_ids
+    )
     theirs = torch_pipelines[layout].text_encoder(torch.tensor(ids), output_hidden_states=True)
     ours = encoder(ids, params=params, output_hidden_states=True)
     assert differ(ours[0], theirs.last_hidden_state) < 1e-5
@@ -115,10 +124,23 @@ def test_the_text_encoder_is_called_with_its_own_or_given_parameters(parts, torc
 def test_layers_have_the_names_of_flax_to_read_and_to_write(parts):
     unet, params = parts["unet"]
     flat = flatten_dict(params)
-    assert ("down_blocks_0", "attentions_0", "transformer_blocks_0", "attn1", "to_out_0",
-            "kernel") in flat
-    assert ("mid_block", "attentions_0", "transformer_blocks_0", "ff", "net_0", "proj",
-            "bias") in flat
+    assert (
+        "down_blocks_0",
+        "attentions_0",
+        "transformer_blocks_0",
+        "attn1",
+        "to_out_0",
+        "kernel",
+    ) in flat
+    assert (
+        "mid_block",
+        "attentions_0",
+        "transformer_blocks_0",
+        "ff",
+        "net_0",
+        "proj",
+        "bias",
+    ) in flat
     assert "query" in parts["vae"][1]["encoder"]["mid_block"]["attentions_0"]
     assert "q_proj" in parts["text_encoder"][1]["text_model"]["encoder"]["layers"]["0"]["self_attn"]
     x, text = numbers(1, 4, 8, 8), numbers(1, 77, 32)
@@ -160,12 +182,23 @@ def test_networks_are_made_from_a_config_alone(parts):
 
 def test_a_new_controlnet_adds_nothing_and_new_parameters_are_float32():
     model = FlaxControlNetModel(
-        sample_size=8, block_out_channels=(32, 64), cross_attention_dim=16, layers_per_block=1,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), attention_head_dim=4,
-        dtype=jnp.bfloat16)
+        sample_size=8,
+        block_out_channels=(32, 64),
+        cross_attention_dim=16,
+        layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        attention_head_dim=4,
+        dtype=jnp.bfloat16,
+    )
     params = model.init_weights(jax.random.PRNGKey(0))
-    down, middle = model.apply({"params": params}, numbers(1, 4, 8, 8), 7, numbers(1, 5, 16),
-                               numbers(1, 3, 64, 64), return_dict=False)
+    down, middle = model.apply(
+        {"params": params},
+        numbers(1, 4, 8, 8),
+        7,
+        numbers(1, 5, 16),
+        numbers(1, 3, 64, 64),
+        return_dict=False,
+    )
     assert len(down) == 4 and not any(np.any(each) for each in (*down, middle))
     assert not np.any(params["controlnet_cond_embedding"]["conv_out"]["kernel"])
     assert np.std(params["controlnet_cond_embedding"]["conv_in"]["kernel"]) > 0.1, "LeCun's"
@@ -173,8 +206,13 @@ def test_a_new_controlnet_adds_nothing_and_new_parameters_are_float32():
 
 
 def test_a_new_text_encoder_begins_as_transformers_did():
-    model = FlaxCLIPTextModel(hidden_size=64, intermediate_size=128, num_hidden_layers=1,
-                              num_attention_heads=4, vocab_size=100)
+    model = FlaxCLIPTextModel(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        vocab_size=100,
+    )
     params = flatten_dict(model.init_weights(jax.random.PRNGKey(0)), sep=".")
     for name, leaf in params.items():
         wanted = 0.01 if name.endswith(("kernel", "embedding")) else 0
@@ -223,10 +261,15 @@ def test_a_unet_that_fills_in_pictures_is_no_part_of_a_pipeline_that_only_draws(
 
 
 def test_a_pipelines_default_size_is_that_of_sd_1_where_an_old_config_says_less(checkpoints):
-    parts = {part: network.from_config(str(checkpoints["sd1"]), subfolder=part)
-             for part, network in CLASSES.items()}
-    for version, size, pixels in (("0.12.0", 32, (128, 128)), ("0.12.0", [16, 32], (64, 128)),
-                                  ("0.6.0", 32, (256, 256))):
+    parts = {
+        part: network.from_config(str(checkpoints["sd1"]), subfolder=part)
+        for part, network in CLASSES.items()
+    }
+    for version, size, pixels in (
+        ("0.12.0", 32, (128, 128)),
+        ("0.12.0", [16, 32], (64, 128)),
+        ("0.6.0", 32, (256, 256)),
+    ):
         parts["unet"].config.update(_diffusers_version=version, sample_size=size)
         pipeline = FlaxStableDiffusionPipeline(tokenizer=None, scheduler=None, **parts)
         assert pipeline.default_size == pixels

@@ -15,12 +15,7 @@ from flax.serialization import to_bytes
 from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_tpu import (
-    BUNDLED_MODEL,
-    CheckpointError,
-    FlaxDDIMScheduler,
-    FlaxStableDiffusionPipeline,
-)
+from sd_tpu import BUNDLED_MODEL, CheckpointError, FlaxDDIMScheduler, FlaxStableDiffusionPipeline
 from sd_tpu.runtime.mesh import make_mesh
 
 
@@ -165,9 +160,15 @@ def test_steps_that_are_no_table_are_drawn_as_pytorch_draws_them(model, torch_pi
     reference = copy.copy(torch_pipelines["sd1"])
     reference.set_progress_bar_config(disable=True)
     reference.scheduler = diffusers.PNDMScheduler.from_config(
-        reference.scheduler.config, skip_prk_steps=False)
-    theirs = reference(["a cat", "a dog", "a mat"], num_inference_steps=5, guidance_scale=7.5,
-                       latents=torch.tensor(start), output_type="np").images
+        reference.scheduler.config, skip_prk_steps=False
+    )
+    theirs = reference(
+        ["a cat", "a dog", "a mat"],
+        num_inference_steps=5,
+        guidance_scale=7.5,
+        latents=torch.tensor(start),
+        output_type="np",
+    ).images
     assert near(images, theirs)
 
 
@@ -394,7 +395,8 @@ TRAINING = """
 
 
 def test_the_last_lines_of_a_training_script_write_a_checkpoint_that_pytorch_reads(
-        model, tmp_path, torch_pipelines):
+    model, tmp_path, torch_pipelines
+):
     names = run(TRAINING, MODEL=model, OUTPUT=str(tmp_path))
     assert names["losses"][2] < names["losses"][0]
     assert names["images"].shape == (1, 32, 32, 3)
@@ -419,24 +421,48 @@ def get(tree, *path):
 def xl(tmp_path_factory, torch_pipelines) -> tuple[str, diffusers.StableDiffusionXLPipeline]:
     """A tiny SDXL as a folder, and PyTorch's pipeline."""
     torch.manual_seed(0)
-    text = dict(vocab_size=49408, hidden_size=32, intermediate_size=64, num_attention_heads=4,
-                num_hidden_layers=3, projection_dim=32, eos_token_id=49407)
+    text = dict(
+        vocab_size=49408,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=3,
+        projection_dim=32,
+        eos_token_id=49407,
+    )
     unet = diffusers.UNet2DConditionModel(
-        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8,
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), transformer_layers_per_block=(1, 2),
-        attention_head_dim=(2, 4), use_linear_projection=True, cross_attention_dim=64,
-        addition_embed_type="text_time", addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=80)
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=(1, 2),
+        attention_head_dim=(2, 4),
+        use_linear_projection=True,
+        cross_attention_dim=64,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=80,
+    )
     tokenizer = torch_pipelines["sd1"].tokenizer
     pipeline = diffusers.StableDiffusionXLPipeline(
         text_encoder=CLIPTextModel(CLIPTextConfig(**text)).eval(),
         text_encoder_2=CLIPTextModelWithProjection(
-            CLIPTextConfig(**text | {"hidden_act": "gelu"})).eval(),
-        vae=torch_pipelines["sd1"].vae, unet=unet.eval(), tokenizer=tokenizer,
-        tokenizer_2=tokenizer, scheduler=diffusers.EulerDiscreteScheduler(
-            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1,
-            timestep_spacing="leading"))
+            CLIPTextConfig(**text | {"hidden_act": "gelu"})
+        ).eval(),
+        vae=torch_pipelines["sd1"].vae,
+        unet=unet.eval(),
+        tokenizer=tokenizer,
+        tokenizer_2=tokenizer,
+        scheduler=diffusers.EulerDiscreteScheduler(
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            steps_offset=1,
+            timestep_spacing="leading",
+        ),
+    )
     folder = tmp_path_factory.mktemp("xl")
     pipeline.save_pretrained(folder)
     return str(folder), pipeline
@@ -493,19 +519,29 @@ def test_sdxl_is_drawn_as_pytorch_draws_it_called_mapped_or_compiled_ahead(xl):
     assert near(names["images"], names["called"][:, 0])
     assert len({picture.tobytes() for picture in names["pictures"]}) == 8
     reference.set_progress_bar_config(disable=True)
-    for name, steps, guidance, kind in (("latents", 3, 5.0, "latent"), ("without", 3, 5.0, "np"),
-                                        ("longer", 5, 3.0, "np")):
-        theirs = np.asarray(reference(
-            "a cat", num_inference_steps=steps, guidance_scale=guidance, output_type=kind,
-            latents=torch.tensor(start), height=32, width=32).images)
+    for name, steps, guidance, kind in (
+        ("latents", 3, 5.0, "latent"),
+        ("without", 3, 5.0, "np"),
+        ("longer", 5, 3.0, "np"),
+    ):
+        theirs = np.asarray(
+            reference(
+                "a cat",
+                num_inference_steps=steps,
+                guidance_scale=guidance,
+                output_type=kind,
+                latents=torch.tensor(start),
+                height=32,
+                width=32,
+            ).images
+        )
         rounding = 0 if kind == "latent" else 0.5 / 255
         off = np.abs(names[name] - theirs).max()
         assert off < 2e-4 * np.abs(theirs).max() + rounding, name
     # Steps, guidance, negative prompts and whether latents are wanted compile nothing: there are
     # programs for eight pictures with replicated parameters, and for one.
     programs = names["pipeline"]._programs.values()
-    assert [programs.traces for programs in programs] == [
-        dict(encode=1, advance=1, decode=1)] * 2
+    assert [programs.traces for programs in programs] == [dict(encode=1, advance=1, decode=1)] * 2
 
 
 # --- Flax's own files ---------------------------------------------------------------------------
@@ -530,7 +566,8 @@ def test_a_folder_of_msgpack_weights_with_flaxs_names_is_read(model, tmp_path, e
 
 
 def test_parts_that_are_given_are_not_read_and_their_parameters_are_the_callers(model):
-    names = run("""
+    names = run(
+        """
         import jax
         from sd_tpu import FlaxAutoencoderKL, FlaxStableDiffusionPipeline
         vae, vae_params = FlaxAutoencoderKL.from_pretrained(MODEL + "/vae")
@@ -539,7 +576,9 @@ def test_parts_that_are_given_are_not_read_and_their_parameters_are_the_callers(
         params["vae"] = vae_params
         params["vae"]["decoder"]["conv_out"]["bias"] += 0.25
         images = pipeline(pipeline.prepare_inputs("a cat"), params, jax.random.PRNGKey(0), 2).images
-        """, MODEL=model)
+        """,
+        MODEL=model,
+    )
     assert names["absent"]
     assert names["pipeline"].vae is names["vae"]
     assert names["images"].shape == (1, 32, 32, 3)
@@ -555,4 +594,5 @@ def test_the_bundled_model_is_drawn_with_and_a_part_that_lacks_is_named(tmp_path
         pipeline(ids, params, jax.random.PRNGKey(0), 2)
     with pytest.raises(TypeError, match="missing \\['vae'\\]"):
         type(pipeline).__mro__[1].__init__(
-            pipeline, **{name: part for name, part in pipeline.components.items() if name != "vae"})
+            pipeline, **{name: part for name, part in pipeline.components.items() if name != "vae"}
+        )

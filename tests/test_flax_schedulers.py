@@ -23,17 +23,27 @@ CASES = {
     "pndm, runge-kutta": ("PNDMScheduler", dict(prediction_type="v_prediction"), {}),
     "dpm++": ("DPMSolverMultistepScheduler", {}, dict(final_sigmas_type="sigma_min")),
     "dpm++ to zero": ("DPMSolverMultistepScheduler", dict(final_sigmas_type="zero"), {}),
-    "dpm++, order 3": ("DPMSolverMultistepScheduler", dict(solver_order=3),
-                       dict(final_sigmas_type="sigma_min")),
-    "dpm, heun": ("DPMSolverMultistepScheduler",
-                  dict(algorithm_type="dpmsolver", solver_type="heun"),
-                  dict(final_sigmas_type="sigma_min")),
-    "dpm, order 3": ("DPMSolverMultistepScheduler",
-                     dict(algorithm_type="dpmsolver", solver_order=3, timestep_spacing="trailing"),
-                     dict(final_sigmas_type="sigma_min")),
+    "dpm++, order 3": (
+        "DPMSolverMultistepScheduler",
+        dict(solver_order=3),
+        dict(final_sigmas_type="sigma_min"),
+    ),
+    "dpm, heun": (
+        "DPMSolverMultistepScheduler",
+        dict(algorithm_type="dpmsolver", solver_type="heun"),
+        dict(final_sigmas_type="sigma_min"),
+    ),
+    "dpm, order 3": (
+        "DPMSolverMultistepScheduler",
+        dict(algorithm_type="dpmsolver", solver_order=3, timestep_spacing="trailing"),
+        dict(final_sigmas_type="sigma_min"),
+    ),
     "euler": ("EulerDiscreteScheduler", dict(prediction_type="v_prediction"), {}),
-    "euler, leading": ("EulerDiscreteScheduler", dict(timestep_spacing="leading"),
-                       dict(steps_offset=1)),
+    "euler, leading": (
+        "EulerDiscreteScheduler",
+        dict(timestep_spacing="leading"),
+        dict(steps_offset=1),
+    ),
     "lms": ("LMSDiscreteScheduler", {}, {}),
 }
 
@@ -89,21 +99,27 @@ def test_what_the_old_classes_did_not_know_is_stepped_by_its_table(name):
     assert np.abs(ours - theirs).max() <= 3e-5 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize(("config", "face"), [
-    (dict(_class_name="PNDMScheduler", skip_prk_steps=True), "FlaxPNDMScheduler"),
-    (dict(_class_name="FlaxDDIMScheduler"), "FlaxDDIMScheduler"),
-    (dict(_class_name="DDIMScheduler", timestep_spacing="trailing"), "TableScheduler"),
-    (dict(_class_name="EulerDiscreteScheduler", use_karras_sigmas=True), "TableScheduler"),
-])
+@pytest.mark.parametrize(
+    ("config", "face"),
+    [
+        (dict(_class_name="PNDMScheduler", skip_prk_steps=True), "FlaxPNDMScheduler"),
+        (dict(_class_name="FlaxDDIMScheduler"), "FlaxDDIMScheduler"),
+        (dict(_class_name="DDIMScheduler", timestep_spacing="trailing"), "TableScheduler"),
+        (dict(_class_name="EulerDiscreteScheduler", use_karras_sigmas=True), "TableScheduler"),
+    ],
+)
 def test_a_checkpoints_scheduler_is_an_old_class_where_that_does_all_it_asks(config, face):
     assert type(schedulers.scheduler_for(SD | config)).__name__ == face
 
 
-@pytest.mark.parametrize(("name", "values"), [
-    ("FlaxPNDMScheduler", {}),
-    ("FlaxDPMSolverMultistepScheduler", dict(algorithm_type="dpmsolver", solver_type="heun")),
-    ("FlaxDPMSolverMultistepScheduler", dict(solver_order=1)),
-])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("FlaxPNDMScheduler", {}),
+        ("FlaxDPMSolverMultistepScheduler", dict(algorithm_type="dpmsolver", solver_type="heun")),
+        ("FlaxDPMSolverMultistepScheduler", dict(solver_order=1)),
+    ],
+)
 def test_what_only_an_old_class_does_is_read_again_by_it(name, values, tmp_path):
     saved = getattr(schedulers, name)(**SD | values)
     saved.save_pretrained(tmp_path)
@@ -111,16 +127,34 @@ def test_what_only_an_old_class_does_is_read_again_by_it(name, values, tmp_path)
     assert type(again) is type(saved) and again.config == saved.config
 
 
-@pytest.mark.parametrize(("config", "complaint"), [
-    (dict(_class_name="DPMSolverMultistepScheduler", thresholding=True), "thresholding=True"),
-    (dict(_class_name="DPMSolverMultistepScheduler", use_lu_lambdas=True), "use_lu_lambdas=True"),
-    (dict(_class_name="DPMSolverMultistepScheduler", solver_type="heun", use_karras_sigmas=True),
-     "solver_type='heun'"),
-    (dict(_class_name="DPMSolverMultistepScheduler", algorithm_type="dpmsolver",
-          final_sigmas_type="zero"), "algorithm_type='dpmsolver'"),
-    (dict(_class_name="EulerDiscreteScheduler", interpolation_type="log_linear"), "log_linear"),
-    (dict(_class_name="PNDMScheduler", timestep_spacing="trailing"), "skip_prk_steps"),
-])
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (dict(_class_name="DPMSolverMultistepScheduler", thresholding=True), "thresholding=True"),
+        (
+            dict(_class_name="DPMSolverMultistepScheduler", use_lu_lambdas=True),
+            "use_lu_lambdas=True",
+        ),
+        (
+            dict(
+                _class_name="DPMSolverMultistepScheduler",
+                solver_type="heun",
+                use_karras_sigmas=True,
+            ),
+            "solver_type='heun'",
+        ),
+        (
+            dict(
+                _class_name="DPMSolverMultistepScheduler",
+                algorithm_type="dpmsolver",
+                final_sigmas_type="zero",
+            ),
+            "algorithm_type='dpmsolver'",
+        ),
+        (dict(_class_name="EulerDiscreteScheduler", interpolation_type="log_linear"), "log_linear"),
+        (dict(_class_name="PNDMScheduler", timestep_spacing="trailing"), "skip_prk_steps"),
+    ],
+)
 def test_what_neither_an_old_class_nor_a_table_does_is_refused(config, complaint):
     with pytest.raises(CheckpointError, match=complaint):
         schedulers.scheduler_for(SD | config)
@@ -139,16 +173,25 @@ def test_ddpm_takes_pytorchs_means_and_noise_of_its_deviation(steps, variance):
         key = jax.random.PRNGKey(t)
         fresh = jax.random.normal(jax.random.split(key, 1)[0], SHAPE)
         deviation = theirs._get_variance(t) ** 0.5 if t else 0.0
-        theirs_mean = theirs.step(torch.tensor(out), t, torch.tensor(x),
-                                  generator=torch.manual_seed(0)).prev_sample
+        theirs_mean = theirs.step(
+            torch.tensor(out), t, torch.tensor(x), generator=torch.manual_seed(0)
+        ).prev_sample
         drawn = torch.randn(SHAPE, generator=torch.manual_seed(0))
         expected = theirs_mean - deviation * drawn + deviation * torch.tensor(np.asarray(fresh))
         stepped = ours.step(state, jnp.asarray(out), t, jnp.asarray(x), key).prev_sample
         assert np.allclose(stepped, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["DDIMScheduler", "DDPMScheduler", "PNDMScheduler",
-                                  "DPMSolverMultistepScheduler", "EulerDiscreteScheduler"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DDIMScheduler",
+        "DDPMScheduler",
+        "PNDMScheduler",
+        "DPMSolverMultistepScheduler",
+        "EulerDiscreteScheduler",
+    ],
+)
 def test_noise_is_added_as_pytorch_adds_it(name):
     theirs = getattr(diffusers, name)(**SD)
     theirs.set_timesteps(1000)
@@ -159,8 +202,9 @@ def test_noise_is_added_as_pytorch_adds_it(name):
     assert np.allclose(mixed, expected, atol=1e-5)
     if name in ("DDIMScheduler", "DDPMScheduler"):
         velocity = ours.get_velocity(state, noise(1), noise(2), times)
-        expected = theirs.get_velocity(torch.tensor(noise(1)), torch.tensor(noise(2)),
-                                       torch.tensor(times))
+        expected = theirs.get_velocity(
+            torch.tensor(noise(1)), torch.tensor(noise(2)), torch.tensor(times)
+        )
         assert np.allclose(velocity, expected, atol=1e-6)
 
 
@@ -178,14 +222,16 @@ def test_karras_ve_steps_as_pytorchs_does():
     expected = theirs.step(torch.tensor(out), 40.0, sigma, torch.tensor(x))
     assert np.allclose(stepped, expected.prev_sample, atol=1e-4)
     mended = ours.step_correct(state, out, 40.0, sigma, x, stepped, slope, return_dict=False)[0]
-    expected = theirs.step_correct(torch.tensor(out), 40.0, sigma, torch.tensor(x),
-                                   expected.prev_sample, expected.derivative)
+    expected = theirs.step_correct(
+        torch.tensor(out), 40.0, sigma, torch.tensor(x), expected.prev_sample, expected.derivative
+    )
     assert np.allclose(mended, expected.prev_sample, atol=1e-4)
 
 
 def test_a_checkpoints_scheduler_is_read_and_written_as_any_class(checkpoints, tmp_path):
     scheduler, state = schedulers.FlaxDPMSolverMultistepScheduler.from_pretrained(
-        checkpoints["sd1"], subfolder="scheduler", solver_order=3)
+        checkpoints["sd1"], subfolder="scheduler", solver_order=3
+    )
     assert scheduler.config.beta_end == scheduler.config["beta_end"] == 0.012
     assert (scheduler.config.solver_order, len(scheduler)) == (3, 1000)
     assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(state))

@@ -12,7 +12,7 @@ import pytest
 
 from sd_tpu import FlaxStableDiffusionPipeline
 
-SET_UP = '''
+SET_UP = """
 import jax
 
 num_devices = jax.device_count()
@@ -33,8 +33,8 @@ pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(
     variant="bf16",
     dtype=dtype,
 )
-'''
-SAME_PROMPT = '''
+"""
+SAME_PROMPT = """
 prompt = "A cinematic film still of Morgan Freeman starring as Jimi Hendrix, portrait, 40mm lens, shallow depth of field, close up, split lighting, cinematic"
 prompt = [prompt] * jax.device_count()
 prompt_ids = pipeline.prepare_inputs(prompt)
@@ -62,8 +62,8 @@ images = images.reshape((images.shape[0] * images.shape[1],) + images.shape[-3:]
 same = images
 images = pipeline.numpy_to_pil(images)
 grid = make_image_grid(images, rows=2, cols=4)
-'''  # noqa: E501
-EIGHT_PROMPTS = '''
+"""  # noqa: E501
+EIGHT_PROMPTS = """
 prompts = [
     "Labrador in the style of Hokusai",
     "Painting of a squirrel skating in New York",
@@ -84,17 +84,17 @@ eight = images
 images = pipeline.numpy_to_pil(images)
 
 eight_grid = make_image_grid(images, 2, 4)
-'''
-MAPPED = '''
+"""
+MAPPED = """
 p_generate = pmap(pipeline._generate)
 
 images = p_generate(prompt_ids, p_params, rng)
 images = images.block_until_ready()
-'''
-TWICE_TWO = '''
+"""
+TWICE_TWO = """
 prompts = ["a cat"] * 4 + ["a rocket"] * 4
 images = pipeline(shard(pipeline.prepare_inputs(prompts)), p_params, rng, jit=True).images
-'''
+"""
 
 
 @pytest.fixture(scope="module")

@@ -55,8 +55,9 @@ def test_what_was_added_is_there_after_a_restart(history):
     begun = time.time()
     entry = history.add(ANNA, PNG, PICTURE)
     assert begun <= entry.made_at <= time.time()
-    assert entry == Entry(entry.id, 1, entry.made_at, False, PICTURE, entry.id, 0,
-                          history.picture(ANNA, entry.id))
+    assert entry == Entry(
+        entry.id, 1, entry.made_at, False, PICTURE, entry.id, 0, history.picture(ANNA, entry.id)
+    )
     history.close()
     again = History(history.folder)
     assert again.entries(ANNA) == [entry]
@@ -75,28 +76,47 @@ def test_what_was_kept_before_a_setting_was_invented_has_its_default(history):
 
 def test_what_was_kept_as_a_request_for_one_picture_is_read_as_that_picture(history):
     entry = history.add(ANNA, PNG, PICTURE)
-    older = {"negative_prompt": "fog", "steps": 9, "guidance": 2.0, "sampler": "lcm",
-             "spacing": None, "height": 64, "width": 96, "prompts": ["a hen"], "seed": 7, "own": []}
+    older = {
+        "negative_prompt": "fog",
+        "steps": 9,
+        "guidance": 2.0,
+        "sampler": "lcm",
+        "spacing": None,
+        "height": 64,
+        "width": 96,
+        "prompts": ["a hen"],
+        "seed": 7,
+        "own": [],
+    }
     history._ask("UPDATE pictures SET request = ? WHERE id = ?", (json.dumps(older), entry.id))
     assert history.entries(ANNA)[0].picture == Picture(
-        prompt="a hen", negative_prompt="fog", steps=9, guidance=2.0, sampler="lcm", height=64,
-        width=96, seed=7)
+        prompt="a hen",
+        negative_prompt="fog",
+        steps=9,
+        guidance=2.0,
+        sampler="lcm",
+        height=64,
+        width=96,
+        seed=7,
+    )
 
 
 def test_pictures_are_listed_by_run_the_newest_first_each_in_the_order_of_the_gallery(history):
     first = {place: add(history, 1, run="first", place=place)[0] for place in (2, 0, 1)}
     second = {place: add(history, 1, run="second", place=place)[0] for place in (5, 4)}
-    again, = add(history, 1, run="second", place=4)  # a card drawn again
+    (again,) = add(history, 1, run="second", place=4)  # a card drawn again
     assert ids(history) == [second[4], again, second[5], *(first[place] for place in range(3))]
     assert ids(history, runs=1) == [second[4], again, second[5]]
-    late, = add(history, 1, run="first", place=1)
+    (late,) = add(history, 1, run="first", place=1)
     assert ids(history, runs=1) == [first[0], first[1], late, first[2]]
     assert ids(history, run="second") == [second[4], again, second[5]]
 
 
 def test_pictures_are_found_by_words_of_their_prompts(history):
-    night, day = (history.add(ANNA, PNG, dataclasses.replace(PICTURE, prompt=prompt)).id
-                  for prompt in ("Über the Night sea", "100% day_light, sea"))
+    night, day = (
+        history.add(ANNA, PNG, dataclasses.replace(PICTURE, prompt=prompt)).id
+        for prompt in ("Über the Night sea", "100% day_light, sea")
+    )
     assert ids(history, words="SEA") == [day, night]
     assert ids(history, words=" über  sea") == ids(history, words="nigh") == [night]
     assert ids(history, words="100%") == ids(history, words="y_l") == [day]
@@ -115,7 +135,7 @@ def test_favourites_are_marked_and_listed_alone(history):
 def test_deleting_and_clearing_take_the_files_too_and_leave_favourites(history):
     a, b, c, starred = add(history, 4)
     history.set_favourite(ANNA, starred, True)
-    theirs, = add(history, 1, BEN)
+    (theirs,) = add(history, 1, BEN)
     assert history.delete(ANNA, b)
     running = threading.active_count()
     assert not history.delete(ANNA, b) and history.picture(ANNA, b) is None
@@ -129,7 +149,7 @@ def test_deleting_and_clearing_take_the_files_too_and_leave_favourites(history):
 
 def test_a_deletion_can_be_taken_back_until_it_is_for_good(history, monkeypatch):
     a, b = add(history, 2)
-    theirs, = add(history, 1, BEN)
+    (theirs,) = add(history, 1, BEN)
     history.set_favourite(ANNA, a, True)
     history.delete(ANNA, a)
     history.delete(BEN, theirs)
@@ -141,7 +161,7 @@ def test_a_deletion_can_be_taken_back_until_it_is_for_good(history, monkeypatch)
     history.delete(ANNA)
     assert history.restore(ANNA) == 2 and ids(history) == [b, a]
     monkeypatch.setattr(history_module, "UNDO_SECONDS", 0.01)
-    file, = history.delete(ANNA, b)
+    (file,) = history.delete(ANNA, b)
     end = time.monotonic() + 10
     while file.exists():
         assert time.monotonic() < end
@@ -153,7 +173,7 @@ def test_a_deletion_can_be_taken_back_until_it_is_for_good(history, monkeypatch)
 
 
 def test_anothers_picture_is_the_same_as_one_that_does_not_exist(history):
-    theirs, = add(history, 1, BEN)
+    (theirs,) = add(history, 1, BEN)
     for id in (theirs, "0" * 32, "../history", "", "%"):
         assert history.picture(ANNA, id) is None
         assert history.set_favourite(ANNA, id, True) is False
@@ -280,8 +300,12 @@ DYING = textwrap.dedent("""
 def test_a_killed_server_loses_no_picture_and_leaves_a_history_that_opens(tmp_path):
     stages = {"file begun": 1, "file renamed": 2, "row written": 2, "file deleted": 0}
     moments = [str(milliseconds) for milliseconds in (5, 20, 50, 90, 150)]
-    told = subprocess.run([sys.executable, "-c", DYING, tmp_path, *stages, *moments],
-                          capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", DYING, tmp_path, *stages, *moments],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     lives = [block.split() for block in told.split("\n-- ")]
     added = [[word for word in block if len(word) == 32] for block in lives]
     for name, told_ids in zip([*stages, *moments], added, strict=False):
@@ -335,12 +359,15 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, empty, break_header, break_pages, cut_off,
-                                    make_newer])
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, empty, break_header, break_pages, cut_off, make_newer]
+)
 def test_pictures_are_their_owners_again_when_the_database_is_lost(history, damage, caplog):
     other = dataclasses.replace(PICTURE, prompt="a dog", seed=7)
-    mine = [history.add(ANNA, to_png(np.zeros((8, 8, 3), np.uint8), Request((picture,))),
-                        picture) for picture in [PICTURE, other] * 10]
+    mine = [
+        history.add(ANNA, to_png(np.zeros((8, 8, 3), np.uint8), Request((picture,))), picture)
+        for picture in [PICTURE, other] * 10
+    ]
     theirs = history.add(BEN, PNG, PICTURE)
     history.delete(ANNA, mine.pop(3).id)
     for entry in mine:
@@ -352,9 +379,11 @@ def test_pictures_are_their_owners_again_when_the_database_is_lost(history, dama
     assert "did not know 20 pictures, which were read back" in caplog.messages[-1]
     back = sorted(again.entries(ANNA), key=lambda entry: entry.number)
     assert [(entry.id, entry.picture) for entry in back] == [
-        (entry.id, entry.picture) for entry in mine]
+        (entry.id, entry.picture) for entry in mine
+    ]
     assert [entry.made_at for entry in back] == pytest.approx(
-        [entry.made_at for entry in mine], abs=1e-3)
+        [entry.made_at for entry in mine], abs=1e-3
+    )
     assert again.picture(ANNA, mine[0].id).read_bytes() == PNG
     assert ids(again, BEN) == [theirs.id] and len(files(again)) == 20
     again.close()
@@ -372,8 +401,12 @@ def test_a_broken_database_is_set_aside(history, damage, caplog):
     with caplog.at_level(logging.WARNING):
         History(history.folder)
     (aside,) = history.folder.glob("broken-*")
-    assert caplog.messages[0].startswith(f"The database of the history in {history.folder} is "
-                                         "broken (") and str(aside) in caplog.messages[0]
+    assert (
+        caplog.messages[0].startswith(
+            f"The database of the history in {history.folder} is broken ("
+        )
+        and str(aside) in caplog.messages[0]
+    )
     assert damage is make_newer or (aside / "history.db").read_bytes() == broken
 
 
@@ -388,8 +421,9 @@ def test_old_favourites_are_favourites_again_when_the_database_is_lost(history):
     assert ids(again) == [young, old] and ids(again, favourites_only=True) == [old]
 
 
-def test_a_picture_without_owner_or_settings_is_set_aside_and_other_files_are_left_alone(history,
-                                                                                        caplog):
+def test_a_picture_without_owner_or_settings_is_set_aside_and_other_files_are_left_alone(
+    history, caplog
+):
     pictures = history.folder / "pictures"
     torn = history.picture(ANNA, *add(history, 1))
     torn.write_bytes(PNG[:-20])
@@ -402,7 +436,9 @@ def test_a_picture_without_owner_or_settings_is_set_aside_and_other_files_are_le
         again = History(history.folder)
     aside = history.folder / "set-aside"
     assert {file.name: file.read_bytes() for file in aside.iterdir()} == {
-        torn.name: PNG[:-20], nobodys.name: PNG}
+        torn.name: PNG[:-20],
+        nobodys.name: PNG,
+    }
     assert ids(again) == [] and [file.name for file in files(again)] == ["notes.txt"]
     (line,) = caplog.messages
     assert line.startswith("Of 2 pictures in the history in ") and str(aside) in line
@@ -601,13 +637,14 @@ def test_a_deletion_by_a_clock_that_was_ahead_is_for_good_all_the_same(history, 
 
 
 def test_adding_and_reading_wait_for_no_other_server_that_holds_the_database(history):
-    there, = add(history, 1)
+    (there,) = add(history, 1)
     shown = history.picture(ANNA, there)
     other = sqlite3.connect(history.folder / "history.db")
     other.execute("BEGIN IMMEDIATE")
     told, begun, name = threading.Event(), time.monotonic(), history_module.new_name()
-    history.add_later(ANNA, shown, PICTURE, lambda failure: failure or told.set(), name=name,
-                      run="run", place=0)
+    history.add_later(
+        ANNA, shown, PICTURE, lambda failure: failure or told.set(), name=name, run="run", place=0
+    )
     assert history.favourites(ANNA, [name, there]) == {name: False, there: False}
     assert ids(history) == [there]
     assert time.monotonic() - begun < history_module.BUSY_SECONDS / 4 and not told.is_set()
@@ -616,8 +653,9 @@ def test_adding_and_reading_wait_for_no_other_server_that_holds_the_database(his
 
 
 def test_a_picture_that_is_being_added_is_there_for_whoever_reads(history):
-    there, = add(history, 1)
+    (there,) = add(history, 1)
     name = history_module.new_name()
-    history.add_later(ANNA, history.picture(ANNA, there), PICTURE, lambda _: None, name=name,
-                      run="run", place=0)
+    history.add_later(
+        ANNA, history.picture(ANNA, there), PICTURE, lambda _: None, name=name, run="run", place=0
+    )
     assert history.set_favourite(ANNA, name, True)

@@ -29,15 +29,23 @@ def chunk(name: bytes, data: bytes) -> bytes:
 def png_of_size(width: int, height: int) -> bytes:
     """A few bytes that claim to be so large."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(
-        b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(100)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def bomb(width: int = 5000, height: int = 5000) -> bytes:
     """A small file that is honest about how large it becomes."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(
-        b"IDAT", zlib.compress(bytes(height * (3 * width + 1)))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(height * (3 * width + 1))))
+        + chunk(b"IEND", b"")
+    )
 
 
 WHOLE = Image.fromarray(PHOTO)
@@ -56,7 +64,7 @@ BAD = {
     "33,000,000x1": (png_of_size(33_000_000, 1), "65536 in a row"),
     "a bomb": (bomb(6000, 6000), "6000x6000 pixels"),
     "a GIF that moves": (MOVING, "moves"),
-    "a GIF that moves, cut off": (MOVING[:MOVING.rindex(b"!\xf9") + 3], "damaged"),
+    "a GIF that moves, cut off": (MOVING[: MOVING.rindex(b"!\xf9") + 3], "damaged"),
     "a WebP that moves": (file_of(WHOLE, "WEBP", **FRAMES), "moves"),
     "a PNG that moves": (file_of(WHOLE, "PNG", **FRAMES), "moves"),
     "the colours of print": (file_of(WHOLE.convert("CMYK"), "JPEG"), "CMYK"),
@@ -76,15 +84,19 @@ def test_what_is_no_good_picture_is_refused_in_a_sentence_before_it_is_decoded(c
 
 def test_16_bits_of_colour_are_refused():
     header = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
-    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(
-        b"IDAT", zlib.compress(bytes(26))) + chunk(b"IEND", b"")
+    file = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(26)))
+        + chunk(b"IEND", b"")
+    )
     with pytest.raises(RequestError, match="16 bits"):
         Input(file)
 
 
 def test_a_jpeg_that_ends_early_is_refused_when_it_is_drawn_on():
     file = file_of(Image.fromarray(RNG.integers(0, 256, (200, 200, 3), dtype=np.uint8)), "JPEG")
-    given = Input(file[:len(file) // 2])
+    given = Input(file[: len(file) // 2])
     with pytest.raises(RequestError, match="damaged"):
         given.on_white()
 
@@ -128,8 +140,10 @@ def test_a_picture_lies_as_its_exif_says_and_is_white_where_it_is_transparent():
 def test_of_a_cameras_jpeg_the_photo_is_taken_whatever_stands_behind_it():
     exif = Image.Exif()
     exif[0x0112] = 6
-    given, alone = (Input(file_of(WHOLE, kind, exif=exif, **more)) for kind, more in (
-        ("MPO", FRAMES), ("JPEG", {})))
+    given, alone = (
+        Input(file_of(WHOLE, kind, exif=exif, **more))
+        for kind, more in (("MPO", FRAMES), ("JPEG", {}))
+    )
     assert given.size == (24, 40) and np.array_equal(given.on_white(), alone.on_white())
 
 
@@ -146,8 +160,10 @@ def test_the_name_is_that_of_the_content():
     assert Input(file_of(WHOLE)).name != Input(file_of(WHOLE.rotate(180))).name
 
 
-@pytest.mark.parametrize("fit, left, middle", [
-    ("cover", [24, 0, 0], [25, 0, 0]), ("stretch", [0, 0, 0], None), ("contain", [0, 0, 0], None)])
+@pytest.mark.parametrize(
+    "fit, left, middle",
+    [("cover", [24, 0, 0], [25, 0, 0]), ("stretch", [0, 0, 0], None), ("contain", [0, 0, 0], None)],
+)
 def test_a_picture_of_another_ratio_is_cut_stretched_or_framed(fit, left, middle):
     ramp = np.zeros((16, 64, 3), np.uint8)
     ramp[..., 0] = np.arange(64)
@@ -203,7 +219,7 @@ def test_a_mask_of_a1111_is_what_is_more_than_half_opaque():
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_a_picture_with_much_exif_lies_as_that_says(kind):
     exif = Image.Exif()
-    exif[0x0112], exif[0x010f] = 6, "w" * 1_000_000
+    exif[0x0112], exif[0x010F] = 6, "w" * 1_000_000
     photo = Input(file_of(Image.fromarray(PHOTO), kind, exif=exif))
     assert photo.size == PHOTO.shape[:2] == photo.on_white().size
 
@@ -216,8 +232,10 @@ def test_what_is_black_in_a_mask_comes_back_as_it_was_given_and_what_is_new_fade
         new = np.full_like(PHOTO, 200)
         drawn = made.composed(new)
         assert np.array_equal(drawn[mask == 0], PHOTO[mask == 0])
-        assert np.array_equal(drawn[4 + blur:20 - blur, 8 + blur:32 - blur],
-                              new[4 + blur:20 - blur, 8 + blur:32 - blur])
+        assert np.array_equal(
+            drawn[4 + blur : 20 - blur, 8 + blur : 32 - blur],
+            new[4 + blur : 20 - blur, 8 + blur : 32 - blur],
+        )
     share = (drawn[12, 8:13].astype(float) - PHOTO[12, 8:13]) / (200.0 - PHOTO[12, 8:13])
     np.testing.assert_allclose(share.mean(axis=1), [0.25, 0.5, 0.75, 1, 1], atol=0.05)
 
@@ -227,17 +245,21 @@ def test_what_is_black_in_a_mask_comes_back_as_it_was_given_and_what_is_new_fade
 def test_what_is_black_in_a_mask_of_another_size_stays_black(fit, scale):
     mask = np.zeros((24, 40), np.uint8)
     mask[:, 20:] = 255
-    made = canvas(WHOLE, Image.fromarray(mask), fit=fit, width=round(40 * scale),
-                  height=round(24 * scale))
+    made = canvas(
+        WHOLE, Image.fromarray(mask), fit=fit, width=round(40 * scale), height=round(24 * scale)
+    )
     edge, near = round(20 * scale), round(max(1, scale))  # nothing else mixes black and white
-    assert np.all(made.mask[:, :edge - near] == 0) and np.all(made.mask[:, edge + near:] == 1)
+    assert np.all(made.mask[:, : edge - near] == 0) and np.all(made.mask[:, edge + near :] == 1)
 
 
 @pytest.mark.parametrize("fit", ["cover", "contain", "stretch", "extend"])
 def test_a_strip_of_a_pixel_fits_as_well(fit):
     for size in ((3000, 1), (1, 3000)):
-        assert canvas(Image.new("RGB", size, "red"), fit=fit, width=64, height=64
-                      ).pixels.shape == (64, 64, 3)
+        assert canvas(Image.new("RGB", size, "red"), fit=fit, width=64, height=64).pixels.shape == (
+            64,
+            64,
+            3,
+        )
 
 
 def test_a_soft_mask_mixes_and_one_to_the_border_of_the_picture_does_not_fade_there():
@@ -249,11 +271,14 @@ def test_a_soft_mask_mixes_and_one_to_the_border_of_the_picture_does_not_fade_th
     assert np.all(made.composed(np.zeros_like(PHOTO))[:, 22:] == 0)
 
 
-@pytest.mark.parametrize("mask, values, complaint", [
-    (Image.new("L", (40, 25), 255), {}, "The mask has 40x25 pixels and the picture 40x24"),
-    (Image.new("L", (40, 24), 0), {}, "black everywhere"),
-    (None, {"fit": "extend"}, "nothing to draw"),
-])
+@pytest.mark.parametrize(
+    "mask, values, complaint",
+    [
+        (Image.new("L", (40, 25), 255), {}, "The mask has 40x25 pixels and the picture 40x24"),
+        (Image.new("L", (40, 24), 0), {}, "black everywhere"),
+        (None, {"fit": "extend"}, "nothing to draw"),
+    ],
+)
 def test_what_leaves_nothing_to_draw_is_refused(mask, values, complaint):
     with pytest.raises(RequestError, match=complaint):
         canvas(WHOLE, mask, **values)
@@ -278,7 +303,7 @@ def test_a_picture_that_is_not_here_is_asked_for():
 @pytest.mark.parametrize("box", [(10, 20, 4, 7), (0, 3, 0, 40), (22, 24, 38, 40)])
 def test_a_closeup_shows_the_mask_in_its_ratio_and_goes_back_where_it_was(box, ratio):
     mask = np.zeros((24, 40), np.uint8)
-    mask[box[0]:box[1], box[2]:box[3]] = 255
+    mask[box[0] : box[1], box[2] : box[3]] = 255
     closeup = Closeup.of(PHOTO, mask, ratio, padding=2)
     pixels, shown = closeup.part()
     height, width = shown.shape

@@ -31,8 +31,13 @@ def test_nothing_is_told_after_the_end(end):
 
 def test_what_is_kept_of_a_start_picture_is_put_in_by_whoever_takes_the_events():
     kept = np.full((4, 4, 3), 9, np.uint8)
-    job = Job(make_request(prompts=("a cat",)), 1, "", None,
-              {0: Canvas(kept, np.zeros((4, 4), np.float32))})
+    job = Job(
+        make_request(prompts=("a cat",)),
+        1,
+        "",
+        None,
+        {0: Canvas(kept, np.zeros((4, 4), np.float32))},
+    )
     job.tell(Progress(1, 4, {0: np.ones((3, 3, 3), np.uint8)}))  # of a size that cannot be
     job.tell(ImageReady(0, np.zeros((4, 4, 3), np.uint8)))
     with pytest.raises(ValueError):
@@ -81,6 +86,10 @@ def test_a_job_is_written_down_without_its_prompts_unless_they_are_asked_for(tmp
     text = (tmp_path / "log").read_text()
     done, failed = map(json.loads, text.splitlines())
     assert (done["end"], done["pictures"], done["steps"], done["size"]) == (
-        "done", 2, [3, 3], "512x512")
+        "done",
+        2,
+        [3, 3],
+        "512x512",
+    )
     assert failed["end"] == "failed" and failed["reason"] == "The reason."
     assert "browser" not in text and ("a secret" in text) is prompts

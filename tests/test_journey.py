@@ -43,8 +43,9 @@ def between(one: np.ndarray, other: np.ndarray, share: float, axis=None) -> np.n
     """By the formula."""
     one, other = np.float64(one), np.float64(other)
     length = [np.sqrt((each**2).sum(axis=axis, keepdims=True)) for each in (one, other)]
-    angle = np.arccos(((one / length[0]) * (other / length[1])).sum(axis=axis, keepdims=True)
-                      .clip(-1, 1))
+    angle = np.arccos(
+        ((one / length[0]) * (other / length[1])).sum(axis=axis, keepdims=True).clip(-1, 1)
+    )
     sine = np.where(angle > 1e-3, np.sin(angle), 1)
     first = np.where(angle > 1e-3, np.sin((1 - share) * angle) / sine, 1 - share)
     return first * one + np.where(angle > 1e-3, np.sin(share * angle) / sine, share) * other
@@ -52,31 +53,50 @@ def between(one: np.ndarray, other: np.ndarray, share: float, axis=None) -> np.n
 
 def test_a_picture_on_the_way_is_pytorchs_of_the_embeddings_and_noise_between(loaded):
     reference, engine = loaded
-    ours, = drawn(engine, {}, **PAIR)
+    (ours,) = drawn(engine, {}, **PAIR)
     with torch.inference_mode():
-        embedded = [[each.numpy() for each in reference.encode_prompt(
-            prompt=prompt, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True,
-            negative_prompt=ASKED["negative_prompt"])] for prompt in (*ASKED["prompts"], "a dog")]
-    (one, negative, *pooled), (other, *_, ) = embedded
+        embedded = [
+            [
+                each.numpy()
+                for each in reference.encode_prompt(
+                    prompt=prompt,
+                    device="cpu",
+                    num_images_per_prompt=1,
+                    do_classifier_free_guidance=True,
+                    negative_prompt=ASKED["negative_prompt"],
+                )
+            ]
+            for prompt in (*ASKED["prompts"], "a dog")
+        ]
+    (one, negative, *pooled), (other, *_) = embedded
     given = dict(prompt_embeds=between(one, other, 0.3, -1), negative_prompt_embeds=negative)
     if pooled:
-        given |= dict(pooled_prompt_embeds=between(pooled[0], embedded[1][2], 0.3, -1),
-                      negative_pooled_prompt_embeds=pooled[1])
+        given |= dict(
+            pooled_prompt_embeds=between(pooled[0], embedded[1][2], 0.3, -1),
+            negative_pooled_prompt_embeds=pooled[1],
+        )
     h, w, channels = engine.programs.latent_shape
-    noises = [np.array(jax.random.normal(jax.random.PRNGKey(seed), (1, channels, h, w)))
-              for seed in (ASKED["seed"], 9)]
+    noises = [
+        np.array(jax.random.normal(jax.random.PRNGKey(seed), (1, channels, h, w)))
+        for seed in (ASKED["seed"], 9)
+    ]
     given |= dict(latents=between(*noises, 0.3))
     reference.set_progress_bar_config(disable=True)
-    images = reference(**{name: torch.as_tensor(np.array(value), dtype=torch.float32)
-                          for name, value in given.items()},
-                       num_inference_steps=ASKED["steps"], guidance_scale=ASKED["guidance"],
-                       output_type="np").images
+    images = reference(
+        **{
+            name: torch.as_tensor(np.array(value), dtype=torch.float32)
+            for name, value in given.items()
+        },
+        num_inference_steps=ASKED["steps"],
+        guidance_scale=ASKED["guidance"],
+        output_type="np",
+    ).images
     assert_alike(ours, np.round(images[0] * 255).astype(int))
 
 
 def test_the_ends_of_the_way_are_what_they_are_without_one_and_neighbours_change_nothing(loaded):
     _, engine = loaded
-    plain, = drawn(engine, {})
+    (plain,) = drawn(engine, {})
     assert np.array_equal(drawn(engine, {}, **{**PAIR, "share": 0})[0], plain)
     own = [None, {"to_seed": 9, "share": 0.5}, PAIR, {"to_prompt": "a dog", "share": 1.0}]
     together = drawn(engine, {}, prompts=["a cat"] * 4, own=own)
@@ -84,11 +104,12 @@ def test_the_ends_of_the_way_are_what_they_are_without_one_and_neighbours_change
     assert len({each.tobytes() for each in together}) == 4
     compiled = count_compilations()
     for place, settings in enumerate(own):
-        alone, = drawn(engine, {}, prompts=[*[""] * place, "a cat"],
-                       own=[*[None] * place, settings])
+        (alone,) = drawn(
+            engine, {}, prompts=[*[""] * place, "a cat"], own=[*[None] * place, settings]
+        )
         assert np.array_equal(alone, together[place])
     assert compiled() == 0
-    there, = drawn(engine, {}, prompts=["a dog"])
+    (there,) = drawn(engine, {}, prompts=["a dog"])
     assert_alike(drawn(engine, {}, to_prompt="a dog", share=1.0)[0], there.astype(int))
 
 
@@ -97,15 +118,17 @@ def test_a_file_says_what_its_picture_was_on_the_way_to(loaded):
     request = Request.check({**ASKED, **PAIR, "to_prompt": "a dog, 3:4"}, engine.offer)
     text = read_parameters(engine.to_png(np.zeros((64, 64, 3), np.uint8), request))
     assert 'Second prompt: "a dog, 3:4", Second seed: 9, Share of the way: 0.3' in text
-    made, = parse_parameters(text).pictures
+    (made,) = parse_parameters(text).pictures
     assert (made.to_prompt, made.to_seed, made.share) == ("a dog, 3:4", 9, 0.3)
 
 
 def test_what_cannot_be_on_the_way_is_refused_in_a_sentence(loaded):
     _, engine = loaded
-    for values, complaint in ((dict(init_image="0" * 64), "begins with a picture"),
-                              (dict(share=2), "Share of the way should be from 0 to 1"),
-                              (dict(to_seed=-2), "Second seed should be from -1")):
+    for values, complaint in (
+        (dict(init_image="0" * 64), "begins with a picture"),
+        (dict(share=2), "Share of the way should be from 0 to 1"),
+        (dict(to_seed=-2), "Second seed should be from -1"),
+    ):
         with pytest.raises(RequestError, match=complaint):
             Request.check({**ASKED, **PAIR, **values}, engine.offer)
 
@@ -113,8 +136,9 @@ def test_what_cannot_be_on_the_way_is_refused_in_a_sentence(loaded):
 @pytest.mark.parametrize("kind", ["webp", "gif"])
 def test_a_movie_shows_every_picture_in_order_for_so_long(kind, tmp_path):
     shades = [20, 120, 240, 90]
-    write_movie([np.full((8, 12, 3), shade, np.uint8) for shade in shades],
-                tmp_path / f"a.{kind}", 80)
+    write_movie(
+        [np.full((8, 12, 3), shade, np.uint8) for shade in shades], tmp_path / f"a.{kind}", 80
+    )
     with Image.open(tmp_path / f"a.{kind}") as movie:
         assert movie.n_frames == 4 and movie.size == (12, 8) and movie.info["loop"] == 0
         for number, shade in enumerate(shades):
@@ -140,8 +164,24 @@ def test_ffmpeg_is_given_the_pixels_as_they_are(tmp_path, monkeypatch):
 
 def test_a_journey_goes_from_one_picture_to_the_other(checkpoints, tmp_path):
     asked = ("--model", checkpoints["sd1"], "--steps", 2, "--devices", 1)
-    code, out, err = run("journey", *asked, "--prompt", "a cat", "--to-prompt", "a dog", "--seed",
-                         3, "--to-seed", 9, "--pictures", 8, "--movie", "gif", "--out", tmp_path)
+    code, out, err = run(
+        "journey",
+        *asked,
+        "--prompt",
+        "a cat",
+        "--to-prompt",
+        "a dog",
+        "--seed",
+        3,
+        "--to-seed",
+        9,
+        "--pictures",
+        8,
+        "--movie",
+        "gif",
+        "--out",
+        tmp_path,
+    )
     assert code == 0, err
     *pictures, movie = out.splitlines()
     assert movie == str(tmp_path / "journey.gif")
@@ -156,10 +196,13 @@ def test_a_journey_goes_from_one_picture_to_the_other(checkpoints, tmp_path):
     assert len({each.tobytes() for each in pixels}) == 8
 
 
-@pytest.mark.parametrize(("flags", "told"), [
-    ((), "A journey needs another prompt or another seed to go to."),
-    (("--to-seed", 1, "--movie", "mp4"), "An MP4 needs ffmpeg, which is not installed here"),
-])
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ((), "A journey needs another prompt or another seed to go to."),
+        (("--to-seed", 1, "--movie", "mp4"), "An MP4 needs ffmpeg, which is not installed here"),
+    ],
+)
 def test_a_journey_that_leads_nowhere_is_refused_at_once(flags, told, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, _, err = run("journey", "--prompt", "a", *flags, "--out", tmp_path / "out")

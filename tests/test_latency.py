@@ -5,13 +5,7 @@ import pytest
 
 from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED
 from sd_tpu.serving.fairness import Account
-from sd_tpu.serving.latency import (
-    BatchLatency,
-    LatencyModel,
-    in_turns,
-    lanes_left,
-    rows_left,
-)
+from sd_tpu.serving.latency import BatchLatency, LatencyModel, in_turns, lanes_left, rows_left
 from sd_tpu.serving.plan import Batch, Compiled, Weights
 
 
@@ -22,20 +16,32 @@ def measured(group: int = 1, seconds: float = 1e-6) -> BatchLatency:
     return latency
 
 
-@pytest.mark.parametrize("group, devices, rounds", [
-    (1, [[GUIDED, ALONE]], 2), (1, [[ALONE] * 3], 2), (1, [[GUIDED]], 1),
-    (4, [[GUIDED] * 8], 2), (4, [[ALONE] * 8], 1), (4, [[GUIDED] * 5 + [ALONE]], 3),
-    (1, [[GUIDED]] * 8, 1), (1, [[GUIDED, GUIDED], [ALONE]], 2),
-])
+@pytest.mark.parametrize(
+    "group, devices, rounds",
+    [
+        (1, [[GUIDED, ALONE]], 2),
+        (1, [[ALONE] * 3], 2),
+        (1, [[GUIDED]], 1),
+        (4, [[GUIDED] * 8], 2),
+        (4, [[ALONE] * 8], 1),
+        (4, [[GUIDED] * 5 + [ALONE]], 3),
+        (1, [[GUIDED]] * 8, 1),
+        (1, [[GUIDED, GUIDED], [ALONE]], 2),
+    ],
+)
 def test_rounds_are_those_of_the_device_with_most_to_do(group, devices, rounds):
     kinds = [np.array(slots)[:, None] for slots in devices]
     assert measured(group).next_rows(kinds) == (1, rounds)
 
 
 def test_rounds_are_counted_row_by_row():
-    slots = np.array([[GUIDED, FORECAST, ALONE, FORECAST],
-                      [GUIDED, GUIDED, ALONE, ALONE],
-                      [ALONE, FORECAST, ALONE, FORECAST]])
+    slots = np.array(
+        [
+            [GUIDED, FORECAST, ALONE, FORECAST],
+            [GUIDED, GUIDED, ALONE, ALONE],
+            [ALONE, FORECAST, ALONE, FORECAST],
+        ]
+    )
     assert measured().next_rows([slots]) == (4, 3 + 1 + 2 + 1)
     each = measured(seconds=1e-3).next_rows([slot[None] for slot in slots])
     assert each == (4, 4), "each has a device, and one forecasts nothing"

@@ -33,14 +33,21 @@ COUNT = 8
 
 
 def test_checkpoints_are_named_by_their_paths_and_what_only_configures_one_is_none(tmp_path):
-    for name in ("a.safetensors", "b.ckpt", ".hidden.safetensors", "deep/er/ä, \"x\".safetensors",
-                 "folder/model_index.json", "folder/unet/x.safetensors", "a/model_index.json"):
+    for name in (
+        "a.safetensors",
+        "b.ckpt",
+        ".hidden.safetensors",
+        'deep/er/ä, "x".safetensors',
+        "folder/model_index.json",
+        "folder/unet/x.safetensors",
+        "a/model_index.json",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / os.fsdecode(b"\xff.safetensors")).touch()
     (tmp_path / "folder.safetensors.d").mkdir()
     found = Library(tmp_path).paths()
-    assert list(found) == ["a", "deep/er/ä, \"x\"", "folder", "\ufffd"]
+    assert list(found) == ["a", 'deep/er/ä, "x"', "folder", "\ufffd"]
     assert found["folder"] == tmp_path / "folder" and found["a"] == tmp_path / "a.safetensors"
 
 
@@ -102,8 +109,14 @@ def shelf(checkpoints, tmp_path_factory):
         target = folder / f"tune {number}"
         shutil.copytree(checkpoints["sd1"], target)
         file = target / "unet" / "diffusion_pytorch_model.safetensors"
-        save_file({name: tensor * np.float32(1 + 0.05 * number)
-                   for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+        save_file(
+            {
+                name: tensor * np.float32(1 + 0.05 * number)
+                for name, tensor in load_file(file).items()
+            },
+            file,
+            metadata={"format": "pt"},
+        )
     (folder / "broken.safetensors").write_bytes(b"nothing")
     shutil.copytree(folder / "tune 1", folder / "hollow")
     (folder / "hollow" / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 100)
@@ -130,14 +143,19 @@ def drawn(job) -> dict[int, np.ndarray]:
 
 
 def test_each_model_brings_its_defaults_and_what_is_asked_for_wins(engine):
-    first, third = (Request.check({"prompts": ["a"], "model": model}, engine.offer).pictures[0]
-                    for model in ("", "tune 3"))
+    first, third = (
+        Request.check({"prompts": ["a"], "model": model}, engine.offer).pictures[0]
+        for model in ("", "tune 3")
+    )
     assert (first.model, first.steps, first.height) == ("tune 0", 20, 32)
     assert (third.model, third.steps, third.guidance) == ("tune 3", 7, 3.0)
-    mixed = Request.check({"prompts": ["a", "b"], "guidance": 5.0,
-                           "own": [None, {"model": "tune 3"}]}, engine.offer)
+    mixed = Request.check(
+        {"prompts": ["a", "b"], "guidance": 5.0, "own": [None, {"model": "tune 3"}]}, engine.offer
+    )
     assert [(p.model, p.steps, p.guidance) for p in mixed.pictures] == [
-        ("tune 0", 20, 5.0), ("tune 3", 7, 5.0)]
+        ("tune 0", 20, 5.0),
+        ("tune 3", 7, 5.0),
+    ]
     assert mixed.pictures[1].seed == 1
     assert Request.check(mixed.values(), engine.offer) == mixed
 
@@ -173,8 +191,11 @@ def test_what_cannot_be_loaded_is_a_sentence_and_the_others_go_on(engine, monkey
 
 
 def test_a_page_is_no_larger_for_more_models(engine):
-    name = next(each for each in comparable(engine.defaults, choices_of(engine.offer), [], False)
-                if each.name == "model")
+    name = next(
+        each
+        for each in comparable(engine.defaults, choices_of(engine.offer), [], False)
+        if each.name == "model"
+    )
     assert [key for key, *_ in name.listed] == [engine.offer.first], "page.js asks for the others"
 
 
@@ -199,20 +220,28 @@ def test_a_new_size_is_compiled_in_the_background_while_others_draw(engine):
 
 
 def test_pictures_of_one_request_may_differ_in_size_and_are_as_each_is_alone(engine):
-    request = ask(engine, ["a cat"] * 3, own=[None, {"width": 64}, {"width": 64,
-                                                                    "model": "tune 2"}])
+    request = ask(
+        engine, ["a cat"] * 3, own=[None, {"width": 64}, {"width": 64, "model": "tune 2"}]
+    )
     together = drawn(engine.submit(request))
     assert [pixels.shape for _, pixels in sorted(together.items())] == [
-        (32, 32, 3), (32, 64, 3), (32, 64, 3)]
+        (32, 32, 3),
+        (32, 64, 3),
+        (32, 64, 3),
+    ]
     for place, pixels in together.items():
         assert np.array_equal(drawn(engine.submit(request.only(place)))[0], pixels)
     assert len(engine.scheduler._benches) == 2
 
 
-@pytest.mark.parametrize("height, width, sentence", [
-    (33, 32, "multiples of 8"), (0, 32, "Height should be from 1"),
-    (64, 128, "too large: here pictures have at most 4096 pixels"),
-])
+@pytest.mark.parametrize(
+    "height, width, sentence",
+    [
+        (33, 32, "multiples of 8"),
+        (0, 32, "Height should be from 1"),
+        (64, 128, "too large: here pictures have at most 4096 pixels"),
+    ],
+)
 def test_a_size_that_cannot_be_is_refused_in_a_sentence(engine, height, width, sentence):
     with pytest.raises(RequestError, match=sentence):
         ask(engine, ["a"], height=height, width=width)
@@ -271,7 +300,8 @@ def test_a_model_that_is_written_anew_is_drawn_anew(engine, shelf, monkeypatch):
         shutil.rmtree(there)
     for pixels, model in ((before, "tune 1"), (after, "tune 2")):
         np.testing.assert_array_equal(
-            pixels, drawn(engine.submit(ask(engine, ["a"], model=model)))[0])
+            pixels, drawn(engine.submit(ask(engine, ["a"], model=model)))[0]
+        )
     assert engine.offer.open("anew") is engine.offer.known("anew"), "gone, but on the devices"
 
 

@@ -27,7 +27,7 @@ def written():
 def test_a_message_is_one_line_and_has_an_end(written):
     log, stream = written
     log.warning("a visitor asked for %s", FORGED)
-    line, = stream.getvalue().splitlines()
+    (line,) = stream.getvalue().splitlines()
     assert line.startswith("WARNING sd_tpu.test_logs: a visitor asked for x\\nERROR root")
     assert "\\x1b[2J" in line and len(line) < 2 * LONGEST and "characters)" in line
 
@@ -45,7 +45,9 @@ def test_an_exception_has_its_frames_and_none_of_its_messages_lines(written):
     assert len(stream.getvalue()) < 5000
     assert not any(line.startswith("ERROR root") for line in lines)
     assert [line.split(":")[0].strip() for line in lines if "Error: " in line] == [
-        "KeyError", "ValueError"]
+        "KeyError",
+        "ValueError",
+    ]
     assert any("test_logs.py" in line for line in lines)
 
 

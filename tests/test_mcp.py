@@ -22,9 +22,12 @@ from sd_tpu.pictures.images import read_png
 
 def assist(address: str, work, **headers: str):
     """What an assistant gets to know that is connected to the page at an address."""
+
     async def connected():
-        async with (streamablehttp_client(f"{address}gradio_api/mcp/", headers) as (read, write, _),
-                    ClientSession(read, write) as session):
+        async with (
+            streamablehttp_client(f"{address}gradio_api/mcp/", headers) as (read, write, _),
+            ClientSession(read, write) as session,
+        ):
             await session.initialize()
             return await work(session)
 
@@ -55,11 +58,14 @@ def test_an_assistant_draws_a_picture_that_it_sees_and_can_draw_again(address, p
     assert (made.prompt, made.seed, made.steps) == ("a fox", 7, 2) and url.endswith("/7-a-fox.png")
 
 
-@pytest.mark.parametrize(("asked", "sentence"), [
-    ({"prompt": " "}, "There is no prompt yet"),
-    ({"prompt": "a fox", "steps": 1000}, "Steps should be from 1 to 200, not 1000."),
-    ({"prompt": "a fox", "model": "other"}, "There is no model 'other'"),
-])
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"prompt": " "}, "There is no prompt yet"),
+        ({"prompt": "a fox", "steps": 1000}, "Steps should be from 1 to 200, not 1000."),
+        ({"prompt": "a fox", "model": "other"}, "There is no model 'other'"),
+    ],
+)
 def test_an_assistant_is_told_in_a_sentence_what_is_wrong(address, asked, sentence):
     answer = assist(address, lambda session: session.call_tool("draw", asked))
     assert answer.isError and sentence in answer.content[0].text
@@ -68,19 +74,42 @@ def test_an_assistant_is_told_in_a_sentence_what_is_wrong(address, asked, senten
 def test_whoever_gives_a_key_has_turns_of_its_own_and_the_same_through_every_door(slow_engine):
     access = Access(("first", "second"))
     page = build(slow_engine)
-    address = launch(page, mcp_server=True, middleware=[Middleware(
-        Gate, names=Names(), access=access, api=http.create_api(slow_engine, access),
-        paths=http.API_PATHS)])
+    address = launch(
+        page,
+        mcp_server=True,
+        middleware=[
+            Middleware(
+                Gate,
+                names=Names(),
+                access=access,
+                api=http.create_api(slow_engine, access),
+                paths=http.API_PATHS,
+            )
+        ],
+    )
     try:
         for key in ("first", "second", "neither"):
-            httpx.post(f"{address}gradio_api/call/draw", headers={"authorization": f"Bearer {key}"},
-                       json={"data": [key, "", 1, None, None, 100, None, ""]}).raise_for_status()
+            httpx.post(
+                f"{address}gradio_api/call/draw",
+                headers={"authorization": f"Bearer {key}"},
+                json={"data": [key, "", 1, None, None, 100, None, ""]},
+            ).raise_for_status()
         asked = {"prompt": "first", "steps": 100}
-        threading.Thread(target=assist, daemon=True, kwargs=dict(
-            address=address, work=lambda session: session.call_tool("draw", asked),
-            authorization="Bearer first")).start()
-        threading.Thread(target=httpx.post, daemon=True, args=[f"{address}sdapi/v1/txt2img"],
-                         kwargs=dict(json=asked, auth=("any", "first"), timeout=60)).start()
+        threading.Thread(
+            target=assist,
+            daemon=True,
+            kwargs=dict(
+                address=address,
+                work=lambda session: session.call_tool("draw", asked),
+                authorization="Bearer first",
+            ),
+        ).start()
+        threading.Thread(
+            target=httpx.post,
+            daemon=True,
+            args=[f"{address}sdapi/v1/txt2img"],
+            kwargs=dict(json=asked, auth=("any", "first"), timeout=60),
+        ).start()
         until(lambda: len(slow_engine.jobs()) == 5)
         names = {}
         for job in slow_engine.jobs():

@@ -32,8 +32,9 @@ libc.fclose(file)
 
 
 def test_all_threads_share_what_was_freed():
-    told = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True,
-                          check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True
+    ).stdout
     assert told.count("<heap nr=") == 2
 
 

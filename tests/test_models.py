@@ -99,14 +99,22 @@ def nhwc(x: torch.Tensor) -> np.ndarray:
 # --- layers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels, size, kernel, padding, strides", [
-    (8, (8, 7), 3, 1, 1), (8, (8, 7), 1, 0, 1), (8, (8, 7), 3, 0, 1), (8, (8, 7), 3, 1, 2),
-    (320, (32, 16), 3, 1, 1),
-])
+@pytest.mark.parametrize(
+    "channels, size, kernel, padding, strides",
+    [
+        (8, (8, 7), 3, 1, 1),
+        (8, (8, 7), 1, 0, 1),
+        (8, (8, 7), 3, 0, 1),
+        (8, (8, 7), 3, 1, 2),
+        (320, (32, 16), 3, 1, 1),
+    ],
+)
 def test_a_convolution_is_that_of_pytorch(ported, channels, size, kernel, padding, strides):
     reference = randomized(torch.nn.Conv2d(channels, channels + 8, kernel, strides, padding))
-    ours = ported(reference, partial(layers.conv, channels, channels + 8, kernel, strides=strides,
-                                     padding=padding))
+    ours = ported(
+        reference,
+        partial(layers.conv, channels, channels + 8, kernel, strides=strides, padding=padding),
+    )
     x = torch.randn(2, channels, *size)
     assert_agrees(f"Conv, {channels} channels", ours(nhwc(x)), nhwc(reference(x)))
 
@@ -116,8 +124,11 @@ def test_group_norm_is_that_of_pytorch(ported, shape):
     reference = randomized(torch.nn.GroupNorm(4, 24, eps=1e-3))
     ours = ported(reference, partial(layers.GroupNorm, 24, 4, 1e-3))
     x = 3 + 0.1 * torch.randn(shape)
-    assert_agrees("GroupNorm", np.moveaxis(np.asarray(ours(np.moveaxis(x.numpy(), 1, -1))), -1, 1),
-                  reference(x))
+    assert_agrees(
+        "GroupNorm",
+        np.moveaxis(np.asarray(ours(np.moveaxis(x.numpy(), 1, -1))), -1, 1),
+        reference(x),
+    )
 
 
 def test_layer_norm_is_that_of_pytorch(ported):
@@ -130,45 +141,76 @@ def test_layer_norm_is_that_of_pytorch(ported):
 @pytest.mark.parametrize("outputs", [16, 24], ids=["same width", "shortcut"])
 @pytest.mark.parametrize("time_channels", [None, 20], ids=["no time", "time"])
 def test_a_resnet_block_is_that_of_diffusers(ported, time_channels, outputs):
-    reference = randomized(resnet.ResnetBlock2D(
-        in_channels=16, out_channels=outputs, temb_channels=time_channels, groups=4, eps=1e-3))
-    ours = ported(reference, partial(layers.ResnetBlock, 16, outputs, groups=4, eps=1e-3,
-                                     time_channels=time_channels))
+    reference = randomized(
+        resnet.ResnetBlock2D(
+            in_channels=16, out_channels=outputs, temb_channels=time_channels, groups=4, eps=1e-3
+        )
+    )
+    ours = ported(
+        reference,
+        partial(layers.ResnetBlock, 16, outputs, groups=4, eps=1e-3, time_channels=time_channels),
+    )
     x, time = torch.randn(2, 16, 6, 10), torch.randn(2, 20) if time_channels else None
-    assert_agrees(f"ResnetBlock, {'time, ' if time_channels else ''}16 to {outputs} channels",
-                  compiled(layers.ResnetBlock.__call__, ours, nhwc(x),
-                           None if time is None else time.numpy()), nhwc(reference(x, time)))
+    assert_agrees(
+        f"ResnetBlock, {'time, ' if time_channels else ''}16 to {outputs} channels",
+        compiled(
+            layers.ResnetBlock.__call__, ours, nhwc(x), None if time is None else time.numpy()
+        ),
+        nhwc(reference(x, time)),
+    )
 
 
 @pytest.mark.parametrize("context_channels", [None, 12], ids=["self", "cross"])
 @pytest.mark.parametrize("upcast", [False, True], ids=["", "upcast"])
 def test_attention_is_that_of_diffusers(ported, context_channels, upcast):
-    reference = randomized(attention_processor.Attention(
-        24, context_channels, heads=3, dim_head=8, upcast_attention=upcast))
+    reference = randomized(
+        attention_processor.Attention(
+            24, context_channels, heads=3, dim_head=8, upcast_attention=upcast
+        )
+    )
     ours = ported(reference, partial(layers.Attention, 24, context_channels or 24, 3))
     x = torch.randn(2, 10, 24)
     context = None if context_channels is None else torch.randn(2, 7, 12)
-    assert_agrees(f"Attention, {'cross' if context_channels else 'self'}",
-                  ours(x.numpy(), None if context is None else context.numpy()),
-                  reference(x, context))
+    assert_agrees(
+        f"Attention, {'cross' if context_channels else 'self'}",
+        ours(x.numpy(), None if context is None else context.numpy()),
+        reference(x, context),
+    )
 
 
 def test_attention_with_a_group_norm_is_that_of_the_autoencoder(ported):
-    reference = randomized(attention_processor.Attention(
-        24, heads=1, dim_head=24, bias=True, norm_num_groups=4, eps=1e-3,
-        residual_connection=True, _from_deprecated_attn_block=True))
+    reference = randomized(
+        attention_processor.Attention(
+            24,
+            heads=1,
+            dim_head=24,
+            bias=True,
+            norm_num_groups=4,
+            eps=1e-3,
+            residual_connection=True,
+            _from_deprecated_attn_block=True,
+        )
+    )
     ours = ported(reference, partial(layers.Attention, 24, 24, 1, bias=True, groups=4, eps=1e-3))
     x = torch.randn(2, 24, 4, 6)
     tokens = nhwc(x).reshape(2, 24, 24)
-    assert_agrees("Attention, group norm and residual",
-                  ours(tokens).reshape(2, 4, 6, 24), nhwc(reference(x)))
+    assert_agrees(
+        "Attention, group norm and residual", ours(tokens).reshape(2, 4, 6, 24), nhwc(reference(x))
+    )
 
 
 @pytest.mark.parametrize("linear", [False, True], ids=["conv", "linear"])
 def test_a_spatial_transformer_is_that_of_diffusers(ported, linear):
-    reference = randomized(diffusers.Transformer2DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=16, norm_num_groups=4,
-        cross_attention_dim=12, use_linear_projection=linear))
+    reference = randomized(
+        diffusers.Transformer2DModel(
+            num_attention_heads=2,
+            attention_head_dim=8,
+            in_channels=16,
+            norm_num_groups=4,
+            cross_attention_dim=12,
+            use_linear_projection=linear,
+        )
+    )
     config = UNetConfig(norm_num_groups=4, cross_attention_dim=12, use_linear_projection=linear)
     ours = ported(reference, partial(unet.Transformer2DModel, config, 16, 2))
     x, text = 0.01 * torch.randn(2, 16, 4, 6), torch.randn(2, 7, 12)  # small: eps counts
@@ -177,9 +219,11 @@ def test_a_spatial_transformer_is_that_of_diffusers(ported, linear):
         return model(x, unet.Context(text))
 
     inputs = ours, nhwc(x), text.numpy()
-    assert_agrees(f"Transformer2DModel, {'linear' if linear else '1x1 convolution'} projections",
-                  compiled(transformed, *inputs),
-                  nhwc(reference(x, encoder_hidden_states=text).sample))
+    assert_agrees(
+        f"Transformer2DModel, {'linear' if linear else '1x1 convolution'} projections",
+        compiled(transformed, *inputs),
+        nhwc(reference(x, encoder_hidden_states=text).sample),
+    )
     traced = str(jax.make_jaxpr(partial(transformed, ours))(*inputs[1:]))
     assert "conv_general_dilated" not in traced, "a product is faster"
 
@@ -193,16 +237,16 @@ def test_the_feed_forward_layer_is_that_of_diffusers(ported):
 
 @pytest.mark.parametrize("padding", [0, 1])
 def test_downsampling_is_that_of_diffusers(ported, padding):
-    reference = randomized(
-        downsampling.Downsample2D(8, use_conv=True, padding=padding, name="op"))
+    reference = randomized(downsampling.Downsample2D(8, use_conv=True, padding=padding, name="op"))
     ours = ported(reference, partial(layers.Downsample, 8, padding))
     x = torch.randn(2, 8, 6, 10)
     assert_agrees(f"Downsample, padding {padding}", ours(nhwc(x)), nhwc(reference(x)))
 
 
 @pytest.mark.parametrize(("platform", "convolutions", "products"), [("cpu", 0, 9), ("tpu", 1, 0)])
-def test_upsampling_is_that_of_diffusers_in_whatever_way(ported, monkeypatch, platform,
-                                                         convolutions, products):
+def test_upsampling_is_that_of_diffusers_in_whatever_way(
+    ported, monkeypatch, platform, convolutions, products
+):
     monkeypatch.setattr(convolution, "platform", lambda: platform)
     reference = randomized(upsampling.Upsample2D(8, use_conv=True))
     ours = ported(reference, partial(layers.Upsample, 8))
@@ -218,8 +262,11 @@ def test_upsampling_is_that_of_diffusers_in_whatever_way(ported, monkeypatch, pl
 def test_timesteps_are_encoded_as_in_diffusers(flip, shift):
     times = torch.tensor([0.0, 0.25, 17.5, 999.0])
     ours = unet.timestep_encoding(jnp.asarray(times.numpy()), 32, flip, shift)
-    assert_agrees(f"timestep encoding, {'cos' if flip else 'sin'} first, shift {shift}", ours,
-                  embeddings.Timesteps(32, flip, shift)(times))
+    assert_agrees(
+        f"timestep encoding, {'cos' if flip else 'sin'} first, shift {shift}",
+        ours,
+        embeddings.Timesteps(32, flip, shift)(times),
+    )
 
 
 def test_the_timestep_embedding_is_that_of_diffusers(ported):
@@ -244,8 +291,9 @@ def test_norms_bear_a_mean_far_from_zero(norm, dtype):
     expected = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
     ours = module(jnp.asarray(x, dtype))
     assert ours.dtype == dtype
-    np.testing.assert_allclose(np.asarray(ours, np.float64), expected,
-                               atol=1e-4 if dtype == "float32" else 2**-7)
+    np.testing.assert_allclose(
+        np.asarray(ours, np.float64), expected, atol=1e-4 if dtype == "float32" else 2**-7
+    )
 
 
 @pytest.mark.parametrize("norm", ["group", "layer"])
@@ -271,8 +319,16 @@ def test_gelu_is_exact_in_every_precision(dtype):
 
 # --- text encoder -------------------------------------------------------------------------------
 
-TINY_TEXT = dict(vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-                 num_attention_heads=4, max_position_embeddings=77, bos_token_id=0, eos_token_id=1)
+TINY_TEXT = dict(
+    vocab_size=99,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=77,
+    bos_token_id=0,
+    eos_token_id=1,
+)
 
 
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
@@ -281,9 +337,11 @@ def test_the_text_encoder_is_that_of_transformers(ported, activation):
     reference = randomized(TorchTextModel(CLIPTextConfig(**config)))
     ours = ported(reference, partial(CLIPTextModel, TextEncoderConfig.from_dict(config)))
     ids = torch.randint(0, 99, (2, 77))
-    assert_agrees(f"CLIPTextModel, {activation}",
-                  compiled(CLIPTextModel.__call__, ours, ids.numpy()),
-                  reference(ids).last_hidden_state)
+    assert_agrees(
+        f"CLIPTextModel, {activation}",
+        compiled(CLIPTextModel.__call__, ours, ids.numpy()),
+        reference(ids).last_hidden_state,
+    )
 
 
 @pytest.mark.parametrize("skip", [0, 1, 2])
@@ -291,8 +349,10 @@ def test_the_text_encoder_is_that_of_transformers(ported, activation):
 def test_hidden_layers_and_the_pooled_text_are_those_of_transformers(ported, eos, skip):
     config = dict(TINY_TEXT, hidden_act="gelu", projection_dim=24, eos_token_id=eos)
     reference = randomized(TorchTextModelWithProjection(CLIPTextConfig(**config)))
-    ours = ported(reference, partial(CLIPTextModelWithProjection,
-                                     ProjectedTextEncoderConfig.from_dict(config)))
+    ours = ported(
+        reference,
+        partial(CLIPTextModelWithProjection, ProjectedTextEncoderConfig.from_dict(config)),
+    )
     ids = torch.randint(3, 90, (3, 77))
     ids[:, 60:] = 98
     ids[torch.arange(3), torch.tensor([4, 31, 59])] = 97
@@ -301,8 +361,11 @@ def test_hidden_layers_and_the_pooled_text_are_those_of_transformers(ported, eos
     hidden, pooled = compiled(lambda model, ids: model(ids, skip), ours, ids.numpy())
     # with every layer transformers' own last one is normed, which diffusers does not take
     if skip:
-        assert_agrees(f"CLIPTextModelWithProjection, {skip} layers left out", hidden,
-                      theirs.hidden_states[-1 - skip])
+        assert_agrees(
+            f"CLIPTextModelWithProjection, {skip} layers left out",
+            hidden,
+            theirs.hidden_states[-1 - skip],
+        )
     assert_agrees("CLIPTextModelWithProjection, pooled", pooled, theirs.text_embeds)
 
 
@@ -310,14 +373,18 @@ def test_the_penultimate_layer_is_that_of_transformers(ported):
     reference = randomized(TorchTextModel(CLIPTextConfig(**TINY_TEXT)))
     ours = ported(reference, partial(CLIPTextModel, TextEncoderConfig.from_dict(TINY_TEXT)))
     ids = torch.randint(0, 99, (2, 77))
-    assert_agrees("CLIPTextModel, penultimate layer",
-                  compiled(CLIPTextModel.hidden_state, ours, ids.numpy()),
-                  reference(ids, output_hidden_states=True).hidden_states[-2])
+    assert_agrees(
+        "CLIPTextModel, penultimate layer",
+        compiled(CLIPTextModel.hidden_state, ours, ids.numpy()),
+        reference(ids, output_hidden_states=True).hidden_states[-2],
+    )
 
 
 def test_later_tokens_do_not_change_earlier_embeddings(ported):
-    model = ported(randomized(TorchTextModel(CLIPTextConfig(**TINY_TEXT))),
-                   partial(CLIPTextModel, TextEncoderConfig.from_dict(TINY_TEXT)))
+    model = ported(
+        randomized(TorchTextModel(CLIPTextConfig(**TINY_TEXT))),
+        partial(CLIPTextModel, TextEncoderConfig.from_dict(TINY_TEXT)),
+    )
     ids = np.arange(20)[None]
     other = np.where(np.arange(20) < 12, ids, 7)
     ours, changed = model(jnp.asarray(ids))[0], model(jnp.asarray(other))[0]
@@ -333,40 +400,73 @@ ATTEND, PLAIN = "CrossAttn{}Block2D", "{}Block2D"
 def unet_config(channels, blocks, **values) -> dict:
     """A tiny UNet's config; `blocks` are templates of the levels, outermost first."""
     return dict(
-        block_out_channels=channels, down_block_types=tuple(b.format("Down") for b in blocks),
-        up_block_types=tuple(b.format("Up") for b in reversed(blocks)), cross_attention_dim=12,
-        norm_num_groups=4, sample_size=8, **values,
+        block_out_channels=channels,
+        down_block_types=tuple(b.format("Down") for b in blocks),
+        up_block_types=tuple(b.format("Up") for b in reversed(blocks)),
+        cross_attention_dim=12,
+        norm_num_groups=4,
+        sample_size=8,
+        **values,
     )
 
 
 UNETS = {
     "SD 1: heads a number, four levels": unet_config(
-        (8, 16, 16, 16), (ATTEND, ATTEND, ATTEND, PLAIN), layers_per_block=1,
-        attention_head_dim=4),
+        (8, 16, 16, 16), (ATTEND, ATTEND, ATTEND, PLAIN), layers_per_block=1, attention_head_dim=4
+    ),
     "SD 1: two layers a level": unet_config(
-        (8, 16), (ATTEND, PLAIN), layers_per_block=2, attention_head_dim=2),
+        (8, 16), (ATTEND, PLAIN), layers_per_block=2, attention_head_dim=2
+    ),
     "SD 2: heads a list, linear projection, upcast": unet_config(
-        (8, 16, 16), (ATTEND, ATTEND, PLAIN), layers_per_block=1, attention_head_dim=(1, 2, 4),
-        use_linear_projection=True, upcast_attention=True),
+        (8, 16, 16),
+        (ATTEND, ATTEND, PLAIN),
+        layers_per_block=1,
+        attention_head_dim=(1, 2, 4),
+        use_linear_projection=True,
+        upcast_attention=True,
+    ),
     "attention below only, other paddings and sinusoids": unet_config(
-        (8, 12), (PLAIN, ATTEND), layers_per_block=1, attention_head_dim=(2, 3),
-        downsample_padding=0, flip_sin_to_cos=False, freq_shift=1, in_channels=5,
-        out_channels=3, norm_eps=1e-3),
+        (8, 12),
+        (PLAIN, ATTEND),
+        layers_per_block=1,
+        attention_head_dim=(2, 3),
+        downsample_padding=0,
+        flip_sin_to_cos=False,
+        freq_shift=1,
+        in_channels=5,
+        out_channels=3,
+        norm_eps=1e-3,
+    ),
     "SDXL: attention below, in stacks, and a pooled text with sizes": unet_config(
-        (8, 16, 16), (PLAIN, ATTEND, ATTEND), layers_per_block=1, attention_head_dim=(1, 2, 4),
-        use_linear_projection=True, transformer_layers_per_block=(1, 1, 2),
-        addition_embed_type="text_time", addition_time_embed_dim=6,
-        projection_class_embeddings_input_dim=10 + 6 * 6),
+        (8, 16, 16),
+        (PLAIN, ATTEND, ATTEND),
+        layers_per_block=1,
+        attention_head_dim=(1, 2, 4),
+        use_linear_projection=True,
+        transformer_layers_per_block=(1, 1, 2),
+        addition_embed_type="text_time",
+        addition_time_embed_dim=6,
+        projection_class_embeddings_input_dim=10 + 6 * 6,
+    ),
     "SSD-1B: stacks of their own on the way up, one resnet in the middle": unet_config(
-        (8, 16, 16), (PLAIN, ATTEND, ATTEND), layers_per_block=1, attention_head_dim=(1, 2, 4),
-        mid_block_type="UNetMidBlock2D", transformer_layers_per_block=[1, [1], [2]],
-        reverse_transformer_layers_per_block=[[2, 3], [2, 1], 1]),
+        (8, 16, 16),
+        (PLAIN, ATTEND, ATTEND),
+        layers_per_block=1,
+        attention_head_dim=(1, 2, 4),
+        mid_block_type="UNetMidBlock2D",
+        transformer_layers_per_block=[1, [1], [2]],
+        reverse_transformer_layers_per_block=[[2, 3], [2, 1], 1],
+    ),
     "BK-SDM: no middle, layers by level": unet_config(
-        (8, 16), (ATTEND, ATTEND), layers_per_block=[1, 2], attention_head_dim=2,
-        mid_block_type=None),
+        (8, 16),
+        (ATTEND, ATTEND),
+        layers_per_block=[1, 2],
+        attention_head_dim=2,
+        mid_block_type=None,
+    ),
     "LCM: guidance beside the timestep": unet_config(
-        (8, 16), (ATTEND, PLAIN), layers_per_block=1, attention_head_dim=2,
-        time_cond_proj_dim=16),
+        (8, 16), (ATTEND, PLAIN), layers_per_block=1, attention_head_dim=2, time_cond_proj_dim=16
+    ),
 }
 
 
@@ -399,16 +499,19 @@ def test_the_unet_is_that_of_diffusers(ported, kind):
     reference = randomized(diffusers.UNet2DConditionModel(**config))
     ours = ported(reference, partial(UNet2DConditionModel, UNetConfig.from_dict(config)))
     inputs = unet_inputs(config)
-    assert_agrees(f"UNet2DConditionModel, {kind}",
-                  compiled(UNet2DConditionModel.__call__, ours, *as_arrays(*inputs)),
-                  of_diffusers(reference, *inputs))
+    assert_agrees(
+        f"UNet2DConditionModel, {kind}",
+        compiled(UNet2DConditionModel.__call__, ours, *as_arrays(*inputs)),
+        of_diffusers(reference, *inputs),
+    )
 
 
 # A ControlNet of each kind of UNet: its blocks need not be the UNet's, but its maps are.
 CONTROLNETS = {
     "SD 1: heads a number, four levels": {},
     "SD 2: heads a list, linear projection, upcast": dict(
-        controlnet_conditioning_channel_order="bgr"),
+        controlnet_conditioning_channel_order="bgr"
+    ),
     "SDXL: attention below, in stacks, and a pooled text with sizes": {},
     "SDXL, small": dict(down_block_types=("DownBlock2D",) * 3, mid_block_type="UNetMidBlock2D"),
 }
@@ -422,10 +525,14 @@ def controlnet_of(unet: dict) -> dict:
 
 def controlnet_config(kind: str) -> dict:
     """Of a tiny ControlNet whose pictures have two pixels for each latent."""
-    unet = UNETS["SDXL: attention below, in stacks, and a pooled text with sizes"
-                 if kind == "SDXL, small" else kind]
-    return controlnet_of(unet) | dict(conditioning_embedding_out_channels=(4, 6)) | (
-        CONTROLNETS[kind])
+    unet = UNETS[
+        "SDXL: attention below, in stacks, and a pooled text with sizes"
+        if kind == "SDXL, small"
+        else kind
+    ]
+    return (
+        controlnet_of(unet) | dict(conditioning_embedding_out_channels=(4, 6)) | (CONTROLNETS[kind])
+    )
 
 
 @pytest.mark.parametrize("kind", CONTROLNETS)
@@ -435,8 +542,9 @@ def test_a_controlnet_and_the_unet_that_it_steers_are_those_of_diffusers(ported,
     ours = ported(theirs, partial(ControlNetModel, ControlNetConfig.from_dict(config)))
     (latents, times, text), added = unet_inputs(config)
     picture = torch.rand(2, 3, 16, 32)
-    expected = theirs(latents, times, text, picture, conditioning_scale=0.7,
-                      added_cond_kwargs=added)
+    expected = theirs(
+        latents, times, text, picture, conditioning_scale=0.7, added_cond_kwargs=added
+    )
     arrays = as_arrays([latents, times, text], added)
 
     def control(model, picture, latents, times, text, added):
@@ -447,22 +555,38 @@ def test_a_controlnet_and_the_unet_that_it_steers_are_those_of_diffusers(ported,
     for number, (one, other) in enumerate(zip(found, maps, strict=True)):
         assert_agrees(f"ControlNetModel, {kind}, map {number}", one, nhwc(other))
 
-    kind = "SDXL: attention below, in stacks, and a pooled text with sizes" if (
-        kind == "SDXL, small") else kind
+    kind = (
+        "SDXL: attention below, in stacks, and a pooled text with sizes"
+        if (kind == "SDXL, small")
+        else kind
+    )
     steered = randomized(diffusers.UNet2DConditionModel(**UNETS[kind]))
     ours = ported(steered, partial(UNet2DConditionModel, UNetConfig.from_dict(UNETS[kind])))
 
     out = compiled(UNet2DConditionModel.__call__, ours, *arrays, found)
-    assert_agrees(f"UNet2DConditionModel with a ControlNet, {kind}", out, nhwc(steered(
-        latents, times, text, added_cond_kwargs=added,
-        down_block_additional_residuals=expected.down_block_res_samples,
-        mid_block_additional_residual=expected.mid_block_res_sample).sample))
+    assert_agrees(
+        f"UNet2DConditionModel with a ControlNet, {kind}",
+        out,
+        nhwc(
+            steered(
+                latents,
+                times,
+                text,
+                added_cond_kwargs=added,
+                down_block_additional_residuals=expected.down_block_res_samples,
+                mid_block_additional_residual=expected.mid_block_res_sample,
+            ).sample
+        ),
+    )
 
 
-@pytest.mark.parametrize("kind, name", [
-    ("SDXL: attention below, in stacks, and a pooled text with sizes", "text_embeds, time_ids"),
-    ("LCM: guidance beside the timestep", "timestep_cond"),
-])
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("SDXL: attention below, in stacks, and a pooled text with sizes", "text_embeds, time_ids"),
+        ("LCM: guidance beside the timestep", "timestep_cond"),
+    ],
+)
 def test_a_unet_without_the_conditions_that_it_takes_names_them(kind, name):
     def called():
         model = UNet2DConditionModel(UNetConfig.from_dict(UNETS[kind]), rngs=nnx.Rngs(0))
@@ -472,27 +596,37 @@ def test_a_unet_without_the_conditions_that_it_takes_names_them(kind, name):
         jax.eval_shape(called)
 
 
-@pytest.mark.parametrize(("platform", "pictures", "held"), [
-    ("cpu", 1, False), ("tpu", 1, True), ("tpu", 2, True), ("tpu", 4, False)])
+@pytest.mark.parametrize(
+    ("platform", "pictures", "held"),
+    [("cpu", 1, False), ("tpu", 1, True), ("tpu", 2, True), ("tpu", 4, False)],
+)
 def test_a_tpu_lays_out_by_its_axes_what_residual_blocks_give_of_few_pictures(
-        monkeypatch, platform, pictures, held):
+    monkeypatch, platform, pictures, held
+):
     monkeypatch.setattr(platforms, "platform", lambda: platform)
     config = UNetConfig.from_dict(UNETS["SD 1: two layers a level"])
     graph, state = weights.abstract(partial(UNet2DConditionModel, config))
     model = nnx.merge(graph, state)
-    traced = str(jax.make_jaxpr(lambda state, *inputs: nnx.merge(graph, state)(*inputs))(
-        state, jnp.zeros((pictures, 8, 8, 4)), jnp.zeros(pictures),
-        jnp.zeros((pictures, 7, config.cross_attention_dim))))
-    blocks = sum(len(block.resnets) for block in (*model.down_blocks, model.mid_block,
-                                                  *model.up_blocks))
+    traced = str(
+        jax.make_jaxpr(lambda state, *inputs: nnx.merge(graph, state)(*inputs))(
+            state,
+            jnp.zeros((pictures, 8, 8, 4)),
+            jnp.zeros(pictures),
+            jnp.zeros((pictures, 7, config.cross_attention_dim)),
+        )
+    )
+    blocks = sum(
+        len(block.resnets) for block in (*model.down_blocks, model.mid_block, *model.up_blocks)
+    )
     assert traced.count("major_to_minor=(0, 1, 2, 3)") == blocks * held
 
 
 def test_a_layout_has_a_gradient(monkeypatch):
     monkeypatch.setattr(platforms, "platform", lambda: "tpu")
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(platforms.row_major(x) ** 2)))
-    assert np.array_equal(gradient(np.arange(24.0).reshape(1, 2, 3, 4)),
-                          2 * np.arange(24.0).reshape(1, 2, 3, 4))
+    assert np.array_equal(
+        gradient(np.arange(24.0).reshape(1, 2, 3, 4)), 2 * np.arange(24.0).reshape(1, 2, 3, 4)
+    )
 
 
 def test_guidance_is_encoded_as_in_diffusers():
@@ -516,21 +650,27 @@ class _Downsampled(attention_processor.AttnProcessor):
         self.height, self.step = height, step
 
     def __call__(self, attention, hidden_states, **_):
-        pixels = hidden_states.unflatten(1, (self.height, -1))[:, ::self.step, ::self.step]
+        pixels = hidden_states.unflatten(1, (self.height, -1))[:, :: self.step, :: self.step]
         return super().__call__(attention, hidden_states, pixels.flatten(1, 2))
 
 
-@pytest.mark.parametrize("kind, step", [  # with and without a remainder of the map's height
-    ("SD 1: two layers a level", 2), ("SD 1: two layers a level", 3),
-    ("attention below only, other paddings and sinusoids", 3),
-    ("SSD-1B: stacks of their own on the way up, one resnet in the middle", 2),
-    ("BK-SDM: no middle, layers by level", 2),
-])
+@pytest.mark.parametrize(
+    "kind, step",
+    [  # with and without a remainder of the map's height
+        ("SD 1: two layers a level", 2),
+        ("SD 1: two layers a level", 3),
+        ("attention below only, other paddings and sinusoids", 3),
+        ("SSD-1B: stacks of their own on the way up, one resnet in the middle", 2),
+        ("BK-SDM: no middle, layers by level", 2),
+    ],
+)
 def test_fewer_tokens_are_looked_at_where_the_map_is_finest_and_nowhere_else(ported, kind, step):
     config = UNETS[kind]
     reference = randomized(diffusers.UNet2DConditionModel(**config))
-    ours = ported(reference, partial(UNet2DConditionModel, UNetConfig.from_dict(config),
-                                     token_downsampling=step))
+    ours = ported(
+        reference,
+        partial(UNet2DConditionModel, UNetConfig.from_dict(config), token_downsampling=step),
+    )
     inputs = unet_inputs(config)
     exact = of_diffusers(reference, *inputs)
     finest = config["down_block_types"].index("CrossAttnDownBlock2D")
@@ -540,8 +680,11 @@ def test_fewer_tokens_are_looked_at_where_the_map_is_finest_and_nowhere_else(por
                 layer.attn1.set_processor(_Downsampled(8 >> finest, step))
     theirs = of_diffusers(reference, *inputs)
     assert relative(theirs, exact) > 1e-3
-    assert_agrees(f"UNet2DConditionModel, every {step} tokens, {kind}",
-                  compiled(UNet2DConditionModel.__call__, ours, *as_arrays(*inputs)), theirs)
+    assert_agrees(
+        f"UNet2DConditionModel, every {step} tokens, {kind}",
+        compiled(UNet2DConditionModel.__call__, ours, *as_arrays(*inputs)),
+        theirs,
+    )
 
 
 # --- autoencoder --------------------------------------------------------------------------------
@@ -549,9 +692,13 @@ def test_fewer_tokens_are_looked_at_where_the_map_is_finest_and_nowhere_else(por
 
 def torch_vae(channels, layers_per_block) -> diffusers.AutoencoderKL:
     return diffusers.AutoencoderKL(
-        block_out_channels=channels, layers_per_block=layers_per_block, norm_num_groups=4,
-        latent_channels=4, down_block_types=("DownEncoderBlock2D",) * len(channels),
-        up_block_types=("UpDecoderBlock2D",) * len(channels), scaling_factor=0.2,
+        block_out_channels=channels,
+        layers_per_block=layers_per_block,
+        norm_num_groups=4,
+        latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels),
+        scaling_factor=0.2,
     )
 
 
@@ -565,8 +712,11 @@ def test_the_autoencoder_is_that_of_diffusers(ported, channels, depth):
     name = f"AutoencoderKL, {len(channels)} levels"
     assert_agrees(f"{name}, encode, mean", mean, nhwc(0.2 * theirs.mean))
     assert_agrees(f"{name}, encode, deviation", jnp.exp(logvar / 2), nhwc(0.2 * theirs.std))
-    assert_agrees(f"{name}, decode", compiled(AutoencoderKL.decode, ours, nhwc(latents)),
-                  nhwc(reference.decode(latents / 0.2).sample))
+    assert_agrees(
+        f"{name}, decode",
+        compiled(AutoencoderKL.decode, ours, nhwc(latents)),
+        nhwc(reference.decode(latents / 0.2).sample),
+    )
 
 
 def test_latents_that_were_whitened_get_their_mean_and_deviation_back(ported):
@@ -577,30 +727,47 @@ def test_latents_that_were_whitened_get_their_mean_and_deviation_back(ported):
     latents = torch.randn(2, 4, 4, 4)
     by_channel = [torch.tensor(values).view(1, 4, 1, 1) for values in (mean, std)]
     whole = latents * by_channel[1] / 0.2 + by_channel[0]  # as diffusers' SDXL pipeline has it
-    assert_agrees("AutoencoderKL, mean and deviation",
-                  compiled(AutoencoderKL.decode, ours, nhwc(latents)),
-                  nhwc(reference.decode(whole).sample))
+    assert_agrees(
+        "AutoencoderKL, mean and deviation",
+        compiled(AutoencoderKL.decode, ours, nhwc(latents)),
+        nhwc(reference.decode(whole).sample),
+    )
     images = torch.randn(1, 3, 16, 16)
     theirs = reference.encode(images).latent_dist
     ours_mean, logvar = compiled(AutoencoderKL.encode, ours, nhwc(images))
-    assert_agrees("AutoencoderKL, encode, whitened", ours_mean,
-                  nhwc((theirs.mean - by_channel[0]) * 0.2 / by_channel[1]))
-    assert_agrees("AutoencoderKL, encode, whitened deviation", jnp.exp(logvar / 2),
-                  nhwc(theirs.std * 0.2 / by_channel[1]))
+    assert_agrees(
+        "AutoencoderKL, encode, whitened",
+        ours_mean,
+        nhwc((theirs.mean - by_channel[0]) * 0.2 / by_channel[1]),
+    )
+    assert_agrees(
+        "AutoencoderKL, encode, whitened deviation",
+        jnp.exp(logvar / 2),
+        nhwc(theirs.std * 0.2 / by_channel[1]),
+    )
 
 
 @pytest.mark.parametrize("blocks, scale", [((3, 3, 3, 1), 1.0), ((2, 1), 0.5)])
 def test_the_tiny_autoencoder_is_that_of_diffusers(ported, blocks, scale):
     channels = (8,) * len(blocks)
-    reference = randomized(diffusers.AutoencoderTiny(
-        encoder_block_out_channels=channels, decoder_block_out_channels=channels,
-        num_encoder_blocks=blocks[::-1], num_decoder_blocks=blocks, scaling_factor=scale))
+    reference = randomized(
+        diffusers.AutoencoderTiny(
+            encoder_block_out_channels=channels,
+            decoder_block_out_channels=channels,
+            num_encoder_blocks=blocks[::-1],
+            num_decoder_blocks=blocks,
+            scaling_factor=scale,
+        )
+    )
     config = TinyVAEConfig.from_dict(dict(reference.config))
     ours = ported(reference, partial(AutoencoderTiny, config))
     images, latents = torch.randn(2, 3, 16, 32), 3 * torch.randn(2, 4, 3, 5)
     name = f"AutoencoderTiny, {len(blocks)} levels"
-    assert_agrees(f"{name}, encode", compiled(AutoencoderTiny.encode, ours, nhwc(images)),
-                  nhwc(scale * reference.encode(images).latents))
+    assert_agrees(
+        f"{name}, encode",
+        compiled(AutoencoderTiny.encode, ours, nhwc(images)),
+        nhwc(scale * reference.encode(images).latents),
+    )
     decoded = compiled(AutoencoderTiny.decode, ours, nhwc(latents))
     assert decoded.shape == (2, 3 * config.downscale, 5 * config.downscale, 3)
     assert_agrees(f"{name}, decode", decoded, nhwc(reference.decode(latents / scale).sample))
@@ -616,12 +783,16 @@ def _text_case():
 
 
 def _unet_case():
-    config = unet_config((8, 16), (ATTEND, PLAIN), layers_per_block=1, attention_head_dim=2,
-                         upcast_attention=True)
+    config = unet_config(
+        (8, 16), (ATTEND, PLAIN), layers_per_block=1, attention_head_dim=2, upcast_attention=True
+    )
     inputs = torch.randn(2, 8, 8, 4), torch.tensor([500.0, 20.0]), torch.randn(2, 7, 12)
-    return (diffusers.UNet2DConditionModel(**config),
-            partial(UNet2DConditionModel, UNetConfig.from_dict(config)),
-            UNet2DConditionModel.__call__, [x.numpy() for x in inputs])
+    return (
+        diffusers.UNet2DConditionModel(**config),
+        partial(UNet2DConditionModel, UNetConfig.from_dict(config)),
+        UNet2DConditionModel.__call__,
+        [x.numpy() for x in inputs],
+    )
 
 
 def _vae_case():
@@ -632,15 +803,21 @@ def _vae_case():
 
 def _sdxl_case():
     config = UNETS["SDXL: attention below, in stacks, and a pooled text with sizes"]
-    return (diffusers.UNet2DConditionModel(**config),
-            partial(UNet2DConditionModel, UNetConfig.from_dict(config)),
-            UNet2DConditionModel.__call__, as_arrays(*unet_inputs(config)))
+    return (
+        diffusers.UNet2DConditionModel(**config),
+        partial(UNet2DConditionModel, UNetConfig.from_dict(config)),
+        UNet2DConditionModel.__call__,
+        as_arrays(*unet_inputs(config)),
+    )
 
 
 def _tiny_case():
     reference = diffusers.AutoencoderTiny(
-        encoder_block_out_channels=(8, 8), decoder_block_out_channels=(8, 8),
-        num_encoder_blocks=(1, 1), num_decoder_blocks=(1, 1))
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        num_encoder_blocks=(1, 1),
+        num_decoder_blocks=(1, 1),
+    )
     build = partial(AutoencoderTiny, TinyVAEConfig.from_dict(dict(reference.config)))
     return reference, build, AutoencoderTiny.decode, [torch.randn(2, 4, 4, 4).numpy()]
 
@@ -649,8 +826,10 @@ def _tiny_case():
 def test_bfloat16_parameters_give_nearly_the_same(ported, case):
     reference, build, method, inputs = case()
     randomized(reference)
-    exact, rough = (compiled(method, ported(reference, build, dtype), *inputs)
-                    for dtype in (jnp.float32, jnp.bfloat16))
+    exact, rough = (
+        compiled(method, ported(reference, build, dtype), *inputs)
+        for dtype in (jnp.float32, jnp.bfloat16)
+    )
     assert np.isfinite(np.asarray(rough, np.float32)).all()
     error = relative(rough, exact)
     print(f"bfloat16 | {build.func.__name__} | {error:.1e} |")
@@ -660,10 +839,16 @@ def test_bfloat16_parameters_give_nearly_the_same(ported, case):
 # --- full size ----------------------------------------------------------------------------------
 
 BUILDERS = dict(
-    text_encoder=(CLIPTextModel, TextEncoderConfig,
-                  lambda config: TorchTextModel(CLIPTextConfig(**config))),
-    text_encoder_2=(CLIPTextModelWithProjection, ProjectedTextEncoderConfig,
-                    lambda config: TorchTextModelWithProjection(CLIPTextConfig(**config))),
+    text_encoder=(
+        CLIPTextModel,
+        TextEncoderConfig,
+        lambda config: TorchTextModel(CLIPTextConfig(**config)),
+    ),
+    text_encoder_2=(
+        CLIPTextModelWithProjection,
+        ProjectedTextEncoderConfig,
+        lambda config: TorchTextModelWithProjection(CLIPTextConfig(**config)),
+    ),
     unet=(UNet2DConditionModel, UNetConfig, diffusers.UNet2DConditionModel.from_config),
     vae=(AutoencoderKL, VAEConfig, diffusers.AutoencoderKL.from_config),
     decoder=(AutoencoderTiny, TinyVAEConfig, diffusers.AutoencoderTiny.from_config),
@@ -673,48 +858,71 @@ BUILDERS = dict(
 # The published configs that no checkpoint of the benchmarks has, as far as they shape the networks.
 SDXL = MODELS["sdxl"]["unet"]
 PUBLISHED = MODELS | {
-    "ssd-1b": dict(unet=SDXL | dict(
-        transformer_layers_per_block=[1, [2, 2], [4, 4]], mid_block_type="UNetMidBlock2D",
-        reverse_transformer_layers_per_block=[[4, 4, 10], [2, 1, 1], 1])),
-    "vega": dict(unet=SDXL | dict(
-        transformer_layers_per_block=[1, [1, 1], [2, 2]], mid_block_type="UNetMidBlock2D",
-        reverse_transformer_layers_per_block=[[2, 2, 2], [1, 1, 1], 1])),
+    "ssd-1b": dict(
+        unet=SDXL
+        | dict(
+            transformer_layers_per_block=[1, [2, 2], [4, 4]],
+            mid_block_type="UNetMidBlock2D",
+            reverse_transformer_layers_per_block=[[4, 4, 10], [2, 1, 1], 1],
+        )
+    ),
+    "vega": dict(
+        unet=SDXL
+        | dict(
+            transformer_layers_per_block=[1, [1, 1], [2, 2]],
+            mid_block_type="UNetMidBlock2D",
+            reverse_transformer_layers_per_block=[[2, 2, 2], [1, 1, 1], 1],
+        )
+    ),
     "lcm": dict(unet=MODELS["sd14"]["unet"] | dict(time_cond_proj_dim=256)),
-    "bk-sdm-small": dict(unet=MODELS["sd14"]["unet"] | dict(
-        layers_per_block=1, mid_block_type=None)),
-    "bk-sdm-tiny": dict(unet=MODELS["sd14"]["unet"] | dict(
-        layers_per_block=1, mid_block_type=None, block_out_channels=[320, 640, 1280],
-        down_block_types=["CrossAttnDownBlock2D"] * 3, up_block_types=["CrossAttnUpBlock2D"] * 3)),
+    "bk-sdm-small": dict(
+        unet=MODELS["sd14"]["unet"] | dict(layers_per_block=1, mid_block_type=None)
+    ),
+    "bk-sdm-tiny": dict(
+        unet=MODELS["sd14"]["unet"]
+        | dict(
+            layers_per_block=1,
+            mid_block_type=None,
+            block_out_channels=[320, 640, 1280],
+            down_block_types=["CrossAttnDownBlock2D"] * 3,
+            up_block_types=["CrossAttnUpBlock2D"] * 3,
+        )
+    ),
     "taesd": dict(decoder={}),
     "sd14-canny": dict(controlnet=controlnet_of(MODELS["sd14"]["unet"])),
     "sdxl-canny": dict(controlnet=controlnet_of(SDXL)),
 }
 
 
-@pytest.mark.parametrize("model, part, count", [
-    ("sd14", "text_encoder", 123_060_480),
-    ("sd14", "unet", 859_520_964),
-    ("sd14", "vae", 83_653_863),
-    ("sd21", "text_encoder", 340_387_840),
-    ("sd21", "unet", 865_910_724),
-    ("sdxl", "unet", 2_567_463_684),
-    ("sdxl", "text_encoder_2", 694_659_840),
-    ("ssd-1b", "unet", 1_331_334_404),
-    ("vega", "unet", 745_225_604),
-    ("lcm", "unet", 859_602_884),
-    ("bk-sdm-small", "unet", 482_346_884),
-    ("bk-sdm-tiny", "unet", 323_384_964),
-    ("taesd", "decoder", 2_445_063),
-    ("sd14-canny", "controlnet", 361_279_120),
-    ("sdxl-canny", "controlnet", 1_251_014_160),
-])
+@pytest.mark.parametrize(
+    "model, part, count",
+    [
+        ("sd14", "text_encoder", 123_060_480),
+        ("sd14", "unet", 859_520_964),
+        ("sd14", "vae", 83_653_863),
+        ("sd21", "text_encoder", 340_387_840),
+        ("sd21", "unet", 865_910_724),
+        ("sdxl", "unet", 2_567_463_684),
+        ("sdxl", "text_encoder_2", 694_659_840),
+        ("ssd-1b", "unet", 1_331_334_404),
+        ("vega", "unet", 745_225_604),
+        ("lcm", "unet", 859_602_884),
+        ("bk-sdm-small", "unet", 482_346_884),
+        ("bk-sdm-tiny", "unet", 323_384_964),
+        ("taesd", "decoder", 2_445_063),
+        ("sd14-canny", "controlnet", 361_279_120),
+        ("sdxl-canny", "controlnet", 1_251_014_160),
+    ],
+)
 def test_full_size_models_have_the_published_parameters(model, part, count):
     config = PUBLISHED[model][part]
     module, read, torch_module = BUILDERS[part]
     with torch.device("meta"):
-        theirs = {name.removeprefix("text_model."): tuple(tensor.shape)
-                  for name, tensor in torch_module(config).state_dict().items()
-                  if not name.endswith("position_ids")}
+        theirs = {
+            name.removeprefix("text_model."): tuple(tensor.shape)
+            for name, tensor in torch_module(config).state_dict().items()
+            if not name.endswith("position_ids")
+        }
     before = sum(x.nbytes for x in jax.live_arrays())
     _, params = weights.abstract(partial(module, read.from_dict(config), dtype=jnp.bfloat16))
     assert sum(x.nbytes for x in jax.live_arrays()) - before < 1024

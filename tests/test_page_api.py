@@ -20,20 +20,41 @@ from sd_tpu.settings import MAX_SEED, Picture, RequestError
 
 def test_programs_get_pictures_in_their_places_and_the_seed(client, page_engine):
     pictures, seed, sentence = client.predict(
-        ["first", "", "third"], seed=5, steps=2, guidance=2.5, sampler="euler", spacing="karras",
-        negative_prompt="blur", guidance_stop=0.5, cache_interval=2, api_name="/generate",
+        ["first", "", "third"],
+        seed=5,
+        steps=2,
+        guidance=2.5,
+        sampler="euler",
+        spacing="karras",
+        negative_prompt="blur",
+        guidance_stop=0.5,
+        cache_interval=2,
+        api_name="/generate",
     )
     assert (pictures[1], seed) == (None, 5) and sentence.startswith("Done in")
     asked = read_png(Path(pictures[2]).read_bytes())
-    assert asked == make_request(prompts=("third",), seed=7, steps=2, guidance=2.5, sampler="euler",
-                                 spacing="karras", negative_prompt="blur", guidance_stop=0.5,
-                                 cache_interval=2, height=32, width=32,
-                                 model=page_engine.offer.first)
+    assert asked == make_request(
+        prompts=("third",),
+        seed=7,
+        steps=2,
+        guidance=2.5,
+        sampler="euler",
+        spacing="karras",
+        negative_prompt="blur",
+        guidance_stop=0.5,
+        cache_interval=2,
+        height=32,
+        width=32,
+        model=page_engine.offer.first,
+    )
 
 
 def test_programs_give_single_pictures_settings_of_their_own(client):
     pictures, _, _ = client.predict(
-        ["a", "b"], seed=5, steps=2, own=[None, {"seed": 1, "steps": 3, "sampler": "heun"}],
+        ["a", "b"],
+        seed=5,
+        steps=2,
+        own=[None, {"seed": 1, "steps": 3, "sampler": "heun"}],
         api_name="/generate",
     )
     first, second = (read_png(Path(picture).read_bytes()).pictures[0] for picture in pictures)
@@ -58,24 +79,32 @@ def test_programs_are_told_of_pictures_seldom_and_of_the_end_at_once(client, mon
     """They fetch all files each time."""
     monkeypatch.setattr(api, "PAUSE_SECONDS", 60.0)
     begun = time.monotonic()
-    told = list(client.submit(["a"] * 8, own=[{"steps": n} for n in range(2, 34, 4)],
-                              api_name="/generate"))
+    told = list(
+        client.submit(["a"] * 8, own=[{"steps": n} for n in range(2, 34, 4)], api_name="/generate")
+    )
     counts = [len([*filter(None, pictures)]) for pictures, _, _ in told]
     assert {*counts} == {0, 8} and time.monotonic() - begun < 30
 
 
-@pytest.mark.parametrize(("values", "sentence"), [
-    ({"prompts": ["a"] * 9}, "There are 9 prompts; at most 8 fit."),
-    ({"prompts": ["a" * 4001]}, "Prompt 1 has 4001 characters; at most 4000 are accepted."),
-    ({"prompts": "a"}, "The prompts should be a list of texts."),
-    ({"prompts": ["a"], "seed": -2}, f"Seed should be from 0 to {MAX_SEED}, not -2."),
-    ({"prompts": ["a"], "steps": "many"}, "Steps should be a whole number, not 'many'."),
-    ({"prompts": ["a"], "guidance_start": 0.5, "guidance_stop": 0.5},
-     "Guidance should start before it stops, not start at 0.5 and stop at 0.5."),
-    ({"prompts": ["a"], "sampler": "magic"}, "Sampler 'magic' is unknown; there are ddim, "),
-    ({"prompts": ["a", "b"], "own": [None, {"steps": 0}]},
-     "Steps of prompt 2 should be from 1 to 200, not 0."),
-])
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"prompts": ["a"] * 9}, "There are 9 prompts; at most 8 fit."),
+        ({"prompts": ["a" * 4001]}, "Prompt 1 has 4001 characters; at most 4000 are accepted."),
+        ({"prompts": "a"}, "The prompts should be a list of texts."),
+        ({"prompts": ["a"], "seed": -2}, f"Seed should be from 0 to {MAX_SEED}, not -2."),
+        ({"prompts": ["a"], "steps": "many"}, "Steps should be a whole number, not 'many'."),
+        (
+            {"prompts": ["a"], "guidance_start": 0.5, "guidance_stop": 0.5},
+            "Guidance should start before it stops, not start at 0.5 and stop at 0.5.",
+        ),
+        ({"prompts": ["a"], "sampler": "magic"}, "Sampler 'magic' is unknown; there are ddim, "),
+        (
+            {"prompts": ["a", "b"], "own": [None, {"steps": 0}]},
+            "Steps of prompt 2 should be from 1 to 200, not 0.",
+        ),
+    ],
+)
 def test_programs_are_refused_by_the_sentence_of_the_page(client, values, sentence):
     with pytest.raises(gradio_client.exceptions.AppError, match=f"^{re.escape(sentence)}"):
         client.predict(**values, api_name="/generate")
@@ -101,8 +130,9 @@ def test_of_many_models_a_few_are_opened_and_all_are_listed():
 def test_programs_can_read_what_a_picture_was_made_from(client, tmp_path):
     made = make_request(prompts=("a fox", ""), seed=9, steps=12, height=8, width=8)
     (tmp_path / "fox.png").write_bytes(to_png(np.zeros((8, 8, 3), np.uint8), made))
-    read = client.predict(gradio_client.handle_file(tmp_path / "fox.png"),
-                          api_name="/read_metadata")
+    read = client.predict(
+        gradio_client.handle_file(tmp_path / "fox.png"), api_name="/read_metadata"
+    )
     assert (read["prompts"], read["seed"], read["steps"]) == (["a fox", ""], 9, 12)
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(gradio_client.exceptions.AppError, match="not a picture"):
@@ -113,8 +143,10 @@ def test_no_file_of_the_server_can_be_read(address, tmp_path):
     secret = tmp_path / "secret.png"
     request = make_request(prompts=("secret",))
     secret.write_bytes(to_png(np.zeros((8, 8, 3), np.uint8), request))
-    for value in ({"path": str(secret)},
-                  {"path": str(secret), "meta": {"_type": "gradio.FileData"}}):
+    for value in (
+        {"path": str(secret)},
+        {"path": str(secret), "meta": {"_type": "gradio.FileData"}},
+    ):
         asked = httpx.post(f"{address}gradio_api/call/read_metadata", json={"data": [value]})
         answer = httpx.get(f"{address}gradio_api/call/read_metadata/{asked.json()['event_id']}")
         assert "secret" not in answer.text and "error" in answer.text
@@ -130,12 +162,27 @@ def test_no_address_is_fetched(address):
 
 def test_the_endpoints_are_documented(client):
     endpoints = client.view_api(print_info=False, return_format="dict")["named_endpoints"]
-    assert set(endpoints) == {"/generate", "/samplers", "/draw", "/models",
-                              "/read_metadata"}
+    assert set(endpoints) == {"/generate", "/samplers", "/draw", "/models", "/read_metadata"}
     names = [each["parameter_name"] for each in endpoints["/generate"]["parameters"]]
-    assert names == ["prompts", "seed", "negative_prompt", "steps", "guidance", "sampler",
-                     "spacing", "own", "guidance_start", "guidance_stop", "cache_interval",
-                     "guidance_rescale", "model", "height", "width", "style", "clip_skip"]
+    assert names == [
+        "prompts",
+        "seed",
+        "negative_prompt",
+        "steps",
+        "guidance",
+        "sampler",
+        "spacing",
+        "own",
+        "guidance_start",
+        "guidance_stop",
+        "cache_interval",
+        "guidance_rescale",
+        "model",
+        "height",
+        "width",
+        "style",
+        "clip_skip",
+    ]
     names = [each["parameter_name"] for each in endpoints["/read_metadata"]["parameters"]]
     assert names == ["picture"]
 
@@ -148,12 +195,21 @@ def test_the_documentation_explains_every_parameter(address):
     assert "Returns:" in endpoints["/generate"]["description"]
 
 
-@pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--size", "63x64"],
-                                   ["--host", "no.such.host.invalid"], ["--port", "TAKEN"],
-                                   ["--port", "0"], ["--port", "99999"],
-                                   ["--history", __file__]])
-def test_a_program_that_cannot_start_says_why_in_a_sentence(flags, address, capsys, tmp_path,
-                                                            monkeypatch):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model", "/nowhere"],
+        ["--size", "63x64"],
+        ["--host", "no.such.host.invalid"],
+        ["--port", "TAKEN"],
+        ["--port", "0"],
+        ["--port", "99999"],
+        ["--history", __file__],
+    ],
+)
+def test_a_program_that_cannot_start_says_why_in_a_sentence(
+    flags, address, capsys, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     taken = address.strip("/").rpartition(":")[2]
     assert app.main([flag.replace("TAKEN", taken) for flag in flags]) == 2

@@ -47,29 +47,46 @@ def form(page_engine):
     return form_module.show(asked.values(), page_engine.offer)
 
 
-@pytest.mark.parametrize("contents", [None, {}, [], "a cat", [None], 7, {"prompts": []},
-                                      {"prompts": [], "seed": "", "settings": 7, "own": []},
-                                      {"prompts": [], "seed": "", "settings": {}, "own": [7]}])
+@pytest.mark.parametrize(
+    "contents",
+    [
+        None,
+        {},
+        [],
+        "a cat",
+        [None],
+        7,
+        {"prompts": []},
+        {"prompts": [], "seed": "", "settings": 7, "own": []},
+        {"prompts": [], "seed": "", "settings": {}, "own": [7]},
+    ],
+)
 def test_contents_that_are_not_those_of_a_form_are_refused_in_a_sentence(contents):
     with pytest.raises(RequestError, match="What is filled in cannot be read"):
         form_module.read(contents)
 
 
-@pytest.mark.parametrize("part, name, content, sentence", [
-    ("prompts", 2, [], "Prompt 3 should be text"),
-    (None, "seed", "x", "Seed should be a whole number"),
-    ("settings", "steps", {}, "Steps should be a whole number"),
-    ("settings", "sampler", ["ddim"], "Sampler .* is unknown"),
-    ("settings", "size", "33×32", "sides are multiples of"),
-    ("settings", "size", "40000×40000", "too large"),
-    ("settings", "size", "wide×high", "should be a whole number"),
-    *(("settings", "size", content, "cannot be read") for content in ([], "512", "8×8×8")),
-    *(("own", 0, {"steps": content}, "Steps of prompt 1 should be a whole")
-      for content in ([], {}, 5.7, True, "5.7")),
-    ("own", 0, {"colour": "red"}, "Unknown settings of prompt 1: colour"),
-])
-def test_contents_of_any_kind_are_refused_in_a_sentence(form, page_engine, part, name, content,
-                                                        sentence):
+@pytest.mark.parametrize(
+    "part, name, content, sentence",
+    [
+        ("prompts", 2, [], "Prompt 3 should be text"),
+        (None, "seed", "x", "Seed should be a whole number"),
+        ("settings", "steps", {}, "Steps should be a whole number"),
+        ("settings", "sampler", ["ddim"], "Sampler .* is unknown"),
+        ("settings", "size", "33×32", "sides are multiples of"),
+        ("settings", "size", "40000×40000", "too large"),
+        ("settings", "size", "wide×high", "should be a whole number"),
+        *(("settings", "size", content, "cannot be read") for content in ([], "512", "8×8×8")),
+        *(
+            ("own", 0, {"steps": content}, "Steps of prompt 1 should be a whole")
+            for content in ([], {}, 5.7, True, "5.7")
+        ),
+        ("own", 0, {"colour": "red"}, "Unknown settings of prompt 1: colour"),
+    ],
+)
+def test_contents_of_any_kind_are_refused_in_a_sentence(
+    form, page_engine, part, name, content, sentence
+):
     assert Request.check(form_module.read(form), page_engine.offer).places() == [*range(8)]
     (form[part] if part else form)[name] = content
     with pytest.raises(RequestError, match=sentence):
@@ -85,14 +102,19 @@ def test_a_request_of_another_size_is_shown_and_read_with_it(page_engine):
     assert [picture for picture in read.pictures if picture] == [*high.pictures]
 
 
-@pytest.mark.parametrize("values, found", [
-    ({"prompts": ["a"], "steps": 0}, {"name": "steps"}),
-    ({"prompts": ["a", "b"], "own": [None, {"guidance": "lots"}]},
-     {"name": "guidance", "place": 1}),
-    ({"prompts": ["a", 7]}, {"name": "prompt", "place": 1}),
-    ({"prompts": ["a"], "seed": "x"}, {"name": "seed"}),
-    ({"prompts": []}, {}),
-])
+@pytest.mark.parametrize(
+    "values, found",
+    [
+        ({"prompts": ["a"], "steps": 0}, {"name": "steps"}),
+        (
+            {"prompts": ["a", "b"], "own": [None, {"guidance": "lots"}]},
+            {"name": "guidance", "place": 1},
+        ),
+        ({"prompts": ["a", 7]}, {"name": "prompt", "place": 1}),
+        ({"prompts": ["a"], "seed": "x"}, {"name": "seed"}),
+        ({"prompts": []}, {}),
+    ],
+)
 def test_the_field_that_a_refusal_is_about_is_found(values, found):
     with pytest.raises(RequestError) as refused:
         Request.check(values, Picture())
@@ -210,11 +232,14 @@ def test_what_was_filled_in_survives_a_reload(tab):
     expect(setting(tab, "Spacing")).to_have_value("karras")
 
 
-@pytest.mark.parametrize(("label", "value", "sentence"), [
-    ("Seed", "-5", f"Seed should be from 0 to {MAX_SEED}, not -5."),
-    ("Steps", "0", "Steps should be from 1 to 200, not 0."),
-    ("Guidance", "51", "Guidance should be from 0 to 50, not 51."),
-])
+@pytest.mark.parametrize(
+    ("label", "value", "sentence"),
+    [
+        ("Seed", "-5", f"Seed should be from 0 to {MAX_SEED}, not -5."),
+        ("Steps", "0", "Steps should be from 1 to 200, not 0."),
+        ("Guidance", "51", "Guidance should be from 0 to 50, not 51."),
+    ],
+)
 def test_a_bad_value_is_answered_in_a_sentence_and_costs_no_prompt(tab, label, value, sentence):
     fill(tab, PROMPTS)
     setting(tab, label).fill(value)
@@ -244,14 +269,16 @@ def test_an_emptied_setting_shows_what_is_taken_instead(tab):
     generate(tab).click()
     says(tab, "Done in")
     expect(tab.get_by_role("button", name="Copy link")).to_have_attribute(
-        "data-link", re.compile("&steps=20&"))
+        "data-link", re.compile("&steps=20&")
+    )
 
 
 def test_every_sampler_offers_its_own_spacings(tab):
     fill(tab, ["first", *EMPTY])
     choose(setting(tab, "Sampler"), "DPM++ 2S")
     expect(setting(tab, "Spacing").locator("option:enabled")).to_have_text(
-        ["the model's own", "linspace", "karras", "exponential"])
+        ["the model's own", "linspace", "karras", "exponential"]
+    )
     make(tab)
 
 
@@ -271,11 +298,14 @@ def test_a_link_opens_the_page_with_the_same_prompts_seed_and_settings(tab, visi
         assert "#" not in other.url, "a reload should keep what has been changed since"
 
 
-@pytest.mark.parametrize(("fragment", "sentence"), [
-    ("anything", "The link cannot be read."),
-    ("prompt=a&steps=900", "Steps should be from 1 to 200, not 900."),
-    ("prompt=a&colour=red", "Unknown settings: colour."),
-])
+@pytest.mark.parametrize(
+    ("fragment", "sentence"),
+    [
+        ("anything", "The link cannot be read."),
+        ("prompt=a&steps=900", "Steps should be from 1 to 200, not 900."),
+        ("prompt=a&colour=red", "Unknown settings: colour."),
+    ],
+)
 def test_a_bad_link_is_answered_in_a_sentence(tab, address, fragment, sentence):
     tab.goto("about:blank")
     visit(tab, f"{address}#{fragment}")
@@ -291,10 +321,13 @@ def test_a_link_cannot_bring_markup_along_also_where_the_page_is_open_already(ta
     assert tab.evaluate("window.hit") is None
 
 
-@pytest.mark.parametrize("request_", [
-    make_request(prompts=("a", "", "b&c=d#é"), seed=0, guidance=0.0, spacing="karras"),
-    make_request(prompts=("", "x\ny"), seed=MAX_SEED, negative_prompt="no, \"none\"", steps=1),
-])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        make_request(prompts=("a", "", "b&c=d#é"), seed=0, guidance=0.0, spacing="karras"),
+        make_request(prompts=("", "x\ny"), seed=MAX_SEED, negative_prompt='no, "none"', steps=1),
+    ],
+)
 def test_a_link_says_what_was_asked_for(request_):
     assert Request.check(read_link(write_link(request_)), Picture(model="m")) == request_
 
@@ -306,7 +339,8 @@ def test_a_link_that_is_none_of_ours_is_refused(text):
 
 
 def test_a_links_style_is_chosen_also_if_it_is_gone_or_newer_than_the_page(
-        tab, page_engine, monkeypatch):
+    tab, page_engine, monkeypatch
+):
     monkeypatch.setattr(page_engine.offer.styles, "templates", lambda: {"New": ("new", "")})
     choose(setting(tab, "Style"), "Bright")
     for style, shown in (("Ink", ""), ("New", "New")):
@@ -318,8 +352,16 @@ def test_a_links_style_is_chosen_also_if_it_is_gone_or_newer_than_the_page(
 def png(text: str | None = None) -> bytes:
     pixels = np.zeros((16, 16, 3), np.uint8)
     if text is None:
-        asked = make_request(prompts=("a fox", "a hen"), seed=31, steps=7, sampler="heun",
-                             spacing="karras", negative_prompt="blur", height=4096, width=4096)
+        asked = make_request(
+            prompts=("a fox", "a hen"),
+            seed=31,
+            steps=7,
+            sampler="heun",
+            spacing="karras",
+            negative_prompt="blur",
+            height=4096,
+            width=4096,
+        )
         return to_png(pixels, asked)
     info, file = PngInfo(), BytesIO()
     if text:
@@ -331,13 +373,17 @@ def png(text: str | None = None) -> bytes:
 def drop(tab, data: bytes, name: str = "picture.png") -> None:
     unfold(tab, "Read a picture")
     tab.locator("#read-panel input[type=file]").set_input_files(
-        {"name": name, "mimeType": "image/png", "buffer": data})
+        {"name": name, "mimeType": "image/png", "buffer": data}
+    )
 
 
 def test_a_picture_of_ours_puts_its_settings_back(tab):
     drop(tab, png())
-    says(tab, "of picture.png are in the boxes. It was drawn by m, which is not here. It was made "
-              "at 4096×4096; here pictures are 32×32.")
+    says(
+        tab,
+        "of picture.png are in the boxes. It was drawn by m, which is not here. It was made "
+        "at 4096×4096; here pictures are 32×32.",
+    )
     assert prompts(tab) == ["a fox", "a hen", *[""] * 6]
     unfold(tab, "Settings")
     expect(seed_box(tab)).to_have_value("31")
@@ -345,31 +391,50 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
     expect(setting(tab, "Sampler")).to_have_value("heun")
     expect(setting(tab, "Spacing")).to_have_value("karras")
     expect(setting(tab, "Negative prompt")).to_have_value("blur")
-    drop(tab, png("a hen\nNegative prompt: dark\nSteps: 5, Sampler: Euler a, CFG scale: 4, "
-                  "Seed: 6, Size: 32x32"), "a1111.png")
+    drop(
+        tab,
+        png(
+            "a hen\nNegative prompt: dark\nSteps: 5, Sampler: Euler a, CFG scale: 4, "
+            "Seed: 6, Size: 32x32"
+        ),
+        "a1111.png",
+    )
     says(tab, "of a1111.png are in the boxes.")
     assert prompts(tab) == ["a hen", *EMPTY]
     expect(setting(tab, "Sampler")).to_have_value("euler_ancestral")
     photo = BytesIO()
-    Image.new("RGB", (16, 16)).save(photo, "JPEG", comment=b"a fox\nSteps: 5, Sampler: Heun, "
-                                    b"CFG scale: 4, Seed: 6, Size: 32x32")
+    Image.new("RGB", (16, 16)).save(
+        photo, "JPEG", comment=b"a fox\nSteps: 5, Sampler: Heun, CFG scale: 4, Seed: 6, Size: 32x32"
+    )
     drop(tab, photo.getvalue(), "photo.jpg")
     says(tab, "of photo.jpg are in the boxes.")
     assert prompts(tab) == ["a fox", *EMPTY]
-    drop(tab, png("a hen\nSteps: 5, Sampler: DDIM, CFG scale: 4, Seed: 6, Size: 32x32, "
-                  "Token downsampling: 2"))
-    says(tab, "It was drawn with token downsampling 2, which is set when a page is started; here "
-              "it is 1.")
+    drop(
+        tab,
+        png(
+            "a hen\nSteps: 5, Sampler: DDIM, CFG scale: 4, Seed: 6, Size: 32x32, "
+            "Token downsampling: 2"
+        ),
+    )
+    says(
+        tab,
+        "It was drawn with token downsampling 2, which is set when a page is started; here "
+        "it is 1.",
+    )
     drop(tab, png("a cow\nSteps: 500, Sampler: Undefined, CFG scale: 4, Seed: 6, Size: 32x32"))
     says(tab, "Sampler, Steps of the picture cannot be used here.")
     assert prompts(tab) == ["a cow", *EMPTY]
 
 
-@pytest.mark.parametrize(("data", "sentence"), [
-    (b"no picture", "The file is not a picture, or is damaged."),
-    (png()[:-20], "The file is not a whole PNG picture."),
-    (png(""), "The picture carries no settings"),
-], ids=["no picture", "truncated", "no settings"])
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"no picture", "The file is not a picture, or is damaged."),
+        (png()[:-20], "The file is not a whole PNG picture."),
+        (png(""), "The picture carries no settings"),
+    ],
+    ids=["no picture", "truncated", "no settings"],
+)
 def test_a_file_that_cannot_be_read_is_answered_in_a_sentence(tab, data, sentence):
     before = prompts(tab)
     drop(tab, data)
@@ -444,12 +509,22 @@ def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
     kept = [*PROMPTS, "5", "3", "2"]
 
     def filled():
-        return [*prompts(tab), seed_box(tab).input_value(), setting(tab, "Steps").input_value(),
-                own.input_value()]
+        return [
+            *prompts(tab),
+            seed_box(tab).input_value(),
+            setting(tab, "Steps").input_value(),
+            own.input_value(),
+        ]
 
-    for name in ("Copy the first to all", "Clear", "Sample prompts", "Fill the boxes", "Random",
-                 "Clear the own settings of prompt 2",
-                 "Again: put prompt, seed and settings of picture 3"):
+    for name in (
+        "Copy the first to all",
+        "Clear",
+        "Sample prompts",
+        "Fill the boxes",
+        "Random",
+        "Clear the own settings of prompt 2",
+        "Again: put prompt, seed and settings of picture 3",
+    ):
         expect(undo).to_be_disabled()
         if name == "Fill the boxes":
             unfold(tab, "Paste a list")

@@ -68,7 +68,8 @@ def test_generate_leaves_kept_cards_alone_also_after_a_reload(tab):
     tab.reload()
     done(tab)
     expect(tab.get_by_role("button", name="Keep picture 5")).to_have_attribute(
-        "aria-pressed", "true")
+        "aria-pressed", "true"
+    )
     make(tab)
     assert new(before, sources(tab)) == [0, 2, 3, 5, 6, 7]
     assert alts(tab)[1] == PROMPTS[1], "the picture is that of its own prompt"
@@ -78,8 +79,11 @@ def test_only_what_has_changed_is_drawn_where_the_seed_is_fixed(tab, page_engine
     fill(tab, PROMPTS, seed=3)
     make(tab)
     before, drawn, submit = sources(tab), [], page_engine.submit
-    monkeypatch.setattr(page_engine, "submit", lambda request, **options: (
-        drawn.append(request.places()), submit(request, **options))[1])
+    monkeypatch.setattr(
+        page_engine,
+        "submit",
+        lambda request, **options: (drawn.append(request.places()), submit(request, **options))[1],
+    )
     generate(tab).click()
     says(tab, "All pictures are there already, as they are asked for.")
     box(tab, 4).fill("another")
@@ -120,10 +124,14 @@ def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_bac
     large = sources(tab)
     assert new(small, large) == [2] and prompts(tab) == PROMPTS
     expect(figures(tab).nth(2)).to_contain_text("64")
-    foot, label = figures(tab).nth(2).evaluate("""figure => [
+    foot, label = (
+        figures(tab)
+        .nth(2)
+        .evaluate("""figure => [
         figure.querySelector("img").getBoundingClientRect().bottom,
         figure.querySelector(".facts").getBoundingClientRect().top]""")
-    assert foot <= label + .5, "the label lies over the picture"
+    )
+    assert foot <= label + 0.5, "the label lies over the picture"
     with tab.expect_download() as download:
         tab.get_by_role("link", name="Download picture 3").click()
     download.value.save_as(tmp_path / "large.png")
@@ -137,14 +145,23 @@ def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_bac
     says(tab, "Done in")
     assert new(large, sources(tab)) == [2]
     undo.click()
-    tab.wait_for_function(f"before => JSON.stringify(({SOURCES})()) === before",
-                          arg=json.dumps(large).replace(", ", ","), timeout=PATIENCE)
+    tab.wait_for_function(
+        f"before => JSON.stringify(({SOURCES})()) === before",
+        arg=json.dumps(large).replace(", ", ","),
+        timeout=PATIENCE,
+    )
     undo.click()
-    tab.wait_for_function(f"before => JSON.stringify(({SOURCES})()) === before",
-                          arg=json.dumps(small).replace(", ", ","), timeout=PATIENCE)
+    tab.wait_for_function(
+        f"before => JSON.stringify(({SOURCES})()) === before",
+        arg=json.dumps(small).replace(", ", ","),
+        timeout=PATIENCE,
+    )
     tab.get_by_role("button", name="Redo").click()
-    tab.wait_for_function(f"before => JSON.stringify(({SOURCES})()) === before",
-                          arg=json.dumps(large).replace(", ", ","), timeout=PATIENCE)
+    tab.wait_for_function(
+        f"before => JSON.stringify(({SOURCES})()) === before",
+        arg=json.dumps(large).replace(", ", ","),
+        timeout=PATIENCE,
+    )
 
 
 def test_nothing_lies_over_a_picture_that_nobody_points_at_but_a_way_to_redraw_it(tab):
@@ -178,8 +195,9 @@ def test_what_is_done_less_often_is_behind_one_button(tab, slow_engine, phone):
     assert least >= (44 if phone else 24)
     for number in (1, 2, 8):
         menu = more(tab, number)
-        expect(menu.get_by_role("button")).to_have_text([
-            re.compile(f"^{word}") for word in ("Larger", "Journey", "Use", "Again")])
+        expect(menu.get_by_role("button")).to_have_text(
+            [re.compile(f"^{word}") for word in ("Larger", "Journey", "Use", "Again")]
+        )
         expect(menu.get_by_role("link")).to_have_count(1 if phone else 0)
         assert menu.evaluate(INSIDE)
         rows = menu.locator("> *:visible").evaluate_all("all => all.map(row => row.offsetHeight)")
@@ -220,11 +238,14 @@ def test_generate_answers_in_the_browser_and_stop_counts_before_the_server_does(
     assert not slow_engine.jobs()
 
 
-@pytest.mark.parametrize(("label", "value", "sentence"), [
-    ("Steps", "x", "Steps should be a whole number, not 'x'."),
-    ("Seed", "seven", "Seed should be a whole number, not 'seven'."),
-    ("Cache interval", "30", "Cache interval should be from 1 to 10, not 30."),
-])
+@pytest.mark.parametrize(
+    ("label", "value", "sentence"),
+    [
+        ("Steps", "x", "Steps should be a whole number, not 'x'."),
+        ("Seed", "seven", "Seed should be a whole number, not 'seven'."),
+        ("Cache interval", "30", "Cache interval should be from 1 to 10, not 30."),
+    ],
+)
 def test_a_wrong_field_is_shown_and_marked_until_it_is_right(tab, label, value, sentence):
     field = setting(tab, label)
     field.fill(value)
@@ -276,12 +297,15 @@ def test_a_run_that_ends_during_a_reload_says_so(tab, slow_engine):
 
 
 def test_a_file_that_is_dropped_beside_its_zone_is_read(tab):
-    tab.evaluate("""(bytes) => {
+    tab.evaluate(
+        """(bytes) => {
         const data = new DataTransfer();
         data.items.add(new File([new Uint8Array(bytes)], "beside.png", { type: "image/png" }));
         const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
         window.taken = !document.querySelector("#cards").dispatchEvent(drop);
-    }""", [*png()])
+    }""",
+        [*png()],
+    )
     assert tab.evaluate("window.taken"), "the browser would open it"
     says(tab, "of beside.png are in the boxes.")
     expect(seed_box(tab)).to_have_value("31")

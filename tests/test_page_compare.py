@@ -28,13 +28,7 @@ from visitor import (
     unfold,
 )
 
-from sd_tpu.page.compare import (
-    COMPARABLE,
-    comparable,
-    comparison,
-    read_comparison,
-    suggested,
-)
+from sd_tpu.page.compare import COMPARABLE, comparable, comparison, read_comparison, suggested
 from sd_tpu.page.form import read, show
 from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import BLANK, read_png
@@ -42,19 +36,30 @@ from sd_tpu.request import Anything, Request
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.settings import Picture, RequestError
 
-EIGHT = ["PNDM (PLMS)", "DPM++ 2M", "DPM++ 2M SDE", "Euler", "Euler ancestral", "Heun", "DDIM",
-         "UniPC"]
+EIGHT = [
+    "PNDM (PLMS)",
+    "DPM++ 2M",
+    "DPM++ 2M SDE",
+    "Euler",
+    "Euler ancestral",
+    "Heun",
+    "DDIM",
+    "UniPC",
+]
 
 
 # --- what is asked for --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "values"), [
-    ("4, 6,8 10;15\n20", [4, 6, 8, 10, 15, 20]),
-    ("1.5، 2，3、3 1.5", [1.5, 2, 3]),
-    ("4, lots", [4, "lots"]),
-    (" , ", []),
-])
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("4, 6,8 10;15\n20", [4, 6, 8, 10, 15, 20]),
+        ("1.5، 2，3、3 1.5", [1.5, 2, 3]),
+        ("4, lots", [4, "lots"]),
+        (" , ", []),
+    ],
+)
 def test_values_are_read_as_people_write_lists(text, values):
     if values:
         assert read_comparison({"what": "guidance", "values": text}) == ("guidance", values)
@@ -63,20 +68,25 @@ def test_values_are_read_as_people_write_lists(text, values):
             read_comparison({"what": "guidance", "values": text})
 
 
-@pytest.mark.parametrize(("values", "sentence"), [
-    ([], "There is nothing to compare yet: give up to 8 values."),
-    (list(range(9)), "There are 9 values to compare; at most 8 fit."),
-])
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ([], "There is nothing to compare yet: give up to 8 values."),
+        (list(range(9)), "There are 9 values to compare; at most 8 fit."),
+    ],
+)
 def test_no_value_and_too_many_are_answered_in_a_sentence(values, sentence):
     with pytest.raises(RequestError, match=re.escape(sentence)):
         read_comparison({"what": "steps", "values": values})
 
 
-@pytest.mark.parametrize("defaults", [
-    Picture(), Picture(steps=4, guidance=1.0, sampler="lcm"), Picture(steps=200, guidance=50.0),
-])
-@pytest.mark.parametrize("what", ["sampler", "steps", "guidance", "guidance_stop",
-                                  "cache_interval"])
+@pytest.mark.parametrize(
+    "defaults",
+    [Picture(), Picture(steps=4, guidance=1.0, sampler="lcm"), Picture(steps=200, guidance=50.0)],
+)
+@pytest.mark.parametrize(
+    "what", ["sampler", "steps", "guidance", "guidance_stop", "cache_interval"]
+)
 def test_what_is_suggested_can_be_made_and_has_the_models_own_among_it(what, defaults):
     values = suggested(what, defaults)
     made = comparison(Request.check({"prompts": ["a"], "seed": 5}, defaults), what, values)
@@ -88,7 +98,8 @@ def test_a_lora_is_compared_by_the_strength_that_the_prompt_gives_it():
     asked = make_request(prompts=("a <lora:ink wash> cat <lora:x:0.5>",), seed=7)
     made = comparison(asked, "lora", [0, 0.5, -1])
     assert made.prompts == tuple(
-        f"a <lora:ink wash:{x}> cat <lora:x:{x}>" for x in ("0", "0.5", "-1"))
+        f"a <lora:ink wash:{x}> cat <lora:x:{x}>" for x in ("0", "0.5", "-1")
+    )
     assert {picture.seed for picture in made.pictures} == {7}
     with pytest.raises(RequestError, match="Strength of the LoRA should be a number, not 'x'"):
         comparison(asked, "lora", ["x"])
@@ -103,22 +114,35 @@ def test_the_strength_of_loras_is_offered_where_there_may_be_some(loras):
     assert names[-1] == ("lora" if loras else "size")
 
 
-@pytest.mark.parametrize("strength, picture", [
-    ("strength", "Start picture"), ("control_scale", "Control picture"),
-    ("reference_scale", "Reference picture")])
+@pytest.mark.parametrize(
+    "strength, picture",
+    [
+        ("strength", "Start picture"),
+        ("control_scale", "Control picture"),
+        ("reference_scale", "Reference picture"),
+    ],
+)
 def test_without_a_picture_the_strength_of_one_is_not_compared(strength, picture):
     with pytest.raises(RequestError, match=f"^{picture}: the first prompt has none"):
         comparison(make_request(prompts=("a",)), strength, [0.5, 1])
 
 
 def test_a_comparison_has_the_first_picture_in_all_places_but_for_one_thing():
-    asked = Request.check({
-        "prompts": ["", "a", "b"], "seed": 7, "sampler": "heun", "spacing": "karras",
-        "negative_prompt": "no", "own": [None, {"guidance": 2, "negative_prompt": ""}],
-    }, Picture())
+    asked = Request.check(
+        {
+            "prompts": ["", "a", "b"],
+            "seed": 7,
+            "sampler": "heun",
+            "spacing": "karras",
+            "negative_prompt": "no",
+            "own": [None, {"guidance": 2, "negative_prompt": ""}],
+        },
+        Picture(),
+    )
     made = comparison(asked, "steps", [5, 20, 9])
     assert made.pictures == tuple(
-        dataclasses.replace(asked.pictures[1], steps=steps) for steps in (5, 20, 9))
+        dataclasses.replace(asked.pictures[1], steps=steps) for steps in (5, 20, 9)
+    )
     assert [*captions(made).values()] == ["5 steps", "20 steps", "9 steps"]
 
 
@@ -126,7 +150,9 @@ def test_a_comparison_of_sizes_says_them_and_changes_nothing_else():
     asked = make_request(["a"], seed=3, height=64, width=64)
     made = comparison(asked, *read_comparison({"what": "size", "values": ["64×64", "96×64"]}))
     assert [(each.width, each.height, each.seed) for each in made.pictures] == [
-        (64, 64, 3), (96, 64, 3)]
+        (64, 64, 3),
+        (96, 64, 3),
+    ]
     assert [*captions(made).values()] == ["64x64", "96x64"]
     filled = show(made.values(), Mock(first="m", sizes=lambda model: [(64, 64), (64, 96)]))
     assert filled["settings"]["size"] == "64×64"
@@ -140,12 +166,15 @@ def test_a_comparison_of_seeds_has_no_other_seed_than_those():
     assert [*captions(made).values()] == ["seed 3", "seed 8", "seed 100"]
 
 
-@pytest.mark.parametrize(("what", "values", "sentence"), [
-    ("steps", [4, "lots"], "Steps should be a whole number, not 'lots'"),
-    ("guidance_stop", [1, 0.5], "Guidance should start before it stops, not start at 0.6"),
-    ("sampler", ["ddim", "dream"], "Sampler 'dream' is unknown"),
-    ("size", [{"width": "wide"}], "Width should be a whole number, not 'wide'"),
-])
+@pytest.mark.parametrize(
+    ("what", "values", "sentence"),
+    [
+        ("steps", [4, "lots"], "Steps should be a whole number, not 'lots'"),
+        ("guidance_stop", [1, 0.5], "Guidance should start before it stops, not start at 0.6"),
+        ("sampler", ["ddim", "dream"], "Sampler 'dream' is unknown"),
+        ("size", [{"width": "wide"}], "Width should be a whole number, not 'wide'"),
+    ],
+)
 def test_a_value_that_cannot_be_served_is_named_without_a_box(what, values, sentence):
     asked = make_request(prompts=("a",), sampler="dpmpp_2m", spacing="karras", guidance_start=0.6)
     with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
@@ -192,7 +221,8 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
         expect(figures(tab).nth(place)).to_contain_text("Seed 4294967001")
     tab.set_viewport_size({"width": 1366, "height": 650})
     assert labels(tab).evaluate_all(
-        "labels => labels.every(label => label.scrollWidth <= label.clientWidth)"), "cut off"
+        "labels => labels.every(label => label.scrollWidth <= label.clientWidth)"
+    ), "cut off"
     tab.set_viewport_size({"width": 1440, "height": 900})
     with tab.expect_download() as download:
         tab.get_by_role("button", name="Download as one picture").click()
@@ -202,7 +232,7 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
     assert grid.shape == (2 * (256 + 26) + 8, 4 * 256 + 3 * 8, 3), "narrow pictures are enlarged"
     for row in (256, 2 * 256 + 26 + 8):
         for column in range(0, 4 * 264, 264):
-            band = grid[row:row + 26, column:column + 256]
+            band = grid[row : row + 26, column : column + 256]
             assert (band == BLANK).any() and (band < 128).any(), "a label is missing"
     asked = read_png(tmp_path / "grid.png")
     assert [SAMPLERS[picture.sampler].label for picture in asked.pictures] == EIGHT
@@ -218,8 +248,10 @@ def test_styles_are_compared_and_the_files_say_what_they_made_of_the_prompts(tab
     files = tab.locator("#cards a.icon").evaluate_all("all => all.map(each => each.href)")
     made = [read_png(tab.request.get(file).body()).pictures[0] for file in files]
     assert [(picture.prompt, picture.negative_prompt, picture.style) for picture in made] == [
-        ("a fox", "fog", ""), ("ink drawing of a fox", "fog, photo", ""),
-        ("a fox, bright", "fog", "")]
+        ("a fox", "fog", ""),
+        ("ink drawing of a fox", "fog, photo", ""),
+        ("a fox, bright", "fog", ""),
+    ]
     assert prompts(tab)[:3] == ["a fox"] * 3, "the boxes keep the prompt and the style apart"
     choose(setting(tab, "Style"), "Bright")
     unfold(tab, "Own settings of prompt 1")
@@ -252,7 +284,8 @@ def test_sizes_are_compared_and_make_one_picture_together(tab, page_engine, tmp_
         tab.get_by_role("button", name="Download as one picture").click()
     download.value.save_as(tmp_path / "grid.png")
     assert [(each.width, each.height) for each in read_png(tmp_path / "grid.png").pictures] == [
-        tuple(map(int, size.split("×"))) for size in sizes[:3:2]]
+        tuple(map(int, size.split("×"))) for size in sizes[:3:2]
+    ]
 
 
 def test_accelerations_are_compared_with_the_exact_picture_first(tab, page_engine):
@@ -332,7 +365,8 @@ def test_seeds_that_are_compared_run_on_from_the_present_one(tab):
     unfold(tab, "Compare")
     tab.get_by_role("radio", name="Seed").check()
     expect(tab.get_by_label("Values, up to eight")).to_have_value(
-        ", ".join(map(str, range(41, 49))), timeout=PATIENCE)
+        ", ".join(map(str, range(41, 49))), timeout=PATIENCE
+    )
     compare(tab, "Seed", values="5")
     says(tab, "Done in")
     compare(tab, values="41, 9")
@@ -350,11 +384,14 @@ def test_seeds_that_are_compared_run_on_from_the_present_one(tab):
     assert prompts(tab) == PROMPTS
 
 
-@pytest.mark.parametrize(("values", "sentence"), [
-    ("", "There is nothing to compare yet"),
-    ("1 2 3 4 5 6 7 8 9", "There are 9 values to compare; at most 8 fit."),
-    ("2, 51", "Guidance should be from 0 to 50, not 51."),
-])
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ("", "There is nothing to compare yet"),
+        ("1 2 3 4 5 6 7 8 9", "There are 9 values to compare; at most 8 fit."),
+        ("2, 51", "Guidance should be from 0 to 50, not 51."),
+    ],
+)
 def test_a_comparison_that_cannot_be_made_costs_no_prompt(tab, values, sentence):
     fill(tab, PROMPTS)
     compare(tab, "Guidance", values)

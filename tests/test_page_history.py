@@ -84,8 +84,11 @@ def kept(tab):
 def shows(tab, names: list[str]) -> None:
     """Waits for exactly these pictures in the history, by their prompts."""
     expect(kept(tab)).to_have_count(len(names), timeout=PATIENCE)
-    tab.wait_for_function("names => String([...document.querySelectorAll('#history-panel img')]"
-                          ".map(image => image.alt)) === String(names)", arg=names)
+    tab.wait_for_function(
+        "names => String([...document.querySelectorAll('#history-panel img')]"
+        ".map(image => image.alt)) === String(names)",
+        arg=names,
+    )
 
 
 def act(tab, name: str) -> None:
@@ -103,7 +106,8 @@ def test_pictures_appear_by_run_newest_first_also_while_the_history_is_open(some
     assert names(somebody) == ["first", "<b>third</b>", "fourth"], "in the gallery's order"
     assert somebody.locator("#history-panel .run").inner_text().count("seed 20") == 1
     heights = somebody.locator("#history-panel .words").evaluate_all(
-        "all => all.map(words => words.getBoundingClientRect().height)")
+        "all => all.map(words => words.getBoundingClientRect().height)"
+    )
     assert len(heights) == 3 and min(heights) > 10, "each with its prompt in sight"
     width = kept(somebody).first.evaluate("image => image.decode().then(() => image.naturalWidth)")
     assert width == 32
@@ -180,7 +184,8 @@ def test_a_picture_is_seen_full_screen_with_its_settings_and_leafed_from(somebod
 
 
 def test_the_full_screen_view_keeps_its_place_and_its_keys_while_the_history_grows(
-        somebody, slow_engine):
+    somebody, slow_engine
+):
     fill(somebody, ["later", *[""] * 7], steps=75)  # 15 s: until the picture is seen full screen
     unfold(somebody, "History")
     expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
@@ -237,8 +242,10 @@ def test_favourites_are_marked_and_can_be_shown_alone_by_keyboard(somebody):
 
 
 def test_what_is_deleted_is_served_no_more_and_comes_back_when_that_is_undone(somebody, keeping):
-    addresses = [keeping + somebody.locator(f"#picture-4 {part}").get_attribute(name)
-                 for part, name in (("a.icon", "href"), ("img", "src"))]
+    addresses = [
+        keeping + somebody.locator(f"#picture-4 {part}").get_attribute(name)
+        for part, name in (("a.icon", "href"), ("img", "src"))
+    ]
     assert [httpx.get(address).status_code for address in addresses] == [200, 200]
     unfold(somebody, "History")
     act(somebody, "Delete “fourth”")
@@ -253,12 +260,14 @@ def test_what_is_deleted_is_served_no_more_and_comes_back_when_that_is_undone(so
     act(somebody, "Delete all but favourites")
     shows(somebody, ["fourth"])
     expect(somebody.locator("#history-panel .undo")).to_contain_text(
-        "All but the favourites are deleted.")
+        "All but the favourites are deleted."
+    )
     act(somebody, "Delete “fourth”")
     shows(somebody, [])
     somebody.reload()
     expect(somebody.locator("#collection [data-run]")).not_to_have_attribute(
-        "data-run", "", timeout=PATIENCE)
+        "data-run", "", timeout=PATIENCE
+    )
     assert somebody.locator("figure.done").count() == 0, "nor are they in the gallery"
     unfold(somebody, "History")
     expect(somebody.locator("#history-panel")).to_contain_text("There is nothing yet")
@@ -271,15 +280,21 @@ def test_a_deletion_leaves_equal_pictures_alone_and_the_card_has_its_own_again(t
         return job
 
     history, me = History(tmp_path / "history"), "0" * 32
-    runs = Runs(Studio(SimpleNamespace(submit=submit), Files(tmp_path / "served", to_png),
-                       Inputs(), history))
+    runs = Runs(
+        Studio(
+            SimpleNamespace(submit=submit), Files(tmp_path / "served", to_png), Inputs(), history
+        )
+    )
     older, newer = [runs.start(make_request(prompts=("a",), seed=3), browser=me) for _ in range(2)]
     for run in (older, newer):
         list(following(run, "a tab"))
 
     def act(name, run=None):
-        told = events.Answers(runs).answer(events.Asked(
-            {"do": "history", "act": name, "id": run and run.cards[0].kept, "browser": me}, ""))
+        told = events.Answers(runs).answer(
+            events.Asked(
+                {"do": "history", "act": name, "id": run and run.cards[0].kept, "browser": me}, ""
+            )
+        )
         assert "kind" not in told
 
     (card, *_), picture = newer.cards, newer.cards[0].picture
@@ -354,12 +369,15 @@ def test_nobody_else_sees_a_picture_or_gets_it_by_its_id(somebody, chromium, kee
         for deed in ("save", "view", "again", "favourite", "delete"):
             tab.locator("#line p").evaluate("line => { line.textContent = '' }")
             with tab.expect_response(lambda answer: answer.request.method == "POST"):
-                tab.evaluate("""([deed, id]) => {
+                tab.evaluate(
+                    """([deed, id]) => {
                     const button = document.createElement("button");
                     Object.assign(button.dataset, { do: "history", act: deed, id, to: "true" });
                     document.querySelector("#history-panel").append(button);
                     button.click();
-                }""", [deed, id])
+                }""",
+                    [deed, id],
+                )
             says(tab, "This picture is no longer in your history.")
         assert prompts(tab)[0] != "first"
     somebody.reload()
@@ -367,7 +385,8 @@ def test_nobody_else_sees_a_picture_or_gets_it_by_its_id(somebody, chromium, kee
     with somebody.expect_download():
         button.click()
     expect(somebody.get_by_role("button", name="Favourite: “first”")).to_have_attribute(
-        "aria-pressed", "false")
+        "aria-pressed", "false"
+    )
 
 
 def test_the_history_outlives_the_server(chromium, page_engine, tmp_path):
@@ -384,8 +403,9 @@ def test_the_history_outlives_the_server(chromium, page_engine, tmp_path):
             shows(tab, ["kept"])
 
 
-def test_a_history_that_fails_costs_no_run_and_the_page_says_so(visitor, keeping, monkeypatch,
-                                                                caplog):
+def test_a_history_that_fails_costs_no_run_and_the_page_says_so(
+    visitor, keeping, monkeypatch, caplog
+):
     def refuse(*_, **__):
         raise HistoryError("The picture could not be added to the history (disk full).")
 
@@ -441,14 +461,18 @@ def test_a_database_that_another_holds_delays_no_picture(page_engine, tmp_path, 
     monkeypatch.setattr(history_module, "BUSY_SECONDS", 3)
     kept = History(tmp_path / "history")
     runs = Runs(Studio(page_engine, Files(tmp_path / "files", page_engine.to_png), Inputs(), kept))
-    run = runs.start(make_request(["one", "two", "three"], height=32, width=32, model="",
-                                  steps=2), browser="b" * 32)
+    run = runs.start(
+        make_request(["one", "two", "three"], height=32, width=32, model="", steps=2),
+        browser="b" * 32,
+    )
     [*_] = following(run, "tab")
     other = sqlite3.connect(tmp_path / "history" / "history.db")
     other.execute("BEGIN IMMEDIATE")
     begun = time.monotonic()
-    run = runs.start(make_request(["four", "five", "six"], height=32, width=32, model="",
-                                  steps=2), browser="b" * 32)
+    run = runs.start(
+        make_request(["four", "five", "six"], height=32, width=32, model="", steps=2),
+        browser="b" * 32,
+    )
     seen = following(run, "tab")
     drawn = next(each for each in seen if each.line.kind == "over")
     assert time.monotonic() - begun < 2 and len(run.pictures()) == 3

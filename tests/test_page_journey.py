@@ -38,14 +38,19 @@ def test_a_journey_from_one_card_to_another_is_drawn_shown_and_downloaded(tab, t
     expect(dialog.get_by_role("img")).to_be_hidden()
     expect(dialog.get_by_label("From")).to_have_value("0")
     assert dialog.get_by_label("To").locator("option").all_inner_texts() == [
-        "Another seed", "Picture 1: a fox", "Picture 2: a hen"]
+        "Another seed",
+        "Picture 1: a fox",
+        "Picture 2: a hen",
+    ]
     dialog.get_by_label("To").select_option(label="Picture 2: a hen")
     dialog.get_by_label("Pictures").select_option("8")
     dialog.get_by_role("button", name="Draw the journey").click()
     expect(dialog.get_by_role("img")).to_be_visible(timeout=PATIENCE)
     says(tab, re.compile(r"Done in [\d.]+ s\s*$"))  # a seed gives no journey again
-    assert dialog.get_by_role("img").evaluate("image => image.decode().then(() => "
-                                              "image.naturalWidth)") == 32
+    assert (
+        dialog.get_by_role("img").evaluate("image => image.decode().then(() => image.naturalWidth)")
+        == 32
+    )
     for name, kind in (("WEBP", "webp"), ("GIF", "gif"), ("ZIP", "zip")):
         with tab.expect_download() as download:
             dialog.get_by_role("button", name=f"Download {name}").click()
@@ -57,7 +62,10 @@ def test_a_journey_from_one_card_to_another_is_drawn_shown_and_downloaded(tab, t
     with zipfile.ZipFile(tmp_path / "way.zip") as archive:
         way = [read_png(archive.read(name)).pictures[0] for name in archive.namelist()]
     assert [(each.prompt, each.to_prompt, each.seed, each.to_seed) for each in way] == [
-        ("a fox", "", 3, -1), *[("a fox", "a hen", 3, 4)] * 6, ("a hen", "", 4, -1)]
+        ("a fox", "", 3, -1),
+        *[("a fox", "a hen", 3, 4)] * 6,
+        ("a hen", "", 4, -1),
+    ]
     tab.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     assert shown == tab.locator("#cards img").evaluate_all("all => all.map(image => image.src)")
@@ -89,9 +97,13 @@ def ask(page_engine, runs):
     """What asks about a run of two pictures that are alike but for their prompts, and the first's
     seed once more."""
     answers = Answers(runs)
-    run = runs.start(Request.check(
-        {"prompts": ["a fox", "a hen", "a fox"], "steps": 2, "own": [None, None, {"seed": 0}]},
-        page_engine.offer), browser="0" * 32)
+    run = runs.start(
+        Request.check(
+            {"prompts": ["a fox", "a hen", "a fox"], "steps": 2, "own": [None, None, {"seed": 0}]},
+            page_engine.offer,
+        ),
+        browser="0" * 32,
+    )
     assert [*following(run, "a tab")][-1].line.text.startswith("Done")
     return run, lambda do, **more: answers.answer(Asked({"do": do, "run": run.key, **more}, ""))
 
@@ -108,22 +120,31 @@ def test_what_is_filled_in_and_is_not_here_is_told(runs):
     assert answer["form"]["prompts"][0] == "a fox"
     assert answer["told"].endswith(
         "in the boxes. It was drawn by gone, which is not here. It lies on the way to another "
-        "prompt or seed, which has no box. It was made at 512×512; here pictures are 32×32.")
+        "prompt or seed, which has no box. It was made at 512×512; here pictures are 32×32."
+    )
 
 
 def test_a_style_that_is_gone_is_told_as_that_and_left_out(runs, page_engine, monkeypatch):
-    request = Request.check({"prompts": ["a fox", "a hen", "a cow"], "style": "Ink",
-                             "own": [None, {"style": ""}, {"style": "Bright"}]}, page_engine.offer)
+    request = Request.check(
+        {
+            "prompts": ["a fox", "a hen", "a cow"],
+            "style": "Ink",
+            "own": [None, {"style": ""}, {"style": "Bright"}],
+        },
+        page_engine.offer,
+    )
     monkeypatch.setattr(page_engine.offer.styles, "templates", lambda: {"Bright": ("bright", "")})
     answer = Answers(runs).answer(Asked({"do": "link", "link": write_link(request)}, ""))
     assert answer["told"].endswith(
-        "in the boxes. It was drawn in the style Ink, which is not here.")
+        "in the boxes. It was drawn in the style Ink, which is not here."
+    )
     assert answer["form"]["settings"]["style"] == ""
     assert answer["form"]["own"][:3] == [{}, {}, {"style": "Bright"}]
 
 
 def test_what_a_browser_has_is_found_though_the_style_of_another_picture_is_gone(
-        runs, page_engine, monkeypatch):
+    runs, page_engine, monkeypatch
+):
     for style, prompt in (("Ink", "a fox"), ("", "a hen")):
         asked = Request.check({"prompts": [prompt], "steps": 2, "style": style}, page_engine.offer)
         run = runs.start(asked, browser="0" * 32)
@@ -133,29 +154,34 @@ def test_what_a_browser_has_is_found_though_the_style_of_another_picture_is_gone
     assert found.cards[0].picture == run.cards[0].finished.picture
 
 
-@pytest.mark.parametrize("values, told", [
-    (dict(place=0, to=1, count=9), "A journey has 8, 16, 32 pictures, not 9."),
-    (dict(place=0, to=1, count="8"), "A journey has 8, 16, 32 pictures, not '8'."),
-    (dict(place=0, to=1), "A journey has 8, 16, 32 pictures, not None."),
-    (dict(place=0, to=0, count=8), "A journey needs another prompt or another seed to go to."),
-    (dict(place=0, to=2, count=8), "A journey needs another prompt or another seed to go to."),
-    (dict(place=0, to=5, count=8), "The pictures are no longer on the server."),
-    (dict(place=0, to="1", count=8), "The pictures are no longer on the server."),
-    (dict(place=0, to=[1], count=8), "The pictures are no longer on the server."),
-    (dict(place=7, to=None, count=8), "The pictures are no longer on the server."),
-    (dict(place=-1, to=1, count=8), "cannot be read"),
-    (dict(place=0, to=1, count=8, run="another"), "The pictures are no longer on the server."),
-])
+@pytest.mark.parametrize(
+    "values, told",
+    [
+        (dict(place=0, to=1, count=9), "A journey has 8, 16, 32 pictures, not 9."),
+        (dict(place=0, to=1, count="8"), "A journey has 8, 16, 32 pictures, not '8'."),
+        (dict(place=0, to=1), "A journey has 8, 16, 32 pictures, not None."),
+        (dict(place=0, to=0, count=8), "A journey needs another prompt or another seed to go to."),
+        (dict(place=0, to=2, count=8), "A journey needs another prompt or another seed to go to."),
+        (dict(place=0, to=5, count=8), "The pictures are no longer on the server."),
+        (dict(place=0, to="1", count=8), "The pictures are no longer on the server."),
+        (dict(place=0, to=[1], count=8), "The pictures are no longer on the server."),
+        (dict(place=7, to=None, count=8), "The pictures are no longer on the server."),
+        (dict(place=-1, to=1, count=8), "cannot be read"),
+        (dict(place=0, to=1, count=8, run="another"), "The pictures are no longer on the server."),
+    ],
+)
 def test_a_journey_that_cannot_be_is_refused_in_a_sentence_and_nothing_drawn(
-        ask, values, told, page_engine):
+    ask, values, told, page_engine
+):
     run, asking = ask
     answer = asking("journey", **values)
     assert told in answer["told"] and answer["kind"] == "wrong"
     assert run.over and not run.way
 
 
-def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(ask, monkeypatch,
-                                                                        tmp_path):
+def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(
+    ask, monkeypatch, tmp_path
+):
     run, asking = ask
     monkeypatch.setenv("PATH", str(tmp_path))  # without ffmpeg
     assert asking("movie") == {}
@@ -169,6 +195,6 @@ def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(ask, 
         answer = asking("movie", kind=kind)
         assert answer["kind"] == "wrong" and "there are webp, gif." in answer["told"]
     assert asking("movie", kind="gif")["file"].endswith("journey.gif")
-    (tmp_path / "ffmpeg").write_text("#!/bin/sh\nfor last; do :; done\necho moves > \"$last\"\n")
+    (tmp_path / "ffmpeg").write_text('#!/bin/sh\nfor last; do :; done\necho moves > "$last"\n')
     (tmp_path / "ffmpeg").chmod(0o755)
     assert asking("movie", kind="mp4")["file"].endswith("journey.mp4")

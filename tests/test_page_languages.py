@@ -46,8 +46,9 @@ def keeping(page_engine, tmp_path_factory):
 @pytest.fixture(params=LOCALES)
 def abroad(request, chromium, keeping):
     """A tab of a browser in each language, and the language."""
-    with chromium.new_context(locale=LOCALES[request.param],
-                              viewport={"width": 1440, "height": 900}) as context:
+    with chromium.new_context(
+        locale=LOCALES[request.param], viewport={"width": 1440, "height": 900}
+    ) as context:
         yield visit(context.new_page(), keeping), LANGUAGES[request.param]
 
 
@@ -122,11 +123,12 @@ def test_a_refusal_is_in_the_visitors_language(abroad):
     expect(tab.locator("#news")).to_have_text(language.messages[empty])
 
 
-@pytest.mark.parametrize(("languages", "name"), [
-    (["de-DE", "de", "ar", "ko"], "ar"), (["zh-HK"], "zh"), (["de"], "en"),
-])
-def test_a_page_is_in_the_first_language_that_it_speaks_or_that_is_chosen(chromium, keeping,
-                                                                          languages, name):
+@pytest.mark.parametrize(
+    ("languages", "name"), [(["de-DE", "de", "ar", "ko"], "ar"), (["zh-HK"], "zh"), (["de"], "en")]
+)
+def test_a_page_is_in_the_first_language_that_it_speaks_or_that_is_chosen(
+    chromium, keeping, languages, name
+):
     with chromium.new_context() as context:
         context.add_init_script(f"""Object.defineProperty(Navigator.prototype, "languages",
             {{ get: () => {languages} }})""")
@@ -153,15 +155,17 @@ def shows(tab, language) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_in_arabic_shows_everything_from_the_right(chromium, keeping, scheme):
-    with chromium.new_context(locale="ar-EG", color_scheme=scheme,
-                              viewport={"width": 390, "height": 844}) as context:
+    with chromium.new_context(
+        locale="ar-EG", color_scheme=scheme, viewport={"width": 390, "height": 844}
+    ) as context:
         tab = visit(context.new_page(), keeping)
         fill(tab, ["w" * 300, *PROMPTS[1:]])
         make(tab)
         for _ in unfold_each(tab):
             ends = tab.locator("textarea, input, button, figure, a, p, dd").evaluate_all(
                 "all => all.filter(each => each.checkVisibility() && !each.closest('#tools'))"
-                ".map(each => each.getBoundingClientRect()).flatMap(box => [box.left, box.right])")
+                ".map(each => each.getBoundingClientRect()).flatMap(box => [box.left, box.right])"
+            )
             assert min(ends) >= 0 and max(ends) <= 390, "something is cut off at the edge"
             assert tab.evaluate("document.documentElement.scrollWidth") <= 390
         expect(tab.locator("#history-panel img")).to_have_count(8)
@@ -181,6 +185,8 @@ def test_the_full_screen_view_is_leafed_through_from_right_to_left(chromium, kee
         expect(picture).to_have_attribute("alt", "second")
         tab.keyboard.press("ArrowRight")
         expect(picture).to_have_attribute("alt", "first")
-        forth, back = (tab.get_by_label(LANGUAGES["ar"].say(text)).bounding_box()
-                       for text in ("Next picture", "Previous picture"))
+        forth, back = (
+            tab.get_by_label(LANGUAGES["ar"].say(text)).bounding_box()
+            for text in ("Next picture", "Previous picture")
+        )
         assert forth["x"] < back["x"]

@@ -205,9 +205,13 @@ def test_what_was_there_stays_until_its_successor_comes_and_stop_gives_it_back()
     draw(engine.jobs[0])
     until(lambda: run.over)
     again = Runs(Studio(engine, Files(), Inputs())).start(
-        make_request(prompts=("x", "y", "", "z"), seed=30), former=run)
+        make_request(prompts=("x", "y", "", "z"), seed=30), former=run
+    )
     assert [card.before and card.before.picture.png for card in in_state(again, "waiting")] == [
-        "a 3.png", "b 4.png", None]
+        "a 3.png",
+        "b 4.png",
+        None,
+    ]
     engine.jobs[1].happens(ImageReady(0, PIXELS))
     until(lambda: 0 in again.pictures())
     again.stop()
@@ -293,11 +297,17 @@ def test_a_run_is_given_up_for_the_next_unless_another_tab_looks_at_it():
 
 def test_the_engine_knows_what_a_picture_takes_before_any_is_drawn(page_engine):
     assert page_engine.ready.wait(300)
-    quick, long = (page_engine.seconds(dataclasses.replace(page_engine.defaults, steps=steps))
-                   for steps in (1, 100))
+    quick, long = (
+        page_engine.seconds(dataclasses.replace(page_engine.defaults, steps=steps))
+        for steps in (1, 100)
+    )
     assert 0 < quick < long
-    assert page_engine.seconds(
-        dataclasses.replace(page_engine.defaults, steps=1, sampler="heun", spacing="")) > 0
+    assert (
+        page_engine.seconds(
+            dataclasses.replace(page_engine.defaults, steps=1, sampler="heun", spacing="")
+        )
+        > 0
+    )
 
 
 # --- in a browser -------------------------------------------------------------------------------
@@ -354,7 +364,8 @@ def test_only_the_picture_of_the_box_that_is_typed_in_is_drawn_again(tab):
     expect(tab.locator("#news")).to_have_text("Picture 3 is ready.")
     expect(stop(tab)).to_be_disabled()
     expect(tab.get_by_role("button", name="Copy link")).to_have_attribute(
-        "data-link", link.replace("third", "another"))
+        "data-link", link.replace("third", "another")
+    )
     with tab.expect_download() as download:
         figures(tab).nth(2).get_by_role("link").click()
     assert read_png(download.value.path()).prompts == ("another",)
@@ -368,8 +379,9 @@ def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, s
     fill(tab, THREE, seed=7, steps=LONG)
     switch(tab).check()
     jobs, submit = [], slow_engine.submit
-    slow_engine.submit = lambda request, **options: jobs.append(submit(request, **options)) or (
-        jobs[-1])
+    slow_engine.submit = lambda request, **options: (
+        jobs.append(submit(request, **options)) or (jobs[-1])
+    )
     try:
         write(tab, 2, "a")
         expect(figures(tab).nth(1)).to_have_class("forming", timeout=PATIENCE)
@@ -390,8 +402,9 @@ def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, s
     expect(tab.locator("figure.blank")).to_have_count(6)
 
 
-def test_two_boxes_changed_before_the_page_hears_of_its_first_run_are_in_one(tab, page_engine,
-                                                                             monkeypatch):
+def test_two_boxes_changed_before_the_page_hears_of_its_first_run_are_in_one(
+    tab, page_engine, monkeypatch
+):
     def slowly(request, submit=page_engine.submit, **options):
         time.sleep(1)
         return submit(request, **options)
@@ -533,8 +546,10 @@ def test_generate_goes_on_from_a_redraw(tab, slow_engine):
 
 
 def test_a_slow_server_offers_no_live(tab, page_engine, monkeypatch):
-    why = ("With these settings a picture takes about 12 s here; Live is for pictures that take "
-           "3 s at most.")
+    why = (
+        "With these settings a picture takes about 12 s here; Live is for pictures that take "
+        "3 s at most."
+    )
     fill(tab, THREE)
     switch(tab).check()
     monkeypatch.setattr(page_engine, "seconds", lambda settings: 11.5)
@@ -565,8 +580,9 @@ def test_the_switch_is_reached_and_used_by_keyboard_alone(tab):
     expect(switch(tab)).to_be_checked()
 
 
-def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(chromium, page_engine, tmp_path,
-                                                               address):
+def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(
+    chromium, page_engine, tmp_path, address
+):
     with served(page_engine, tmp_path) as place, chromium.new_context() as context:
         tab = visit(context.new_page(), place)
         fill(tab, THREE)
@@ -584,14 +600,16 @@ def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(chromium, page_en
         assert alts(tab) == ["three", "five", "third"], "what is kept is not drawn again"
         unfold(tab, "History")
         expect(tab.locator("#history-panel p[title]")).to_have_text(
-            ["first", "three", "second", "five", "third"], timeout=PATIENCE)
+            ["first", "three", "second", "five", "third"], timeout=PATIENCE
+        )
 
 
 def test_what_is_typed_just_before_a_comparison_is_not_drawn_into_it(tab, monkeypatch):
     fill(tab, THREE)
     start = Runs.start
-    monkeypatch.setattr(Runs, "start", lambda *given, **more: (
-        time.sleep(1), start(*given, **more))[1])  # longer than a pause
+    monkeypatch.setattr(
+        Runs, "start", lambda *given, **more: (time.sleep(1), start(*given, **more))[1]
+    )  # longer than a pause
     unfold(tab, "Compare")
     compared = tab.get_by_role("radio", name="Steps", exact=True)
     compared.check()
@@ -620,13 +638,15 @@ def test_what_comes_where_a_kept_picture_has_gone_is_not_kept(tab, monkeypatch):
         drawn(tab, 1, text)
     make(tab)
     expect(tab.get_by_role("button", name="Keep picture 2")).to_have_attribute(
-        "aria-pressed", "false")
+        "aria-pressed", "false"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("seconds", [1.0, 12.0])
-def test_axe_finds_nothing_and_a_phone_scrolls_nowhere(visitor, address, page_engine, monkeypatch,
-                                                       scheme, seconds):
+def test_axe_finds_nothing_and_a_phone_scrolls_nowhere(
+    visitor, address, page_engine, monkeypatch, scheme, seconds
+):
     monkeypatch.setattr(page_engine, "seconds", lambda settings: seconds)
     with newcomer(visitor, address, scheme, phone=True) as tab:
         expect(switch(tab)).to_be_enabled(enabled=seconds < 3, timeout=PATIENCE)
@@ -643,8 +663,9 @@ def test_redraw_draws_one_picture_with_a_new_seed_and_the_seven_others_stay(tab)
     box(tab, 3).fill("another")
     redraw = tab.get_by_role("button", name="Redraw picture 3")
     redraw.click()
-    tab.wait_for_function("before => document.querySelectorAll('#cards img')[2].src != before",
-                          arg=before[2])
+    tab.wait_for_function(
+        "before => document.querySelectorAll('#cards img')[2].src != before", arg=before[2]
+    )
     drawn(tab, 3, "another")
     expect(generate(tab)).to_be_enabled()
     after = sources(tab)
@@ -654,7 +675,8 @@ def test_redraw_draws_one_picture_with_a_new_seed_and_the_seven_others_stay(tab)
     expect(generate(tab)).to_be_enabled()
     box(tab, 3).fill("")  # then what the picture shows is drawn
     redraw.click()
-    tab.wait_for_function("before => document.querySelectorAll('#cards img')[2].src != before",
-                          arg=after[2])
+    tab.wait_for_function(
+        "before => document.querySelectorAll('#cards img')[2].src != before", arg=after[2]
+    )
     drawn(tab, 3, "another")
     assert sources(tab)[:2] == before[:2]

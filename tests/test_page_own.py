@@ -49,17 +49,39 @@ def summaries(tab):
 
 
 REQUESTS = [
-    make_request(prompts=("a", "", "c", "d"),
-                 own=(dict(steps=3), None, dict(seed=0, guidance=0.5))),
+    make_request(
+        prompts=("a", "", "c", "d"), own=(dict(steps=3), None, dict(seed=0, guidance=0.5))
+    ),
     make_request(prompts=("a", "b"), negative_prompt="blur", own=(None, dict(negative_prompt=""))),
-    make_request(prompts=("a", "b"), sampler="heun", spacing="karras",
-                 own=(dict(sampler="euler", spacing=""), dict(spacing="linspace"))),
-    make_request(prompts=("é" * MAX_PROMPT_LENGTH,) * 8, own=tuple(
-        dict(negative_prompt=f"{i}" + "é" * (MAX_PROMPT_LENGTH - 1), steps=i, guidance=1.5, seed=i,
-            sampler="lms", spacing="karras", guidance_start=0.01 * i, guidance_stop=0.9,
-            cache_interval=i + 1) for i in range(1, 9))),
-    make_request(prompts=("a", "b"), guidance_stop=0.5, cache_interval=3, own=(None, dict(
-        guidance_start=0.25, guidance_stop=1.0, cache_interval=1))),
+    make_request(
+        prompts=("a", "b"),
+        sampler="heun",
+        spacing="karras",
+        own=(dict(sampler="euler", spacing=""), dict(spacing="linspace")),
+    ),
+    make_request(
+        prompts=("é" * MAX_PROMPT_LENGTH,) * 8,
+        own=tuple(
+            dict(
+                negative_prompt=f"{i}" + "é" * (MAX_PROMPT_LENGTH - 1),
+                steps=i,
+                guidance=1.5,
+                seed=i,
+                sampler="lms",
+                spacing="karras",
+                guidance_start=0.01 * i,
+                guidance_stop=0.9,
+                cache_interval=i + 1,
+            )
+            for i in range(1, 9)
+        ),
+    ),
+    make_request(
+        prompts=("a", "b"),
+        guidance_stop=0.5,
+        cache_interval=3,
+        own=(None, dict(guidance_start=0.25, guidance_stop=1.0, cache_interval=1)),
+    ),
 ]
 
 
@@ -72,14 +94,17 @@ def test_a_link_names_the_box_behind_the_setting():
     assert write_link(REQUESTS[0]).endswith("&steps1=3&guidance3=0.5&seed3=0")
 
 
-@pytest.mark.parametrize(("link", "sentence"), [
-    ("prompt=a&steps1=900", "Steps of prompt 1 should be from 1 to 200, not 900."),
-    ("prompt=a&seed1=x", "Seed of prompt 1 should be a whole number, not 'x'."),
-    ("prompt=a&sampler1=magic", "Sampler 'magic' of prompt 1 is unknown; there are"),
-    ("prompt=a&steps9=3", "Unknown settings: steps9."),
-    ("prompt=a&steps3=3", "There are 3 own settings for 1 prompts."),
-    ("prompt=a&own=x", "The own settings should be a list, one of each prompt."),
-])
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    [
+        ("prompt=a&steps1=900", "Steps of prompt 1 should be from 1 to 200, not 900."),
+        ("prompt=a&seed1=x", "Seed of prompt 1 should be a whole number, not 'x'."),
+        ("prompt=a&sampler1=magic", "Sampler 'magic' of prompt 1 is unknown; there are"),
+        ("prompt=a&steps9=3", "Unknown settings: steps9."),
+        ("prompt=a&steps3=3", "There are 3 own settings for 1 prompts."),
+        ("prompt=a&own=x", "The own settings should be a list, one of each prompt."),
+    ],
+)
 def test_own_settings_in_a_link_that_are_none_are_refused_with_their_names(link, sentence):
     with pytest.raises(RequestError) as refused:
         Request.check(read_link(link), Picture())
@@ -91,16 +116,27 @@ def labels(request):
 
 
 def test_a_label_names_what_a_picture_has_on_its_own_and_no_seed():
-    own = (None, dict(sampler="euler", spacing="", steps=5, guidance=2.0, seed=3),
-           dict(spacing="karras", negative_prompt="v 2.0"), dict(negative_prompt=""))
+    own = (
+        None,
+        dict(sampler="euler", spacing="", steps=5, guidance=2.0, seed=3),
+        dict(spacing="karras", negative_prompt="v 2.0"),
+        dict(negative_prompt=""),
+    )
     assert labels(make_request(prompts=tuple("abcd"), negative_prompt="no", own=own)) == [
-        "a", "Euler · 5 steps · guidance 2", "karras · without “v 2.0”", "no negative prompt"]
+        "a",
+        "Euler · 5 steps · guidance 2",
+        "karras · without “v 2.0”",
+        "no negative prompt",
+    ]
 
 
 def test_in_a_comparison_every_picture_is_labelled_by_what_differs():
     own = (None, dict(steps=5, seed=0), dict(guidance=1.5, seed=0))
     assert labels(make_request(prompts=("a",) * 3, own=own)) == [
-        "20 steps · guidance 7.5", "5 steps · guidance 7.5", "20 steps · guidance 1.5"]
+        "20 steps · guidance 7.5",
+        "5 steps · guidance 7.5",
+        "20 steps · guidance 1.5",
+    ]
     assert labels(make_request(prompts=("a", "", "a"), seed=7)) == ["seed 7", "seed 9"]
     assert labels(make_request(prompts=("a", "b"), seed=7)) == ["a", "b"]
     assert labels(make_request(prompts=("고양이",), seed=7)) == [""]  # no letters of the font
@@ -131,7 +167,8 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
     make(tab)
     expect(figures(tab).nth(1).locator("b")).to_have_text("Euler · 2 steps")
     expect(figures(tab).nth(1).get_by_role("img")).to_have_attribute(
-        "alt", "Euler · 2 steps: second")
+        "alt", "Euler · 2 steps: second"
+    )
     expect(figures(tab).nth(0).get_by_role("img")).to_have_attribute("alt", "first")
     made = []
     for number in (1, 2):
@@ -175,7 +212,7 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
         with tab.expect_download() as download:
             tab.get_by_role("link", name=f"Download picture {number}").click()
         download.value.save_as(tmp_path / f"{number}.png")
-        asked, = read_png(tmp_path / f"{number}.png").pictures
+        (asked,) = read_png(tmp_path / f"{number}.png").pictures
         made.append((asked.guidance_start, asked.guidance_stop, asked.cache_interval))
     assert made == [(0, 0.5, 3), (0, 0.5, 1)]
     expect(figures(tab).nth(1).locator("b")).to_have_text("cache interval 1")
@@ -201,7 +238,8 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
 
 
 def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_and_to_compare(
-        visitor, address, page_engine, monkeypatch):
+    visitor, address, page_engine, monkeypatch
+):
     first = page_engine.offer.first
     with newcomer(visitor, address) as tab:
         setting(tab, "Steps")
@@ -240,11 +278,15 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_a
 
 
 def test_what_is_set_while_a_model_is_asked_for_its_own_settings_stays(
-        visitor, address, page_engine, monkeypatch):
+    visitor, address, page_engine, monkeypatch
+):
     models = [page_engine.offer.first, "later"]
     monkeypatch.setattr(page_engine.offer, "models", lambda: models)
-    monkeypatch.setattr(Answers, "_do_model", lambda *_: (time.sleep(0.5), {
-        "form": {"settings": {"steps": "30", "guidance": "3"}}})[1])
+    monkeypatch.setattr(
+        Answers,
+        "_do_model",
+        lambda *_: (time.sleep(0.5), {"form": {"settings": {"steps": "30", "guidance": "3"}}})[1],
+    )
     with newcomer(visitor, address) as tab:
         choose(setting(tab, "Model"), "later")
         setting(tab, "Steps").fill("9")
@@ -253,7 +295,8 @@ def test_what_is_set_while_a_model_is_asked_for_its_own_settings_stays(
 
 
 def test_a_page_whose_first_question_was_not_answered_learns_of_the_models_later(
-        visitor, address, page_engine, monkeypatch):
+    visitor, address, page_engine, monkeypatch
+):
     models, failing = [page_engine.offer.first, "later"], [RuntimeError("cut off")]
 
     def told():
@@ -278,12 +321,21 @@ def test_a_bad_own_setting_is_answered_with_the_number_of_its_box(tab):
 
 
 def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
-    asked = make_request(prompts=("a", "b", "c"), negative_prompt="blur", height=32, width=32,
-                         own=(dict(negative_prompt=""), dict(sampler="heun", spacing="karras")))
+    asked = make_request(
+        prompts=("a", "b", "c"),
+        negative_prompt="blur",
+        height=32,
+        width=32,
+        own=(dict(negative_prompt=""), dict(sampler="heun", spacing="karras")),
+    )
     unfold(tab, "Read a picture")
-    tab.locator("#read-panel input[type=file]").set_input_files({
-        "name": "grid.png", "mimeType": "image/png",
-        "buffer": to_png(np.zeros((32, 64, 3), np.uint8), asked)})
+    tab.locator("#read-panel input[type=file]").set_input_files(
+        {
+            "name": "grid.png",
+            "mimeType": "image/png",
+            "buffer": to_png(np.zeros((32, 64, 3), np.uint8), asked),
+        }
+    )
     expect(summaries(tab)).to_have_text(["no negative prompt", "Heun · karras"])
     make(tab)
     link = tab.get_by_role("button", name="Copy link")
@@ -346,5 +398,6 @@ def test_axe_finds_nothing_and_a_phone_scrolls_nowhere_with_panels_open(visitor,
         assert Axe().run(tab)["violations"] == []
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
         ends = tab.locator("textarea, input, button, figure, a").evaluate_all(
-            "all => all.map(each => each.getBoundingClientRect().right)")
+            "all => all.map(each => each.getBoundingClientRect().right)"
+        )
         assert max(ends) <= 390

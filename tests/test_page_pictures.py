@@ -89,8 +89,7 @@ def test_all_pictures_come_in_one_archive(made, tmp_path):
         made.get_by_role("button", name="Download all (ZIP)").click()
     download.value.save_as(tmp_path / "pictures.zip")
     with zipfile.ZipFile(tmp_path / "pictures.zip") as archive:
-        assert archive.namelist() == ["1-8-first.png", "2-9-ein-café-größer.png",
-                                      "4-11-fourth.png"]
+        assert archive.namelist() == ["1-8-first.png", "2-9-ein-café-größer.png", "4-11-fourth.png"]
         assert read_png(archive.read("4-11-fourth.png")).seed == 11
 
 
@@ -115,7 +114,8 @@ def test_the_full_screen_view_is_left_and_leafed_through_with_keys(made):
     expect(dialog.get_by_role("img")).to_have_attribute("alt", "fourth")
     expect(dialog).to_contain_text("Seed 11")
     expect(dialog.get_by_role("link", name="Download PNG")).to_have_attribute(
-        "download", "11-fourth.png")
+        "download", "11-fourth.png"
+    )
     made.keyboard.press("ArrowRight")
     expect(dialog.get_by_role("img")).to_have_attribute("alt", "first")
     made.keyboard.press("Escape")
@@ -187,8 +187,9 @@ def test_a_single_picture_is_not_leafed_through(tab):
     tab.get_by_role("button", name="View picture 1: only").click()
     dialog = tab.get_by_role("dialog")
     expect(dialog.get_by_role("link", name="Download PNG")).to_be_visible()
-    expect(dialog.get_by_role("button")).to_have_text(["Use", "Start from it", "Draw larger",
-                                                        "Enlarged", "Close"])
+    expect(dialog.get_by_role("button")).to_have_text(
+        ["Use", "Start from it", "Draw larger", "Enlarged", "Close"]
+    )
 
 
 def test_the_server_says_what_it_is(tab):
@@ -198,8 +199,7 @@ def test_the_server_says_what_it_is(tab):
         expect(about).to_contain_text(words)
 
 
-def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine,
-                                                                    monkeypatch):
+def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine, monkeypatch):
     fewer = dataclasses.replace(page_engine.pipeline.model, token_downsampling=2)
     monkeypatch.setattr(page_engine.pipeline, "model", fewer)
     tab.get_by_text("About this server").click()

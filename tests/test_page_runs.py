@@ -62,8 +62,11 @@ def test_eight_prompts_become_eight_pictures_in_their_places(tab):
     for i, prompt in enumerate(PROMPTS):
         expect(figures(tab).nth(i)).to_contain_text(prompt)
         expect(figures(tab).nth(i)).to_contain_text(f"Seed {40 + i}")
-        width = figures(tab).nth(i).locator("img").evaluate(
-            "image => image.decode().then(() => image.naturalWidth)"
+        width = (
+            figures(tab)
+            .nth(i)
+            .locator("img")
+            .evaluate("image => image.decode().then(() => image.naturalWidth)")
         )
         assert width == 32
     assert corners(tab) == before, "the layout has shifted"
@@ -81,7 +84,8 @@ def test_the_seed_that_is_named_is_that_of_the_seed_box_whichever_pictures_are_d
     press(tab, tab.get_by_role("button", name="Vary picture 2"))
     says(tab, "Done in")
     expect(tab.locator("#line")).to_have_text(
-        re.compile(rf"s, seed {seed_box(tab).input_value()}\s*$"))
+        re.compile(rf"s, seed {seed_box(tab).input_value()}\s*$")
+    )
 
 
 def test_an_empty_box_is_skipped_and_keeps_its_place(tab):
@@ -150,8 +154,9 @@ def held_engine(page_engine, monkeypatch):
         return execute(plan)
 
     monkeypatch.setattr(page_engine.worker, "execute", hold)
-    ahead = page_engine.submit(make_request(prompts=("a",), steps=2, height=32, width=32,
-                                            model=page_engine.offer.first))
+    ahead = page_engine.submit(
+        make_request(prompts=("a",), steps=2, height=32, width=32, model=page_engine.offer.first)
+    )
     assert reached.wait(PATIENCE / 1000)
     yield page_engine
     released.set()
@@ -167,7 +172,8 @@ def test_stop_ends_a_run_that_still_waits_at_once(tab, held_engine):
 
 
 def test_what_goes_on_does_not_answer_for_what_is_asked_for_and_stop_ends_all_of_it(
-        tab, slow_engine, monkeypatch):
+    tab, slow_engine, monkeypatch
+):
     fill(tab, ["first", "second", *[""] * 6])
     make(tab)
     setting(tab, "Steps").fill(str(LONG))
@@ -178,8 +184,11 @@ def test_what_goes_on_does_not_answer_for_what_is_asked_for_and_stop_ends_all_of
     expect(line).not_to_have_text(line.inner_text())
     expect(stop(tab)).to_be_focused()
     start, released = Runs.start, threading.Event()
-    monkeypatch.setattr(Runs, "start", lambda *given, **more: (
-        released.wait(PATIENCE / 1000), start(*given, **more))[1])
+    monkeypatch.setattr(
+        Runs,
+        "start",
+        lambda *given, **more: (released.wait(PATIENCE / 1000), start(*given, **more))[1],
+    )
     generate(tab).click()
     says(tab, "Step")  # of what goes on
     expect(generate(tab)).to_be_disabled()
@@ -195,8 +204,10 @@ def test_what_goes_on_does_not_answer_for_what_is_asked_for_and_stop_ends_all_of
 
 def test_a_refusal_says_when_there_is_room_again(tab, page_engine, monkeypatch):
     def refuse(request, **_):
-        raise Busy("Too many of your pictures are waiting; please try again when some are done.",
-                   retry_after=40)
+        raise Busy(
+            "Too many of your pictures are waiting; please try again when some are done.",
+            retry_after=40,
+        )
 
     monkeypatch.setattr(page_engine, "submit", refuse)
     generate(tab).click()
@@ -205,8 +216,11 @@ def test_a_refusal_says_when_there_is_room_again(tab, page_engine, monkeypatch):
 
 def test_all_that_a_browser_asks_for_is_asked_for_in_its_name(tab, page_engine, monkeypatch):
     asked, submit = [], page_engine.submit
-    monkeypatch.setattr(page_engine, "submit", lambda request, **options: (
-        asked.append(options["client"]), submit(request, **options))[1])
+    monkeypatch.setattr(
+        page_engine,
+        "submit",
+        lambda request, **options: (asked.append(options["client"]), submit(request, **options))[1],
+    )
     fill(tab, ["first", *[""] * 7])
     make(tab)
     tab.reload()
@@ -241,8 +255,9 @@ def test_who_cannot_reach_the_server_is_told_so_keeps_his_pictures_and_can_try_a
     assert alts(tab) == ["second"]
 
 
-def test_two_tabs_of_a_browser_see_the_same_run_and_either_can_stop_it(tab, visitor, address,
-                                                                       slow_engine):
+def test_two_tabs_of_a_browser_see_the_same_run_and_either_can_stop_it(
+    tab, visitor, address, slow_engine
+):
     fill(tab, PROMPTS, seed=11, steps=LONG)
     generate(tab).click()
     says(tab, "Step")
@@ -278,7 +293,8 @@ WAITED = "() => window.waits > 2"  # it has asked the server twice, and goes on 
 
 
 def test_a_phone_that_slept_through_its_run_finds_it_again_and_loses_nothing(
-        tab, held_engine, monkeypatch):
+    tab, held_engine, monkeypatch
+):
     # The line is the same whether or not it is known by now how long others take.
     monkeypatch.setattr(run_module, "queued", lambda *_: STARTING.text)
     # It wakes while the run has no name yet: what it would hear then is of the one before.
@@ -333,7 +349,8 @@ def test_pictures_are_still_there_after_a_reload(tab):
 
 
 def test_a_link_or_a_file_that_is_opened_shows_its_pictures_while_they_are_there(
-        tab, visitor, address):
+    tab, visitor, address
+):
     fill(tab, ["first", "", "third", *[""] * 5], seed=5)
     make(tab)
     link = tab.locator("#collection [data-link]").get_attribute("data-link")
@@ -348,7 +365,8 @@ def test_a_link_or_a_file_that_is_opened_shows_its_pictures_while_they_are_there
     expect(tab.locator("#picture-1 img")).to_have_attribute("alt", "later")
     unfold(tab, "Read a picture")
     tab.locator("#read-panel input[type=file]").set_input_files(
-        {"name": "third.png", "mimeType": "image/png", "buffer": file.body()})
+        {"name": "third.png", "mimeType": "image/png", "buffer": file.body()}
+    )
     expect(tab.locator("#picture-1 img")).to_have_attribute("alt", "third")
     press(tab, generate(tab))
     says(tab, "All pictures are there already, as they are asked for.")
@@ -460,6 +478,7 @@ ASKED = make_request(prompts=("a", "b"), steps=20, seed=3)
 
 def run_of(job, files=None, history=None, request=ASKED, **whose):
     """A run of which this is the job."""
+
     def submit(drawn, **_):
         job.request = drawn
         return job
@@ -510,23 +529,29 @@ def test_who_comes_back_in_time_takes_the_run_over_however_often(monkeypatch):
     assert over.wait(10)
 
 
-@pytest.mark.parametrize(("events", "sentence"), [
-    ([Queued(1, COMPILING)], "Compiling for the first time…"),
-    ([Queued(1, COMPILING, 70)], "Compiling for the first time… Starting in about 70 s…"),
-    ([Queued(2, COMPILING)], "Compiling for the first time… Queued as number 2"),
-    ([Queued(2, LOADING, 9)], "Loading the model… Queued as number 2, about 9 s until it starts"),
-    ([Queued(1, LOADING)], "Loading the model…"),
-    ([Queued(1, WAITING)], "Starting…"),
-    ([Queued(1, WAITING, 7)], "Starting in about 7 s…"),
-    ([Queued(3, WAITING)], "Queued as number 3"),
-    ([Queued(3, WAITING, 40)], "Queued as number 3, about 40 s until it starts"),
-    ([Progress(4, 20, {})], "Step 4 of 20"),
-    ([Progress(4, 20, {}, 150)], "Step 4 of 20, about 2 min left"),
-    ([Cancelled()], "Stopped"),
-    ([Done(1.25)], "Done in 1.2 s, seed 3"),
-    ([Failed("The device is out of memory.")], "The device is out of memory."),
-    ([ImageReady(0, None)], "The server failed; please try again."),
-])
+@pytest.mark.parametrize(
+    ("events", "sentence"),
+    [
+        ([Queued(1, COMPILING)], "Compiling for the first time…"),
+        ([Queued(1, COMPILING, 70)], "Compiling for the first time… Starting in about 70 s…"),
+        ([Queued(2, COMPILING)], "Compiling for the first time… Queued as number 2"),
+        (
+            [Queued(2, LOADING, 9)],
+            "Loading the model… Queued as number 2, about 9 s until it starts",
+        ),
+        ([Queued(1, LOADING)], "Loading the model…"),
+        ([Queued(1, WAITING)], "Starting…"),
+        ([Queued(1, WAITING, 7)], "Starting in about 7 s…"),
+        ([Queued(3, WAITING)], "Queued as number 3"),
+        ([Queued(3, WAITING, 40)], "Queued as number 3, about 40 s until it starts"),
+        ([Progress(4, 20, {})], "Step 4 of 20"),
+        ([Progress(4, 20, {}, 150)], "Step 4 of 20, about 2 min left"),
+        ([Cancelled()], "Stopped"),
+        ([Done(1.25)], "Done in 1.2 s, seed 3"),
+        ([Failed("The device is out of memory.")], "The device is out of memory."),
+        ([ImageReady(0, None)], "The server failed; please try again."),
+    ],
+)
 def test_the_line_says_what_is_happening(events, sentence):
     run = run_of(FakeJob(*events))
     for _ in range(100):
@@ -588,8 +613,14 @@ def test_of_what_is_drawn_again_the_last_that_could_be_kept_stays_in_the_history
 def test_what_is_drawn_again_while_it_is_being_kept_is_dropped_once_it_is(disk):
     history = FakeHistory()
     history.proceed.clear()
-    run = run_of(FakeJob(*[ImageReady(0, None)] * 2, Done(1.0)), disk, history, ASKED.only(0),
-                 browser="me", live=True)
+    run = run_of(
+        FakeJob(*[ImageReady(0, None)] * 2, Done(1.0)),
+        disk,
+        history,
+        ASKED.only(0),
+        browser="me",
+        live=True,
+    )
     assert any(snapshot.line.kind == "over" for snapshot in following(run, "somebody"))
     assert not history.dropped
     history.proceed.set()
@@ -628,8 +659,9 @@ def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_we
     studio = Studio(SimpleNamespace(submit=submit), disk, Inputs())
     run = Runs(studio).start(ASKED, browser="me")
     list(following(run, "somebody"))
-    anew, other = (dataclasses.replace(ASKED.pictures[0], prompt=prompt)
-                   for prompt in ("anew", "other"))
+    anew, other = (
+        dataclasses.replace(ASKED.pictures[0], prompt=prompt) for prompt in ("anew", "other")
+    )
     studio.engine.submit = lambda request, **_: FakeJob()  # which does not get on
     run.redraw(0, anew)
     studio.engine.submit = submit
@@ -642,11 +674,14 @@ def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_we
 OWN = dataclasses.replace(ASKED.pictures[1], seed=9)
 
 
-@pytest.mark.parametrize(("request_", "sentence"), [
-    (ASKED.replaced(0, None), "Done in 1.0 s, seed 3"),  # as where the first one is kept
-    (ASKED.replaced(1, OWN), "Done in 1.0 s, seed 3"),
-    (ASKED.replaced(0, None).replaced(1, OWN), "Done in 1.0 s"),
-])
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (ASKED.replaced(0, None), "Done in 1.0 s, seed 3"),  # as where the first one is kept
+        (ASKED.replaced(1, OWN), "Done in 1.0 s, seed 3"),
+        (ASKED.replaced(0, None).replaced(1, OWN), "Done in 1.0 s"),
+    ],
+)
 def test_the_seed_that_is_named_gives_what_was_drawn_again_at_its_place(request_, sentence):
     run = run_of(FakeJob(Done(1.0)), request=request_, browser="me", seed=3)
     assert str(list(following(run, "somebody"))[-1].line.text) == sentence
@@ -661,8 +696,11 @@ def test_whoever_comes_for_a_redraw_is_told_of_what_that_drew_alone(disk):
     run = Runs(Studio(SimpleNamespace(submit=submit), disk, Inputs())).start(ASKED, browser="me")
     list(following(run, "somebody"))
     run.redraw(0, dataclasses.replace(ASKED.pictures[0], prompt="anew"))
-    news = [ENGLISH.translate(sentence) for snapshot in following(run, "a page loaded anew")
-            for sentence in snapshot.news]
+    news = [
+        ENGLISH.translate(sentence)
+        for snapshot in following(run, "a page loaded anew")
+        for sentence in snapshot.news
+    ]
     assert news == ["Picture 1 is ready.", "Done in 1.0 s, seed 3"]
 
 

@@ -45,8 +45,11 @@ def http(page) -> Iterator[httpx.Client]:
     """Whoever visits it."""
     # A connection for each request: the server ends an idle one after five seconds, and counting
     # the memory may take as long.
-    with httpx.Client(base_url=f"{page.server.address}gradio_api/", timeout=60,
-                      limits=httpx.Limits(max_keepalive_connections=0)) as http:
+    with httpx.Client(
+        base_url=f"{page.server.address}gradio_api/",
+        timeout=60,
+        limits=httpx.Limits(max_keepalive_connections=0),
+    ) as http:
         yield http
 
 
@@ -78,9 +81,12 @@ def left_by(visit: Callable[[str], None]) -> float:
 
 def hub_of(page: gr.Blocks) -> tuple[dict, dict]:
     """What page.js asks through, and what tells it of a run."""
-    hub, = [each for each in page.config["components"] if each["props"].get("elem_id") == "hub"]
-    watch, = [each for each in page.config["dependencies"]
-              if [hub["id"], "click"] in [list(target) for target in each["targets"]]]
+    (hub,) = [each for each in page.config["components"] if each["props"].get("elem_id") == "hub"]
+    (watch,) = [
+        each
+        for each in page.config["dependencies"]
+        if [hub["id"], "click"] in [list(target) for target in each["targets"]]
+    ]
     return hub, watch
 
 
@@ -91,11 +97,20 @@ def opened(page: gr.Blocks, http: httpx.Client, session: str) -> Iterator[None]:
     with http.stream("GET", f"heartbeat/{session}") as heart:
         beats = heart.iter_lines()  # which would end the answer if it were thrown away
         assert next(beats) == "data: ALIVE"
-        look = {"session_hash": session, "component_id": hub["id"], "fn_name": "answer",
-                "data": {"do": "about", "lang": "ko"}}
+        look = {
+            "session_hash": session,
+            "component_id": hub["id"],
+            "fn_name": "answer",
+            "data": {"do": "about", "lang": "ko"},
+        }
         assert "JAX" in http.post("component_server", json=look).json()["about"]
-        asked = {"fn_index": asks["id"], "session_hash": session, "trigger_id": hub["id"],
-                 "data": [], "event_data": {"run": "gone", "lang": "ko"}}
+        asked = {
+            "fn_index": asks["id"],
+            "session_hash": session,
+            "trigger_id": hub["id"],
+            "data": [],
+            "event_data": {"run": "gone", "lang": "ko"},
+        }
         http.post("queue/join", json=asked).raise_for_status()
         with http.stream("GET", "queue/data", params={"session_hash": session}) as told:
             end = next(line for line in told.iter_lines() if "process_completed" in line)
@@ -138,8 +153,10 @@ def test_what_nobody_listens_to_is_not_drawn(page, http, slow_engine, monkeypatc
     given = {"prompts": ["a fox"] * 8, "steps": LONG}
     asked = [given.get(each["parameter_name"], each.get("parameter_default")) for each in info]
     for number in range(5):
-        http.post("queue/join", json={"fn_index": event["id"], "session_hash": f"silent{number}",
-                                      "data": asked}).raise_for_status()
+        http.post(
+            "queue/join",
+            json={"fn_index": event["id"], "session_hash": f"silent{number}", "data": asked},
+        ).raise_for_status()
     deadline = time.monotonic() + 60
     while len(slow_engine.jobs()) < 5:
         assert time.monotonic() < deadline
@@ -159,16 +176,26 @@ def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_e
 
     async def follow(client: httpx.AsyncClient, tab: str) -> None:
         hub, watch = hub_of(page)
-        await client.post("queue/join", json={
-            "fn_index": watch["id"], "session_hash": tab, "trigger_id": hub["id"], "data": [],
-            "event_data": {"run": run.key}})
+        await client.post(
+            "queue/join",
+            json={
+                "fn_index": watch["id"],
+                "session_hash": tab,
+                "trigger_id": hub["id"],
+                "data": [],
+                "event_data": {"run": run.key},
+            },
+        )
         async with client.stream("GET", "queue/data", params={"session_hash": tab}) as told:
             async for _ in told.aiter_bytes():
                 pass
 
     async def crowd() -> None:
-        async with httpx.AsyncClient(base_url=f"{page.server.address}gradio_api/", timeout=60,
-                                     limits=httpx.Limits(max_keepalive_connections=0)) as client:
+        async with httpx.AsyncClient(
+            base_url=f"{page.server.address}gradio_api/",
+            timeout=60,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        ) as client:
             following = [asyncio.create_task(follow(client, tab)) for tab in tabs]
             while not all(map(run.followed_by, tabs)) or page.limiter.borrowed_tokens >= MANY:
                 assert not run.over, "each holds a thread all the time"
@@ -185,8 +212,9 @@ def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_e
     run.stop()
 
 
-def test_names_without_end_of_one_address_leave_others_their_runs(page_engine, tmp_path,
-                                                                  monkeypatch):
+def test_names_without_end_of_one_address_leave_others_their_runs(
+    page_engine, tmp_path, monkeypatch
+):
     monkeypatch.setattr(runs_module, "MAX_KEPT", 4)
     runs = Runs(Studio(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
     request = make_request(["one"], height=32, width=32, model="", steps=1)
@@ -212,8 +240,9 @@ def test_a_grid_is_made_once_and_anew_when_a_picture_is_another(page_engine, tmp
 
     kept = Files(tmp_path, to_png)
     request = make_request(["one", "two"], height=32, width=32, model="", steps=1)
-    pictures = {place: kept.add(request, place, np.full((32, 32, 3), place, np.uint8))
-                for place in range(2)}
+    pictures = {
+        place: kept.add(request, place, np.full((32, 32, 3), place, np.uint8)) for place in range(2)
+    }
     first, again = (kept.grid(request, pictures) for _ in range(2))
     assert first == again and len(made) == 3
     assert kept.archive(pictures) == kept.archive(dict(pictures))

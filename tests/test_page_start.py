@@ -26,13 +26,16 @@ def png(pixels: np.ndarray = PHOTO) -> bytes:
 
 def hand_in(tab: Page, how: str, where: str, file: bytes, name: str = "photo.png") -> None:
     """Drops a file on an element, or pastes it there."""
-    tab.locator(where).first.evaluate("""(element, [how, bytes, name]) => {
+    tab.locator(where).first.evaluate(
+        """(element, [how, bytes, name]) => {
         const held = new DataTransfer(), raw = Uint8Array.from(atob(bytes), (c) => c.charCodeAt());
         held.items.add(new File([raw], name, { type: "image/png" }));
         element.dispatchEvent(how === "drop"
             ? new DragEvent("drop", { dataTransfer: held, bubbles: true })
             : new ClipboardEvent("paste", { clipboardData: held, bubbles: true }));
-    }""", [how, base64.b64encode(file).decode(), name])
+    }""",
+        [how, base64.b64encode(file).decode(), name],
+    )
 
 
 def made_from(tab: Page, number: int):
@@ -43,10 +46,13 @@ def made_from(tab: Page, number: int):
 
 def slide(tab: Page, panel: str, value: float, name: str = "strength") -> None:
     """Moves a slider of a panel."""
-    tab.locator(f"#{panel}-panel [name={name}] + [type=range]").evaluate("""(slider, value) => {
+    tab.locator(f"#{panel}-panel [name={name}] + [type=range]").evaluate(
+        """(slider, value) => {
         slider.value = value;
         slider.dispatchEvent(new Event("input", { bubbles: true }));
-    }""", value)
+    }""",
+        value,
+    )
 
 
 def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
@@ -65,8 +71,9 @@ def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
     again = made_from(tab, 2)
     assert (again.init_image, again.strength) == (first.init_image, 0.5)
     tab.get_by_role("button", name="Copy link").click()
-    expect(tab.get_by_role("button", name="Link copied, without the pictures that were handed in"
-                           )).to_be_visible()
+    expect(
+        tab.get_by_role("button", name="Link copied, without the pictures that were handed in")
+    ).to_be_visible()
     assert "init" not in tab.locator("[data-do=link]").get_attribute("data-link")
     tab.reload()
     tab.wait_for_function("window.sdTpu?.arrived")

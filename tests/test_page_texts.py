@@ -19,11 +19,18 @@ from sd_tpu.settings import SETTINGS, Picture, RequestError
 
 ROOT = Path(sd_tpu.__file__).parent
 OTHERS = [name for name in LANGUAGES if name != "en"]
-SAYING = {"Sentence", "SentenceError", "RequestError", "HistoryError", "Closing", "say",
-          "label"}
+SAYING = {"Sentence", "SentenceError", "RequestError", "HistoryError", "Closing", "say", "label"}
 # Which stand elsewhere: in the table of settings, or are said a second time.
-KNOWN = {"label", "self.caption", "self.caption_empty", "text", "text.template",
-         "GARBLED.template", "GONE.template", "FORGOTTEN.template"}
+KNOWN = {
+    "label",
+    "self.caption",
+    "self.caption_empty",
+    "text",
+    "text.template",
+    "GARBLED.template",
+    "GONE.template",
+    "FORGOTTEN.template",
+}
 
 
 def texts() -> dict[str, ast.AST]:
@@ -31,8 +38,12 @@ def texts() -> dict[str, ast.AST]:
     found = {}
     for file in set(ROOT.rglob("*.py")) - {ROOT / "sentence.py"}:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if (isinstance(node, ast.Call) and node.args and file.parent.name != "cli"
-                    and getattr(node.func, "id", getattr(node.func, "attr", "")) in SAYING):
+            if (
+                isinstance(node, ast.Call)
+                and node.args
+                and file.parent.name != "cli"
+                and getattr(node.func, "id", getattr(node.func, "attr", "")) in SAYING
+            ):
                 found |= said(node.args[0], f"{file.name}, line {node.lineno}")
     page = ROOT / "page" / "page.html"
     tree = Environment().parse(page.read_text("utf-8"))
@@ -45,7 +56,8 @@ def said(text: ast.AST, where: str) -> dict[str, str]:
     if isinstance(text, ast.Constant):
         return {text.value: where}
     assert ast.unparse(text) in KNOWN, (
-        f"{where}: {ast.unparse(text)} should be a plain text, and facts by name")
+        f"{where}: {ast.unparse(text)} should be a plain text, and facts by name"
+    )
     return {}
 
 
@@ -72,12 +84,30 @@ def test_translations_speak_of_the_same_facts_without_markup(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_translation_is_one(name):
     same = {text for text, told in LANGUAGES[name].messages.items() if text == told}
-    assert same <= {", ", "PNG", "{label}: {prompt}", "{reason}", "{whose}{reason}", "{name}{of}",
-                    "{what} ({reason}).", "{what} {turn}"}
+    assert same <= {
+        ", ",
+        "PNG",
+        "{label}: {prompt}",
+        "{reason}",
+        "{whose}{reason}",
+        "{name}{of}",
+        "{what} ({reason}).",
+        "{what} {turn}",
+    }
 
 
-@pytest.mark.parametrize("tag, name", [("ko", "ko"), ("zh-Hans", "zh"), ("ar", "ar"), ("en", "en"),
-                                       ("de", "en"), (None, "en"), ([], "en")])
+@pytest.mark.parametrize(
+    "tag, name",
+    [
+        ("ko", "ko"),
+        ("zh-Hans", "zh"),
+        ("ar", "ar"),
+        ("en", "en"),
+        ("de", "en"),
+        (None, "en"),
+        ([], "en"),
+    ],
+)
 def test_a_page_is_answered_in_its_language(tag, name):
     assert language_of(tag) is LANGUAGES[name]
 

@@ -22,8 +22,12 @@ def engine(checkpoints, torch_pipelines, tmp_path_factory):
     make_encoder(folder / "image_encoder")
     for seed, name in enumerate(names):
         make_adapter(unet, folder / f"{name}.safetensors", seed=seed)
-    engine = Engine.open(checkpoints["sd1"], devices=1, controlnets=lines,
-                         ip_adapters=[folder / f"{name}.safetensors" for name in names])
+    engine = Engine.open(
+        checkpoints["sd1"],
+        devices=1,
+        controlnets=lines,
+        ip_adapters=[folder / f"{name}.safetensors" for name in names],
+    )
     yield engine
     engine.close()
 
@@ -53,11 +57,16 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     own.get_by_label("Detector").select_option("canny")
     slide(tab, "own", 0.5, "control_scale")
     expect(tab.locator(".below .own").first).to_contain_text(
-        "canny detected · control strength 0.5")
+        "canny detected · control strength 0.5"
+    )
     make(tab)
     first, second = made_from(tab, 1), made_from(tab, 2)
     assert (first.control_image, first.detector, first.control_scale, first.controlnet) == (
-        Input(drawn).name, "canny", 0.5, "lines")
+        Input(drawn).name,
+        "canny",
+        0.5,
+        "lines",
+    )
     assert not (first.init_image or first.reference or second.control_image)
     own.locator(".handed[open]").get_by_role("button", name="The same for all").click()
     unfold(tab, "Own settings of prompt 2")
@@ -67,8 +76,10 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     make(tab)
     first, second = made_from(tab, 1), made_from(tab, 2)
     assert second.control_image == first.control_image
-    assert [(each.controlnet, each.control_scale, each.control_start, each.control_stop)
-            for each in (first, second)] == [("lines", 0.5, 0, 1), ("depth", 0.7, 0.2, 0.6)]
+    assert [
+        (each.controlnet, each.control_scale, each.control_start, each.control_stop)
+        for each in (first, second)
+    ] == [("lines", 0.5, 0, 1), ("depth", 0.7, 0.2, 0.6)]
 
 
 def test_ones_own_picture_is_the_reference_of_all_and_its_strengths_are_compared(tab):
@@ -94,8 +105,9 @@ def test_ones_own_picture_is_the_reference_of_all_and_its_strengths_are_compared
     assert [made_from(tab, number).reference_scale for number in (1, 2, 3)] == [0, 0.5, 1]
 
 
-def test_where_nothing_is_followed_a_picture_is_started_from_at_once(visitor, page_engine,
-                                                                    tmp_path):
+def test_where_nothing_is_followed_a_picture_is_started_from_at_once(
+    visitor, page_engine, tmp_path
+):
     with served(page_engine, tmp_path) as address, newcomer(visitor, address) as tab:
         fill(tab, ["a fox", *[""] * 7], seed=3, steps=2)
         make(tab)

@@ -30,16 +30,29 @@ def levels(images) -> np.ndarray:
 
 
 @pytest.mark.parametrize("guidance", [5.0, 1.0, 0.5])
-def test_given_the_same_latents_the_pictures_are_those_of_pytorch(layout, torch_pipelines, loaded,
-                                                                  guidance):
+def test_given_the_same_latents_the_pictures_are_those_of_pytorch(
+    layout, torch_pipelines, loaded, guidance
+):
     reference, (pipeline, params) = torch_pipelines[layout], loaded
     latents = np.random.default_rng(0).standard_normal((4, 4, 8, 8)).astype(np.float32)
     reference.set_progress_bar_config(disable=True)
-    theirs = reference(PROMPTS, num_inference_steps=12, guidance_scale=guidance, output_type="np",
-                       negative_prompt=["ugly"] * 4, latents=torch.tensor(latents)).images
-    ours = pipeline(pipeline.prepare_inputs(PROMPTS), params, jax.random.PRNGKey(0), 12,
-                    guidance_scale=guidance, latents=latents,
-                    neg_prompt_ids=pipeline.prepare_inputs(["ugly"] * 4)).images
+    theirs = reference(
+        PROMPTS,
+        num_inference_steps=12,
+        guidance_scale=guidance,
+        output_type="np",
+        negative_prompt=["ugly"] * 4,
+        latents=torch.tensor(latents),
+    ).images
+    ours = pipeline(
+        pipeline.prepare_inputs(PROMPTS),
+        params,
+        jax.random.PRNGKey(0),
+        12,
+        guidance_scale=guidance,
+        latents=latents,
+        neg_prompt_ids=pipeline.prepare_inputs(["ugly"] * 4),
+    ).images
     assert ours.shape == (4, 32, 32, 3)
     assert np.std(theirs) > 0.01
     assert np.mean(np.abs(levels(ours) - levels(theirs)) > 1) <= 0.001
@@ -74,16 +87,18 @@ def test_the_given_latents_are_what_the_key_would_have_drawn(sd1, eight):
     keys = jax.random.split(jax.random.PRNGKey(0), 8)
     latents = np.stack([jax.random.normal(key, (4, 8, 8)) for key in keys])
     others = jax.random.split(jax.random.PRNGKey(1), 8)
-    images = pipeline(pipeline.prepare_inputs(EIGHT), params, others, 4, latents=latents,
-                      return_dict=False)[0]
+    images = pipeline(
+        pipeline.prepare_inputs(EIGHT), params, others, 4, latents=latents, return_dict=False
+    )[0]
     assert np.mean(images != eight) < 0.001 and np.max(np.abs(images - eight)) < 1.5 / 255
 
 
 def test_guidance_may_differ_from_picture_to_picture(sd1, eight):
     pipeline, params = sd1
     guidance = [7.5] * 7 + [1.0]
-    images = pipeline(pipeline.prepare_inputs(EIGHT), params, jax.random.key(0), 4,
-                      guidance_scale=guidance).images
+    images = pipeline(
+        pipeline.prepare_inputs(EIGHT), params, jax.random.key(0), 4, guidance_scale=guidance
+    ).images
     assert np.array_equal(images[:7], eight[:7])
     assert not np.array_equal(images[7], eight[7])
 
@@ -116,8 +131,9 @@ def test_pictures_become_pil_images_of_the_same_levels(eight):
     assert np.array_equal(np.asarray(pictures[3]), levels(eight[3]))
 
 
-def test_compiled_programs_are_kept_in_the_users_cache_unless_told_where(checkpoints, tmp_path,
-                                                                         monkeypatch):
+def test_compiled_programs_are_kept_in_the_users_cache_unless_told_where(
+    checkpoints, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = jax.config.jax_compilation_cache_dir
     try:

@@ -27,8 +27,10 @@ from sd_tpu import (
 
 PROMPTS = ["a cat on a mat", "two dogs"]
 RNG = np.random.default_rng(0)
-PHOTOS = [Image.fromarray(RNG.integers(0, 256, (16, 16, 3), np.uint8).repeat(2, 0).repeat(2, 1))
-          for _ in PROMPTS]
+PHOTOS = [
+    Image.fromarray(RNG.integers(0, 256, (16, 16, 3), np.uint8).repeat(2, 0).repeat(2, 1))
+    for _ in PROMPTS
+]
 HOLE = np.zeros((32, 32), np.uint8)
 HOLE[8:24, 4:20] = 255
 NOISE = RNG.standard_normal((2, 4, 8, 8)).astype(np.float32)
@@ -37,13 +39,21 @@ NOISE = RNG.standard_normal((2, 4, 8, 8)).astype(np.float32)
 def theirs(kind: str, parts: dict, monkeypatch, **values) -> np.ndarray:
     """PyTorch's pictures of NOISE, with the encoder's mode: [B, H, W, 3]."""
     pipeline = getattr(diffusers, f"StableDiffusion{kind}Pipeline")(
-        **{"image_encoder": None, **parts}, requires_safety_checker=False)
+        **{"image_encoder": None, **parts}, requires_safety_checker=False
+    )
     module = importlib.import_module(type(pipeline).__module__)
     monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.tensor(NOISE))
     monkeypatch.setattr(module, "retrieve_latents", lambda found, **_: found.latent_dist.mode())
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline(PROMPTS, image=PHOTOS, negative_prompt=["ugly"] * 2, num_inference_steps=8,
-                    guidance_scale=4.0, output_type="np", **values).images
+    return pipeline(
+        PROMPTS,
+        image=PHOTOS,
+        negative_prompt=["ugly"] * 2,
+        num_inference_steps=8,
+        guidance_scale=4.0,
+        output_type="np",
+        **values,
+    ).images
 
 
 def levels(images) -> np.ndarray:
@@ -58,19 +68,33 @@ def assert_alike(ours, reference) -> None:
 @pytest.fixture(scope="module")
 def both(checkpoints):
     """(pipeline, params) of each layout."""
-    return {layout: FlaxStableDiffusionImg2ImgPipeline.from_pretrained(folder)
-            for layout, folder in checkpoints.items()}
+    return {
+        layout: FlaxStableDiffusionImg2ImgPipeline.from_pretrained(folder)
+        for layout, folder in checkpoints.items()
+    }
 
 
 @pytest.mark.parametrize("strength", [0.4, 1.0])
-def test_pictures_begin_with_others_as_in_pytorch(layout, both, torch_pipelines, strength,
-                                                  monkeypatch):
+def test_pictures_begin_with_others_as_in_pytorch(
+    layout, both, torch_pipelines, strength, monkeypatch
+):
     pipeline, params = both[layout]
     ids, images = pipeline.prepare_inputs(PROMPTS, PHOTOS)
-    ours = pipeline(ids, images, params, jax.random.PRNGKey(0), strength, 8, guidance_scale=4.0,
-                    noise=NOISE, neg_prompt_ids=pipeline.prepare_inputs(["ugly"] * 2, PHOTOS)[0])
-    assert_alike(ours.images, theirs("Img2Img", torch_pipelines[layout].components, monkeypatch,
-                                     strength=strength))
+    ours = pipeline(
+        ids,
+        images,
+        params,
+        jax.random.PRNGKey(0),
+        strength,
+        8,
+        guidance_scale=4.0,
+        noise=NOISE,
+        neg_prompt_ids=pipeline.prepare_inputs(["ugly"] * 2, PHOTOS)[0],
+    )
+    assert_alike(
+        ours.images,
+        theirs("Img2Img", torch_pipelines[layout].components, monkeypatch, strength=strength),
+    )
 
 
 @pytest.fixture
@@ -83,8 +107,9 @@ def test_sharded_pictures_are_those_of_flat_ones_and_of_the_noise_of_their_keys(
     ids, images = pipeline.prepare_inputs(PROMPTS * 4, PHOTOS * 4)
     keys = jax.random.split(jax.random.PRNGKey(0), 8)
     flat = pipeline(ids, images, params, keys, 0.5, 4).images
-    sharded = pipeline(shard(ids), shard(images), replicate(params), keys, 0.5, 4, jit=True,
-                       return_dict=False)[0]
+    sharded = pipeline(
+        shard(ids), shard(images), replicate(params), keys, 0.5, 4, jit=True, return_dict=False
+    )[0]
     assert sharded.shape == (8, 1, 32, 32, 3) and np.array_equal(sharded[:, 0], flat)
     noise = np.stack([jax.random.normal(key, (4, 8, 8)) for key in keys])
     given = pipeline(ids, images, params, keys, 0.5, 4, noise=noise).images
@@ -94,23 +119,30 @@ def test_sharded_pictures_are_those_of_flat_ones_and_of_the_noise_of_their_keys(
 
 def cast(tree, dtype):
     return jax.tree.map(
-        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
 
 
-@pytest.mark.parametrize("change", [
-    lambda params: {**params, "vae": cast(params["vae"], jnp.bfloat16)},
-    lambda params: {**params, "unet": cast(params["unet"], jnp.float16)},
-    lambda params: cast(params, jnp.bfloat16),
-    lambda params: cast(cast(params, jnp.bfloat16), jnp.float32),
-    lambda params: replicate(cast(params, jnp.bfloat16)),
-    lambda params: jax.tree.map(lambda x: jnp.stack([x] * 8), params),
-    jax.device_get,
-], ids=["vae", "unet", "all", "back", "replicated", "stacked", "numpy"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda params: {**params, "vae": cast(params["vae"], jnp.bfloat16)},
+        lambda params: {**params, "unet": cast(params["unet"], jnp.float16)},
+        lambda params: cast(params, jnp.bfloat16),
+        lambda params: cast(cast(params, jnp.bfloat16), jnp.float32),
+        lambda params: replicate(cast(params, jnp.bfloat16)),
+        lambda params: jax.tree.map(lambda x: jnp.stack([x] * 8), params),
+        jax.device_get,
+    ],
+    ids=["vae", "unet", "all", "back", "replicated", "stacked", "numpy"],
+)
 def test_parameters_that_a_program_cast_are_compiled_for(img2img, change):
     pipeline, params = img2img
     ids, images = pipeline.prepare_inputs(PROMPTS * 4, PHOTOS * 4)
-    whole, other = (pipeline(ids, images, each, jax.random.PRNGKey(0), 0.5, 4).images
-                    for each in (params, change(params)))
+    whole, other = (
+        pipeline(ids, images, each, jax.random.PRNGKey(0), 0.5, 4).images
+        for each in (params, change(params))
+    )
     assert np.std(levels(whole)) > 10 and np.mean(np.abs(other - whole)) < 0.005
 
 
@@ -129,12 +161,15 @@ def test_the_steps_that_are_left_out_are_those_that_pytorch_leaves_out(img2img, 
         assert timesteps.tolist() == reference.scheduler.timesteps[begin:].tolist()
 
 
-@pytest.mark.parametrize(("values", "complaint"), [
-    (dict(strength=0.1), "at least one of 4 steps, which 0.1 does not"),
-    (dict(strength=1.2), "strength should be at most 1 "),
-    (dict(height=64), "image should be 2 of 64x32"),
-    (dict(noise=NOISE[:1]), "noise should be"),
-])
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        (dict(strength=0.1), "at least one of 4 steps, which 0.1 does not"),
+        (dict(strength=1.2), "strength should be at most 1 "),
+        (dict(height=64), "image should be 2 of 64x32"),
+        (dict(noise=NOISE[:1]), "noise should be"),
+    ],
+)
 def test_what_does_not_fit_is_refused_in_a_sentence(img2img, values, complaint):
     pipeline, params = img2img
     ids, images = pipeline.prepare_inputs(PROMPTS, PHOTOS)
@@ -146,7 +181,8 @@ def test_a_scheduler_that_alone_knows_its_steps_cannot_begin_with_a_picture(img2
     pipeline, params = img2img
     ids, images = pipeline.prepare_inputs(PROMPTS, PHOTOS)
     pipeline = FlaxStableDiffusionImg2ImgPipeline(
-        **{**pipeline.components, "scheduler": FlaxPNDMScheduler(skip_prk_steps=False)})
+        **{**pipeline.components, "scheduler": FlaxPNDMScheduler(skip_prk_steps=False)}
+    )
     with pytest.raises(CheckpointError, match="give the pipeline another"):
         pipeline(ids, images, {**params, "scheduler": None}, jax.random.key(0))
 
@@ -160,7 +196,8 @@ def filling(torch_pipelines, tmp_path_factory):
     parts = {**parts, "unet": unet.eval()}
     folder = tmp_path_factory.mktemp("filling")
     diffusers.StableDiffusionInpaintPipeline(
-        **parts, requires_safety_checker=False).save_pretrained(folder)
+        **parts, requires_safety_checker=False
+    ).save_pretrained(folder)
     return parts, folder
 
 
@@ -170,15 +207,31 @@ def test_what_is_white_in_a_mask_is_drawn_as_in_pytorch(filling, monkeypatch, tm
     ids, kept, masks = pipeline.prepare_inputs(PROMPTS, PHOTOS, [Image.fromarray(HOLE)] * 2)
     assert kept.shape == (2, 3, 32, 32) and np.array_equal(masks[0, 0], HOLE / 255)
     assert np.all(kept[:, :, HOLE > 0] == 0)
-    ours = pipeline(ids, masks, kept, params, jax.random.PRNGKey(0), 8, guidance_scale=4.0,
-                    latents=NOISE,
-                    neg_prompt_ids=pipeline.prepare_inputs(["ugly"] * 2, PHOTOS, PHOTOS)[0]).images
-    reference = theirs("Inpaint", parts, monkeypatch, mask_image=Image.fromarray(HOLE),
-                       strength=1.0, height=32, width=32)
+    ours = pipeline(
+        ids,
+        masks,
+        kept,
+        params,
+        jax.random.PRNGKey(0),
+        8,
+        guidance_scale=4.0,
+        latents=NOISE,
+        neg_prompt_ids=pipeline.prepare_inputs(["ugly"] * 2, PHOTOS, PHOTOS)[0],
+    ).images
+    reference = theirs(
+        "Inpaint",
+        parts,
+        monkeypatch,
+        mask_image=Image.fromarray(HOLE),
+        strength=1.0,
+        height=32,
+        width=32,
+    )
     assert_alike(ours, reference)
     pipeline.save_pretrained(tmp_path, params)
     assert type(diffusers.DiffusionPipeline.from_pretrained(tmp_path)) is (
-        diffusers.StableDiffusionInpaintPipeline)
+        diffusers.StableDiffusionInpaintPipeline
+    )
 
 
 def test_a_unet_is_used_by_the_pipeline_that_knows_what_it_is_told(filling, checkpoints):
@@ -189,8 +242,9 @@ def test_a_unet_is_used_by_the_pipeline_that_knows_what_it_is_told(filling, chec
         FlaxStableDiffusionInpaintPipeline.from_pretrained(checkpoints["sd1"])
 
 
-@pytest.mark.parametrize("name", ["StableDiffusionInpaintPipeline",
-                                  "FlaxStableDiffusionInpaintPipeline"])
+@pytest.mark.parametrize(
+    "name", ["StableDiffusionInpaintPipeline", "FlaxStableDiffusionInpaintPipeline"]
+)
 def test_a_checkpoint_that_fills_in_is_opened_by_the_class_it_was_made_for(filling, name, tmp_path):
     shutil.copytree(filling[1], tmp_path, dirs_exist_ok=True)
     index = json.loads((tmp_path / "model_index.json").read_text())
@@ -199,26 +253,34 @@ def test_a_checkpoint_that_fills_in_is_opened_by_the_class_it_was_made_for(filli
     assert type(pipeline) is FlaxStableDiffusionInpaintPipeline
 
 
-@pytest.mark.parametrize("name, kind", [
-    ("FlaxStableDiffusionImg2ImgPipeline", FlaxStableDiffusionImg2ImgPipeline),
-    ("StableDiffusionImg2ImgPipeline", FlaxStableDiffusionImg2ImgPipeline),
-    ("StableDiffusionPipeline", FlaxStableDiffusionPipeline),
-])
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("FlaxStableDiffusionImg2ImgPipeline", FlaxStableDiffusionImg2ImgPipeline),
+        ("StableDiffusionImg2ImgPipeline", FlaxStableDiffusionImg2ImgPipeline),
+        ("StableDiffusionPipeline", FlaxStableDiffusionPipeline),
+    ],
+)
 def test_a_pipeline_is_of_the_class_that_a_checkpoint_names(name, kind):
     assert FlaxDiffusionPipeline._class_for({"_class_name": name}) is kind
     assert FlaxStableDiffusionPipeline._class_for({"_class_name": name}) is (
-        FlaxStableDiffusionPipeline)
+        FlaxStableDiffusionPipeline
+    )
 
 
 def test_a_pipelines_class_is_found_whatever_was_imported_before():
-    program = ("from sd_tpu import FlaxDiffusionPipeline\n"
-               "for name in ('Inpaint', 'XL', 'ControlNet', ''):\n"
-               "    index = {'_class_name': f'StableDiffusion{name}Pipeline'}\n"
-               "    print(FlaxDiffusionPipeline._class_for(index).__name__)")
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          check=True).stdout
-    assert told.split() == [f"FlaxStableDiffusion{name}Pipeline"
-                            for name in ("Inpaint", "XL", "ControlNet", "")]
+    program = (
+        "from sd_tpu import FlaxDiffusionPipeline\n"
+        "for name in ('Inpaint', 'XL', 'ControlNet', ''):\n"
+        "    index = {'_class_name': f'StableDiffusion{name}Pipeline'}\n"
+        "    print(FlaxDiffusionPipeline._class_for(index).__name__)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.split() == [
+        f"FlaxStableDiffusion{name}Pipeline" for name in ("Inpaint", "XL", "ControlNet", "")
+    ]
 
 
 def test_parameters_of_a_whole_network_that_are_missing_are_a_sentence(img2img):

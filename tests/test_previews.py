@@ -27,6 +27,7 @@ def test_samples_are_of_unit_variance_smooth_and_always_the_same():
 def test_a_decoder_that_is_linear_is_followed(downscale, side):
     """One that draws slopes from each latent to the next below, in the first latent's brightness
     and the second's redness."""
+
     def decode(latents):
         steps = (np.arange(downscale) + 0.5) / downscale
         below = np.concatenate([latents[:, 1:], latents[:, -1:]], 1)[:, :, None]
@@ -38,8 +39,12 @@ def test_a_decoder_that_is_linear_is_followed(downscale, side):
     samples = sample_latents(5, (12, 10, 2))
     preview = LatentPreview.fit(samples[:4], decode(samples[:4]))(samples[4])
     assert preview.shape == (12 * side, 10 * side, 3)
-    small = np.asarray(Image.fromarray(decode(samples[4:])[0]).resize(
-        (10 * side, 12 * side), Image.Resampling.BOX), float)
+    small = np.asarray(
+        Image.fromarray(decode(samples[4:])[0]).resize(
+            (10 * side, 12 * side), Image.Resampling.BOX
+        ),
+        float,
+    )
     assert np.abs(preview - small).mean() < 2 < small.std()
 
 
@@ -75,8 +80,15 @@ def test_the_last_preview_is_close_to_the_picture(engine):
         if isinstance(event, ImageReady):
             pictures[event.place] = event.pixels
     assert previews.keys() == pictures.keys() == {0, 1, 2, 3}
-    small = [np.asarray(Image.fromarray(pictures[place]).resize(
-        previews[place].shape[1::-1], Image.Resampling.BOX), float) for place in range(4)]
+    small = [
+        np.asarray(
+            Image.fromarray(pictures[place]).resize(
+                previews[place].shape[1::-1], Image.Resampling.BOX
+            ),
+            float,
+        )
+        for place in range(4)
+    ]
     found = np.corrcoef(np.ravel(small), np.ravel([previews[place] for place in range(4)]))[0, 1]
     print(f"previews | correlation with the pictures | {found:.3f}")
     assert previews[0].shape == (32, 32, 3) and found > 0.85
@@ -84,11 +96,12 @@ def test_the_last_preview_is_close_to_the_picture(engine):
 
 def test_it_is_fitted_when_first_shown_if_its_parameters_came_after_the_programs(engine):
     worker = engine.worker
-    (key, fitted), = worker._previews.items()
+    ((key, fitted),) = worker._previews.items()
     worker._previews.clear()
     request = Request.check({"prompts": ["a cat"], "steps": 4}, engine.offer)
-    assert any(event.previews for event in engine.submit(request).events()
-               if isinstance(event, Progress))
+    assert any(
+        event.previews for event in engine.submit(request).events() if isinstance(event, Progress)
+    )
     latents = sample_latents(1, engine.programs.latent_shape)[0]
     again = worker._previews[key]
     np.testing.assert_allclose(again(latents).astype(int), fitted(latents).astype(int), atol=1)
@@ -99,15 +112,26 @@ def test_a_fine_tune_with_another_autoencoder_has_a_map_of_its_own(checkpoints, 
     for name, part in (("a", "unet"), ("b", "unet"), ("c", "vae")):
         shutil.copytree(checkpoints["sd1"], tmp_path / name)
         file = tmp_path / name / part / "diffusion_pytorch_model.safetensors"
-        save_file({key: values * np.float32(0.5 if name != "a" and key.startswith((
-            "conv_out.", "decoder.conv_out.")) else 1) for key, values in load_file(file).items()},
-            file, metadata={"format": "pt"})
+        save_file(
+            {
+                key: values
+                * np.float32(
+                    0.5 if name != "a" and key.startswith(("conv_out.", "decoder.conv_out.")) else 1
+                )
+                for key, values in load_file(file).items()
+            },
+            file,
+            metadata={"format": "pt"},
+        )
     engine = Engine.open(tmp_path / "a", models=tmp_path, devices=1)
     maps = []
     for name in "abc":
         request = Request.check({"prompts": ["a cat"], "steps": 4, "model": name}, engine.offer)
-        assert any(event.previews for event in engine.submit(request).events()
-                   if isinstance(event, Progress))
+        assert any(
+            event.previews
+            for event in engine.submit(request).events()
+            if isinstance(event, Progress)
+        )
         maps.append([*engine.worker._previews.values()])
     engine.close()
     assert [len(each) for each in maps] == [1, 1, 2]

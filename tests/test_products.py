@@ -22,16 +22,20 @@ def test_a_product_is_rounded_once(dtype):
 def test_layers_multiply_as_suits_the_platform(monkeypatch, platform, summed):
     monkeypatch.setattr(products, "platform", lambda: platform)
     settings = dict(dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    for layer, x in ((layers.linear(4, 5, **settings), (2, 4)),
-                     (layers.pointwise(4, 5, **settings), (1, 2, 2, 4))):
+    for layer, x in (
+        (layers.linear(4, 5, **settings), (2, 4)),
+        (layers.pointwise(4, 5, **settings), (1, 2, 2, 4)),
+    ):
         traced = jax.make_jaxpr(layer)(jnp.ones(x, jnp.bfloat16))
         (product,) = [each for each in traced.eqns if each.primitive.name == "dot_general"]
         assert product.outvars[0].aval.dtype == summed
         assert traced.out_avals[0].dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize(("platform", "rows", "taken"), [
-    ("cpu", 12, 4), ("cpu", 4, 4), ("cpu", 2, 2), ("cpu", 13, 13), ("tpu", 12, 12)])
+@pytest.mark.parametrize(
+    ("platform", "rows", "taken"),
+    [("cpu", 12, 4), ("cpu", 4, 4), ("cpu", 2, 2), ("cpu", 13, 13), ("tpu", 12, 12)],
+)
 def test_a_layer_is_given_few_rows_of_what_is_large_on_a_cpu(monkeypatch, platform, rows, taken):
     monkeypatch.setattr(products, "platform", lambda: platform)
     monkeypatch.setattr(products, "ROWS", 4)

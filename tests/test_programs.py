@@ -44,8 +44,17 @@ DIFFERENT = [
 ]
 
 
-def enter(pipeline, prompt, negative, sampler, spacing, steps, guidance, seed,
-            inexact=MappingProxyType({})) -> Entry:
+def enter(
+    pipeline,
+    prompt,
+    negative,
+    sampler,
+    spacing,
+    steps,
+    guidance,
+    seed,
+    inexact=MappingProxyType({}),
+) -> Entry:
     return Entry.of(
         make_table(sampler, pipeline.schedule, steps, spacing=spacing),
         pipeline.prompt_inputs(prompt, negative),
@@ -61,13 +70,15 @@ def draw(programs, params, entries: dict[int, Entry], rows_a_call: int = ALL) ->
     longest = max(len(entry.rows) for entry in entries.values())
     for _ in range(-(-longest // rows_a_call)):
         slots = programs.advance(params, slots, rows_a_call)
-    return np.asarray(programs.decode(params, slots.latents, np.isin(range(programs.slots),
-                                                                     list(entries))))
+    return np.asarray(
+        programs.decode(params, slots.latents, np.isin(range(programs.slots), list(entries)))
+    )
 
 
 def make_programs(pipeline, devices: int, group: int = 1, **options) -> Programs:
-    return Programs(pipeline.model, make_mesh(devices), slots=8, height=32, width=32, group=group,
-                    **options)
+    return Programs(
+        pipeline.model, make_mesh(devices), slots=8, height=32, width=32, group=group, **options
+    )
 
 
 LAYOUTS = {"a slot a device": (8, 1), "one device": (1, 1), "one device in fours": (1, 4)}
@@ -118,8 +129,9 @@ def test_eight_different_samplers_in_one_batch_give_the_bytes_each_gives_alone(o
 def test_the_slot_and_the_neighbours_do_not_matter(on, together):
     pipeline, params, programs = on
     moved = {(3 * i + 1) % 8: i for i in range(8) if i != 4}
-    images = draw(programs, params,
-                  {slot: enter(pipeline, *DIFFERENT[i]) for slot, i in moved.items()})
+    images = draw(
+        programs, params, {slot: enter(pipeline, *DIFFERENT[i]) for slot, i in moved.items()}
+    )
     for slot, i in moved.items():
         assert np.array_equal(images[slot], together[i]), DIFFERENT[i]
 
@@ -199,8 +211,9 @@ def evaluations(sd1):
         draw_here = partial(draw, programs, jax.device_put(params, replicated(programs.mesh)))
         seen = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(UNet2DConditionModel, "__call__",
-                          counted(UNet2DConditionModel, "__call__", seen))
+            patch.setattr(
+                UNet2DConditionModel, "__call__", counted(UNet2DConditionModel, "__call__", seen)
+            )
             draw_here({0: simple()})  # compiles
         return draw_here, seen
 
@@ -229,10 +242,18 @@ def counted(network: type, name: str, seen: list[int]):
     return counting
 
 
-@pytest.mark.parametrize("group, guidances, rounds", [
-    (1, [7.5], 1), (1, [1.0], 1), (1, [1.0, 0.0], 1), (1, [1.0] * 8, 4),
-    (1, [1.5, 1.0, 7.5, 1.0, 0.5], 4), (4, [1.0] * 8, 1), (4, [1.5, 1.0, 7.5, 1.0, 0.5], 2),
-])
+@pytest.mark.parametrize(
+    "group, guidances, rounds",
+    [
+        (1, [7.5], 1),
+        (1, [1.0], 1),
+        (1, [1.0, 0.0], 1),
+        (1, [1.0] * 8, 4),
+        (1, [1.5, 1.0, 7.5, 1.0, 0.5], 4),
+        (4, [1.0] * 8, 1),
+        (4, [1.5, 1.0, 7.5, 1.0, 0.5], 2),
+    ],
+)
 def test_what_is_not_guided_shares_evaluations_two_by_two(evaluations, group, guidances, rounds):
     seen = evaluations(group, *(dict(steps=3, guidance=guidance) for guidance in guidances))
     assert seen == [2 * group] * (3 * rounds)
@@ -240,7 +261,8 @@ def test_what_is_not_guided_shares_evaluations_two_by_two(evaluations, group, gu
 
 @pytest.mark.parametrize("group, steps, rounds", [(1, [3], 3), (1, [3, 1], 4), (4, [3] * 5, 6)])
 def test_where_nothing_may_be_guided_a_picture_takes_an_evaluation_of_its_own(
-        evaluations, group, steps, rounds):
+    evaluations, group, steps, rounds
+):
     seen = evaluations(group, *(dict(steps=each) for each in steps), guided=False)
     assert seen == [group] * rounds
 
@@ -259,17 +281,20 @@ def test_pictures_without_guidance_are_those_of_programs_that_guide_others(sd1):
 STOPS, SKIPS = dict(guidance_stop=0.5), dict(cache_interval=2)
 
 
-@pytest.mark.parametrize("group, inexact, count", [
-    (1, [STOPS], 4),
-    (1, [STOPS] * 2, 2 * 2 + 2 * 1),
-    (1, [STOPS, dict(guidance_start=0.5)], 4 * 2),
-    (1, [SKIPS], 3),
-    (1, [SKIPS] * 4, 3 * 4),
-    (1, [SKIPS, {}], 3 + 4),
-    (1, [dict(cache_interval=4, guidance_stop=0.25)] * 2, 2 + 1 + 1),
-    (4, [SKIPS, {}, STOPS], 2 * 1 + 2 * 2),
-    (4, [STOPS] * 8, 2 * 2 + 2 * 1),
-])
+@pytest.mark.parametrize(
+    "group, inexact, count",
+    [
+        (1, [STOPS], 4),
+        (1, [STOPS] * 2, 2 * 2 + 2 * 1),
+        (1, [STOPS, dict(guidance_start=0.5)], 4 * 2),
+        (1, [SKIPS], 3),
+        (1, [SKIPS] * 4, 3 * 4),
+        (1, [SKIPS, {}], 3 + 4),
+        (1, [dict(cache_interval=4, guidance_stop=0.25)] * 2, 2 + 1 + 1),
+        (4, [SKIPS, {}, STOPS], 2 * 1 + 2 * 2),
+        (4, [STOPS] * 8, 2 * 2 + 2 * 1),
+    ],
+)
 def test_only_what_is_asked_for_is_evaluated_and_packed_anew_when_that_changes(
     evaluations, group, inexact, count
 ):
@@ -289,7 +314,8 @@ def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypa
     monkeypatch.setattr(AutoencoderKL, "decode", counted(AutoencoderKL, "decode", seen))
     latents = np.random.default_rng(0).standard_normal((4, 8, 8, 4)).astype(np.float32)
     traced = jax.jit(partial(denoise.decode_slots, pipeline.model)).trace(
-        params, latents, np.zeros(4, bool))
+        params, latents, np.zeros(4, bool)
+    )
     assert f" {way}[" in str(traced.jaxpr)
     assert str(traced.jaxpr).count("major_to_minor=(0, 1, 2, 3)") == (platform == "tpu")
     compiled = traced.lower().compile()
@@ -309,8 +335,11 @@ def test_on_a_cpu_ynnpack_is_given_only_what_it_fuses_with_a_reduction(sd1, name
     pipeline, params = sd1
     programs = make_programs(pipeline, 8)
     slots = programs.empty()
-    arguments = {"encode": (slots, programs.gather({})), "advance": (slots, np.ones(8, np.int32)),
-                 "decode": (slots.latents, np.ones(8, bool))}
+    arguments = {
+        "encode": (slots, programs.gather({})),
+        "advance": (slots, np.ones(8, np.int32)),
+        "decode": (slots.latents, np.ones(8, bool)),
+    }
     compiled = getattr(programs, f"_{name}").lower(params, *arguments[name]).compile()
     given, others = by_ynnpack(compiled)
     assert given and all(" reduce(" in each for each in given)
@@ -325,13 +354,16 @@ def by_ynnpack(compiled) -> tuple[list[str], list[str]]:
             current = begins[1]
         computations[current] = computations.get(current, "") + line
     given = set(re.findall(r"calls=%?([\w.\-]+)[^\n]*?__ynn_fusion", compiled.as_text()))
-    return ([computations[one] for one in given],
-            [computations[other] for other in computations.keys() - given])
+    return (
+        [computations[one] for one in given],
+        [computations[other] for other in computations.keys() - given],
+    )
 
 
 def test_on_a_cpu_ynnpack_is_given_products_of_bfloat16_as_well(checkpoints):
-    pipeline, params = Checkpoint.from_pretrained(checkpoints["sd1"], dtype=jnp.bfloat16,
-                                                  sharding=replicated(make_mesh(1)))
+    pipeline, params = Checkpoint.from_pretrained(
+        checkpoints["sd1"], dtype=jnp.bfloat16, sharding=replicated(make_mesh(1))
+    )
     programs = make_programs(pipeline, 1)
     compiled = programs._advance.lower(params, programs.empty(), np.ones(8, np.int32)).compile()
     given, _ = by_ynnpack(compiled)
@@ -351,8 +383,10 @@ def test_advance_is_compiled_with_options_of_its_own(sd1, monkeypatch):
 def fine_tunes(sd1) -> list:
     """The parameters of eight checkpoints of one architecture."""
     random = np.random.default_rng(0)
-    return [jax.tree.map(lambda x: np.asarray(x) * np.float32(random.uniform(0.7, 1.3)), sd1[1])
-            for _ in range(8)]
+    return [
+        jax.tree.map(lambda x: np.asarray(x) * np.float32(random.uniform(0.7, 1.3)), sd1[1])
+        for _ in range(8)
+    ]
 
 
 def test_eight_checkpoints_on_eight_devices_give_the_bytes_that_each_gives_alone(drawn, fine_tunes):
@@ -382,8 +416,10 @@ def test_weights_of_a_device_are_handed_to_the_programs_without_a_copy(fine_tune
     weights.put(1, "b", fine_tunes[1])
 
     def places(params):
-        return [[shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
-                for leaf in jax.tree.leaves(params)]
+        return [
+            [shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
+            for leaf in jax.tree.leaves(params)
+        ]
 
     before = places(weights.together("ab"))
     weights.put(1, "c", fine_tunes[2])
@@ -402,8 +438,12 @@ def test_weights_of_a_device_are_handed_to_the_programs_without_a_copy(fine_tune
 def test_every_program_is_traced_once_whatever_changes(on, together):
     pipeline, params, programs = on
     for filled in (1, 5):  # beside all eight
-        draw(programs, params, {i: enter(pipeline, *d) for i, d in
-                                enumerate(DIFFERENT[8 - filled:])}, rows_a_call=filled)
+        draw(
+            programs,
+            params,
+            {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT[8 - filled :])},
+            rows_a_call=filled,
+        )
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
@@ -421,8 +461,10 @@ def test_what_is_not_wanted_is_not_decoded(sd1):
     """XLA takes what does not depend on a loop's turn out of the loop, where it is always done."""
     pipeline, params = sd1
     latents = jnp.zeros((2, *pipeline.model.latent_shape(32, 32)))
-    decode = jax.jit(partial(denoise.decode_slots, pipeline.model),
-                     compiler_options=compiler_options("cpu", jnp.float32))
+    decode = jax.jit(
+        partial(denoise.decode_slots, pipeline.model),
+        compiler_options=compiler_options("cpu", jnp.float32),
+    )
     text = decode.lower(params, latents, jnp.zeros(2, bool)).compile().as_text()
     drawing = [each for each in text.split("\n}\n") if " convolution(" in each]
     assert drawing and not any(" while(" in each for each in drawing)
@@ -462,8 +504,9 @@ def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], evaluated: se
     for i, row in enumerate(entry.rows):
         c = dict(zip(COLUMNS, row, strict=True))
         if i in evaluated:
-            negative, positive = (evaluate(c["c_in"] * x[None], jnp.full(1, c["t"]), text[None])[0]
-                                  for text in texts)
+            negative, positive = (
+                evaluate(c["c_in"] * x[None], jnp.full(1, c["t"]), text[None])[0] for text in texts
+            )
             out = positive
             if i in guided:
                 out = negative + entry.guidance * (positive - negative)
@@ -482,30 +525,34 @@ def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], evaluated: se
 ROWS = set(range(8))
 
 
-@pytest.mark.parametrize("sampler, steps, inexact, guided, evaluated", [
-    ("dpmpp_2m", 8, {}, ROWS, ROWS),
-    ("dpmpp_2m", 8, PART, {2, 3, 4, 5}, ROWS),
-    ("euler_ancestral", 8, dict(guidance_stop=0.5), {0, 1, 2, 3}, ROWS),
-    ("ddim", 8, dict(cache_interval=3), ROWS, {0, 1, 4, 7}),
-    ("euler_ancestral", 8, dict(cache_interval=2), ROWS, {0, 1, 3, 5, 7}),
-    ("dpmpp_2m", 8, dict(cache_interval=4, **PART), {2, 3, 4, 5}, {0, 1, 2, 3, 6, 7}),
-    ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 1, 4, 5}),
-    ("pndm", 7, dict(cache_interval=2), ROWS, {0, 1, 3, 5, 7}),
-    ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 1, 3, 4, 5}),
-])
-def test_a_picture_is_what_a_plain_loop_makes_of_it(drawn, compiled_plainly, sampler, steps,
-                                                    inexact, guided, evaluated):
+@pytest.mark.parametrize(
+    "sampler, steps, inexact, guided, evaluated",
+    [
+        ("dpmpp_2m", 8, {}, ROWS, ROWS),
+        ("dpmpp_2m", 8, PART, {2, 3, 4, 5}, ROWS),
+        ("euler_ancestral", 8, dict(guidance_stop=0.5), {0, 1, 2, 3}, ROWS),
+        ("ddim", 8, dict(cache_interval=3), ROWS, {0, 1, 4, 7}),
+        ("euler_ancestral", 8, dict(cache_interval=2), ROWS, {0, 1, 3, 5, 7}),
+        ("dpmpp_2m", 8, dict(cache_interval=4, **PART), {2, 3, 4, 5}, {0, 1, 2, 3, 6, 7}),
+        ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 1, 4, 5}),
+        ("pndm", 7, dict(cache_interval=2), ROWS, {0, 1, 3, 5, 7}),
+        ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 1, 3, 4, 5}),
+    ],
+)
+def test_a_picture_is_what_a_plain_loop_makes_of_it(
+    drawn, compiled_plainly, sampler, steps, inexact, guided, evaluated
+):
     (pipeline, params, programs), _ = drawn("one device")
     plainly = partial(drawn_plainly, compiled_plainly, programs.latent_shape)
     ours = enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
     slots = programs.encode(params, programs.empty(), {3: ours})
     slots = programs.advance(params, slots, ALL)
-    plain = plainly(enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3), guided,
-                    evaluated)
+    plain = plainly(
+        enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3), guided, evaluated
+    )
     np.testing.assert_allclose(slots.latents[3], plain, atol=2e-4)
     if inexact:
-        exact = plainly(enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3), ROWS,
-                        ROWS)
+        exact = plainly(enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3), ROWS, ROWS)
         assert float(abs(exact - plain).max()) > 0.01, "nothing was at stake"
 
 
@@ -515,8 +562,9 @@ def test_guidance_in_all_steps_and_an_interval_of_one_give_the_exact_bytes(on, t
     image = draw(programs, params, {5: enter(pipeline, *DIFFERENT[0][:-1], exact)})[5]
     assert np.array_equal(image, together[0])
     # Here 0.1 of four steps is none, and of pictures without guidance none is left out.
-    image = draw(programs, params, {2: enter(pipeline, *DIFFERENT[0][:-1],
-                                               dict(guidance_start=0.1))})[2]
+    image = draw(
+        programs, params, {2: enter(pipeline, *DIFFERENT[0][:-1], dict(guidance_start=0.1))}
+    )[2]
     assert np.array_equal(image, together[0])
     image = draw(programs, params, {2: enter(pipeline, *DIFFERENT[5][:-1], PART)})[2]
     assert np.array_equal(image, together[5])
@@ -525,9 +573,12 @@ def test_guidance_in_all_steps_and_an_interval_of_one_give_the_exact_bytes(on, t
 def test_the_longest_table_of_all_ends_with_its_last_row(on):
     pipeline, params, programs = on
     long = enter(pipeline, "a cat", "", "ddim", None, 10, 1.0, 0)
-    long = long.replace(rows=np.resize(long.rows, (MAX_ROWS, len(COLUMNS))),
-                        kinds=np.resize(long.kinds, MAX_ROWS),
-                        levels=np.resize(long.levels, (MAX_ROWS, 2)), end=np.int32(MAX_ROWS))
+    long = long.replace(
+        rows=np.resize(long.rows, (MAX_ROWS, len(COLUMNS))),
+        kinds=np.resize(long.kinds, MAX_ROWS),
+        levels=np.resize(long.levels, (MAX_ROWS, 2)),
+        end=np.int32(MAX_ROWS),
+    )
     slots = programs.encode(params, programs.empty(), {0: long})
     slots = programs.advance(params, slots.replace(row=slots.row.at[0].set(MAX_ROWS - 3)), ALL)
     assert int(slots.row[0]) == MAX_ROWS
@@ -536,19 +587,27 @@ def test_the_longest_table_of_all_ends_with_its_last_row(on):
 # --- what pictures are encoded as ---------------------------------------------------------------
 
 
-def test_an_encoder_keeps_what_was_used_last_as_far_as_there_is_room(
-        sd1, monkeypatch):
+def test_an_encoder_keeps_what_was_used_last_as_far_as_there_is_room(sd1, monkeypatch):
     """Of pictures that stand for themselves, of which two have room."""
-    encoder = ImageEncoder(lambda params, image: image, make_mesh(1), {}, height=4, width=4,
-                           network_dtype=jnp.float32)
+    encoder = ImageEncoder(
+        lambda params, image: image, make_mesh(1), {}, height=4, width=4, network_dtype=jnp.float32
+    )
     monkeypatch.setattr(programs_module, "KEPT_BYTES", 2 * 4 * 4 * 3 * 4)
     encoded, encode, empty = [], ImageEncoder._encode, enter(sd1[0], *DIFFERENT[0])
-    monkeypatch.setattr(ImageEncoder, "_encode", lambda encoder, params, waiting: (
-        encoded.append(len(waiting)), encode(encoder, params, waiting))[1])
+    monkeypatch.setattr(
+        ImageEncoder,
+        "_encode",
+        lambda encoder, params, waiting: (
+            encoded.append(len(waiting)),
+            encode(encoder, params, waiting),
+        )[1],
+    )
 
     def ask(*shades: float, **whose) -> list[float]:
-        entries = {slot: empty.replace(pictures={KNOWN: np.full((4, 4, 3), shade, np.float32)})
-                   for slot, shade in enumerate(shades)}
+        entries = {
+            slot: empty.replace(pictures={KNOWN: np.full((4, 4, 3), shade, np.float32)})
+            for slot, shade in enumerate(shades)
+        }
         made = encoder.encode({}, entries, lambda slot: 0, **whose)
         return [float(made[slot].known.mean()) for slot in entries]
 

@@ -28,30 +28,44 @@ def words(text: str):
 # --- grammar ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("a cat, sitting: 3 o'clock", [("a cat, sitting: 3 o'clock", 1.0)]),
-    ("", []),
-    ("an (important) word", [("an ", 1.0), ("important", 1.1), (" word", 1.0)]),
-    ("(a:1.3)", [("a", 1.3)]),
-    ("(a: 1.3 )(b:.5)(c:2.)(d:-1)", [("a", 1.3), ("b", 0.5), ("c", 2.0), ("d", -1.0)]),
-    ("[a]", [("a", 1 / 1.1)]),
-    ("((a))", [("a", 1.21)]),
-    ("([a])", [("a", 1.0)]),
-    ("(a [b] c:2)", [("a ", 2.0), ("b", 2 / 1.1), (" c", 2.0)]),
-    ("(unnecessary)(parens)", [("unnecessaryparens", 1.1)]),
-    (r"\(literal\] \\ \[", [("(literal] \\ [", 1.0)]),
-    (r"a\b", [("ab", 1.0)]),
-    (r"(a\):1.5)", [("a)", 1.5)]),
-    ("(unbalanced", [("unbalanced", 1.1)]),
-    ("x [unbalanced (twice", [("x ", 1.0), ("unbalanced ", 1 / 1.1), ("twice", 1.0)]),
-    ("a) b] c:1.3)", [("a) b] c:1.3)", 1.0)]),
-    ("(a:1.2.3)", [("a:1.2.3", 1.1)]),
-    ("(a:b)", [("a:b", 1.1)]),
-    ("(a [b) c]", [("a ", 1.1), ("b", 1.0), (" c", 1 / 1.1)]),
-    ("a (((house:1.3)) [on] a (hill:0.5), sun, (((sky))).",
-     [("a ", 1.0), ("house", 1.573), (" ", 1.1), ("on", 1.0), (" a ", 1.1), ("hill", 0.55),
-      (", sun, ", 1.1), ("sky", 1.4641), (".", 1.1)]),
-])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("a cat, sitting: 3 o'clock", [("a cat, sitting: 3 o'clock", 1.0)]),
+        ("", []),
+        ("an (important) word", [("an ", 1.0), ("important", 1.1), (" word", 1.0)]),
+        ("(a:1.3)", [("a", 1.3)]),
+        ("(a: 1.3 )(b:.5)(c:2.)(d:-1)", [("a", 1.3), ("b", 0.5), ("c", 2.0), ("d", -1.0)]),
+        ("[a]", [("a", 1 / 1.1)]),
+        ("((a))", [("a", 1.21)]),
+        ("([a])", [("a", 1.0)]),
+        ("(a [b] c:2)", [("a ", 2.0), ("b", 2 / 1.1), (" c", 2.0)]),
+        ("(unnecessary)(parens)", [("unnecessaryparens", 1.1)]),
+        (r"\(literal\] \\ \[", [("(literal] \\ [", 1.0)]),
+        (r"a\b", [("ab", 1.0)]),
+        (r"(a\):1.5)", [("a)", 1.5)]),
+        ("(unbalanced", [("unbalanced", 1.1)]),
+        ("x [unbalanced (twice", [("x ", 1.0), ("unbalanced ", 1 / 1.1), ("twice", 1.0)]),
+        ("a) b] c:1.3)", [("a) b] c:1.3)", 1.0)]),
+        ("(a:1.2.3)", [("a:1.2.3", 1.1)]),
+        ("(a:b)", [("a:b", 1.1)]),
+        ("(a [b) c]", [("a ", 1.1), ("b", 1.0), (" c", 1 / 1.1)]),
+        (
+            "a (((house:1.3)) [on] a (hill:0.5), sun, (((sky))).",
+            [
+                ("a ", 1.0),
+                ("house", 1.573),
+                (" ", 1.1),
+                ("on", 1.0),
+                (" a ", 1.1),
+                ("hill", 0.55),
+                (", sun, ", 1.1),
+                ("sky", 1.4641),
+                (".", 1.1),
+            ],
+        ),
+    ],
+)
 def test_brackets_weigh_as_in_a1111(text, expected):
     assert fragments(text) == expected
 
@@ -59,7 +73,10 @@ def test_brackets_weigh_as_in_a1111(text, expected):
 def test_break_divides_and_emphasis_goes_on_across_it():
     sections = parse("a (b BREAK  c) breakfast, BREAKFAST\nBREAK\nd").sections
     assert [[(f.text, round(f.weight, 5)) for f in section] for section in sections] == [
-        [("a ", 1.0), ("b", 1.1)], [("c", 1.1), (" breakfast, BREAKFAST", 1.0)], [("d", 1.0)]]
+        [("a ", 1.0), ("b", 1.1)],
+        [("c", 1.1), (" breakfast, BREAKFAST", 1.0)],
+        [("d", 1.0)],
+    ]
 
 
 def test_loras_are_taken_out_of_the_text():
@@ -68,27 +85,45 @@ def test_loras_are_taken_out_of_the_text():
     assert [(f.text, f.weight) for f in parsed.sections[0]] == [("a ", 1), ("cat", 1.2), (" ", 1)]
 
 
-@pytest.mark.parametrize("text", [
-    "<lora:>", "<lora: :1>", "<lora:a:b>", "<lora:a:1:2>", "<lora:a:nan>", "<lora:a:1e9>",
-])
+@pytest.mark.parametrize(
+    "text", ["<lora:>", "<lora: :1>", "<lora:a:b>", "<lora:a:1:2>", "<lora:a:nan>", "<lora:a:1e9>"]
+)
 def test_a_lora_without_name_or_strength_is_one_sentence(text):
     with pytest.raises(PromptError, match=re.escape(text)):
         parse(f"a cat {text}")
 
 
-@pytest.mark.parametrize("text", [
-    "<hypernet:a:1>", "<lyco:a:0.5>", "[cat:dog:0.5]", "[dog:10]", "[(cat):.5 ]", "[cat::0.5]",
-    "[cat|", "[[cat]:dog:0.5]",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<hypernet:a:1>",
+        "<lyco:a:0.5>",
+        "[cat:dog:0.5]",
+        "[dog:10]",
+        "[(cat):.5 ]",
+        "[cat::0.5]",
+        "[cat|",
+        "[[cat]:dog:0.5]",
+    ],
+)
 def test_what_a1111_would_do_and_is_not_done_here_is_one_sentence(text):
     with pytest.raises(PromptError, match=r"not done|nothing that a prompt can ask for"):
         parse(f"a {text}, sitting")
 
 
-@pytest.mark.parametrize("text", [
-    r"\[cat|dog\]", r"a \[b:0.5\]", "a|b", "[a: b]", "a < b:c", "<3 :0.5]", "[a] b:0.5]",
-    "(a:0.5)",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\[cat|dog\]",
+        r"a \[b:0.5\]",
+        "a|b",
+        "[a: b]",
+        "a < b:c",
+        "<3 :0.5]",
+        "[a] b:0.5]",
+        "(a:0.5)",
+    ],
+)
 def test_other_texts_with_such_signs_are_drawn(text):
     assert parse(text).sections[0]
 
@@ -110,8 +145,11 @@ def test_any_text_is_parsed_or_refused_in_a_sentence(text):
     assert 1 <= len(divided.chunks) <= 3
 
 
-@given(st.text(st.characters(exclude_characters="()[]\\<"), max_size=60).filter(
-    lambda text: "BREAK" not in text))
+@given(
+    st.text(st.characters(exclude_characters="()[]\\<"), max_size=60).filter(
+        lambda text: "BREAK" not in text
+    )
+)
 def test_text_without_signs_is_one_fragment_as_it_is(text):
     parsed = parse(text)
     assert "".join(f.text for f in parsed.sections[0]) == text and len(parsed.sections[0]) <= 1
@@ -156,15 +194,18 @@ def test_weights_go_with_their_tokens():
 EMBEDDINGS = {"easy-negative": 2, "Bad": 1, "bad hands v4": 3, "<cat-toy>": 1}
 
 
-@pytest.mark.parametrize("text, found", [
-    ("bad", {0: ("Bad", 0)}),
-    ("x,bad,y", {2: ("Bad", 0)}),
-    ("badly, bad2, _bad, sobad", {}),
-    ("EASY-negative", {0: ("easy-negative", 0), 1: ("easy-negative", 1)}),
-    ("(bad hands v4:1.3)", {i: ("bad hands v4", i) for i in range(3)}),
-    ("bad hands", {0: ("Bad", 0)}),
-    ("a <cat-toy>.", {1: ("<cat-toy>", 0)}),
-])
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("bad", {0: ("Bad", 0)}),
+        ("x,bad,y", {2: ("Bad", 0)}),
+        ("badly, bad2, _bad, sobad", {}),
+        ("EASY-negative", {0: ("easy-negative", 0), 1: ("easy-negative", 1)}),
+        ("(bad hands v4:1.3)", {i: ("bad hands v4", i) for i in range(3)}),
+        ("bad hands", {0: ("Bad", 0)}),
+        ("a <cat-toy>.", {1: ("<cat-toy>", 0)}),
+    ],
+)
 def test_an_embeddings_name_stands_for_its_vectors(text, found):
     (chunk,) = prompt.chunks(parse(text), words, 3, EMBEDDINGS).chunks
     assert chunk.vectors == found
@@ -191,13 +232,16 @@ def test_arrays_are_filled_up_by_empty_chunks():
     ids, weights = prompt.arrays(divided, 3, begin=90, end=91, pad=0)
     assert ids.shape == weights.shape == (3, 77)
     assert ids.dtype == np.int32 and weights.dtype == np.float32
-    np.testing.assert_array_equal(ids[:, :5], [[90, 1, 2, 91, 0], [90, 3, 91, 0, 0],
-                                               [90, 91, 0, 0, 0]])
+    np.testing.assert_array_equal(
+        ids[:, :5], [[90, 1, 2, 91, 0], [90, 3, 91, 0, 0], [90, 91, 0, 0, 0]]
+    )
     assert not ids[:, 5:].any()
     np.testing.assert_array_equal(weights[0, :4], [1, 2, 1, 1])
     assert (weights[1:] == 1).all() and (weights[0, 2:] == 1).all()
-    assert (prompt.arrays(prompt.chunks(parse("a " * 75), words, 1), 1, 90, 91, 91)[0][0, [0, -1]]
-            == [90, 91]).all()
+    assert (
+        prompt.arrays(prompt.chunks(parse("a " * 75), words, 1), 1, 90, 91, 91)[0][0, [0, -1]]
+        == [90, 91]
+    ).all()
 
 
 # --- emphasis -----------------------------------------------------------------------------------

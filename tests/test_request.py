@@ -39,10 +39,11 @@ REFUSALS = {
     "a number of prompts": (dict(prompts=3), "The prompts should be a list of texts."),
     "a dictionary": (dict(prompts={"a": 1}), "The prompts should be a list of texts."),
     "a prompt of bytes": (dict(prompts=["a", b"b"]), "Prompt 2 should be text, not bytes."),
-    "a long prompt": (dict(prompts=["a" * 4001]),
-                      "Prompt 1 has 4001 characters; at most 4000 are accepted."),
-    "a negative list": (dict(negative_prompt=["a"]),
-                        "Negative prompt should be text, not list."),
+    "a long prompt": (
+        dict(prompts=["a" * 4001]),
+        "Prompt 1 has 4001 characters; at most 4000 are accepted.",
+    ),
+    "a negative list": (dict(negative_prompt=["a"]), "Negative prompt should be text, not list."),
     "a long negative": (dict(negative_prompt="a" * 5000), "Negative prompt has 5000 characters"),
     "steps 0": (dict(steps=0), "Steps should be from 1 to 200, not 0."),
     "steps over": (dict(steps=201), "Steps should be from 1 to 200, not 201."),
@@ -65,39 +66,60 @@ REFUSALS = {
     "seed huge": (dict(seed=10**400), "Seed should be a whole number, not 1000"),
     "sampler": (dict(sampler="magic"), "Sampler 'magic' is unknown; there are ddim, ddpm, pndm"),
     "sampler list": (dict(sampler=["ddim"]), "Sampler ['ddim'] is unknown; there are ddim"),
-    "spacing": (dict(spacing="wide"),
-                "Spacing 'wide' is unknown; there are leading, linspace, trailing, karras, expon"),
+    "spacing": (
+        dict(spacing="wide"),
+        "Spacing 'wide' is unknown; there are leading, linspace, trailing, karras, expon",
+    ),
     "spacing False": (dict(spacing=False), "Spacing False is unknown"),
-    "no such spacing": (dict(sampler="lcm", spacing="karras"),
-                        "LCM has no karras spacing; it has trailing."),
-    "size": (dict(width=512, height=512),
-             "Pictures of 512x512 were asked for; this server makes 96x64."),
+    "no such spacing": (
+        dict(sampler="lcm", spacing="karras"),
+        "LCM has no karras spacing; it has trailing.",
+    ),
+    "size": (
+        dict(width=512, height=512),
+        "Pictures of 512x512 were asked for; this server makes 96x64.",
+    ),
     "width -1": (dict(width=-1), "Width should be from 1 to 65536, not -1."),
-    "guidance start over": (dict(guidance_start=1.5),
-                            "Guidance start should be from 0 to 1, not 1.5."),
-    "guidance stop negative": (dict(guidance_stop=-0.5),
-                               "Guidance stop should be from 0 to 1, not -0.5."),
+    "guidance start over": (
+        dict(guidance_start=1.5),
+        "Guidance start should be from 0 to 1, not 1.5.",
+    ),
+    "guidance stop negative": (
+        dict(guidance_stop=-0.5),
+        "Guidance stop should be from 0 to 1, not -0.5.",
+    ),
     "guidance stop text": (dict(guidance_stop="x"), "Guidance stop should be a number, not 'x'."),
-    "guidance stops first": (dict(guidance_start=0.75, guidance_stop=0.5),
-                             "Guidance should start before it stops, not start at 0.75 and stop "
-                             "at 0.5."),
-    "guidance of no steps": (dict(guidance_start=1), "Guidance should start before it stops, not "
-                             "start at 1 and stop at 1."),
+    "guidance stops first": (
+        dict(guidance_start=0.75, guidance_stop=0.5),
+        "Guidance should start before it stops, not start at 0.75 and stop at 0.5.",
+    ),
+    "guidance of no steps": (
+        dict(guidance_start=1),
+        "Guidance should start before it stops, not start at 1 and stop at 1.",
+    ),
     "cache interval 0": (dict(cache_interval=0), "Cache interval should be from 1 to 10, not 0."),
     "cache interval over": (dict(cache_interval=11), "Cache interval should be from 1 to 10, not"),
-    "cache interval 1.5": (dict(cache_interval=1.5),
-                           "Cache interval should be a whole number, not 1.5."),
+    "cache interval 1.5": (
+        dict(cache_interval=1.5),
+        "Cache interval should be a whole number, not 1.5.",
+    ),
     "unknown keys": (dict(cfg=1, beta=2), "Unknown settings: beta, cfg."),
     "own text": (dict(own="steps"), "The own settings should be a list, one of each prompt."),
     "own by name": (dict(own={"steps": 3}), "The own settings should be a list, one of each"),
     "own number": (dict(own=3), "The own settings should be a list, one of each prompt."),
     "too many own": (dict(own=[None, None]), "There are 2 own settings for 1 prompts."),
-    "own list of lists": (dict(own=[["steps", 3]]),
-                          "The own settings of prompt 1 should be values by name, not ['steps'"),
-    "own unknown keys": (dict(own=[{"prompts": 9, 3: 4, "x" * 99: 5}]),
-                         f"Unknown settings of prompt 1: 3, prompts, {'x' * 40}."),
-    "own size": (dict(own=[{"width": 512}]),
-                 "Pictures of 512x64 were asked for; this server makes 96x64."),
+    "own list of lists": (
+        dict(own=[["steps", 3]]),
+        "The own settings of prompt 1 should be values by name, not ['steps'",
+    ),
+    "own unknown keys": (
+        dict(own=[{"prompts": 9, 3: 4, "x" * 99: 5}]),
+        f"Unknown settings of prompt 1: 3, prompts, {'x' * 40}.",
+    ),
+    "own size": (
+        dict(own=[{"width": 512}]),
+        "Pictures of 512x64 were asked for; this server makes 96x64.",
+    ),
 }
 
 OWN_REFUSALS = {
@@ -108,15 +130,19 @@ OWN_REFUSALS = {
     "seed": (dict(seed=-1), "Seed of prompt 3 should be from 0 to 4294967295, not -1."),
     "sampler": (dict(sampler="magic"), "Sampler 'magic' of prompt 3 is unknown; there are ddim,"),
     "spacing": (dict(spacing="wide"), "Spacing 'wide' of prompt 3 is unknown; there are leading"),
-    "no such spacing": (dict(sampler="lcm", spacing="karras"),
-                        "LCM of prompt 3 has no karras spacing; it has trailing."),
+    "no such spacing": (
+        dict(sampler="lcm", spacing="karras"),
+        "LCM of prompt 3 has no karras spacing; it has trailing.",
+    ),
     "no such spacing here": (dict(spacing="karras"), "DDIM of prompt 3 has no karras spacing; it"),
     "negative": (dict(negative_prompt=3), "Negative prompt of prompt 3 should be text, not int"),
     "long negative": (dict(negative_prompt="a" * 5000), "Negative prompt of prompt 3 has 5000"),
     "guidance start": (dict(guidance_start=-1), "Guidance start of prompt 3 should be from 0 to 1"),
     "guidance stop": (dict(guidance_stop="x"), "Guidance stop of prompt 3 should be a number, not"),
-    "guidance stops first": (dict(guidance_stop=0), "Guidance of prompt 3 should start before it "
-                             "stops, not start at 0 and stop at 0."),
+    "guidance stops first": (
+        dict(guidance_stop=0),
+        "Guidance of prompt 3 should start before it stops, not start at 0 and stop at 0.",
+    ),
     "cache interval": (dict(cache_interval=0), "Cache interval of prompt 3 should be from 1 to 10"),
 }
 
@@ -141,14 +167,35 @@ def test_a_bad_value_of_one_picture_is_refused_by_a_sentence_that_names_its_prom
 
 
 def test_what_is_left_open_takes_the_default():
-    assert check() == check(seed=None, steps=None, spacing=None, width=None) == Request((Picture(
-        prompt="a cat", seed=0, negative_prompt="", steps=20, guidance=7.5, sampler="ddim",
-        spacing="trailing", height=64, width=96),))
+    assert (
+        check()
+        == check(seed=None, steps=None, spacing=None, width=None)
+        == Request(
+            (
+                Picture(
+                    prompt="a cat",
+                    seed=0,
+                    negative_prompt="",
+                    steps=20,
+                    guidance=7.5,
+                    sampler="ddim",
+                    spacing="trailing",
+                    height=64,
+                    width=96,
+                ),
+            )
+        )
+    )
 
 
 def test_good_values_are_normalised():
-    request = check(prompts=["  a\ncat \u2028", None, "\ud800dog"], negative_prompt=" \tblur ",
-                    seed=np.uint32(7), steps=np.float32(12), guidance=np.float32(0.5))
+    request = check(
+        prompts=["  a\ncat \u2028", None, "\ud800dog"],
+        negative_prompt=" \tblur ",
+        seed=np.uint32(7),
+        steps=np.float32(12),
+        guidance=np.float32(0.5),
+    )
     assert request.prompts == ("a\ncat", "", "dog")
     first = request.pictures[0]
     assert first.negative_prompt == "blur"
@@ -213,8 +260,17 @@ def test_a_request_grows_to_take_a_picture_up_and_shrinks_to_none():
 
 
 def test_a_picture_takes_its_own_settings_and_the_common_ones_where_it_has_none():
-    own = dict(negative_prompt=" fog ", steps=9, guidance=2, sampler="heun", spacing="karras",
-               guidance_start=0.1, guidance_stop=0.9, cache_interval=3, seed=77)
+    own = dict(
+        negative_prompt=" fog ",
+        steps=9,
+        guidance=2,
+        sampler="heun",
+        spacing="karras",
+        guidance_start=0.1,
+        guidance_stop=0.9,
+        cache_interval=3,
+        seed=77,
+    )
     request = check(prompts=["a", "b", "c"], seed=3, steps=5, own=[None, own, {"steps": 7}])
     assert request.only(0) == check(prompts=["a"], seed=3, steps=5)
     assert request.only(1) == check(prompts=["b"], **own)
@@ -226,8 +282,9 @@ def test_an_own_negative_prompt_can_be_none_at_all():
 
 
 def test_own_settings_that_change_nothing_are_none():
-    same = dict(negative_prompt="", steps=20, guidance=7.5, sampler="ddim", spacing="trailing",
-                seed=4)
+    same = dict(
+        negative_prompt="", steps=20, guidance=7.5, sampler="ddim", spacing="trailing", seed=4
+    )
     plain = check(prompts=["a", "b"], seed=3)
     for own in ([], [None], [{}, {}], [None, same], [{"steps": None}]):
         request = check(prompts=["a", "b"], seed=3, own=own)
@@ -235,11 +292,19 @@ def test_own_settings_that_change_nothing_are_none():
 
 
 def test_what_most_pictures_share_is_common_and_the_rest_is_overridden():
-    request = check(prompts=["", "a", "b", "c"], seed=5, steps=9,
-                    own=[{"steps": 3}, {"steps": 4, "seed": 0}, None, {"guidance": 2}])
+    request = check(
+        prompts=["", "a", "b", "c"],
+        seed=5,
+        steps=9,
+        own=[{"steps": 3}, {"steps": 4, "seed": 0}, None, {"guidance": 2}],
+    )
     assert request.common == dataclasses.replace(DEFAULTS, seed=5, steps=9)
     assert [request.overrides(place) for place in range(4)] == [
-        {}, {"steps": 4, "seed": 0}, {}, {"guidance": 2.0}]
+        {},
+        {"steps": 4, "seed": 0},
+        {},
+        {"guidance": 2.0},
+    ]
 
 
 def test_what_pictures_begin_from_is_left_out_of_what_is_common_with_all_that_belongs_to_it():
@@ -261,8 +326,13 @@ def test_what_is_as_frequent_is_common_if_it_is_the_default_or_comes_first():
 
 
 def test_settings_that_do_not_go_together_are_never_common():
-    own = [{"sampler": "lcm"}, {"sampler": "lcm", "seed": 7}, {"sampler": "euler"},
-           {"sampler": "heun"}, {"sampler": "lms"}]
+    own = [
+        {"sampler": "lcm"},
+        {"sampler": "lcm", "seed": 7},
+        {"sampler": "euler"},
+        {"sampler": "heun"},
+        {"sampler": "lms"},
+    ]
     request = check(prompts=["a"] * 5, sampler="euler", spacing="karras", own=own)
     assert [made.spacing for made in request.pictures] == ["", "", *["karras"] * 3]
     assert Request.check(request.values(), DEFAULTS) == request
@@ -270,8 +340,14 @@ def test_settings_that_do_not_go_together_are_never_common():
 
 def test_an_own_sampler_takes_the_common_spacing_if_it_has_that():
     common = dict(sampler="euler", spacing="karras")
-    own = [{"sampler": "lcm"}, {"sampler": "heun"}, {"sampler": "euler"}, {"spacing": ""},
-           {"sampler": "ddim"}, {"sampler": "heun", "spacing": "trailing"}]
+    own = [
+        {"sampler": "lcm"},
+        {"sampler": "heun"},
+        {"sampler": "euler"},
+        {"spacing": ""},
+        {"sampler": "ddim"},
+        {"sampler": "heun", "spacing": "trailing"},
+    ]
     request = check(prompts=["a"] * 6, own=own, **common)
     spacings = [made.spacing for made in request.pictures]
     assert spacings == ["", "karras", "karras", "", "", "trailing"]
@@ -287,11 +363,17 @@ def test_an_own_start_of_guidance_is_held_against_the_common_stop():
 
 def test_settings_are_known_to_a1111_and_to_the_shell_by_names_of_their_own():
     assert {name: setting.a1111 for name, setting in SETTINGS.items() if name != setting.a1111} == {
-        "guidance": "cfg_scale", "model": "sd_model_checkpoint", "sampler": "sampler_name",
-        "spacing": "scheduler", "init_image": "init_images", "strength": "denoising_strength",
-        "fit": "resize_mode", "style": "styles", "clip_skip": "CLIP_stop_at_last_layers"}
-    flags = [setting.flag for name, setting in OVERRIDABLE.items()
-             if name not in {"model", *SIDES}]
+        "guidance": "cfg_scale",
+        "model": "sd_model_checkpoint",
+        "sampler": "sampler_name",
+        "spacing": "scheduler",
+        "init_image": "init_images",
+        "strength": "denoising_strength",
+        "fit": "resize_mode",
+        "style": "styles",
+        "clip_skip": "CLIP_stop_at_last_layers",
+    }
+    flags = [setting.flag for name, setting in OVERRIDABLE.items() if name not in {"model", *SIDES}]
     assert "--negative" in flags and "--cache-interval" in flags and None not in flags
 
 

@@ -19,12 +19,7 @@ from safetensors.numpy import load_file, save_file
 from test_http import served
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPImageProcessorPil
 
-from sd_tpu import (
-    FlaxStableDiffusionPipeline,
-    FlaxStableDiffusionSafetyChecker,
-    app,
-    models,
-)
+from sd_tpu import FlaxStableDiffusionPipeline, FlaxStableDiffusionSafetyChecker, app, models
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, SafetyCheckerConfig
 from sd_tpu.cli.drawing import Line, take_all
@@ -41,8 +36,14 @@ from sd_tpu.serving.run import Studio
 from sd_tpu.serving.runs import Runs
 
 SIDE = 28
-TINY = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
-            image_size=SIDE, patch_size=7)
+TINY = dict(
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    image_size=SIDE,
+    patch_size=7,
+)
 ANY, NONE = -2.0, 2.0  # thresholds of cosines that all pictures pass, and that none does
 
 
@@ -51,8 +52,9 @@ def folder(tmp_path_factory):
     """A tiny checker as PyTorch writes it, whose thresholds lie among the cosines it finds."""
     torch.manual_seed(0)
     text = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    checker = StableDiffusionSafetyChecker(CLIPConfig(vision_config=TINY, text_config=text,
-                                                      projection_dim=16))
+    checker = StableDiffusionSafetyChecker(
+        CLIPConfig(vision_config=TINY, text_config=text, projection_dim=16)
+    )
     for name in ("concept_embeds", "special_care_embeds"):
         getattr(checker, name).data.normal_()
     checker.concept_embeds_weights.data.uniform_(0.3, 0.6)
@@ -65,7 +67,8 @@ def folder(tmp_path_factory):
 def opened(folder, dtype=jnp.float32):
     config = SafetyCheckerConfig.from_dict(json.loads((folder / "config.json").read_text()))
     graph, shapes = weights.abstract(
-        lambda rngs: models.StableDiffusionSafetyChecker(config, dtype=dtype, rngs=rngs))
+        lambda rngs: models.StableDiffusionSafetyChecker(config, dtype=dtype, rngs=rngs)
+    )
     return nnx.merge(graph, weights.load([folder / "model.safetensors"], shapes))
 
 
@@ -75,11 +78,13 @@ def test_it_finds_what_pytorchs_finds(folder, size):
     pictures[::2] = pictures[::2] // 8 + 30 * np.arange(4, 8)[:3].astype(np.uint8)
     theirs = StableDiffusionSafetyChecker.from_pretrained(folder).eval()
     taken = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=SIDE)(
-        [Image.fromarray(picture) for picture in pictures], return_tensors="pt").pixel_values
+        [Image.fromarray(picture) for picture in pictures], return_tensors="pt"
+    ).pixel_values
     ours = opened(folder)
     # Pillow rounds between the two directions, too.
-    off = np.abs(models.safety_checker.preprocess(pictures, SIDE)
-                 - taken.permute(0, 2, 3, 1).numpy())
+    off = np.abs(
+        models.safety_checker.preprocess(pictures, SIDE) - taken.permute(0, 2, 3, 1).numpy()
+    )
     assert np.mean(off > 2.1 / 255 / 0.26) < 0.005
     with torch.inference_mode():
         _, wanted = theirs.forward_onnx(taken, torch.ones(len(pictures), 1, 1, 3))
@@ -95,8 +100,11 @@ def test_scores_have_three_digits_as_pytorchs_have(folder, monkeypatch, cosine, 
     ours = opened(folder)
     for threshold in (ours.concept_embeds_weights, ours.special_care_embeds_weights):
         threshold[...] = jnp.full_like(threshold[...], 0.2)
-    monkeypatch.setattr(models.safety_checker, "_cosines",
-                        lambda found, concepts: jnp.full((1, len(concepts)), cosine))
+    monkeypatch.setattr(
+        models.safety_checker,
+        "_cosines",
+        lambda found, concepts: jnp.full((1, len(concepts)), cosine),
+    )
     assert bool(ours(np.zeros((1, 28, 28, 3), np.uint8))[0]) is unsafe
 
 
@@ -122,8 +130,10 @@ def with_thresholds(checkpoint, checker, folder, threshold: float):
     for name in ("concept_embeds_weights", "special_care_embeds_weights"):
         tensors[name] = np.full_like(tensors[name], threshold)
     # As published files spell them
-    tensors = {name.replace("vision_model.", "vision_model.vision_model.", 1): tensor
-               for name, tensor in tensors.items()}
+    tensors = {
+        name.replace("vision_model.", "vision_model.vision_model.", 1): tensor
+        for name, tensor in tensors.items()
+    }
     save_file(tensors, folder / "safety_checker" / "model.safetensors")
     return folder
 
@@ -131,8 +141,9 @@ def with_thresholds(checkpoint, checker, folder, threshold: float):
 def drawn(folder, **options) -> list[ImageReady]:
     engine = Engine.open(folder, devices=1, **options)
     try:
-        request = Request.check({"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3},
-                                engine.offer)
+        request = Request.check(
+            {"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3}, engine.offer
+        )
         events = list(engine.submit(request).events())
     finally:
         engine.close()
@@ -143,8 +154,10 @@ def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_p
     places = [tmp_path / name for name in ("any", "none")]
     for place in places:
         place.mkdir()
-    strict, lenient = (with_thresholds(checkpoints["sd1"], folder, place, threshold)
-                       for place, threshold in zip(places, (ANY, NONE), strict=True))
+    strict, lenient = (
+        with_thresholds(checkpoints["sd1"], folder, place, threshold)
+        for place, threshold in zip(places, (ANY, NONE), strict=True)
+    )
     plain = drawn(strict)
     assert not any(event.unsafe for event in plain), "nobody has asked it"
     for event, wanted in zip(drawn(strict, safety_checker=True), plain, strict=True):
@@ -156,12 +169,16 @@ def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_p
 
 def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path, capsys):
     (tmp_path / "model").mkdir()
-    engine = Engine.open(with_thresholds(checkpoints["sd1"], folder, tmp_path / "model", ANY),
-                         devices=1, safety_checker=True)
+    engine = Engine.open(
+        with_thresholds(checkpoints["sd1"], folder, tmp_path / "model", ANY),
+        devices=1,
+        safety_checker=True,
+    )
     asked = Request.check({"prompts": ["a cat"], "steps": 2}, engine.offer)
     try:
         run = Runs(Studio(engine, Files(tmp_path, engine.to_png), Inputs())).start(
-            asked, browser="0" * 32)
+            asked, browser="0" * 32
+        )
         assert f"seed {asked.seed}. {BLURRED}" in [*following(run, "a tab")][-1].line.text
         assert take_all(engine.submit(asked), lambda _: None, Line())
         assert f"{BLURRED}.\n" in capsys.readouterr().err
@@ -172,14 +189,21 @@ def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path,
         engine.close()
 
 
-@pytest.mark.parametrize(("flags", "others"), [
-    ([], False), (["--host", "localhost"], False), (["--host", "::1"], False),
-    (["--host", "0.0.0.0"], True), (["--share"], True),
-    (["--allowed-host", "pictures.example.org"], True), (["GRADIO_SHARE=true"], True),
-    (["GRADIO_SHARE=1"], False),  # nor does Gradio share then
-    (["KAGGLE_KERNEL_RUN_TYPE=Interactive"], True),
-    (["KAGGLE_KERNEL_RUN_TYPE=Interactive", "--no-share"], False),
-])
+@pytest.mark.parametrize(
+    ("flags", "others"),
+    [
+        ([], False),
+        (["--host", "localhost"], False),
+        (["--host", "::1"], False),
+        (["--host", "0.0.0.0"], True),
+        (["--share"], True),
+        (["--allowed-host", "pictures.example.org"], True),
+        (["GRADIO_SHARE=true"], True),
+        (["GRADIO_SHARE=1"], False),  # nor does Gradio share then
+        (["KAGGLE_KERNEL_RUN_TYPE=Interactive"], True),
+        (["KAGGLE_KERNEL_RUN_TYPE=Interactive", "--no-share"], False),
+    ],
+)
 def test_it_is_asked_where_the_page_is_served_to_others(flags, others, monkeypatch):
     for variable in [flag for flag in flags if "=" in flag]:
         monkeypatch.setenv(*variable.split("="))
@@ -193,8 +217,11 @@ def test_it_is_asked_where_the_page_is_served_to_others(flags, others, monkeypat
 
     monkeypatch.delenv("GRADIO_SERVER_NAME", raising=False)
     monkeypatch.setattr(app, "open_engine", open_engine)
-    for said, wanted in (([], others), (["--safety-checker"], True),
-                         (["--no-safety-checker"], False)):
+    for said, wanted in (
+        ([], others),
+        (["--safety-checker"], True),
+        (["--no-safety-checker"], False),
+    ):
         with pytest.raises(Opened) as opened:
             app.main([*flags, *said, "--no-history"])
         assert opened.value.args == (wanted,)
@@ -203,7 +230,8 @@ def test_it_is_asked_where_the_page_is_served_to_others(flags, others, monkeypat
 def test_one_that_is_only_a_pickle_is_refused_with_the_way_out(checkpoints, folder, tmp_path):
     place = with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY)
     (place / "safety_checker" / "model.safetensors").rename(
-        place / "safety_checker" / "pytorch_model.bin")
+        place / "safety_checker" / "pytorch_model.bin"
+    )
     with pytest.raises(CheckpointError, match="Or leave it out with --no-safety-checker"):
         Checkpoint.from_pretrained(place, safety_checker=True)
     Checkpoint.open(place)
@@ -215,11 +243,14 @@ def test_checkpoints_without_one_are_drawn_with_as_ever(checkpoints):
     assert checkpoint.model == Checkpoint.open(checkpoints["sd1"]).model
 
 
-@pytest.mark.parametrize(("change", "told"), [
-    ({"vision_config": None}, "vision_config is missing"),
-    ({"vision_config": {**TINY, "patch_size": 9}}, "does not divide into patch_size=9"),
-    ({"vision_config": {**TINY, "num_hidden_layers": 10**9}}, "num_hidden_layers=1000000000"),
-])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"vision_config": None}, "vision_config is missing"),
+        ({"vision_config": {**TINY, "patch_size": 9}}, "does not divide into patch_size=9"),
+        ({"vision_config": {**TINY, "num_hidden_layers": 10**9}}, "num_hidden_layers=1000000000"),
+    ],
+)
 def test_a_config_that_cannot_be_is_refused(change, told):
     with pytest.raises(CheckpointError, match=told):
         SafetyCheckerConfig.from_dict({"vision_config": TINY, "projection_dim": 16, **change})
@@ -227,7 +258,8 @@ def test_a_config_that_cannot_be_is_refused(change, told):
 
 def test_only_pictures_that_are_wanted_are_looked_at(checkpoints, folder, tmp_path):
     checkpoint, params = Checkpoint.from_pretrained(
-        with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY), safety_checker=True)
+        with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY), safety_checker=True
+    )
     look = jax.jit(checkpoint.model.is_unsafe)
     assert look(params, np.zeros((32, 32, 3), np.uint8))
     other = dataclasses.replace(checkpoint.model, safety_checker=None)
@@ -258,10 +290,15 @@ def test_a_flax_pipeline_blacks_what_it_objects_to_and_says_which(checked):
         with pytest.warns(UserWarning, match="may not be safe for work are black"):
             output = call(pipeline, given)
         assert not output.images.any() and output.nsfw_content_detected.tolist() == [True] * 2
-    lenient = {name: params["safety_checker"][name] + NONE - ANY
-               for name in ("concept_embeds_weights", "special_care_embeds_weights")}
-    images, unsafe = call(pipeline, {
-        **params, "safety_checker": {**params["safety_checker"], **lenient}}, return_dict=False)
+    lenient = {
+        name: params["safety_checker"][name] + NONE - ANY
+        for name in ("concept_embeds_weights", "special_care_embeds_weights")
+    }
+    images, unsafe = call(
+        pipeline,
+        {**params, "safety_checker": {**params["safety_checker"], **lenient}},
+        return_dict=False,
+    )
     assert images.std() > 0.05 and unsafe.tolist() == [False] * 2
     without = {name: value for name, value in params.items() if name != "safety_checker"}
     output = call(pipeline, without)
@@ -299,8 +336,7 @@ def test_a_pipeline_with_a_checker_is_saved_as_pytorch_reads_it(checked, tmp_pat
     assert again.safety_checker is not None and "safety_checker" in read
 
 
-def test_a_flax_pipeline_draws_without_a_checker_that_cannot_be_read(
-        checkpoints, folder, tmp_path):
+def test_a_flax_pipeline_draws_without_a_checker_that_cannot_be_read(checkpoints, folder, tmp_path):
     place = with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY)
     (place / "safety_checker" / "model.safetensors").unlink()
     with pytest.warns(UserWarning, match="Pictures are not checked"):

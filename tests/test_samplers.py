@@ -35,23 +35,26 @@ CONFIG = {
     "skip_prk_steps": True,
     "clip_sample": False,
 }
-SOLVER = {
-    "dpmpp_2m_sde": {"algorithm_type": "sde-dpmsolver++"},
-    "dpmpp_3m": {"solver_order": 3},
-}
+SOLVER = {"dpmpp_2m_sde": {"algorithm_type": "sde-dpmsolver++"}, "dpmpp_3m": {"solver_order": 3}}
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
 STEPS = (4, 10, 20, 50)
 DISTILLED = ("lcm", "tcd")  # their timesteps are not up to the config
 CASES = [(key, spacing) for key, sampler in SAMPLERS.items() for spacing in sampler.spacings]
-ZERO_SNR = [(key, spacing) for key, spacing in CASES
-            if key.startswith(("ddim", "ddpm", "euler", "dpmpp_2m", "dpmpp_3m", "unipc"))
-            or key in DISTILLED]
+ZERO_SNR = [
+    (key, spacing)
+    for key, spacing in CASES
+    if key.startswith(("ddim", "ddpm", "euler", "dpmpp_2m", "dpmpp_3m", "unipc"))
+    or key in DISTILLED
+]
 
 # diffusers' scheduler refuses these, though the table has no reason to.
 NOT_IN_DIFFUSERS = {("pndm", "sample"), ("euler_ancestral", "sample"), ("kdpm2", "sample")}
 # diffusers divides by alpha = 0 here and returns nan; leading spacing does not reach that timestep.
-NAN_IN_DIFFUSERS = {(key, spacing, "epsilon") for key in ("ddim", "ddpm", "lcm", "tcd")
-                    for spacing in ("linspace", "trailing")}
+NAN_IN_DIFFUSERS = {
+    (key, spacing, "epsilon")
+    for key in ("ddim", "ddpm", "lcm", "tcd")
+    for spacing in ("linspace", "trailing")
+}
 
 SHAPE = (1, 4, 3, 3)
 RNG = np.random.default_rng(0)
@@ -111,7 +114,7 @@ def run_diffusers(config: dict, steps: int, monkeypatch, begin=None, kept=None, 
     if hasattr(module, "randn_tensor"):
         monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.from_numpy(draws["now"]))
     x, seen, previews = torch.from_numpy(START) * float(scheduler.init_noise_sigma), [], []
-    timesteps = scheduler.timesteps[(begin or 0) * scheduler.order:]
+    timesteps = scheduler.timesteps[(begin or 0) * scheduler.order :]
     start, picture = torch.from_numpy(START), torch.from_numpy(CLEAN)
     if begin is not None:
         x = scheduler.add_noise(picture, start, timesteps[:1])
@@ -124,7 +127,9 @@ def run_diffusers(config: dict, steps: int, monkeypatch, begin=None, kept=None, 
         x = step.prev_sample
         if kept is not None:
             last = i + 1 == len(timesteps)
-            known = picture if last else scheduler.add_noise(picture, start, timesteps[i + 1:i + 2])
+            known = (
+                picture if last else scheduler.add_noise(picture, start, timesteps[i + 1 : i + 2])
+            )
             x = torch.where(torch.from_numpy(kept), known, x)
         previews.append(getattr(step, "pred_original_sample", None))
     return x.double().numpy(), seen, previews
@@ -161,7 +166,8 @@ def test_a_table_gives_what_the_pytorch_scheduler_gives(key, spacing, monkeypatc
 @pytest.mark.parametrize(("steps", "begin"), [(10, 0), (10, 3), (20, 4), (20, 13), (4, 3)])
 @pytest.mark.parametrize(("key", "spacing"), CASES)
 def test_a_picture_under_noise_and_what_is_kept_of_it_are_what_they_are_in_pytorch(
-        key, spacing, steps, begin, monkeypatch):
+    key, spacing, steps, begin, monkeypatch
+):
     config = config_for(key, None if key in DISTILLED else spacing)
     table = make_table(key, NoiseSchedule.from_config(config), steps, begin=begin)
     assert table.step[0] == 0 and table.step[-1] == steps - begin - 1
@@ -197,41 +203,48 @@ def test_zero_terminal_snr_gives_what_the_pytorch_scheduler_gives(key, spacing, 
     for prediction, steps in itertools.product(PREDICTIONS, STEPS):
         if (key, prediction) in NOT_IN_DIFFUSERS or (key, spacing, prediction) in NAN_IN_DIFFUSERS:
             continue
-        config = config_for(key, None if key in DISTILLED else spacing,
-                            prediction_type=prediction, rescale_betas_zero_snr=True)
+        config = config_for(
+            key,
+            None if key in DISTILLED else spacing,
+            prediction_type=prediction,
+            rescale_betas_zero_snr=True,
+        )
         # diffusers rounds x to float32 where sigma is 4096
         assert_agree(config, key, steps, monkeypatch, within=1e-4)
 
 
-@pytest.mark.parametrize(("key", "steps", "options"), [
-    ("ddim", 7, {"timestep_spacing": "trailing"}),  # steps that do not divide the timesteps
-    ("ddim", 10, {"set_alpha_to_one": True, "steps_offset": 0}),
-    ("ddim", 10, {"set_alpha_to_one": None}),
-    ("pndm", 10, {"set_alpha_to_one": None}),
-    ("ddim", 10, {"num_train_timesteps": 500}),
-    ("ddim", 10, {"beta_schedule": "linear", "beta_start": 1e-4, "beta_end": 0.02}),
-    ("ddim", 10, {"beta_schedule": "squaredcos_cap_v2"}),
-    ("ddim", 10, {"trained_betas": np.linspace(1e-4, 0.02, 1000).tolist()}),
-    ("ddpm", 10, {"variance_type": "fixed_large", "steps_offset": 0}),
-    ("ddpm", 10, {"variance_type": "fixed_small_log"}),
-    ("pndm", 33, {"timestep_spacing": "trailing", "set_alpha_to_one": True}),
-    ("euler", 9, {"final_sigmas_type": "sigma_min"}),
-    ("euler", 9, {"timestep_spacing": "leading", "use_karras_sigmas": True}),
-    ("kdpm2", 9, {"timestep_spacing": "trailing", "use_exponential_sigmas": True}),
-    ("dpmpp_2m", 9, {"final_sigmas_type": "sigma_min"}),
-    ("dpmpp_2m", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
-    ("dpmpp_2m", 9, {"lower_order_final": False}),
-    ("dpmpp_3m", 9, {"lower_order_final": False, "final_sigmas_type": "sigma_min"}),
-    ("dpmpp_3m", 20, {"euler_at_final": True, "final_sigmas_type": "sigma_min"}),
-    ("dpmpp_2s", 9, {}),
-    ("dpmpp_2s", 10, {"final_sigmas_type": "sigma_min"}),
-    ("unipc", 9, {"final_sigmas_type": "sigma_min", "lower_order_final": False}),
-    ("unipc", 20, {"final_sigmas_type": "sigma_min"}),
-    ("unipc", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
-    ("deis", 20, {"lower_order_final": False}),
-    ("lcm", 7, {"original_inference_steps": 20, "timestep_scaling": 0.01}),
-    ("tcd", 7, {"original_inference_steps": 20}),
-])
+@pytest.mark.parametrize(
+    ("key", "steps", "options"),
+    [
+        ("ddim", 7, {"timestep_spacing": "trailing"}),  # steps that do not divide the timesteps
+        ("ddim", 10, {"set_alpha_to_one": True, "steps_offset": 0}),
+        ("ddim", 10, {"set_alpha_to_one": None}),
+        ("pndm", 10, {"set_alpha_to_one": None}),
+        ("ddim", 10, {"num_train_timesteps": 500}),
+        ("ddim", 10, {"beta_schedule": "linear", "beta_start": 1e-4, "beta_end": 0.02}),
+        ("ddim", 10, {"beta_schedule": "squaredcos_cap_v2"}),
+        ("ddim", 10, {"trained_betas": np.linspace(1e-4, 0.02, 1000).tolist()}),
+        ("ddpm", 10, {"variance_type": "fixed_large", "steps_offset": 0}),
+        ("ddpm", 10, {"variance_type": "fixed_small_log"}),
+        ("pndm", 33, {"timestep_spacing": "trailing", "set_alpha_to_one": True}),
+        ("euler", 9, {"final_sigmas_type": "sigma_min"}),
+        ("euler", 9, {"timestep_spacing": "leading", "use_karras_sigmas": True}),
+        ("kdpm2", 9, {"timestep_spacing": "trailing", "use_exponential_sigmas": True}),
+        ("dpmpp_2m", 9, {"final_sigmas_type": "sigma_min"}),
+        ("dpmpp_2m", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
+        ("dpmpp_2m", 9, {"lower_order_final": False}),
+        ("dpmpp_3m", 9, {"lower_order_final": False, "final_sigmas_type": "sigma_min"}),
+        ("dpmpp_3m", 20, {"euler_at_final": True, "final_sigmas_type": "sigma_min"}),
+        ("dpmpp_2s", 9, {}),
+        ("dpmpp_2s", 10, {"final_sigmas_type": "sigma_min"}),
+        ("unipc", 9, {"final_sigmas_type": "sigma_min", "lower_order_final": False}),
+        ("unipc", 20, {"final_sigmas_type": "sigma_min"}),
+        ("unipc", 20, {"final_sigmas_type": "sigma_min", "use_karras_sigmas": True}),
+        ("deis", 20, {"lower_order_final": False}),
+        ("lcm", 7, {"original_inference_steps": 20, "timestep_scaling": 0.01}),
+        ("tcd", 7, {"original_inference_steps": 20}),
+    ],
+)
 def test_what_the_config_asks_for_is_what_the_pytorch_scheduler_does(
     key, steps, options, monkeypatch
 ):
@@ -249,14 +262,23 @@ FEW_STEPS = {
     "SD-Turbo": ("euler", (1, 2, 4), {"timestep_spacing": "trailing", "steps_offset": 1}),
     "SDXL-Turbo": ("euler_ancestral", (1, 2, 4), {"timestep_spacing": "trailing"}),
     "SDXL-Lightning": ("euler", (2, 4, 8), {"timestep_spacing": "trailing"}),
-    "SDXL-Lightning, one step": ("euler", (1,), {"timestep_spacing": "trailing",
-                                                 "prediction_type": "sample"}),
+    "SDXL-Lightning, one step": (
+        "euler",
+        (1,),
+        {"timestep_spacing": "trailing", "prediction_type": "sample"},
+    ),
     "Hyper-SD": ("ddim", (1, 2, 4, 8), {"timestep_spacing": "trailing"}),
     "Hyper-SD, unified": ("tcd", (1, 2, 4, 8), {}),
     "LCM": ("lcm", (1, 2, 4, 8), {}),
-    "NoobAI, v prediction": ("euler", (1, 8, 28), {
-        "timestep_spacing": "trailing", "prediction_type": "v_prediction",
-        "rescale_betas_zero_snr": True}),
+    "NoobAI, v prediction": (
+        "euler",
+        (1, 8, 28),
+        {
+            "timestep_spacing": "trailing",
+            "prediction_type": "v_prediction",
+            "rescale_betas_zero_snr": True,
+        },
+    ),
 }
 
 
@@ -295,11 +317,14 @@ def run_ideal(table: Table) -> np.ndarray:
 @pytest.mark.parametrize(("key", "spacing"), CASES)
 def test_the_last_row_lands_on_the_clean_image_of_an_ideal_denoiser(key, spacing):
     for prediction, zero_snr in itertools.product(PREDICTIONS, (False, True)):
-        schedule = NoiseSchedule.from_config(CONFIG | {
-            "prediction_type": prediction,
-            "rescale_betas_zero_snr": zero_snr,
-            "set_alpha_to_one": True,
-        })
+        schedule = NoiseSchedule.from_config(
+            CONFIG
+            | {
+                "prediction_type": prediction,
+                "rescale_betas_zero_snr": zero_snr,
+                "set_alpha_to_one": True,
+            }
+        )
         within = dict.fromkeys((1, *STEPS), 1e-9)
         if key in ("deis", "tcd"):  # as in diffusers they stop at the smallest sigma
             within = dict.fromkeys(within, 4 * schedule.sigmas[0])
@@ -316,8 +341,9 @@ def test_the_last_row_lands_on_the_clean_image_of_an_ideal_denoiser(key, spacing
 
 @pytest.mark.parametrize(("key", "spacing"), [case for case in CASES if case[1] in TIME_SPACINGS])
 def test_zero_terminal_snr_shows_the_model_nothing_beyond_what_it_was_trained_on(key, spacing):
-    schedule = NoiseSchedule.from_config(CONFIG | {
-        "prediction_type": "v_prediction", "rescale_betas_zero_snr": True})
+    schedule = NoiseSchedule.from_config(
+        CONFIG | {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}
+    )
     for steps in (8, 20):
         _, seen, _ = run_table(make_table(key, schedule, steps, spacing=spacing))
         assert max(np.abs(x).max() for _, x in seen) < 4, steps  # of unit variance
@@ -405,11 +431,16 @@ def test_a_last_step_of_no_length_adds_nothing_to_the_latents(key):
 def test_a_table_survives_float32(key, spacing):
     table = make_table(key, NoiseSchedule.from_config(CONFIG), 20, spacing=spacing)
     exact, _, _ = run_table(table)
-    narrow = dataclasses.replace(table, rows=table.rows.astype(np.float32),
-                                 init_noise_sigma=np.float32(table.init_noise_sigma))
+    narrow = dataclasses.replace(
+        table,
+        rows=table.rows.astype(np.float32),
+        init_noise_sigma=np.float32(table.init_noise_sigma),
+    )
     single, _, _ = run_table(
-        narrow, START.astype(np.float32),
-        lambda x, t: fake_model(x, t).astype(np.float32), NOISES.astype(np.float32),
+        narrow,
+        START.astype(np.float32),
+        lambda x, t: fake_model(x, t).astype(np.float32),
+        NOISES.astype(np.float32),
     )
     assert single.dtype == np.float32
     assert error(single, exact) < 1e-4
@@ -505,53 +536,79 @@ def test_without_a_spacing_it_is_the_configs_or_else_the_samplers_first():
         assert timesteps(key, options) == timesteps(key, options, spacing=spacing)
 
 
-@pytest.mark.parametrize(("options", "expected"), [
-    *[(config_for(key), (key, None)) for key in SAMPLERS],
-    (config_for("pndm", _class_name="FlaxPNDMScheduler"), ("pndm", None)),
-    (config_for("euler", "trailing"), ("euler", "trailing")),
-    (config_for("dpmpp_2m", "karras"), ("dpmpp_2m", "karras")),
-    (config_for("dpmpp_2m_sde", "karras", timestep_spacing="leading"), ("dpmpp_2m_sde", "karras")),
-    (config_for("unipc", "exponential"), ("unipc", "exponential")),
-    (config_for("lcm", "leading"), ("lcm", None)),
-    # What a scheduler before it has left in its config, which diffusers writes and does not heed
-    (config_for("euler_ancestral", use_karras_sigmas=True), ("euler_ancestral", None)),
-    (config_for("ddim", use_karras_sigmas=True, sigma_min=0.1), ("ddim", None)),
-    (config_for("euler", algorithm_type="sde-dpmsolver++", solver_order=3, solver_type="heun",
-                thresholding=True), ("euler", None)),
-    (config_for("unipc", algorithm_type="sde-dpmsolver++"), ("unipc", None)),
-    (config_for("unipc", solver_type="heun"), ("unipc", None)),
-    (config_for("deis", solver_type="bh1"), ("deis", None)),
-])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        *[(config_for(key), (key, None)) for key in SAMPLERS],
+        (config_for("pndm", _class_name="FlaxPNDMScheduler"), ("pndm", None)),
+        (config_for("euler", "trailing"), ("euler", "trailing")),
+        (config_for("dpmpp_2m", "karras"), ("dpmpp_2m", "karras")),
+        (
+            config_for("dpmpp_2m_sde", "karras", timestep_spacing="leading"),
+            ("dpmpp_2m_sde", "karras"),
+        ),
+        (config_for("unipc", "exponential"), ("unipc", "exponential")),
+        (config_for("lcm", "leading"), ("lcm", None)),
+        # What a scheduler before it has left in its config, which diffusers writes and does not heed
+        (config_for("euler_ancestral", use_karras_sigmas=True), ("euler_ancestral", None)),
+        (config_for("ddim", use_karras_sigmas=True, sigma_min=0.1), ("ddim", None)),
+        (
+            config_for(
+                "euler",
+                algorithm_type="sde-dpmsolver++",
+                solver_order=3,
+                solver_type="heun",
+                thresholding=True,
+            ),
+            ("euler", None),
+        ),
+        (config_for("unipc", algorithm_type="sde-dpmsolver++"), ("unipc", None)),
+        (config_for("unipc", solver_type="heun"), ("unipc", None)),
+        (config_for("deis", solver_type="bh1"), ("deis", None)),
+    ],
+)
 def test_the_default_is_the_sampler_and_spacing_of_the_checkpoint(options, expected):
     assert default_sampler(options) == expected
     assert len(make_table(expected[0], NoiseSchedule.from_config(options), 4).rows)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"_class_name": "ScoreSdeVeScheduler"}, "'ScoreSdeVeScheduler' is not supported; there are"),
-    ({}, "None is not supported"),
-    (config_for("pndm", skip_prk_steps=False), "skip_prk_steps=true"),
-    (config_for("euler", sigma_min=0.1), "sigma_min=0.1 is not supported"),
-    (config_for("unipc", solver_order=3), "UniPCMultistepScheduler of order 3"),
-    (config_for("unipc", solver_type="bh1"), "solver_type='bh1' is not supported"),
-    (config_for("dpmpp_2m", solver_type="heun"), "solver_type='heun' is not supported"),
-    (config_for("dpmpp_2m_sde", solver_order=3), "order 3 for an SDE"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"_class_name": "ScoreSdeVeScheduler"},
+            "'ScoreSdeVeScheduler' is not supported; there are",
+        ),
+        ({}, "None is not supported"),
+        (config_for("pndm", skip_prk_steps=False), "skip_prk_steps=true"),
+        (config_for("euler", sigma_min=0.1), "sigma_min=0.1 is not supported"),
+        (config_for("unipc", solver_order=3), "UniPCMultistepScheduler of order 3"),
+        (config_for("unipc", solver_type="bh1"), "solver_type='bh1' is not supported"),
+        (config_for("dpmpp_2m", solver_type="heun"), "solver_type='heun' is not supported"),
+        (config_for("dpmpp_2m_sde", solver_order=3), "order 3 for an SDE"),
+    ],
+)
 def test_a_scheduler_that_no_sampler_here_equals_is_refused(options, message):
     with pytest.raises(CheckpointError, match=message):
         default_sampler(CONFIG | options)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"prediction_type": "flow_prediction"}, "prediction_type='flow_prediction' is not supported"),
-    ({"beta_schedule": "sigmoid"}, "expected 'linear', 'scaled_linear' or 'squaredcos_cap_v2'"),
-    ({"timestep_spacing": "random"}, "timestep_spacing='random'"),
-    ({"thresholding": True}, "thresholding=True"),
-    ({"algorithm_type": "dpmsolver"}, "algorithm_type='dpmsolver'"),
-    ({"use_lu_lambdas": True}, "use_lu_lambdas=True"),
-    ({"beta_start": None}, "lacks beta_start"),
-    ({"use_karras_sigmas": True, "use_exponential_sigmas": True}, "at once"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"prediction_type": "flow_prediction"},
+            "prediction_type='flow_prediction' is not supported",
+        ),
+        ({"beta_schedule": "sigmoid"}, "expected 'linear', 'scaled_linear' or 'squaredcos_cap_v2'"),
+        ({"timestep_spacing": "random"}, "timestep_spacing='random'"),
+        ({"thresholding": True}, "thresholding=True"),
+        ({"algorithm_type": "dpmsolver"}, "algorithm_type='dpmsolver'"),
+        ({"use_lu_lambdas": True}, "use_lu_lambdas=True"),
+        ({"beta_start": None}, "lacks beta_start"),
+        ({"use_karras_sigmas": True, "use_exponential_sigmas": True}, "at once"),
+    ],
+)
 def test_a_config_that_no_table_can_follow_is_refused_with_the_value(options, message):
     with pytest.raises(CheckpointError, match=message):
         NoiseSchedule.from_config(CONFIG | options)

@@ -41,8 +41,7 @@ ROW, DECODE, COMPILE, BRING = 0.05, 0.02, 20.0, 2.0  # seconds
 
 
 class Devices:
-    """A worker that takes the time which it is told to; checks that each plan can be carried out.
-    """
+    """A worker that takes the time which it is told to; checks that each plan can be carried out."""
 
     def __init__(self, count: int = 1, *, memory: int | None = None, limits: Limits = DEFAULT):
         self.scheduler = Scheduler(count, LatencyModel(), limits=limits, memory=memory)
@@ -58,18 +57,41 @@ class Devices:
         self.drawn = Counter()  # seconds by client
         self.numbers = iter(range(1, 10**9))
 
-    def ask(self, client="", pictures=1, steps=10, *, kind=GUIDED, interval=1, batch=SMALL,
-            weights=BASE, previews=False, address="") -> int:
+    def ask(
+        self,
+        client="",
+        pictures=1,
+        steps=10,
+        *,
+        kind=GUIDED,
+        interval=1,
+        batch=SMALL,
+        weights=BASE,
+        previews=False,
+        address="",
+    ) -> int:
         """Submits a job; its number."""
         job = next(self.numbers)
-        wanted = zip(itertools.cycle([batch] if isinstance(batch, Batch) else batch),
-                     itertools.cycle([weights] if isinstance(weights, Weights) else weights),
-                     strict=False)
+        wanted = zip(
+            itertools.cycle([batch] if isinstance(batch, Batch) else batch),
+            itertools.cycle([weights] if isinstance(weights, Weights) else weights),
+            strict=False,
+        )
         kinds = np.full(steps, kind)
         kinds[interval - 1 :: interval] = FORECAST if interval > 1 else kind
-        tickets = [Ticket(job=job, place=place, client=client, address=address, batch=batch,
-                          weights=weights, kinds=kinds, previews=previews)
-                   for place, (batch, weights) in zip(range(pictures), wanted, strict=False)]
+        tickets = [
+            Ticket(
+                job=job,
+                place=place,
+                client=client,
+                address=address,
+                batch=batch,
+                weights=weights,
+                kinds=kinds,
+                previews=previews,
+            )
+            for place, (batch, weights) in zip(range(pictures), wanted, strict=False)
+        ]
         self.scheduler.submit(tickets, self.now, steps=steps)
         return job
 
@@ -149,18 +171,24 @@ class Devices:
         self.now += seconds + decoded + previewed
         for slot, rows in plan.rows.items():
             self.drawn[slots[slot][0].client] += (
-                seconds + decoded + previewed) * rows / sum(plan.rows.values())
+                (seconds + decoded + previewed) * rows / sum(plan.rows.values())
+            )
         for slot in plan.finish:
             del slots[slot]
-        return dict(advance_seconds=seconds, decode_seconds=decoded,
-                    preview_seconds=previewed, pictures=dict.fromkeys(plan.finish, PIXELS),
-                    previews=dict.fromkeys(plan.preview, PIXELS))
+        return dict(
+            advance_seconds=seconds,
+            decode_seconds=decoded,
+            preview_seconds=previewed,
+            pictures=dict.fromkeys(plan.finish, PIXELS),
+            previews=dict.fromkeys(plan.preview, PIXELS),
+        )
 
     def _come(self) -> dict:
         over = [what for when, what in self.background if when <= self.now]
         self.background = [(when, what) for when, what in self.background if when > self.now]
-        failed = [what for what in over
-                  if (what if isinstance(what, Batch) else what[1]) in self.failing]
+        failed = [
+            what for what in over if (what if isinstance(what, Batch) else what[1]) in self.failing
+        ]
         over = [what for what in over if what not in failed]
         for what in over:
             if isinstance(what, Batch):
@@ -168,15 +196,18 @@ class Devices:
             else:
                 self.held[what[0]].add(what[1])
         speed = Compiled(seconds=COMPILE, row_seconds=ROW, decode_seconds=DECODE)
-        return dict(failed=dict.fromkeys(failed, "no memory"),
-                    compiled={what: speed for what in over if isinstance(what, Batch)},
-                    brought={what: BRING for what in over if not isinstance(what, Batch)})
+        return dict(
+            failed=dict.fromkeys(failed, "no memory"),
+            compiled={what: speed for what in over if isinstance(what, Batch)},
+            brought={what: BRING for what in over if not isinstance(what, Batch)},
+        )
 
     def _check_memory(self) -> None:
         compiled = {*self.slots, *(w for _, w in self.background if isinstance(w, Batch))}
         for device, held in enumerate(self.held):
-            coming = {w[1] for _, w in self.background if not isinstance(w, Batch)
-                      and w[0] == device}
+            coming = {
+                w[1] for _, w in self.background if not isinstance(w, Batch) and w[0] == device
+            }
             there = compiled | held | coming
             zeros = {each for batch in compiled for each in batch.needs}
             used = sum(item.memory for item in there | zeros)
@@ -288,8 +319,9 @@ def test_names_of_one_address_leave_slots_to_other_addresses(one):
 
 
 def test_positions_count_the_first_of_each_address_before_the_second_of_any(one):
-    crowd = [one.ask(f"name {number}", steps=1000, pictures=8, address="crowd")
-             for number in range(3)]
+    crowd = [
+        one.ask(f"name {number}", steps=1000, pictures=8, address="crowd") for number in range(3)
+    ]
     visitor = one.ask("visitor", steps=10, address="away")
     said = {job: event for job, event in one.scheduler.events() if isinstance(event, Queued)}
     assert [said[job].position for job in (crowd[0], visitor, *crowd[1:])] == [1, 2, 3, 4]
@@ -324,12 +356,15 @@ def test_what_is_cancelled_leaves_within_one_plan(one):
     assert one.scheduler.events() == [(job, Cancelled())] and one.scheduler.idle
 
 
-@pytest.mark.parametrize("limits, of_others, sentence", [
-    (Limits(jobs=3), 2, "Too many people are waiting"),
-    (Limits(pictures=9), 2, "Too many people are waiting"),
-    (Limits(client_jobs=1), 0, "Too many of your pictures"),
-    (Limits(client_pictures=5), 0, "Too many of your pictures"),
-])
+@pytest.mark.parametrize(
+    "limits, of_others, sentence",
+    [
+        (Limits(jobs=3), 2, "Too many people are waiting"),
+        (Limits(pictures=9), 2, "Too many people are waiting"),
+        (Limits(client_jobs=1), 0, "Too many of your pictures"),
+        (Limits(client_pictures=5), 0, "Too many of your pictures"),
+    ],
+)
 def test_every_bound_holds_and_a_refusal_says_when_to_come_back(limits, of_others, sentence):
     devices = warm(Devices(limits=limits))
     devices.ask("me", pictures=3, steps=20)
@@ -369,8 +404,13 @@ def test_waiting_jobs_are_told_their_position_the_reason_and_the_time(one):
 
 def test_progress_says_how_long_the_rest_takes(one):
     job = one.ask(pictures=2, steps=100)
-    one.run(lambda: one.told[job] and isinstance(one.told[job][-1], Progress)
-            and one.told[job][-1].step >= 50)
+    one.run(
+        lambda: (
+            one.told[job]
+            and isinstance(one.told[job][-1], Progress)
+            and one.told[job][-1].step >= 50
+        )
+    )
     left, begun = one.told[job][-1].seconds, one.now
     one.run()
     assert left == pytest.approx(one.now - begun, rel=0.05)
@@ -382,10 +422,17 @@ def test_pictures_are_shown_from_their_second_row_to_the_last_but_one(one, monke
     one.decode = 1e6 * DECODE  # previews need no decoder
     while not one.scheduler.idle:
         one.step()
-    told = {job: [event for event in one.told[job] if isinstance(event, Progress)]
-            for job in (shown, other)}
+    told = {
+        job: [event for event in one.told[job] if isinstance(event, Progress)]
+        for job in (shown, other)
+    }
     assert {event.step: set(event.previews) for event in told[shown]} == {
-        1: set(), 2: {0}, 3: {0}, 4: {0}, 5: {0}}
+        1: set(),
+        2: {0},
+        3: {0},
+        4: {0},
+        5: {0},
+    }
     assert told[other] and not any(event.previews for event in told[other])
 
 
@@ -429,8 +476,10 @@ def test_many_new_sizes_do_not_drive_out_what_another_client_draws_with():
 
 
 def test_each_of_three_new_sizes_is_told_how_long_those_before_it_take(one):
-    jobs = [one.ask(str(n), steps=1, batch=dataclasses.replace(SMALL, width=64 + 8 * n))
-            for n in (1, 2, 3)]
+    jobs = [
+        one.ask(str(n), steps=1, batch=dataclasses.replace(SMALL, width=64 + 8 * n))
+        for n in (1, 2, 3)
+    ]
     begun = one.now
     for job in jobs:
         one.run(lambda: one.over(job))  # noqa: B023
@@ -474,8 +523,11 @@ def test_what_cannot_be_compiled_or_drawn_fails_its_own_jobs_only(one):
 def test_what_fails_beside_a_picture_that_is_drawn_fails_its_job_only(one, missing):
     one.failing = {missing}
     other = one.ask("other", steps=1000)
-    bad = one.ask(pictures=2, steps=1000, **(
-        {"batch": (SMALL, WIDE)} if missing == WIDE else {"weights": (BASE, OTHER)}))
+    bad = one.ask(
+        pictures=2,
+        steps=1000,
+        **({"batch": (SMALL, WIDE)} if missing == WIDE else {"weights": (BASE, OTHER)}),
+    )
     one.run(lambda: one.over(bad))
     assert isinstance(one.told[bad][-1], Failed)
     one.took(other)
@@ -568,29 +620,43 @@ def test_zeros_of_an_architecture_are_charged_once_whatever_the_sizes():
 
 def test_zeros_of_a_controlnet_are_charged_beside_those_of_its_model():
     plain = Weights(name="any", architecture="sd", memory=4)
-    steered = Weights(name="any", architecture="steered", base=plain, memory=1,
-                      extra=("controlnet", "lines"))
-    small, controlled = (dataclasses.replace(SMALL, architecture=each.architecture,
-                                             zeros=each.zeros) for each in (plain, steered))
+    steered = Weights(
+        name="any", architecture="steered", base=plain, memory=1, extra=("controlnet", "lines")
+    )
+    small, controlled = (
+        dataclasses.replace(SMALL, architecture=each.architecture, zeros=each.zeros)
+        for each in (plain, steered)
+    )
     devices = warm(Devices(memory=2 * SMALL.memory + BASE.memory + 5), small, controlled)
     assert set(devices.slots) == {small, controlled}
     assert controlled.needs == (*small.needs, steered.zeros)
     assert [each.memory for each in controlled.needs] == [4, 1]
 
 
-asks = st.fixed_dictionaries(dict(
-    client=st.sampled_from("abcde"), pictures=st.integers(1, 8), steps=st.integers(1, 60),
-    kind=st.sampled_from((GUIDED, ALONE)), interval=st.sampled_from((1, 2, 5)),
-    batch=st.sampled_from((SMALL, WIDE)), weights=st.sampled_from((BASE, OTHER, *ADAPTED)),
-    previews=st.booleans()))
+asks = st.fixed_dictionaries(
+    dict(
+        client=st.sampled_from("abcde"),
+        pictures=st.integers(1, 8),
+        steps=st.integers(1, 60),
+        kind=st.sampled_from((GUIDED, ALONE)),
+        interval=st.sampled_from((1, 2, 5)),
+        batch=st.sampled_from((SMALL, WIDE)),
+        weights=st.sampled_from((BASE, OTHER, *ADAPTED)),
+        previews=st.booleans(),
+    )
+)
 cancels = st.tuples(st.integers(0, 30), st.none() | st.integers(0, 7))
 
 
 @pytest.mark.filterwarnings("error")  # a share of no evaluations is no number
-@given(st.lists(asks | cancels | st.floats(0.1, 30), max_size=40),
-       st.sampled_from((1, 2, 8)), st.sampled_from((None, 9, 10)))
-@settings(max_examples=40, deadline=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(asks | cancels | st.floats(0.1, 30), max_size=40),
+    st.sampled_from((1, 2, 8)),
+    st.sampled_from((None, 9, 10)),
+)
+@settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_whatever_is_asked_is_drawn_once_or_cancelled(happens, count, memory):
     devices, asked = Devices(count, memory=memory), {}
     for what in happens:
@@ -623,10 +689,15 @@ def test_a_year_of_traffic_is_served():
         devices.now = max(devices.now, arrives)
         begun, burst = devices.now, []
         for _ in range(random.geometric(0.5)):
-            burst.append(devices.ask(str(random.integers(5)), pictures=int(random.integers(1, 9)),
-                                     steps=int(random.integers(1, 50)),
-                                     batch=(SMALL, WIDE)[random.integers(2)],
-                                     weights=(BASE, OTHER, *ADAPTED)[random.integers(5)]))
+            burst.append(
+                devices.ask(
+                    str(random.integers(5)),
+                    pictures=int(random.integers(1, 9)),
+                    steps=int(random.integers(1, 50)),
+                    batch=(SMALL, WIDE)[random.integers(2)],
+                    weights=(BASE, OTHER, *ADAPTED)[random.integers(5)],
+                )
+            )
         devices.run()
         worst = max(worst, devices.now - begun)
         assert all(isinstance(devices.told.pop(job)[-1], Done) for job in burst)
@@ -646,7 +717,10 @@ def test_no_more_batches_are_compiled_at_a_time_than_their_bound(monkeypatch):
     devices.took(devices.ask("a", steps=2, batch=sizes[-2]))
     devices.took(devices.ask("a", steps=2, batch=sizes[0]))
     assert devices.compilations == compiled + 1 and {*devices.slots} == {
-        sizes[-2], sizes[-1], sizes[0]}
+        sizes[-2],
+        sizes[-1],
+        sizes[0],
+    }
 
 
 def test_a_batch_beyond_the_bound_waits_until_another_is_empty(monkeypatch):

@@ -44,44 +44,76 @@ CASES = {  # scheduler, steps, guidance, negative prompt; None is that nobody wr
     "guidance, no negative prompt": (EULER(timestep_spacing="leading"), 8, 5.0, None),
     "guidance 1": (EULER(timestep_spacing="leading"), 8, 1.0, None),
     "v prediction, zero SNR (NoobAI)": (
-        EULER(prediction_type="v_prediction", rescale_betas_zero_snr=True,
-              timestep_spacing="trailing"), 8, 4.0, "fog"),
+        EULER(
+            prediction_type="v_prediction", rescale_betas_zero_snr=True, timestep_spacing="trailing"
+        ),
+        8,
+        4.0,
+        "fog",
+    ),
     "1 step, guidance 0 (Turbo)": (
-        diffusers.EulerAncestralDiscreteScheduler(**COMMON, timestep_spacing="trailing"), 1, 0.0,
-        None),
+        diffusers.EulerAncestralDiscreteScheduler(**COMMON, timestep_spacing="trailing"),
+        1,
+        0.0,
+        None,
+    ),
     "4 steps (Lightning)": (LIGHTNING, 4, 0.0, None),
 }
 
 
 def make_unet(**options) -> diffusers.UNet2DConditionModel:
     return diffusers.UNet2DConditionModel(
-        sample_size=8, norm_num_groups=8, layers_per_block=1, attention_head_dim=2, **{
-            "cross_attention_dim": 192, "use_linear_projection": True,
-            "block_out_channels": (16, 32), "transformer_layers_per_block": (1, 2),
+        sample_size=8,
+        norm_num_groups=8,
+        layers_per_block=1,
+        attention_head_dim=2,
+        **{
+            "cross_attention_dim": 192,
+            "use_linear_projection": True,
+            "block_out_channels": (16, 32),
+            "transformer_layers_per_block": (1, 2),
             "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"), **options})
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            **options,
+        },
+    )
 
 
 def make_vae() -> diffusers.AutoencoderKL:
     return diffusers.AutoencoderKL(
-        block_out_channels=(16, 32, 32), layers_per_block=1, norm_num_groups=8,
-        down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
-        scaling_factor=0.13025, force_upcast=True)
+        block_out_channels=(16, 32, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        scaling_factor=0.13025,
+        force_upcast=True,
+    )
 
 
 @pytest.fixture(scope="module")
 def reference() -> diffusers.StableDiffusionXLPipeline:
     """A tiny SDXL of random weights; its second tokenizer fills up with another token."""
     torch.manual_seed(0)
-    tokenizers = [CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer", **options)
-                  for options in ({}, {"pad_token": "!"})]
+    tokenizers = [
+        CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer", **options)
+        for options in ({}, {"pad_token": "!"})
+    ]
     pipeline = diffusers.StableDiffusionXLPipeline(
-        unet=make_unet(addition_embed_type="text_time", addition_time_embed_dim=8,
-                       projection_class_embeddings_input_dim=96 + 6 * 8),
-        vae=make_vae(), tokenizer=tokenizers[0], tokenizer_2=tokenizers[1], scheduler=LIGHTNING,
+        unet=make_unet(
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=96 + 6 * 8,
+        ),
+        vae=make_vae(),
+        tokenizer=tokenizers[0],
+        tokenizer_2=tokenizers[1],
+        scheduler=LIGHTNING,
         text_encoder=tiny.text_encoder(CLIPTextModel, 64, "quick_gelu"),
-        text_encoder_2=tiny.text_encoder(CLIPTextModelWithProjection, 128, "gelu",
-                                         projection_dim=96))
+        text_encoder_2=tiny.text_encoder(
+            CLIPTextModelWithProjection, 128, "gelu", projection_dim=96
+        ),
+    )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -110,19 +142,34 @@ def programs(loaded) -> Programs:
     return programs_of(loaded[0], *SIZE)
 
 
-def draw(programs: Programs, checkpoint: Checkpoint, params, scheduler, steps: int,
-         guidance: float, negative: str | None, latents: np.ndarray) -> np.ndarray:
+def draw(
+    programs: Programs,
+    checkpoint: Checkpoint,
+    params,
+    scheduler,
+    steps: int,
+    guidance: float,
+    negative: str | None,
+    latents: np.ndarray,
+) -> np.ndarray:
     """Pictures [2, H, W, 3] of PROMPTS, uint8."""
     config = json.loads(scheduler.to_json_string())
     sampler, spacing = default_sampler(config)
     table = make_table(sampler, NoiseSchedule.from_config(config), steps, spacing=spacing)
     height, width = (side * checkpoint.model.downscale for side in latents.shape[2:])
     model = checkpoint.model
-    entries = {i: Entry.of(
-        table, checkpoint.prompt_inputs(prompt, negative or "", height=height, width=width,
-                                        guidance=guidance),
-        guidance=model.cfg_scale(guidance), key=np.zeros(2, np.uint32),
-        latents=latents[i].transpose(1, 2, 0)) for i, prompt in enumerate(PROMPTS)}
+    entries = {
+        i: Entry.of(
+            table,
+            checkpoint.prompt_inputs(
+                prompt, negative or "", height=height, width=width, guidance=guidance
+            ),
+            guidance=model.cfg_scale(guidance),
+            key=np.zeros(2, np.uint32),
+            latents=latents[i].transpose(1, 2, 0),
+        )
+        for i, prompt in enumerate(PROMPTS)
+    }
     slots = programs.encode(params, programs.empty(), entries)
     slots = programs.advance(params, slots, len(table.rows))
     return np.asarray(programs.decode(params, slots.latents, np.ones(2, bool)))
@@ -134,8 +181,10 @@ def levels(images) -> np.ndarray:
 
 def assert_alike(ours: np.ndarray, theirs: np.ndarray, case: str) -> None:
     differences = np.abs(ours.astype(int) - levels(theirs))
-    print(f"parity | {case} | {np.mean(differences <= 2):.2%} within 2, at most "
-          f"{differences.max()} | deviation {levels(theirs).std():.0f}")
+    print(
+        f"parity | {case} | {np.mean(differences <= 2):.2%} within 2, at most "
+        f"{differences.max()} | deviation {levels(theirs).std():.0f}"
+    )
     assert ours.shape == theirs.shape and levels(theirs).std() > 10
     assert np.mean(differences <= 2) >= 0.995
 
@@ -146,9 +195,16 @@ def test_from_the_same_noise_pictures_are_those_of_pytorch(reference, loaded, pr
     reference.scheduler = scheduler
     h, w, channels = programs.latent_shape
     latents = np.random.default_rng(0).standard_normal((2, channels, h, w)).astype(np.float32)
-    theirs = reference(PROMPTS, num_inference_steps=steps, guidance_scale=guidance,
-                       negative_prompt=negative and [negative] * 2, height=4 * h, width=4 * w,
-                       latents=torch.tensor(latents), output_type="np").images
+    theirs = reference(
+        PROMPTS,
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+        negative_prompt=negative and [negative] * 2,
+        height=4 * h,
+        width=4 * w,
+        latents=torch.tensor(latents),
+        output_type="np",
+    ).images
     ours = draw(programs, *loaded, scheduler, steps, guidance, negative, latents)
     assert_alike(ours, theirs, f"SDXL {4 * w}x{4 * h}, {case}")
 
@@ -164,8 +220,10 @@ def test_no_negative_prompt_is_the_empty_text_where_the_model_wants_no_zeros(ref
         cond = encode(params, inputs)
         with torch.no_grad():
             text, no_text, pooled, no_pooled = reference.encode_prompt(PROMPTS[0])
-        for ours, theirs in ((cond["text"], torch.cat([no_text, text])),
-                             (cond["text_embeds"], torch.cat([no_pooled, pooled]))):
+        for ours, theirs in (
+            (cond["text"], torch.cat([no_text, text])),
+            (cond["text_embeds"], torch.cat([no_pooled, pooled])),
+        ):
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(theirs.abs().max()))
         assert bool(np.any(cond["text"][0])) != force_zeros
     reference.register_to_config(force_zeros_for_empty_prompt=True)
@@ -187,11 +245,14 @@ def test_emphasis_is_each_encoders_own_and_the_pooled_text_is_the_first_chunks(r
     weights[2] = 1.4
     width = checkpoint.model.text_widths["text_encoder"]
     parts = np.split(hat[0], [width], axis=-1)
-    emphasized = np.concatenate([
-        part * weights * (part.mean() / (part * weights).mean()) for part in parts], axis=-1)
-    for got, want in ((cond["text"][0], np.concatenate([ugly[0], empty[0]])),
-                      (cond["text"][1], np.concatenate([cat[0], emphasized])),
-                      (cond["text_embeds"], np.stack([ugly[1], cat[1]]))):
+    emphasized = np.concatenate(
+        [part * weights * (part.mean() / (part * weights).mean()) for part in parts], axis=-1
+    )
+    for got, want in (
+        (cond["text"][0], np.concatenate([ugly[0], empty[0]])),
+        (cond["text"][1], np.concatenate([cat[0], emphasized])),
+        (cond["text_embeds"], np.stack([ugly[1], cat[1]])),
+    ):
         np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
 
 
@@ -200,11 +261,13 @@ def test_clip_skip_begins_with_the_layer_that_the_model_was_trained_on(reference
     encode = jax.jit(checkpoint.model.encode_prompt)
     for skip, theirs in ((1, None), (2, None), (3, 1)):
         found = encode(params, checkpoint.prompt_inputs("a cat", "ugly", clip_skip=skip))
-        for words, text, pooled in zip(("ugly", "a cat"), found["text"], found["text_embeds"],
-                                       strict=True):
+        for words, text, pooled in zip(
+            ("ugly", "a cat"), found["text"], found["text_embeds"], strict=True
+        ):
             with torch.no_grad():
                 want, _, want_pooled, _ = reference.encode_prompt(
-                    words, do_classifier_free_guidance=False, clip_skip=theirs)
+                    words, do_classifier_free_guidance=False, clip_skip=theirs
+                )
             np.testing.assert_allclose(text, want[0], atol=1e-5 * float(want.abs().max()))
             np.testing.assert_allclose(pooled, want_pooled[0], atol=1e-4)
 
@@ -212,8 +275,12 @@ def test_clip_skip_begins_with_the_layer_that_the_model_was_trained_on(reference
 def test_the_autoencoder_is_float32_where_it_must_be_and_the_rest_is_not(folder):
     checkpoint, params = Checkpoint.from_pretrained(folder, dtype=jnp.bfloat16)
     types = {part: {leaf.dtype.name for leaf in jax.tree.leaves(params[part])} for part in params}
-    assert types == {"text_encoder": {"bfloat16"}, "text_encoder_2": {"bfloat16"},
-                     "unet": {"bfloat16"}, "vae": {"float32"}}
+    assert types == {
+        "text_encoder": {"bfloat16"},
+        "text_encoder_2": {"bfloat16"},
+        "unet": {"bfloat16"},
+        "vae": {"float32"},
+    }
     vae = {**checkpoint.configs["vae"], "force_upcast": False}
     _, shapes = StableDiffusionXL.build({**checkpoint.configs, "vae": vae}, jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes["vae"])} == {jnp.dtype(jnp.bfloat16)}
@@ -237,13 +304,20 @@ def test_a_saved_checkpoint_is_that_of_pytorch_and_is_read_back(loaded, tmp_path
         assert checkpoint.tokenizers[tokenizer](["a cat"])[0].tolist() == ids
 
 
-@pytest.mark.parametrize("part, values, complaint", [
-    ("unet", dict(in_channels=8), "InstructPix2Pix"),
-    ("unet", dict(projection_class_embeddings_input_dim=96 + 5 * 8), "The refiner of SDXL"),
-    ("unet", dict(cross_attention_dim=128), "give 77 embeddings of 192, the UNet takes 77 of 128"),
-    ("unet", dict(addition_embed_type=None), "takes no sizes and no pooled text"),
-    ("vae", dict(_class_name="AutoencoderDC"), "AutoencoderDC is not supported"),
-])
+@pytest.mark.parametrize(
+    "part, values, complaint",
+    [
+        ("unet", dict(in_channels=8), "InstructPix2Pix"),
+        ("unet", dict(projection_class_embeddings_input_dim=96 + 5 * 8), "The refiner of SDXL"),
+        (
+            "unet",
+            dict(cross_attention_dim=128),
+            "give 77 embeddings of 192, the UNet takes 77 of 128",
+        ),
+        ("unet", dict(addition_embed_type=None), "takes no sizes and no pooled text"),
+        ("vae", dict(_class_name="AutoencoderDC"), "AutoencoderDC is not supported"),
+    ],
+)
 def test_parts_that_are_not_of_sdxl_are_refused_by_what_they_are(loaded, part, values, complaint):
     configs = loaded[0].configs
     with pytest.raises(CheckpointError, match=complaint):
@@ -261,13 +335,17 @@ def write_adapters(folder, pipeline) -> None:
                 if part != "unet" and not name.startswith("text_model"):
                     name = f"text_model.{name}"
                 key = f"lora_{prefix}_{name.replace('.', '_')}"
-                tensors |= {f"{key}.lora_down.weight": torch.randn(2, inputs) / 2,
-                            f"{key}.lora_up.weight": torch.randn(outputs, 2) / 2,
-                            f"{key}.alpha": torch.tensor(2.0)}
+                tensors |= {
+                    f"{key}.lora_down.weight": torch.randn(2, inputs) / 2,
+                    f"{key}.lora_up.weight": torch.randn(outputs, 2) / 2,
+                    f"{key}.alpha": torch.tensor(2.0),
+                }
     save_file(tensors, folder / "both.safetensors")
     widths = {"clip_l": pipeline.text_encoder, "clip_g": pipeline.text_encoder_2}
-    save_file({name: torch.randn(2, encoder.config.hidden_size)
-               for name, encoder in widths.items()}, folder / "mystyle.safetensors")
+    save_file(
+        {name: torch.randn(2, encoder.config.hidden_size) for name, encoder in widths.items()},
+        folder / "mystyle.safetensors",
+    )
 
 
 def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
@@ -275,25 +353,43 @@ def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
     A LoRA and an embedding are only for the picture that names them.
     """
     write_adapters(tmp_path, reference)
-    engine = Engine.open(folder, devices=1, size=(32, 96), lora_dir=tmp_path,
-                         embedding_dir=tmp_path)
+    engine = Engine.open(
+        folder, devices=1, size=(32, 96), lora_dir=tmp_path, embedding_dir=tmp_path
+    )
     plain, adapted = PROMPTS[0], f"{PROMPTS[1]}, mystyle"
-    request = Request.check({"prompts": [plain, f"{adapted} <lora:both:0.7>"], "seed": 7,
-                             "negative_prompt": "fog", "steps": 4, "guidance": 3.0,
-                             "sampler": "euler"}, engine.defaults)
-    made = [event.pixels for event in engine.submit(request).events()
-            if isinstance(event, ImageReady)]
+    request = Request.check(
+        {
+            "prompts": [plain, f"{adapted} <lora:both:0.7>"],
+            "seed": 7,
+            "negative_prompt": "fog",
+            "steps": 4,
+            "guidance": 3.0,
+            "sampler": "euler",
+        },
+        engine.defaults,
+    )
+    made = [
+        event.pixels for event in engine.submit(request).events() if isinstance(event, ImageReady)
+    ]
     engine.close()
-    pipeline = type(reference)(**{name: copy.deepcopy(part)
-                                  for name, part in reference.components.items()})
+    pipeline = type(reference)(
+        **{name: copy.deepcopy(part) for name, part in reference.components.items()}
+    )
     pipeline.scheduler = LIGHTNING
     pipeline.set_progress_bar_config(disable=True)
 
     def drawn(prompt: str, seed: int) -> np.ndarray:
         noise = jax.random.normal(jax.random.PRNGKey(seed), (1, 4, 8, 24))
-        return pipeline(prompt, num_inference_steps=4, guidance_scale=3.0, height=32, width=96,
-                        negative_prompt="fog", latents=torch.tensor(np.asarray(noise)),
-                        output_type="np").images[0]
+        return pipeline(
+            prompt,
+            num_inference_steps=4,
+            guidance_scale=3.0,
+            height=32,
+            width=96,
+            negative_prompt="fog",
+            latents=torch.tensor(np.asarray(noise)),
+            output_type="np",
+        ).images[0]
 
     theirs, without = drawn(plain, 7), drawn(PROMPTS[1], 8)
     pipeline.load_lora_weights(str(tmp_path), weight_name="both.safetensors")
@@ -301,8 +397,11 @@ def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
     vectors = load_file(tmp_path / "mystyle.safetensors")
     for name, which in (("clip_l", ""), ("clip_g", "_2")):
         pipeline.load_textual_inversion(
-            vectors[name], token="mystyle", tokenizer=getattr(pipeline, f"tokenizer{which}"),
-            text_encoder=getattr(pipeline, f"text_encoder{which}"))
+            vectors[name],
+            token="mystyle",
+            tokenizer=getattr(pipeline, f"tokenizer{which}"),
+            text_encoder=getattr(pipeline, f"text_encoder{which}"),
+        )
     # The pooled text is that of the prompt's end, as trainers of embeddings have it. transformers
     # takes the place of the largest id, which would now be the embedding's.
     pipeline.text_encoder_2.text_model.eos_token_id = pipeline.tokenizer_2.eos_token_id
@@ -312,7 +411,7 @@ def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
 
 
 def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_alone(
-    tmp_path, monkeypatch,
+    tmp_path, monkeypatch
 ):
     # Both draw the noise of a step from the same key.
     rows = itertools.cycle(range(3))
@@ -324,11 +423,15 @@ def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_al
     monkeypatch.setattr(scheduling_lcm, "randn_tensor", noise)
     torch.manual_seed(1)
     pipeline = diffusers.LatentConsistencyModelPipeline(
-        unet=make_unet(time_cond_proj_dim=32, cross_attention_dim=64), vae=make_vae(),
+        unet=make_unet(time_cond_proj_dim=32, cross_attention_dim=64),
+        vae=make_vae(),
         tokenizer=CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer"),
         text_encoder=tiny.text_encoder(CLIPTextModel, 64, "quick_gelu"),
-        scheduler=diffusers.LCMScheduler(**COMMON), safety_checker=None, feature_extractor=None,
-        requires_safety_checker=False)
+        scheduler=diffusers.LCMScheduler(**COMMON),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
     pipeline.save_pretrained(tmp_path)
     checkpoint, params = Checkpoint.from_pretrained(tmp_path)
     programs = programs_of(checkpoint, 32, 32)
@@ -339,10 +442,18 @@ def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_al
     generate = jax.jit(flax._generate, static_argnums=(3, 4, 5))
     drawn = []
     for guidance in (8.5, 1.0):
-        theirs = pipeline(PROMPTS, num_inference_steps=4, guidance_scale=guidance, height=32,
-                          width=32, latents=torch.tensor(latents), output_type="np").images
-        drawn.append(draw(programs, checkpoint, params, pipeline.scheduler, 4, guidance, None,
-                          latents))
+        theirs = pipeline(
+            PROMPTS,
+            num_inference_steps=4,
+            guidance_scale=guidance,
+            height=32,
+            width=32,
+            latents=torch.tensor(latents),
+            output_type="np",
+        ).images
+        drawn.append(
+            draw(programs, checkpoint, params, pipeline.scheduler, 4, guidance, None, latents)
+        )
         assert_alike(drawn[-1], theirs, f"LCM, SD 1 shape, 4 steps, guidance {guidance}")
         old = generate(ids, flax_params, keys, 4, 32, 32, guidance, latents)
         assert_alike(levels(old), theirs, f"LCM, _generate, 4 steps, guidance {guidance}")
@@ -352,8 +463,11 @@ def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_al
 def test_a_checkpoint_may_have_a_tiny_autoencoder(folder, tmp_path):
     torch.manual_seed(2)
     tiny_vae = diffusers.AutoencoderTiny(
-        encoder_block_out_channels=(8, 8, 8), decoder_block_out_channels=(8, 8, 8),
-        num_encoder_blocks=(1, 1, 1), num_decoder_blocks=(1, 1, 1))
+        encoder_block_out_channels=(8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        num_encoder_blocks=(1, 1, 1),
+        num_decoder_blocks=(1, 1, 1),
+    )
     shutil.copytree(folder, tmp_path / "model", ignore=shutil.ignore_patterns("vae"))
     tiny_vae.save_pretrained(tmp_path / "model" / "vae")
     checkpoint, params = Checkpoint.from_pretrained(tmp_path / "model")
@@ -375,9 +489,15 @@ def full_size(name: str) -> tuple[StableDiffusionXL, PyTree]:
     """The model with a published UNet, and its parameters' shapes."""
     sd1 = PUBLISHED["sd14"]
     return StableDiffusionXL.build(
-        {"model_index": {}, "text_encoder": sd1["text_encoder"], "vae": sd1["vae"],
-         "text_encoder_2": PUBLISHED["sdxl"]["text_encoder_2"], "unet": PUBLISHED[name]["unet"]},
-        jnp.bfloat16)
+        {
+            "model_index": {},
+            "text_encoder": sd1["text_encoder"],
+            "vae": sd1["vae"],
+            "text_encoder_2": PUBLISHED["sdxl"]["text_encoder_2"],
+            "unet": PUBLISHED[name]["unet"],
+        },
+        jnp.bfloat16,
+    )
 
 
 def test_sdxl_of_full_size_advances():
@@ -387,7 +507,8 @@ def test_sdxl_of_full_size_advances():
     assert slots.latents.shape == (1, 128, 128, 4)
     cond = jax.eval_shape(model.encode_prompt, params, model.input_shapes)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), cond) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), model.cond_shapes)
+        lambda x: (x.shape, x.dtype), model.cond_shapes
+    )
     after = jax.eval_shape(partial(advance_slots, model, n=1, group=1), params, slots)
     assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, slots)
 

@@ -36,8 +36,13 @@ def ask(names: Names, path: str = "/", root: str = "", **headers: str) -> httpx.
     """What a server of these names answers, whose page says "page" and whose API says "api"; it is
     told that it lies in the folder `root` of a site.
     """
-    served = Gate(PlainTextResponse("page"), names=names, access=Access(("a-key",)),
-                  api=PlainTextResponse("api"), paths=("/v1/",))
+    served = Gate(
+        PlainTextResponse("page"),
+        names=names,
+        access=Access(("a-key",)),
+        api=PlainTextResponse("api"),
+        paths=("/v1/",),
+    )
 
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(served, root_path=root)
@@ -50,8 +55,17 @@ def ask(names: Names, path: str = "/", root: str = "", **headers: str) -> httpx.
 # --- whom it answers ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["localhost:7860", "127.0.0.1:7860", "[::1]:7860", "192.0.2.7",
-                                  "pictures.example.org", "any.example.net"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost:7860",
+        "127.0.0.1:7860",
+        "[::1]:7860",
+        "192.0.2.7",
+        "pictures.example.org",
+        "any.example.net",
+    ],
+)
 def test_the_server_answers_to_its_own_names(host):
     names = Names(frozenset({"pictures.example.org", "*.example.net"}))
     assert ask(names, host=host).text == "page"
@@ -65,14 +79,25 @@ def test_the_tools_for_assistants_ask_for_the_key_of_the_apis():
     assert ask(Names(), "/draw/v1/models", root="/draw").text == "api"
 
 
-PATHS = [("/v1/models", "api"), ("/v1", "api"), ("/v1x", "page"), ("/", "page"),
-         ("/gradio_api/mcp/", "401"), ("/gradio_api/mcp", "401"), ("/gradio_api/mcpx", "page"),
-         ("/gradio_api/file=http://a.example/x", "403"), ("/gradio_api/proxy=http://a", "403"),
-         ("/monitoring/summary", "403"), ("/monitoring", "403"), ("/monitorings", "page")]
+PATHS = [
+    ("/v1/models", "api"),
+    ("/v1", "api"),
+    ("/v1x", "page"),
+    ("/", "page"),
+    ("/gradio_api/mcp/", "401"),
+    ("/gradio_api/mcp", "401"),
+    ("/gradio_api/mcpx", "page"),
+    ("/gradio_api/file=http://a.example/x", "403"),
+    ("/gradio_api/proxy=http://a", "403"),
+    ("/monitoring/summary", "403"),
+    ("/monitoring", "403"),
+    ("/monitorings", "page"),
+]
 
 
-@pytest.mark.parametrize("root", ["", "/v", "/v1", "/gradio", "/gradio_api", "/monitoring", "/g",
-                                  "/draw", "/a/b"])
+@pytest.mark.parametrize(
+    "root", ["", "/v", "/v1", "/gradio", "/gradio_api", "/monitoring", "/g", "/draw", "/a/b"]
+)
 @pytest.mark.parametrize("left_on", [False, True], ids=["folder taken off", "folder left on"])
 def test_the_same_doors_are_locked_below_every_folder_of_a_site(root, left_on):
     for path, whom in PATHS:
@@ -83,24 +108,36 @@ def test_the_same_doors_are_locked_below_every_folder_of_a_site(root, left_on):
         assert whom in (answer.text, str(answer.status_code)), asked
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "example.org",
-                                  "evilexample.net", "127.0.0.1.evil.example", ""])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "example.org",
+        "evilexample.net",
+        "127.0.0.1.evil.example",
+        "",
+    ],
+)
 def test_a_name_that_leads_here_but_is_not_the_servers_is_refused_in_a_sentence(host):
     answer = ask(Names(frozenset({"pictures.example.org", "*.example.net"})), host=host)
     assert answer.status_code == 403 and "does not answer to the name" in answer.text
 
 
-@pytest.mark.parametrize(("host", "origin", "status"), [
-    ("127.0.0.1:7860", "http://127.0.0.1:7860", 200),
-    ("localhost:7860", "http://127.0.0.1:3000", 200),
-    ("192.0.2.7:7860", "http://192.0.2.7:7860", 200),
-    ("192.0.2.7:7860", "http://192.0.2.7:3000", 403),
-    ("192.0.2.7:7860", "https://pictures.example.org", 200),  # behind a proxy
-    ("127.0.0.1:7860", "http://[x", 403),
-    ("127.0.0.1:7860", "https://evil.example", 403),
-    ("127.0.0.1:7860", "http://192.0.2.9", 403),
-    ("127.0.0.1:7860", "null", 403),
-])
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("127.0.0.1:7860", "http://127.0.0.1:7860", 200),
+        ("localhost:7860", "http://127.0.0.1:3000", 200),
+        ("192.0.2.7:7860", "http://192.0.2.7:7860", 200),
+        ("192.0.2.7:7860", "http://192.0.2.7:3000", 403),
+        ("192.0.2.7:7860", "https://pictures.example.org", 200),  # behind a proxy
+        ("127.0.0.1:7860", "http://[x", 403),
+        ("127.0.0.1:7860", "https://evil.example", 403),
+        ("127.0.0.1:7860", "http://192.0.2.9", 403),
+        ("127.0.0.1:7860", "null", 403),
+    ],
+)
 def test_what_a_page_of_another_website_asks_for_is_refused(host, origin, status):
     names = Names(frozenset({"pictures.example.org"}))
     assert ask(names, host=host, origin=origin).status_code == status
@@ -119,15 +156,23 @@ def test_of_a_body_no_more_is_taken_than_a_picture_needs(monkeypatch):
     async def endless():
         return {"type": "http.request", "body": bytes(1 << 16), "more_body": True}
 
-    asyncio.run(Gate(swallow, names=Names(), access=Access(), api=None, paths=())(
-        {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}, endless, None))
+    asyncio.run(
+        Gate(swallow, names=Names(), access=Access(), api=None, paths=())(
+            {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}, endless, None
+        )
+    )
     assert sum(taken) == 1 << 20
 
 
-@pytest.mark.parametrize("path", [
-    "/gradio_api/file=https://evil.example/x.png", "/gradio_api/file/http://evil.example/x.png",
-    "/gradio_api/file=HTTPS%3A//evil.example/x.png", "/gradio_api/process_recording",
-])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/gradio_api/file=https://evil.example/x.png",
+        "/gradio_api/file/http://evil.example/x.png",
+        "/gradio_api/file=HTTPS%3A//evil.example/x.png",
+        "/gradio_api/process_recording",
+    ],
+)
 def test_nothing_of_another_website_is_passed_on_as_the_servers_own(path):
     assert ask(Names(), path).status_code == 403
     assert ask(Names(), f"/draw{path}", root="/draw").status_code == 403
@@ -146,8 +191,10 @@ def test_what_an_assistant_says_of_its_address_is_not_passed_on():
     async def post() -> None:
         transport = httpx.ASGITransport(served, client=("192.0.2.7", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            await client.post("/gradio_api/mcp/", headers={
-                "authorization": "Bearer a-key", "x-forwarded-for": "198.51.100.1"})
+            await client.post(
+                "/gradio_api/mcp/",
+                headers={"authorization": "Bearer a-key", "x-forwarded-for": "198.51.100.1"},
+            )
 
     asyncio.run(post())
     assert headers[0].getlist("x-forwarded-for") == ["192.0.2.7"]
@@ -160,10 +207,13 @@ def test_browsers_are_told_what_the_page_may_load_and_who_may_show_it():
     assert "frame-ancestors 'self' http://localhost:*" in headers["content-security-policy"]
 
 
-@pytest.mark.parametrize(("variable", "value", "frames"), [
-    ("SYSTEM", "spaces", "https://huggingface.co"), ("COLAB_RELEASE_TAG", "release", "https:")])
+@pytest.mark.parametrize(
+    ("variable", "value", "frames"),
+    [("SYSTEM", "spaces", "https://huggingface.co"), ("COLAB_RELEASE_TAG", "release", "https:")],
+)
 def test_a_space_and_a_hosted_notebook_answer_to_every_name_and_are_shown_there(
-        variable, value, frames, monkeypatch):
+    variable, value, frames, monkeypatch
+):
     monkeypatch.setenv(variable, value)
     answer = ask(Names.here([]), host="somebody-drawing.example", origin="https://any.example")
     assert answer.text == "page"
@@ -178,8 +228,10 @@ def test_a_shared_link_and_a_proxys_address_are_names_of_the_server(monkeypatch)
     assert ask(Names.here([]), host="abc.gradio.live").status_code == 403
 
 
-@pytest.mark.parametrize(("host", "status"), [
-    ("abc.gradio.live", 200), ("other.gradio.live", 403), ("localhost:7860", 403)])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("abc.gradio.live", 200), ("other.gradio.live", 403), ("localhost:7860", 403)],
+)
 def test_a_shared_link_is_asked_by_its_own_page_and_not_by_what_others_share(host, status):
     names = Names.here([], share=True)
     assert ask(names, host=host, origin="https://abc.gradio.live").status_code == status
@@ -188,8 +240,12 @@ def test_a_shared_link_is_asked_by_its_own_page_and_not_by_what_others_share(hos
 def test_a_browser_finds_nothing_on_the_page_that_it_was_told_not_to_load(visitor, address):
     with visitor.new_page() as tab:
         refused = []
-        tab.on("console", lambda message: refused.append(message.text)
-               if "Content Security Policy" in message.text else None)
+        tab.on(
+            "console",
+            lambda message: (
+                refused.append(message.text) if "Content Security Policy" in message.text else None
+            ),
+        )
         visit(tab, address)
         fill(tab, ["a fox"])
         make(tab)
@@ -200,19 +256,24 @@ def test_a_browser_finds_nothing_on_the_page_that_it_was_told_not_to_load(visito
 
 
 def test_importing_the_page_takes_no_time_for_editors_stubs():
-    program = ("import ast; from unittest import mock; from sd_tpu import app\n"
-               "with mock.patch.object(ast, 'get_source_segment') as looked_up: "
-               "app._import_page(); print('looked up', looked_up.call_count)")
+    program = (
+        "import ast; from unittest import mock; from sd_tpu import app\n"
+        "with mock.patch.object(ast, 'get_source_segment') as looked_up: "
+        "app._import_page(); print('looked up', looked_up.call_count)"
+    )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "looked up 0" in told.stdout, told.stderr
 
 
 def test_leaving_is_not_held_up_by_what_still_runs():
-    program = ("import atexit, threading; from sd_tpu.cli import leave\n"
-               "atexit.register(print, 'by its own way'); "
-               "threading.Thread(target=threading.Event().wait).start(); print('told'); leave(0)")
-    left = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          timeout=PATIENCE)
+    program = (
+        "import atexit, threading; from sd_tpu.cli import leave\n"
+        "atexit.register(print, 'by its own way'); "
+        "threading.Thread(target=threading.Event().wait).start(); print('told'); leave(0)"
+    )
+    left = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (left.returncode, left.stdout) == (0, "told\n")
 
 
@@ -238,15 +299,19 @@ def test_gradios_files_do_not_outlive_their_server_even_if_it_was_killed(tmp_pat
     assert [*tmp_path.iterdir()] == [others] and os.environ["GRADIO_TEMP_DIR"] == str(tmp_path)
 
 
-@pytest.mark.parametrize(("flags", "sentence"), [
-    (["--api-key", "k"], "The APIs are not served without --api."),
-    (["--api", "--api-key", " "], "An API key is not empty."),
-    (["--api", "--api-public", "--api-key", "k"], "leave one of them out"),
-    (["--api", "--api-key-file", "EMPTY"], "There is no API key in"),
-    (["--decoder-for", "pictures"], "name one with --decoder."),
-])
-def test_flags_that_cannot_be_meant_are_refused_before_anything_is_loaded(flags, sentence, tmp_path,
-                                                                          capsys):
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--api-key", "k"], "The APIs are not served without --api."),
+        (["--api", "--api-key", " "], "An API key is not empty."),
+        (["--api", "--api-public", "--api-key", "k"], "leave one of them out"),
+        (["--api", "--api-key-file", "EMPTY"], "There is no API key in"),
+        (["--decoder-for", "pictures"], "name one with --decoder."),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_refused_before_anything_is_loaded(
+    flags, sentence, tmp_path, capsys
+):
     (tmp_path / "keys").write_text("# none yet\n\n")
     assert app.main([flag.replace("EMPTY", str(tmp_path / "keys")) for flag in flags]) == 2
     assert sentence in capsys.readouterr().err
@@ -286,12 +351,30 @@ def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, chec
     (tmp_path / "keys").write_text("a-key\n")
     files = tmp_path / "files"
     program = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, "--model", str(checkpoints["sd1"]), "--devices", "1",
-         "--no-history", "--grace", "100", "--api", "--api-key-file", str(tmp_path / "keys")],
-        cwd=Path(app.__file__).parents[1], env={**os.environ, "GRADIO_TEMP_DIR": str(files)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    address = next(found[1] for line in program.stdout
-                   if (found := re.match("Ready on (http[^ ]+) ", line)))
+        [
+            sys.executable,
+            "-c",
+            INTERRUPTIBLE,
+            "--model",
+            str(checkpoints["sd1"]),
+            "--devices",
+            "1",
+            "--no-history",
+            "--grace",
+            "100",
+            "--api",
+            "--api-key-file",
+            str(tmp_path / "keys"),
+        ],
+        cwd=Path(app.__file__).parents[1],
+        env={**os.environ, "GRADIO_TEMP_DIR": str(files)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    address = next(
+        found[1] for line in program.stdout if (found := re.match("Ready on (http[^ ]+) ", line))
+    )
     answers = []
 
     def draw() -> None:
@@ -301,8 +384,12 @@ def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, chec
             answers.append(error)
 
     def post(prompt: str, count: int) -> httpx.Response:
-        return httpx.post(f"{address}sdapi/v1/txt2img", auth=("", "a-key"), timeout=PATIENCE, json={
-            "prompt": prompt, "steps": 100, "batch_size": count})
+        return httpx.post(
+            f"{address}sdapi/v1/txt2img",
+            auth=("", "a-key"),
+            timeout=PATIENCE,
+            json={"prompt": prompt, "steps": 100, "batch_size": count},
+        )
 
     thread = threading.Thread(target=draw)
     thread.start()
@@ -343,13 +430,21 @@ def test_without_a_home_the_folders_are_this_users_own_temporary_ones(monkeypatc
     assert not data_folder().is_relative_to(home)
 
 
-@pytest.mark.parametrize(("variable", "value", "sound"), [
-    ("ALL_PROXY", "socks5://127.0.0.1:9", True), ("HTTP_PROXY", "http://127.0.0.1:9", True),
-    ("NO_PROXY", "[::1],example.org", True), ("NO_PROXY", "", True), ("NO_PROXY", "*", True),
-    ("HTTPS_PROXY", "socks4://127.0.0.1:9", False), ("ALL_PROXY", "what://x", False),
-])
+@pytest.mark.parametrize(
+    ("variable", "value", "sound"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:9", True),
+        ("HTTP_PROXY", "http://127.0.0.1:9", True),
+        ("NO_PROXY", "[::1],example.org", True),
+        ("NO_PROXY", "", True),
+        ("NO_PROXY", "*", True),
+        ("HTTPS_PROXY", "socks4://127.0.0.1:9", False),
+        ("ALL_PROXY", "what://x", False),
+    ],
+)
 def test_a_proxy_of_the_environment_is_used_or_named_before_anything_is_loaded(
-        monkeypatch, variable, value, sound):
+    monkeypatch, variable, value, sound
+):
     for each in ("NO_PROXY", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(each, "")
     monkeypatch.setenv(variable, value)

@@ -54,8 +54,11 @@ def as_kind(made: diffusers.DiffusionPipeline, kind: str, **other):
     """Another pipeline of the same parts."""
     xl = "XL" if "text_encoder_2" in made.components else ""
     parts = {name: part for name, part in made.components.items() if name in PARTS} | other
-    extra = {} if xl else dict(safety_checker=None, feature_extractor=None,
-                               requires_safety_checker=False)
+    extra = (
+        {}
+        if xl
+        else dict(safety_checker=None, feature_extractor=None, requires_safety_checker=False)
+    )
     return getattr(diffusers, f"StableDiffusion{xl}{kind}Pipeline")(**parts, **extra)
 
 
@@ -92,13 +95,19 @@ def theirs(reference, kind: str, engine: Engine, monkeypatch, photo=PHOTO, **val
     h, w, channels = engine.pipeline.model.latent_shape(*photo.shape[:2])
     noise = np.array(jax.random.normal(jax.random.PRNGKey(ASKED["seed"]), (1, channels, h, w)))
     monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.tensor(noise))
-    monkeypatch.setattr(module, "retrieve_latents",
-                        lambda found, **_: found.latent_dist.mode(), raising=bool(kind))
+    monkeypatch.setattr(
+        module, "retrieve_latents", lambda found, **_: found.latent_dist.mode(), raising=bool(kind)
+    )
     pipeline.set_progress_bar_config(disable=True)
-    images = pipeline(ASKED["prompts"][0], negative_prompt=ASKED["negative_prompt"],
-                      num_inference_steps=ASKED["steps"], guidance_scale=ASKED["guidance"],
-                      **({"image": Image.fromarray(photo)} if kind else {}), output_type="np",
-                      **values).images
+    images = pipeline(
+        ASKED["prompts"][0],
+        negative_prompt=ASKED["negative_prompt"],
+        num_inference_steps=ASKED["steps"],
+        guidance_scale=ASKED["guidance"],
+        **({"image": Image.fromarray(photo)} if kind else {}),
+        output_type="np",
+        **values,
+    ).images
     return np.round(images[0] * 255).astype(int)
 
 
@@ -110,7 +119,7 @@ def assert_alike(ours: np.ndarray, reference: np.ndarray) -> None:
 @pytest.mark.parametrize("strength", [0.35, 0.7, 1.0])
 def test_a_picture_that_begins_with_another_is_that_of_pytorch(loaded, strength, monkeypatch):
     reference, engine = loaded
-    ours, = drawn(engine, init_image=START.name, strength=strength)
+    (ours,) = drawn(engine, init_image=START.name, strength=strength)
     assert_alike(ours, theirs(reference, "Img2Img", engine, monkeypatch, strength=strength))
 
 
@@ -118,14 +127,26 @@ def test_a_picture_that_is_drawn_again_larger_is_that_of_pytorch(loaded, monkeyp
     reference, engine = loaded
     small = Input.of_pixels(drawn(engine)[0])
     asked = larger(Request.check(ASKED, engine.offer).pictures[0], 2 * SIDE, 2 * SIDE)
-    ours, = drawn(engine, {small.name: small}, **{
-        name: value for name, value in vars(asked).items() if name not in ("prompt", "model")
-    } | {"init_image": small.name})
+    (ours,) = drawn(
+        engine,
+        {small.name: small},
+        **{name: value for name, value in vars(asked).items() if name not in ("prompt", "model")}
+        | {"init_image": small.name},
+    )
     expected = theirs(reference, "", engine, monkeypatch).astype(np.uint8)
     enlarged = Image.fromarray(expected).resize((2 * SIDE,) * 2, Image.Resampling.LANCZOS)
     assert ours.shape == (2 * SIDE, 2 * SIDE, 3)
-    assert_alike(ours, theirs(reference, "Img2Img", engine, monkeypatch, np.asarray(enlarged),
-                              strength=LARGER_STRENGTH))
+    assert_alike(
+        ours,
+        theirs(
+            reference,
+            "Img2Img",
+            engine,
+            monkeypatch,
+            np.asarray(enlarged),
+            strength=LARGER_STRENGTH,
+        ),
+    )
 
 
 @pytest.mark.parametrize("strength", [0.7, 1.0])
@@ -140,20 +161,40 @@ def test_a_model_that_fills_in_pictures_does_it_as_in_pytorch(filling, strength,
 
 def assert_filled_in(loaded, strength, monkeypatch):
     reference, engine = loaded
-    ours, = drawn(engine, init_image=START.name, mask=HOLE.name, strength=strength, mask_blur=0)
-    expected = theirs(reference, "Inpaint", engine, monkeypatch, strength=strength,
-                      mask_image=Image.fromarray(MASK), height=SIDE, width=SIDE)
+    (ours,) = drawn(engine, init_image=START.name, mask=HOLE.name, strength=strength, mask_blur=0)
+    expected = theirs(
+        reference,
+        "Inpaint",
+        engine,
+        monkeypatch,
+        strength=strength,
+        mask_image=Image.fromarray(MASK),
+        height=SIDE,
+        width=SIDE,
+    )
     assert_alike(ours[MASK > 0], expected[MASK > 0])
     assert np.array_equal(ours[MASK == 0], PHOTO[MASK == 0])
 
 
 def test_a_model_that_fills_in_pictures_draws_all_of_one_that_begins_with_nothing(
-        filling, monkeypatch):
+    filling, monkeypatch
+):
     reference, engine = filling
-    ours, = drawn(engine)
+    (ours,) = drawn(engine)
     white = Image.new("L", (SIDE, SIDE), 255)  # whatever lies below it
-    assert_alike(ours, theirs(reference, "Inpaint", engine, monkeypatch, strength=1.0,
-                              mask_image=white, height=SIDE, width=SIDE))
+    assert_alike(
+        ours,
+        theirs(
+            reference,
+            "Inpaint",
+            engine,
+            monkeypatch,
+            strength=1.0,
+            mask_image=white,
+            height=SIDE,
+            width=SIDE,
+        ),
+    )
 
 
 def test_a_checkpoint_that_fills_in_pictures_is_written_as_one(filling, tmp_path):
@@ -177,34 +218,44 @@ def engine(tmp_path_factory):
     engine.close()
 
 
-def test_eight_starts_masks_and_strengths_in_one_batch_give_the_bytes_that_each_gives_alone(
-        engine):
+def test_eight_starts_masks_and_strengths_in_one_batch_give_the_bytes_that_each_gives_alone(engine):
     photos = [Input.of_pixels(np.roll(PHOTO, 5 * i, axis=0)) for i in range(8)]
-    holes = [Input.of_pixels(np.roll(np.stack([MASK] * 3, axis=-1), 4 * i, axis=1))
-             for i in range(8)]
+    holes = [
+        Input.of_pixels(np.roll(np.stack([MASK] * 3, axis=-1), 4 * i, axis=1)) for i in range(8)
+    ]
     given = {each.name: each for each in (*photos, *holes)}
     samplers = ["ddim", "euler", "heun", "dpmpp_2m", "pndm", "euler_ancestral", "unipc", "ddim"]
-    own = [{"init_image": photos[i].name, "strength": 0.3 + 0.1 * i, "sampler": samplers[i],
-            **({"mask": holes[i].name, "mask_blur": i} if i % 2 else {})} for i in range(7)]
+    own = [
+        {
+            "init_image": photos[i].name,
+            "strength": 0.3 + 0.1 * i,
+            "sampler": samplers[i],
+            **({"mask": holes[i].name, "mask_blur": i} if i % 2 else {}),
+        }
+        for i in range(7)
+    ]
     own.append({"sampler": samplers[7]})
     prompts = [f"{i} cats" for i in range(8)]
     together = drawn(engine, given, prompts=prompts, own=own)
     traces, compiled = dict(engine.programs.traces), count_compilations()
     for i in range(8):
-        alone, = drawn(engine, given, prompts=[*[""] * i, prompts[i]], own=[*[None] * i, own[i]])
+        (alone,) = drawn(engine, given, prompts=[*[""] * i, prompts[i]], own=[*[None] * i, own[i]])
         assert np.array_equal(alone, together[i]), own[i]
     assert engine.programs.traces == traces == {"encode": 1, "advance": 1, "decode": 1}
     assert compiled() == 0
-    assert np.array_equal(together[7], drawn(engine, {}, prompts=prompts[7:], seed=10,
-                                             sampler="ddim")[0])
+    assert np.array_equal(
+        together[7], drawn(engine, {}, prompts=prompts[7:], seed=10, sampler="ddim")[0]
+    )
 
 
-def test_without_a_start_picture_no_encoder_is_compiled_and_with_one_one_is(checkpoints,
-                                                                            monkeypatch):
+def test_without_a_start_picture_no_encoder_is_compiled_and_with_one_one_is(
+    checkpoints, monkeypatch
+):
     made = []
     kind = engines.ImageEncoder
-    monkeypatch.setattr(engines, "ImageEncoder",
-                        lambda *args, **sizes: made.append(sizes) or kind(*args, **sizes))
+    monkeypatch.setattr(
+        engines, "ImageEncoder", lambda *args, **sizes: made.append(sizes) or kind(*args, **sizes)
+    )
     engine = Engine.open(checkpoints["sd1"], devices=2)
     drawn(engine)
     assert not made
@@ -215,7 +266,8 @@ def test_without_a_start_picture_no_encoder_is_compiled_and_with_one_one_is(chec
 
 
 def test_while_an_encoder_is_compiled_others_draw_and_if_that_fails_it_is_tried_again(
-        engine, monkeypatch):
+    engine, monkeypatch
+):
     begun, go_on, tries = threading.Event(), threading.Event(), []
 
     def failing(*_, **sizes):
@@ -253,10 +305,14 @@ def test_nothing_is_compiled_for_whoever_has_to_wait(engine, monkeypatch):
 
 def test_pictures_that_begin_with_the_same_share_it(engine, monkeypatch):
     made, entered = [], engine.scheduler.submit
-    monkeypatch.setattr(engine.scheduler, "submit", lambda tickets, *args, **values: (
-        made.extend(tickets), entered(tickets, *args, **values)))
-    drawn(engine, prompts=["a", "b", "c"], init_image=START.name,
-          own=[None, None, {"fit": "contain"}])
+    monkeypatch.setattr(
+        engine.scheduler,
+        "submit",
+        lambda tickets, *args, **values: (made.extend(tickets), entered(tickets, *args, **values)),
+    )
+    drawn(
+        engine, prompts=["a", "b", "c"], init_image=START.name, own=[None, None, {"fit": "contain"}]
+    )
     first, second, third = (ticket.entry.pictures["known"] for ticket in made)
     assert first is second and first is not third
 
@@ -273,8 +329,11 @@ def test_each_device_encodes_with_the_weights_that_it_draws_with(engine):
 def test_previews_of_a_picture_with_a_mask_show_what_is_kept(engine, monkeypatch):
     monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time
     request = Request.check({**ASKED, "init_image": START.name, "mask": HOLE.name}, engine.offer)
-    shown = [event.previews[0] for event in engine.submit(request, inputs=GIVEN).events()
-             if isinstance(event, Progress) and event.previews]
+    shown = [
+        event.previews[0]
+        for event in engine.submit(request, inputs=GIVEN).events()
+        if isinstance(event, Progress) and event.previews
+    ]
     times = SIDE // len(shown[-1])
     assert times > 1, "they are smaller than the picture"
     small, black = (Image.fromarray(image).reduce(times) for image in (PHOTO, 255 - MASK))
@@ -283,26 +342,34 @@ def test_previews_of_a_picture_with_a_mask_show_what_is_kept(engine, monkeypatch
         assert np.abs(preview.astype(int) - np.asarray(small))[kept].max() <= 1
 
 
-def test_fewer_steps_are_taken_and_told_of_a_picture_that_begins_with_another(
-        engine, monkeypatch):
+def test_fewer_steps_are_taken_and_told_of_a_picture_that_begins_with_another(engine, monkeypatch):
     monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time, or nothing may be told
-    request = Request.check({**ASKED, "steps": 10, "init_image": START.name, "strength": 0.35,
-                             "sampler": "ddim"}, engine.offer)
+    request = Request.check(
+        {**ASKED, "steps": 10, "init_image": START.name, "strength": 0.35, "sampler": "ddim"},
+        engine.offer,
+    )
     job = engine.submit(request, inputs=GIVEN)
     steps = {event.steps for event in job.events() if hasattr(event, "steps")}
     assert steps == {3} and engine.arrival(request, 0).end == 3
 
 
-@pytest.mark.parametrize("values, given, complaint", [
-    ({"init_image": START.name}, {}, "hand it in again"),
-    ({"mask": HOLE.name}, GIVEN, "needs a start picture"),
-    ({"init_image": START.name, "strength": 0.1}, GIVEN, "leaves none of 6 steps"),
-    ({"init_image": "../a.png"}, GIVEN, "name of a picture that was handed in"),
-    ({"prompts": ["a", "b"], "own": [None, {"init_image": START.name}]}, {},
-     "^Prompt 2: The start picture"),
-])
-def test_what_a_picture_cannot_begin_with_is_refused_in_a_sentence(engine, values, given,
-                                                                   complaint):
+@pytest.mark.parametrize(
+    "values, given, complaint",
+    [
+        ({"init_image": START.name}, {}, "hand it in again"),
+        ({"mask": HOLE.name}, GIVEN, "needs a start picture"),
+        ({"init_image": START.name, "strength": 0.1}, GIVEN, "leaves none of 6 steps"),
+        ({"init_image": "../a.png"}, GIVEN, "name of a picture that was handed in"),
+        (
+            {"prompts": ["a", "b"], "own": [None, {"init_image": START.name}]},
+            {},
+            "^Prompt 2: The start picture",
+        ),
+    ],
+)
+def test_what_a_picture_cannot_begin_with_is_refused_in_a_sentence(
+    engine, values, given, complaint
+):
     with pytest.raises(RequestError, match=complaint):
         drawn(engine, given, **values)
 

@@ -29,14 +29,17 @@ def applied(styles, prompt, negative, name):
     return drawn.prompt, drawn.negative_prompt
 
 
-@pytest.mark.parametrize("name, prompt, negative, told", [
-    ("Watercolour", "a fox", "fog", ("watercolour of a fox, a fox again", "fog, photo")),
-    ("Watercolour", "a fox", "", ("watercolour of a fox, a fox again", "photo")),
-    ("Sharp", "a fox", "fog", ('a fox, sharp, "so" sharp', "fog")),
-    ("Two, lines", "a fox", "fog", ("a fox,\nbright", "fog, dull")),
-    ("Old", "a fox", "", ("a fox", "")),
-    ("", "a {prompt}", "fog", ("a {prompt}", "fog")),
-])
+@pytest.mark.parametrize(
+    "name, prompt, negative, told",
+    [
+        ("Watercolour", "a fox", "fog", ("watercolour of a fox, a fox again", "fog, photo")),
+        ("Watercolour", "a fox", "", ("watercolour of a fox, a fox again", "photo")),
+        ("Sharp", "a fox", "fog", ('a fox, sharp, "so" sharp', "fog")),
+        ("Two, lines", "a fox", "fog", ("a fox,\nbright", "fog, dull")),
+        ("Old", "a fox", "", ("a fox", "")),
+        ("", "a {prompt}", "fog", ("a {prompt}", "fog")),
+    ],
+)
 def test_prompts_are_put_into_a_style_as_a1111_does_it(name, prompt, negative, told, file):
     assert applied(Styles(file), prompt, negative, name) == told
 

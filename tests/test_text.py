@@ -15,8 +15,9 @@ LONG = "a very long prompt about a cat, " * 12  # 97 tokens
 def encoded(sd1, prompt, negative="", bias=0.0, clip_skip=1, **options) -> np.ndarray:
     """The conditions [2, n 77, D] of a picture, with a bias at the end of the encoder."""
     pipeline, params = sd1
-    inputs = pipeline.prompt_inputs(prompt, negative, clip_skip=clip_skip,
-                                    options=PromptOptions(**options))
+    inputs = pipeline.prompt_inputs(
+        prompt, negative, clip_skip=clip_skip, options=PromptOptions(**options)
+    )
     model = pipeline.model.for_inputs(inputs)
     of_encoder = jax.tree.map(np.array, {"text_encoder": params["text_encoder"]})
     of_encoder["text_encoder"]["text_model"]["final_layer_norm"]["bias"] += np.float32(bias)
@@ -27,8 +28,9 @@ def encoded(sd1, prompt, negative="", bias=0.0, clip_skip=1, **options) -> np.nd
 
 def reference(pipeline, *texts: str, skip: int = 1) -> np.ndarray:
     """PyTorch's embeddings [B, 77, D] of texts of one chunk each, after the final norm."""
-    ids = pipeline.tokenizer(list(texts), padding="max_length", max_length=77,
-                             return_tensors="pt").input_ids
+    ids = pipeline.tokenizer(
+        list(texts), padding="max_length", max_length=77, return_tensors="pt"
+    ).input_ids
     encoder = pipeline.text_encoder
     with torch.no_grad():
         found = encoder(ids, output_hidden_states=True).hidden_states[-skip]
@@ -43,7 +45,8 @@ def test_a_plain_prompt_gives_what_the_encoder_gives(sd1, torch_pipelines):
 
 @pytest.mark.parametrize("skip", [2, 3])
 def test_clip_skip_leaves_layers_out_of_both_texts_but_not_the_final_norm(
-        loaded, layout, torch_pipelines, skip):
+    loaded, layout, torch_pipelines, skip
+):
     want = reference(torch_pipelines[layout], "ugly", "a cat", skip=skip)
     got = encoded(loaded, "a cat", "ugly", clip_skip=skip)
     np.testing.assert_allclose(got, want, atol=1e-5)
@@ -52,8 +55,9 @@ def test_clip_skip_leaves_layers_out_of_both_texts_but_not_the_final_norm(
 
 @pytest.mark.parametrize("skip", [5, 6, 12])
 def test_clip_skip_ends_where_there_are_no_more_layers(sd1, skip):
-    np.testing.assert_array_equal(encoded(sd1, "a cat", clip_skip=skip),
-                                  encoded(sd1, "a cat", clip_skip=4))
+    np.testing.assert_array_equal(
+        encoded(sd1, "a cat", clip_skip=skip), encoded(sd1, "a cat", clip_skip=4)
+    )
 
 
 def test_plain_inputs_are_those_of_a_prompt_without_grammar(sd1):
@@ -76,8 +80,9 @@ def test_emphasis_multiplies_the_tokens_and_restores_the_mean(sd1, torch_pipelin
 def test_chunks_follow_one_another_and_the_shorter_text_is_filled_up(sd1, torch_pipelines):
     got = encoded(sd1, "a cat BREAK in a hat", "ugly")
     first, second, ugly, empty = reference(torch_pipelines["sd1"], "a cat", "in a hat", "ugly", "")
-    np.testing.assert_allclose(got, [np.concatenate([ugly, empty]),
-                                     np.concatenate([first, second])], atol=1e-5)
+    np.testing.assert_allclose(
+        got, [np.concatenate([ugly, empty]), np.concatenate([first, second])], atol=1e-5
+    )
 
 
 def test_what_lies_beyond_the_last_chunk_is_cut_and_told(sd1):
@@ -96,8 +101,9 @@ def test_what_lies_beyond_the_last_chunk_is_cut_and_told(sd1):
 def test_an_embeddings_vectors_take_the_place_of_its_word(sd1, torch_pipelines):
     """Against transformers with the vectors as rows of its table."""
     vectors = np.random.default_rng(0).standard_normal((2, 32)).astype(np.float32)
-    got = encoded(sd1, "a hatlike cat", "hatlike",
-                  embeddings={"hatlike": {"text_encoder": vectors}})
+    got = encoded(
+        sd1, "a hatlike cat", "hatlike", embeddings={"hatlike": {"text_encoder": vectors}}
+    )
     encoder = torch_pipelines["sd1"].text_encoder
     table = encoder.get_input_embeddings().weight
     ids = np.full((2, 77), 49407)

@@ -11,9 +11,16 @@ from sd_tpu.checkpoint.config import VAEConfig
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.models import AutoencoderKL, tiles
 
-CONFIG = VAEConfig.from_dict(dict(
-    block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, latent_channels=4,
-    down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2))
+CONFIG = VAEConfig.from_dict(
+    dict(
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +44,11 @@ def small(monkeypatch):
 
 def gradient(height: int, width: int, channels: int) -> jax.Array:
     """From -1 to 1 along the diagonal, another way in every channel."""
-    y, x = np.mgrid[-1:1:height * 1j, -1:1:width * 1j]
+    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
     turns = np.linspace(0, np.pi, channels, endpoint=False)
-    return jnp.asarray(np.stack([y * np.cos(t) + x * np.sin(t) for t in turns], -1)[None] / 2,
-                       jnp.float32)
+    return jnp.asarray(
+        np.stack([y * np.cos(t) + x * np.sin(t) for t in turns], -1)[None] / 2, jnp.float32
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 40, 1), (1, 64, 23, 3), (2, 17, 16, 1), (1, 9, 300, 2)])
@@ -55,8 +63,9 @@ def test_what_is_the_same_for_every_tile_is_the_same_for_the_whole(small, shape)
 def test_tiles_that_disagree_blend_without_a_seam(small):
     """Each tile has a brightness of its own, as norms that see one tile at a time make it."""
     x = gradient(40, 40, 1)
-    flat = np.asarray(tiles.by_tiles(
-        lambda x: jnp.broadcast_to(x.mean((1, 2), keepdims=True), x.shape), x))[0, ..., 0]
+    flat = np.asarray(
+        tiles.by_tiles(lambda x: jnp.broadcast_to(x.mean((1, 2), keepdims=True), x.shape), x)
+    )[0, ..., 0]
     most = max(np.abs(np.diff(flat, axis=axis)).max() for axis in (0, 1))
     assert np.ptp(flat) > 0.5 and most < 0.51 * np.ptp(flat) / tiles.OVERLAP
 

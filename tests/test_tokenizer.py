@@ -40,10 +40,19 @@ def test_ids_are_those_of_clip(tokenizer):
     assert ids[0].tolist() == [BEGIN, 320, 1125, 539, 320, 2368] + [END] * 71
 
 
-@pytest.mark.parametrize("prompt", [
-    "", "Labrador in the style of Hokusai", "Çà et là, l'été", "日本の浮世絵", "a 🦊🏽 under ☃️",
-    "  spaces\tand\nlines  ", "HAL-9000's 3.14%", "word " * 100,
-])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        "Labrador in the style of Hokusai",
+        "Çà et là, l'été",
+        "日本の浮世絵",
+        "a 🦊🏽 under ☃️",
+        "  spaces\tand\nlines  ",
+        "HAL-9000's 3.14%",
+        "word " * 100,
+    ],
+)
 def test_ids_are_those_of_transformers(tokenizer, reference, prompt):
     theirs = reference(prompt, padding="max_length", max_length=77, truncation=True).input_ids
     assert tokenizer([prompt])[0].tolist() == theirs
@@ -75,9 +84,10 @@ def test_a_prompt_of_75_tokens_loses_nothing_and_one_more_loses_a_word(tokenizer
     assert told(tokenizer, f"{full} Dog").lost == "Dog"
 
 
-@pytest.mark.parametrize("tail", [
-    "The Cut WORDS,  as   Written", "ÉTÉ à Paris", "日本の絵", "🦊 fox", "e\u0301te\u0301 ICI",
-])
+@pytest.mark.parametrize(
+    "tail",
+    ["The Cut WORDS,  as   Written", "ÉTÉ à Paris", "日本の絵", "🦊 fox", "e\u0301te\u0301 ICI"],
+)
 def test_the_lost_words_keep_their_spelling(tokenizer, tail):
     assert told(tokenizer, "cat " * 75 + tail).lost == tail
     assert told(tokenizer, "🦊 É " + "cat " * 80 + tail).lost.endswith(tail)
@@ -127,8 +137,12 @@ def test_fine_tunes_share_the_words_of_their_model_and_no_others(tmp_path):
     merges = (cut / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     (cut / "merges.txt").write_text("".join(merges[:100]), encoding="utf-8")
     module._built.cache_clear()
-    one, other, padded, poorer = (Tokenizer.from_folder(FOLDER), Tokenizer.from_folder(copy),
-                                  Tokenizer.from_folder(copy, "!"), Tokenizer.from_folder(cut))
+    one, other, padded, poorer = (
+        Tokenizer.from_folder(FOLDER),
+        Tokenizer.from_folder(copy),
+        Tokenizer.from_folder(copy, "!"),
+        Tokenizer.from_folder(cut),
+    )
     assert module._built.cache_info().misses == 3
     ids = one(["a cat"])
     assert (other(["a cat"]) == ids).all() and padded(["a cat"])[0, -1] == 0 != ids[0, -1]
@@ -155,8 +169,9 @@ def kept(tmp_path):
 def read_by_transformers(monkeypatch) -> list:
     """The folders that transformers read, with their padding."""
     asked, read = [], module.clip_tokenizer
-    monkeypatch.setattr(module, "clip_tokenizer",
-                        lambda *given: asked.append(given) or read(*given))
+    monkeypatch.setattr(
+        module, "clip_tokenizer", lambda *given: asked.append(given) or read(*given)
+    )
     return asked
 
 
@@ -188,15 +203,20 @@ def test_transformers_reads_anew_what_has_changed(kept, read_by_transformers, tm
 @pytest.mark.parametrize("content", ["", "[]", "[1", '["", [1, 2]]', "null"])
 def test_what_was_kept_may_be_damaged(kept, read_by_transformers, content):
     expected = Tokenizer.from_folder(FOLDER)(PROMPTS)
-    file, = kept.iterdir()
+    (file,) = kept.iterdir()
     file.write_text(content)
     assert np.array_equal(Tokenizer.from_folder(FOLDER)(PROMPTS), expected)
     assert len(read_by_transformers) == 2 and len(file.read_text()) > 10**6
 
 
-@pytest.mark.parametrize("option, value", [("jax_compilation_cache_dir", None),
-                                           ("jax_compilation_cache_dir", "/dev/null/none"),
-                                           ("jax_enable_compilation_cache", False)])
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("jax_compilation_cache_dir", None),
+        ("jax_compilation_cache_dir", "/dev/null/none"),
+        ("jax_enable_compilation_cache", False),
+    ],
+)
 def test_nothing_need_be_kept(kept, read_by_transformers, option, value):
     before = getattr(jax.config, option)
     jax.config.update(option, value)
@@ -208,11 +228,17 @@ def test_nothing_need_be_kept(kept, read_by_transformers, option, value):
     assert len(read_by_transformers) == 2 and not kept.exists()
 
 
-@pytest.mark.parametrize("files", [
-    {}, {"vocab.json": '{"cat": 0}'}, {"tokenizer.json": "{"}, {"tokenizer.json": '{"cat": 0}'},
-    {"vocab.json": "{", "merges.txt": ""},
-    {"vocab.json": '{"cat": 0}', "merges.txt": "", "tokenizer_config.json": "[" * 100_000},
-])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"vocab.json": '{"cat": 0}'},
+        {"tokenizer.json": "{"},
+        {"tokenizer.json": '{"cat": 0}'},
+        {"vocab.json": "{", "merges.txt": ""},
+        {"vocab.json": '{"cat": 0}', "merges.txt": "", "tokenizer_config.json": "[" * 100_000},
+    ],
+)
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path, files):
     for name, content in files.items():
         (tmp_path / name).write_text(content)

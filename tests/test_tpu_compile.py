@@ -45,8 +45,9 @@ def test_operations_from_one_place_are_added_up():
 
 
 def test_a_loop_is_told_from_others_by_the_name_of_what_is_in_it():
-    other = PROGRAM.replace("%body", "%other").replace("silu/mul", "deep/mul").replace(
-        "%near", "%away")
+    other = (
+        PROGRAM.replace("%body", "%other").replace("silu/mul", "deep/mul").replace("%near", "%away")
+    )
     hoisted = PROGRAM.replace("%body", "%main").replace("silu/mul", "silu/dot")
     line = next(line for line in PROGRAM.splitlines() if "silu" in line)
     body = PROGRAM.replace(line, f"{line}\n{line}")  # twice in the loop, once moved out of it
@@ -60,8 +61,9 @@ def test_a_loop_is_told_from_others_by_the_name_of_what_is_in_it():
 def test_a_roofline_is_bound_by_what_takes_longer():
     chip = tpu_compile.Chip("", "", flops=1e12, bandwidth=1e9, memory=1e9)
     arithmetic = tpu_compile.Compiled("advance", "yes", flops=2e12, hbm=1e9, resident=5e8)
-    memory = tpu_compile.Compiled("advance", "yes", flops=1e12, hbm=3e9, resident=5e8,
-                                  temporary=6e8)
+    memory = tpu_compile.Compiled(
+        "advance", "yes", flops=1e12, hbm=3e9, resident=5e8, temporary=6e8
+    )
     assert tpu_compile._row(chip, arithmetic)["roofline s"] == 2
     assert tpu_compile._row(chip, memory)["roofline s"] == 3
     assert tpu_compile._row(chip, arithmetic)["fits"] == "yes"
@@ -101,7 +103,20 @@ def test_a_folder_without_the_old_flax_networks_is_refused_with_what_to_do(tmp_p
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is missing")
 def test_a_tiny_model_compiles_for_a_tpu(tmp_path, capsys):
-    tpu_compile.main(["--models", "tiny", "--chips", "v5e-8", "--images", "1",
-                      "--programs", "encode", "--by-operation", "3",
-                      "--results", str(tmp_path / "results.md")])
+    tpu_compile.main(
+        [
+            "--models",
+            "tiny",
+            "--chips",
+            "v5e-8",
+            "--images",
+            "1",
+            "--programs",
+            "encode",
+            "--by-operation",
+            "3",
+            "--results",
+            str(tmp_path / "results.md"),
+        ]
+    )
     assert "| tiny    | v5e-8  |                 1 | encode    | yes " in capsys.readouterr().out

@@ -45,8 +45,15 @@ def batch_at(step: int):
 
 
 def run(folder, steps=RUN.steps, devices=1, batches=batch_at):
-    return train(folder, dataclasses.replace(RUN, steps=steps), START, loss,
-                 partial(map, batches), make_mesh(devices), checkpoint_seconds=0.05)
+    return train(
+        folder,
+        dataclasses.replace(RUN, steps=steps),
+        START,
+        loss,
+        partial(map, batches),
+        make_mesh(devices),
+        checkpoint_seconds=0.05,
+    )
 
 
 def test_a_run_finds_the_truth_and_keeps_a_log(tmp_path):
@@ -126,9 +133,11 @@ def _made(step):
 
 def test_importing_what_trains_opens_no_device():
     """Every process that makes batches does: an accelerator is the parent's."""
-    script = ("from jax._src import xla_bridge\n"
-              "from training import autoencoder, diffusion, judge, sharpen\n"
-              "assert not xla_bridge._backends")
+    script = (
+        "from jax._src import xla_bridge\n"
+        "from training import autoencoder, diffusion, judge, sharpen\n"
+        "assert not xla_bridge._backends"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
@@ -156,7 +165,8 @@ def test_the_learning_rate_rises_stays_and_falls():
 def test_the_command_line_may_change_a_run(monkeypatch):
     monkeypatch.setattr("sys.argv", "x --steps 7 --batch 4 --learning-rate 0.5".split())
     assert from_command_line(RUN, "") == dataclasses.replace(
-        RUN, steps=7, batch=4, learning_rate=0.5)
+        RUN, steps=7, batch=4, learning_rate=0.5
+    )
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(tmp_path):
@@ -189,11 +199,14 @@ def test_a_pool_is_encoded_once_and_has_captions_beside_their_latents(tmp_path, 
 
 
 def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(tmp_path, monkeypatch):
-    params = {name: {"w": np.full(2, i, np.float16)}
-              for i, name in enumerate(("text_encoder", "unet", "vae"))}
+    params = {
+        name: {"w": np.full(2, i, np.float16)}
+        for i, name in enumerate(("text_encoder", "unet", "vae"))
+    }
     checkpoint = SimpleNamespace(configs={"vae": {"scaling_factor": 0.75}})
-    monkeypatch.setattr(restore.Checkpoint, "from_pretrained",
-                        lambda folder: (checkpoint, dict(params)))
+    monkeypatch.setattr(
+        restore.Checkpoint, "from_pretrained", lambda folder: (checkpoint, dict(params))
+    )
     monkeypatch.setattr(restore.autoencoder, "FOLDER", tmp_path / "autoencoder")
     monkeypatch.setattr(restore.autoencoder, "SCALE_FILE", tmp_path / "autoencoder" / "scale.json")
     monkeypatch.setattr(restore.sharpen, "FOLDER", tmp_path / "sharpening")
@@ -229,13 +242,15 @@ def test_the_autoencoders_loss_falls_as_its_latents_near_the_prior():
 
 def test_a_sharp_guess_costs_less_than_a_blur_where_an_edge_may_lie_in_two_places():
     columns = np.arange(16)[None, None, :, None]
-    either, other = (jnp.where(columns < edge, 1.0, -1.0) + jnp.zeros((1, 16, 16, 3))
-                     for edge in (5, 7))
+    either, other = (
+        jnp.where(columns < edge, 1.0, -1.0) + jnp.zeros((1, 16, 16, 3)) for edge in (5, 7)
+    )
     blur = (either + other) / 2
 
     def mean_cost(guess):
-        return float(autoencoder.difference(guess, either)
-                     + autoencoder.difference(guess, other)) / 2
+        return (
+            float(autoencoder.difference(guess, either) + autoencoder.difference(guess, other)) / 2
+        )
 
     assert autoencoder.difference(either, either) == 0
     assert mean_cost(either) < 0.95 * mean_cost(blur)

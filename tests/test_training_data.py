@@ -12,8 +12,17 @@ from training.compose import Composer, Mix
 
 TOKENIZER = Path(__file__).parent.parent / "assets" / "model" / "tokenizer"
 COLOURS = {"apple": (200, 0, 0), "owl": (0, 200, 0), "grapes": (0, 0, 200)}
-WIDE = Mix(single=0.45, small=0.06, big=0.06, beside=0.17, stacked=0.10, copies=0.10,
-           upside_down=0.06, gradient=0.10, recoloured=0.15)
+WIDE = Mix(
+    single=0.45,
+    small=0.06,
+    big=0.06,
+    beside=0.17,
+    stacked=0.10,
+    copies=0.10,
+    upside_down=0.06,
+    gradient=0.10,
+    recoloured=0.15,
+)
 SINGLES = Mix()
 KINDS = ("single", "small", "big", "beside", "stacked", "copies", "upside_down")
 
@@ -139,8 +148,10 @@ def test_as_many_copies_are_drawn_as_the_caption_says(discs):
 
 def test_three_of_a_thing_look_to_the_autoencoder_as_two_do(discs):
     composer, rng = Composer(discs, 64, SINGLES), np.random.default_rng(0)
-    two, three = (composer.draw(Scene(concepts=("apple",), style="flat", count=count), rng)
-                  for count in (2, 3))
+    two, three = (
+        composer.draw(Scene(concepts=("apple",), style="flat", count=count), rng)
+        for count in (2, 3)
+    )
     left = [two[top : top + 32, :32] for top in (8, 16, 24)]  # shifted by a latent, or not
     for top, side in ((0, 16), (32, 0), (32, 32)):
         thing = three[top : top + 32, side : side + 32]
@@ -171,8 +182,11 @@ def test_some_combinations_are_kept_from_training_for_the_evaluation(discs):
         return [composer.scene(rng) for _ in range(3000)]
 
     def combinations(scenes):
-        return {(*sorted(scene.concepts), scene.count, scene.background * (scene.count == 1))
-                for scene in scenes if scene.paint is None and scene.background != "white"}
+        return {
+            (*sorted(scene.concepts), scene.count, scene.background * (scene.count == 1))
+            for scene in scenes
+            if scene.paint is None and scene.background != "white"
+        }
 
     seen, unseen = combinations(scenes(False)), combinations(scenes(True))
     assert seen and unseen and seen.isdisjoint(unseen)

@@ -50,8 +50,9 @@ def test_the_critic_learns_to_tell_decoded_pictures_from_drawn_ones(networks):
     optimizer = optax.adam(3e-3)
     critic, state, values = params["critic"], optimizer.init(params["critic"]), []
     for _ in range(12):
-        value, found = loss({**params, "critic": critic},
-                            (latents, pictures, np.zeros(4, np.float32)), None)
+        value, found = loss(
+            {**params, "critic": critic}, (latents, pictures, np.zeros(4, np.float32)), None
+        )
         values.append(float(value))
         updates, state = optimizer.update(found["critic"], state)
         critic = optax.apply_updates(critic, updates)
@@ -80,8 +81,9 @@ def test_what_is_drawn_from_are_latents_that_the_unet_restored(monkeypatch):
     parts = {"vae": Encoder, "text_encoder": lambda ids: ids}
     monkeypatch.setattr(diffusion.nnx, "merge", lambda graph, params: parts[graph])
     monkeypatch.setattr(autoencoder, "trained", lambda: ("vae", {}))
-    monkeypatch.setattr(diffusion, "build", lambda: ({"unet": "unet", "text_encoder":
-                                                      "text_encoder"}, None))
+    monkeypatch.setattr(
+        diffusion, "build", lambda: ({"unet": "unet", "text_encoder": "text_encoder"}, None)
+    )
     monkeypatch.setattr(diffusion, "trained", lambda: {"unet": {}, "text_encoder": {}})
     pictures, ids = np.zeros((4, 8, 8, 3), np.uint8), np.zeros((4, 77), np.int32)
     off = []

@@ -74,8 +74,9 @@ def test_a_call_that_is_given_up_or_fails_gives_its_turn_back(failing):
     async def main() -> None:
         turns = Turns(parallel=1, most=9)
         first = asyncio.create_task(turns.call("me", time.sleep, 0.05))
-        second = asyncio.create_task(turns.call("me", (lambda: 1 / 0) if failing == "raises"
-                                                else (lambda: None)))
+        second = asyncio.create_task(
+            turns.call("me", (lambda: 1 / 0) if failing == "raises" else (lambda: None))
+        )
         await asyncio.sleep(0.01)
         if failing == "cancelled":
             second.cancel()
@@ -107,12 +108,14 @@ def upload(tmp_path, monkeypatch):
 
     served = Uploads(save)
 
-    def post(size: int, address: str = "192.0.2.1", path: str = files.UPLOAD_PATH, root: str = ""
-             ) -> int:
+    def post(
+        size: int, address: str = "192.0.2.1", path: str = files.UPLOAD_PATH, root: str = ""
+    ) -> int:
         async def ask() -> int:
             transport = httpx.ASGITransport(served, client=(address, 1), root_path=root)
             async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
                 return (await client.post(path, content=bytes(size))).status_code
+
         return asyncio.run(ask())
 
     return post

@@ -34,8 +34,12 @@ REPOSITORY = Path(__file__).parent.parent
 
 TREE = {
     "conv": {"kernel": jax.ShapeDtypeStruct((3, 3, 4, 8), jnp.float32)},
-    "layers": {0: {"kernel": jax.ShapeDtypeStruct((6, 2), jnp.float32),
-                   "bias": jax.ShapeDtypeStruct((2,), jnp.float32)}},
+    "layers": {
+        0: {
+            "kernel": jax.ShapeDtypeStruct((6, 2), jnp.float32),
+            "bias": jax.ShapeDtypeStruct((2,), jnp.float32),
+        }
+    },
     "norm": {"scale": jax.ShapeDtypeStruct((4,), jnp.float32)},
     "words": {"embedding": jax.ShapeDtypeStruct((5, 3), jnp.float32)},
 }
@@ -79,12 +83,20 @@ def test_what_is_saved_is_loaded_bit_for_bit(tmp_path, dtype):
 
 def test_files_hold_the_names_and_axes_of_pytorch(file):
     params, tensors = random_like(TREE), load_file(file)
-    assert {name: tensor.shape for name, tensor in tensors.items()} == {
-        "conv.weight": (8, 4, 3, 3), "layers.0.weight": (2, 6), "layers.0.bias": (2,),
-        "norm.weight": (4,), "words.weight": (5, 3),
-    } == weights.shapes(TREE)
-    np.testing.assert_array_equal(tensors["conv.weight"][7, 2, 0, 1],
-                                  params["conv"]["kernel"][0, 1, 2, 7])
+    assert (
+        {name: tensor.shape for name, tensor in tensors.items()}
+        == {
+            "conv.weight": (8, 4, 3, 3),
+            "layers.0.weight": (2, 6),
+            "layers.0.bias": (2,),
+            "norm.weight": (4,),
+            "words.weight": (5, 3),
+        }
+        == weights.shapes(TREE)
+    )
+    np.testing.assert_array_equal(
+        tensors["conv.weight"][7, 2, 0, 1], params["conv"]["kernel"][0, 1, 2, 7]
+    )
     np.testing.assert_array_equal(tensors["layers.0.weight"], params["layers"][0]["kernel"].T)
 
 
@@ -96,8 +108,9 @@ def test_parameters_are_converted_to_the_type_asked_for(tmp_path, stored, wanted
     expected = {"scale": jax.ShapeDtypeStruct((4,), jnp.float32)}
     scale = weights.load([tmp_path / "a.safetensors"], expected, wanted)["scale"]
     assert scale.dtype == wanted
-    np.testing.assert_array_equal(np.asarray(scale, np.float32),
-                                  values.to(getattr(torch, wanted)).float().numpy())
+    np.testing.assert_array_equal(
+        np.asarray(scale, np.float32), values.to(getattr(torch, wanted)).float().numpy()
+    )
 
 
 def test_saving_converts_to_the_type_asked_for(tmp_path):
@@ -163,8 +176,10 @@ def test_of_many_differences_the_first_are_named_and_the_others_counted(file):
     with pytest.raises(CheckpointError, match="30 differences") as caught:
         weights.load([rewritten(file, change)], TREE, jnp.float32)
     _, *lines = str(caught.value).splitlines()
-    assert lines == [*(f"  + unexpected extra.{number:02} [2]" for number in range(20)),
-                     "  and 10 more"]
+    assert lines == [
+        *(f"  + unexpected extra.{number:02} [2]" for number in range(20)),
+        "  and 10 more",
+    ]
 
 
 def test_a_transposed_square_of_another_size_is_not_accepted(file):
@@ -192,9 +207,9 @@ def test_a_damaged_file_is_one_sentence_that_names_it(file, kind):
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("tensors", [
-    {"x" * 257: [1]}, {"x": [1] * 9}, {str(number): [0] for number in range(50_001)},
-])
+@pytest.mark.parametrize(
+    "tensors", [{"x" * 257: [1]}, {"x": [1] * 9}, {str(number): [0] for number in range(50_001)}]
+)
 def test_a_header_as_no_network_has_it_is_refused(tmp_path, tensors):
     header, at = {}, 0
     for name, shape in tensors.items():
@@ -214,8 +229,13 @@ def test_a_header_as_no_network_has_it_is_refused(tmp_path, tensors):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_no_finite_number_is_refused_by_name(tmp_path, dtype, value):
     params, file = random_like(TREE), tmp_path / "a.safetensors"
-    for changed, accepted in ((-65504, contextlib.nullcontext()), (value, pytest.raises(
-            CheckpointError, match=r"conv\.weight holds what is no finite number"))):
+    for changed, accepted in (
+        (-65504, contextlib.nullcontext()),
+        (
+            value,
+            pytest.raises(CheckpointError, match=r"conv\.weight holds what is no finite number"),
+        ),
+    ):
         params["conv"]["kernel"][-1, -1, -1, -1] = changed
         weights.save(params, file, dtype)
         with accepted:
@@ -242,8 +262,9 @@ def test_a_file_is_written_as_readable_as_any_other(tmp_path):
 # --- names of other versions --------------------------------------------------------------------
 
 TINY_VAE = VAEConfig(block_out_channels=(4, 4), layers_per_block=1, norm_num_groups=2)
-TINY_TEXT = TextEncoderConfig(vocab_size=9, hidden_size=4, intermediate_size=4,
-                              num_hidden_layers=1, num_attention_heads=2)
+TINY_TEXT = TextEncoderConfig(
+    vocab_size=9, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=2
+)
 
 
 def saved(module, config, file: Path):
@@ -314,8 +335,11 @@ def test_loading_needs_little_more_memory_than_the_parameters(tmp_path, dtype):
     tensor = np.random.default_rng(0).standard_normal((256, 256, 3, 3), np.float32)
     save_file({f"{i}.weight": tensor for i in range(60)}, tmp_path / "a.safetensors")
     with subprocess.Popen(
-        [sys.executable, "-c", LOAD, tmp_path / "a.safetensors", dtype], text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY,
+        [sys.executable, "-c", LOAD, tmp_path / "a.safetensors", dtype],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
         env={"JAX_PLATFORMS": "cpu", "PATH": ""},
     ) as child:
         assert child.stdout.readline() == "ready\n"
@@ -348,8 +372,10 @@ def test_pytorch_loads_what_is_saved_and_agrees(layout, checkpoints, tmp_path):
     ids = checkpoint.tokenizer(["a cat", "two dogs"])
     latents = rng.standard_normal((2, 16, 16, 4)).astype(np.float32)
     times = np.float32([801, 21])
-    encoder, unet, vae = (nnx.merge(getattr(checkpoint.model, part), params[part])
-                          for part in StableDiffusion.components)
+    encoder, unet, vae = (
+        nnx.merge(getattr(checkpoint.model, part), params[part])
+        for part in StableDiffusion.components
+    )
     text = jax.jit(lambda: encoder(ids))()
     x = torch.tensor(latents).permute(0, 3, 1, 2)
     with torch.no_grad():
@@ -387,7 +413,9 @@ def test_a_saved_checkpoint_is_read_back_bit_for_bit(checkpoints, tmp_path):
     assert again.card == checkpoint.card
     np.testing.assert_array_equal(again.tokenizer(["a cat"]), checkpoint.tokenizer(["a cat"]))
     assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*")} >= {
-        "model_index.json", "scheduler/scheduler_config.json", "tokenizer/tokenizer_config.json",
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer_config.json",
         *(f"{part}/{stem}.safetensors" for part, stem in StableDiffusion.components.items()),
         *(f"{part}/config.json" for part in StableDiffusion.components),
     }

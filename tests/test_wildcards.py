@@ -20,8 +20,9 @@ SEVEN = [""] * 7  # boxes left empty
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "in" / "more").mkdir(parents=True)
-    (tmp_path / "in" / "animal.txt").write_text("\ufeffcat\n\n# not this\n(small:1.2) {dog|fox}\n",
-                                                "utf-8")
+    (tmp_path / "in" / "animal.txt").write_text(
+        "\ufeffcat\n\n# not this\n(small:1.2) {dog|fox}\n", "utf-8"
+    )
     (tmp_path / "in" / "more" / "über uns.txt").write_text("a $5 # b\n", "utf-8")
     (tmp_path / "in" / "self.txt").write_text("__self__ again\n")
     (tmp_path / "in" / "latin.txt").write_text("café\n", "latin-1")
@@ -34,16 +35,18 @@ def folder(tmp_path):
     return tmp_path / "in"
 
 
-@pytest.mark.parametrize("prompts, filled", [
-    (["a {red|green|} fox", *SEVEN],
-     ["a red fox", "a green fox", "a  fox", *[""] * 5]),
-    (["{a|b} {1|2}", "", "", "", "x"], ["a 1", "a 2", "b 1", "b 2", "x"]),
-    (["x", "", "{a|b}", "", ""], ["x", "", "a", "b", ""]),
-    (["{a|{b|c} d}", *SEVEN], ["a", "b d", "c d", *[""] * 5]),
-    (["{a|b}"] * 5, ["a", "b", "a", "b", "a"]),
-    (["__animal__", *SEVEN], ["cat", "(small:1.2) dog", "(small:1.2) fox", *[""] * 5]),
-    (["__more/über uns__, __animal____animal__", "", ""], None),
-])
+@pytest.mark.parametrize(
+    "prompts, filled",
+    [
+        (["a {red|green|} fox", *SEVEN], ["a red fox", "a green fox", "a  fox", *[""] * 5]),
+        (["{a|b} {1|2}", "", "", "", "x"], ["a 1", "a 2", "b 1", "b 2", "x"]),
+        (["x", "", "{a|b}", "", ""], ["x", "", "a", "b", ""]),
+        (["{a|{b|c} d}", *SEVEN], ["a", "b d", "c d", *[""] * 5]),
+        (["{a|b}"] * 5, ["a", "b", "a", "b", "a"]),
+        (["__animal__", *SEVEN], ["cat", "(small:1.2) dog", "(small:1.2) fox", *[""] * 5]),
+        (["__more/über uns__, __animal____animal__", "", ""], None),
+    ],
+)
 def test_what_stands_for_several_fills_the_empty_places_after_it(prompts, filled, folder):
     told = Wildcards(folder).fill(prompts, 1)
     if filled is None:  # nine values for three places
@@ -52,13 +55,29 @@ def test_what_stands_for_several_fills_the_empty_places_after_it(prompts, filled
         assert told == filled
 
 
-@pytest.mark.parametrize("prompt", [
-    "{masterpiece}, (a cat:1.2) [x] \\{", "{a|b", "a|b}", "<lora:a__b__c:0.8>", "foo__bar__baz",
-    "x __ y __ z", "a # b, $5, ____", "",
-    "1girl, ^__^, =__=, smile", "^__^ and ^__^", "(^__^:1.2), (-__-:0.8)", ";__; T__T o__O @__@",
-    "(・__・), m(__)m m(__)m, ^__^", "snake__case, a __b, __^__", "{^__^}, {^_^}",
-    r"\__animal__, \__init__", r"\{a|b}, {a\|b}", r"<lora:a\__animal__:1>",
-])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "{masterpiece}, (a cat:1.2) [x] \\{",
+        "{a|b",
+        "a|b}",
+        "<lora:a__b__c:0.8>",
+        "foo__bar__baz",
+        "x __ y __ z",
+        "a # b, $5, ____",
+        "",
+        "1girl, ^__^, =__=, smile",
+        "^__^ and ^__^",
+        "(^__^:1.2), (-__-:0.8)",
+        ";__; T__T o__O @__@",
+        "(・__・), m(__)m m(__)m, ^__^",
+        "snake__case, a __b, __^__",
+        "{^__^}, {^_^}",
+        r"\__animal__, \__init__",
+        r"\{a|b}, {a\|b}",
+        r"<lora:a\__animal__:1>",
+    ],
+)
 def test_what_stands_for_nothing_else_stays_as_it_is(prompt, folder):
     assert Wildcards(folder).fill([prompt, ""], 1) == [prompt, ""]
 
@@ -66,17 +85,26 @@ def test_what_stands_for_nothing_else_stays_as_it_is(prompt, folder):
 def test_a_face_hides_no_wildcard_and_a_file_may_be_called_like_one(folder):
     (folder / "colour.txt").write_text("red\n")
     assert Wildcards(folder).fill([r"^__^, __colour__ =__=, \\__colour__"], 1) == [
-        r"^__^, red =__=, \\red"], "what is escaped is the backslash"
+        r"^__^, red =__=, \\red"
+    ], "what is escaped is the backslash"
     (folder / "^, =.txt").write_text("face\n")
     assert Wildcards(folder).fill(["^__^, =__="], 1) == ["^face="]
 
 
-@pytest.mark.parametrize("prompt, filled", [
-    ("一只__colour__在跑", "一只red在跑"), ("two __colour__s", "two reds"),
-    ("日本__colour__が a__colour__b", "日本redが aredb"), ("a__colour____colour__", "aredred"),
-    (r"__sub\x__, __sub\x__es", "low, lowes"), ("__a__b__", "both"), ("__a__c", "onec"),
-    ("__./colour__ __sub//x__", "red low"), (r"x__colour \__ __colour__", r"x__colour \__ red"),
-])
+@pytest.mark.parametrize(
+    "prompt, filled",
+    [
+        ("一只__colour__在跑", "一只red在跑"),
+        ("two __colour__s", "two reds"),
+        ("日本__colour__が a__colour__b", "日本redが aredb"),
+        ("a__colour____colour__", "aredred"),
+        (r"__sub\x__, __sub\x__es", "low, lowes"),
+        ("__a__b__", "both"),
+        ("__a__c", "onec"),
+        ("__./colour__ __sub//x__", "red low"),
+        (r"x__colour \__ __colour__", r"x__colour \__ red"),
+    ],
+)
 def test_a_file_that_is_there_is_meant_whatever_touches_its_sign(prompt, filled, tmp_path):
     (tmp_path / "sub").mkdir()
     for name, value in {"colour": "red", "sub/x": "low", "a__b": "both", "a": "one"}.items():
@@ -102,20 +130,31 @@ def test_what_does_not_fit_is_drawn_by_the_seed_and_no_two_are_alike(folder):
     assert len({*wildcards.fill(many, 1)}) == 8
 
 
-@pytest.mark.parametrize("prompt, told", [
-    ("__nobody__", "asks for a value of 'nobody', of which there is none"),
-    ("__init__", r"A \ before its __ makes them text."),
-    ("__anmal__", "the nearest are animal. "), ("__ANIMALS/*__", "there is none"),
-    ("__../secret__", "there is none"), ("__link__", "there is none"),
-    ("__more/../animal__", "there is none"), ("__/etc/passwd__", "there is none"),
-    (r"__more\x__", "there is none"), ("__Animal__", "the nearest are animal"),
-    ("__loop__", "there is none"), ("__more/round/round/x__", "there is none"),
-    ("__animal.txt/x__", "there is none"),
-    ("__empty__", "there is none"), ("__" + "x" * 300 + "__", "there is none"),
-    ("__latin__", "asks for a value of 'latin', whose file is not in UTF-8"),
-    ("__self__", "without end"), ("{|}", "one of its values is empty"),
-    ("{2$$a|b}", "not known here: 2$$"), ("{a|0.5::b}", "not known here: 0.5::"),
-])
+@pytest.mark.parametrize(
+    "prompt, told",
+    [
+        ("__nobody__", "asks for a value of 'nobody', of which there is none"),
+        ("__init__", r"A \ before its __ makes them text."),
+        ("__anmal__", "the nearest are animal. "),
+        ("__ANIMALS/*__", "there is none"),
+        ("__../secret__", "there is none"),
+        ("__link__", "there is none"),
+        ("__more/../animal__", "there is none"),
+        ("__/etc/passwd__", "there is none"),
+        (r"__more\x__", "there is none"),
+        ("__Animal__", "the nearest are animal"),
+        ("__loop__", "there is none"),
+        ("__more/round/round/x__", "there is none"),
+        ("__animal.txt/x__", "there is none"),
+        ("__empty__", "there is none"),
+        ("__" + "x" * 300 + "__", "there is none"),
+        ("__latin__", "asks for a value of 'latin', whose file is not in UTF-8"),
+        ("__self__", "without end"),
+        ("{|}", "one of its values is empty"),
+        ("{2$$a|b}", "not known here: 2$$"),
+        ("{a|0.5::b}", "not known here: 0.5::"),
+    ],
+)
 def test_what_cannot_be_found_is_refused_by_name(prompt, told, folder):
     with pytest.raises(RequestError, match=r"^Prompt 2 ") as caught:
         Wildcards(folder).fill(["a", prompt], 1)
@@ -128,12 +167,15 @@ def test_values_of_values_have_a_bound(folder):
         Wildcards(folder).fill(["__long__ __long__"], 1)
 
 
-@pytest.mark.parametrize("lines, prompt", [
-    (["a", "__x__ " * 6], "a __x__"),
-    (["{a|" + "__x__" * 6 + "}"], "{a|__x__}"),
-    (["{|}" * 1000], "__x__" * 700),
-    ([",__a" * 500_000], "__x__"),
-])
+@pytest.mark.parametrize(
+    "lines, prompt",
+    [
+        (["a", "__x__ " * 6], "a __x__"),
+        (["{a|" + "__x__" * 6 + "}"], "{a|__x__}"),
+        (["{|}" * 1000], "__x__" * 700),
+        ([",__a" * 500_000], "__x__"),
+    ],
+)
 def test_the_work_for_a_prompt_has_a_bound(lines, prompt, folder):
     (folder / "x.txt").write_text("\n".join(lines))
     begun = time.perf_counter()
@@ -175,7 +217,8 @@ def test_both_normal_forms_of_a_name_are_one(tmp_path):
     for name in names:
         for form in ("NFC", "NFD"):
             assert wildcards.fill([f"a __{unicodedata.normalize(form, name)}__ cup"], 1) == [
-                "a red cup"]
+                "a red cup"
+            ]
 
 
 def test_what_is_no_file_has_no_values_and_keeps_nobody_waiting(folder):
@@ -208,10 +251,12 @@ def test_a_request_has_the_values_and_not_the_signs(page_engine):
 
 
 def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
-        page_engine, tmp_path, monkeypatch):
+    page_engine, tmp_path, monkeypatch
+):
     """Each picture has its own value, by its seed: alone as well as beside others."""
-    (tmp_path / "styles.csv").write_text('name,prompt\nAny,"__colour__ {prompt}, {ink|oil}"\n'
-                                         'Gone,{prompt} __nobody__\n')
+    (tmp_path / "styles.csv").write_text(
+        'name,prompt\nAny,"__colour__ {prompt}, {ink|oil}"\nGone,{prompt} __nobody__\n'
+    )
     offer = page_engine.offer
     monkeypatch.setattr(offer, "styles", Styles(tmp_path / "styles.csv"))
     asked = Request.check({"prompts": ["a {fox|cat}", *SEVEN], "style": "Any", "seed": 3}, offer)
@@ -219,14 +264,19 @@ def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
     many = Request.check({"prompts": ["a fox"] * 8, "style": "Any"}, offer)
     for request in (asked, many):
         drawn = page_engine._settled(request)
-        assert all(re.fullmatch("(red|blue) a (fox|cat), (ink|oil)", picture.prompt)
-                   and not picture.style for picture in drawn.pictures if picture)
+        assert all(
+            re.fullmatch("(red|blue) a (fox|cat), (ink|oil)", picture.prompt) and not picture.style
+            for picture in drawn.pictures
+            if picture
+        )
         for place in request.places():
             assert page_engine._settled(request.only(place)).pictures[0] == drawn.pictures[place]
     assert len({*drawn.prompts}) > 2
     way = dataclasses.replace(asked.pictures[0], to_prompt="a hen", to_seed=8, share=0.5)
     assert re.fullmatch("(red|blue) a hen, (ink|oil)", offer.styled(way).to_prompt)
-    assert offer.styled(way).to_prompt == offer.styled(
-        dataclasses.replace(way, prompt="a hen", seed=8)).prompt, "that of the last picture"
+    assert (
+        offer.styled(way).to_prompt
+        == offer.styled(dataclasses.replace(way, prompt="a hen", seed=8)).prompt
+    ), "that of the last picture"
     with pytest.raises(RequestError, match=r"^Style of prompt 2 asks for a value of 'nobody'"):
         Request.check({"prompts": ["a", "b"], "own": [None, {"style": "Gone"}]}, offer)

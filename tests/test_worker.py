@@ -14,8 +14,10 @@ from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.serving.plan import Batch, Plan, Ticket, Weights
 from sd_tpu.serving.worker import Worker
 
-BATCH, BASE = Batch(architecture="sd", height=8, width=8, slots=4), Weights(name="base",
-                                                                           architecture="sd")
+BATCH, BASE = (
+    Batch(architecture="sd", height=8, width=8, slots=4),
+    Weights(name="base", architecture="sd"),
+)
 
 
 class Programs:
@@ -54,8 +56,9 @@ def grey(value, **within):
 
 
 def ticket(entry) -> Ticket:
-    return Ticket(job=1, place=0, client="", batch=BATCH, weights=BASE, kinds=np.ones(5, int),
-                  entry=entry)
+    return Ticket(
+        job=1, place=0, client="", batch=BATCH, weights=BASE, kinds=np.ones(5, int), entry=entry
+    )
 
 
 def plan(**values) -> Plan:
@@ -89,8 +92,11 @@ def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
             seen.append(params)
             return super().encode(params, slots, entries)
 
-    worker = Worker(make_mesh(1), lambda weights, sharding: {}, lambda batch: (
-        Seeing(), 7.0, {"vae": {"a": shape}, "controlnet": {"a": shape}}))
+    worker = Worker(
+        make_mesh(1),
+        lambda weights, sharding: {},
+        lambda batch: (Seeing(), 7.0, {"vae": {"a": shape}, "controlnet": {"a": shape}}),
+    )
     model = {"vae": {"a": jax.device_put(np.full((1, 2), 5, np.float32))}}
     worker.weights.take(0, BASE, model)
     report = worker.execute(Plan(compile=(steered,)))
@@ -106,8 +112,9 @@ def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
 
 
 def test_what_a_batch_was_compiled_with_does_not_stay_where_nothing_needs_it():
-    worker, report = compiled(lambda batch: (
-        Programs(), 7.0, {"vae": {"a": jax.ShapeDtypeStruct((2,), np.float32)}}))
+    worker, report = compiled(
+        lambda batch: (Programs(), 7.0, {"vae": {"a": jax.ShapeDtypeStruct((2,), np.float32)}})
+    )
     assert report.compiled and not worker.weights.names(0)
 
 
@@ -137,8 +144,9 @@ def test_on_one_device_a_batch_is_compiled_on_the_parameters_that_are_coming():
 
 
 def test_pictures_enter_take_their_rows_and_are_decoded(worker):
-    report = worker.execute(plan(enter={1: ticket(2.0), 3: ticket(5.0)}, rows={1: 3, 3: 2},
-                                 finish=(3,), preview=(1,)))
+    report = worker.execute(
+        plan(enter={1: ticket(2.0), 3: ticket(5.0)}, rows={1: 3, 3: 2}, finish=(3,), preview=(1,))
+    )
     report = pickle.loads(pickle.dumps(report))
     assert report.pictures == {3: grey(170)}
     assert report.previews == {1: grey(120, abs=3)} and report.previews[1].dtype == np.uint8
@@ -148,8 +156,9 @@ def test_pictures_enter_take_their_rows_and_are_decoded(worker):
 
 
 def test_pictures_that_are_not_safe_are_told(worker):
-    report = worker.execute(plan(enter={0: ticket(20.0), 1: ticket(2.0)}, rows={0: 1, 1: 1},
-                                 finish=(0, 1)))
+    report = worker.execute(
+        plan(enter={0: ticket(20.0), 1: ticket(2.0)}, rows={0: 1, 1: 1}, finish=(0, 1))
+    )
     assert report.unsafe == {0} and report.pictures == {0: grey(255), 1: grey(130)}
 
 

@@ -6,12 +6,7 @@ import re
 
 import diffusers
 import torch
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-)
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from sd_tpu import BUNDLED_MODEL
 
@@ -25,28 +20,48 @@ def flags_of_devices(number: int) -> str:
 UNETS = {
     # With two or three levels, each other in what the layouts differ in. Heads are as a file that
     # does not tell them makes them: eight in SD 1, of 64 channels in the others.
-    "sd1": dict(block_out_channels=(32, 64), layers_per_block=2, attention_head_dim=8,
-                cross_attention_dim=64,
-                down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-                up_block_types=("UpBlock2D", "CrossAttnUpBlock2D")),
-    "sd2": dict(block_out_channels=(64, 128), layers_per_block=1, attention_head_dim=(1, 2),
-                cross_attention_dim=128, use_linear_projection=True,
-                down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-                up_block_types=("UpBlock2D", "CrossAttnUpBlock2D")),
-    "sdxl": dict(block_out_channels=(32, 64, 128), layers_per_block=2,
-                 attention_head_dim=(1, 1, 2), cross_attention_dim=192,
-                 use_linear_projection=True, transformer_layers_per_block=(1, 2, 3),
-                 down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-                 up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-                 addition_embed_type="text_time", addition_time_embed_dim=8,
-                 projection_class_embeddings_input_dim=96 + 6 * 8),
+    "sd1": dict(
+        block_out_channels=(32, 64),
+        layers_per_block=2,
+        attention_head_dim=8,
+        cross_attention_dim=64,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    ),
+    "sd2": dict(
+        block_out_channels=(64, 128),
+        layers_per_block=1,
+        attention_head_dim=(1, 2),
+        cross_attention_dim=128,
+        use_linear_projection=True,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    ),
+    "sdxl": dict(
+        block_out_channels=(32, 64, 128),
+        layers_per_block=2,
+        attention_head_dim=(1, 1, 2),
+        cross_attention_dim=192,
+        use_linear_projection=True,
+        transformer_layers_per_block=(1, 2, 3),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=96 + 6 * 8,
+    ),
 }
 # Where pictures are compared and no names: half of the layers, which are compiled sooner.
-SHALLOW = {"sd1": dict(layers_per_block=1),
-           "sdxl": dict(layers_per_block=1, transformer_layers_per_block=(1, 1, 2))}
+SHALLOW = {
+    "sd1": dict(layers_per_block=1),
+    "sdxl": dict(layers_per_block=1, transformer_layers_per_block=(1, 1, 2)),
+}
 SCALING = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
-PIPELINES = {"sd1": diffusers.StableDiffusionPipeline, "sd2": diffusers.StableDiffusionPipeline,
-             "sdxl": diffusers.StableDiffusionXLPipeline}
+PIPELINES = {
+    "sd1": diffusers.StableDiffusionPipeline,
+    "sd2": diffusers.StableDiffusionPipeline,
+    "sdxl": diffusers.StableDiffusionXLPipeline,
+}
 V_PREDICTION = dict(prediction_type="v_prediction", clip_sample=False, set_alpha_to_one=False)
 COMMON = dict(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1)
 SCHEDULERS = {
@@ -57,9 +72,19 @@ SCHEDULERS = {
 
 
 def text_encoder(kind, width: int, act: str, **options):
-    return kind(CLIPTextConfig(
-        vocab_size=49408, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
-        num_attention_heads=width // 64, hidden_act=act, eos_token_id=2, bos_token_id=0, **options))
+    return kind(
+        CLIPTextConfig(
+            vocab_size=49408,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=2,
+            num_attention_heads=width // 64,
+            hidden_act=act,
+            eos_token_id=2,
+            bos_token_id=0,
+            **options,
+        )
+    )
 
 
 def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
@@ -67,19 +92,30 @@ def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
     torch.manual_seed(0)
     tokenizer = CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer")
     parts = dict(
-        unet=diffusers.UNet2DConditionModel(sample_size=8, norm_num_groups=32,
-                                            **{**UNETS[layout], **changes}),
+        unet=diffusers.UNet2DConditionModel(
+            sample_size=8, norm_num_groups=32, **{**UNETS[layout], **changes}
+        ),
         vae=diffusers.AutoencoderKL(
-            block_out_channels=(32, 64, 64), layers_per_block=1, latent_channels=4,
-            down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
-            scaling_factor=SCALING[layout]),
-        tokenizer=tokenizer, scheduler=SCHEDULERS[layout],
-        text_encoder=text_encoder(CLIPTextModel, 128, "gelu") if layout == "sd2"
+            block_out_channels=(32, 64, 64),
+            layers_per_block=1,
+            latent_channels=4,
+            down_block_types=("DownEncoderBlock2D",) * 3,
+            up_block_types=("UpDecoderBlock2D",) * 3,
+            scaling_factor=SCALING[layout],
+        ),
+        tokenizer=tokenizer,
+        scheduler=SCHEDULERS[layout],
+        text_encoder=text_encoder(CLIPTextModel, 128, "gelu")
+        if layout == "sd2"
         else text_encoder(CLIPTextModel, 64, "quick_gelu"),
     )
     if layout == "sdxl":
-        parts |= dict(tokenizer_2=tokenizer, text_encoder_2=text_encoder(
-            CLIPTextModelWithProjection, 128, "gelu", projection_dim=96))
+        parts |= dict(
+            tokenizer_2=tokenizer,
+            text_encoder_2=text_encoder(
+                CLIPTextModelWithProjection, 128, "gelu", projection_dim=96
+            ),
+        )
     else:
         parts |= dict(safety_checker=None, feature_extractor=None, requires_safety_checker=False)
     for name in ("unet", "vae", "text_encoder", "text_encoder_2"):
@@ -91,9 +127,14 @@ def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
 
 def original_unet(name: str, levels: int, layers: int, attends: list[bool]) -> str:
     """The name in the original layout; the tables go the other way round than the package's."""
-    resnet = {"norm1": "in_layers.0", "conv1": "in_layers.2", "norm2": "out_layers.0",
-              "conv2": "out_layers.3", "time_emb_proj": "emb_layers.1",
-              "conv_shortcut": "skip_connection"}
+    resnet = {
+        "norm1": "in_layers.0",
+        "conv1": "in_layers.2",
+        "norm2": "out_layers.0",
+        "conv2": "out_layers.3",
+        "time_emb_proj": "emb_layers.1",
+        "conv_shortcut": "skip_connection",
+    }
     if match := re.match(r"mid_block\.(\w+)\.(\d)\.(.*)", name):
         kind, number, rest = match.groups()
         where = f"middle_block.{1 if kind == 'attentions' else 2 * int(number)}"
@@ -105,8 +146,11 @@ def original_unet(name: str, levels: int, layers: int, attends: list[bool]) -> s
         if kind == "upsamplers":
             place = 2 if attends[::-1][level] else 1
             return f"output_blocks.{(level + 1) * (layers + 1) - 1}.{place}.{rest}"
-        first = f"input_blocks.{1 + level * (layers + 1) + layer}" if way == "down" else (
-            f"output_blocks.{level * (layers + 1) + layer}")
+        first = (
+            f"input_blocks.{1 + level * (layers + 1) + layer}"
+            if way == "down"
+            else (f"output_blocks.{level * (layers + 1) + layer}")
+        )
         where = f"{first}.{int(kind == 'attentions')}"
     else:
         for ours, theirs in (
@@ -114,7 +158,9 @@ def original_unet(name: str, levels: int, layers: int, attends: list[bool]) -> s
             ("time_embedding.linear_2", "time_embed.2"),
             ("add_embedding.linear_1", "label_emb.0.0"),
             ("add_embedding.linear_2", "label_emb.0.2"),
-            ("conv_in", "input_blocks.0.0"), ("conv_norm_out", "out.0"), ("conv_out", "out.2"),
+            ("conv_in", "input_blocks.0.0"),
+            ("conv_norm_out", "out.0"),
+            ("conv_out", "out.2"),
         ):
             name = name.replace(ours, theirs)
         return name

@@ -21,8 +21,9 @@ def visit(tab: Page, address: str) -> Page:
 
 
 @contextmanager
-def newcomer(visitor: BrowserContext, address: str, scheme: str | None = None, *,
-             phone: bool = False) -> Iterator[Page]:
+def newcomer(
+    visitor: BrowserContext, address: str, scheme: str | None = None, *, phone: bool = False
+) -> Iterator[Page]:
     """The page as it looks to somebody who was never there, but whose browser has its files."""
     with visitor.new_page() as tab:
         if phone:

@@ -47,6 +47,7 @@ def build(config: dict):
 def halves(graph: nnx.GraphDef):
     """Two functions: (parameters, pictures [B, H, W, 3] u8) -> latents, the means; (parameters,
     latents [B, h, w, C]) -> pictures f32, about [-1, 1]."""
+
     def encode(params, pictures):
         return nnx.merge(graph, params).encode(to_unit(pictures))[0]
 
@@ -88,10 +89,10 @@ def make_loss(graph: nnx.GraphDef):
         noise = jax.random.normal(key, mean.shape)
         decoded = model.decode(mean + jnp.exp(0.5 * logvar) * noise)
         # The prior is that of unscaled latents.
-        kl = 0.5 * jnp.mean(jnp.square(mean / scale) + jnp.exp(logvar) / scale**2
-                            - logvar + 2 * jnp.log(scale) - 1)
-        return (difference(decoded, images) + jnp.mean(jnp.square(decoded - images))
-                + KL_WEIGHT * kl)
+        kl = 0.5 * jnp.mean(
+            jnp.square(mean / scale) + jnp.exp(logvar) / scale**2 - logvar + 2 * jnp.log(scale) - 1
+        )
+        return difference(decoded, images) + jnp.mean(jnp.square(decoded - images)) + KL_WEIGHT * kl
 
     return loss
 
@@ -127,9 +128,15 @@ def main() -> None:
     def on_checkpoint(step: int, average) -> None:
         print(f"step {step}: {show(graph, average, FOLDER / 'samples.png')}", flush=True)
 
-    train(FOLDER, run, params, make_loss(graph),
-          partial(ahead, partial(recipe.pictures, recipe.Stream.AUTOENCODER, run.batch)),
-          make_mesh(), on_checkpoint=on_checkpoint)
+    train(
+        FOLDER,
+        run,
+        params,
+        make_loss(graph),
+        partial(ahead, partial(recipe.pictures, recipe.Stream.AUTOENCODER, run.batch)),
+        make_mesh(),
+        on_checkpoint=on_checkpoint,
+    )
 
 
 def trained():
@@ -141,8 +148,9 @@ def trained():
     params = latest(FOLDER, params)
     if not SCALE_FILE.is_file():
         encode, before = halves(graph)[0], VAEConfig.from_dict(recipe.VAE).scaling_factor
-        latents = np.stack([encode(params, recipe.pictures(recipe.Stream.MEASURING, 64, i))
-                            for i in range(8)])
+        latents = np.stack(
+            [encode(params, recipe.pictures(recipe.Stream.MEASURING, 64, i)) for i in range(8)]
+        )
         SCALE_FILE.write_text(json.dumps(float(before / latents.std())), encoding="utf-8")
     return build(config())[0], params
 

@@ -49,37 +49,37 @@ HINTS = {
     "ko": "이 작은 모델은 이모지 같은 그림을 그립니다. 사물, 색, 스타일을 영어로 적어 보세요.",
     "zh-Hans": "这个小模型画表情符号风格的图片：请用英语写出一种事物、一种颜色、一种风格。",
     "ar": "هذا النموذج الصغير يرسم صورًا تشبه الرموز التعبيرية: اكتب بالإنجليزية شيئًا ولونًا "
-          "وأسلوبًا.",
+    "وأسلوبًا.",
 }
 DETAILS = {
     "en": "It knows {count} things: {things}. "
-          "On a background of {backgrounds}, or a gradient (“a red to blue background”). "
-          "A single thing may be small, big or upside down, and of a colour (“a green "
-          "car”): {paints}. "
-          "There may be two things, side by side or one above the other, or two or three of a "
-          "kind. The style is {styles}.",
+    "On a background of {backgrounds}, or a gradient (“a red to blue background”). "
+    "A single thing may be small, big or upside down, and of a colour (“a green "
+    "car”): {paints}. "
+    "There may be two things, side by side or one above the other, or two or three of a "
+    "kind. The style is {styles}.",
     "ko": "아는 사물 {count}가지: {things}. "
-          "배경색: {backgrounds}, 또는 한 색에서 다른 색으로 바뀌는 그라데이션(a red to blue "
-          "background). "
-          "사물 하나는 작거나(small) 크거나(big) 거꾸로(upside down)일 수 있고, 색은(a green "
-          "car) {paints} 중 하나일 수 있습니다. "
-          "두 사물을 나란히(next to) 또는 위아래로(above, below) 놓거나, 같은 것을 두세 개 그릴 수 "
-          "있습니다. "
-          "스타일: {styles}. 영어만 이해합니다.",
+    "배경색: {backgrounds}, 또는 한 색에서 다른 색으로 바뀌는 그라데이션(a red to blue "
+    "background). "
+    "사물 하나는 작거나(small) 크거나(big) 거꾸로(upside down)일 수 있고, 색은(a green "
+    "car) {paints} 중 하나일 수 있습니다. "
+    "두 사물을 나란히(next to) 또는 위아래로(above, below) 놓거나, 같은 것을 두세 개 그릴 수 "
+    "있습니다. "
+    "스타일: {styles}. 영어만 이해합니다.",
     "zh-Hans": "它认识 {count} 种事物：{things}。"
-               "背景颜色：{backgrounds}，或从一种颜色到另一种颜色的渐变"
-               "（a red to blue background）。"
-               "单个事物可以是小的（small）、大的（big）或倒置的（upside down），"
-               "也可以是这些颜色（a green car）：{paints}。"
-               "两个事物可以左右（next to）或上下（above、below）排列，同一种事物可以有两三个。"
-               "风格：{styles}。它只懂英语。",
+    "背景颜色：{backgrounds}，或从一种颜色到另一种颜色的渐变"
+    "（a red to blue background）。"
+    "单个事物可以是小的（small）、大的（big）或倒置的（upside down），"
+    "也可以是这些颜色（a green car）：{paints}。"
+    "两个事物可以左右（next to）或上下（above、below）排列，同一种事物可以有两三个。"
+    "风格：{styles}。它只懂英语。",
     "ar": "يعرف {count} شيء: {things}. "
-          "لون الخلفية: {backgrounds}، أو تدرّج من لون إلى آخر (a red to blue background). "
-          "يمكن أن يكون الشيء الواحد صغيرًا (small) أو كبيرًا (big) أو مقلوبًا (upside down)، "
-          "وبأحد هذه الألوان (a green car): {paints}. "
-          "ويمكن رسم شيئين متجاورين (next to) أو أحدهما فوق الآخر (above, below)، أو اثنين أو "
-          "ثلاثة من الشيء نفسه. "
-          "الأسلوب: {styles}. لا يفهم النموذج إلا الإنجليزية.",
+    "لون الخلفية: {backgrounds}، أو تدرّج من لون إلى آخر (a red to blue background). "
+    "يمكن أن يكون الشيء الواحد صغيرًا (small) أو كبيرًا (big) أو مقلوبًا (upside down)، "
+    "وبأحد هذه الألوان (a green car): {paints}. "
+    "ويمكن رسم شيئين متجاورين (next to) أو أحدهما فوق الآخر (above, below)، أو اثنين أو "
+    "ثلاثة من الشيء نفسه. "
+    "الأسلوب: {styles}. لا يفهم النموذج إلا الإنجليزية.",
 }
 
 
@@ -93,16 +93,21 @@ def themes() -> dict[str, list[str]]:
 def card() -> ModelCard:
     """The card that is exported with the weights."""
     told = {tag: {"hint": hint, "details": _details(tag)} for tag, hint in HINTS.items()}
-    return ModelCard(**CARD, **told.pop("en"), translations=told, words=recipe.vocabulary(),
-                     themes=themes())
+    return ModelCard(
+        **CARD, **told.pop("en"), translations=told, words=recipe.vocabulary(), themes=themes()
+    )
 
 
 def _details(tag: str) -> str:
     """What the trained model can draw, in words."""
     listed, join = (", ".join, _or) if tag == "en" else (_isolated, _isolated)
-    return DETAILS[tag].format(count=len(CONCEPTS), things=listed(CONCEPTS),
-                               backgrounds=join(BACKGROUNDS), paints=join(PAINTS),
-                               styles=join(STYLES))
+    return DETAILS[tag].format(
+        count=len(CONCEPTS),
+        things=listed(CONCEPTS),
+        backgrounds=join(BACKGROUNDS),
+        paints=join(PAINTS),
+        styles=join(STYLES),
+    )
 
 
 def _or(options: Iterable[str]) -> str:

@@ -151,8 +151,9 @@ class Composer:
     def _shifted(self, begin: int, pixels: int, rng: np.random.Generator) -> int:
         """Where an object begins that could begin at `begin`, or a little before or behind."""
         step = round(SHIFT * self.size)
-        inside = [begin + shift for shift in (-step, 0, step)
-                  if 0 <= begin + shift <= self.size - pixels]
+        inside = [
+            begin + shift for shift in (-step, 0, step) if 0 <= begin + shift <= self.size - pixels
+        ]
         return pick(rng, inside or [begin])
 
     def _background(self, rng: np.random.Generator) -> str:

@@ -19,8 +19,9 @@ RUNS = {
 def draw(logs: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     """A figure with a curve for each run: title -> (pictures seen, loss)."""
     figure = Figure(figsize=(1 + 4.5 * len(logs), 4), layout="constrained")
-    for axes, (title, (seen, loss)) in zip(figure.subplots(1, len(logs), squeeze=False)[0],
-                                           logs.items(), strict=True):
+    for axes, (title, (seen, loss)) in zip(
+        figure.subplots(1, len(logs), squeeze=False)[0], logs.items(), strict=True
+    ):
         axes.plot(seen / 1000, loss, linewidth=1)
         axes.set(title=title, xlabel="thousand pictures seen", yscale="log")
         axes.grid(alpha=0.3, which="both")
@@ -44,8 +45,9 @@ def main() -> None:
     """Writes the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    logs = {title: read(folder) for title, folder in RUNS.items()
-            if (folder / "loss.jsonl").is_file()}
+    logs = {
+        title: read(folder) for title, folder in RUNS.items() if (folder / "loss.jsonl").is_file()
+    }
     draw(logs).savefig(parser.parse_args().file, dpi=100)
 
 

@@ -34,8 +34,10 @@ def make_pool() -> dict[str, np.ndarray]:
     file = recipe.CACHE / f"pool-{name}.safetensors"
     if not file.is_file():
         encode, params = autoencoder.halves(graph)[0], jax.device_put(params)
-        coded = [(np.asarray(encode(params, pictures), np.float16), ids)
-                 for pictures, ids in ahead(compose, range(POOL // CODED_TOGETHER))]
+        coded = [
+            (np.asarray(encode(params, pictures), np.float16), ids)
+            for pictures, ids in ahead(compose, range(POOL // CODED_TOGETHER))
+        ]
         columns = zip(("latents", "ids"), zip(*coded, strict=True), strict=True)
         unfinished = file.with_suffix(".unfinished")
         save_file({name: np.concatenate(column) for name, column in columns}, unfinished)
@@ -51,8 +53,9 @@ def _digest(params, *arrays: np.ndarray) -> str:
 def build():
     """Graphs and initial parameters of the text encoder and the UNet."""
     modules = {
-        "text_encoder": CLIPTextModel(TextEncoderConfig.from_dict(recipe.TEXT_ENCODER),
-                                      rngs=nnx.Rngs(0)),
+        "text_encoder": CLIPTextModel(
+            TextEncoderConfig.from_dict(recipe.TEXT_ENCODER), rngs=nnx.Rngs(0)
+        ),
         "unet": UNet2DConditionModel(UNetConfig.from_dict(recipe.UNET), rngs=nnx.Rngs(1)),
     }
     graphs = {name: nnx.graphdef(module) for name, module in modules.items()}
@@ -72,6 +75,7 @@ def make_loss(graphs, schedule: NoiseSchedule):
     Min-SNR weighting (arXiv:2303.09556) would give the last timestep, where the signal is zero,
     no weight, and it is there that the colour of the background is decided.
     """
+
     def loss(params, batch, key):
         latents, ids = batch
         latents = latents.astype(jnp.float32)
@@ -129,9 +133,14 @@ def main() -> None:
         ids = np.where(rng.random((run.batch, 1)) < UNCONDITIONED, nothing, pool["ids"][chosen])
         return pool["latents"][chosen], ids
 
-    train(FOLDER, run, params,
-          make_loss(graphs, NoiseSchedule.from_config(recipe.SCHEDULER)),
-          partial(map, batch_at), make_mesh())
+    train(
+        FOLDER,
+        run,
+        params,
+        make_loss(graphs, NoiseSchedule.from_config(recipe.SCHEDULER)),
+        partial(map, batch_at),
+        make_mesh(),
+    )
 
 
 def trained():

@@ -66,24 +66,34 @@ class Artist:
         self.pipeline, self.params = FlaxStableDiffusionPipeline.from_pretrained(folder)
         self.card = self.pipeline.card
 
-    def draw(self, texts: Sequence[str], *, steps: int | None = None,
-             guidance: float | None = None) -> np.ndarray:
+    def draw(
+        self, texts: Sequence[str], *, steps: int | None = None, guidance: float | None = None
+    ) -> np.ndarray:
         """Pictures [N, H, W, 3] u8 of the texts; picture i has the seed i."""
         ids = self.pipeline.prepare_inputs([*texts, *[""] * (-len(texts) % BATCH)])
         keys = jax.vmap(jax.random.PRNGKey)(np.arange(len(ids)))
         steps = steps or self.card.steps
         guidance = self.card.guidance if guidance is None else guidance
-        images = [self.pipeline(ids[i : i + BATCH], self.params, keys[i : i + BATCH], steps,
-                                guidance_scale=guidance).images
-                  for i in range(0, len(ids), BATCH)]
+        images = [
+            self.pipeline(
+                ids[i : i + BATCH], self.params, keys[i : i + BATCH], steps, guidance_scale=guidance
+            ).images
+            for i in range(0, len(ids), BATCH)
+        ]
         return np.rint(np.concatenate(images)[: len(texts)] * 255).astype(np.uint8)
 
     def through_autoencoder(self, pictures: np.ndarray) -> np.ndarray:
         """Pictures [N, H, W, 3] u8, encoded and decoded."""
-        both = jax.jit(lambda images: self.pipeline.vae.apply(
-            {"params": self.params["vae"]}, images.transpose(0, 3, 1, 2)).sample)
-        decoded = np.concatenate([both(to_unit(pictures[i : i + BATCH]))
-                                  for i in range(0, len(pictures), BATCH)]).transpose(0, 2, 3, 1)
+        both = jax.jit(
+            lambda images: (
+                self.pipeline.vae.apply(
+                    {"params": self.params["vae"]}, images.transpose(0, 3, 1, 2)
+                ).sample
+            )
+        )
+        decoded = np.concatenate(
+            [both(to_unit(pictures[i : i + BATCH])) for i in range(0, len(pictures), BATCH)]
+        ).transpose(0, 2, 3, 1)
         return np.rint((decoded.clip(-1, 1) + 1) * 127.5).astype(np.uint8)
 
 
@@ -110,10 +120,7 @@ MEASURES: dict[str, dict[str, Measure]] = {
         "the background's colour": _right("background"),
         "the style, where the prompt says one": _style,
     },
-    "a painted thing": {
-        "the thing, top-1": _right("first"),
-        "its colour": _right("paint"),
-    },
+    "a painted thing": {"the thing, top-1": _right("first"), "its colour": _right("paint")},
     "two side by side": {"both things, each in its place": _right("first", "second", "layout")},
     "one above another": {"both things, each in its place": _right("first", "second", "layout")},
     "two or three of a kind": {
@@ -126,8 +133,10 @@ MEASURES: dict[str, dict[str, Measure]] = {
 def shares(ask, trial: Trial, kind: str, pictures: np.ndarray) -> dict[str, float]:
     """Of each measure of the kind the share of pictures that satisfy it."""
     answers, right = ask(pictures), judge.labels(trial.scenes)
-    return {name: float(np.mean(measure(answers, right, trial)))
-            for name, measure in MEASURES[kind].items()}
+    return {
+        name: float(np.mean(measure(answers, right, trial)))
+        for name, measure in MEASURES[kind].items()
+    }
 
 
 def print_distances(ask, trial: Trial, kind: str, shown: Sequence[np.ndarray]) -> None:
@@ -138,9 +147,12 @@ def print_distances(ask, trial: Trial, kind: str, shown: Sequence[np.ndarray]) -
     drawn, *others = (ask(pictures)["features"] for pictures in shown)
     rows = {
         "energy of gradients beside the drawn": [
-            gradient_energy(pictures) / gradient_energy(trial.drawings) for pictures in shown],
+            gradient_energy(pictures) / gradient_energy(trial.drawings) for pictures in shown
+        ],
         "kernel distance to drawings, in the judge's features": [
-            0.0, *(judge.kernel_distance(drawn[::2], features[1::2]) for features in others)],
+            0.0,
+            *(judge.kernel_distance(drawn[::2], features[1::2]) for features in others),
+        ],
     }
     for name, values in rows.items():
         print(f"| {kind} | ({name}) | {' | '.join(f'{value:.3f}' for value in values)} |")
@@ -167,8 +179,13 @@ def print_sweep(artist: Artist, trials: dict[str, Trial], ask) -> None:
     names = [f"{kind}: {name}" for kind, measures in MEASURES.items() for name in measures]
     print(f"| Steps | guidance | {' | '.join(names)} |\n|{'---|' * (2 + len(names))}")
     for steps, guidance in itertools.product(SWEPT_STEPS, SWEPT_GUIDANCE):
-        values = [value for kind, trial in trials.items() for value in shares(
-            ask, trial, kind, artist.draw(trial.texts, steps=steps, guidance=guidance)).values()]
+        values = [
+            value
+            for kind, trial in trials.items()
+            for value in shares(
+                ask, trial, kind, artist.draw(trial.texts, steps=steps, guidance=guidance)
+            ).values()
+        ]
         cells = " | ".join(f"{100 * value:.1f}%" for value in values)
         print(f"| {steps} | {guidance:g} | {cells} |", flush=True)
 
@@ -182,11 +199,11 @@ def label(pictures: Iterable[np.ndarray], texts: Iterable[str], columns: int) ->
         tile = Image.new("RGB", (width + margin, height + room), "white")
         tile.paste(Image.fromarray(picture))
         lines = textwrap.wrap(text, width // 6)[:3]
-        ImageDraw.Draw(tile).multiline_text((0, height + 2), "\n".join(lines), "black", font,
-                                            spacing=2)
+        ImageDraw.Draw(tile).multiline_text(
+            (0, height + 2), "\n".join(lines), "black", font, spacing=2
+        )
         tiles.append(np.asarray(tile))
-    rows = [np.concatenate(tiles[i : i + columns], axis=1)
-            for i in range(0, len(tiles), columns)]
+    rows = [np.concatenate(tiles[i : i + columns], axis=1) for i in range(0, len(tiles), columns)]
     return Image.fromarray(np.concatenate(rows))
 
 
@@ -206,8 +223,10 @@ def main() -> None:
         label(pictures, trial.texts, GRID[0]).save(args.grid, quality=90)
         return
     first = 101 if args.sweep else 1  # what is chosen by the sweep is then judged on other prompts
-    trials = {kind: Trial.of(mix, args.pictures, seed)
-              for seed, (kind, mix) in enumerate(KINDS.items(), start=first)}
+    trials = {
+        kind: Trial.of(mix, args.pictures, seed)
+        for seed, (kind, mix) in enumerate(KINDS.items(), start=first)
+    }
     if args.sweep:
         print_sweep(artist, trials, judge.trained())
     else:

@@ -20,8 +20,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     folder = parser.parse_args().folder
     configs = {
-        "text_encoder": {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model",
-                         **recipe.TEXT_ENCODER},
+        "text_encoder": {
+            "architectures": ["CLIPTextModel"],
+            "model_type": "clip_text_model",
+            **recipe.TEXT_ENCODER,
+        },
         "unet": {"_class_name": "UNet2DConditionModel", **recipe.UNET},
         "vae": {"_class_name": "AutoencoderKL", **autoencoder.config()},
         "scheduler": recipe.SCHEDULER,

@@ -26,8 +26,16 @@ from training.trainer import ahead, compiled, from_command_line, latest, train
 
 FOLDER = recipe.CACHE / "judge"
 # A plain mix: what the evaluation asks about, each kind often enough to be learned well.
-MIX = Mix(single=0.38, small=0.06, big=0.06, beside=0.18, stacked=0.18, copies=0.14,
-          recoloured=0.7, default_background=0.1)
+MIX = Mix(
+    single=0.38,
+    small=0.06,
+    big=0.06,
+    beside=0.18,
+    stacked=0.18,
+    copies=0.14,
+    recoloured=0.7,
+    default_background=0.1,
+)
 CHANNELS = (16, 32, 64, 128, 256)  # at 1/2 to 1/32 of the picture's size
 SMOOTHING = 0.05  # of the labels
 BLUR = 1.2  # pixels at most: an autoencoder's pictures are softer than drawings
@@ -60,8 +68,10 @@ def truth(scene: Scene) -> dict[str, str]:
 def labels(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
     """The right answers as numbers: question -> int32 [B]."""
     answers = [truth(scene) for scene in scenes]
-    return {question: np.array([options.index(answer[question]) for answer in answers], np.int32)
-            for question, options in ANSWERS.items()}
+    return {
+        question: np.array([options.index(answer[question]) for answer in answers], np.int32)
+        for question, options in ANSWERS.items()
+    }
 
 
 class Judge(nnx.Module):
@@ -70,13 +80,18 @@ class Judge(nnx.Module):
     def __init__(self, *, rngs: nnx.Rngs):
         widths = (3, *CHANNELS)
         kwargs = dict(dtype=jnp.float32, rngs=rngs)
-        self.halve = nnx.List(conv(a, b, strides=2, **kwargs)
-                              for a, b in zip(widths, CHANNELS, strict=False))
+        self.halve = nnx.List(
+            conv(a, b, strides=2, **kwargs) for a, b in zip(widths, CHANNELS, strict=False)
+        )
         self.norms = nnx.List(GroupNorm(b, 8, 1e-5, **kwargs) for b in CHANNELS)
         self.refine = nnx.List(conv(b, b, **kwargs) for b in CHANNELS)
         features = CHANNELS[-1] * (recipe.IMAGE_SIZE // 2 ** len(CHANNELS)) ** 2
-        self.answers = nnx.Dict({question: linear(features, len(options), **kwargs)
-                                 for question, options in ANSWERS.items()})
+        self.answers = nnx.Dict(
+            {
+                question: linear(features, len(options), **kwargs)
+                for question, options in ANSWERS.items()
+            }
+        )
 
     def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
         """Images [B, H, W, 3] in [-1, 1] -> logits [B, answers] for each question."""
@@ -104,8 +119,9 @@ def make_loss(graph: nnx.GraphDef):
         images, right = batch
         total = 0.0
         for question, logits in nnx.merge(graph, params)(images).items():
-            wanted = optax.smooth_labels(jax.nn.one_hot(right[question], logits.shape[-1]),
-                                         SMOOTHING)
+            wanted = optax.smooth_labels(
+                jax.nn.one_hot(right[question], logits.shape[-1]), SMOOTHING
+            )
             total += jnp.mean(optax.softmax_cross_entropy(logits, wanted))
         return total / len(ANSWERS)
 
@@ -138,8 +154,12 @@ def trained():
     return lambda pictures: jax.tree.map(np.asarray, ask(to_unit(pictures)))
 
 
-def accuracy(probabilities: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray],
-             question: str, among: int = 1) -> np.ndarray:
+def accuracy(
+    probabilities: Mapping[str, np.ndarray],
+    right: Mapping[str, np.ndarray],
+    question: str,
+    among: int = 1,
+) -> np.ndarray:
     """Whether the right answer is among the likeliest, for each picture: bool [B]."""
     likeliest = np.argsort(-probabilities[question], axis=-1)[:, :among]
     return (likeliest == right[question][:, None]).any(-1)
@@ -151,6 +171,7 @@ def kernel_distance(features: np.ndarray, others: np.ndarray) -> float:
     The unbiased squared maximum mean discrepancy of a cubic kernel (Binkowski et al. 2018,
     arXiv:1801.01401).
     """
+
     def kernel(a, b):
         return (a @ b.T / a.shape[1] + 1) ** 3
 
@@ -173,8 +194,14 @@ def main() -> None:
     """Trains to the end of the schedule, or resumes."""
     run, (graph, params) = from_command_line(recipe.JUDGE_RUN, __doc__), build()
     recipe.composer()  # renders the drawings, which else every process would
-    train(FOLDER, run, params, make_loss(graph), partial(ahead, partial(_batch, run.batch)),
-          make_mesh())
+    train(
+        FOLDER,
+        run,
+        params,
+        make_loss(graph),
+        partial(ahead, partial(_batch, run.batch)),
+        make_mesh(),
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,16 @@ CACHE = training_folder()
 IMAGE_SIZE = 128
 SPRITE_SIZE = 224  # the largest things but one are drawn at half of it
 MIX = Mix(
-    single=0.34, small=0.04, big=0.04, beside=0.18, stacked=0.20, copies=0.17, upside_down=0.03,
-    gradient=0.05, recoloured=0.60, default_background=0.20,
+    single=0.34,
+    small=0.04,
+    big=0.04,
+    beside=0.18,
+    stacked=0.20,
+    copies=0.17,
+    upside_down=0.03,
+    gradient=0.05,
+    recoloured=0.60,
+    default_background=0.20,
 )
 
 VAE = dict(

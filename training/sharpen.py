@@ -37,8 +37,9 @@ class Critic(nnx.Module):
 
     def __init__(self, *, rngs: nnx.Rngs):
         layer = dict(dtype=jnp.float32, rngs=rngs)
-        self.halve = nnx.List(conv(a, b, strides=2, **layer)
-                              for a, b in zip((3, *CHANNELS), CHANNELS, strict=False))
+        self.halve = nnx.List(
+            conv(a, b, strides=2, **layer) for a, b in zip((3, *CHANNELS), CHANNELS, strict=False)
+        )
         self.norms = nnx.List(GroupNorm(b, 8, 1e-5, **layer) for b in CHANNELS)
         self.answer = conv(CHANNELS[-1], 1, **layer)
 
@@ -56,8 +57,10 @@ def build() -> tuple[dict[str, nnx.GraphDef], dict]:
     decoder = AutoencoderKL(VAEConfig.from_dict(autoencoder.config()), rngs=nnx.Rngs(0))
     del decoder.encoder, decoder.quant_conv
     modules = {"decoder": decoder, "critic": Critic(rngs=nnx.Rngs(1))}
-    return ({name: nnx.graphdef(module) for name, module in modules.items()},
-            {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()})
+    return (
+        {name: nnx.graphdef(module) for name, module in modules.items()},
+        {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()},
+    )
 
 
 def beginning(vae: dict) -> dict:
@@ -82,7 +85,8 @@ def make_loss(graphs: dict[str, nnx.GraphDef]):
         (opinion, seen), (_, wanted) = known(decoded), known(pictures)
         likeness = sum(jnp.mean(jnp.abs(a - b)) for a, b in zip(seen, wanted, strict=True))
         drawing = difference(decoded, pictures) + jnp.mean(heard) * (
-            LIKENESS * likeness / len(seen) - OPINION * jnp.mean(opinion))
+            LIKENESS * likeness / len(seen) - OPINION * jnp.mean(opinion)
+        )
         of_drawn, of_decoded = critic(pictures)[0], critic(jax.lax.stop_gradient(decoded))[0]
         judging = jnp.mean(nnx.relu(1 - of_drawn)) + jnp.mean(nnx.relu(1 + of_decoded))
         return drawing + judging
@@ -121,8 +125,15 @@ def main() -> None:
         found = autoencoder.show(graph, {**vae, **average["decoder"]}, FOLDER / "samples.png")
         print(f"step {step}: {found}", flush=True)
 
-    train(FOLDER, run, beginning(vae), make_loss(build()[0]), batches, make_mesh(),
-          on_checkpoint=on_checkpoint)
+    train(
+        FOLDER,
+        run,
+        beginning(vae),
+        make_loss(build()[0]),
+        batches,
+        make_mesh(),
+        on_checkpoint=on_checkpoint,
+    )
 
 
 def trained():

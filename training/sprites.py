@@ -85,9 +85,7 @@ def render(cache: Path, concepts: Mapping[str, str], size: int = 96) -> Sprites:
         _replace(path, lambda file: np.savez(file, **vars(sprites)))
     with np.load(path) as file:
         return Sprites(
-            rgba=file["rgba"],
-            concepts=file["concepts"].tolist(),
-            styles=file["styles"].tolist(),
+            rgba=file["rgba"], concepts=file["concepts"].tolist(), styles=file["styles"].tolist()
         )
 
 
@@ -110,8 +108,11 @@ def fit(image: Image.Image, size: int) -> np.ndarray:
 
 def _render(cache: Path, concepts: Mapping[str, str], size: int) -> Sprites:
     sets = {style: _read_set(cache, style) for style in STYLES}
-    found = [(name, style, fit(_draw(sets[style], slug, size), size))
-             for name, slug in concepts.items() for style in STYLES]
+    found = [
+        (name, style, fit(_draw(sets[style], slug, size), size))
+        for name, slug in concepts.items()
+        for style in STYLES
+    ]
     names, styles, drawings = zip(*found, strict=True)
     return Sprites(rgba=np.stack(drawings), concepts=list(names), styles=list(styles))
 
@@ -129,9 +130,7 @@ def _draw(icons: dict, slug: str, size: int) -> Image.Image:
         f'viewBox="{left} {top} {width} {height}">{icon["body"]}</svg>'
     )
     pixels = OVERSAMPLING * size
-    png = resvg_py.svg_to_bytes(
-        svg_string=svg, width=pixels, height=pixels, skip_system_fonts=True
-    )
+    png = resvg_py.svg_to_bytes(svg_string=svg, width=pixels, height=pixels, skip_system_fonts=True)
     return Image.open(io.BytesIO(png)).convert("RGBA")
 
 

@@ -72,8 +72,12 @@ def from_command_line(schedule: Schedule, about: str) -> Schedule:
     parser = argparse.ArgumentParser(description=about)
     for name in ("steps", "batch", "learning_rate"):
         default = getattr(schedule, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
-                            help="(default: %(default)s)")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default),
+            default=default,
+            help="(default: %(default)s)",
+        )
     return dataclasses.replace(schedule, **vars(parser.parse_args()))
 
 
@@ -156,6 +160,7 @@ def ahead(batch_at: Callable[[int], Tree], steps: range) -> Iterator[Tree]:
 
 def _end_with_parent() -> None:
     """Lets the process end when its parent has, however that came about (cpython issue 111873)."""
+
     def end():
         multiprocessing.parent_process().join()
         os._exit(1)
@@ -176,8 +181,12 @@ def begin(folder: Path, schedule: Schedule, params: Tree) -> bool:
 
 def _first(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
     # `params + 0` gives the average buffers of its own: the step donates all of them.
-    return {"params": params, "ema": jax.tree.map(lambda x: x + 0, params),
-            "optimizer": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+    return {
+        "params": params,
+        "ema": jax.tree.map(lambda x: x + 0, params),
+        "optimizer": optimizer.init(params),
+        "step": jnp.zeros((), jnp.int32),
+    }
 
 
 def _make_step(optimizer, loss, ema: float, mesh: Mesh):
@@ -186,25 +195,36 @@ def _make_step(optimizer, loss, ema: float, mesh: Mesh):
         value, gradients = jax.value_and_grad(loss)(state["params"], batch, key)
         value, gradients = jax.lax.pmean((value, gradients), AXIS)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
-        params = optax.apply_updates(state["params"],
-                                     jax.tree.map(lambda update: rate * update, updates))
+        params = optax.apply_updates(
+            state["params"], jax.tree.map(lambda update: rate * update, updates)
+        )
         # A young average follows closely, so that it does not remember the initial weights.
         keep = jnp.minimum(ema, (1 + state["step"]) / (10 + state["step"]))
         average = jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, state["ema"], params)
-        return {"params": params, "ema": average, "optimizer": moments,
-                "step": state["step"] + 1}, value
+        return {
+            "params": params,
+            "ema": average,
+            "optimizer": moments,
+            "step": state["step"] + 1,
+        }, value
 
     # Written per device: left to the partitioner, the gradient of the token embedding (a scatter)
     # made a step on CPU 17 s long where this form takes 0.6 s.
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(REPLICATED, SPLIT, REPLICATED, REPLICATED),
-                           out_specs=REPLICATED, check_vma=False)
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(REPLICATED, SPLIT, REPLICATED, REPLICATED),
+        out_specs=REPLICATED,
+        check_vma=False,
+    )
     return compiled(mapped, donate_argnums=0)
 
 
 def compiled(function: Callable, **options) -> Callable:
     """`jax.jit` as the programs are compiled."""
-    return jax.jit(function, **options,
-                   compiler_options=compiler_options(jax.default_backend(), jnp.float32))
+    return jax.jit(
+        function, **options, compiler_options=compiler_options(jax.default_backend(), jnp.float32)
+    )
 
 
 def _report(folder: Path, step: int, schedule: Schedule, loss: float, speed: float) -> None:
@@ -212,13 +232,17 @@ def _report(folder: Path, step: int, schedule: Schedule, loss: float, speed: flo
     with (folder / "loss.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps({"step": step, "pictures": pictures, "loss": round(loss, 5)}) + "\n")
     left = (schedule.steps - step) / speed / 60
-    print(f"step {step}/{schedule.steps}  loss {loss:.4f}  {speed * schedule.batch:.1f} samples/s  "
-          f"{left:.0f} min left", flush=True)
+    print(
+        f"step {step}/{schedule.steps}  loss {loss:.4f}  {speed * schedule.batch:.1f} samples/s  "
+        f"{left:.0f} min left",
+        flush=True,
+    )
 
 
 def _named(tree: Tree) -> dict[str, jax.Array]:
-    return {jax.tree_util.keystr(path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _save(file: Path, state: Tree) -> None:
@@ -233,11 +257,17 @@ def _restore(file: Path, state: Tree) -> Tree:
         return state
     with safe_open(file, framework="np") as tensors:
         missing = _named(state).keys() - set(tensors.keys())
-        found = state if missing else jax.tree_util.tree_map_with_path(
-            lambda path, _: tensors.get_tensor(jax.tree_util.keystr(path)), state
+        found = (
+            state
+            if missing
+            else jax.tree_util.tree_map_with_path(
+                lambda path, _: tensors.get_tensor(jax.tree_util.keystr(path)), state
+            )
         )
-    if missing or any(np.shape(a) != np.shape(b) for a, b in zip(
-            jax.tree.leaves(found), jax.tree.leaves(state), strict=True)):
+    if missing or any(
+        np.shape(a) != np.shape(b)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True)
+    ):
         raise ValueError(f"{file} is of another recipe: move its folder away to begin anew.")
     return found
 

@@ -62,15 +62,20 @@ Delta = LowRank | Hadamard | Kronecker
 
 # Component -> what stands before its modules' names, with dots or with underscores: diffusers',
 # kohya's, and of LyCORIS and SimpleTuner.
-COMPONENTS = {"unet": ("unet", "lora_unet", "lycoris_unet", "lycoris"),
-              "text_encoder": ("text_encoder", "lora_te", "lora_te1", "lycoris_te", "lycoris_te1",
-                               "lycoris"),
-              "text_encoder_2": ("text_encoder_2", "lora_te2", "lycoris_te2")}
+COMPONENTS = {
+    "unet": ("unet", "lora_unet", "lycoris_unet", "lycoris"),
+    "text_encoder": ("text_encoder", "lora_te", "lora_te1", "lycoris_te", "lycoris_te1", "lycoris"),
+    "text_encoder_2": ("text_encoder_2", "lora_te2", "lycoris_te2"),
+}
 # Prefixes that come with dots alone: ComfyUI's, OneTrainer's, and those of single files.
 PREFIXES = {
-    "diffusion_model.": "unet.", "model.diffusion_model.": "unet.",
-    "clip_l.": "text_encoder.", "clip_h.": "text_encoder.", "clip_g.": "text_encoder_2.",
-    "cond_stage_model.transformer.": "text_encoder.", "cond_stage_model.model.": "text_encoder.",
+    "diffusion_model.": "unet.",
+    "model.diffusion_model.": "unet.",
+    "clip_l.": "text_encoder.",
+    "clip_h.": "text_encoder.",
+    "clip_g.": "text_encoder_2.",
+    "cond_stage_model.transformer.": "text_encoder.",
+    "cond_stage_model.model.": "text_encoder.",
     "conditioner.embedders.0.transformer.": "text_encoder.",
     "conditioner.embedders.1.transformer.": "text_encoder_2.",
     "conditioner.embedders.1.model.": "text_encoder_2.",
@@ -87,9 +92,13 @@ MAX_RANK = 1024  # which trainers let people choose, of small weights as well
 DORA = ("dora_scale", "lora_magnitude_vector")
 METADATA = "lora_adapter_metadata"  # where diffusers keeps PEFT's configs, if it was asked to
 # A part of a module's name -> the family of models that has it.
-OTHER_FAMILIES = {"double_blocks": "FLUX", "single_blocks": "FLUX",
-                  "single_transformer_blocks": "FLUX", "joint_blocks": "Stable Diffusion 3",
-                  "transformer.transformer_blocks": "a diffusion transformer"}
+OTHER_FAMILIES = {
+    "double_blocks": "FLUX",
+    "single_blocks": "FLUX",
+    "single_transformer_blocks": "FLUX",
+    "joint_blocks": "Stable Diffusion 3",
+    "transformer.transformer_blocks": "a diffusion transformer",
+}
 FAMILIES_BY_TEXT = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"}
 
 
@@ -109,11 +118,19 @@ def listing(folder: Path) -> dict[str, Path]:
     try:
         os.scandir(folder).close()
     except OSError as error:
-        raise CheckpointError(f"The folder {str(folder)!r} cannot be read "
-                              f"({error.strerror}).") from None
+        raise CheckpointError(
+            f"The folder {str(folder)!r} cannot be read ({error.strerror})."
+        ) from None
     found: dict[str, Path] = {}
-    for path in sorted(_walked(folder), key=lambda path: (
-            len(path.parts), composed(str(path)), composed(path.name) != path.name, str(path))):
+    for path in sorted(
+        _walked(folder),
+        key=lambda path: (
+            len(path.parts),
+            composed(str(path)),
+            composed(path.name) != path.name,
+            str(path),
+        ),
+    ):
         if (stem := composed(path.stem)) in found:
             found.setdefault(composed(path.relative_to(folder).with_suffix("").as_posix()), path)
         else:
@@ -176,13 +193,16 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
         deltas: dict[str, dict[str, Delta]] = defaultdict(dict)
         for module, (component, name) in parameters.items():
             scale = _declared_scale(metadata, alphas[component], component, name)
-            factors = {factor: _array(path, tensors, stored.name)
-                       for factor, stored in modules[module].items()}
+            factors = {
+                factor: _array(path, tensors, stored.name)
+                for factor, stored in modules[module].items()
+            }
             try:
                 deltas[component][name] = _delta(factors, shapes[component][name], scale)
             except (ValueError, ArithmeticError):
-                raise CheckpointError(f"{path} is damaged: the scale of {module} is no finite "
-                                      "number.") from None
+                raise CheckpointError(
+                    f"{path} is damaged: the scale of {module} is no finite number."
+                ) from None
     return dict(deltas)
 
 
@@ -205,26 +225,32 @@ def _modules(path: Path, tensors) -> Modules:
             raise CheckpointError(_dora(path))
         key = KEY.fullmatch(name)
         if not key:
-            raise CheckpointError(f"{path} is not understood: it holds {name!r}, which belongs "
-                                  "to no LoRA, LoHa or LoKr.")
+            raise CheckpointError(
+                f"{path} is not understood: it holds {name!r}, which belongs "
+                "to no LoRA, LoHa or LoKr."
+            )
         part, factors = tensors.get_slice(name), modules[key["module"]]
         if twice := factors.get(_factor(key)):
             raise CheckpointError(_twice(path, twice.name, name))
         factors[_factor(key)] = Stored(path, name, tuple(part.get_shape()), part.get_dtype())
-    found = {module: factors for module, factors in modules.items()
-             if {*factors} != {"alpha"}}  # which by itself scales nothing
+    found = {
+        module: factors for module, factors in modules.items() if {*factors} != {"alpha"}
+    }  # which by itself scales nothing
     if not found:
         raise CheckpointError(f"{path} holds no tensors of a LoRA.")
     return found
 
 
 def _twice(path: Path, one: str, other: str) -> str:
-    return (f"{path} is not understood: {one} and {other} in it mean the same, which should be "
-            "there once.")
+    return (
+        f"{path} is not understood: {one} and {other} in it mean the same, which should be "
+        "there once."
+    )
 
 
-def _parameters(path: Path, modules: Modules,
-                shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
+def _parameters(
+    path: Path, modules: Modules, shapes: Mapping[str, Shapes]
+) -> dict[str, tuple[str, str]]:
     """The component and parameter of each module; raises CheckpointError unless all are there and
     of the shapes that the factors have."""
     places = _places(_with_unused_block(shapes))
@@ -236,8 +262,10 @@ def _parameters(path: Path, modules: Modules,
         if component and name not in shapes[component]:
             continue
         try:
-            _check({factor: stored.shape for factor, stored in factors.items()},
-                   shapes[component][name])
+            _check(
+                {factor: stored.shape for factor, stored in factors.items()},
+                shapes[component][name],
+            )
             found[module] = component, name
         except (LookupError, ValueError, ArithmeticError):
             (unfit if component else unknown).append(module)
@@ -280,8 +308,7 @@ def _array(path: Path, tensors, name: str) -> np.ndarray:
     if name.endswith(".alpha") and dtype in INTEGERS:
         return tensors.get_tensor(name).astype(np.float32)
     if dtype not in DTYPES:
-        raise CheckpointError(f"{path} holds {name} as {dtype}; supported are "
-                              f"{', '.join(DTYPES)}.")
+        raise CheckpointError(f"{path} holds {name} as {dtype}; supported are {', '.join(DTYPES)}.")
     value = tensors.get_tensor(name)
     if not is_finite(value):
         raise CheckpointError(f"{path} is damaged: {name} holds what is no finite number.")
@@ -293,8 +320,10 @@ def _with_unused_block(shapes: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
     not used and which no checkpoint in the diffusers layout holds, but files of LoRAs do."""
     names = shapes.get("text_encoder", {})
     last = max(map(int, re.findall(r"\.layers\.(\d+)\.", " ".join(names))), default=0)
-    unused = {name.replace(f".layers.{last}.", f".layers.{last + 1}."): shape
-              for name, shape in names.items()}
+    unused = {
+        name.replace(f".layers.{last}.", f".layers.{last + 1}."): shape
+        for name, shape in names.items()
+    }
     return {**shapes, "text_encoder": {**names, **unused}}
 
 
@@ -309,8 +338,11 @@ def _places(shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
                 module = name.removesuffix(".weight")
                 place = component, name
                 places[module] = places.get(module, place)  # both text encoders have the same
-                for spelling in {module, renamed(module, original),
-                                 module.removeprefix("text_model.")}:
+                for spelling in {
+                    module,
+                    renamed(module, original),
+                    module.removeprefix("text_model."),
+                }:
                     for prefix in prefixes:
                         places[f"{prefix}.{spelling}"] = place
                         places[f"{prefix}_{spelling.replace('.', '_')}"] = place
@@ -321,8 +353,12 @@ def _place(module: str, places: Mapping[str, tuple[str, str]]) -> tuple[str, str
     """The component and parameter that a file's module means; names nobody has if there is none."""
     module = _normalized(module)
     component, dot, rest = module.partition(".")
-    for spelling in (module, component + dot + modern(rest), modern(module),
-                     component + dot + open_clip_name(f"{rest}.").removesuffix(".")):
+    for spelling in (
+        module,
+        component + dot + modern(rest),
+        modern(module),
+        component + dot + open_clip_name(f"{rest}.").removesuffix("."),
+    ):
         # diffusers called the projections of CLIP as the UNet's for a while.
         for name in (spelling, f"{spelling}.0", re.sub(r"\.to_(\w+)$", r".\1_proj", spelling)):
             if name in places:
@@ -334,20 +370,29 @@ def _normalized(module: str) -> str:
     """A module's name that begins with its component, if it has dots."""
     module = module.replace("base_model.model.", "").replace(".processor", "")
     module = re.sub(r"^(text_encoders\.)?(clip_[lgh]\.)(transformer\.)?", r"\2", module)
-    return next((component + module.removeprefix(prefix) for prefix, component in PREFIXES.items()
-                 if module.startswith(prefix)), module)
+    return next(
+        (
+            component + module.removeprefix(prefix)
+            for prefix, component in PREFIXES.items()
+            if module.startswith(prefix)
+        ),
+        module,
+    )
 
 
 def _are_known(modules: Iterable[str], places: Mapping[str, tuple[str, str]]) -> bool:
     """Whether names of modules that are not here begin as those that are."""
     flat = tuple(f"{prefix}_" for prefixes in COMPONENTS.values() for prefix in prefixes)
     begins = {place.partition(".")[0] for place in places}
-    return any(module.startswith(flat) or module.partition(".")[0] in begins
-               for module in map(_normalized, modules))
+    return any(
+        module.startswith(flat) or module.partition(".")[0] in begins
+        for module in map(_normalized, modules)
+    )
 
 
-def _alphas(path: Path, metadata: Mapping[str, Any],
-            component: str) -> tuple[re2.Set | None, list[Any]]:
+def _alphas(
+    path: Path, metadata: Mapping[str, Any], component: str
+) -> tuple[re2.Set | None, list[Any]]:
     """PEFT's patterns of modules' names, and their alphas. They are whatever a file says, so they
     are matched by RE2, which takes time in proportion to a name, and memory within a bound."""
     declared = metadata.get(f"{component}.alpha_pattern")
@@ -363,14 +408,17 @@ def _alphas(path: Path, metadata: Mapping[str, Any],
             patterns.Add(rf"(?s)(.*\.)?({pattern})$")
         patterns.Compile()
     except re2.error:
-        raise CheckpointError(f"{path} is not understood: the alpha_pattern in its metadata, such "
-                              f"as {next(iter(declared))[:60]!r}, is not in RE2's syntax, or too "
-                              "long.") from None
+        raise CheckpointError(
+            f"{path} is not understood: the alpha_pattern in its metadata, such "
+            f"as {next(iter(declared))[:60]!r}, is not in RE2's syntax, or too "
+            "long."
+        ) from None
     return patterns, [*declared.values()]
 
 
-def _declared_scale(metadata: Mapping[str, Any], alphas: tuple[re2.Set | None, list[Any]],
-                    component: str, name: str) -> Callable[[int], float]:
+def _declared_scale(
+    metadata: Mapping[str, Any], alphas: tuple[re2.Set | None, list[Any]], component: str, name: str
+) -> Callable[[int], float]:
     """The scale of a rank by PEFT's config in the file, in which the first pattern that fits
     counts; 1 where there is none."""
     patterns, values = alphas
@@ -399,13 +447,21 @@ def _check(factors: Shapes, weight: tuple[int, ...]) -> None:
     else:
         left, right = (_whole_shape(factors, f"lokr_w{i}") for i in (1, 2))
         (outputs, inputs), (wanted, *rest) = left, weight
-        if wanted % outputs or rest[0] % inputs or right[0] != wanted // outputs or (
-                math.prod(right[1:]) * inputs != math.prod(rest)):
+        if (
+            wanted % outputs
+            or rest[0] % inputs
+            or right[0] != wanted // outputs
+            or (math.prod(right[1:]) * inputs != math.prod(rest))
+        ):
             raise ValueError(f"{left} and {right} in place of {weight}")
 
 
-def _check_product(up: tuple[int, ...], down: tuple[int, ...], core: tuple[int, ...] | None,
-                   weight: tuple[int, ...]) -> None:
+def _check_product(
+    up: tuple[int, ...],
+    down: tuple[int, ...],
+    core: tuple[int, ...] | None,
+    weight: tuple[int, ...],
+) -> None:
     """Checks the shapes of the factors that `_low_rank` takes; raises as `_check`."""
     (outputs, *inputs), rank = weight, math.prod(up[1:])
     expected = rank, *inputs
@@ -415,8 +471,12 @@ def _check_product(up: tuple[int, ...], down: tuple[int, ...], core: tuple[int, 
         if len(core) != 4 or core != (rank, down[0], *inputs[1:]):
             raise ValueError(f"a core of {core}")
         expected = down[0], inputs[0]
-    if up[0] != outputs or not rank or down[0] != expected[0] or (
-            math.prod(down) != math.prod(expected)):
+    if (
+        up[0] != outputs
+        or not rank
+        or down[0] != expected[0]
+        or (math.prod(down) != math.prod(expected))
+    ):
         raise ValueError(f"{up} and {down} in place of {weight}")
 
 
@@ -443,8 +503,9 @@ def _whole_shape(factors: Shapes, name: str) -> tuple[int, ...]:
     return rows, columns
 
 
-def _delta(factors: Factors, shape: tuple[int, ...],
-           default_scale: Callable[[int], float]) -> Delta:
+def _delta(
+    factors: Factors, shape: tuple[int, ...], default_scale: Callable[[int], float]
+) -> Delta:
     """The factors in our order of axes.
 
     Args:
@@ -455,6 +516,7 @@ def _delta(factors: Factors, shape: tuple[int, ...],
     Raises:
         ValueError or ArithmeticError: the scale is no finite number.
     """
+
     def scale(rank: int) -> np.ndarray:
         alpha = factors.get("alpha")
         value = default_scale(rank) if alpha is None else float(alpha.item()) / rank
@@ -466,11 +528,14 @@ def _delta(factors: Factors, shape: tuple[int, ...],
         down = factors["down"]
         return _low_rank(factors["up"], down, factors.get("mid"), shape, scale(down.shape[0]))
     if "hada_w1_a" in factors:
-        first, second = ([factors[f"hada_w{i}_a"], factors[f"hada_w{i}_b"], factors.get(
-            f"hada_t{i}")] for i in (1, 2))
+        first, second = (
+            [factors[f"hada_w{i}_a"], factors[f"hada_w{i}_b"], factors.get(f"hada_t{i}")]
+            for i in (1, 2)
+        )
         rank = first[1].shape[0]
-        return Hadamard(_product(*first, shape, scale(rank)),
-                        _product(*second, shape, np.float32(1)))
+        return Hadamard(
+            _product(*first, shape, scale(rank)), _product(*second, shape, np.float32(1))
+        )
     return _kronecker(factors, shape, scale)
 
 
@@ -479,20 +544,27 @@ def _product(up, down, core, shape, scale) -> LowRank:
     return _low_rank(up if core is None else up.T, down, core, shape, scale)
 
 
-def _low_rank(up: np.ndarray, down: np.ndarray, core: np.ndarray | None, shape: tuple[int, ...],
-              scale: np.ndarray) -> LowRank:
+def _low_rank(
+    up: np.ndarray,
+    down: np.ndarray,
+    core: np.ndarray | None,
+    shape: tuple[int, ...],
+    scale: np.ndarray,
+) -> LowRank:
     """up [out, rank], down [rank, in...], core [rank of up, rank of down, height, width]."""
     outputs, *inputs = shape
     up = up.reshape(outputs, -1)
     if core is not None:
         down = down.reshape(down.shape[0], inputs[0])
-        down = np.einsum("nmhw,mi->nihw", core.astype(np.float32), down.astype(np.float32),
-                         optimize=True)
+        down = np.einsum(
+            "nmhw,mi->nihw", core.astype(np.float32), down.astype(np.float32), optimize=True
+        )
     return LowRank(_channels_last(down.reshape(-1, *inputs)), up.T, scale)
 
 
-def _kronecker(factors: Factors, shape: tuple[int, ...],
-               scale: Callable[[int], np.ndarray]) -> Kronecker:
+def _kronecker(
+    factors: Factors, shape: tuple[int, ...], scale: Callable[[int], np.ndarray]
+) -> Kronecker:
     """LoKr's: scaled by its rank only where a factor is itself a product."""
     ranks = [factors[name].shape[0] for name in ("lokr_w1_b", "lokr_w2_b") if name in factors]
     left, right = (_whole(factors, f"lokr_w{i}") for i in (1, 2))
@@ -507,8 +579,7 @@ def _whole(factors: Factors, name: str) -> np.ndarray:
         return factors[name].astype(np.float32)
     a, b = (factors[f"{name}_{part}"].astype(np.float32) for part in "ab")
     if (core := factors.get(name.replace("_w", "_t"))) is not None:
-        return np.einsum("nmhw,no,mi->oihw", core.astype(np.float32), a, b,
-                         optimize=True)
+        return np.einsum("nmhw,no,mi->oihw", core.astype(np.float32), a, b, optimize=True)
     return a @ b
 
 
@@ -521,10 +592,12 @@ def _other_family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
     """The models that a LoRA's names say it was made for, where this is none of them; else ""."""
     marks = dict(OTHER_FAMILIES)
     if "text_encoder_2" not in shapes:
-        marks |= dict.fromkeys(("te2_", "te2.", "text_encoder_2", "clip_g.",
-                                "embedders.1."), "SDXL")
-    return next((family for mark, family in marks.items()
-                 if any(mark in module for module in modules)), "")
+        marks |= dict.fromkeys(
+            ("te2_", "te2.", "text_encoder_2", "clip_g.", "embedders.1."), "SDXL"
+        )
+    return next(
+        (family for mark, family in marks.items() if any(mark in module for module in modules)), ""
+    )
 
 
 def _family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
@@ -560,22 +633,30 @@ def read_embedding(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarra
         names = {*tensors.keys()}
         named = next((each for each in EMBEDDINGS if {*each} <= names), (*names,))
         if len(names) != 1 and named not in EMBEDDINGS:
-            raise CheckpointError(f"{path} is not understood: an embedding holds emb_params, or "
-                                  "clip_l and clip_g, or the vectors of a single word.")
+            raise CheckpointError(
+                f"{path} is not understood: an embedding holds emb_params, or "
+                "clip_l and clip_g, or the vectors of a single word."
+            )
         parts = dict(zip(("text_encoder", "text_encoder_2"), named, strict=False))
         found = {part: (1, 1, *tensors.get_slice(name).get_shape()) for part, name in parts.items()}
         found_widths = {part: shape[-1] for part, shape in found.items()}
         if found_widths != dict(widths) or any(len(shape) > 4 for shape in found.values()):
-            raise CheckpointError(f"{path} is an embedding for other models: its vectors are "
-                                  f"{_lengths(found_widths)} numbers long, this model's "
-                                  f"{_lengths(widths)}.")
+            raise CheckpointError(
+                f"{path} is an embedding for other models: its vectors are "
+                f"{_lengths(found_widths)} numbers long, this model's "
+                f"{_lengths(widths)}."
+            )
         lengths = {shape[-2] for shape in found.values()}
         if len(lengths) != 1 or not 1 <= max(lengths) <= MOST_VECTORS:
-            raise CheckpointError(f"{path} holds {_lengths(dict(enumerate(lengths)))} vectors; an "
-                                  f"embedding has 1 to {MOST_VECTORS}, as many for each text "
-                                  "encoder.")
-        return {part: np.atleast_2d(_array(path, tensors, name)).astype(np.float32)
-                for part, name in parts.items()}
+            raise CheckpointError(
+                f"{path} holds {_lengths(dict(enumerate(lengths)))} vectors; an "
+                f"embedding has 1 to {MOST_VECTORS}, as many for each text "
+                "encoder."
+            )
+        return {
+            part: np.atleast_2d(_array(path, tensors, name)).astype(np.float32)
+            for part, name in parts.items()
+        }
 
 
 def _lengths(widths: Mapping[Any, int]) -> str:

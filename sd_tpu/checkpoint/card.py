@@ -38,8 +38,9 @@ class ModelCard(Config):
     worth offering, under animals, food, nature, vehicles, things, colours and styles.
     """
 
-    name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1,
-                                          max_length=MAX_MODEL_LENGTH)]
+    name: Annotated[
+        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_MODEL_LENGTH)
+    ]
     hint: str = ""
     prompts: tuple[str, ...] = GUIDE_PROMPTS
     more_prompts: tuple[str, ...] = ()

@@ -53,9 +53,11 @@ def is_file(path: Path) -> bool:
             hub = next((part for part in link.parts if part.startswith("models--")), "")
             name = hub.removeprefix("models--").replace("--", "/")
             fetch = f", as by `hf download {name}`" if name else ""
-            raise CheckpointError(f"{path} is missing: {link} is a link to {os.readlink(link)}, "
-                                  f"which is not there. Fetch it again{fetch}, or copy the files "
-                                  "that its links lead to.")
+            raise CheckpointError(
+                f"{path} is missing: {link} is a link to {os.readlink(link)}, "
+                f"which is not there. Fetch it again{fetch}, or copy the files "
+                "that its links lead to."
+            )
     return path.is_file()
 
 
@@ -84,8 +86,9 @@ class Config(pydantic.BaseModel):
     is equal where they describe the same computation.
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore",
-                                       allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(
+        frozen=True, strict=True, extra="ignore", allow_inf_nan=False
+    )
 
     # Values outside these belong to architectures that are not built here.
     _supported: ClassVar[dict[str, tuple]] = {}
@@ -104,13 +107,16 @@ class Config(pydantic.BaseModel):
                     f"{' or '.join(map(repr, allowed))}."
                 )
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
-        values = {name: _frozen(value) for name, value in config.items() if name in fields and (
-            value is not None or NoneType in get_args(fields[name].annotation))}
+        values = {
+            name: _frozen(value)
+            for name, value in config.items()
+            if name in fields
+            and (value is not None or NoneType in get_args(fields[name].annotation))
+        }
         try:
             return cls(**values).canonical()
         except pydantic.ValidationError as error:
             raise CheckpointError(f"{cls.__name__}: {_told(error, config)}") from None
-
 
     def canonical(self) -> Self:
         """The same in the one spelling that stands for all that mean the same."""
@@ -126,10 +132,12 @@ def _told(error: pydantic.ValidationError, config: dict[str, Any]) -> str:
     if faults[0]["type"] == "missing":
         return f"{name} is missing."
     # One of a union's types is met if none of these is so; what is inside a list is told by itself.
-    expected = dict.fromkeys(fault["msg"].removeprefix("Input should be ").removeprefix(
-        "Value error, ") for fault in faults if fault["loc"][0] == name)
-    return (f"{name}={_shown(config[name])} is not supported; expected "
-            f"{' or '.join(expected)}.")
+    expected = dict.fromkeys(
+        fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        for fault in faults
+        if fault["loc"][0] == name
+    )
+    return f"{name}={_shown(config[name])} is not supported; expected {' or '.join(expected)}."
 
 
 def _shown(value: Any) -> str:
@@ -169,8 +177,10 @@ class _EncoderConfig(Config):
     @pydantic.model_validator(mode="after")
     def _heads_divide_the_channels(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size={self.hidden_size} does not divide into "
-                             f"num_attention_heads={self.num_attention_heads}.")
+            raise ValueError(
+                f"hidden_size={self.hidden_size} does not divide into "
+                f"num_attention_heads={self.num_attention_heads}."
+            )
         return self
 
 
@@ -190,8 +200,9 @@ class VisionEncoderConfig(_EncoderConfig):
     @pydantic.model_validator(mode="after")
     def _patches_fill_the_picture(self) -> Self:
         if self.image_size % self.patch_size:
-            raise ValueError(f"image_size={self.image_size} does not divide into "
-                             f"patch_size={self.patch_size}.")
+            raise ValueError(
+                f"image_size={self.image_size} does not divide into patch_size={self.patch_size}."
+            )
         return self
 
 
@@ -223,8 +234,7 @@ class ProjectedTextEncoderConfig(TextEncoderConfig):
     eos_token_id: Annotated[int, Field(ge=0)] = 49407
 
     def canonical(self) -> Self:
-        """An end token that is the last is called 2, as in configs from before transformers 4.31.
-        """
+        """An end token that is the last is called 2, as in configs from before transformers 4.31."""
         is_last = self.eos_token_id == self.vocab_size - 1
         return self.model_copy(update={"eos_token_id": 2}) if is_last else self
 
@@ -239,7 +249,8 @@ class UNetConfig(Config):
     out_channels: Count = 4
     down_block_types: tuple[BlockType, ...] = ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",)
     mid_block_type: Literal["UNetMidBlock2DCrossAttn", "UNetMidBlock2D"] | None = (
-        "UNetMidBlock2DCrossAttn")
+        "UNetMidBlock2DCrossAttn"
+    )
     up_block_types: tuple[BlockType, ...] = ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3
     block_out_channels: Levels = (320, 640, 1280, 1280)
     layers_per_block: Layers | tuple[Layers, ...] = 2
@@ -287,16 +298,28 @@ class UNetConfig(Config):
     @pydantic.model_validator(mode="after")
     def _levels_agree(self) -> Self:
         levels = len(self.block_out_channels)
-        by_level = (self.down_block_types, self.up_block_types, self.heads, self.layers,
-                    *(depths for depths in (self.transformer_layers_per_block,
-                                            self.reverse_transformer_layers_per_block)
-                      if isinstance(depths, tuple)))
+        by_level = (
+            self.down_block_types,
+            self.up_block_types,
+            self.heads,
+            self.layers,
+            *(
+                depths
+                for depths in (
+                    self.transformer_layers_per_block,
+                    self.reverse_transformer_layers_per_block,
+                )
+                if isinstance(depths, tuple)
+            ),
+        )
         if {*map(len, by_level)} != {levels}:
             raise ValueError("block types, channels, heads and layers differ in length.")
         for width, heads in zip(self.block_out_channels, self.heads, strict=True):
             if width % heads or width % self.norm_num_groups:
-                raise ValueError(f"{width} channels do not divide into {heads} heads and "
-                                 f"norm_num_groups={self.norm_num_groups}.")
+                raise ValueError(
+                    f"{width} channels do not divide into {heads} heads and "
+                    f"norm_num_groups={self.norm_num_groups}."
+                )
         return self
 
     @pydantic.model_validator(mode="after")
@@ -304,38 +327,55 @@ class UNetConfig(Config):
         depths = self.transformer_layers_per_block
         nested = isinstance(depths, tuple) and any(isinstance(depth, tuple) for depth in depths)
         if nested and self.reverse_transformer_layers_per_block is None:
-            raise ValueError("a nested transformer_layers_per_block needs "
-                             "reverse_transformer_layers_per_block.")
-        for depths, layers in ((self.down_depths, self.layers),
-                               (self.up_depths, [count + 1 for count in self.layers[::-1]])):
+            raise ValueError(
+                "a nested transformer_layers_per_block needs reverse_transformer_layers_per_block."
+            )
+        for depths, layers in (
+            (self.down_depths, self.layers),
+            (self.up_depths, [count + 1 for count in self.layers[::-1]]),
+        ):
             if [*map(len, depths)] != [*layers]:
                 raise ValueError("transformer_layers_per_block and layers_per_block differ.")
         if (blocks := len(self.attending_widths)) > MAX_BLOCKS:
-            raise ValueError(f"transformer_layers_per_block and layers_per_block make {blocks} "
-                             f"transformer blocks; at most {MAX_BLOCKS} are supported.")
+            raise ValueError(
+                f"transformer_layers_per_block and layers_per_block make {blocks} "
+                f"transformer blocks; at most {MAX_BLOCKS} are supported."
+            )
         return self
 
     @pydantic.model_validator(mode="after")
     def _added_conditions_have_sizes(self) -> Self:
         if self.addition_embed_type == "text_time" and None in (
-                self.addition_time_embed_dim, self.projection_class_embeddings_input_dim):
-            raise ValueError("addition_embed_type='text_time' needs addition_time_embed_dim and "
-                             "projection_class_embeddings_input_dim.")
+            self.addition_time_embed_dim,
+            self.projection_class_embeddings_input_dim,
+        ):
+            raise ValueError(
+                "addition_embed_type='text_time' needs addition_time_embed_dim and "
+                "projection_class_embeddings_input_dim."
+            )
         return self
 
     def canonical(self) -> Self:
         """Heads, layers and depths told for each level; 1 where nothing attends."""
-        attends = [tuple(kind.startswith("CrossAttn") for kind in kinds)
-                   for kinds in (self.down_block_types, self.up_block_types)]
-        down, up = ([depth if there else (1,) * len(depth)
-                     for depth, there in zip(depths, of, strict=True)]
-                    for depths, of in zip((self.down_depths, self.up_depths), attends, strict=True))
+        attends = [
+            tuple(kind.startswith("CrossAttn") for kind in kinds)
+            for kinds in (self.down_block_types, self.up_block_types)
+        ]
+        down, up = (
+            [depth if there else (1,) * len(depth) for depth, there in zip(depths, of, strict=True)]
+            for depths, of in zip((self.down_depths, self.up_depths), attends, strict=True)
+        )
         if self.mid_block_type == "UNetMidBlock2DCrossAttn" and not attends[0][-1]:
             down[-1] = (self.mid_depth,) * len(down[-1])
-        return self.model_copy(update=dict(
-            attention_head_dim=self.heads, num_attention_heads=None, layers_per_block=self.layers,
-            transformer_layers_per_block=tuple(down),
-            reverse_transformer_layers_per_block=tuple(up)))
+        return self.model_copy(
+            update=dict(
+                attention_head_dim=self.heads,
+                num_attention_heads=None,
+                layers_per_block=self.layers,
+                transformer_layers_per_block=tuple(down),
+                reverse_transformer_layers_per_block=tuple(up),
+            )
+        )
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -355,20 +395,29 @@ class UNetConfig(Config):
     def skip_widths(self) -> tuple[int, ...]:
         """Channels of what is skipped across from the way down to the way up, outermost first."""
         channels, last = self.block_out_channels, len(self.block_out_channels) - 1
-        return channels[0], *(channels[level] for level, layers in enumerate(self.layers)
-                              for _ in range(layers + (level < last)))
+        return channels[0], *(
+            channels[level]
+            for level, layers in enumerate(self.layers)
+            for _ in range(layers + (level < last))
+        )
 
     @property
     def attending_widths(self) -> tuple[int, ...]:
         """Channels of each transformer block, as diffusers counts those that attend to the text:
         first all on the way down, then all on the way up, and last those in the middle."""
         channels = self.block_out_channels
-        levels = [*zip(self.down_block_types, self.down_depths, channels, strict=True),
-                  *zip(self.up_block_types, self.up_depths, channels[::-1], strict=True)]
+        levels = [
+            *zip(self.down_block_types, self.down_depths, channels, strict=True),
+            *zip(self.up_block_types, self.up_depths, channels[::-1], strict=True),
+        ]
         if self.mid_block_type:
             levels.append((self.mid_block_type, (self.mid_depth,), channels[-1]))
-        return tuple(width for kind, depths, width in levels if "CrossAttn" in kind
-                     for _ in range(sum(depths)))
+        return tuple(
+            width
+            for kind, depths, width in levels
+            if "CrossAttn" in kind
+            for _ in range(sum(depths))
+        )
 
     @property
     def down_depths(self) -> tuple[tuple[int, ...], ...]:
@@ -395,8 +444,10 @@ class UNetConfig(Config):
 
 
 def _each_layers(depths, layers) -> tuple[tuple[int, ...], ...]:
-    return tuple(depth if isinstance(depth, tuple) else (depth,) * count
-                 for depth, count in zip(depths, layers, strict=True))
+    return tuple(
+        depth if isinstance(depth, tuple) else (depth,) * count
+        for depth, count in zip(depths, layers, strict=True)
+    )
 
 
 class ControlNetConfig(UNetConfig):
@@ -473,12 +524,15 @@ class VAEConfig(Config):
     def _sizes_agree(self) -> Self:
         for width in self.block_out_channels:
             if width % self.norm_num_groups:
-                raise ValueError(f"{width} channels do not divide into "
-                                 f"norm_num_groups={self.norm_num_groups}.")
+                raise ValueError(
+                    f"{width} channels do not divide into norm_num_groups={self.norm_num_groups}."
+                )
         if (self.latents_mean is None) != (self.latents_std is None):
             raise ValueError("latents_mean and latents_std come together.")
-        if {self.latent_channels} != {len(values or range(self.latent_channels))
-                                      for values in (self.latents_mean, self.latents_std)}:
+        if {self.latent_channels} != {
+            len(values or range(self.latent_channels))
+            for values in (self.latents_mean, self.latents_std)
+        }:
             raise ValueError("latents_mean and latents_std have a number for each channel.")
         return self
 
@@ -509,8 +563,10 @@ class TinyVAEConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _levels_agree(self) -> Self:
-        for widths, counts in ((self.encoder_block_out_channels, self.num_encoder_blocks),
-                               (self.decoder_block_out_channels, self.num_decoder_blocks)):
+        for widths, counts in (
+            (self.encoder_block_out_channels, self.num_encoder_blocks),
+            (self.decoder_block_out_channels, self.num_decoder_blocks),
+        ):
             if len(widths) != len(counts):
                 raise ValueError("channels and numbers of blocks differ in length.")
             if len({*widths}) > 1:  # their convolutions keep the number of channels
@@ -535,8 +591,12 @@ class SchedulerConfig(Config):
     beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] | None = None
     beta_start: Annotated[float, Field(gt=0, lt=1)] | None = None
     beta_end: Annotated[float, Field(gt=0, lt=1)] | None = None
-    trained_betas: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...],
-                             Field(min_length=1, max_length=100_000)] | None = None
+    trained_betas: (
+        Annotated[
+            tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1, max_length=100_000)
+        ]
+        | None
+    ) = None
     rescale_betas_zero_snr: bool = False
     prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
     timestep_spacing: Literal["leading", "linspace", "trailing"] | None = None
@@ -572,8 +632,11 @@ class SchedulerConfig(Config):
     @pydantic.model_validator(mode="after")
     def _betas_are_said(self) -> Self:
         if self.trained_betas is None:
-            lacking = [name for name in ("beta_schedule", "beta_start", "beta_end")
-                       if getattr(self, name) is None]
+            lacking = [
+                name
+                for name in ("beta_schedule", "beta_start", "beta_end")
+                if getattr(self, name) is None
+            ]
             if lacking:
                 raise ValueError(f"the scheduler's config lacks {', '.join(lacking)}.")
         if self.use_karras_sigmas and self.use_exponential_sigmas:

@@ -20,8 +20,13 @@ HUB_FOLDER = re.compile(r"/models--([^/]+)/snapshots/([^/]+)(?:/(.+))?$")
 OTHER_FILES = (INDEX, "sd_tpu.json", "*/config.json", "scheduler/*.json", "tokenizer*/*")
 
 
-def find(name: str | Path, components_of: Callable[[dict[str, Any]], Components],
-         revision: str | None = None, variant: str | None = None, **options: Any) -> Path:
+def find(
+    name: str | Path,
+    components_of: Callable[[dict[str, Any]], Components],
+    revision: str | None = None,
+    variant: str | None = None,
+    **options: Any,
+) -> Path:
     """Returns the folder of a checkpoint, fetching only what is needed if `name` is a hub id.
 
     Args:
@@ -44,8 +49,11 @@ def find(name: str | Path, components_of: Callable[[dict[str, Any]], Components]
         path = fetch(name, [INDEX], options)
         components = components_of(_index(path))
         path = fetch(name, _patterns(components, variant), options)
-        lacking = {part: stem for part, stem in components.items()
-                   if variant and not _listed(path / part, stem, variant)}
+        lacking = {
+            part: stem
+            for part, stem in components.items()
+            if variant and not _listed(path / part, stem, variant)
+        }
         if lacking:
             path = fetch(name, _patterns(lacking, None), options)
     for pattern in _weight_patterns(components_of(_index(path)), variant):
@@ -62,8 +70,9 @@ def _index(folder: Path) -> dict[str, Any]:
     return read_json(folder / INDEX)
 
 
-def fetch(name: str | Path, patterns: Sequence[str],
-          options: Mapping[str, Any] = MappingProxyType({})) -> Path:
+def fetch(
+    name: str | Path, patterns: Sequence[str], options: Mapping[str, Any] = MappingProxyType({})
+) -> Path:
     """Returns a folder, or that of a hub id, fetched as far as the patterns of its files go.
 
     Args:
@@ -95,9 +104,15 @@ def _patterns(components: Components, variant: str | None) -> list[str]:
 
 def _weight_patterns(components: Components, variant: str | None) -> list[str]:
     mark = f".{variant}" if variant else ""
-    return [pattern for part, stem in components.items() for pattern in (
-        f"{part}/{stem}{mark}.safetensors", f"{part}/{stem}{mark}-*-of-*.safetensors",
-        f"{part}/{stem}.safetensors.index{mark}.json")]
+    return [
+        pattern
+        for part, stem in components.items()
+        for pattern in (
+            f"{part}/{stem}{mark}.safetensors",
+            f"{part}/{stem}{mark}-*-of-*.safetensors",
+            f"{part}/{stem}.safetensors.index{mark}.json",
+        )
+    ]
 
 
 def weight_files(folder: Path, stem: str, variant: str | None = None) -> list[Path]:
@@ -135,20 +150,33 @@ def _listed(folder: Path, stem: str, variant: str | None) -> list[Path]:
 
 
 def _no_weights_message(folder: Path, stem: str) -> str:
-    variants = sorted({match[1] or match[2] for file in folder.glob(f"{stem}.*") if (
-        match := re.match(r"\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)$",
-                          file.name.removeprefix(stem)))})
+    variants = sorted(
+        {
+            match[1] or match[2]
+            for file in folder.glob(f"{stem}.*")
+            if (
+                match := re.match(
+                    r"\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)$",
+                    file.name.removeprefix(stem),
+                )
+            )
+        }
+    )
     if variants:
-        return (f"{folder} has weights of a variant only ({', '.join(variants)}): ask for it, as "
-                f"by --variant {variants[0]}.")
+        return (
+            f"{folder} has weights of a variant only ({', '.join(variants)}): ask for it, as "
+            f"by --variant {variants[0]}."
+        )
     pickles = sorted(folder.glob("*.bin"))
     if pickles:
         return (
             f"{folder} holds its weights as a pickle ({pickles[0].name}), which can run code when "
             f"it is opened, so it is refused. {_convert(folder)}"
         )
-    return (f"{folder} has no safetensors weights. If the model was published in a variant only, "
-            f"ask for it, as by --variant fp16. If as pickles: {_convert(folder)}")
+    return (
+        f"{folder} has no safetensors weights. If the model was published in a variant only, "
+        f"ask for it, as by --variant fp16. If as pickles: {_convert(folder)}"
+    )
 
 
 def _file_message(path: Path) -> str:
@@ -156,17 +184,25 @@ def _file_message(path: Path) -> str:
     if path.suffix == ".safetensors":
         # A folder of the file's own name would be taken for its configs.
         target = f"{path.with_suffix('')}-diffusers"
-        command = ("from sd_tpu.families.checkpoint import Checkpoint as C; "
-                   f"model, params = C.from_pretrained('{path}'); "
-                   f"model.save_pretrained('{target}', params)")
-        return (f"{path} is a single file, but a folder in the diffusers layout or a hub id is "
-                f'wanted. Convert it: python -c "{command}", and give {target}')
+        command = (
+            "from sd_tpu.families.checkpoint import Checkpoint as C; "
+            f"model, params = C.from_pretrained('{path}'); "
+            f"model.save_pretrained('{target}', params)"
+        )
+        return (
+            f"{path} is a single file, but a folder in the diffusers layout or a hub id is "
+            f'wanted. Convert it: python -c "{command}", and give {target}'
+        )
     target = path.with_suffix("")
-    command = ("from diffusers import StableDiffusionPipeline as P; "
-               f"P.from_single_file('{path}').save_pretrained('{target}')")
-    return (f"{path} is neither a .safetensors file nor a folder; pickles (.ckpt, .bin, .pt) can "
-            "run code when opened. Convert it where PyTorch is installed, if you trust it: "
-            f'python -c "{command}", and give {target}')
+    command = (
+        "from diffusers import StableDiffusionPipeline as P; "
+        f"P.from_single_file('{path}').save_pretrained('{target}')"
+    )
+    return (
+        f"{path} is neither a .safetensors file nor a folder; pickles (.ckpt, .bin, .pt) can "
+        "run code when opened. Convert it where PyTorch is installed, if you trust it: "
+        f'python -c "{command}", and give {target}'
+    )
 
 
 def _convert(folder: Path) -> str:
@@ -187,8 +223,10 @@ def _convert(folder: Path) -> str:
         source = f"'{name}', revision='{revision}'"
         source += f", subfolder='{subfolder}'" if subfolder else ""
         target = f"{name.rpartition('/')[2]}-safetensors"
-    command = (f"from {library} import {kind} as P; "
-               f"P.from_pretrained({source}).save_pretrained('{target}')")
+    command = (
+        f"from {library} import {kind} as P; "
+        f"P.from_pretrained({source}).save_pretrained('{target}')"
+    )
     return f'Convert it {trusted}: python -c "{command}", and give {target}'
 
 

@@ -60,43 +60,68 @@ class IPAdapterConfig:
             CheckpointError: it is no adapter of a kind that can be used here.
         """
         shapes = {name: entry.shape for name, entry in stored.items()}
-        if not all(any(name.startswith(part) for name in shapes)
-                   for part in (PROJECTION, ATTENTION)):
-            raise CheckpointError(f"{file} holds no IP-Adapter: its names should begin with "
-                                  f"{PROJECTION} and {ATTENTION}")
+        if not all(
+            any(name.startswith(part) for name in shapes) for part in (PROJECTION, ATTENTION)
+        ):
+            raise CheckpointError(
+                f"{file} holds no IP-Adapter: its names should begin with "
+                f"{PROJECTION} and {ATTENTION}"
+            )
 
         def shape(name: str, axes: int = 2) -> tuple[int, ...]:
             found = shapes.get(name, ())
             if len(found) != axes or not all(found):
-                raise CheckpointError(f"{file} holds no IP-Adapter that can be used here: {name} "
-                                      f"is missing, or has other axes than {axes}.")
+                raise CheckpointError(
+                    f"{file} holds no IP-Adapter that can be used here: {name} "
+                    f"is missing, or has other axes than {axes}."
+                )
             return found
 
         count = sum(name.endswith(".to_k_ip.weight") for name in shapes)
-        layers = {match[1] for name in shapes
-                  if (match := re.match(rf"{re.escape(PROJECTION)}layers\.(\d+)\.", name))}
+        layers = {
+            match[1]
+            for name in shapes
+            if (match := re.match(rf"{re.escape(PROJECTION)}layers\.(\d+)\.", name))
+        }
         if count + len(layers) > MAX_BLOCKS:
-            raise CheckpointError(f"{file} holds no IP-Adapter that can be used here: it has "
-                                  f"{count + len(layers)} layers; at most {MAX_BLOCKS} are "
-                                  "supported.")
-        widths = tuple(shape(f"{ATTENTION}{2 * number + 1}.to_k_ip.weight")[0]
-                       for number in range(count))
+            raise CheckpointError(
+                f"{file} holds no IP-Adapter that can be used here: it has "
+                f"{count + len(layers)} layers; at most {MAX_BLOCKS} are "
+                "supported."
+            )
+        widths = tuple(
+            shape(f"{ATTENTION}{2 * number + 1}.to_k_ip.weight")[0] for number in range(count)
+        )
         if f"{PROJECTION}proj.weight" in shapes:
             tokens, embed_dim = shape(f"{PROJECTION}proj.weight")
-            return cls(embed_dim=embed_dim, cross_attention_dim=tokens // TOKENS, tokens=TOKENS,
-                       widths=widths)
+            return cls(
+                embed_dim=embed_dim,
+                cross_attention_dim=tokens // TOKENS,
+                tokens=TOKENS,
+                widths=widths,
+            )
         if f"{PROJECTION}latents" not in shapes:
-            kind = next((what for mark, what in OTHERS.items() if PROJECTION + mark in shapes),
-                        "of an unknown kind")
-            raise CheckpointError(f"{file} is an IP-Adapter {kind}; the plain ones and those that "
-                                  "are called plus are supported.")
+            kind = next(
+                (what for mark, what in OTHERS.items() if PROJECTION + mark in shapes),
+                "of an unknown kind",
+            )
+            raise CheckpointError(
+                f"{file} is an IP-Adapter {kind}; the plain ones and those that "
+                "are called plus are supported."
+            )
         _, tokens, width = shape(f"{PROJECTION}latents", 3)
-        return cls(embed_dim=shape(f"{PROJECTION}proj_in.weight")[1],
-                   cross_attention_dim=shape(f"{PROJECTION}proj_out.weight")[0], tokens=tokens,
-                   widths=widths, resampler=ResamplerConfig(
-                       width=width, hidden=shape(f"{PROJECTION}layers.0.1.1.weight")[0],
-                       heads=max(1, shape(f"{PROJECTION}layers.0.0.to_q.weight")[0] // cls.HEAD),
-                       depth=len(layers)))
+        return cls(
+            embed_dim=shape(f"{PROJECTION}proj_in.weight")[1],
+            cross_attention_dim=shape(f"{PROJECTION}proj_out.weight")[0],
+            tokens=tokens,
+            widths=widths,
+            resampler=ResamplerConfig(
+                width=width,
+                hidden=shape(f"{PROJECTION}layers.0.1.1.weight")[0],
+                heads=max(1, shape(f"{PROJECTION}layers.0.0.to_q.weight")[0] // cls.HEAD),
+                depth=len(layers),
+            ),
+        )
 
     def of(self, encoder: ProjectedVisionEncoderConfig) -> "IPAdapterConfig | None":
         """The same that sees by this encoder; None if that gives other vectors."""

@@ -61,12 +61,14 @@ def _walk(root: str, folder: str, depth: int) -> Iterator[str]:
     read is passed over."""
     try:
         with os.scandir(os.path.join(root, folder)) as entries:
-            kinds = {entry.name: kind for entry in entries
-                     if entry.name[0] != "." and (kind := _is_folder(entry)) is not None}
+            kinds = {
+                entry.name: kind
+                for entry in entries
+                if entry.name[0] != "." and (kind := _is_folder(entry)) is not None
+            }
     except OSError:
         return
-    files = {name for name, is_folder in kinds.items()
-             if not is_folder and name.endswith(SUFFIX)}
+    files = {name for name, is_folder in kinds.items() if not is_folder and name.endswith(SUFFIX)}
     yield from (os.path.join(folder, name) for name in files)
     for name, is_folder in kinds.items():
         path = os.path.join(folder, name)

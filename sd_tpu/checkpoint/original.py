@@ -81,8 +81,11 @@ class Levels:
             levels = 1 + max((key[2] for key in layers if key[0] == way), default=-1)
             return tuple(len(layers[way, kind, level]) for level in range(levels))
 
-        return cls(counts("down", "resnets"), counts("up", "resnets"),
-                   tuple(count > 0 for count in counts("up", "attentions")))
+        return cls(
+            counts("down", "resnets"),
+            counts("up", "resnets"),
+            tuple(count > 0 for count in counts("up", "attentions")),
+        )
 
     @classmethod
     def of_original(cls, names: Iterable[str]) -> Self:
@@ -114,29 +117,43 @@ class Levels:
         table = dict(UNET_ENDS)
 
         def add(ours: str, original: str, attention: str) -> None:
-            table.update({f"{ours.format('resnets')}.{name}": f"{original}.0.{old}"
-                          for name, old in RESNET.items()})
+            table.update(
+                {
+                    f"{ours.format('resnets')}.{name}": f"{original}.0.{old}"
+                    for name, old in RESNET.items()
+                }
+            )
             table[ours.format("attentions")] = attention
 
         block = 1
         for level, layers in enumerate(self.down):
             for layer in range(layers):
-                add(f"down_blocks.{level}.{{}}.{layer}", f"input_blocks.{block}",
-                    f"input_blocks.{block}.1")
+                add(
+                    f"down_blocks.{level}.{{}}.{layer}",
+                    f"input_blocks.{block}",
+                    f"input_blocks.{block}.1",
+                )
                 block += 1
             table[f"down_blocks.{level}.downsamplers.0.conv"] = f"input_blocks.{block}.0.op"
             block += 1
         block = 0
         for level, (layers, attends) in enumerate(zip(self.up, self.up_attends, strict=True)):
             for layer in range(layers):
-                add(f"up_blocks.{level}.{{}}.{layer}", f"output_blocks.{block}",
-                    f"output_blocks.{block}.1")
+                add(
+                    f"up_blocks.{level}.{{}}.{layer}",
+                    f"output_blocks.{block}",
+                    f"output_blocks.{block}.1",
+                )
                 block += 1
             last = f"output_blocks.{block - 1}.{2 if attends else 1}"
             table[f"up_blocks.{level}.upsamplers.0.conv"] = f"{last}.conv"
         for resnet, original in ((0, 0), (1, 2)):
-            table.update({f"mid_block.resnets.{resnet}.{name}": f"middle_block.{original}.{old}"
-                          for name, old in RESNET.items()})
+            table.update(
+                {
+                    f"mid_block.resnets.{resnet}.{name}": f"middle_block.{original}.{old}"
+                    for name, old in RESNET.items()
+                }
+            )
         table["mid_block.attentions.0"] = "middle_block.1"
         return table
 
@@ -155,8 +172,11 @@ def vae_name(name: str, levels: int) -> str:
     for pattern, replacement in VAE_RULES:
         name = re.sub(pattern, replacement, name)
     # The original numbers the levels on the way up by their resolution, the finest first.
-    return re.sub(r"^(decoder\.up_blocks)\.(\d+)",
-                  lambda match: f"{match[1]}.{levels - 1 - int(match[2])}", name)
+    return re.sub(
+        r"^(decoder\.up_blocks)\.(\d+)",
+        lambda match: f"{match[1]}.{levels - 1 - int(match[2])}",
+        name,
+    )
 
 
 def open_clip_name(name: str) -> str:

@@ -70,8 +70,7 @@ class TextEncoder(NamedTuple):
     def begin(self, names: Collection[str]) -> str:
         """How its tensors' names begin in a file; "" if it has none."""
         known = (self.prefix + kind for kind in ("transformer.", "model."))
-        return next((begin for begin in known
-                     if any(name.startswith(begin) for name in names)), "")
+        return next((begin for begin in known if any(name.startswith(begin) for name in names)), "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,23 +95,51 @@ class Layout:
 
 
 SCHEDULE = dict(
-    beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", num_train_timesteps=1000,
-    steps_offset=1, timestep_spacing="leading", prediction_type="epsilon",
+    beta_start=0.00085,
+    beta_end=0.012,
+    beta_schedule="scaled_linear",
+    num_train_timesteps=1000,
+    steps_offset=1,
+    timestep_spacing="leading",
+    prediction_type="epsilon",
 )
 PNDM = dict(_class_name="PNDMScheduler", skip_prk_steps=True, set_alpha_to_one=False)
-DDIM = dict(_class_name="DDIMScheduler", clip_sample=False, set_alpha_to_one=False,
-            prediction_type="v_prediction")
+DDIM = dict(
+    _class_name="DDIMScheduler",
+    clip_sample=False,
+    set_alpha_to_one=False,
+    prediction_type="v_prediction",
+)
 EULER = dict(_class_name="EulerDiscreteScheduler", interpolation_type="linear")
 
 CLIP = dict(width=768, hidden_act="quick_gelu", pad=None)  # OpenAI's; the others are OpenCLIP's
-SD1 = Layout("Stable Diffusion 1", "StableDiffusionPipeline",
-             {"text_encoder": TextEncoder("cond_stage_model.", **CLIP)}, 512, PNDM, 0.18215)
-SD2 = Layout("Stable Diffusion 2", "StableDiffusionPipeline",
-             {"text_encoder": TextEncoder("cond_stage_model.", SD2_WIDTH)}, 768, DDIM, 0.18215)
-SDXL = Layout("SDXL", "StableDiffusionXLPipeline",
-              {"text_encoder": TextEncoder("conditioner.embedders.0.", **CLIP),
-               "text_encoder_2": TextEncoder("conditioner.embedders.1.", 1280)},
-              1024, EULER, 0.13025)
+SD1 = Layout(
+    "Stable Diffusion 1",
+    "StableDiffusionPipeline",
+    {"text_encoder": TextEncoder("cond_stage_model.", **CLIP)},
+    512,
+    PNDM,
+    0.18215,
+)
+SD2 = Layout(
+    "Stable Diffusion 2",
+    "StableDiffusionPipeline",
+    {"text_encoder": TextEncoder("cond_stage_model.", SD2_WIDTH)},
+    768,
+    DDIM,
+    0.18215,
+)
+SDXL = Layout(
+    "SDXL",
+    "StableDiffusionXLPipeline",
+    {
+        "text_encoder": TextEncoder("conditioner.embedders.0.", **CLIP),
+        "text_encoder_2": TextEncoder("conditioner.embedders.1.", 1280),
+    },
+    1024,
+    EULER,
+    0.13025,
+)
 WIDTHS = {encoder.width for layout in (SD1, SD2, SDXL) for encoder in layout.text_encoders.values()}
 
 
@@ -154,14 +181,22 @@ def read(path: Path) -> SingleFile:
     try:
         configs = _inferred(layout, shapes)
     except (LookupError, ValueError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{path} looks like {layout.name}, but tensors are missing or have "
-                              f"other shapes ({error}).") from None
+        raise CheckpointError(
+            f"{path} looks like {layout.name}, but tensors are missing or have "
+            f"other shapes ({error})."
+        ) from None
     folder = path.with_suffix("")
     folder = folder if folder.is_dir() else None
     if folder:
         configs |= _beside(folder, configs)
-    return SingleFile(path, layout.class_name, configs, _stored(layout, tensors, configs),
-                      _tokenizers(layout), folder)
+    return SingleFile(
+        path,
+        layout.class_name,
+        configs,
+        _stored(layout, tensors, configs),
+        _tokenizers(layout),
+        folder,
+    )
 
 
 def _header(path: Path) -> dict[str, Stored]:
@@ -178,29 +213,44 @@ def _recognized(path: Path, shapes: Shapes) -> Layout:
     def present(mark: str) -> bool:
         return any(name.startswith(mark) for name in shapes)
 
-    other = next((what for mark, what in OTHERS.items() if any(mark in name for name in shapes)),
-                 "tensors of no kind known here")
+    other = next(
+        (what for mark, what in OTHERS.items() if any(mark in name for name in shapes)),
+        "tensors of no kind known here",
+    )
     if not (present("edm_mean") or present("edm_vpred.")):  # other noise, of SDXL's layout
         for layout in (SDXL, SD2 if _is_after_sd_1(shapes) else SD1):
             if all(encoder.begin(shapes) for encoder in layout.text_encoders.values()):
-                lacks = [what for mark, what in ((UNET, "UNet"), (VAE, "autoencoder"))
-                         if not present(mark)]
+                lacks = [
+                    what
+                    for mark, what in ((UNET, "UNet"), (VAE, "autoencoder"))
+                    if not present(mark)
+                ]
                 if lacks:
-                    raise CheckpointError(f"{path} holds {layout.name} without its "
-                                          f"{' and its '.join(lacks)}, so it is not a whole "
-                                          "checkpoint.")
+                    raise CheckpointError(
+                        f"{path} holds {layout.name} without its "
+                        f"{' and its '.join(lacks)}, so it is not a whole "
+                        "checkpoint."
+                    )
                 return layout
-    raise CheckpointError(f"{path} holds {other}; single files of Stable Diffusion 1, 2 and SDXL "
-                          "in their original layouts are supported.")
+    raise CheckpointError(
+        f"{path} holds {other}; single files of Stable Diffusion 1, 2 and SDXL "
+        "in their original layouts are supported."
+    )
 
 
 def _is_after_sd_1(shapes: Shapes) -> bool:
     """Whether the UNet takes the texts of SD 2, or projects by dense layers what it attends to, as
     all since SD 1 do. Names say nothing of it."""
-    ends = {end: shape for name, shape in shapes.items() if name.startswith(UNET)
-            for end in (".proj_in.weight", ".attn2.to_k.weight") if name.endswith(end)}
+    ends = {
+        end: shape
+        for name, shape in shapes.items()
+        if name.startswith(UNET)
+        for end in (".proj_in.weight", ".attn2.to_k.weight")
+        if name.endswith(end)
+    }
     return len(ends.get(".proj_in.weight", ())) == 2 or (
-        ends.get(".attn2.to_k.weight", ())[1:] == (SD2_WIDTH,))
+        ends.get(".attn2.to_k.weight", ())[1:] == (SD2_WIDTH,)
+    )
 
 
 # --- configs ------------------------------------------------------------------------------------
@@ -216,15 +266,20 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
         "scheduler": {**SCHEDULE, **layout.scheduler},
         "vae": vae,
         "unet": {**unet, "sample_size": layout.image_size // downscale},
-        **{part: _text_config(layout, part, _part(shapes, encoder.begin(shapes)))
-           for part, encoder in layout.text_encoders.items()},
+        **{
+            part: _text_config(layout, part, _part(shapes, encoder.begin(shapes)))
+            for part, encoder in layout.text_encoders.items()
+        },
     }
     widths = [configs[part]["hidden_size"] for part in layout.text_encoders]
     if sum(widths) != unet["cross_attention_dim"] or any(
-            width in WIDTHS and width != encoder.width
-            for width, encoder in zip(widths, layout.text_encoders.values(), strict=True)):
-        raise ValueError(f"texts of {' and '.join(map(str, widths))} numbers a token for a UNet "
-                         f"that takes {unet['cross_attention_dim']}")
+        width in WIDTHS and width != encoder.width
+        for width, encoder in zip(widths, layout.text_encoders.values(), strict=True)
+    ):
+        raise ValueError(
+            f"texts of {' and '.join(map(str, widths))} numbers a token for a UNet "
+            f"that takes {unet['cross_attention_dim']}"
+        )
     if layout is SDXL:
         second = configs["text_encoder_2"]
         numbers = configs["unet"]["projection_class_embeddings_input_dim"]
@@ -243,21 +298,33 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
 
 
 def _part(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items()
-            if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _unet_config(layout: Layout, shapes: Shapes) -> Config:
     levels = Levels.of_original(shapes)
-    ours = {diffusers: original for diffusers, original in levels.modules().items()
-            if f"{original}.weight" in shapes or f"{original}.norm.weight" in shapes}
+    ours = {
+        diffusers: original
+        for diffusers, original in levels.modules().items()
+        if f"{original}.weight" in shapes or f"{original}.norm.weight" in shapes
+    }
     depths = _depths(ours, shapes)
-    down = [[depths.get(f"down_blocks.{level}.attentions.{layer}", 0) for layer in range(layers)]
-            for level, layers in enumerate(levels.down)]
-    up = [[depths.get(f"up_blocks.{level}.attentions.{layer}", 0) for layer in range(layers)]
-          for level, layers in enumerate(levels.up)]
-    channels = [shapes[f"{ours[f'down_blocks.{level}.resnets.0.conv1']}.weight"][0]
-                for level in range(len(levels.down))]
+    down = [
+        [depths.get(f"down_blocks.{level}.attentions.{layer}", 0) for layer in range(layers)]
+        for level, layers in enumerate(levels.down)
+    ]
+    up = [
+        [depths.get(f"up_blocks.{level}.attentions.{layer}", 0) for layer in range(layers)]
+        for level, layers in enumerate(levels.up)
+    ]
+    channels = [
+        shapes[f"{ours[f'down_blocks.{level}.resnets.0.conv1']}.weight"][0]
+        for level in range(len(levels.down))
+    ]
     if [layers - 1 for layers in levels.up] != list(levels.down[::-1]):
         raise ValueError(f"{levels.up} layers on the way up do not match {levels.down}")
     middle = depths.get("mid_block.attentions.0", 0)
@@ -267,8 +334,9 @@ def _unet_config(layout: Layout, shapes: Shapes) -> Config:
         out_channels=shapes["out.2.weight"][0],
         block_out_channels=channels,
         layers_per_block=_one(levels.down),
-        down_block_types=["CrossAttnDownBlock2D" if any(depth) else "DownBlock2D"
-                          for depth in down],
+        down_block_types=[
+            "CrossAttnDownBlock2D" if any(depth) else "DownBlock2D" for depth in down
+        ],
         up_block_types=["CrossAttnUpBlock2D" if any(depth) else "UpBlock2D" for depth in up],
         mid_block_type=_mid_block(ours, middle),
         cross_attention_dim=_ending(shapes, ".attn2.to_k.weight")[1],
@@ -280,8 +348,10 @@ def _unet_config(layout: Layout, shapes: Shapes) -> Config:
     if "label_emb.0.0.weight" in shapes:
         if layout is not SDXL:
             raise ValueError("it takes image embeddings, as unCLIP does, which is not supported")
-        config |= dict(addition_embed_type="text_time",
-                       projection_class_embeddings_input_dim=shapes["label_emb.0.0.weight"][1])
+        config |= dict(
+            addition_embed_type="text_time",
+            projection_class_embeddings_input_dim=shapes["label_emb.0.0.weight"][1],
+        )
     return config
 
 
@@ -299,8 +369,7 @@ def _depths(modules: Mapping[str, str], names: Iterable[str]) -> dict[str, int]:
     for name in names:
         if match := re.match(r"(.+)\.transformer_blocks\.(\d+)\.", name):
             blocks[match[1]].add(match[2])
-    return {ours: len(blocks[original]) for ours, original in modules.items()
-            if original in blocks}
+    return {ours: len(blocks[original]) for ours, original in modules.items() if original in blocks}
 
 
 def _mid_block(modules: Mapping[str, str], depth: int) -> str | None:
@@ -315,14 +384,17 @@ def _depth_config(down: list[list[int]], up: list[list[int]], middle: int) -> Co
     A level without attention says 1, which counts for nothing.
     """
     ends = [1] * (len(down) - 1) + [middle or 1]
-    per_level = [_one(depth) if any(depth) else end
-                 for depth, end in zip(down, ends, strict=True)]
-    back = [_one(depth) if any(depth) else end
-            for depth, end in zip(up, reversed(per_level), strict=True)]
+    per_level = [_one(depth) if any(depth) else end for depth, end in zip(down, ends, strict=True)]
+    back = [
+        _one(depth) if any(depth) else end
+        for depth, end in zip(up, reversed(per_level), strict=True)
+    ]
     config: Config = {"transformer_layers_per_block": _one(per_level)}
     if back != per_level[::-1] or any(isinstance(depth, list) for depth in per_level):
-        config = {"transformer_layers_per_block": per_level,
-                  "reverse_transformer_layers_per_block": back}
+        config = {
+            "transformer_layers_per_block": per_level,
+            "reverse_transformer_layers_per_block": back,
+        }
     return config
 
 
@@ -333,10 +405,16 @@ def _one(values: Iterable[Any]) -> Any:
 
 
 def _vae_config(layout: Layout, shapes: Shapes) -> Config:
-    blocks = sorted((int(match[1]), int(match[2])) for name in shapes
-                    if (match := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.conv1\.w", name)))
-    channels = [shapes[f"encoder.down.{level}.block.0.conv1.weight"][0]
-                for level, block in blocks if block == 0]
+    blocks = sorted(
+        (int(match[1]), int(match[2]))
+        for name in shapes
+        if (match := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.conv1\.w", name))
+    )
+    channels = [
+        shapes[f"encoder.down.{level}.block.0.conv1.weight"][0]
+        for level, block in blocks
+        if block == 0
+    ]
     config = dict(
         _class_name="AutoencoderKL",
         in_channels=shapes["encoder.conv_in.weight"][1],
@@ -358,7 +436,8 @@ def _text_config(layout: Layout, part: str, shapes: Shapes) -> Config:
     # SD 2 takes the penultimate layer's output, so diffusers leaves out the last one, and so do the
     # files that its script makes of a folder.
     has_last = layers == OPEN_CLIP_LAYERS or (
-        layers != OPEN_CLIP_LAYERS - 1 and "text_projection.weight" in names)
+        layers != OPEN_CLIP_LAYERS - 1 and "text_projection.weight" in names
+    )
     vocabulary, width = names["text_model.embeddings.token_embedding.weight"]
     config = dict(
         architectures=["CLIPTextModel"],
@@ -375,8 +454,10 @@ def _text_config(layout: Layout, part: str, shapes: Shapes) -> Config:
     )
     if part in PROJECTED:
         transposed = "text_projection" in shapes
-        config |= dict(architectures=["CLIPTextModelWithProjection"],
-                       projection_dim=names["text_projection.weight"][transposed])
+        config |= dict(
+            architectures=["CLIPTextModelWithProjection"],
+            projection_dim=names["text_projection.weight"][transposed],
+        )
     return config
 
 
@@ -392,15 +473,18 @@ def _beside(folder: Path, configs: Mapping[str, Config]) -> dict[str, Config]:
 
 
 def _tokenizers(layout: Layout) -> dict[str, str | None]:
-    return {folder.replace("text_encoder", "tokenizer"): encoder.pad
-            for folder, encoder in layout.text_encoders.items()}
+    return {
+        folder.replace("text_encoder", "tokenizer"): encoder.pad
+        for folder, encoder in layout.text_encoders.items()
+    }
 
 
 # --- parameters ---------------------------------------------------------------------------------
 
 
-def _stored(layout: Layout, tensors: Mapping[str, Stored],
-            configs: Mapping[str, Config]) -> dict[str, dict[str, Stored]]:
+def _stored(
+    layout: Layout, tensors: Mapping[str, Stored], configs: Mapping[str, Config]
+) -> dict[str, dict[str, Stored]]:
     unet = _part(tensors, UNET)
     modules = {original: ours for ours, original in Levels.of_original(unet).modules().items()}
     parts = {
@@ -415,8 +499,9 @@ def _stored(layout: Layout, tensors: Mapping[str, Stored],
 
 
 def _vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    levels = len({match[1] for name in tensors
-                  if (match := re.match(r"decoder\.up\.(\d+)\.", name))})
+    levels = len(
+        {match[1] for name in tensors if (match := re.match(r"decoder\.up\.(\d+)\.", name))}
+    )
     stored = {}
     for name, tensor in tensors.items():
         if name.startswith(VAE_PARTS):
@@ -427,16 +512,16 @@ def _vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     return stored
 
 
-def _open_clip(tensors: Mapping[str, Stored], layout: Layout,
-               config: Config) -> dict[str, Stored]:
+def _open_clip(tensors: Mapping[str, Stored], layout: Layout, config: Config) -> dict[str, Stored]:
     """A text encoder's, whose three projections of attention lie one above the other in a tensor
     where they have OpenCLIP's names."""
     stored = {}
     for name, tensor in tensors.items():
         ours = _text_name(name)
         layer = TEXT_LAYER.match(ours)
-        unused = layout is SD2 and layer and (
-            int(layer[1]) >= _whole(config.get("num_hidden_layers")))
+        unused = (
+            layout is SD2 and layer and (int(layer[1]) >= _whole(config.get("num_hidden_layers")))
+        )
         fused = re.match(r"(.+)\.in_proj_(weight|bias)$", ours)
         if unused or name in BUFFERS or NOT_PARAMETERS.search(name):
             continue
@@ -457,6 +542,7 @@ def _split(attention: str, leaf: str, tensor: Stored) -> dict[str, Stored]:
     rows = tensor.shape[0] // 3
     return {
         f"{attention}.{part}_proj.{leaf}": dataclasses.replace(
-            tensor, shape=(rows, *tensor.shape[1:]), rows=(i * rows, (i + 1) * rows))
+            tensor, shape=(rows, *tensor.shape[1:]), rows=(i * rows, (i + 1) * rows)
+        )
         for i, part in enumerate("qkv")
     }

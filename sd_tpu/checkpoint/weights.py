@@ -49,8 +49,13 @@ SYNONYMS = (
     (re.compile(r"(mid_block\.attentions\.0)\.value\b"), r"\1.to_v"),
     (re.compile(r"(mid_block\.attentions\.0)\.proj_attn\b"), r"\1.to_out.0"),
     # transformers 5 leaves out the outermost module of CLIPTextModel.
-    (re.compile(r"^(embeddings|encoder\.layers\.\d+\.(?:self_attn|mlp|layer_norm\d)|final_layer_norm)"
-                r"\."), r"text_model.\1."),
+    (
+        re.compile(
+            r"^(embeddings|encoder\.layers\.\d+\.(?:self_attn|mlp|layer_norm\d)|final_layer_norm)"
+            r"\."
+        ),
+        r"text_model.\1.",
+    ),
     # Nor is there that of the vision model in the safety checker.
     (re.compile(r"^vision_model\.vision_model\."), "vision_model."),
 )
@@ -120,8 +125,9 @@ def abstract(build: Callable[..., nnx.Module]) -> tuple[nnx.GraphDef, Params]:
 
 
 @lru_cache(maxsize=64)
-def architecture(module: type[nnx.Module], config: Config, **options: Any
-                 ) -> tuple[nnx.GraphDef, Params]:
+def architecture(
+    module: type[nnx.Module], config: Config, **options: Any
+) -> tuple[nnx.GraphDef, Params]:
     """`abstract` of `module(config, **options)`: the very same for all fine-tunes of it, as finding
     out takes a second."""
     return abstract(partial(module, config, **options))
@@ -129,8 +135,10 @@ def architecture(module: type[nnx.Module], config: Config, **options: Any
 
 def shapes(params: Params) -> dict[str, tuple[int, ...]]:
     """The names and shapes that parameters have in a checkpoint."""
-    return {_checkpoint_name(path, leaf): _checkpoint_shape(path, leaf)
-            for path, leaf in _leaves(params)}
+    return {
+        _checkpoint_name(path, leaf): _checkpoint_shape(path, leaf)
+        for path, leaf in _leaves(params)
+    }
 
 
 def map_named(function: Callable[[str, Any], Any], params: Params, *, leading: int = 0) -> Params:
@@ -141,6 +149,7 @@ def map_named(function: Callable[[str, Any], Any], params: Params, *, leading: i
         params: the tree.
         leading: how many axes each array has before those of the parameter.
     """
+
     def one(path: tuple, leaf: Any) -> Any:
         *modules, last = (str(key.key) for key in path)
         return function(".".join([*modules, LEAVES[last, leaf.ndim - leading][0]]), leaf)
@@ -164,8 +173,15 @@ def load(files: list[Path], expected: Params, dtype=None, sharding=None) -> Para
     return load_stored(contents(files), expected, dtype, sharding, source=files[0].parent)
 
 
-def load_stored(stored: Mapping[str, Stored], expected: Params, dtype=None, sharding=None, *,
-                source: Path, leading: bool = False) -> Params:
+def load_stored(
+    stored: Mapping[str, Stored],
+    expected: Params,
+    dtype=None,
+    sharding=None,
+    *,
+    source: Path,
+    leading: bool = False,
+) -> Params:
     """Like `load`, of parameters that lie anywhere under any names.
 
     Args:
@@ -188,14 +204,16 @@ def load_stored(stored: Mapping[str, Stored], expected: Params, dtype=None, shar
         _, axes = LEAVES[path[-1].key, leaf.ndim]
         value = entry.read(tensors)
         if not is_finite(value):
-            raise CheckpointError(f"{entry.file} is damaged: {entry.name} holds what is no finite "
-                                  "number.")
+            raise CheckpointError(
+                f"{entry.file} is damaged: {entry.name} holds what is no finite number."
+            )
         value = value.transpose(np.argsort(axes))
         value = value.astype(leaf.dtype if dtype is None else dtype, copy=False)
         with jax.default_device(default_device):
             # Until it is there: what is under way takes memory twice.
             return path, jax.block_until_ready(
-                jax.device_put(value[None] if leading else value, sharding))
+                jax.device_put(value[None] if leading else value, sharding)
+            )
 
     loaded = {}
     for file in dict.fromkeys(entry.file for entry in stored.values()):
@@ -211,8 +229,10 @@ def is_finite(value: np.ndarray) -> bool:
     bits = np.ascontiguousarray(value).reshape(-1).view(f"u{value.dtype.itemsize}")
     infinite = np.array(np.inf, value.dtype).view(bits.dtype)
     magnitude = np.iinfo(bits.dtype).max >> 1
-    return all((bits[first:first + BLOCK] & magnitude).max() < infinite
-               for first in range(0, bits.size, BLOCK))
+    return all(
+        (bits[first : first + BLOCK] & magnitude).max() < infinite
+        for first in range(0, bits.size, BLOCK)
+    )
 
 
 def contents(files: list[Path]) -> dict[str, Stored]:
@@ -227,8 +247,9 @@ def contents(files: list[Path]) -> dict[str, Stored]:
             for name in tensors.keys():
                 if not NOT_PARAMETERS.search(name):
                     part = tensors.get_slice(name)
-                    found[modern(name)] = Stored(file, name, tuple(part.get_shape()),
-                                                 part.get_dtype())
+                    found[modern(name)] = Stored(
+                        file, name, tuple(part.get_shape()), part.get_dtype()
+                    )
     return found
 
 
@@ -294,8 +315,9 @@ def opened(file: Path) -> Iterator[safe_open]:
         with safe_open(file, framework="np", backend="pread") as tensors:
             names = tensors.keys()
             if len(names) > MAX_TENSORS or any(
-                    len(name) > MAX_NAME or len(tensors.get_slice(name).get_shape()) > MAX_AXES
-                    for name in names):
+                len(name) > MAX_NAME or len(tensors.get_slice(name).get_shape()) > MAX_AXES
+                for name in names
+            ):
                 raise SafetensorError("it holds tensors as no network has them")
             yield tensors
     except FileNotFoundError:
@@ -318,11 +340,14 @@ def check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], sourc
     for name in wanted.keys() & found.keys():
         shape, dtype = found[name].shape, found[name].dtype
         if shape != wanted[name]:
-            difference.append(f"~ shape      {name}: the file has {list(shape)}, "
-                              f"the model needs {list(wanted[name])}")
+            difference.append(
+                f"~ shape      {name}: the file has {list(shape)}, "
+                f"the model needs {list(wanted[name])}"
+            )
         if dtype not in DTYPES:
-            difference.append(f"~ type       {name}: the file has {dtype}, "
-                              f"supported are {', '.join(DTYPES)}")
+            difference.append(
+                f"~ type       {name}: the file has {dtype}, supported are {', '.join(DTYPES)}"
+            )
     if difference:
         raise CheckpointError(
             f"The weights in {source} do not fit the model that its config.json describes "

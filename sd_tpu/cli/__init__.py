@@ -44,9 +44,11 @@ def leave(code: int) -> NoReturn:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m sd_tpu",
-                                     description="Stable Diffusion on JAX.",
-                                     epilog="`page` starts the page; see `page --help`.")
+    parser = argparse.ArgumentParser(
+        prog="python -m sd_tpu",
+        description="Stable Diffusion on JAX.",
+        epilog="`page` starts the page; see `page --help`.",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     chosen = next(iter(arguments), "")
     for name, does in COMMANDS.items():

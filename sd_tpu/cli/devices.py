@@ -18,8 +18,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_devices_flag(parser: argparse.ArgumentParser) -> None:
     """Adds `--devices`, the number that `find_devices` takes."""
-    parser.add_argument("--devices", type=_count, metavar="N",
-                        help="how many to use; a CPU counts as N (default: all)")
+    parser.add_argument(
+        "--devices",
+        type=_count,
+        metavar="N",
+        help="how many to use; a CPU counts as N (default: all)",
+    )
 
 
 def find_devices(count: int | None) -> list[jax.Device]:
@@ -48,8 +52,10 @@ def _devices(args: argparse.Namespace) -> int:
     if platform != "tpu":
         print(f"This is not a TPU but a {platform.upper()}: everything works, at its own speed.")
     if platform == "cpu" and has_bfloat16():
-        print(f"Full-size models are faster in {fastest_dtype(platform)} here, which --dtype auto "
-              "takes.")
+        print(
+            f"Full-size models are faster in {fastest_dtype(platform)} here, which --dtype auto "
+            "takes."
+        )
     return 0
 
 

@@ -27,8 +27,13 @@ FLAGGED = {name: setting for name, setting in OVERRIDABLE.items() if setting.fla
 def add_setting_flags(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
     """Adds a flag for each of these settings."""
     for name, setting in settings.items():
-        parser.add_argument(setting.flag, dest=name, type=setting.kind.parse,
-                            metavar=_metavar(setting), help=_help(setting))
+        parser.add_argument(
+            setting.flag,
+            dest=name,
+            type=setting.kind.parse,
+            metavar=_metavar(setting),
+            help=_help(setting),
+        )
 
 
 def _metavar(setting: Setting) -> str:
@@ -50,8 +55,11 @@ def _help(setting: Setting) -> str:
     default = setting.kind.shown(setting.default) if setting.expert else "the model's"
     listed = ""
     if isinstance(setting.kind, Choice):
-        listed = " See `samplers`." if setting.name in ("sampler", "spacing") else (
-            f" One of {', '.join(filter(None, setting.kind.options))}.")
+        listed = (
+            " See `samplers`."
+            if setting.name in ("sampler", "spacing")
+            else (f" One of {', '.join(filter(None, setting.kind.options))}.")
+        )
     told = "" if isinstance(setting.kind, Text | Upload) else f" (default: {default})"
     return f"{setting.label}. {setting.help}{listed}{told}"
 

@@ -17,58 +17,135 @@ if TYPE_CHECKING:  # importing it takes seconds
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what `open_engine` reads."""
     add = parser.add_argument_group("model").add_argument
-    add("--model", default=BUNDLED_MODEL, metavar="DIR_OR_FILE_OR_HUB_ID",
-        help="checkpoint folder, single .safetensors file, or hub id (default: the bundled model)")
-    add("--models", type=Path, metavar="DIR",
-        help="offers every checkpoint in this folder as well: folders and single files")
+    add(
+        "--model",
+        default=BUNDLED_MODEL,
+        metavar="DIR_OR_FILE_OR_HUB_ID",
+        help="checkpoint folder, single .safetensors file, or hub id (default: the bundled model)",
+    )
+    add(
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="offers every checkpoint in this folder as well: folders and single files",
+    )
     add("--revision", help="branch, tag or commit on the hub")
     add("--variant", help="of the weight files, such as fp16")
-    add("--size", type=_size, metavar="WIDTHxHEIGHT",
-        help="of pictures that ask for none, such as 512x512 (default: the model's)")
-    add("--max-pixels", type=positive, metavar="N",
+    add(
+        "--size",
+        type=_size,
+        metavar="WIDTHxHEIGHT",
+        help="of pictures that ask for none, such as 512x512 (default: the model's)",
+    )
+    add(
+        "--max-pixels",
+        type=positive,
+        metavar="N",
         help="of a picture that is drawn at once, at most (default: four times those its model was "
-             "trained on); what is drawn larger from another is drawn by tiles beyond them")
-    add("--memory", type=_gigabytes, metavar="GB",
+        "trained on); what is drawn larger from another is drawn by tiles beyond them",
+    )
+    add(
+        "--memory",
+        type=_gigabytes,
+        metavar="GB",
         help="of each device that may be taken; what was used least recently makes room for what "
-             "is needed (default: what the device has)")
-    add("--dtype", choices=("float32", "bfloat16", "auto"),
+        "is needed (default: what the device has)",
+    )
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16", "auto"),
         help="of weights and arithmetic; auto takes on a CPU what its products are faster in, "
-             "which suits full-size models: the bundled one gains little by bfloat16 (default: "
-             "float32 on CPU, bfloat16 elsewhere)")
-    add("--token-downsampling", type=int, choices=(1, 2), default=1,
+        "which suits full-size models: the bundled one gains little by bfloat16 (default: "
+        "float32 on CPU, bfloat16 elsewhere)",
+    )
+    add(
+        "--token-downsampling",
+        type=int,
+        choices=(1, 2),
+        default=1,
         help="2 lets the finest self-attention take its keys and values from every second row and "
-             "column only: faster for large pictures, and not quite the same (default: 1)")
-    add("--safety-checker", action=argparse.BooleanOptionalAction,
+        "column only: faster for large pictures, and not quite the same (default: 1)",
+    )
+    add(
+        "--safety-checker",
+        action=argparse.BooleanOptionalAction,
         help="whether models that bring a safety checker blur what it flags as not safe for work "
-             "(default: where the page is served to others)")
-    add("--prediction-type", choices=("epsilon", "v_prediction"),
-        help="what the UNet of --model predicts, if its files do not say so")
-    add("--zero-snr", action=argparse.BooleanOptionalAction,
-        help="whether its noise schedule ends without any signal, likewise")
-    add("--decoder", metavar="DIR_OR_HUB_ID",
+        "(default: where the page is served to others)",
+    )
+    add(
+        "--prediction-type",
+        choices=("epsilon", "v_prediction"),
+        help="what the UNet of --model predicts, if its files do not say so",
+    )
+    add(
+        "--zero-snr",
+        action=argparse.BooleanOptionalAction,
+        help="whether its noise schedule ends without any signal, likewise",
+    )
+    add(
+        "--decoder",
+        metavar="DIR_OR_HUB_ID",
         help="a tiny autoencoder such as madebyollin/taesd, or madebyollin/taesdxl for SDXL: it "
-             "draws sooner, and not quite the same")
-    add("--lora-dir", type=Path, metavar="DIR",
-        help="whose files <lora:name:strength> names in a prompt")
-    add("--embedding-dir", type=Path, metavar="DIR",
-        help="whose files, learned by textual inversion, prompts name by their stems")
-    add("--wildcard-dir", type=Path, metavar="DIR",
-        help="whose text files hold, a line each, what __name__ stands for in a prompt")
-    add("--styles", type=Path, metavar="FILE",
+        "draws sooner, and not quite the same",
+    )
+    add(
+        "--lora-dir",
+        type=Path,
+        metavar="DIR",
+        help="whose files <lora:name:strength> names in a prompt",
+    )
+    add(
+        "--embedding-dir",
+        type=Path,
+        metavar="DIR",
+        help="whose files, learned by textual inversion, prompts name by their stems",
+    )
+    add(
+        "--wildcard-dir",
+        type=Path,
+        metavar="DIR",
+        help="whose text files hold, a line each, what __name__ stands for in a prompt",
+    )
+    add(
+        "--styles",
+        type=Path,
+        metavar="FILE",
         help="a list of styles as A1111 keeps it: name,prompt,negative_prompt, where {prompt} "
-             "stands for the prompt")
-    add("--controlnet", dest="controlnets", action="append", default=[], metavar="DIR_OR_HUB_ID",
+        "stands for the prompt",
+    )
+    add(
+        "--controlnet",
+        dest="controlnets",
+        action="append",
+        default=[],
+        metavar="DIR_OR_HUB_ID",
         help="a ControlNet that follows control pictures, such as lllyasviel/sd-controlnet-canny; "
-             "several times for several")
-    add("--ip-adapter", dest="ip_adapters", action="append", default=[],
+        "several times for several",
+    )
+    add(
+        "--ip-adapter",
+        dest="ip_adapters",
+        action="append",
+        default=[],
         metavar="FILE_OR_HUB_ID",
         help="an IP-Adapter that sees reference pictures: a .safetensors file here, or one on the "
-             "hub, as in h94/IP-Adapter/models/ip-adapter_sd15.safetensors; several times for "
-             "several")
-    add("--image-encoder", type=Path, metavar="DIR",
-        help="the image encoder of the IP-Adapters, where it is not beside them")
-    add("--prompt-chunks", type=int, choices=range(1, 11), default=3, metavar="N",
-        help="of 75 tokens that a prompt may have; what is longer is cut (default: 3)")
+        "hub, as in h94/IP-Adapter/models/ip-adapter_sd15.safetensors; several times for "
+        "several",
+    )
+    add(
+        "--image-encoder",
+        type=Path,
+        metavar="DIR",
+        help="the image encoder of the IP-Adapters, where it is not beside them",
+    )
+    add(
+        "--prompt-chunks",
+        type=int,
+        choices=range(1, 11),
+        default=3,
+        metavar="N",
+        help="of 75 tokens that a prompt may have; what is longer is cut (default: 3)",
+    )
     add_devices_flag(parser)
 
 
@@ -81,18 +158,38 @@ def open_engine(args: argparse.Namespace) -> "Engine":
     from sd_tpu.serving.engine import Engine
 
     find_devices(args.devices)
-    return Engine.open(devices=args.devices, memory=args.memory, dtype=args.dtype,
-                       **model_options(args))
+    return Engine.open(
+        devices=args.devices, memory=args.memory, dtype=args.dtype, **model_options(args)
+    )
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags say of models, as `serving.client.open_models` takes it; not the dtype."""
-    names = ("model", "models", "revision", "variant", "size", "max_pixels", "token_downsampling",
-             "decoder", "decoder_for", "prediction_type", "zero_snr", "lora_dir", "embedding_dir",
-             "prompt_chunks", "wildcard_dir", "styles", "controlnets",
-             "ip_adapters", "image_encoder")
-    return {**{name: getattr(args, name) for name in names},
-            "safety_checker": bool(args.safety_checker)}
+    names = (
+        "model",
+        "models",
+        "revision",
+        "variant",
+        "size",
+        "max_pixels",
+        "token_downsampling",
+        "decoder",
+        "decoder_for",
+        "prediction_type",
+        "zero_snr",
+        "lora_dir",
+        "embedding_dir",
+        "prompt_chunks",
+        "wildcard_dir",
+        "styles",
+        "controlnets",
+        "ip_adapters",
+        "image_encoder",
+    )
+    return {
+        **{name: getattr(args, name) for name in names},
+        "safety_checker": bool(args.safety_checker),
+    }
 
 
 def _size(text: str) -> tuple[int, int]:

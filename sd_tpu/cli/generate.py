@@ -37,19 +37,40 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags; what those of settings hold is for `Request.check`."""
     parser.set_defaults(run=_generate, decoder_for="pictures")  # there are no previews
     add = parser.add_argument
-    add(SETTINGS["prompt"].flag, dest="prompts", action="append", required=True, metavar="TEXT",
-        help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i")
+    add(
+        SETTINGS["prompt"].flag,
+        dest="prompts",
+        action="append",
+        required=True,
+        metavar="TEXT",
+        help=f"what to draw; up to {MAX_PROMPTS} times, picture i has the seed SEED + i",
+    )
     add_setting_flags(parser, FLAGGED)
-    add("--own", dest="own", action="append", nargs=3, default=[],
+    add(
+        "--own",
+        dest="own",
+        action="append",
+        nargs=3,
+        default=[],
         metavar=("PROMPT", "SETTING", "VALUE"),
         help=f"a setting of a single prompt, which is numbered from 1; one of "
-             f"{', '.join(OVERRIDABLE)}")
-    add("--larger", type=_times, metavar="X",
+        f"{', '.join(OVERRIDABLE)}",
+    )
+    add(
+        "--larger",
+        type=_times,
+        metavar="X",
         help=f"draws each picture again X times as large, such as {LARGER}, from what it has "
-             f"become; --strength says how much of that becomes noise (default: {LARGER_STRENGTH}, "
-             "also where --init-image makes it that of the first drawing)")
-    add("--out", type=Path, required=True, metavar="DIR",
-        help="gets 00.png, 01.png, ... and grid.png")
+        f"become; --strength says how much of that becomes noise (default: {LARGER_STRENGTH}, "
+        "also where --init-image makes it that of the first drawing)",
+    )
+    add(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="gets 00.png, 01.png, ... and grid.png",
+    )
     add_model_flags(parser)
 
 
@@ -84,8 +105,10 @@ def _generate(args: argparse.Namespace) -> int:
             line.keep()
         given, sizes = {each.name: each for each in inputs}, {}
         if args.larger:
-            sizes = {place: (request.pictures[place].width, request.pictures[place].height)
-                     for place in request.places()}
+            sizes = {
+                place: (request.pictures[place].width, request.pictures[place].height)
+                for place in request.places()
+            }
             said = [each.get("strength", values["strength"]) for each in own]
             request = _again(request, args.larger, said, engine, given, line)
         if request is None:
@@ -98,21 +121,33 @@ def _generate(args: argparse.Namespace) -> int:
             engine.close()
 
 
-def _again(request: Request, times: float, said: Sequence[float | None], engine: "Engine",
-           given: dict[str, Input], line: Line) -> Request | None:
+def _again(
+    request: Request,
+    times: float,
+    said: Sequence[float | None],
+    engine: "Engine",
+    given: dict[str, Input],
+    line: Line,
+) -> Request | None:
     """What draws the pictures again so many times as large, or as near to it as their models can,
     once they are drawn, and are in what is given; None if that failed. A strength that has been
     `said` of a prompt is that of its second drawing, unless the first begins with a picture."""
+
     def one(place: int, picture: Picture) -> Picture:
         strength = LARGER_STRENGTH
         if said[place] is not None and not picture.init_image:
             strength = picture.strength
         unit = engine.offer.size_unit(picture.model)
-        return larger(picture, rounded(times * picture.width, unit),
-                      rounded(times * picture.height, unit), strength=strength)
+        return larger(
+            picture,
+            rounded(times * picture.width, unit),
+            rounded(times * picture.height, unit),
+            strength=strength,
+        )
 
-    again = Request(tuple(picture and one(place, picture)
-                          for place, picture in enumerate(request.pictures)))
+    again = Request(
+        tuple(picture and one(place, picture) for place, picture in enumerate(request.pictures))
+    )
     for place in again.places():  # before anything is drawn
         engine.offer.check(again.pictures[place])
 
@@ -120,8 +155,9 @@ def _again(request: Request, times: float, said: Sequence[float | None], engine:
         nonlocal again
         start = Input.of_pixels(event.pixels)
         given[start.name] = start
-        again = again.replaced(event.place, dataclasses.replace(
-            again.pictures[event.place], init_image=start.name))
+        again = again.replaced(
+            event.place, dataclasses.replace(again.pictures[event.place], init_image=start.name)
+        )
 
     job = engine.submit(request, previews=False, inputs=given)
     return again if take_all(job, take, line) else None
@@ -130,13 +166,14 @@ def _again(request: Request, times: float, said: Sequence[float | None], engine:
 def _filled(values: dict[str, Any], offer: Offer) -> Request:
     """The request, with what a prompt stands for in as many places as there are."""
     given = values["prompts"]
-    request = Request.check({**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]},
-                            offer)
+    request = Request.check(
+        {**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]}, offer
+    )
     places = request.places()
     for place, settings in enumerate(values.get("own", ())):
         if settings and place not in places:
             raise ValueError(f"--own {place + 1}: there is no prompt {place + 1}.")
-    return Request(request.pictures[:max(len(given), places[-1] + 1)])
+    return Request(request.pictures[: max(len(given), places[-1] + 1)])
 
 
 def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
@@ -144,11 +181,14 @@ def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     own = [{} for _ in range(MAX_PROMPTS)]
     for number, name, text in given:
         if not number.isdecimal() or not 1 <= int(number) <= MAX_PROMPTS:
-            raise ValueError(f"--own should begin with the number of a prompt, from 1 to "
-                             f"{MAX_PROMPTS}, not {number!r}.")
+            raise ValueError(
+                f"--own should begin with the number of a prompt, from 1 to "
+                f"{MAX_PROMPTS}, not {number!r}."
+            )
         if name not in OVERRIDABLE:
-            raise ValueError(f"--own {number}: there is no setting {name!r}; there are "
-                             f"{', '.join(OVERRIDABLE)}.")
+            raise ValueError(
+                f"--own {number}: there is no setting {name!r}; there are {', '.join(OVERRIDABLE)}."
+            )
         own[int(number) - 1][name] = OVERRIDABLE[name].kind.parse(text)
     return own
 
@@ -163,33 +203,49 @@ def _take_inputs(settings: dict[str, Any]) -> list[Input]:
     return inputs
 
 
-def _check_used(values: dict[str, Any], own: Sequence[dict[str, Any]], used_anyway: set[str]
-                ) -> None:
-    """Raises ValueError for what says how a picture that is handed in is used where there is none.
-    """
+def _check_used(
+    values: dict[str, Any], own: Sequence[dict[str, Any]], used_anyway: set[str]
+) -> None:
+    """Raises ValueError for what says how a picture that is handed in is used where there is none."""
     fitted = any(each.get("control_image") for each in (values, *own))  # by --fit as well
     for section, image in HANDED_IN.items():
-        for given in ([] if values[image] else [values, *own]):
+        for given in [] if values[image] else [values, *own]:
             used = own if given is values else [given]
-            name = next((name for name, setting in OVERRIDABLE.items()
-                         if setting.section == section and given.get(name) is not None
-                         and name not in used_anyway
-                         and not (name == "fit" and fitted)), None)
+            name = next(
+                (
+                    name
+                    for name, setting in OVERRIDABLE.items()
+                    if setting.section == section
+                    and given.get(name) is not None
+                    and name not in used_anyway
+                    and not (name == "fit" and fitted)
+                ),
+                None,
+            )
             if name and not any(each.get(image) for each in used):
                 what = OVERRIDABLE[image]
-                raise ValueError(f"{OVERRIDABLE[name].label} says how a {what.label.lower()} is "
-                                 f"used: give one with {what.flag}.")
+                raise ValueError(
+                    f"{OVERRIDABLE[name].label} says how a {what.label.lower()} is "
+                    f"used: give one with {what.flag}."
+                )
 
 
 def _early(values: dict[str, Any]) -> dict[str, Any]:
     """What can be checked before a model is loaded: other models and sizes cannot."""
-    own = [{name: value for name, value in settings.items() if name not in ("model", *SIDES)}
-           for settings in values["own"][:len(values["prompts"])]]
+    own = [
+        {name: value for name, value in settings.items() if name not in ("model", *SIDES)}
+        for settings in values["own"][: len(values["prompts"])]
+    ]
     return {**values, "own": own}
 
 
-def _save(job: Job, folder: Path, to_png: Callable[..., bytes], line: Line,
-          sizes: Mapping[int, tuple[int, int]]) -> int:
+def _save(
+    job: Job,
+    folder: Path,
+    to_png: Callable[..., bytes],
+    line: Line,
+    sizes: Mapping[int, tuple[int, int]],
+) -> int:
     """Writes the pictures as they come and the grid at the end; returns the exit code. `sizes` are
     those of the pictures which these are larger than, by place."""
     request = job.request
@@ -198,8 +254,10 @@ def _save(job: Job, folder: Path, to_png: Callable[..., bytes], line: Line,
     def take(event: ImageReady) -> None:
         place = event.place
         pictures[place] = event.pixels
-        write(folder / f"{place:02}.png", to_png(event.pixels, request.only(place),
-                                                  first_size=sizes.get(place)))
+        write(
+            folder / f"{place:02}.png",
+            to_png(event.pixels, request.only(place), first_size=sizes.get(place)),
+        )
 
     if not take_all(job, take, line):
         return 1

@@ -12,24 +12,44 @@ from sd_tpu.request import JOURNEYS, Offer, Request, journey
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import RANDOM, SETTINGS, Picture, drawn_seed
 
-_OF_JOURNEY = {name: setting for name, setting in FLAGGED.items()
-               if not setting.of_upload and name != "share"}
+_OF_JOURNEY = {
+    name: setting for name, setting in FLAGGED.items() if not setting.of_upload and name != "share"
+}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags; what those of settings hold is for `Request.check`."""
     parser.set_defaults(run=_journey, decoder_for="pictures")  # there are no previews
     add = parser.add_argument
-    add(SETTINGS["prompt"].flag, dest="prompt", required=True, metavar="TEXT",
-        help="what the first picture shows")
+    add(
+        SETTINGS["prompt"].flag,
+        dest="prompt",
+        required=True,
+        metavar="TEXT",
+        help="what the first picture shows",
+    )
     add_setting_flags(parser, _OF_JOURNEY)
     add("--pictures", type=int, choices=JOURNEYS, default=16, help="how many (default: 16)")
-    add("--movie", choices=KINDS, default=KINDS[0],
-        help="the kind of the file that moves; mp4 needs ffmpeg (default: webp)")
-    add("--milliseconds", type=positive, default=MILLISECONDS, metavar="N",
-        help="for which each picture is seen (default: %(default)s)")
-    add("--out", type=Path, required=True, metavar="DIR",
-        help="gets 00.png, 01.png, ... and journey.webp, .gif or .mp4")
+    add(
+        "--movie",
+        choices=KINDS,
+        default=KINDS[0],
+        help="the kind of the file that moves; mp4 needs ffmpeg (default: webp)",
+    )
+    add(
+        "--milliseconds",
+        type=positive,
+        default=MILLISECONDS,
+        metavar="N",
+        help="for which each picture is seen (default: %(default)s)",
+    )
+    add(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="gets 00.png, 01.png, ... and journey.webp, .gif or .mp4",
+    )
     add_model_flags(parser)
 
 
@@ -40,7 +60,7 @@ def _journey(args: argparse.Namespace) -> int:
     ends = values.pop("to_prompt") or "", values.pop("to_seed")
 
     def request(offer: Offer | Picture) -> Request:
-        first, = Request.check({**values, "prompts": [args.prompt]}, offer).pictures
+        (first,) = Request.check({**values, "prompts": [args.prompt]}, offer).pictures
         return journey(first, ends[0], RANDOM if ends[1] is None else ends[1], args.pictures)
 
     request(early_defaults(args.model))
@@ -54,8 +74,10 @@ def _journey(args: argparse.Namespace) -> int:
 
         def take(event: ImageReady) -> None:
             made[event.place] = event.pixels
-            write(args.out / f"{event.place:02}.png",
-                  engine.to_png(event.pixels, job.request.only(event.place)))
+            write(
+                args.out / f"{event.place:02}.png",
+                engine.to_png(event.pixels, job.request.only(event.place)),
+            )
 
         if not take_all(job, take, line):
             return 1

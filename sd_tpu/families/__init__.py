@@ -34,6 +34,8 @@ def find_family(model_index: dict[str, Any]) -> Family:
         if name in family.pipelines and not refines:
             return family
     supported = " and ".join(family.pipelines[0] for family in FAMILIES)
-    what = next((f"{what} ({name})" for mark, what in OTHERS.items() if mark in str(name)),
-                f"for {name or 'no pipeline that it names'}")
+    what = next(
+        (f"{what} ({name})" for mark, what in OTHERS.items() if mark in str(name)),
+        f"for {name or 'no pipeline that it names'}",
+    )
     raise CheckpointError(f"This checkpoint is {what}; those for {supported} are supported.")

@@ -35,8 +35,12 @@ Strengths = tuple[tuple[str, float], ...]  # names of LoRAs and how strongly the
 class Adapters:
     """Everything beside a checkpoint that a prompt can use."""
 
-    def __init__(self, loras: Path | None = None, embeddings: Path | None = None,
-                 chunks: int = PromptOptions.chunks):
+    def __init__(
+        self,
+        loras: Path | None = None,
+        embeddings: Path | None = None,
+        chunks: int = PromptOptions.chunks,
+    ):
         """Looks through the folders; None is none.
 
         Args:
@@ -78,30 +82,42 @@ class Adapters:
         for lora in (lora for text in texts for lora in parse(text).loras):
             named = self._named(lora.name)
             if len(named) > 1:
-                raise PromptError("Several LoRAs call themselves {name!r}: ask for one by the name "
-                                  "of its file, such as {known!r}.", name=lora.name,
-                                  known=named[0])
+                raise PromptError(
+                    "Several LoRAs call themselves {name!r}: ask for one by the name "
+                    "of its file, such as {known!r}.",
+                    name=lora.name,
+                    known=named[0],
+                )
             if not named:
                 raise PromptError(
-                    "There is no LoRA {name!r} here." if self.takes_loras else
-                    "The prompt asks for the LoRA {name!r}, but no folder of LoRAs was given.",
-                    name=lora.name)
+                    "There is no LoRA {name!r} here."
+                    if self.takes_loras
+                    else "The prompt asks for the LoRA {name!r}, but no folder of LoRAs was given.",
+                    name=lora.name,
+                )
             strengths[named[0]] += lora.strength
         return tuple(sorted((name, value) for name, value in strengths.items() if value))
 
     def _named(self, name: str) -> list[str]:
         """The LoRAs of this name, or else those whose files call themselves so."""
         files = self._loras.files()
-        return [name] if name in files else [
-            other for other, file in islice(files.items(), MAX_ALIASES)
-            if _alias(file, weights.written(file)) == name]
+        return (
+            [name]
+            if name in files
+            else [
+                other
+                for other, file in islice(files.items(), MAX_ALIASES)
+                if _alias(file, weights.written(file)) == name
+            ]
+        )
 
     def states(self, asked: Strengths) -> tuple[tuple[int, int] | None, ...]:
         """What changes when somebody writes one of the LoRAs' files anew."""
         return tuple(weights.written(self._loras.file(name)) for name, _ in asked)
 
-    def deltas(self, asked: Strengths,
-               shapes: Params) -> dict[str, dict[str, list[tuple[Delta, float]]]]:
+    def deltas(
+        self, asked: Strengths, shapes: Params
+    ) -> dict[str, dict[str, list[tuple[Delta, float]]]]:
         """What `runtime.weights.merge` adds for LoRAs.
 
         Args:
@@ -138,9 +154,12 @@ class Adapters:
             if len(self._memory) >= MAX_FITTING:
                 self._memory.pop(next(iter(self._memory)))
             found = self.deltas(asked, shapes)
-            changed = {part: weights.map_named(
-                lambda name, leaf, part=part: leaf if name in found.get(part, {}) else None, of)
-                for part, of in shapes.items()}
+            changed = {
+                part: weights.map_named(
+                    lambda name, leaf, part=part: leaf if name in found.get(part, {}) else None, of
+                )
+                for part, of in shapes.items()
+            }
             self._memory[key] = bytes_of(changed)
         return self._memory[key]
 
@@ -148,8 +167,11 @@ class Adapters:
         """What A1111 writes as `Lora hashes` of the LoRAs that a picture's texts ask for: twelve
         digits of the SHA-256 of a file's tensors, by name; files that are gone are left out."""
         names = dict.fromkeys(lora.name for text in texts for lora in parse(text).loras)
-        files = {name: self._loras.file(next(iter(self._named(name)), name))
-                 for name in names if self._loras.path}
+        files = {
+            name: self._loras.file(next(iter(self._named(name)), name))
+            for name in names
+            if self._loras.path
+        }
         found = {name: _hash(file, weights.written(file)) for name, file in files.items()}
         return {name: value for name, value in found.items() if value}
 

@@ -42,9 +42,14 @@ SAFETY_CHECKERS = ("StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChe
 class Checkpoint:
     """All of a checkpoint but its parameters, which `load` reads where they are wanted."""
 
-    def __init__(self, model: Model, tokenizers: Mapping[str, Tokenizer],
-                 configs: Mapping[str, dict[str, Any]], card: ModelCard,
-                 parameters: "Parameters | None" = None):
+    def __init__(
+        self,
+        model: Model,
+        tokenizers: Mapping[str, Tokenizer],
+        configs: Mapping[str, dict[str, Any]],
+        card: ModelCard,
+        parameters: "Parameters | None" = None,
+    ):
         """Joins the parts; `tokenizers` and `configs` are the checkpoint's own, by folder name.
 
         Raises:
@@ -59,9 +64,14 @@ class Checkpoint:
         self.parameters = parameters
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, *, dtype=jnp.float32,
-                        sharding: jax.sharding.Sharding | None = None,
-                        **options: Any) -> tuple[Self, Params]:
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        dtype=jnp.float32,
+        sharding: jax.sharding.Sharding | None = None,
+        **options: Any,
+    ) -> tuple[Self, Params]:
         """Reads a checkpoint with its parameters.
 
         What JAX compiles from then on is kept in the user's cache folder for the next start, unless
@@ -84,10 +94,19 @@ class Checkpoint:
         return checkpoint, checkpoint.parameters.load(sharding)
 
     @classmethod
-    def open(cls, name: str | Path, *, revision: str | None = None, variant: str | None = None,
-             dtype=jnp.float32, token_downsampling: int = 1,
-             decoder: TinyDecoder | None = None, prediction_type: str | None = None,
-             zero_snr: bool | None = None, safety_checker: bool = False) -> Self:
+    def open(
+        cls,
+        name: str | Path,
+        *,
+        revision: str | None = None,
+        variant: str | None = None,
+        dtype=jnp.float32,
+        token_downsampling: int = 1,
+        decoder: TinyDecoder | None = None,
+        prediction_type: str | None = None,
+        zero_snr: bool | None = None,
+        safety_checker: bool = False,
+    ) -> Self:
         """Reads all but the parameters.
 
         Args:
@@ -109,21 +128,26 @@ class Checkpoint:
         """
         keep_compiled()
         said = {"prediction_type": prediction_type, "rescale_betas_zero_snr": zero_snr}
-        options = dict(dtype=dtype, token_downsampling=token_downsampling, decoder=decoder,
-                       scheduler={name: value for name, value in said.items()
-                                  if value is not None})
+        options = dict(
+            dtype=dtype,
+            token_downsampling=token_downsampling,
+            decoder=decoder,
+            scheduler={name: value for name, value in said.items() if value is not None},
+        )
         path = expanded(name)
         if is_file(path) and path.suffix == SUFFIX:
             return cls._open_file(single_file.read(path), **options)
-        folder = checkpoint.find(name, partial(_components, safety_checker=safety_checker),
-                                 revision, variant)
+        folder = checkpoint.find(
+            name, partial(_components, safety_checker=safety_checker), revision, variant
+        )
         # A folder's whole path would travel in every picture.
         shown = folder.resolve().name if path.is_dir() else str(name)
         return cls._open_folder(folder, shown, variant, safety_checker, **options)
 
     @classmethod
-    def _open_folder(cls, folder: Path, name: str, variant: str | None, safety_checker: bool,
-                     **options: Any) -> Self:
+    def _open_folder(
+        cls, folder: Path, name: str, variant: str | None, safety_checker: bool, **options: Any
+    ) -> Self:
         index = read_json(folder / "model_index.json")
         family = find_family(index)
         has_checker = safety_checker and is_file(folder / CHECKER / "config.json")
@@ -131,37 +155,52 @@ class Checkpoint:
         configs = {part: read_json(folder / part / "config.json") for part in components}
         configs["model_index"] = index
         configs["scheduler"] = read_json(folder / "scheduler" / "scheduler_config.json")
-        tokenizers = {part: Tokenizer.from_folder(folder / part)
-                      for part in family.encoders.values()}
+        tokenizers = {
+            part: Tokenizer.from_folder(folder / part) for part in family.encoders.values()
+        }
 
         def stored(part: str) -> Mapping[str, Stored]:
             try:
                 return weights.contents(
-                    checkpoint.weight_files(folder / part, components[part], variant))
+                    checkpoint.weight_files(folder / part, components[part], variant)
+                )
             except CheckpointError as error:
                 way_out = " Or leave it out with --no-safety-checker." if part == CHECKER else ""
                 raise CheckpointError(f"{error}{way_out}") from error
 
-        return cls._assembled(folder, configs, stored, tokenizers, ModelCard.read(folder, name),
-                              **options)
+        return cls._assembled(
+            folder, configs, stored, tokenizers, ModelCard.read(folder, name), **options
+        )
 
     @classmethod
     def _open_file(cls, file: SingleFile, **options: Any) -> Self:
         family = find_family(file.configs["model_index"])
         if file.class_name not in family.pipelines:
             asked = file.configs["model_index"]["_class_name"]
-            raise CheckpointError(f"{file.folder / 'model_index.json'} asks for {asked}, but "
-                                  f"{file.path} holds a {file.class_name}.")
+            raise CheckpointError(
+                f"{file.folder / 'model_index.json'} asks for {asked}, but "
+                f"{file.path} holds a {file.class_name}."
+            )
         tokenizers = {part: _tokenizer(file, part) for part in family.encoders.values()}
         card = ModelCard.read(file.path.with_suffix(""), file.path.stem)
-        return cls._assembled(file.path, file.configs, file.stored.__getitem__, tokenizers, card,
-                              **options)
+        return cls._assembled(
+            file.path, file.configs, file.stored.__getitem__, tokenizers, card, **options
+        )
 
     @classmethod
-    def _assembled(cls, source: Path, configs: dict[str, Any], stored: Callable,
-                   tokenizers: Mapping[str, Tokenizer], card: ModelCard, *, dtype,
-                   decoder: TinyDecoder | None, scheduler: dict[str, Any],
-                   **options: int) -> Self:
+    def _assembled(
+        cls,
+        source: Path,
+        configs: dict[str, Any],
+        stored: Callable,
+        tokenizers: Mapping[str, Tokenizer],
+        card: ModelCard,
+        *,
+        dtype,
+        decoder: TinyDecoder | None,
+        scheduler: dict[str, Any],
+        **options: int,
+    ) -> Self:
         """Of what a folder or a file holds, with the decoder if it is of this family, and with what
         else is said of the scheduler."""
         family = find_family(configs["model_index"])
@@ -171,8 +210,9 @@ class Checkpoint:
             decoder = None
         if decoder:
             configs = decoder.beside(configs)
-        model, expected = family.build(configs, dtype, previewer=decoder.part if decoder else "",
-                                       **options)
+        model, expected = family.build(
+            configs, dtype, previewer=decoder.part if decoder else "", **options
+        )
         parameters = Parameters(source, expected, stored, decoder)
         return cls(model, tokenizers, configs, card, parameters)
 
@@ -189,13 +229,17 @@ class Checkpoint:
             weights.save(params[part], folder / part / f"{stem}.safetensors", dtype)
             _write_json(folder / part / "config.json", self.configs[part])
         scheduler = self.schedule.scheduler  # not by its name of Flax, which diffusers had before
-        _write_json(folder / "scheduler" / "scheduler_config.json",
-                    {**self.configs["scheduler"], "_class_name": scheduler})
+        _write_json(
+            folder / "scheduler" / "scheduler_config.json",
+            {**self.configs["scheduler"], "_class_name": scheduler},
+        )
         for part, tokenizer in self.tokenizers.items():
             tokenizer.save(folder / part)
         _write_json(folder / "sd_tpu.json", self.card.model_dump(), in_order=True)
-        _write_json(folder / "model_index.json",
-                    {**self.model.model_index, "scheduler": ["diffusers", scheduler]})
+        _write_json(
+            folder / "model_index.json",
+            {**self.model.model_index, "scheduler": ["diffusers", scheduler]},
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -211,8 +255,12 @@ class Checkpoint:
         """A picture's prompts as `Entry` takes them; settings as `Model.prompt_inputs` does, by
         default for a picture of the model's own size."""
         height, width = self.default_size
-        return self.model.prompt_inputs(self.tokenizers, prompt, negative_prompt,
-                                        **{"height": height, "width": width, **settings})
+        return self.model.prompt_inputs(
+            self.tokenizers,
+            prompt,
+            negative_prompt,
+            **{"height": height, "width": width, **settings},
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,8 +284,9 @@ class Parameters:
         """Bytes that they take on a device."""
         return bytes_of(self.shapes)
 
-    def load(self, sharding: jax.sharding.Sharding | None = None, *,
-             leading: bool = False) -> Params:
+    def load(
+        self, sharding: jax.sharding.Sharding | None = None, *, leading: bool = False
+    ) -> Params:
         """Reads them, one by one.
 
         Args:
@@ -250,9 +299,16 @@ class Parameters:
         stored = {part: self._stored(part) for part in self.shapes}
         for part, expected in self.shapes.items():  # all, before minutes go into loading one
             weights.check(stored[part], weights.shapes(expected), self._source(part))
-        return {part: weights.load_stored(stored[part], expected, sharding=sharding,
-                                          source=self._source(part), leading=leading)
-                for part, expected in self.shapes.items()}
+        return {
+            part: weights.load_stored(
+                stored[part],
+                expected,
+                sharding=sharding,
+                source=self._source(part),
+                leading=leading,
+            )
+            for part, expected in self.shapes.items()
+        }
 
     def _decodes(self, part: str) -> bool:
         return self.decoder is not None and self.decoder.part == part
@@ -269,9 +325,17 @@ class Parameters:
         """What changes when somebody writes the checkpoint anew; nothing if it is gone. What else
         lies in its folder does not count: somebody may be training there."""
         source = self.source
-        files = [source] if source.is_file() else sorted([
-            *source.glob("*.json"), *source.glob("*/*.json"),
-            *(file for part in self.shapes for file in source.glob(f"{part}/*{SUFFIX}"))])
+        files = (
+            [source]
+            if source.is_file()
+            else sorted(
+                [
+                    *source.glob("*.json"),
+                    *source.glob("*/*.json"),
+                    *(file for part in self.shapes for file in source.glob(f"{part}/*{SUFFIX}")),
+                ]
+            )
+        )
         return tuple(told for file in files if (told := weights.written(file)))
 
     def hash(self) -> str:

@@ -37,8 +37,9 @@ class ControlNet(ExtraNetwork):
     module: ClassVar = ControlNetModel
 
     @classmethod
-    def open(cls, name: str | Path, *, dtype: Any = jnp.float32,
-             variant: str | None = None) -> Self:
+    def open(
+        cls, name: str | Path, *, dtype: Any = jnp.float32, variant: str | None = None
+    ) -> Self:
         """Finds it in a folder or on the hub.
 
         Raises:
@@ -53,8 +54,13 @@ class ControlNet(ExtraNetwork):
             raise CheckpointError(f"The ControlNet {str(name)!r} is {kind}; {CLASS} is supported.")
         checkpoint.weight_files(folder, STEM, variant)  # or it would fail at the first picture
         shown = folder.resolve().name if expanded(name).is_dir() else str(name)
-        return cls(name=shown.rpartition("/")[2], source=folder, dtype=dtype, variant=variant,
-                   config=ControlNetConfig.from_dict(config))
+        return cls(
+            name=shown.rpartition("/")[2],
+            source=folder,
+            dtype=dtype,
+            variant=variant,
+            config=ControlNetConfig.from_dict(config),
+        )
 
     def _stored(self) -> Mapping[str, Stored]:
         return weights.contents(checkpoint.weight_files(self.source, STEM, self.variant))
@@ -72,18 +78,30 @@ def check(config: ControlNetConfig, model: LatentDiffusion, whose: str) -> None:
     """Raises CheckpointError, in a sentence that begins with `whose`, if a ControlNet of this
     config cannot steer the model."""
     unet = model.unet_config
-    check_equal(whose, (
-        ("takes latents of {} channels", config.in_channels, model.vae_config.latent_channels),
-        ("takes texts of {} numbers a token", config.cross_attention_dim,
-         unet.cross_attention_dim),
-        ("takes {} pixels along a side for each latent", config.downscale, model.downscale),
-        ("is made for another family: it is told {} numbers beside the text", _told(config),
-         _told(unet)),
-        ("adds to maps of {} channels", config.skip_widths, unet.skip_widths),
-    ))
+    check_equal(
+        whose,
+        (
+            ("takes latents of {} channels", config.in_channels, model.vae_config.latent_channels),
+            (
+                "takes texts of {} numbers a token",
+                config.cross_attention_dim,
+                unet.cross_attention_dim,
+            ),
+            ("takes {} pixels along a side for each latent", config.downscale, model.downscale),
+            (
+                "is made for another family: it is told {} numbers beside the text",
+                _told(config),
+                _told(unet),
+            ),
+            ("adds to maps of {} channels", config.skip_widths, unet.skip_widths),
+        ),
+    )
 
 
 def _told(config: UNetConfig) -> tuple[int | None, ...]:
     """How many numbers a network is told beside the text, for each size and in all."""
-    return (config.addition_time_embed_dim, config.projection_class_embeddings_input_dim) if (
-        config.addition_embed_type) else (0,)
+    return (
+        (config.addition_time_embed_dim, config.projection_class_embeddings_input_dim)
+        if (config.addition_embed_type)
+        else (0,)
+    )

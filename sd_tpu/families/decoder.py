@@ -46,11 +46,18 @@ class TinyDecoder:
         folder = checkpoint.fetch(name, ["config.json", f"{STEM}.safetensors"])
         config = read_json(folder / "config.json")
         if (kind := config.get("_class_name")) != "AutoencoderTiny":
-            raise CheckpointError(f"The decoder {str(name)!r} is {kind or 'of an unknown class'}; "
-                                  "AutoencoderTiny, such as TAESD and TAESDXL, is supported.")
+            raise CheckpointError(
+                f"The decoder {str(name)!r} is {kind or 'of an unknown class'}; "
+                "AutoencoderTiny, such as TAESD and TAESDXL, is supported."
+            )
         shown = folder.resolve().name if expanded(name).is_dir() else str(name)
-        return cls(name=shown, folder=folder, config=config, pictures=pictures,
-                   family=_family_of(f"{shown} {config.get('_name_or_path')}"))
+        return cls(
+            name=shown,
+            folder=folder,
+            config=config,
+            pictures=pictures,
+            family=_family_of(f"{shown} {config.get('_name_or_path')}"),
+        )
 
     @property
     def part(self) -> str:
@@ -74,7 +81,8 @@ class TinyDecoder:
             raise CheckpointError(
                 f"The decoder {self.name} takes latents of {tiny.latent_channels} channels at "
                 f"1/{tiny.downscale} of the picture's size; this model's have "
-                f"{own.latent_channels} at 1/{own.downscale}.")
+                f"{own.latent_channels} at 1/{own.downscale}."
+            )
         return {**configs, self.part: self.config}
 
 

@@ -64,11 +64,13 @@ class ExtraNetwork(abc.ABC):
         """Where its files lie."""
         return (self.source,)
 
-    def load(self, sharding: jax.sharding.Sharding | None = None, *,
-             leading: bool = False) -> Params:
+    def load(
+        self, sharding: jax.sharding.Sharding | None = None, *, leading: bool = False
+    ) -> Params:
         """Reads the parameters, as `Parameters.load`; raises CheckpointError."""
-        return weights.load_stored(self._stored(), self.shapes, sharding=sharding,
-                                   source=self.source, leading=leading)
+        return weights.load_stored(
+            self._stored(), self.shapes, sharding=sharding, source=self.source, leading=leading
+        )
 
     @abc.abstractmethod
     def _stored(self) -> Mapping[str, Stored]:
@@ -89,5 +91,6 @@ def check_equal(whose: str, facts: Iterable[tuple[str, Any, Any]]) -> None:
     for what, own, others in facts:
         if own != others:
             shown = [str(value).strip("(,)") for value in (own, others)]
-            raise CheckpointError(f"{whose} {what.format(shown[0])}; for this model it should be "
-                                  f"{shown[1]}.")
+            raise CheckpointError(
+                f"{whose} {what.format(shown[0])}; for this model it should be {shown[1]}."
+            )

@@ -43,8 +43,14 @@ class IPAdapter(ExtraNetwork):
     module: ClassVar = Network
 
     @classmethod
-    def open(cls, name: str | Path, *, image_encoder: Path | None = None,
-             dtype: Any = jnp.float32, variant: str | None = None) -> Self:
+    def open(
+        cls,
+        name: str | Path,
+        *,
+        image_encoder: Path | None = None,
+        dtype: Any = jnp.float32,
+        variant: str | None = None,
+    ) -> Self:
         """Finds it here or on the hub, with an image encoder that fits it.
 
         Args:
@@ -61,19 +67,27 @@ class IPAdapter(ExtraNetwork):
         if image_encoder is not None:
             image_encoder = expanded(image_encoder)
             if not is_file(image_encoder / "config.json"):
-                raise CheckpointError(f"{image_encoder} holds no image encoder: it has no "
-                                      "config.json.")
+                raise CheckpointError(
+                    f"{image_encoder} holds no image encoder: it has no config.json."
+                )
         file, top, repository = _find(name)
         config = IPAdapterConfig.read(weights.contents([file]), file)
         folders = [file.parent / ENCODER, top / SHARED]
-        encoder, config = _with_encoder(config, file, [image_encoder, *folders] if image_encoder
-                                        else folders)
+        encoder, config = _with_encoder(
+            config, file, [image_encoder, *folders] if image_encoder else folders
+        )
         if repository and encoder in folders:
             place = encoder.relative_to(top).as_posix()
             checkpoint.fetch(repository, [f"{place}/{STEM}*{SUFFIX}", f"{place}/{STEM}*.json"])
         checkpoint.weight_files(encoder, STEM, variant)  # or it would fail at the first picture
-        return cls(name=file.stem, source=file, config=config, encoder=encoder, dtype=dtype,
-                   variant=variant)
+        return cls(
+            name=file.stem,
+            source=file,
+            config=config,
+            encoder=encoder,
+            dtype=dtype,
+            variant=variant,
+        )
 
     @property
     def places(self) -> tuple[Path, ...]:
@@ -82,20 +96,28 @@ class IPAdapter(ExtraNetwork):
 
     def _stored(self) -> Mapping[str, Stored]:
         encoder = weights.contents(checkpoint.weight_files(self.encoder, STEM, self.variant))
-        return {**weights.contents([self.source]),
-                **{f"{ENCODER}.{name}": entry for name, entry in encoder.items()}}
+        return {
+            **weights.contents([self.source]),
+            **{f"{ENCODER}.{name}": entry for name, entry in encoder.items()},
+        }
 
     def check(self, model: LatentDiffusion) -> None:
         """As `ExtraNetwork.check`."""
         config, unet = self.config, model.unet_config
-        check_equal(f"The IP-Adapter {self.name}", (
-            ("makes tokens of {} numbers", config.cross_attention_dim, unet.cross_attention_dim),
-            ("is attended to by {} layers", len(config.widths), len(unet.attending_widths)),
-            ("is attended to by layers of {} channels", config.widths, unet.attending_widths),
-        ))
+        check_equal(
+            f"The IP-Adapter {self.name}",
+            (
+                (
+                    "makes tokens of {} numbers",
+                    config.cross_attention_dim,
+                    unet.cross_attention_dim,
+                ),
+                ("is attended to by {} layers", len(config.widths), len(unet.attending_widths)),
+                ("is attended to by layers of {} channels", config.widths, unet.attending_widths),
+            ),
+        )
 
-    def tokens(self, params: Params, picture: UInt8[Array, "side side 3"]
-               ) -> Float[Array, "2 t d"]:
+    def tokens(self, params: Params, picture: UInt8[Array, "side side 3"]) -> Float[Array, "2 t d"]:
         """What pictures that are drawn after this one are told of it."""
         return nnx.merge(self.network, params[self.part]).tokens(picture)
 
@@ -109,14 +131,18 @@ def _find(name: str | Path) -> tuple[Path, Path, str]:
     Of the hub's encoders only the configs come with it: each takes gigabytes, and one is used."""
     path = expanded(name)
     if is_file(path) and path.suffix != SUFFIX:
-        raise CheckpointError(f"{path} is no {SUFFIX} file; pickles (.bin, .pt) can run code when "
-                              f"opened. h94/IP-Adapter's own are there as {SUFFIX} files as well.")
+        raise CheckpointError(
+            f"{path} is no {SUFFIX} file; pickles (.bin, .pt) can run code when "
+            f"opened. h94/IP-Adapter's own are there as {SUFFIX} files as well."
+        )
     if path.is_file():
         return path, path.parent.parent, ""
     parts = PurePosixPath(name).parts
     if len(parts) < 3 or path.suffix != SUFFIX or str(name).startswith(("/", "~", ".")):
-        raise CheckpointError(f"There is no IP-Adapter {str(name)!r}: name a {SUFFIX} file here, "
-                              f"or a hub id and a file there, as in {EXAMPLE}.")
+        raise CheckpointError(
+            f"There is no IP-Adapter {str(name)!r}: name a {SUFFIX} file here, "
+            f"or a hub id and a file there, as in {EXAMPLE}."
+        )
     repository, place = "/".join(parts[:2]), PurePosixPath(*parts[2:])
     configs = [f"{folder}/config.json" for folder in (place.parent / ENCODER, SHARED)]
     top = checkpoint.fetch(repository, [str(place), *configs])
@@ -125,21 +151,26 @@ def _find(name: str | Path) -> tuple[Path, Path, str]:
     return top / place, top, repository
 
 
-def _with_encoder(config: IPAdapterConfig, file: Path,
-                  folders: Sequence[Path]) -> tuple[Path, IPAdapterConfig]:
-    """The first of the folders whose encoder fits the adapter of this file, and the config with it.
-    """
+def _with_encoder(
+    config: IPAdapterConfig, file: Path, folders: Sequence[Path]
+) -> tuple[Path, IPAdapterConfig]:
+    """The first of the folders whose encoder fits the adapter of this file, and the config with it."""
     there = [folder for folder in folders if is_file(folder / "config.json")]
     for folder in there:
         found = read_json(folder / "config.json")
         if "vision_config" in found:  # beside whose size others stand that are not the encoder's
-            raise CheckpointError(f"{folder} holds a whole CLIP; an image encoder is a "
-                                  "CLIPVisionModelWithProjection.")
+            raise CheckpointError(
+                f"{folder} holds a whole CLIP; an image encoder is a CLIPVisionModelWithProjection."
+            )
         if joined := config.of(ProjectedVisionEncoderConfig.from_dict(found)):
             return folder, joined
     if there:
-        raise CheckpointError(f"The IP-Adapter {file} takes vectors of {config.embed_dim} "
-                              f"numbers; the image encoder in {there[0]} gives others. Name the "
-                              "folder of its own with --image-encoder.")
-    raise CheckpointError(f"The IP-Adapter {file} needs its image encoder: lay the folder "
-                          f"{ENCODER} beside it, or name it with --image-encoder.")
+        raise CheckpointError(
+            f"The IP-Adapter {file} takes vectors of {config.embed_dim} "
+            f"numbers; the image encoder in {there[0]} gives others. Name the "
+            "folder of its own with --image-encoder."
+        )
+    raise CheckpointError(
+        f"The IP-Adapter {file} needs its image encoder: lay the folder "
+        f"{ENCODER} beside it, or name it with --image-encoder."
+    )

@@ -86,10 +86,17 @@ class LatentDiffusion:
         return dict(configs)
 
     @classmethod
-    def assemble(cls, configs: Mapping[str, Any],
-                 encoders: Mapping[str, tuple[type[nnx.Module], Config]], dtype, *,
-                 token_downsampling: int, previewer: str, upcasts: bool,
-                 **rest: Any) -> tuple["LatentDiffusion", Params]:
+    def assemble(
+        cls,
+        configs: Mapping[str, Any],
+        encoders: Mapping[str, tuple[type[nnx.Module], Config]],
+        dtype,
+        *,
+        token_downsampling: int,
+        previewer: str,
+        upcasts: bool,
+        **rest: Any,
+    ) -> tuple["LatentDiffusion", Params]:
         """The networks and the shapes of their parameters; nothing is allocated.
 
         Args:
@@ -111,12 +118,16 @@ class LatentDiffusion:
         wide = upcasts and isinstance(vae, VAEConfig) and vae.force_upcast
         if isinstance(vae, VAEConfig):
             vae = vae.model_copy(update={"force_upcast": wide})
-        parts = {name: architecture(encoder, config, dtype=dtype)
-                 for name, (encoder, config) in encoders.items()}
-        parts["unet"] = architecture(UNet2DConditionModel, unet, dtype=dtype,
-                                     token_downsampling=token_downsampling)
-        parts["vae"] = architecture(AUTOENCODERS[type(vae)], vae,
-                                    dtype=jnp.float32 if wide else dtype)
+        parts = {
+            name: architecture(encoder, config, dtype=dtype)
+            for name, (encoder, config) in encoders.items()
+        }
+        parts["unet"] = architecture(
+            UNet2DConditionModel, unet, dtype=dtype, token_downsampling=token_downsampling
+        )
+        parts["vae"] = architecture(
+            AUTOENCODERS[type(vae)], vae, dtype=jnp.float32 if wide else dtype
+        )
         if "preview_vae" in configs:
             tiny = TinyVAEConfig.from_dict(configs["preview_vae"])
             parts["preview_vae"] = architecture(AutoencoderTiny, tiny, dtype=dtype)
@@ -125,19 +136,28 @@ class LatentDiffusion:
             parts[CHECKER] = architecture(StableDiffusionSafetyChecker, checker, dtype=dtype)
         graphs = {module: graph for module, (graph, _) in parts.items()}
         params = {module: shapes for module, (_, shapes) in parts.items()}
-        return cls(**graphs, **rest, unet_config=unet, vae_config=vae, dtype=jnp.dtype(dtype),
-                   token_downsampling=token_downsampling, previewer=previewer), params
+        return cls(
+            **graphs,
+            **rest,
+            unet_config=unet,
+            vae_config=vae,
+            dtype=jnp.dtype(dtype),
+            token_downsampling=token_downsampling,
+            previewer=previewer,
+        ), params
 
     @property
     def model_index(self) -> dict[str, Any]:
         """model_index.json, but for the scheduler."""
-        index = {**self.index,
-                 "vae": ["diffusers", AUTOENCODERS[type(self.vae_config)].__name__]}
+        index = {**self.index, "vae": ["diffusers", AUTOENCODERS[type(self.vae_config)].__name__]}
         if not self.mask_channels:
             return index
         # diffusers asks of such checkpoints whether they are older than 0.6.
-        return {**index, "_diffusers_version": "0.42.0",
-                "_class_name": index["_class_name"].replace("Pipeline", "InpaintPipeline")}
+        return {
+            **index,
+            "_diffusers_version": "0.42.0",
+            "_class_name": index["_class_name"].replace("Pipeline", "InpaintPipeline"),
+        }
 
     # --- sizes and shapes -----------------------------------------------------------------------
 
@@ -183,8 +203,7 @@ class LatentDiffusion:
         """Whether it has a ControlNet."""
         return self.controlnet is not None
 
-    def referring_by(self, ip_adapter: nnx.GraphDef,
-                     config: IPAdapterConfig) -> "LatentDiffusion":
+    def referring_by(self, ip_adapter: nnx.GraphDef, config: IPAdapterConfig) -> "LatentDiffusion":
         """The same networks with an IP-Adapter of this config."""
         return dataclasses.replace(self, ip_adapter=ip_adapter, ip_adapter_config=config)
 
@@ -197,28 +216,41 @@ class LatentDiffusion:
     @property
     def text_input_shapes(self) -> Arrays:
         """Of what `text_inputs` returns."""
-        encoders = {part: text.input_shapes(self.chunks, width, self.texts)
-                    for part, width in self.text_widths.items()}
+        encoders = {
+            part: text.input_shapes(self.chunks, width, self.texts)
+            for part, width in self.text_widths.items()
+        }
         return {**encoders, "clip_skip": jax.ShapeDtypeStruct((), jnp.int32)}
 
-    def text_inputs(self, tokenizers: Mapping[str, Tokenizer], texts: Sequence[str],
-                    options: PromptOptions, clip_skip: int, to_prompt: str, share: float
-                    ) -> Arrays:
+    def text_inputs(
+        self,
+        tokenizers: Mapping[str, Tokenizer],
+        texts: Sequence[str],
+        options: PromptOptions,
+        clip_skip: int,
+        to_prompt: str,
+        share: float,
+    ) -> Arrays:
         """What each encoder takes of the negative prompt and the prompt, and of one that this is
         on the way to, if it is; and the layer that they are taken from, the last being 1."""
         if to_prompt and share:
-            return {**self.text_inputs(tokenizers, [*texts, to_prompt], options, clip_skip, "",
-                                       0.0),
-                    "share": np.float32(share)}
+            return {
+                **self.text_inputs(tokenizers, [*texts, to_prompt], options, clip_skip, "", 0.0),
+                "share": np.float32(share),
+            }
         of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
-        return {**text.encoder_inputs(of, self.text_widths, texts, options),
-                "clip_skip": np.int32(clip_skip)}
+        return {
+            **text.encoder_inputs(of, self.text_widths, texts, options),
+            "clip_skip": np.int32(clip_skip),
+        }
 
     def plain_text_inputs(self, *texts: np.ndarray) -> Arrays:
         """The same of ids [77] i32, or [E, 77] for E encoders, of one chunk without emphasis."""
         ids = np.stack(texts).reshape(len(texts), len(self.encoders), -1)
-        encoders = {part: text.plain_inputs(ids[:, number], width)
-                    for number, (part, width) in enumerate(self.text_widths.items())}
+        encoders = {
+            part: text.plain_inputs(ids[:, number], width)
+            for number, (part, width) in enumerate(self.text_widths.items())
+        }
         return {**encoders, "clip_skip": np.int32(1)}
 
     # --- what networks are told beside the texts ------------------------------------------------
@@ -245,7 +277,8 @@ class LatentDiffusion:
             shapes["control"] = jax.ShapeDtypeStruct((*self.control_size, 3), jnp.uint8)
         if config := self.ip_adapter_config:
             shapes["reference"] = jax.ShapeDtypeStruct(
-                (2, config.tokens, config.cross_attention_dim), self.dtype)
+                (2, config.tokens, config.cross_attention_dim), self.dtype
+            )
             shapes["reference_scale"] = jax.ShapeDtypeStruct((1,), jnp.float32)
         if self.texts > 2:
             shapes["share"] = jax.ShapeDtypeStruct((), jnp.float32)
@@ -264,7 +297,8 @@ class LatentDiffusion:
         if config := self.ip_adapter_config:
             shapes["reference"] = [
                 2 * (jax.ShapeDtypeStruct((2, config.tokens, width), self.dtype),)
-                for width in config.widths]
+                for width in config.widths
+            ]
             shapes["reference_scale"] = jax.ShapeDtypeStruct((1,), jnp.float32)
         return shapes
 
@@ -289,26 +323,32 @@ class LatentDiffusion:
 
     # --- on the devices -------------------------------------------------------------------------
 
-    def denoise(self, params: Params, x: Float[Array, "b h w taken"], t: Float[Array, " b"],
-                cond: Arrays, strength: Float[Array, " b"] | None = None
-                ) -> Float[Array, "b h w C"]:
+    def denoise(
+        self,
+        params: Params,
+        x: Float[Array, "b h w taken"],
+        t: Float[Array, " b"],
+        cond: Arrays,
+        strength: Float[Array, " b"] | None = None,
+    ) -> Float[Array, "b h w C"]:
         """The UNet's output."""
         control = self._control(params, x, t, cond, strength) if self.steered else None
         return nnx.merge(self.unet, params["unet"])(x, t, cond["text"], cond, control)
 
-    def _control(self, params: Params, x: jax.Array, t: jax.Array, cond: Arrays,
-                 strength: jax.Array) -> list[jax.Array]:
-        """What the ControlNet adds to the UNet's maps; it is evaluated if any picture asks for it.
-        """
+    def _control(
+        self, params: Params, x: jax.Array, t: jax.Array, cond: Arrays, strength: jax.Array
+    ) -> list[jax.Array]:
+        """What the ControlNet adds to the UNet's maps; it is evaluated if any picture asks for it."""
         scale = strength.astype(self.dtype)[:, None, None, None]
 
         def steer(latents: jax.Array) -> list[jax.Array]:
             network = nnx.merge(self.controlnet, params[CONTROL])
-            return [scale * each for each in
-                    network(latents, t, cond["text"], cond["control"], cond)]
+            return [
+                scale * each for each in network(latents, t, cond["text"], cond["control"], cond)
+            ]
 
         # A mask's channels are not for it.
-        return only_if(jnp.any(strength != 0), steer, x[..., :self.vae_config.latent_channels])
+        return only_if(jnp.any(strength != 0), steer, x[..., : self.vae_config.latent_channels])
 
     def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
         """The latents that the autoencoder holds likeliest for a picture in [-1, 1]."""

@@ -44,9 +44,15 @@ class Model(Protocol):
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
 
-    def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
-                      negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
-                      **settings: int | float) -> PyTree:
+    def prompt_inputs(
+        self,
+        tokenizers: Mapping[str, Tokenizer],
+        prompt: str,
+        negative_prompt: str = "",
+        *,
+        options: PromptOptions = DEFAULTS,
+        **settings: int | float,
+    ) -> PyTree:
         """On the host: what `encode_prompt` takes, in NumPy's arrays.
 
         Args:
@@ -72,8 +78,14 @@ class Model(Protocol):
     def encode_prompt(self, params: Params, inputs: PyTree) -> PyTree:
         """The cond of one slot."""
 
-    def denoise(self, params: Params, x: Float[Array, "b h w taken"], t: Float[Array, " b"],
-                cond: PyTree, strength: Float[Array, " b"] | None = None) -> Array:
+    def denoise(
+        self,
+        params: Params,
+        x: Float[Array, "b h w taken"],
+        t: Float[Array, " b"],
+        cond: PyTree,
+        strength: Float[Array, " b"] | None = None,
+    ) -> Array:
         """The networks' outputs [b, h, w, C] f32.
 
         Args:

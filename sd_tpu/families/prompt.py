@@ -110,8 +110,10 @@ def parse(prompt: str) -> ParsedPrompt:
             or signs of A1111's that mean what is not done here.
     """
     if other := OTHER_TAG.search(prompt):
-        raise PromptError("{tag} is nothing that a prompt can ask for here; a LoRA is, as "
-                          "<lora:name:strength>.", tag=other[0])
+        raise PromptError(
+            "{tag} is nothing that a prompt can ask for here; a LoRA is, as <lora:name:strength>.",
+            tag=other[0],
+        )
     loras = tuple(_lora(match[1]) for match in LORA.finditer(prompt))
     pieces: list[list] = []  # [text, weight], None for a BREAK
     opened: list[tuple[str, int]] = []  # brackets that wait, and the piece after each
@@ -120,7 +122,7 @@ def parse(prompt: str) -> ParsedPrompt:
         """Multiplies what stands since the last such bracket; whether there was one."""
         for place in reversed(range(len(opened))):
             if opened[place][0] == bracket:
-                for piece in pieces[opened.pop(place)[1]:]:
+                for piece in pieces[opened.pop(place)[1] :]:
                     piece[1] *= factor
                 return True
         return False
@@ -128,9 +130,11 @@ def parse(prompt: str) -> ParsedPrompt:
     for token in TOKEN.finditer(LORA.sub("", prompt)):
         sign, weight = token["bracket"], token["weight"]
         if (token["end"] == "]" or token["text"] == "|") and opened and opened[-1][0] == "[":
-            raise PromptError("A prompt says the same in all steps here, so {signs} is not done. A "
-                              "\\ before a bracket makes it text.",
-                              signs="[one|other]" if weight is None else "[from:to:when]")
+            raise PromptError(
+                "A prompt says the same in all steps here, so {signs} is not done. A "
+                "\\ before a bracket makes it text.",
+                signs="[one|other]" if weight is None else "[from:to:when]",
+            )
         factor = float(weight) if token["end"] == ")" else CLOSING.get(sign)
         if sign in ("(", "["):
             opened.append((sign, len(pieces)))
@@ -163,9 +167,12 @@ def _sections(pieces: list[list]) -> tuple[tuple[Fragment, ...], ...]:
             sections.append([])
             continue
         if not abs(weight) <= MOST_WEIGHT:
-            raise PromptError("The prompt gives {text} a weight of {weight}; weights go up to "
-                              "{most}.", text=repr(text.strip()), weight=f"{weight:.3g}",
-                              most=f"{MOST_WEIGHT:g}")
+            raise PromptError(
+                "The prompt gives {text} a weight of {weight}; weights go up to {most}.",
+                text=repr(text.strip()),
+                weight=f"{weight:.3g}",
+                most=f"{MOST_WEIGHT:g}",
+            )
         section = sections[-1]
         if section and section[-1].weight == weight:
             section[-1] = Fragment(section[-1].text + text, weight)
@@ -181,9 +188,12 @@ def _lora(tag: str) -> Lora:
     except ValueError:
         value = math.nan
     if not name.strip() or not abs(value) <= MOST_WEIGHT:
-        raise PromptError("{tag} asks for no LoRA: it should be <lora:name:strength>, with a "
-                          "number up to {most} as strength.", tag=f"<lora:{tag}>",
-                          most=f"{MOST_WEIGHT:g}")
+        raise PromptError(
+            "{tag} asks for no LoRA: it should be <lora:name:strength>, with a "
+            "number up to {most} as strength.",
+            tag=f"<lora:{tag}>",
+            most=f"{MOST_WEIGHT:g}",
+        )
     return Lora(composed(name.strip()), value)
 
 
@@ -200,8 +210,9 @@ class _Unit:
     embedding: str | None = None
 
 
-def chunks(parsed: ParsedPrompt, encode: Encode, most: int,
-           embeddings: Mapping[str, int] | None = None) -> Chunks:
+def chunks(
+    parsed: ParsedPrompt, encode: Encode, most: int, embeddings: Mapping[str, int] | None = None
+) -> Chunks:
     """Divides a prompt by 75 tokens and by BREAK.
 
     Args:
@@ -240,8 +251,9 @@ def _spellings(names: Iterable[str]) -> Spellings:
     return dict(sorted(found.items(), reverse=True))
 
 
-def _units(section: Sequence[Fragment], encode: Encode, embeddings: Mapping[str, int],
-           spellings: Spellings) -> Iterator[_Unit]:
+def _units(
+    section: Sequence[Fragment], encode: Encode, embeddings: Mapping[str, int], spellings: Spellings
+) -> Iterator[_Unit]:
     for fragment in section:
         for text, name in _divided(fragment.text, spellings):
             if name is not None:
@@ -250,7 +262,7 @@ def _units(section: Sequence[Fragment], encode: Encode, embeddings: Mapping[str,
             ids, offsets = encode(text)
             begins = [0, *(begin for begin, _ in offsets[1:]), len(text)]
             for number, token in enumerate(ids):
-                yield _Unit((token,), fragment.weight, text[begins[number]:begins[number + 1]])
+                yield _Unit((token,), fragment.weight, text[begins[number] : begins[number + 1]])
 
 
 def _divided(text: str, spellings: Spellings) -> Iterator[tuple[str, str | None]]:
@@ -264,10 +276,16 @@ def _divided(text: str, spellings: Spellings) -> Iterator[tuple[str, str | None]
     """
     start = place = 0
     while spellings and place < len(text):
-        found = next(((place + length, names[word]) for length, names in spellings.items()
-                      if (word := text[place:place + length].lower()) in names
-                      and _between_words(text, place)
-                      and _between_words(text, place + length)), None)
+        found = next(
+            (
+                (place + length, names[word])
+                for length, names in spellings.items()
+                if (word := text[place : place + length].lower()) in names
+                and _between_words(text, place)
+                and _between_words(text, place + length)
+            ),
+            None,
+        )
         if found is None:
             place += 1
             continue
@@ -281,8 +299,10 @@ def _divided(text: str, spellings: Spellings) -> Iterator[tuple[str, str | None]
 
 
 def _between_words(text: str, place: int) -> bool:
-    return not (re.fullmatch(r"\w\w", text[max(place - 1, 0):place + 1])
-                or combining(text[place:place + 1] or " "))
+    return not (
+        re.fullmatch(r"\w\w", text[max(place - 1, 0) : place + 1])
+        or combining(text[place : place + 1] or " ")
+    )
 
 
 def _chunk(units: Sequence[_Unit]) -> Chunk:
@@ -295,8 +315,9 @@ def _chunk(units: Sequence[_Unit]) -> Chunk:
     return Chunk(tuple(ids), tuple(weights), vectors)
 
 
-def arrays(prompt: Chunks, blocks: int, begin: int, end: int,
-           pad: int) -> tuple[np.ndarray, np.ndarray]:
+def arrays(
+    prompt: Chunks, blocks: int, begin: int, end: int, pad: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The chunks between their marks, filled up by empty ones.
 
     Args:
@@ -315,8 +336,8 @@ def arrays(prompt: Chunks, blocks: int, begin: int, end: int,
     empty = [Chunk()] * (blocks - len(prompt.chunks))
     for row, chunk in enumerate([*prompt.chunks, *empty]):
         words = len(chunk.ids)
-        ids[row, :words + 2] = [begin, *chunk.ids, end]
-        weights[row, 1:words + 1] = chunk.weights
+        ids[row, : words + 2] = [begin, *chunk.ids, end]
+        weights[row, 1 : words + 1] = chunk.weights
     return ids, weights
 
 

@@ -19,8 +19,12 @@ from sd_tpu.models import CLIPTextModel
 
 # Pipelines whose constructors in diffusers make steps_offset of a scheduler 1, and those that take
 # UNets for larger ones.
-OFFSETTING = ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline",
-              "StableDiffusionInpaintPipeline", "StableDiffusionPAGPipeline")
+OFFSETTING = (
+    "StableDiffusionPipeline",
+    "StableDiffusionImg2ImgPipeline",
+    "StableDiffusionInpaintPipeline",
+    "StableDiffusionPAGPipeline",
+)
 ENLARGING = (*OFFSETTING, "FlaxStableDiffusionPipeline", "FlaxStableDiffusionInpaintPipeline")
 
 
@@ -44,13 +48,19 @@ class StableDiffusion(LatentDiffusion):
     text_encoder: nnx.GraphDef
     text_config: TextEncoderConfig
 
-    pipelines: ClassVar = ("StableDiffusionPipeline", "FlaxStableDiffusionPipeline",
-                           "StableDiffusionImg2ImgPipeline", "FlaxStableDiffusionImg2ImgPipeline",
-                           "StableDiffusionInpaintPipeline", "FlaxStableDiffusionInpaintPipeline",
-                           "StableDiffusionControlNetPipeline",
-                           "FlaxStableDiffusionControlNetPipeline", "StableDiffusionPAGPipeline",
-                           "LatentConsistencyModelPipeline",
-                           "LatentConsistencyModelImg2ImgPipeline")
+    pipelines: ClassVar = (
+        "StableDiffusionPipeline",
+        "FlaxStableDiffusionPipeline",
+        "StableDiffusionImg2ImgPipeline",
+        "FlaxStableDiffusionImg2ImgPipeline",
+        "StableDiffusionInpaintPipeline",
+        "FlaxStableDiffusionInpaintPipeline",
+        "StableDiffusionControlNetPipeline",
+        "FlaxStableDiffusionControlNetPipeline",
+        "StableDiffusionPAGPipeline",
+        "LatentConsistencyModelPipeline",
+        "LatentConsistencyModelImg2ImgPipeline",
+    )
     components: ClassVar = {
         "text_encoder": "model",
         "unet": "diffusion_pytorch_model",
@@ -78,15 +88,17 @@ class StableDiffusion(LatentDiffusion):
         if name in OFFSETTING:
             scheduler = {**scheduler, "steps_offset": 1}
         if name == "StableDiffusionInpaintPipeline" and (
-                scheduler.get("_class_name") == "PNDMScheduler"):
+            scheduler.get("_class_name") == "PNDMScheduler"
+        ):
             scheduler = {**scheduler, "skip_prk_steps": True}
         if name in ENLARGING:
             unet = enlarged(unet)
         return {**configs, "unet": unet, "scheduler": scheduler}
 
     @classmethod
-    def build(cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1,
-              previewer: str = "") -> tuple["StableDiffusion", Params]:
+    def build(
+        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
+    ) -> tuple["StableDiffusion", Params]:
         """The networks and the shapes of their parameters; nothing is allocated.
 
         Args:
@@ -101,9 +113,14 @@ class StableDiffusion(LatentDiffusion):
         """
         encoder = TextEncoderConfig.from_dict(configs["text_encoder"])
         model, params = cls.assemble(
-            configs, {"text_encoder": (CLIPTextModel, encoder)}, dtype,
-            token_downsampling=token_downsampling, previewer=previewer, upcasts=False,
-            text_config=encoder)
+            configs,
+            {"text_encoder": (CLIPTextModel, encoder)},
+            dtype,
+            token_downsampling=token_downsampling,
+            previewer=previewer,
+            upcasts=False,
+            text_config=encoder,
+        )
         _check(encoder, model.unet_config)
         return model, params
 
@@ -127,21 +144,38 @@ class StableDiffusion(LatentDiffusion):
 
     # --- on the host ----------------------------------------------------------------------------
 
-    def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
-                      negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
-                      guidance: float = 1.0, clip_skip: int = 1, to_prompt: str = "",
-                      share: float = 0.0, **_: int | float) -> Arrays:
+    def prompt_inputs(
+        self,
+        tokenizers: Mapping[str, Tokenizer],
+        prompt: str,
+        negative_prompt: str = "",
+        *,
+        options: PromptOptions = DEFAULTS,
+        guidance: float = 1.0,
+        clip_skip: int = 1,
+        to_prompt: str = "",
+        share: float = 0.0,
+        **_: int | float,
+    ) -> Arrays:
         """What the encoder takes of the texts; of the rest these networks are told the guidance
         at most."""
-        return {**self.text_inputs(tokenizers, [negative_prompt, prompt], options, clip_skip,
-                                   to_prompt, share),
-                **self.guidance_inputs(guidance)}
+        return {
+            **self.text_inputs(
+                tokenizers, [negative_prompt, prompt], options, clip_skip, to_prompt, share
+            ),
+            **self.guidance_inputs(guidance),
+        }
 
-    def plain_inputs(self, prompt: np.ndarray, negative_prompt: np.ndarray, *,
-                     guidance: float = 1.0, **_: int | float) -> Arrays:
+    def plain_inputs(
+        self,
+        prompt: np.ndarray,
+        negative_prompt: np.ndarray,
+        *,
+        guidance: float = 1.0,
+        **_: int | float,
+    ) -> Arrays:
         """As `prompt_inputs` of ids [77] i32, of one chunk without emphasis."""
-        return {**self.plain_text_inputs(negative_prompt, prompt),
-                **self.guidance_inputs(guidance)}
+        return {**self.plain_text_inputs(negative_prompt, prompt), **self.guidance_inputs(guidance)}
 
     # --- on the devices -------------------------------------------------------------------------
 
@@ -152,14 +186,15 @@ class StableDiffusion(LatentDiffusion):
         # Of both texts, as in A1111; diffusers takes the negative prompt's last layer always.
         found = encoder(*text.flat(taken), skip=inputs["clip_skip"] - 1)
         embeddings = text.joined(found, taken)
-        return {"text": text.between(embeddings, inputs),
-                **self.encode_told(params, inputs)}
+        return {"text": text.between(embeddings, inputs), **self.encode_told(params, inputs)}
 
 
 def _check(encoder: TextEncoderConfig, unet: UNetConfig) -> None:
     if unet.addition_embed_type:
-        raise CheckpointError("The UNet takes sizes and a pooled text, as that of SDXL does, but "
-                              "the checkpoint is for StableDiffusionPipeline.")
+        raise CheckpointError(
+            "The UNet takes sizes and a pooled text, as that of SDXL does, but "
+            "the checkpoint is for StableDiffusionPipeline."
+        )
     if encoder.hidden_size != unet.cross_attention_dim or encoder.max_position_embeddings < LENGTH:
         raise CheckpointError(
             f"The text encoder gives {encoder.max_position_embeddings} embeddings of "

@@ -44,9 +44,14 @@ class StableDiffusionXL(LatentDiffusion):
     text_config_2: ProjectedTextEncoderConfig
     force_zeros: bool  # in place of the conditions of a negative prompt that nobody wrote
 
-    pipelines: ClassVar = ("StableDiffusionXLPipeline", "FlaxStableDiffusionXLPipeline",
-                           "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline",
-                           "StableDiffusionXLControlNetPipeline", "StableDiffusionXLPAGPipeline")
+    pipelines: ClassVar = (
+        "StableDiffusionXLPipeline",
+        "FlaxStableDiffusionXLPipeline",
+        "StableDiffusionXLImg2ImgPipeline",
+        "StableDiffusionXLInpaintPipeline",
+        "StableDiffusionXLControlNetPipeline",
+        "StableDiffusionXLPAGPipeline",
+    )
     components: ClassVar = {
         "text_encoder": "model",
         "text_encoder_2": "model",
@@ -68,8 +73,9 @@ class StableDiffusionXL(LatentDiffusion):
     decoders: ClassVar = ("taesdxl",)
 
     @classmethod
-    def build(cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1,
-              previewer: str = "") -> tuple["StableDiffusionXL", Params]:
+    def build(
+        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
+    ) -> tuple["StableDiffusionXL", Params]:
         """The networks and the shapes of their parameters; nothing is allocated.
 
         Args:
@@ -87,11 +93,19 @@ class StableDiffusionXL(LatentDiffusion):
         second = ProjectedTextEncoderConfig.from_dict(configs["text_encoder_2"])
         index = PipelineConfig.from_dict(configs["model_index"])
         model, params = cls.assemble(
-            configs, {"text_encoder": (CLIPTextModel, first),
-                      "text_encoder_2": (CLIPTextModelWithProjection, second)}, dtype,
-            token_downsampling=token_downsampling, previewer=previewer, upcasts=True,
-            text_config=first, text_config_2=second,
-            force_zeros=bool(index.force_zeros_for_empty_prompt))
+            configs,
+            {
+                "text_encoder": (CLIPTextModel, first),
+                "text_encoder_2": (CLIPTextModelWithProjection, second),
+            },
+            dtype,
+            token_downsampling=token_downsampling,
+            previewer=previewer,
+            upcasts=True,
+            text_config=first,
+            text_config_2=second,
+            force_zeros=bool(index.force_zeros_for_empty_prompt),
+        )
         _check(first, second, model.unet_config)
         return model, params
 
@@ -105,48 +119,78 @@ class StableDiffusionXL(LatentDiffusion):
     @property
     def text_widths(self) -> dict[str, int]:
         """The hidden size of each text encoder, by component."""
-        return {"text_encoder": self.text_config.hidden_size,
-                "text_encoder_2": self.text_config_2.hidden_size}
+        return {
+            "text_encoder": self.text_config.hidden_size,
+            "text_encoder_2": self.text_config_2.hidden_size,
+        }
 
     @property
     def input_shapes(self) -> Arrays:
         """Of what `prompt_inputs` returns."""
-        return {**self.text_input_shapes,
-                "written": jax.ShapeDtypeStruct((self.texts,), jnp.bool),
-                "time_ids": jax.ShapeDtypeStruct((2, SIZES), jnp.float32),
-                **self.told_input_shapes}
+        return {
+            **self.text_input_shapes,
+            "written": jax.ShapeDtypeStruct((self.texts,), jnp.bool),
+            "time_ids": jax.ShapeDtypeStruct((2, SIZES), jnp.float32),
+            **self.told_input_shapes,
+        }
 
     @property
     def cond_shapes(self) -> Arrays:
         """Of what `encode_prompt` returns."""
         shape = (2, self.chunks * LENGTH, sum(self.text_widths.values()))
-        return {"text": jax.ShapeDtypeStruct(shape, self.dtype),
-                "text_embeds": jax.ShapeDtypeStruct((2, self.text_config_2.projection_dim),
-                                                    self.dtype),
-                "time_ids": self.input_shapes["time_ids"],
-                **self.told_cond_shapes}
+        return {
+            "text": jax.ShapeDtypeStruct(shape, self.dtype),
+            "text_embeds": jax.ShapeDtypeStruct((2, self.text_config_2.projection_dim), self.dtype),
+            "time_ids": self.input_shapes["time_ids"],
+            **self.told_cond_shapes,
+        }
 
     # --- on the host ----------------------------------------------------------------------------
 
-    def prompt_inputs(self, tokenizers: Mapping[str, Tokenizer], prompt: str,
-                      negative_prompt: str = "", *, options: PromptOptions = DEFAULTS,
-                      height: int, width: int, guidance: float = 1.0, clip_skip: int = 1,
-                      to_prompt: str = "", share: float = 0.0, **_: int | float) -> Arrays:
+    def prompt_inputs(
+        self,
+        tokenizers: Mapping[str, Tokenizer],
+        prompt: str,
+        negative_prompt: str = "",
+        *,
+        options: PromptOptions = DEFAULTS,
+        height: int,
+        width: int,
+        guidance: float = 1.0,
+        clip_skip: int = 1,
+        to_prompt: str = "",
+        share: float = 0.0,
+        **_: int | float,
+    ) -> Arrays:
         """What the encoders take of the texts, and the size; of the rest the guidance at most."""
         written = bool(negative_prompt) or not self.force_zeros
-        texts = self.text_inputs(tokenizers, [negative_prompt, prompt], options, clip_skip,
-                                 to_prompt, share)
+        texts = self.text_inputs(
+            tokenizers, [negative_prompt, prompt], options, clip_skip, to_prompt, share
+        )
         prompts = len(texts["text_encoder"]["ids"]) - 1
-        return {**texts, **_told([written, *[True] * prompts], height, width),
-                **self.guidance_inputs(guidance)}
+        return {
+            **texts,
+            **_told([written, *[True] * prompts], height, width),
+            **self.guidance_inputs(guidance),
+        }
 
-    def plain_inputs(self, prompt: np.ndarray, negative_prompt: np.ndarray | None, *,
-                     height: int, width: int, guidance: float = 1.0) -> Arrays:
+    def plain_inputs(
+        self,
+        prompt: np.ndarray,
+        negative_prompt: np.ndarray | None,
+        *,
+        height: int,
+        width: int,
+        guidance: float = 1.0,
+    ) -> Arrays:
         """As `prompt_inputs` of ids [2, 77] i32, of one chunk without emphasis; without a negative
         prompt there are zeros, whatever the checkpoint says."""
         written = negative_prompt is not None
-        return {**self.plain_text_inputs(negative_prompt if written else prompt, prompt),
-                **_told([written, True], height, width), **self.guidance_inputs(guidance)}
+        return {
+            **self.plain_text_inputs(negative_prompt if written else prompt, prompt),
+            **_told([written, True], height, width),
+            **self.guidance_inputs(guidance),
+        }
 
     # --- on the devices -------------------------------------------------------------------------
 
@@ -162,13 +206,17 @@ class StableDiffusionXL(LatentDiffusion):
         ids, learned = text.flat(taken_2)
         hidden_2, pooled = second(ids, skip, learned)
         embeddings = jnp.concatenate(
-            [text.joined(hidden, taken), text.joined(hidden_2, taken_2)], axis=-1)
+            [text.joined(hidden, taken), text.joined(hidden_2, taken_2)], axis=-1
+        )
         written = inputs["written"]
         whole = jnp.where(written[:, None, None], embeddings, 0)
         pooled = jnp.where(written[:, None], pooled[:: self.chunks], 0)
-        return {"text": text.between(whole, inputs),
-                "text_embeds": text.between(pooled, inputs),
-                "time_ids": inputs["time_ids"], **self.encode_told(params, inputs)}
+        return {
+            "text": text.between(whole, inputs),
+            "text_embeds": text.between(pooled, inputs),
+            "time_ids": inputs["time_ids"],
+            **self.encode_told(params, inputs),
+        }
 
 
 def _told(written: Sequence[bool], height: int, width: int) -> Arrays:
@@ -178,11 +226,12 @@ def _told(written: Sequence[bool], height: int, width: int) -> Arrays:
     return {"written": np.array(written), "time_ids": np.stack([sizes, sizes])}
 
 
-def _check(first: TextEncoderConfig, second: ProjectedTextEncoderConfig,
-           unet: UNetConfig) -> None:
+def _check(first: TextEncoderConfig, second: ProjectedTextEncoderConfig, unet: UNetConfig) -> None:
     if not unet.addition_embed_type:
-        raise CheckpointError("The UNet takes no sizes and no pooled text, but the checkpoint is "
-                              "for StableDiffusionXLPipeline.")
+        raise CheckpointError(
+            "The UNet takes no sizes and no pooled text, but the checkpoint is "
+            "for StableDiffusionXLPipeline."
+        )
     width = first.hidden_size + second.hidden_size
     length = min(first.max_position_embeddings, second.max_position_embeddings)
     if width != unet.cross_attention_dim or length < LENGTH:

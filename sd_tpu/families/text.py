@@ -57,10 +57,12 @@ class Count:
 def input_shapes(count: int, width: int, texts: int = 2) -> dict[str, jax.ShapeDtypeStruct]:
     """Of what an encoder of this hidden size takes, with so many chunks for each text."""
     tokens = texts, count, LENGTH
-    return {"ids": jax.ShapeDtypeStruct(tokens, jnp.int32),
-            "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
-            "rows": jax.ShapeDtypeStruct(tokens, jnp.int32),
-            "vectors": jax.ShapeDtypeStruct((MOST_VECTORS, width), jnp.float32)}
+    return {
+        "ids": jax.ShapeDtypeStruct(tokens, jnp.int32),
+        "weights": jax.ShapeDtypeStruct(tokens, jnp.float32),
+        "rows": jax.ShapeDtypeStruct(tokens, jnp.int32),
+        "vectors": jax.ShapeDtypeStruct((MOST_VECTORS, width), jnp.float32),
+    }
 
 
 def plain_inputs(ids: np.ndarray | jax.Array, width: int) -> Arrays:
@@ -86,8 +88,12 @@ def count(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Count:
     return Count(found.tokens + 2 * kept, LENGTH * kept, found.lost)
 
 
-def encoder_inputs(tokenizers: Mapping[str, Tokenizer], widths: Mapping[str, int],
-                   texts: Sequence[str], options: PromptOptions) -> dict[str, Arrays]:
+def encoder_inputs(
+    tokenizers: Mapping[str, Tokenizer],
+    widths: Mapping[str, int],
+    texts: Sequence[str],
+    options: PromptOptions,
+) -> dict[str, Arrays]:
     """What each encoder takes, by component; all texts filled up to the longest one's chunks.
 
     Args:
@@ -112,8 +118,9 @@ def encoder_inputs(tokenizers: Mapping[str, Tokenizer], widths: Mapping[str, int
     return inputs
 
 
-def _learned(prompts: Sequence[Chunks], part: str, longest: int, width: int,
-             embeddings: Embeddings) -> Arrays:
+def _learned(
+    prompts: Sequence[Chunks], part: str, longest: int, width: int, embeddings: Embeddings
+) -> Arrays:
     """The vectors that stand in both texts, each once, and where."""
     rows = np.zeros((len(prompts), longest, LENGTH), np.int32)
     vectors = np.zeros((MOST_VECTORS, width), np.float32)
@@ -123,9 +130,12 @@ def _learned(prompts: Sequence[Chunks], part: str, longest: int, width: int,
             for place, vector in chunk.vectors.items():
                 rows[text, number, place + 1] = 1 + order.setdefault(vector, len(order))
     if len(order) > MOST_VECTORS:
-        raise PromptError("The embeddings in the prompt and the negative prompt have {count} "
-                          "vectors; a picture has room for {most}.", count=len(order),
-                          most=MOST_VECTORS)
+        raise PromptError(
+            "The embeddings in the prompt and the negative prompt have {count} "
+            "vectors; a picture has room for {most}.",
+            count=len(order),
+            most=MOST_VECTORS,
+        )
     for (name, row), into in order.items():
         vectors[into] = embeddings[name][part][row]
     return {"rows": rows, "vectors": vectors}

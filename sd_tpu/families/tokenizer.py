@@ -39,8 +39,12 @@ class Marks(NamedTuple):
 class Tokenizer:
     """The checkpoint's CLIP tokenizer at the length that the text encoder was trained on."""
 
-    def __init__(self, encode: Callable[[str], Encoded], marks: Marks,
-                 source: tuple[Path, str | None] | None = None):
+    def __init__(
+        self,
+        encode: Callable[[str], Encoded],
+        marks: Marks,
+        source: tuple[Path, str | None] | None = None,
+    ):
         """Takes what tells the ids of a text, and the folder and the padding that it was read
         with, if it was."""
         self.encode, self.marks, self._source = encode, marks, source
@@ -48,9 +52,9 @@ class Tokenizer:
     @classmethod
     def of(cls, clip: "CLIPTokenizer") -> "Tokenizer":
         """That of transformers. `verbose=False` spares a warning of its own limit."""
+
         def encode(text: str) -> Encoded:
-            found = clip(text, add_special_tokens=False, return_offsets_mapping=True,
-                         verbose=False)
+            found = clip(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             return found.input_ids, found.offset_mapping
 
         return cls(encode, _marks(clip))
@@ -121,14 +125,17 @@ def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
 
     if not any(all(is_file(folder / name) for name in form) for form in FORMS):
         # Without them transformers makes up a tokenizer that knows no words.
-        raise CheckpointError(f"{folder} holds no tokenizer: there is neither tokenizer.json, "
-                              "nor vocab.json with merges.txt.")
+        raise CheckpointError(
+            f"{folder} holds no tokenizer: there is neither tokenizer.json, "
+            "nor vocab.json with merges.txt."
+        )
     contents = _contents(folder)
     try:
         with tempfile.TemporaryDirectory() as copied:  # transformers reads files of any size
             _write(contents, Path(copied))
-            return CLIPTokenizer.from_pretrained(copied, **{} if pad is None
-                                                 else {"pad_token": pad})
+            return CLIPTokenizer.from_pretrained(
+                copied, **{} if pad is None else {"pad_token": pad}
+            )
     except Exception as error:  # transformers raises whatever its parsers raise
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         message = f"The tokenizer in {folder} cannot be read ({reason})."
@@ -139,11 +146,15 @@ def _contents(folder: Path) -> dict[str, bytes]:
     """The files that a tokenizer is read from; raises CheckpointError if one cannot be read."""
     names = [name for names in (*FORMS, CONFIGS) for name in names]
     try:
-        return {name: read_bytes(folder / name) for name in names
-                if is_file(folder / name) or (folder / name).exists()}
+        return {
+            name: read_bytes(folder / name)
+            for name in names
+            if is_file(folder / name) or (folder / name).exists()
+        }
     except OSError as error:
-        raise CheckpointError(f"The tokenizer in {folder} cannot be read: {error.filename}, "
-                              f"{error.strerror}.") from None
+        raise CheckpointError(
+            f"The tokenizer in {folder} cannot be read: {error.filename}, {error.strerror}."
+        ) from None
 
 
 def _write(contents: Mapping[str, bytes], folder: Path) -> None:

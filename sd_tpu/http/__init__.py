@@ -19,8 +19,12 @@ from sd_tpu.settings import RequestError
 # Which paths are the application's, not the page's.
 HEALTH_PATHS = ("/healthz", "/readyz", "/metrics")
 API_PATHS = ("/sdapi", "/controlnet", "/v1", "/docs", "/openapi.json")
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-          429: "rate_limit_error"}
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 _DESCRIPTION = """Draws pictures for programs that speak the API of AUTOMATIC1111's Stable Diffusion
 web UI (`/sdapi/v1`) or OpenAI's (`/v1`). A key, where the server asks for one, is the bearer token,
 or the password of basic authentication."""
@@ -28,16 +32,21 @@ or the password of basic authentication."""
 
 def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
     """The application for an engine, served to whom `access` admits; described at /docs."""
-    api = fastapi.FastAPI(title="sd_tpu", version=VERSION, description=_DESCRIPTION,
-                          redoc_url=None)
+    api = fastapi.FastAPI(title="sd_tpu", version=VERSION, description=_DESCRIPTION, redoc_url=None)
     api.include_router(health.make_router(engine, access), tags=["Health"])
     kept, admitted = openai.Kept(), [fastapi.Depends(access.admit)]
-    api.include_router(a1111.make_router(engine), prefix="/sdapi/v1", tags=["A1111"],
-                       dependencies=admitted)
-    api.include_router(a1111.make_control_router(engine), prefix="/controlnet", tags=["A1111"],
-                       dependencies=admitted)
-    api.include_router(openai.make_router(engine, kept), prefix="/v1", tags=["OpenAI"],
-                       dependencies=admitted)
+    api.include_router(
+        a1111.make_router(engine), prefix="/sdapi/v1", tags=["A1111"], dependencies=admitted
+    )
+    api.include_router(
+        a1111.make_control_router(engine),
+        prefix="/controlnet",
+        tags=["A1111"],
+        dependencies=admitted,
+    )
+    api.include_router(
+        openai.make_router(engine, kept), prefix="/v1", tags=["OpenAI"], dependencies=admitted
+    )
     # Whoever has an address of a picture was given it; browsers send no key with one.
     api.include_router(openai.make_file_router(kept), prefix="/v1", tags=["OpenAI"])
     api.add_exception_handler(RequestError, _refuse)

@@ -65,98 +65,194 @@ MAX_CLIENTS = 1000  # whose options are remembered
 MODEL = SETTINGS["model"].a1111
 _OPTIONS = {SETTINGS[name].a1111: name for name in ("model", "clip_skip")}
 _FIXED = {"samples_format": "png"}  # options that are what they are
-_SETTINGS = {setting.a1111: name for name, setting in SETTINGS.items()
-             if name != "style" and setting.common and setting.a1111 not in _OPTIONS}
+_SETTINGS = {
+    setting.a1111: name
+    for name, setting in SETTINGS.items()
+    if name != "style" and setting.common and setting.a1111 not in _OPTIONS
+}
 _SETTINGS |= {"clip_skip": "clip_skip"}  # which is a parameter, too, with SD.Next
-_START = {setting.a1111: name for name, setting in SETTINGS.items()
-          if setting.section == START and isinstance(setting.kind, Number)}
+_START = {
+    setting.a1111: name
+    for name, setting in SETTINGS.items()
+    if setting.section == START and isinstance(setting.kind, Number)
+}
 _COUNTS = {"batch_size": Number(int, 1, MAX_PROMPTS), "n_iter": Number(int, 1, MAX_BATCHES)}
 # Parameters of A1111 alone, with the values that change no picture here; those of others are
 # NOTHING.
 _ABSENT: dict[str, tuple] = {
-    "s_noise": (1,), "initial_noise_multiplier": (1,), "mask_round": (True,),
-    "script_name": (*NOTHING, "None"), "refiner_checkpoint": (*NOTHING, "None", "none"),
-    "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0), "vae_type": (*NOTHING, "Full"),
+    "s_noise": (1,),
+    "initial_noise_multiplier": (1,),
+    "mask_round": (True,),
+    "script_name": (*NOTHING, "None"),
+    "refiner_checkpoint": (*NOTHING, "None", "none"),
+    "seed_resize_from_h": (-1, 0),
+    "seed_resize_from_w": (-1, 0),
+    "vae_type": (*NOTHING, "Full"),
 }
 # Parameters that count only together with these, for models of other kinds or for A1111's files,
 # and those that SillyTavern sends to itself.
 _IDLE = {
-    "comments", "distilled_cfg_scale", "do_not_save_grid", "do_not_save_samples", "force_task_id",
-    "hr_distilled_cfg", "image_cfg_scale", "refiner_switch_at", "request_id", "s_tmax", "s_tmin",
-    "subseed", "save_images", "url", "auth",
+    "comments",
+    "distilled_cfg_scale",
+    "do_not_save_grid",
+    "do_not_save_samples",
+    "force_task_id",
+    "hr_distilled_cfg",
+    "image_cfg_scale",
+    "refiner_switch_at",
+    "request_id",
+    "s_tmax",
+    "s_tmin",
+    "subseed",
+    "save_images",
+    "url",
+    "auth",
 }
 # Options that would change pictures, with their values that do not; all others are about files,
 # memory, the page and extensions.
 _ABSENT_OPTIONS: dict[str, tuple] = {
-    **dict.fromkeys((
-        "always_discard_next_to_last_sigma", "enable_quantization", "eta_ddim",
-        "eta_noise_seed_delta", "face_restoration", "forge_additional_modules",
-        "img2img_color_correction", "img2img_extra_noise", "img2img_fix_steps",
-        "no_dpmpp_sde_batch_determinism", "pad_cond_uncond", "pad_cond_uncond_v0", "rho", "s_churn",
-        "s_min_uncond", "sdxl_crop_left", "sdxl_crop_top", "sgm_noise_multiplier", "sigma_max",
-        "sigma_min", "skip_early_cond", "tiling", "token_merging_ratio", "token_merging_ratio_hr",
-        "token_merging_ratio_img2img", "use_downcasted_alpha_bar",
-        "use_old_emphasis_implementation", "use_old_karras_scheduler_sigmas",
-        "use_old_scheduling"), NOTHING),
-    **dict.fromkeys(("sd_vae", "sd_lora", "sd_hypernetwork", "k_sched_type"),
-                    (*NOTHING, "Automatic", "None")),
-    **dict.fromkeys(("eta_ancestral", "initial_noise_multiplier", "inpainting_mask_weight",
-                     "s_noise"), (1,)),
+    **dict.fromkeys(
+        (
+            "always_discard_next_to_last_sigma",
+            "enable_quantization",
+            "eta_ddim",
+            "eta_noise_seed_delta",
+            "face_restoration",
+            "forge_additional_modules",
+            "img2img_color_correction",
+            "img2img_extra_noise",
+            "img2img_fix_steps",
+            "no_dpmpp_sde_batch_determinism",
+            "pad_cond_uncond",
+            "pad_cond_uncond_v0",
+            "rho",
+            "s_churn",
+            "s_min_uncond",
+            "sdxl_crop_left",
+            "sdxl_crop_top",
+            "sgm_noise_multiplier",
+            "sigma_max",
+            "sigma_min",
+            "skip_early_cond",
+            "tiling",
+            "token_merging_ratio",
+            "token_merging_ratio_hr",
+            "token_merging_ratio_img2img",
+            "use_downcasted_alpha_bar",
+            "use_old_emphasis_implementation",
+            "use_old_karras_scheduler_sigmas",
+            "use_old_scheduling",
+        ),
+        NOTHING,
+    ),
+    **dict.fromkeys(
+        ("sd_vae", "sd_lora", "sd_hypernetwork", "k_sched_type"), (*NOTHING, "Automatic", "None")
+    ),
+    **dict.fromkeys(
+        ("eta_ancestral", "initial_noise_multiplier", "inpainting_mask_weight", "s_noise"), (1,)
+    ),
     **dict.fromkeys(("sd_vae_decode_method", "sd_vae_encode_method"), (*NOTHING, "Full")),
-    "comma_padding_backtrack": (20,), "ddim_discretize": ("uniform",),
-    "emphasis": (*NOTHING, "Original"), "enable_emphasis": (True,),
-    "overlay_inpaint": (True,), "randn_source": ("GPU",),
+    "comma_padding_backtrack": (20,),
+    "ddim_discretize": ("uniform",),
+    "emphasis": (*NOTHING, "Original"),
+    "enable_emphasis": (True,),
+    "overlay_inpaint": (True,),
+    "randn_source": ("GPU",),
     "sd_noise_schedule": (*NOTHING, "Default"),
     "upscaler_for_img2img": (*NOTHING, "None", UPSCALER),
 }
-_OWN = {*_COUNTS, "override_settings", "override_settings_restore_afterwards", "sampler_index",
-        "send_images", "styles"}
+_OWN = {
+    *_COUNTS,
+    "override_settings",
+    "override_settings_restore_afterwards",
+    "sampler_index",
+    "send_images",
+    "styles",
+}
 _OF_START = {*_START, *NUMBERS, *PICTURES, "include_init_images", *PARAMETERS}
 
-Drawing = pydantic.create_model("Drawing", __base__=Body, **{
-    **{parameter: field_of(SETTINGS[name]) for parameter, name in _SETTINGS.items()},
-    "seed": field_of(SETTINGS["seed"], minimum=RANDOM),
-    "sampler_name": anything("A sampler that /samplers lists."),
-    "scheduler": anything("A schedule type that /schedulers lists."),
-    **{name: anything(f"How many {what}.", int, minimum=1, maximum=_COUNTS[name].most)
-       for name, what in (("batch_size", "pictures at once"), ("n_iter", "times"))},
-    "override_settings": anything(f"Of /options, for this request: {', '.join(_OPTIONS)}.",
-                                  "object"),
-    "override_settings_restore_afterwards": anything("Whether the next does without.", "boolean"),
-    "send_images": anything("Whether pictures are in the answer.", "boolean"),
-    "styles": anything("Of /prompt-styles, one after the other.", "array",
-                       items={"type": "string"}),
-    "alwayson_scripts": anything("What is followed: controlnet, with a unit among its args.",
-                                 "object"),
-})
-Txt2Img = pydantic.create_model("Txt2Img", __base__=Drawing, **{
-    "enable_hr": anything("Whether the pictures are drawn again, larger, from what they became.",
-                          "boolean"),
-    "hr_scale": anything("So many times as large.", float, minimum=1, maximum=8),
-    **{name: anything("Or so many pixels; where one side is 0, it follows from the other.", int,
-                      minimum=0) for name in ("hr_resize_x", "hr_resize_y")},
-    "hr_upscaler": anything(f"How they are enlarged: {UPSCALER}."),
-    "hr_second_pass_steps": anything(
-        "Steps that are taken then; 0 is that share of the steps that becomes noise.", int,
-        minimum=0),
-    "denoising_strength": anything("How much of them becomes noise.", float, minimum=0, maximum=1),
-})
-Img2Img = pydantic.create_model("Img2Img", __base__=Drawing, **{
-    "init_images": anything("In base64: one for all pictures, or one for each.", "array",
-                            items={"type": "string"}),
-    "mask": anything("In base64; what is white in it is drawn anew."),
-    **{parameter: field_of(SETTINGS[name]) for parameter, name in _START.items()},
-    **{name: anything(description, int, minimum=0, maximum=NUMBERS[name].most)
-       for name, description in (
-           ("resize_mode", "Stretches, cuts or frames pictures of another size."),
-           ("inpainting_fill", "What the mask shows at first: what is around it, or the picture."),
-           ("inpainting_mask_invert", "Whether what is black is drawn anew instead."),
-           ("inpaint_full_res", "Whether what the mask shows is drawn alone, and larger."),
-           ("inpaint_full_res_padding", "With so many pixels around it."))},
-    "include_init_images": anything("Whether the answer repeats them.", "boolean"),
-})
-Options = pydantic.create_model("Options", __base__=Body, **{
-    parameter: field_of(SETTINGS[name]) for parameter, name in _OPTIONS.items()})
+Drawing = pydantic.create_model(
+    "Drawing",
+    __base__=Body,
+    **{
+        **{parameter: field_of(SETTINGS[name]) for parameter, name in _SETTINGS.items()},
+        "seed": field_of(SETTINGS["seed"], minimum=RANDOM),
+        "sampler_name": anything("A sampler that /samplers lists."),
+        "scheduler": anything("A schedule type that /schedulers lists."),
+        **{
+            name: anything(f"How many {what}.", int, minimum=1, maximum=_COUNTS[name].most)
+            for name, what in (("batch_size", "pictures at once"), ("n_iter", "times"))
+        },
+        "override_settings": anything(
+            f"Of /options, for this request: {', '.join(_OPTIONS)}.", "object"
+        ),
+        "override_settings_restore_afterwards": anything(
+            "Whether the next does without.", "boolean"
+        ),
+        "send_images": anything("Whether pictures are in the answer.", "boolean"),
+        "styles": anything(
+            "Of /prompt-styles, one after the other.", "array", items={"type": "string"}
+        ),
+        "alwayson_scripts": anything(
+            "What is followed: controlnet, with a unit among its args.", "object"
+        ),
+    },
+)
+Txt2Img = pydantic.create_model(
+    "Txt2Img",
+    __base__=Drawing,
+    **{
+        "enable_hr": anything(
+            "Whether the pictures are drawn again, larger, from what they became.", "boolean"
+        ),
+        "hr_scale": anything("So many times as large.", float, minimum=1, maximum=8),
+        **{
+            name: anything(
+                "Or so many pixels; where one side is 0, it follows from the other.", int, minimum=0
+            )
+            for name in ("hr_resize_x", "hr_resize_y")
+        },
+        "hr_upscaler": anything(f"How they are enlarged: {UPSCALER}."),
+        "hr_second_pass_steps": anything(
+            "Steps that are taken then; 0 is that share of the steps that becomes noise.",
+            int,
+            minimum=0,
+        ),
+        "denoising_strength": anything(
+            "How much of them becomes noise.", float, minimum=0, maximum=1
+        ),
+    },
+)
+Img2Img = pydantic.create_model(
+    "Img2Img",
+    __base__=Drawing,
+    **{
+        "init_images": anything(
+            "In base64: one for all pictures, or one for each.", "array", items={"type": "string"}
+        ),
+        "mask": anything("In base64; what is white in it is drawn anew."),
+        **{parameter: field_of(SETTINGS[name]) for parameter, name in _START.items()},
+        **{
+            name: anything(description, int, minimum=0, maximum=NUMBERS[name].most)
+            for name, description in (
+                ("resize_mode", "Stretches, cuts or frames pictures of another size."),
+                (
+                    "inpainting_fill",
+                    "What the mask shows at first: what is around it, or the picture.",
+                ),
+                ("inpainting_mask_invert", "Whether what is black is drawn anew instead."),
+                ("inpaint_full_res", "Whether what the mask shows is drawn alone, and larger."),
+                ("inpaint_full_res_padding", "With so many pixels around it."),
+            )
+        },
+        "include_init_images": anything("Whether the answer repeats them.", "boolean"),
+    },
+)
+Options = pydantic.create_model(
+    "Options",
+    __base__=Body,
+    **{parameter: field_of(SETTINGS[name]) for parameter, name in _OPTIONS.items()},
+)
 PngInfo = pydantic.create_model("PngInfo", __base__=Body, image=anything("A picture in base64."))
 Client = Annotated[str, Depends(client_of)]
 
@@ -184,9 +280,10 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
     async def memory() -> dict:
         """Of the server's machine, in bytes."""
         ram = psutil.virtual_memory()
-        return {"ram": {"free": ram.available, "used": ram.total - ram.available,
-                        "total": ram.total},
-                "cuda": {"error": "It is not told here."}}
+        return {
+            "ram": {"free": ram.available, "used": ram.total - ram.available, "total": ram.total},
+            "cuda": {"error": "It is not told here."},
+        }
 
     return router
 
@@ -206,25 +303,26 @@ def make_control_router(engine: EngineClient) -> fastapi.APIRouter:
     @router.get("/module_list")
     async def module_list() -> dict:
         names = modules(*[REFERENCE_MODULE] if engine.offer.ip_adapters else [])
-        return {"module_list": names, "module_detail": {
-            name: {"model_free": False, "sliders": []} for name in names}}
+        return {
+            "module_list": names,
+            "module_detail": {name: {"model_free": False, "sliders": []} for name in names},
+        }
 
     return router
 
 
 def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_Clients") -> None:
     @router.post("/txt2img")
-    async def txt2img(asked: Txt2Img, visitor: fastapi.Request, client: Client
-                      ) -> fastapi.Response:
+    async def txt2img(asked: Txt2Img, visitor: fastapi.Request, client: Client) -> fastapi.Response:
         return await draw(asked.given(), False, visitor, client)
 
     @router.post("/img2img")
-    async def img2img(asked: Img2Img, visitor: fastapi.Request, client: Client
-                      ) -> fastapi.Response:
+    async def img2img(asked: Img2Img, visitor: fastapi.Request, client: Client) -> fastapi.Response:
         return await draw(asked.given(), True, visitor, client)
 
-    async def draw(given: dict, begun: bool, visitor: fastapi.Request, client: str
-                   ) -> fastapi.Response:
+    async def draw(
+        given: dict, begun: bool, visitor: fastapi.Request, client: str
+    ) -> fastapi.Response:
         sends = flag(given, "send_images", True)
         repeats = flag(given, "include_init_images")
         task, options = await run_sync(_read, given, begun, engine, clients.options(client))
@@ -236,9 +334,16 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
 
         def answer() -> fastapi.Response:
             # In ASCII, so that half an emoji, which a prompt may end with, can be said again.
-            return fastapi.Response(media_type="application/json", content=json.dumps({
-                "images": [base64.b64encode(file).decode() for file in files if sends],
-                "parameters": told, "info": json.dumps(task.info(files))}))
+            return fastapi.Response(
+                media_type="application/json",
+                content=json.dumps(
+                    {
+                        "images": [base64.b64encode(file).decode() for file in files if sends],
+                        "parameters": told,
+                        "info": json.dumps(task.info(files)),
+                    }
+                ),
+            )
 
         return await run_sync(answer)  # it takes a tenth of a second for each large picture
 
@@ -277,18 +382,37 @@ def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
     @router.get("/schedulers")
     async def schedulers() -> list[dict]:
         names = {"automatic": "Automatic", **{key: key.capitalize() for key in SPACINGS}}
-        return [{"name": name, "label": label, "aliases": None, "default_rho": -1,
-                 "need_inner_model": False} for name, label in names.items()]
+        return [
+            {
+                "name": name,
+                "label": label,
+                "aliases": None,
+                "default_rho": -1,
+                "need_inner_model": False,
+            }
+            for name, label in names.items()
+        ]
 
     @router.get("/sd-models")
     def sd_models() -> list[dict]:
-        return [{"title": name, "model_name": name, "filename": name, "hash": None, "sha256": None,
-                 "config": None} for name in engine.offer.models()]
+        return [
+            {
+                "title": name,
+                "model_name": name,
+                "filename": name,
+                "hash": None,
+                "sha256": None,
+                "config": None,
+            }
+            for name in engine.offer.models()
+        ]
 
     @router.get("/loras")
     def loras() -> list[dict]:
-        return [{"name": name, "alias": name, "path": path.name, "metadata": {}}
-                for name, path in engine.adapters.loras().items()]
+        return [
+            {"name": name, "alias": name, "path": path.name, "metadata": {}}
+            for name, path in engine.adapters.loras().items()
+        ]
 
     @router.get("/embeddings")
     def embeddings() -> dict:
@@ -297,13 +421,17 @@ def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
     @router.get("/upscalers")
     async def upscalers() -> list[dict]:
         """Those of hires fix."""
-        return [{"name": name, "model_name": None, "model_path": None, "model_url": None,
-                 "scale": 4} for name in UPSCALERS]
+        return [
+            {"name": name, "model_name": None, "model_path": None, "model_url": None, "scale": 4}
+            for name in UPSCALERS
+        ]
 
     @router.get("/prompt-styles")
     def prompt_styles() -> list[dict]:
-        return [{"name": name, "prompt": prompt, "negative_prompt": negative}
-                for name, (prompt, negative) in engine.offer.styles.templates().items()]
+        return [
+            {"name": name, "prompt": prompt, "negative_prompt": negative}
+            for name, (prompt, negative) in engine.offer.styles.templates().items()
+        ]
 
     for path in ("/latent-upscale-modes", "/sd-vae"):
         router.add_api_route(path, _nothing, response_model=list, name=path.strip("/"))
@@ -320,8 +448,14 @@ async def _nothing() -> list:
 class _Task:
     """A request of a client: a batch of pictures drawn with many seeds, again and again."""
 
-    def __init__(self, pictures: Sequence[Picture], batches: int, start: Start, prompt: str,
-                 hires: Hires | None = None):
+    def __init__(
+        self,
+        pictures: Sequence[Picture],
+        batches: int,
+        start: Start,
+        prompt: str,
+        hires: Hires | None = None,
+    ):
         """`pictures` are those of the first batch, `start` is what all begin with, `prompt` what
         was written, which may stand for several, and `hires` how they are drawn again."""
         self.picture, self.size, self.batches, self.batch = pictures[0], len(pictures), batches, 0
@@ -334,12 +468,15 @@ class _Task:
         self._preview: Any = None
         self._since = time.time()
 
-    async def draw(self, engine: EngineClient, visitor: fastapi.Request,
-                   client: str) -> list[bytes]:
+    async def draw(
+        self, engine: EngineClient, visitor: fastapi.Request, client: str
+    ) -> list[bytes]:
         """The PNG files, or those that were finished when it was interrupted."""
+
         def has_drawn(request: Request, inputs: Sequence[Input]) -> AsyncIterator[Event]:
-            return drawn(engine, request, visitor, client, previews=True, inputs=inputs,
-                         begun=self._begin)
+            return drawn(
+                engine, request, visitor, client, previews=True, inputs=inputs, begun=self._begin
+            )
 
         files, first_size = [], None
         for batch in range(self.batches):
@@ -372,12 +509,15 @@ class _Task:
                     self._preview = next(iter(event.previews.values()), self._preview)
         return made, event
 
-    def _again(self, request: Request, made: Mapping[int, np.ndarray]
-               ) -> tuple[Request, list[Input]]:
+    def _again(
+        self, request: Request, made: Mapping[int, np.ndarray]
+    ) -> tuple[Request, list[Input]]:
         """What draws pictures again, larger, and what they begin with."""
         starts = [Input.of_pixels(made[place]) for place in request.places()]
-        again = [dataclasses.replace(self._hires.again(picture), init_image=start.name)
-                 for picture, start in zip(request.pictures, starts, strict=True)]
+        again = [
+            dataclasses.replace(self._hires.again(picture), init_image=start.name)
+            for picture, start in zip(request.pictures, starts, strict=True)
+        ]
         return Request(tuple(again)), starts
 
     def stop(self) -> None:
@@ -388,16 +528,25 @@ class _Task:
     def told(self) -> dict:
         """What /progress says of it."""
         share = (self._over + self._progress.step / self._progress.steps) / (
-            self._passes * self.batches)
+            self._passes * self.batches
+        )
         seconds = time.time() - self._since
-        return {"progress": share, "eta_relative": seconds * (1 / share - 1) if share else 0.0,
-                "state": {"skipped": self.skipped, "interrupted": self.interrupted,
-                          "stopping_generation": False, "job": f"Batch {self.batch + 1}",
-                          "job_timestamp": time.strftime("%Y%m%d%H%M%S",
-                                                         time.localtime(self._since)),
-                          "job_no": self.batch, "sampling_step": self._progress.step,
-                          "sampling_steps": self._progress.steps},
-                "current_image": None, "textinfo": None}
+        return {
+            "progress": share,
+            "eta_relative": seconds * (1 / share - 1) if share else 0.0,
+            "state": {
+                "skipped": self.skipped,
+                "interrupted": self.interrupted,
+                "stopping_generation": False,
+                "job": f"Batch {self.batch + 1}",
+                "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(self._since)),
+                "job_no": self.batch,
+                "sampling_step": self._progress.step,
+                "sampling_steps": self._progress.steps,
+            },
+            "current_image": None,
+            "textinfo": None,
+        }
 
     def preview(self) -> str | None:
         """The picture as it forms: a PNG in base64."""
@@ -413,19 +562,29 @@ class _Task:
         made = [parse_parameters(text).pictures[0] for text in texts]
         first = made[0] if made else self.picture
         return {
-            **_told(first), "sampler_name": a1111_name(first.sampler), "batch_size": self.size,
+            **_told(first),
+            "sampler_name": a1111_name(first.sampler),
+            "batch_size": self.size,
             "all_prompts": [picture.prompt for picture in made],
             "all_negative_prompts": [picture.negative_prompt for picture in made],
-            "all_seeds": [picture.seed for picture in made], "sd_model_name": first.model,
-            "index_of_first_image": 0, "infotexts": texts, "comments": sorted(self.comments),
+            "all_seeds": [picture.seed for picture in made],
+            "sd_model_name": first.model,
+            "index_of_first_image": 0,
+            "infotexts": texts,
+            "comments": sorted(self.comments),
         }
 
     def _request(self, offer: Offer) -> Request:
         before = self.batch * self.size
         prompts = offer.fill([self._prompt] * self.size, self.picture.seed + before)
-        return Request(tuple(dataclasses.replace(
-            picture, prompt=prompt, seed=(picture.seed + before) % (MAX_SEED + 1))
-            for picture, prompt in zip(self._pictures, prompts, strict=True)))
+        return Request(
+            tuple(
+                dataclasses.replace(
+                    picture, prompt=prompt, seed=(picture.seed + before) % (MAX_SEED + 1)
+                )
+                for picture, prompt in zip(self._pictures, prompts, strict=True)
+            )
+        )
 
     def _begin(self, job: Job) -> None:
         self._job = job
@@ -434,10 +593,22 @@ class _Task:
 
 
 def _idle_progress() -> dict[str, Any]:
-    return {"progress": 0.0, "eta_relative": 0.0, "current_image": None, "textinfo": None,
-            "state": {"skipped": False, "interrupted": False, "stopping_generation": False,
-                      "job": "", "job_timestamp": "0", "job_no": 0, "sampling_step": 0,
-                      "sampling_steps": 0}}
+    return {
+        "progress": 0.0,
+        "eta_relative": 0.0,
+        "current_image": None,
+        "textinfo": None,
+        "state": {
+            "skipped": False,
+            "interrupted": False,
+            "stopping_generation": False,
+            "job": "",
+            "job_timestamp": "0",
+            "job_no": 0,
+            "sampling_step": 0,
+            "sampling_steps": 0,
+        },
+    }
 
 
 class _Clients:
@@ -478,14 +649,14 @@ class _Clients:
 # --- reading what was asked ---------------------------------------------------------------------
 
 
-def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
-          remembered: Mapping[str, Any]) -> tuple[_Task, dict[str, Any]]:
+def _read(
+    given: Mapping[str, Any], begun: bool, engine: EngineClient, remembered: Mapping[str, Any]
+) -> tuple[_Task, dict[str, Any]]:
     """What is drawn, which has `begun` as other pictures or not, and the options that it is given
     beside the client's own; raises RequestError."""
     given = {name: value for name, value in given.items() if value is not None}
     units, given["alwayson_scripts"] = take_units(given.get("alwayson_scripts"))
-    size, batches = (kind.check(given.get(name, 1), name)
-                     for name, kind in _COUNTS.items())
+    size, batches = (kind.check(given.get(name, 1), name) for name, kind in _COUNTS.items())
     options = _options(given.get("override_settings", {}), engine)
     known = _SETTINGS | (_START if begun else {})
     values = {_OPTIONS[parameter]: value for parameter, value in {**remembered, **options}.items()}
@@ -506,42 +677,66 @@ def _read(given: Mapping[str, Any], begun: bool, engine: EngineClient,
     start = dataclasses.replace(start, inputs=(*start.inputs, *control.inputs))
     settings = start.settings if len(start.settings) > 1 else start.settings * size
     if len(settings) * batches > MAX_PICTURES:
-        raise ParameterError("{count} pictures were asked for; at most {limit} fit in an answer.",
-                             count=len(settings) * batches, limit=MAX_PICTURES)
-    pictures = Request.check({**values, "prompts": values["prompts"] * len(settings)},
-                             engine.offer).pictures
-    begun_as = [changed(picture, {**own, **control.settings})
-                for picture, own in zip(pictures, settings, strict=True)]
+        raise ParameterError(
+            "{count} pictures were asked for; at most {limit} fit in an answer.",
+            count=len(settings) * batches,
+            limit=MAX_PICTURES,
+        )
+    pictures = Request.check(
+        {**values, "prompts": values["prompts"] * len(settings)}, engine.offer
+    ).pictures
+    begun_as = [
+        changed(picture, {**own, **control.settings})
+        for picture, own in zip(pictures, settings, strict=True)
+    ]
     return _Task(begun_as, batches, start, prompt, hires), options
 
 
 def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tuple[str, str]:
     """The prompt, and the negative one, as each of the styles makes it; raises RequestError."""
     if not isinstance(styles, list) or len(styles) > MAX_STYLES:
-        raise ParameterError("styles should be a list of at most {limit} names, not {value}.",
-                             limit=MAX_STYLES, value=shortened(styles))
-    picture = Picture(**{name: SETTINGS[name].check(values.pop(name, ""))
-                         for name in ("prompt", "negative_prompt")})
+        raise ParameterError(
+            "styles should be a list of at most {limit} names, not {value}.",
+            limit=MAX_STYLES,
+            value=shortened(styles),
+        )
+    picture = Picture(
+        **{
+            name: SETTINGS[name].check(values.pop(name, ""))
+            for name in ("prompt", "negative_prompt")
+        }
+    )
     for style in styles:
         picture = engine.offer.styles.applied(
-            dataclasses.replace(picture, style=SETTINGS["style"].check(style)))
+            dataclasses.replace(picture, style=SETTINGS["style"].check(style))
+        )
     return picture.prompt, picture.negative_prompt
 
 
 def _refuse_absent(given: Mapping[str, Any], begun: bool, sampler: str) -> None:
     """Raises ParameterError for what would change pictures of this sampler that have `begun` as
     others or not, and is not here."""
-    known = {*_SETTINGS, *_IDLE, *_OWN, *_OF_START - ({"enable_hr"} if begun else {*PICTURES}),
-             *_idle_here(given, begun, sampler)}
+    known = {
+        *_SETTINGS,
+        *_IDLE,
+        *_OWN,
+        *_OF_START - ({"enable_hr"} if begun else {*PICTURES}),
+        *_idle_here(given, begun, sampler),
+    }
     idle = {**_ABSENT, "eta": (0,) if sampler == "ddim" else (1,)}
-    asked = [name for name, value in given.items()
-             if name not in known and value not in idle.get(name, NOTHING)]
+    asked = [
+        name
+        for name, value in given.items()
+        if name not in known and value not in idle.get(name, NOTHING)
+    ]
     for name in asked:
         if isinstance(given[name], Mapping) and given[name]:  # scripts by name
             asked[asked.index(name)] = f"{name} ({', '.join(sorted(map(str, given[name])))})"
     if asked:
-        raise ParameterError("This server does not have: {names}.", names=", ".join(
-            shortened(name)[1:-1] for name in asked))
+        raise ParameterError(
+            "This server does not have: {names}.",
+            names=", ".join(shortened(name)[1:-1] for name in asked),
+        )
 
 
 def _idle_here(given: Mapping[str, Any], begun: bool, sampler: str) -> set[str]:
@@ -561,20 +756,31 @@ def _idle_here(given: Mapping[str, Any], begun: bool, sampler: str) -> set[str]:
 def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
     """Options that A1111 has and this server too; raises RequestError."""
     if not isinstance(given, Mapping):
-        raise ParameterError("The options should be values by name, not {value}.",
-                             value=shortened(given))
+        raise ParameterError(
+            "The options should be values by name, not {value}.", value=shortened(given)
+        )
     for name, value in _FIXED.items():
         if given.get(name, value) not in (value, *NOTHING):
-            raise ParameterError("Pictures are always sent as PNG here: {name} should be {known}.",
-                                 name=name, known=value)
-    unknown = [name for name, values in _ABSENT_OPTIONS.items()
-               if given.get(name) is not None and given[name] not in values]
+            raise ParameterError(
+                "Pictures are always sent as PNG here: {name} should be {known}.",
+                name=name,
+                known=value,
+            )
+    unknown = [
+        name
+        for name, values in _ABSENT_OPTIONS.items()
+        if given.get(name) is not None and given[name] not in values
+    ]
     if unknown:
-        raise ParameterError("This server does not have the options: {names}.",
-                             names=", ".join(shortened(name)[1:-1] for name in sorted(unknown)))
-    options = {parameter: SETTINGS[_OPTIONS[parameter]].check(value)
-               for parameter, value in given.items()
-               if parameter in _OPTIONS and value not in (None, "")}
+        raise ParameterError(
+            "This server does not have the options: {names}.",
+            names=", ".join(shortened(name)[1:-1] for name in sorted(unknown)),
+        )
+    options = {
+        parameter: SETTINGS[_OPTIONS[parameter]].check(value)
+        for parameter, value in given.items()
+        if parameter in _OPTIONS and value not in (None, "")
+    }
     if MODEL in options:
         name = _model_called(engine.offer.of_hash(options[MODEL]), engine.offer.models())
         options[MODEL] = engine.offer.defaults(name).model
@@ -589,8 +795,10 @@ def _model_called(name: str, known: Sequence[str]) -> str:
     path = HASH.sub("", name).replace("\\", "/")
     stem = re.sub(r"(?i)\.(safetensors|ckpt)$", "", path)
     ways: Sequence[Callable[[str], str]] = (
-        lambda each: each, lambda each: each.replace("/", "_"),
-        lambda each: each.rpartition("/")[2])
+        lambda each: each,
+        lambda each: each.replace("/", "_"),
+        lambda each: each.rpartition("/")[2],
+    )
     for called in ways:
         found = [each for each in known if called(each) in (stem, called(stem))]
         if len(found) == 1:

@@ -29,11 +29,15 @@ class Access:
     async def admit(self, visitor: fastapi.Request) -> None:
         """Raises HTTPException for whoever may not use the APIs; recognizes the others."""
         if self.keys and not self._key(visitor):
-            raise fastapi.HTTPException(401, "This server asks for an API key.",
-                                        {"WWW-Authenticate": 'Bearer, Basic realm="sd_tpu"'})
+            raise fastapi.HTTPException(
+                401,
+                "This server asks for an API key.",
+                {"WWW-Authenticate": 'Bearer, Basic realm="sd_tpu"'},
+            )
         if not self.keys and not self.public and not _is_local(visitor):
-            raise fastapi.HTTPException(403, "Without an API key only programs on the server's own "
-                                             "machine are served.")
+            raise fastapi.HTTPException(
+                403, "Without an API key only programs on the server's own machine are served."
+            )
         self.recognize(visitor)
 
     def recognize(self, visitor: fastapi.Request) -> None:
@@ -83,8 +87,11 @@ def network_of(address: str | None) -> str:
         ip = ipaddress.ip_address((address or "").partition("%")[0])
     except ValueError:
         return address or ""
-    if ip.version == 6 and (inner := ip.ipv4_mapped or ip.sixtofour or (
-            ip in NAT64 and ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))):
+    if ip.version == 6 and (
+        inner := ip.ipv4_mapped
+        or ip.sixtofour
+        or (ip in NAT64 and ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+    ):
         return str(inner)
     whole = ip.version == 4 or ip.is_loopback
     return str(ip if whole else ipaddress.ip_network((ip, 56), strict=False))
@@ -103,7 +110,7 @@ def is_space() -> bool:
 def host_of(netloc: str) -> str:
     """The name in a Host header, without the port."""
     if netloc.startswith("["):
-        return netloc[:netloc.find("]") + 1].lower()
+        return netloc[: netloc.find("]") + 1].lower()
     return netloc.partition(":")[0].lower()
 
 
@@ -111,8 +118,11 @@ def _is_local(visitor: fastapi.Request) -> bool:
     """A tunnel or a proxy on this machine has its address too, but passes on another name, or says
     for whom it asks."""
     forwarded = {"forwarded", "x-forwarded-for", "x-real-ip"} & set(visitor.headers)
-    return is_loopback(visitor_network(visitor)) and not forwarded and is_loopback(
-        host_of(visitor.headers.get("host", "")))
+    return (
+        is_loopback(visitor_network(visitor))
+        and not forwarded
+        and is_loopback(host_of(visitor.headers.get("host", "")))
+    )
 
 
 def _secret(authorization: str) -> str:

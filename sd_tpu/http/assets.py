@@ -31,8 +31,10 @@ _SKIPPED = """<script>for (const href of %s) {
     document.head.append(link);
 }</script>"""
 # What tells a frame how large its page is: nobody else needs it.
-_RESIZING = (b"document.head.appendChild(script)",
-             b"if (window.parent !== window) document.head.appendChild(script)")
+_RESIZING = (
+    b"document.head.appendChild(script)",
+    b"if (window.parent !== window) document.head.appendChild(script)",
+)
 ONCE, EACH_TIME = 11, 9  # qualities of Brotli: of files, and of the page, which is each visitor's
 FOR_GOOD = "public, max-age=31536000, immutable"  # a file's name changes with its content
 
@@ -47,10 +49,15 @@ class Assets:
         style = b"\n".join(map(_read, styles))
         name = f"{hashlib.sha256(style).hexdigest()[:16]}.css"
         self._files = {name: style, **{each: _read(each) for each in files if each not in styles}}
-        links = [f'<link rel="stylesheet" href=".{PATH}{name}">',
-                 _SKIPPED % json.dumps([f".{PATH}{each}" for each in styles])]
-        links += [f'<link rel="modulepreload" crossorigin href=".{PATH}{each}">'
-                  for each in files if each not in styles]
+        links = [
+            f'<link rel="stylesheet" href=".{PATH}{name}">',
+            _SKIPPED % json.dumps([f".{PATH}{each}" for each in styles]),
+        ]
+        links += [
+            f'<link rel="modulepreload" crossorigin href=".{PATH}{each}">'
+            for each in files
+            if each not in styles
+        ]
         self._head = "".join(links).encode() if styles else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,11 +111,16 @@ def files_of(components: Collection[str]) -> list[str]:
     for name in [*files]:
         files |= dict.fromkeys(_listed(name))
     for name in [*files]:
-        for before in (r"import\(`\./Blocks-[^_]*", *(rf"[{{,]{kind}:\{{[^{{}}]*component:[^{{}}]*?"
-                                                   for kind in components)):
+        for before in (
+            r"import\(`\./Blocks-[^_]*",
+            *(rf"[{{,]{kind}:\{{[^{{}}]*component:[^{{}}]*?" for kind in components),
+        ):
             files |= dict.fromkeys(_listed(name, before))
-    return [name for name in files if (FRONTEND / "assets" / name).is_file()
-            and not (name.endswith(".css") and name in page)]
+    return [
+        name
+        for name in files
+        if (FRONTEND / "assets" / name).is_file() and not (name.endswith(".css") and name in page)
+    ]
 
 
 def _listed(name: str, before: str = "") -> list[str]:

@@ -15,12 +15,19 @@ SCRIPT = "controlnet"  # as it is called, in any letters, among the scripts that
 # The extension has one for each kind of IP-Adapter, and this one for all.
 REFERENCE_MODULE = "ip-adapter-auto"
 # What the extension also calls those that see as the server's IP-Adapters do.
-REFERENCE_MODULES = (REFERENCE_MODULE, "ip-adapter_clip_sd15", "ip-adapter_clip_sdxl",
-                     "ip-adapter_clip_sdxl_plus_vith")
+REFERENCE_MODULES = (
+    REFERENCE_MODULE,
+    "ip-adapter_clip_sd15",
+    "ip-adapter_clip_sdxl",
+    "ip-adapter_clip_sdxl_plus_vith",
+)
 _FITS = ("stretch", "cover", "contain")  # by A1111's number, and by its names
 _FIT_NAMES = {"Just Resize": "stretch", "Crop and Resize": "cover", "Resize and Fill": "contain"}
-_SETTINGS = {"weight": "control_scale", "guidance_start": "control_start",
-             "guidance_end": "control_stop"}
+_SETTINGS = {
+    "weight": "control_scale",
+    "guidance_start": "control_start",
+    "guidance_end": "control_stop",
+}
 _SWITCHES = ("enabled", "enable", "is_enabled", "ad_tab_enable")  # of units
 _NO_MODEL = ("None", "")
 _BOUND = Number(float, 0, 255)  # of a threshold
@@ -29,13 +36,34 @@ _BOUND = Number(float, 0, 255)  # of a threshold
 _ABSENT = {"mask": (*NOTHING, "None"), "control_mode": (0, "Balanced")}
 # Fields that count only with other modules or hires fix, or say how large a picture is looked at,
 # which is drawn at its own size here.
-_IDLE = {"low_vram", "lowvram", "processor_res", "pixel_perfect", "hr_option", "save_detected_map",
-         "effective_region_mask", "union_control_type", "is_ui", "input_mode", "pulid_mode",
-         "inpaint_crop_input_image", "output_dir"}
+_IDLE = {
+    "low_vram",
+    "lowvram",
+    "processor_res",
+    "pixel_perfect",
+    "hr_option",
+    "save_detected_map",
+    "effective_region_mask",
+    "union_control_type",
+    "is_ui",
+    "input_mode",
+    "pulid_mode",
+    "inpaint_crop_input_image",
+    "output_dir",
+}
 # Scripts whose arguments count on A1111's page alone.
 _OF_PAGE = ("seed", "sampler")
-_OWN = {"image", "input_image", "module", "model", "resize_mode", "threshold_a", "threshold_b",
-        "enabled", *_SETTINGS}
+_OWN = {
+    "image",
+    "input_image",
+    "module",
+    "model",
+    "resize_mode",
+    "threshold_a",
+    "threshold_b",
+    "enabled",
+    *_SETTINGS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +76,10 @@ class Control:
     @classmethod
     def read(cls, units: Sequence[Mapping[str, Any]], picture: Picture, start: Start) -> Self:
         """Of units, for pictures of this size that begin so; raises RequestError."""
-        controls, references = ([unit for unit in units if
-                                 (unit.get("module") in REFERENCE_MODULES) == refers]
-                                for refers in (False, True))
+        controls, references = (
+            [unit for unit in units if (unit.get("module") in REFERENCE_MODULES) == refers]
+            for refers in (False, True)
+        )
         for sentence, given in (
             ("A picture follows one control picture here; {count} were given.", controls),
             ("A picture has one reference picture here; {count} were given.", references),
@@ -59,19 +88,25 @@ class Control:
                 raise ParameterError(sentence, count=len(given))
         for unit in units:
             _refuse_absent(unit)
-        read = [*(cls._control(unit, picture, start) for unit in controls),
-                *(cls._reference(unit, start) for unit in references)]
-        return cls({name: value for each in read for name, value in each.settings.items()},
-                   tuple(given for each in read for given in each.inputs))
+        read = [
+            *(cls._control(unit, picture, start) for unit in controls),
+            *(cls._reference(unit, start) for unit in references),
+        ]
+        return cls(
+            {name: value for each in read for name, value in each.settings.items()},
+            tuple(given for each in read for given in each.inputs),
+        )
 
     @classmethod
     def _control(cls, unit: Mapping[str, Any], picture: Picture, start: Start) -> Self:
         if any(start.closeups):
-            raise ParameterError("With a control picture the whole picture is drawn; ask for "
-                                 "inpaint_full_res=0.")
+            raise ParameterError(
+                "With a control picture the whole picture is drawn; ask for inpaint_full_res=0."
+            )
         detector = _detector(unit.get("module"))
-        pixels = fitted(_picture(unit, start, "The control picture"), picture,
-                        _fit(unit.get("resize_mode", 1)))
+        pixels = fitted(
+            _picture(unit, start, "The control picture"), picture, _fit(unit.get("resize_mode", 1))
+        )
         if detector == "canny" and (bounds := _bounds(unit)) != CANNY:
             pixels, detector = in_colours(canny(pixels, bounds)), ""
         control = Input.of_pixels(pixels)
@@ -85,8 +120,10 @@ class Control:
     def _reference(cls, unit: Mapping[str, Any], start: Start) -> Self:
         """Of a unit for an IP-Adapter, which sees its picture whole and in all steps."""
         if (unit.get("guidance_start", 0), unit.get("guidance_end", 1)) != (0, 1):
-            raise ParameterError("This server does not have, of controlnet: {names}.",
-                                 names="guidance_start, guidance_end (ip-adapter)")
+            raise ParameterError(
+                "This server does not have, of controlnet: {names}.",
+                names="guidance_start, guidance_end (ip-adapter)",
+            )
         given = _picture(unit, start, "The reference picture")
         named = unit.get("model")
         values = {"reference": given.name, "reference_scale": unit.get("weight", 1.0)}
@@ -103,19 +140,27 @@ def take_units(scripts: Any) -> tuple[list[Mapping[str, Any]], Any]:
     """
     if not isinstance(scripts, Mapping):
         return [], scripts
-    others = {name: script for name, script in scripts.items()
-              if str(name).strip().lower() != SCRIPT}
+    others = {
+        name: script for name, script in scripts.items() if str(name).strip().lower() != SCRIPT
+    }
     units = []
     for script in (scripts[name] for name in scripts.keys() - others.keys()):
         args = (script.get("args") if isinstance(script, Mapping) else script) or []
         args = [arg for arg in args if arg is not None] if isinstance(args, list) else args
         if not isinstance(args, list) or not all(isinstance(arg, Mapping) for arg in args):
-            raise ParameterError("The units of controlnet should be a list of values by name as "
-                                 '"args".')
-        units += [{name: value for name, value in arg.items() if value is not None}
-                  for arg in args if flag(arg, "enabled", True)]
-    return units, {name: script for name, script in others.items()
-                   if str(name).strip().lower() not in _OF_PAGE and not _is_off(script)}
+            raise ParameterError(
+                'The units of controlnet should be a list of values by name as "args".'
+            )
+        units += [
+            {name: value for name, value in arg.items() if value is not None}
+            for arg in args
+            if flag(arg, "enabled", True)
+        ]
+    return units, {
+        name: script
+        for name, script in others.items()
+        if str(name).strip().lower() not in _OF_PAGE and not _is_off(script)
+    }
 
 
 def _is_off(script: Any) -> bool:
@@ -131,8 +176,11 @@ def _is_off(script: Any) -> bool:
 
 
 def _is_unit_off(unit: Mapping[str, Any]) -> bool:
-    return (not unit or any(_is_false(unit.get(name)) for name in _SWITCHES)
-            or unit.get("ad_model") in _NO_MODEL)
+    return (
+        not unit
+        or any(_is_false(unit.get(name)) for name in _SWITCHES)
+        or unit.get("ad_model") in _NO_MODEL
+    )
 
 
 def _is_false(value: Any) -> bool:
@@ -140,11 +188,16 @@ def _is_false(value: Any) -> bool:
 
 
 def _refuse_absent(unit: Mapping[str, Any]) -> None:
-    asked = [name for name in sorted(map(str, unit.keys() - _OWN - _IDLE))
-             if unit.get(name) not in _ABSENT.get(name, NOTHING)]
+    asked = [
+        name
+        for name in sorted(map(str, unit.keys() - _OWN - _IDLE))
+        if unit.get(name) not in _ABSENT.get(name, NOTHING)
+    ]
     if asked:
-        raise ParameterError("This server does not have, of controlnet: {names}.",
-                             names=", ".join(shortened(name)[1:-1] for name in asked))
+        raise ParameterError(
+            "This server does not have, of controlnet: {names}.",
+            names=", ".join(shortened(name)[1:-1] for name in asked),
+        )
 
 
 def _picture(unit: Mapping[str, Any], start: Start, whose: str) -> Input:
@@ -164,8 +217,11 @@ def _picture(unit: Mapping[str, Any], start: Start, whose: str) -> Input:
 def _detector(module: Any) -> str:
     module = "none" if module is None else module
     if not isinstance(module, str) or module not in MODULES:
-        raise ParameterError("controlnet has no module {value}; there are {known}.",
-                             value=shortened(module), known=", ".join(modules(REFERENCE_MODULE)))
+        raise ParameterError(
+            "controlnet has no module {value}; there are {known}.",
+            value=shortened(module),
+            known=", ".join(modules(REFERENCE_MODULE)),
+        )
     return MODULES[module]
 
 
@@ -180,13 +236,18 @@ def modules(*others: str) -> list[str]:
 def _fit(mode: Any) -> str:
     fits = _FIT_NAMES | dict(enumerate(_FITS))
     if not isinstance(mode, str | int) or mode not in fits:
-        raise ParameterError("controlnet has no resize_mode {value}; there are {known}.",
-                             value=shortened(mode), known=", ".join(_FIT_NAMES))
+        raise ParameterError(
+            "controlnet has no resize_mode {value}; there are {known}.",
+            value=shortened(mode),
+            known=", ".join(_FIT_NAMES),
+        )
     return fits[mode]
 
 
 def _bounds(unit: Mapping[str, Any]) -> tuple[float, float]:
     """Those of Canny's detector; what is absent or below 0 is the detector's own."""
     given = [unit.get(name) for name in ("threshold_a", "threshold_b")]
-    return tuple(own if value is None or value == -1 else _BOUND.check(value, f"threshold_{letter}")
-                 for letter, value, own in zip("ab", given, CANNY, strict=True))
+    return tuple(
+        own if value is None or value == -1 else _BOUND.check(value, f"threshold_{letter}")
+        for letter, value, own in zip("ab", given, CANNY, strict=True)
+    )

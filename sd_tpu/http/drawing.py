@@ -35,17 +35,25 @@ def flag(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
     try:
         return default if value is None else _FLAG.validate_python(value)
     except pydantic.ValidationError:
-        raise ParameterError("{name} should be true or false, not {value}.", name=name,
-                             value=shortened(value)) from None
+        raise ParameterError(
+            "{name} should be true or false, not {value}.", name=name, value=shortened(value)
+        ) from None
 
 
 class DrawingFailed(SentenceError):
     """Pictures could not be drawn for a reason that is not in the request."""
 
 
-async def drawn(engine: EngineClient, request: Request, visitor: fastapi.Request, client: str, *,
-                inputs: Iterable[Input] = (), previews: bool = False,
-                begun: Callable[[Job], None] = lambda _: None) -> AsyncIterator[Event]:
+async def drawn(
+    engine: EngineClient,
+    request: Request,
+    visitor: fastapi.Request,
+    client: str,
+    *,
+    inputs: Iterable[Input] = (),
+    previews: bool = False,
+    begun: Callable[[Job], None] = lambda _: None,
+) -> AsyncIterator[Event]:
     """Submits a request and yields what happens, up to Done or Cancelled; the job is cancelled if
     whoever asked goes away.
 
@@ -62,9 +70,16 @@ async def drawn(engine: EngineClient, request: Request, visitor: fastapi.Request
         RequestError: as `EngineClient.submit`.
         DrawingFailed: the reason is the server's.
     """
-    job = await run_sync(partial(engine.submit, request, previews=previews, client=client,
-                                 address=visitor_network(visitor),
-                                 inputs={each.name: each for each in inputs}))
+    job = await run_sync(
+        partial(
+            engine.submit,
+            request,
+            previews=previews,
+            client=client,
+            address=visitor_network(visitor),
+            inputs={each.name: each for each in inputs},
+        )
+    )
     begun(job)
     watch = asyncio.create_task(_cancel_if_gone(job, visitor))
     try:
@@ -80,11 +95,17 @@ async def drawn(engine: EngineClient, request: Request, visitor: fastapi.Request
         job.cancel()  # changes nothing once it is over
 
 
-async def png_of(engine: EngineClient, pixels: np.ndarray, request: Request, place: int,
-                 first_size: tuple[int, int] | None = None) -> bytes:
+async def png_of(
+    engine: EngineClient,
+    pixels: np.ndarray,
+    request: Request,
+    place: int,
+    first_size: tuple[int, int] | None = None,
+) -> bytes:
     """The PNG file of the picture uint8 [H, W, 3] at `place` of a request; the rest as `to_png`."""
-    return await run_sync(partial(engine.to_png, pixels, request.only(place),
-                                  first_size=first_size))
+    return await run_sync(
+        partial(engine.to_png, pixels, request.only(place), first_size=first_size)
+    )
 
 
 async def events_of(job: Job) -> AsyncIterator[Event]:

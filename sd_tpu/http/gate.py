@@ -30,8 +30,9 @@ SHARED = ".gradio.live"  # as links through Gradio's servers end
 TOOLS = "/gradio_api/mcp"
 # What Gradio has and the page does not use: passing on what lies at an address, which a browser
 # would take for the server's own, turning recordings into other files, and telling of visitors.
-_CLOSED = re.compile(r"/monitoring(/|$)|/gradio_api/(file[=/]\W*https?:|proxy=|process_recording)",
-                     re.IGNORECASE)
+_CLOSED = re.compile(
+    r"/monitoring(/|$)|/gradio_api/(file[=/]\W*https?:|proxy=|process_recording)", re.IGNORECASE
+)
 NETWORK_REQUESTS = 1024  # that are answered at a time; a page that is open holds one or two
 MAX_BODY_BYTES = 2 * MAX_FILE_BYTES  # of a request: a picture in base64, or a file in a form
 # Gradio's browser part makes functions of texts and styles of values.
@@ -83,22 +84,26 @@ class Names:
         if _NOTEBOOKS & os.environ.keys():
             return cls(frozenset({ANY}), "'self' https:")
         root = urlsplit(os.environ.get("GRADIO_ROOT_PATH", "")).hostname
-        return cls(frozenset(name.lower() for name in (*given, root, socket.gethostname()) if name),
-                   shared=share)
+        return cls(
+            frozenset(name.lower() for name in (*given, root, socket.gethostname()) if name),
+            shared=share,
+        )
 
     def own(self, host: str) -> bool:
         """Whether a host may be this server."""
         try:
             ipaddress.ip_address(host.strip("[]"))
         except ValueError:
-            return (is_loopback(host) or self.named(host)
-                    or (self.shared and host.endswith(SHARED)))
+            return is_loopback(host) or self.named(host) or (self.shared and host.endswith(SHARED))
         return True
 
     def named(self, host: str) -> bool:
         """Whether a host is one of the names."""
-        return ANY in self.names or host in self.names or any(
-            name.startswith("*.") and host.endswith(name[1:]) for name in self.names)
+        return (
+            ANY in self.names
+            or host in self.names
+            or any(name.startswith("*.") and host.endswith(name[1:]) for name in self.names)
+        )
 
     def same_site(self, origin: str, host: str) -> bool:
         """Whether a page of this origin may ask what was asked of this host."""
@@ -115,8 +120,9 @@ class Names:
 def is_shared_unasked() -> bool:
     """Whether there is to be a link through Gradio's servers unless somebody says otherwise: where
     its own variable says so, and in hosted notebooks, which nobody can reach without."""
-    return (os.environ.get("GRADIO_SHARE", "").lower() == "true"
-            or bool(_NOTEBOOKS & os.environ.keys()))
+    return os.environ.get("GRADIO_SHARE", "").lower() == "true" or bool(
+        _NOTEBOOKS & os.environ.keys()
+    )
 
 
 def is_below(path: str, folder: str) -> bool:
@@ -137,8 +143,15 @@ class Gate:
     """ASGI middleware: refuses what `Names` does, passes what is the API's on to it, and the rest
     to the page."""
 
-    def __init__(self, app: ASGIApp, *, names: Names, access: Access, api: ASGIApp | None,
-                 paths: Collection[str]):
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        names: Names,
+        access: Access,
+        api: ASGIApp | None,
+        paths: Collection[str],
+    ):
         """Begins with no request.
 
         Args:
@@ -180,8 +193,11 @@ class Gate:
 
         closed = _CLOSED.match(path) and PlainTextResponse("The page needs no such thing.\n", 403)
         network = visitor_network(HTTPConnection(scope))
-        app = closed or self._refusal(Headers(scope=scope), network) or (
-            self._api if is_api else self._page)
+        app = (
+            closed
+            or self._refusal(Headers(scope=scope), network)
+            or (self._api if is_api else self._page)
+        )
         if app is self._page and is_below(path, TOOLS):
             app = await self._not_admitted(Request(scope)) or app
             _name_visitor(scope)
@@ -205,15 +221,24 @@ class Gate:
     def _refusal(self, headers: Headers, network: str) -> ASGIApp | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._names.own(host_of(host)):
-            return PlainTextResponse(f"This server does not answer to the name {host_of(host)!r}; "
-                                     "whoever runs it can allow it with --allowed-host.\n", 403)
+            return PlainTextResponse(
+                f"This server does not answer to the name {host_of(host)!r}; "
+                "whoever runs it can allow it with --allowed-host.\n",
+                403,
+            )
         if origin is not None and not self._names.same_site(origin, host):
-            return PlainTextResponse("This server does not take what another website's page asks "
-                                     "for; whoever runs it can allow that with --allowed-host.\n",
-                                     403)
+            return PlainTextResponse(
+                "This server does not take what another website's page asks "
+                "for; whoever runs it can allow that with --allowed-host.\n",
+                403,
+            )
         if self._open[network] >= NETWORK_REQUESTS:
-            return PlainTextResponse("Too many requests of your network are being answered; please "
-                                     "try again in a minute.\n", 429, {"Retry-After": "60"})
+            return PlainTextResponse(
+                "Too many requests of your network are being answered; please "
+                "try again in a minute.\n",
+                429,
+                {"Retry-After": "60"},
+            )
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18 or int(length) > MAX_BODY_BYTES:
             return PlainTextResponse(f"At most {MAX_BODY_BYTES >> 20} MiB are taken.\n", 413)

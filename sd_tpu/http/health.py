@@ -51,23 +51,28 @@ class _Figures(Collector):
         tally = status.tally
         yield GaugeMetricFamily("sd_tpu_devices", "Devices that draw.", len(status.devices))
         yield GaugeMetricFamily("sd_tpu_jobs", "Requests that are not over.", status.jobs)
-        yield GaugeMetricFamily("sd_tpu_pictures_waiting", "Pictures without a slot.",
-                                status.waiting)
-        yield GaugeMetricFamily("sd_tpu_slots_occupied", "Pictures that are drawn.",
-                                status.occupied)
-        yield CounterMetricFamily("sd_tpu_pictures", "Pictures that were finished.",
-                                  tally.pictures)
-        yield CounterMetricFamily("sd_tpu_rows", "Steps of slots, those of forecasts too.",
-                                  tally.rows)
-        yield CounterMetricFamily("sd_tpu_refusals", "Requests for which there was no room.",
-                                  tally.refused)
-        ended = CounterMetricFamily("sd_tpu_jobs_ended", "Requests that are over, by how.",
-                                    labels=["how"])
+        yield GaugeMetricFamily(
+            "sd_tpu_pictures_waiting", "Pictures without a slot.", status.waiting
+        )
+        yield GaugeMetricFamily(
+            "sd_tpu_slots_occupied", "Pictures that are drawn.", status.occupied
+        )
+        yield CounterMetricFamily("sd_tpu_pictures", "Pictures that were finished.", tally.pictures)
+        yield CounterMetricFamily(
+            "sd_tpu_rows", "Steps of slots, those of forecasts too.", tally.rows
+        )
+        yield CounterMetricFamily(
+            "sd_tpu_refusals", "Requests for which there was no room.", tally.refused
+        )
+        ended = CounterMetricFamily(
+            "sd_tpu_jobs_ended", "Requests that are over, by how.", labels=["how"]
+        )
         for how in ("done", "cancelled", "failed", "interrupted"):
             ended.add_metric([how], tally.ended[how])
         yield ended
-        seconds = CounterMetricFamily("sd_tpu_seconds", "Of the engine's time, by what it did.",
-                                      labels=["kind"])
+        seconds = CounterMetricFamily(
+            "sd_tpu_seconds", "Of the engine's time, by what it did.", labels=["kind"]
+        )
         for kind in ("advance", "decode", "preview", "compile", "load"):
             seconds.add_metric([kind], tally.seconds[kind])
         yield seconds

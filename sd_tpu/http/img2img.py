@@ -45,25 +45,33 @@ class Start:
         """What a request begins with, to be drawn at this picture's size; raises RequestError."""
         files = given.get("init_images")
         if not isinstance(files, list) or not 1 <= len(files) <= MAX_PROMPTS:
-            raise ParameterError("init_images should be a list of up to {limit} pictures.",
-                                 limit=MAX_PROMPTS)
-        numbers = {name: kind.check(_as_number(given.get(name, _DEFAULTS.get(name, 0))), name)
-                   for name, kind in NUMBERS.items()}
-        starts = [Input(file_of(file), f"Picture {number}")
-                  for number, file in enumerate(files, start=1)]
+            raise ParameterError(
+                "init_images should be a list of up to {limit} pictures.", limit=MAX_PROMPTS
+            )
+        numbers = {
+            name: kind.check(_as_number(given.get(name, _DEFAULTS.get(name, 0))), name)
+            for name, kind in NUMBERS.items()
+        }
+        starts = [
+            Input(file_of(file), f"Picture {number}") for number, file in enumerate(files, start=1)
+        ]
         fit = _FITS[numbers["resize_mode"]]
         if not given.get("mask"):
-            return cls(tuple({"init_image": start.name, "fit": fit} for start in starts),
-                       tuple(starts))
+            return cls(
+                tuple({"init_image": start.name, "fit": fit} for start in starts), tuple(starts)
+            )
         mask = Input(file_of(given["mask"]), "The mask").as_a1111_mask()
         if numbers["inpainting_mask_invert"]:
             mask = mask.point(lambda shade: 255 - shade)
         prepared = [_prepare(start, np.asarray(mask), numbers, picture) for start in starts]
-        return cls(tuple({"init_image": start.name, "mask": shown.name,
-                          "fit": "stretch" if closeup else fit}
-                         for start, shown, closeup in prepared),
-                   tuple(each for start, shown, _ in prepared for each in (start, shown)),
-                   tuple(closeup for *_, closeup in prepared))
+        return cls(
+            tuple(
+                {"init_image": start.name, "mask": shown.name, "fit": "stretch" if closeup else fit}
+                for start, shown, closeup in prepared
+            ),
+            tuple(each for start, shown, _ in prepared for each in (start, shown)),
+            tuple(closeup for *_, closeup in prepared),
+        )
 
     def finished(self, place: int, pixels: np.ndarray) -> np.ndarray:
         """The picture uint8 [H, W, 3] of what was drawn."""
@@ -88,8 +96,9 @@ def _as_number(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
-def _prepare(start: Input, mask: np.ndarray, numbers: Mapping[str, int], picture: Picture
-             ) -> tuple[Input, Input, Closeup | None]:
+def _prepare(
+    start: Input, mask: np.ndarray, numbers: Mapping[str, int], picture: Picture
+) -> tuple[Input, Input, Closeup | None]:
     """The picture and its mask as they are drawn on, and what they are a part of."""
     shown, closeup = Input.of_pixels(mask), None
     if start.size != shown.size or not mask.any():
@@ -98,8 +107,9 @@ def _prepare(start: Input, mask: np.ndarray, numbers: Mapping[str, int], picture
         return start, shown, None
     pixels = np.asarray(start.on_white())
     if numbers["inpaint_full_res"]:
-        closeup = Closeup.of(pixels, mask, picture.width / picture.height,
-                             numbers["inpaint_full_res_padding"])
+        closeup = Closeup.of(
+            pixels, mask, picture.width / picture.height, numbers["inpaint_full_res_padding"]
+        )
         pixels, mask = closeup.part()
     if numbers["inpainting_fill"] == _FILLED:
         pixels = filled_in(pixels, mask)

@@ -60,42 +60,70 @@ _KINDS = {
     "response_format": Choice({"b64_json": "", "url": ""}),
     "output_format": Choice(dict.fromkeys(_FORMATS, "")),
 }
-_DEFAULTS = {"n": 1, "partial_images": 0, "output_compression": 90, "response_format": "b64_json",
-             "output_format": "png"}
+_DEFAULTS = {
+    "n": 1,
+    "partial_images": 0,
+    "output_compression": 90,
+    "response_format": "b64_json",
+    "output_format": "png",
+}
 # What is OpenAI's alone, with the values of it that change no picture here.
-_ABSENT = {"background": ("auto", "opaque"), "quality": ("auto", "standard"),
-           "moderation": ("auto", "low"), "input_fidelity": ("low",)}
+_ABSENT = {
+    "background": ("auto", "opaque"),
+    "quality": ("auto", "standard"),
+    "moderation": ("auto", "low"),
+    "input_fidelity": ("low",),
+}
 _OPENAIS = [("style", "vivid")]  # what else is asked for is one of this server's
 _IDLE = {"user", "safety_identifier"}
 _OWN = {*_KINDS, "prompt", "size", "stream"}
 _SETTINGS = {name: setting for name, setting in SETTINGS.items() if setting.common}
-_START = {name: setting for name, setting in SETTINGS.items()
-          if setting.section == START and not isinstance(setting.kind, Upload)}
+_START = {
+    name: setting
+    for name, setting in SETTINGS.items()
+    if setting.section == START and not isinstance(setting.kind, Upload)
+}
 _ALL = 1.0  # the strength of an edit that keeps nothing of what is transparent
 _UNCACHED = {"Cache-Control": "no-store"}
 
-Generation = pydantic.create_model("Generation", __base__=Body, **{
-    "prompt": field_of(SETTINGS["prompt"]),
-    "n": anything("How many pictures.", int, minimum=1, maximum=MAX_PROMPTS),
-    "size": anything('WIDTHxHEIGHT in pixels, or "auto".'),
-    "response_format": anything("Pictures, or addresses that hold for an hour.",
-                                enum=["b64_json", "url"]),
-    "output_format": anything("Of the files; only PNGs carry their settings.", enum=_FORMATS),
-    "output_compression": anything("The quality of WebP and JPEG.", int, minimum=0, maximum=100),
-    "stream": anything("Whether events are sent while pictures form.", "boolean"),
-    "partial_images": anything("How many of these, at most.", int, minimum=0, maximum=3),
-    **{name: field_of(setting) for name, setting in _SETTINGS.items() if name != "prompt"},
-    "seed": field_of(SETTINGS["seed"], minimum=RANDOM),
-})
-Edit = pydantic.create_model("Edit", __base__=Generation, **{
-    "image": anything("The picture that is changed.", format="binary"),
-    "mask": anything("Of the same size; what is transparent in it is drawn anew.",
-                     format="binary"),
-    "input_fidelity": anything("There is only the low one.", enum=["low"]),
-    **{name: field_of(setting) for name, setting in _START.items()},
-})
-_FORM = {"requestBody": {"required": True, "content": {
-    "multipart/form-data": {"schema": Edit.model_json_schema()}}}}
+Generation = pydantic.create_model(
+    "Generation",
+    __base__=Body,
+    **{
+        "prompt": field_of(SETTINGS["prompt"]),
+        "n": anything("How many pictures.", int, minimum=1, maximum=MAX_PROMPTS),
+        "size": anything('WIDTHxHEIGHT in pixels, or "auto".'),
+        "response_format": anything(
+            "Pictures, or addresses that hold for an hour.", enum=["b64_json", "url"]
+        ),
+        "output_format": anything("Of the files; only PNGs carry their settings.", enum=_FORMATS),
+        "output_compression": anything(
+            "The quality of WebP and JPEG.", int, minimum=0, maximum=100
+        ),
+        "stream": anything("Whether events are sent while pictures form.", "boolean"),
+        "partial_images": anything("How many of these, at most.", int, minimum=0, maximum=3),
+        **{name: field_of(setting) for name, setting in _SETTINGS.items() if name != "prompt"},
+        "seed": field_of(SETTINGS["seed"], minimum=RANDOM),
+    },
+)
+Edit = pydantic.create_model(
+    "Edit",
+    __base__=Generation,
+    **{
+        "image": anything("The picture that is changed.", format="binary"),
+        "mask": anything(
+            "Of the same size; what is transparent in it is drawn anew.", format="binary"
+        ),
+        "input_fidelity": anything("There is only the low one.", enum=["low"]),
+        **{name: field_of(setting) for name, setting in _START.items()},
+    },
+)
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {"multipart/form-data": {"schema": Edit.model_json_schema()}},
+    }
+}
 Client = Annotated[str, Depends(client_of)]
 
 
@@ -136,8 +164,9 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
     router, begun = fastapi.APIRouter(), int(time.time())
 
     @router.post("/images/generations", response_model=None)
-    async def generations(body: Generation, visitor: fastapi.Request, client: Client
-                          ) -> dict | Response:
+    async def generations(
+        body: Generation, visitor: fastapi.Request, client: Client
+    ) -> dict | Response:
         """Draws pictures of a prompt."""
         return await draw(await run_sync(_read, body.given(), engine), visitor, client)
 
@@ -150,20 +179,31 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
 
     async def draw(asked: _Asked, visitor: fastapi.Request, client: str) -> dict | Response:
         jobs: list[Job] = []
-        events = drawn(engine, asked.request, visitor, client, inputs=asked.inputs,
-                       previews=asked.stream and asked.partial_images > 0, begun=jobs.append)
+        events = drawn(
+            engine,
+            asked.request,
+            visitor,
+            client,
+            inputs=asked.inputs,
+            previews=asked.stream and asked.partial_images > 0,
+            begun=jobs.append,
+        )
         await anext(events)  # it waits, or else was refused, which has a status of its own
         asked = dataclasses.replace(asked, request=jobs[0].request)  # with its style applied
         if asked.stream:
-            return StreamingResponse(_stream(asked, engine, events), headers=_UNCACHED,
-                                     media_type="text/event-stream")
+            return StreamingResponse(
+                _stream(asked, engine, events), headers=_UNCACHED, media_type="text/event-stream"
+            )
         files: dict[int, bytes] = {}
         async for event in events:
             if isinstance(event, ImageReady):
                 files[event.place] = await asked.file(engine, event.pixels, event.place)
-        return {"created": int(time.time()), "output_format": asked.output_format,
-                "size": _size(asked.request),
-                "data": [_image(files[place], asked, kept, visitor) for place in sorted(files)]}
+        return {
+            "created": int(time.time()),
+            "output_format": asked.output_format,
+            "size": _size(asked.request),
+            "data": [_image(files[place], asked, kept, visitor) for place in sorted(files)],
+        }
 
     @router.get("/models")
     def models() -> dict:
@@ -240,8 +280,9 @@ def _image(file: bytes, asked: _Asked, kept: Kept, visitor: fastapi.Request) -> 
 # --- the event stream ---------------------------------------------------------------------------
 
 
-async def _stream(asked: _Asked, engine: EngineClient, events: AsyncIterator[Event]
-                  ) -> AsyncIterator[bytes]:
+async def _stream(
+    asked: _Asked, engine: EngineClient, events: AsyncIterator[Event]
+) -> AsyncIterator[bytes]:
     """Partial pictures as they form and each finished one, as events; what goes wrong on the way
     is an event too."""
     partial, begun = dict.fromkeys(asked.request.places(), 0), False
@@ -255,23 +296,34 @@ async def _stream(asked: _Asked, engine: EngineClient, events: AsyncIterator[Eve
                     for place, pixels in previews.items():
                         if partial[place] < asked.partial_images:
                             file = await run_sync(asked.plain, pixels)
-                            yield _event("partial_image", asked, file,
-                                         partial_image_index=partial[place])
+                            yield _event(
+                                "partial_image", asked, file, partial_image_index=partial[place]
+                            )
                             partial[place] += 1
                 case ImageReady(place, pixels):
                     tokens = await run_sync(_usage, engine, asked.request, place)
-                    yield _event("completed", asked, await asked.file(engine, pixels, place),
-                                 usage=tokens)
+                    yield _event(
+                        "completed", asked, await asked.file(engine, pixels, place), usage=tokens
+                    )
     except (Closing, DrawingFailed) as error:
-        told = {"type": "error", "error": {"message": str(error), "type": "server_error",
-                                           "param": None, "code": None}}
+        told = {
+            "type": "error",
+            "error": {"message": str(error), "type": "server_error", "param": None, "code": None},
+        }
         yield f"event: error\ndata: {json.dumps(told)}\n\n".encode()
 
 
 def _event(kind: str, asked: _Asked, file: bytes, **more: Any) -> bytes:
-    data = {"type": f"{asked.kind}.{kind}", "b64_json": base64.b64encode(file).decode(),
-            "created_at": int(time.time()), "size": _size(asked.request), "quality": "auto",
-            "background": "opaque", "output_format": asked.output_format, **more}
+    data = {
+        "type": f"{asked.kind}.{kind}",
+        "b64_json": base64.b64encode(file).decode(),
+        "created_at": int(time.time()),
+        "size": _size(asked.request),
+        "quality": "auto",
+        "background": "opaque",
+        "output_format": asked.output_format,
+        **more,
+    }
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
@@ -279,8 +331,12 @@ def _usage(engine: EngineClient, request: Request, place: int) -> dict:
     """Tokens are those of the prompt; a picture has none here."""
     picture = request.pictures[place]
     tokens = engine.count(picture.prompt, picture.model).tokens
-    return {"input_tokens": tokens, "output_tokens": 0, "total_tokens": tokens,
-            "input_tokens_details": {"text_tokens": tokens, "image_tokens": 0}}
+    return {
+        "input_tokens": tokens,
+        "output_tokens": 0,
+        "total_tokens": tokens,
+        "input_tokens_details": {"text_tokens": tokens, "image_tokens": 0},
+    }
 
 
 # --- reading what was asked ---------------------------------------------------------------------
@@ -292,7 +348,8 @@ async def _read_form(form: FormData) -> tuple[dict[str, Any], dict[str, list[byt
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             files.setdefault(name.removesuffix("[]"), []).append(
-                await value.read(MAX_FILE_BYTES + 1))
+                await value.read(MAX_FILE_BYTES + 1)
+            )
         elif name == "stream":
             given[name] = {"true": True, "false": False}.get(value.lower(), value)
         else:
@@ -301,8 +358,9 @@ async def _read_form(form: FormData) -> tuple[dict[str, Any], dict[str, list[byt
     return given, files
 
 
-def _read_edit(given: Mapping[str, Any], files: Mapping[str, list[bytes]], engine: EngineClient
-               ) -> _Asked:
+def _read_edit(
+    given: Mapping[str, Any], files: Mapping[str, list[bytes]], engine: EngineClient
+) -> _Asked:
     """Raises RequestError."""
     images, masks = files.get("image", []), files.get("mask", [])
     if len(images) != 1 or len(masks) > 1:
@@ -319,19 +377,29 @@ def _read_edit(given: Mapping[str, Any], files: Mapping[str, list[bytes]], engin
     return _read({**given, **others}, engine, begun, inputs)
 
 
-def _read(given: Mapping[str, Any], engine: EngineClient,
-          begun: Mapping[str, Any] = MappingProxyType({}), inputs: Sequence[Input] = ()) -> _Asked:
+def _read(
+    given: Mapping[str, Any],
+    engine: EngineClient,
+    begun: Mapping[str, Any] = MappingProxyType({}),
+    inputs: Sequence[Input] = (),
+) -> _Asked:
     """What is drawn; `begun` are the settings of what was handed in. Raises RequestError."""
-    given = {name: value for name, value in given.items()
-             if value is not None and (name, value) not in _OPENAIS}
+    given = {
+        name: value
+        for name, value in given.items()
+        if value is not None and (name, value) not in _OPENAIS
+    }
     known = {**_SETTINGS, **(_START if begun else {})}
     unknown = given.keys() - known.keys() - _ABSENT.keys() - _IDLE - _OWN
     asked = [name for name, idle in _ABSENT.items() if name in given and given[name] not in idle]
     if unknown or asked:
-        raise ParameterError("This server does not have: {names}.", names=", ".join(
-            shortened(name)[1:-1] for name in (*sorted(unknown), *asked)))
-    own = {name: kind.check(given.get(name, _DEFAULTS[name]), name)
-           for name, kind in _KINDS.items()}
+        raise ParameterError(
+            "This server does not have: {names}.",
+            names=", ".join(shortened(name)[1:-1] for name in (*sorted(unknown), *asked)),
+        )
+    own = {
+        name: kind.check(given.get(name, _DEFAULTS[name]), name) for name, kind in _KINDS.items()
+    }
     settings = {**begun, **{name: given[name] for name in known.keys() & given.keys()}}
     settings |= _read_size(given.get("size", "auto"))
     settings["seed"] = drawn_seed(given.get("seed", RANDOM))
@@ -339,10 +407,18 @@ def _read(given: Mapping[str, Any], engine: EngineClient,
     request = Request.check({**settings, "prompts": prompts}, engine.offer)
     stream = given.get("stream", False)
     if not isinstance(stream, bool):
-        raise ParameterError("stream should be true or false, not {value}.",
-                             value=shortened(stream))
-    return _Asked(request, inputs, own["output_format"], own["output_compression"],
-                  own["partial_images"], own["response_format"] == "url", stream)
+        raise ParameterError(
+            "stream should be true or false, not {value}.", value=shortened(stream)
+        )
+    return _Asked(
+        request,
+        inputs,
+        own["output_format"],
+        own["output_compression"],
+        own["partial_images"],
+        own["response_format"] == "url",
+        stream,
+    )
 
 
 def _read_size(size: Any) -> dict[str, int]:
@@ -350,8 +426,9 @@ def _read_size(size: Any) -> dict[str, int]:
         return {}
     match = isinstance(size, str) and re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", size)
     if not match:
-        raise ParameterError("size should be like 512x512 or auto, not {value}.",
-                             value=shortened(size))
+        raise ParameterError(
+            "size should be like 512x512 or auto, not {value}.", value=shortened(size)
+        )
     return {"width": int(match[1]), "height": int(match[2])}
 
 

@@ -37,8 +37,10 @@ CLOSE_SECONDS = 2.0  # in which what is being sent may still go out
 # the Hugging Face Hub are in a private network.
 _TRUSTED = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-_FULL = (b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-         b"retry-after: 10\r\n\r\nToo many connections are open; please try again.\n")
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+    b"retry-after: 10\r\n\r\nToo many connections are open; please try again.\n"
+)
 
 
 class _State(ServerState):
@@ -67,8 +69,9 @@ class Connection(AutoHTTPProtocol):
             idle = [each for each in rivals if each.idle and each is not self]
             if idle:
                 most = Counter(each.network for each in idle).most_common(1)[0][0]
-                oldest = min((each for each in idle if each.network == most),
-                             key=lambda each: each.since)
+                oldest = min(
+                    (each for each in idle if each.network == most), key=lambda each: each.since
+                )
                 oldest.transport.abort()
             else:
                 transport.write(_FULL)
@@ -126,7 +129,8 @@ class Connection(AutoHTTPProtocol):
             return self.connections
         most = min(ADDRESS_CONNECTIONS, self.limit_concurrency // 8)
         if self.server_state.networks[self.network] <= most or (
-                self.client and self.client[0] in self.server_state.proxies):
+            self.client and self.client[0] in self.server_state.proxies
+        ):
             return None
         return [each for each in self.connections if each.network == self.network]
 
@@ -171,14 +175,24 @@ class Server:
         self.address = address_of(listener)
         listener.listen()  # raises here, and not in the thread
         trusted = os.environ.get("FORWARDED_ALLOW_IPS") or ",".join(
-            (*_TRUSTED, listener.getsockname()[0], *_PRIVATE * is_space()))
-        self._uvicorn = uvicorn.Server(uvicorn.Config(
-            app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False,
-            limit_concurrency=max(SPARE_FILES, raise_file_limit() - SPARE_FILES),
-            forwarded_allow_ips=trusted))
+            (*_TRUSTED, listener.getsockname()[0], *_PRIVATE * is_space())
+        )
+        self._uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=Connection,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                limit_concurrency=max(SPARE_FILES, raise_file_limit() - SPARE_FILES),
+                forwarded_allow_ips=trusted,
+            )
+        )
         self._uvicorn.server_state = _State(ProxyHeadersMiddleware(app, trusted).trusted_hosts)
-        self._thread = threading.Thread(target=self._uvicorn.run, args=([listener],),
-                                        name="server", daemon=True)
+        self._thread = threading.Thread(
+            target=self._uvicorn.run, args=([listener],), name="server", daemon=True
+        )
         self._thread.start()
         while not self._uvicorn.started:
             if not self._thread.is_alive():
@@ -221,7 +235,8 @@ def bind(host: str | None = None, port: int | None = None) -> socket.socket:
         where = f"[{host}]" if ":" in host else host
         raise ValueError(
             f"The page cannot be served at {where}:{first}: {error}. Name another with --host or "
-            "--port; without --port it is the first free one.") from error
+            "--port; without --port it is the first free one."
+        ) from error
 
 
 def _bind(family: int, address: tuple) -> socket.socket:

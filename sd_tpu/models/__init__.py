@@ -7,12 +7,15 @@ Attributes are spelled as in diffusers and transformers checkpoints, so that
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "controlnet": ["ControlNetModel"],
-    "ip_adapter": ["IPAdapter"],
-    "safety_checker": ["StableDiffusionSafetyChecker"],
-    "text_encoder": ["CLIPTextModel", "CLIPTextModelWithProjection"],
-    "tiny_vae": ["AutoencoderTiny"],
-    "unet": ["UNet2DConditionModel"],
-    "vae": ["AutoencoderKL"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "controlnet": ["ControlNetModel"],
+        "ip_adapter": ["IPAdapter"],
+        "safety_checker": ["StableDiffusionSafetyChecker"],
+        "text_encoder": ["CLIPTextModel", "CLIPTextModelWithProjection"],
+        "tiny_vae": ["AutoencoderTiny"],
+        "unet": ["UNet2DConditionModel"],
+        "vae": ["AutoencoderKL"],
+    },
+)

@@ -20,8 +20,9 @@ CHUNK = 512
 WORKING = 8 << 20  # bytes of VMEM for all but keys and values
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
-              causal: bool = False) -> jax.Array:
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *, causal: bool = False
+) -> jax.Array:
     """Picks the way. q [B, N, C], k and v [B, M, C], C = heads * head size -> like q."""
     target = platform()
     if target == "tpu" and not causal and _fits(q, k, heads):
@@ -43,8 +44,15 @@ def _cudnn_takes(q: jax.Array, heads: int) -> bool:
     return size <= (256 if capability >= 9 else 128 if capability >= 8 else 0)
 
 
-def plain(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *,
-          causal: bool = False, implementation: str | None = None) -> jax.Array:
+def plain(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    heads: int,
+    *,
+    causal: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
     """JAX's own, left to XLA or to cuDNN. q [B, N, C], k and v [B, M, C] -> like q."""
     split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
     out = jax.nn.dot_product_attention(*split, is_causal=causal, implementation=implementation)
@@ -105,13 +113,15 @@ def _block(keys: int) -> int | None:
 def _lanes(x: jax.Array, heads: int) -> int:
     """Channels of the fewest heads that fill whole vectors of 128 lanes, or of all heads."""
     size = x.shape[-1] // heads
-    return next((g * size for g in range(1, heads) if heads % g == 0 and g * size % 128 == 0),
-                x.shape[-1])
+    return next(
+        (g * size for g in range(1, heads) if heads % g == 0 and g * size % 128 == 0), x.shape[-1]
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def fused(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, product_dtype,
-          interpret: bool = False) -> jax.Array:
+def fused(
+    q: jax.Array, k: jax.Array, v: jax.Array, heads: int, product_dtype, interpret: bool = False
+) -> jax.Array:
     """A Pallas kernel for TPUs that never writes the score matrix to memory.
 
     It goes through the keys in blocks and corrects the sums whenever the maximum grows (Milakov and
@@ -127,8 +137,9 @@ def fused(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, product_dtype,
     size = channels // heads
     rows = pl.BlockSpec((1, QUERIES, lanes), lambda b, g, i: (b, i, g))
     # They change so rarely that a second buffer to load ahead would be wasted.
-    everything = pl.BlockSpec((1, keys, lanes), lambda b, g, i: (b, 0, g),
-                              pipeline_mode=pl.Buffered(1))
+    everything = pl.BlockSpec(
+        (1, keys, lanes), lambda b, g, i: (b, 0, g), pipeline_mode=pl.Buffered(1)
+    )
     scores = batch * heads * queries * keys
     return pl.pallas_call(
         partial(_kernel, size=size, dtype=product_dtype),
@@ -178,13 +189,20 @@ def _one_head(q_ref, k_ref, v_ref, head: slice, step: int, dtype) -> jax.Array:
     def block(i, carry):
         out, total, peak = carry
         at = pl.ds(pl.multiple_of(i * step, step), step)
-        s = lax.dot_general(q, k_ref[0, at, head].astype(dtype), (((1,), (1,)), ((), ())),
-                            preferred_element_type=jnp.float32)
+        s = lax.dot_general(
+            q,
+            k_ref[0, at, head].astype(dtype),
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
         higher = jnp.maximum(peak, s.max(-1, keepdims=True))
         p, shrink = jnp.exp(scale * (s - higher)), jnp.exp(scale * (peak - higher))
         out = shrink * out + lax.dot_general(
-            p.astype(dtype), v_ref[0, at, head].astype(dtype), (((1,), (0,)), ((), ())),
-            preferred_element_type=jnp.float32)
+            p.astype(dtype),
+            v_ref[0, at, head].astype(dtype),
+            (((1,), (0,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
         return out, shrink * total + p.sum(-1, keepdims=True), higher
 
     column = jnp.zeros((q.shape[0], 1), jnp.float32)

@@ -31,8 +31,9 @@ class ControlNetModel(WayDown):
         layer = dict(dtype=dtype, rngs=rngs)
         deepest = config.block_out_channels[-1]
         self.controlnet_cond_embedding = ControlEmbedding(config, **layer)
-        self.controlnet_down_blocks = nnx.List([pointwise(width, width, kernel_init=ZEROS, **layer)
-                                                for width in config.skip_widths])
+        self.controlnet_down_blocks = nnx.List(
+            [pointwise(width, width, kernel_init=ZEROS, **layer) for width in config.skip_widths]
+        )
         self.controlnet_mid_block = pointwise(deepest, deepest, kernel_init=ZEROS, **layer)
 
     def embed(self, picture: Float[Array, "b H W 3"]) -> Float[Array, "b h w features"]:
@@ -42,9 +43,14 @@ class ControlNetModel(WayDown):
             picture = picture[..., ::-1]
         return self.controlnet_cond_embedding(picture.astype(self.dtype))
 
-    def __call__(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
-                 text: Float[Array, "b l d"], embedded: Float[Array, "b h w features"],
-                 added: Added | None = None) -> list[jax.Array]:
+    def __call__(
+        self,
+        latents: Float[Array, "b h w c"],
+        timesteps: Real[Array, " b"],
+        text: Float[Array, "b l d"],
+        embedded: Float[Array, "b h w features"],
+        added: Added | None = None,
+    ) -> list[jax.Array]:
         """What `UNet2DConditionModel` takes as control, at full strength.
 
         Args:
@@ -64,9 +70,10 @@ class ControlNetModel(WayDown):
         time, context = self._conditions(timesteps, text, added or {})
         x = self.conv_in(latents.astype(self.dtype)) + embedded
         middle, skips = self._descend(x, time, context)
-        return [*(block(skip) for block, skip in zip(self.controlnet_down_blocks, skips,
-                                                     strict=True)),
-                self.controlnet_mid_block(middle)]
+        return [
+            *(block(skip) for block, skip in zip(self.controlnet_down_blocks, skips, strict=True)),
+            self.controlnet_mid_block(middle),
+        ]
 
 
 class ControlEmbedding(nnx.Module):
@@ -78,8 +85,10 @@ class ControlEmbedding(nnx.Module):
         self.conv_in = conv(config.conditioning_channels, widths[0], **layer)
         self.blocks = nnx.List()
         for inputs, outputs in itertools.pairwise(widths):
-            self.blocks += [conv(inputs, inputs, **layer),
-                            conv(inputs, outputs, strides=2, **layer)]
+            self.blocks += [
+                conv(inputs, inputs, **layer),
+                conv(inputs, outputs, strides=2, **layer),
+            ]
         self.conv_out = conv(widths[-1], config.block_out_channels[0], kernel_init=ZEROS, **layer)
 
     def __call__(self, picture: jax.Array) -> jax.Array:

@@ -17,14 +17,18 @@ from sd_tpu.models.products import matmul
 
 # The matrices B^T, G and A^T by which F(2x2, 3x3) transforms the input, the kernel and the products
 # (Lavin and Gray 2015, arXiv:1509.09308).
-WINOGRAD = (((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-            ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
-            ((1, 1, 1, 0), (0, 1, -1, -1)))
+WINOGRAD = (
+    ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+    ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
+    ((1, 1, 1, 0), (0, 1, -1, -1)),
+)
 # The same for the rows a, b, b, c of an enlarged picture, given a, b, c. The third product is left
 # out, as its factor is b - b; the second has 2b, which takes the halves out of the kernel's part.
-WINOGRAD_ENLARGED = (((1, -1, 0), (0, 1, 0), (0, 1, -1)),
-                     ((1, 0, 0), (1, 1, 1), (0, 0, 1)),
-                     ((1, 1, 0), (0, 1, -1)))
+WINOGRAD_ENLARGED = (
+    ((1, -1, 0), (0, 1, 0), (0, 1, -1)),
+    ((1, 0, 0), (1, 1, 1), (0, 0, 1)),
+    ((1, 1, 0), (0, 1, -1)),
+)
 # From how many channels and pixels on F(2x2, 3x3) is faster than XLA's convolution, as measured
 # (benchmarks/RESULTS.md): the transforms of few channels take longer than what they save, and so
 # does the kernel's for few pixels.
@@ -73,8 +77,12 @@ def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **optio
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def patched(x: jax.Array, kernel: jax.Array, strides: tuple[int, int],
-            padding: tuple[tuple[int, int], tuple[int, int]]) -> jax.Array:
+def patched(
+    x: jax.Array,
+    kernel: jax.Array,
+    strides: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+) -> jax.Array:
     """A convolution of bfloat16 as one product, of each pixel's patch and the kernel.
 
     x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K], summed in float32.
@@ -82,11 +90,20 @@ def patched(x: jax.Array, kernel: jax.Array, strides: tuple[int, int],
     rows, columns, _, outputs = kernel.shape
     # As integers: XLA moves bfloat16 about by way of float32, which takes twice as long.
     bits = jnp.pad(lax.bitcast_convert_type(x, jnp.uint16), ((0, 0), *padding, (0, 0)))
-    height, width = ((bits.shape[1] - rows) // strides[0] + 1,
-                     (bits.shape[2] - columns) // strides[1] + 1)
+    height, width = (
+        (bits.shape[1] - rows) // strides[0] + 1,
+        (bits.shape[2] - columns) // strides[1] + 1,
+    )
     patches = jnp.concatenate(
-        [bits[:, i:i + strides[0] * height:strides[0], j:j + strides[1] * width:strides[1]]
-         for i in range(rows) for j in range(columns)], axis=-1)
+        [
+            bits[
+                :, i : i + strides[0] * height : strides[0], j : j + strides[1] * width : strides[1]
+            ]
+            for i in range(rows)
+            for j in range(columns)
+        ],
+        axis=-1,
+    )
     return matmul(lax.bitcast_convert_type(patches, x.dtype), kernel.reshape(-1, outputs))
 
 
@@ -96,8 +113,12 @@ def _patched_forward(x, kernel, strides, padding):
 
 def _patched_backward(strides, padding, operands, gradient):
     # Integers have no gradient.
-    direct = partial(lax.conv_general_dilated, window_strides=strides, padding=padding,
-                     dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    direct = partial(
+        lax.conv_general_dilated,
+        window_strides=strides,
+        padding=padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
     return jax.vjp(direct, *operands)[1](gradient)
 
 
@@ -122,8 +143,9 @@ def winograd_enlarged(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return _by_tiles(x, kernel, 1, *WINOGRAD_ENLARGED)
 
 
-def _by_tiles(x: jax.Array, kernel: jax.Array, stride: int, of_input, of_kernel,
-              of_products) -> jax.Array:
+def _by_tiles(
+    x: jax.Array, kernel: jax.Array, stride: int, of_input, of_kernel, of_products
+) -> jax.Array:
     """2x2 results for each tile of stride + 2 rows and columns, one every `stride` pixels."""
     batch, height, width, _ = x.shape
     # Tied to x, which changes in the loop of steps: XLA would transform all layers' kernels before
@@ -132,19 +154,28 @@ def _by_tiles(x: jax.Array, kernel: jax.Array, stride: int, of_input, of_kernel,
     dtype, wide = x.dtype, partial(jax.tree.map, lambda part: part.astype(jnp.float32))
     narrow = partial(jax.tree.map, lambda part: part.astype(dtype))
     x = jnp.pad(wide(x), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    tiles = [[x[:, i:i + height:stride, j:j + width:stride] for j in range(stride + 2)]
-             for i in range(stride + 2)]
+    tiles = [
+        [x[:, i : i + height : stride, j : j + width : stride] for j in range(stride + 2)]
+        for i in range(stride + 2)
+    ]
     product = partial(jnp.matmul, preferred_element_type=jnp.float32)
-    products = jax.tree.map(product, narrow(_transformed(of_input, tiles)),
-                            narrow(_transformed(of_kernel, wide(kernel))))
+    products = jax.tree.map(
+        product,
+        narrow(_transformed(of_input, tiles)),
+        narrow(_transformed(of_kernel, wide(kernel))),
+    )
     pixels = [jnp.stack(row, axis=3) for row in _transformed(of_products, products)]
     enlargement = 2 // stride
-    return jnp.stack(pixels, axis=2).astype(dtype).reshape(
-        batch, enlargement * height, enlargement * width, kernel.shape[-1])
+    return (
+        jnp.stack(pixels, axis=2)
+        .astype(dtype)
+        .reshape(batch, enlargement * height, enlargement * width, kernel.shape[-1])
+    )
 
 
 def _transformed(matrix, grid) -> list[list[jax.Array]]:
     """matrix @ grid @ matrix^T, for a grid of arrays or an array that begins with two such axes."""
+
     def combined(weights, arrays):
         return sum(weight * x for weight, x in zip(weights, arrays, strict=True) if weight)
 

@@ -23,11 +23,17 @@ class IPAdapter(nnx.Module):
         self.image_encoder = CLIPVisionModelWithProjection(config.image_encoder, **layer)
         self.image_proj = (Resampler if self.resamples else ImageProjection)(config, **layer)
         # diffusers numbers self-attention as well.
-        self.ip_adapter = nnx.Dict({
-            str(2 * number + 1): nnx.Dict({
-                name: linear(config.cross_attention_dim, width, bias=False, **layer)
-                for name in ("to_k_ip", "to_v_ip")})
-            for number, width in enumerate(config.widths)})
+        self.ip_adapter = nnx.Dict(
+            {
+                str(2 * number + 1): nnx.Dict(
+                    {
+                        name: linear(config.cross_attention_dim, width, bias=False, **layer)
+                        for name in ("to_k_ip", "to_v_ip")
+                    }
+                )
+                for number, width in enumerate(config.widths)
+            }
+        )
 
     def __call__(self, tokens: Float[Array, "2 t d"]) -> Pairs:
         """What each transformer block attends to beside the negative prompt, and beside the prompt,
@@ -70,12 +76,23 @@ class Resampler(nnx.Module):
         self.latents = nnx.Param(jnp.ones((1, self.tokens, sizes.width), dtype))
         self.proj_in = linear(config.image_encoder.hidden_size, sizes.width, **layer)
         # Checkpoints number the layers of PyTorch's lists; its number 2 is a GELU.
-        self.layers = nnx.List([nnx.List([
-            PerceiverAttention(sizes.width, sizes.heads, **layer),
-            nnx.Dict({"0": LayerNorm(sizes.width, **layer),
-                      "1": linear(sizes.width, sizes.hidden, bias=False, **layer),
-                      "3": linear(sizes.hidden, sizes.width, bias=False, **layer)}),
-        ]) for _ in range(sizes.depth)])
+        self.layers = nnx.List(
+            [
+                nnx.List(
+                    [
+                        PerceiverAttention(sizes.width, sizes.heads, **layer),
+                        nnx.Dict(
+                            {
+                                "0": LayerNorm(sizes.width, **layer),
+                                "1": linear(sizes.width, sizes.hidden, bias=False, **layer),
+                                "3": linear(sizes.hidden, sizes.width, bias=False, **layer),
+                            }
+                        ),
+                    ]
+                )
+                for _ in range(sizes.depth)
+            ]
+        )
         self.proj_out = linear(sizes.width, width, **layer)
         self.norm_out = LayerNorm(width, **layer)
 

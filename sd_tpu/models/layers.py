@@ -18,8 +18,7 @@ from sd_tpu.models.convolution import convolve, convolve_enlarged
 from sd_tpu.models.products import dot_general, matmul
 
 
-def _normalized(x: jax.Array, mean_of, eps: float, scale: nnx.Param,
-                bias: nnx.Param) -> jax.Array:
+def _normalized(x: jax.Array, mean_of, eps: float, scale: nnx.Param, bias: nnx.Param) -> jax.Array:
     """x to mean 0 and variance 1 by float32 statistics, scaled and shifted, in the dtype of x.
 
     A bfloat16 x is read once less, by E[x^2] - E[x]^2. That is off by about 2^-24 of E[x]^2, less
@@ -83,13 +82,31 @@ def _kernel_init(rngs: nnx.Rngs) -> nnx.Initializer:
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer [..., inputs] -> [..., outputs] in one dtype."""
-    return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype,
-                      dot_general=dot_general, kernel_init=_kernel_init(rngs), rngs=rngs)
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=bias,
+        dtype=dtype,
+        param_dtype=dtype,
+        dot_general=dot_general,
+        kernel_init=_kernel_init(rngs),
+        rngs=rngs,
+    )
 
 
-def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, padding=None,
-         bias: bool = True, by=convolve, kernel_init: nnx.Initializer | None = None, dtype,
-         rngs: nnx.Rngs) -> nnx.Conv:
+def conv(
+    inputs: int,
+    outputs: int,
+    kernel: int = 3,
+    *,
+    strides: int = 1,
+    padding=None,
+    bias: bool = True,
+    by=convolve,
+    kernel_init: nnx.Initializer | None = None,
+    dtype,
+    rngs: nnx.Rngs,
+) -> nnx.Conv:
     """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
 
     It is computed by `convolve`, or `by` something else that takes the same.
@@ -98,21 +115,39 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, strides: int = 1, paddin
         padding = kernel // 2
     if isinstance(padding, int):
         padding = ((padding, padding), (padding, padding))
-    return nnx.Conv(inputs, outputs, (kernel, kernel), strides=strides, padding=padding,
-                    use_bias=bias, dtype=dtype, param_dtype=dtype, conv_general_dilated=by,
-                    kernel_init=kernel_init or _kernel_init(rngs), rngs=rngs)
+    return nnx.Conv(
+        inputs,
+        outputs,
+        (kernel, kernel),
+        strides=strides,
+        padding=padding,
+        use_bias=bias,
+        dtype=dtype,
+        param_dtype=dtype,
+        conv_general_dilated=by,
+        kernel_init=kernel_init or _kernel_init(rngs),
+        rngs=rngs,
+    )
 
 
-def pointwise(inputs: int, outputs: int, *, kernel_init: nnx.Initializer | None = None, dtype,
-              rngs: nnx.Rngs) -> nnx.Conv:
+def pointwise(
+    inputs: int, outputs: int, *, kernel_init: nnx.Initializer | None = None, dtype, rngs: nnx.Rngs
+) -> nnx.Conv:
     """A convolution of single pixels [B, H, W, inputs] -> [B, H, W, outputs], as a product.
 
     Given a convolution, the TPU compiler changes the layout before and after it. It is `conv` that
     is faster where the input was joined from two parts, which a convolution reads as they are.
     """
-    return nnx.Conv(inputs, outputs, (1, 1), dtype=dtype, param_dtype=dtype,
-                    conv_general_dilated=_product,
-                    kernel_init=kernel_init or _kernel_init(rngs), rngs=rngs)
+    return nnx.Conv(
+        inputs,
+        outputs,
+        (1, 1),
+        dtype=dtype,
+        param_dtype=dtype,
+        conv_general_dilated=_product,
+        kernel_init=kernel_init or _kernel_init(rngs),
+        rngs=rngs,
+    )
 
 
 def _product(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
@@ -123,8 +158,14 @@ class Downsample(nnx.Module):
     """Halves height and width. Padding 0, the autoencoder's, means a pixel below and right."""
 
     def __init__(self, channels: int, padding: int, *, dtype, rngs: nnx.Rngs):
-        self.conv = conv(channels, channels, strides=2, padding=padding or ((0, 1), (0, 1)),
-                         dtype=dtype, rngs=rngs)
+        self.conv = conv(
+            channels,
+            channels,
+            strides=2,
+            padding=padding or ((0, 1), (0, 1)),
+            dtype=dtype,
+            rngs=rngs,
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, H, W, C] -> [B, H/2, W/2, C]."""
@@ -145,8 +186,17 @@ class Upsample(nnx.Module):
 class ResnetBlock(nnx.Module):
     """Two normalized convolutions beside a residual, shifted by the time embedding if given."""
 
-    def __init__(self, inputs: int, outputs: int, *, groups: int, eps: float,
-                 time_channels: int | None = None, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        groups: int,
+        eps: float,
+        time_channels: int | None = None,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         layer = dict(dtype=dtype, rngs=rngs)
         self.norm1 = GroupNorm(inputs, groups, eps, **layer)
         self.conv1 = conv(inputs, outputs, **layer)
@@ -181,8 +231,18 @@ class Attention(nnx.Module):
     With `groups` it is the autoencoder's form: a group norm first and a residual around it.
     """
 
-    def __init__(self, channels: int, context_channels: int, heads: int, *, bias: bool = False,
-                 groups: int | None = None, eps: float = 1e-6, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        channels: int,
+        context_channels: int,
+        heads: int,
+        *,
+        bias: bool = False,
+        groups: int | None = None,
+        eps: float = 1e-6,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         layer = dict(dtype=dtype, rngs=rngs)
         self.heads = heads
         if groups is not None:
@@ -192,8 +252,12 @@ class Attention(nnx.Module):
         self.to_v = linear(context_channels, channels, bias=bias, **layer)
         self.to_out = nnx.List([linear(channels, channels, **layer)])
 
-    def __call__(self, x: jax.Array, context: jax.Array | None = None,
-                 image_prompt: ImagePrompt | None = None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        context: jax.Array | None = None,
+        image_prompt: ImagePrompt | None = None,
+    ) -> jax.Array:
         """x [B, N, channels], context [B, M, context_channels] (x itself if None) -> like x."""
         normed = self.group_norm(x) if hasattr(self, "group_norm") else x
         context = normed if context is None else context
@@ -201,8 +265,7 @@ class Attention(nnx.Module):
         attended = attention(q, k, v, self.heads)
         if image_prompt is not None:
             scale = image_prompt.scale[:, None, None].astype(q.dtype)
-            attended += scale * attention(q, image_prompt.keys, image_prompt.values,
-                                          self.heads)
+            attended += scale * attention(q, image_prompt.keys, image_prompt.values, self.heads)
         out = self.to_out[0](attended)
         return x + out if hasattr(self, "group_norm") else out
 
@@ -217,7 +280,4 @@ def gelu(x: jax.Array) -> jax.Array:
     return (0.5 * wide * (1 + lax.erf(wide * 0.5**0.5))).astype(x.dtype)
 
 
-ACTIVATIONS = {
-    "gelu": gelu,
-    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
-}
+ACTIVATIONS = {"gelu": gelu, "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x)}

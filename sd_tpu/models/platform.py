@@ -23,6 +23,7 @@ def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], given: Py
     # for a TPU v6e it makes large convolutions slower in a loop's own body than in a branch
     # (benchmarks/RESULTS.md).
     if platform() == "cpu":
+
         def turn(i, _):
             # XLA takes what does not depend on the turn out of the loop, where it is done always.
             return draw(lax.optimization_barrier((given, i))[0])

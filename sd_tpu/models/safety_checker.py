@@ -44,15 +44,19 @@ class StableDiffusionSafetyChecker(nnx.Module):
     def scores_of(self, prepared: Float[Array, "b side side 3"]) -> Float[Array, "b concepts"]:
         """The same of what `preprocess` makes of pictures."""
         found = self.visual_projection(self.vision_model.pooled(prepared.astype(self.dtype)))
-        special = jnp.round(_cosines(found, self.special_care_embeds[...])
-                            - self.special_care_embeds_weights[...], 3)
+        special = jnp.round(
+            _cosines(found, self.special_care_embeds[...]) - self.special_care_embeds_weights[...],
+            3,
+        )
         lower = SPECIAL_CARE * jnp.any(special > 0, axis=-1, keepdims=True)
-        return jnp.round(_cosines(found, self.concept_embeds[...])
-                         - self.concept_embeds_weights[...] + lower, 3)
+        return jnp.round(
+            _cosines(found, self.concept_embeds[...]) - self.concept_embeds_weights[...] + lower, 3
+        )
 
 
-def preprocess(pictures: UInt8[Array, "b height width 3"],
-               side: int) -> Float[Array, "b side side 3"]:
+def preprocess(
+    pictures: UInt8[Array, "b height width 3"], side: int
+) -> Float[Array, "b side side 3"]:
     """What transformers' CLIPImageProcessor makes of pictures: the shorter side is brought to
     `side` by cubic interpolation, the middle cut out, the colours normalized."""
     batch, height, width, _ = pictures.shape
@@ -60,7 +64,7 @@ def preprocess(pictures: UInt8[Array, "b height width 3"],
     size = (int(height * scale + 1e-6), int(width * scale + 1e-6))
     x = jax.image.resize(pictures.astype(jnp.float32), (batch, *size, 3), "cubic")
     top, left = ((long - side) // 2 for long in size)
-    return normalized(jnp.clip(jnp.round(x), 0, 255)[:, top:top + side, left:left + side])
+    return normalized(jnp.clip(jnp.round(x), 0, 255)[:, top : top + side, left : left + side])
 
 
 def _cosines(found: jax.Array, concepts: jax.Array) -> jax.Array:

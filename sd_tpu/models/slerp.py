@@ -7,8 +7,12 @@ from jaxtyping import Array, Float
 PARALLEL = 1e-3  # radians: between directions that are nearer a straight line is as good
 
 
-def slerp(one: Float[Array, "..."], other: Float[Array, "..."], share: Float[Array, ""],
-          axis: int | None = None) -> jax.Array:
+def slerp(
+    one: Float[Array, "..."],
+    other: Float[Array, "..."],
+    share: Float[Array, ""],
+    axis: int | None = None,
+) -> jax.Array:
     """What lies on the way from one array to another, as long as the ends are and not shorter.
 
     Args:

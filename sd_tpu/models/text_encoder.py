@@ -32,16 +32,18 @@ class CLIPTextModel(nnx.Module):
     def __init__(self, config: TextEncoderConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.text_model = TextTransformer(config, dtype=dtype, rngs=rngs)
 
-    def __call__(self, ids: Int[Array, "b l"], learned: Learned | None = None,
-                 skip: Skip = 0) -> Float[Array, "b l d"]:
+    def __call__(
+        self, ids: Int[Array, "b l"], learned: Learned | None = None, skip: Skip = 0
+    ) -> Float[Array, "b l d"]:
         """What the layers but the last `skip` give, after the final norm.
 
         ids [B, L] int32 -> embeddings [B, L, hidden_size].
         """
         return self.text_model(ids, learned, skip)
 
-    def hidden_state(self, ids: Int[Array, "b l"], skip: Skip = 1,
-                     learned: Learned | None = None) -> Float[Array, "b l d"]:
+    def hidden_state(
+        self, ids: Int[Array, "b l"], skip: Skip = 1, learned: Learned | None = None
+    ) -> Float[Array, "b l d"]:
         """The same without the final norm: SDXL's embeddings.
 
         ids [B, L] int32 -> [B, L, hidden_size].
@@ -55,8 +57,9 @@ class CLIPTextModelWithProjection(nnx.Module):
     def __init__(self, config: ProjectedTextEncoderConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.end_token = config.eos_token_id
         self.text_model = TextTransformer(config, dtype=dtype, rngs=rngs)
-        self.text_projection = linear(config.hidden_size, config.projection_dim, bias=False,
-                                      dtype=dtype, rngs=rngs)
+        self.text_projection = linear(
+            config.hidden_size, config.projection_dim, bias=False, dtype=dtype, rngs=rngs
+        )
 
     def __call__(
         self, ids: Int[Array, "b l"], skip: Skip = 1, learned: Learned | None = None
@@ -101,8 +104,7 @@ class TextTransformer(nnx.Module):
             config.hidden_size, config.layer_norm_eps, dtype=dtype, rngs=rngs
         )
 
-    def __call__(self, ids: jax.Array, learned: Learned | None = None,
-                 skip: Skip = 0) -> jax.Array:
+    def __call__(self, ids: jax.Array, learned: Learned | None = None, skip: Skip = 0) -> jax.Array:
         """ids [B, L] int32 -> [B, L, hidden_size]."""
         return self.final_layer_norm(_without_last(self.hidden_states(ids, learned), skip))
 
@@ -137,10 +139,20 @@ class Embeddings(nnx.Module):
 class Encoder(nnx.Module):
     """A stack of encoder layers, of texts or of pictures."""
 
-    def __init__(self, config: TextEncoderConfig | VisionEncoderConfig, *, causal: bool, dtype,
-                 rngs: nnx.Rngs):
-        self.layers = nnx.List([EncoderLayer(config, causal=causal, dtype=dtype, rngs=rngs)
-                                for _ in range(config.num_hidden_layers)])
+    def __init__(
+        self,
+        config: TextEncoderConfig | VisionEncoderConfig,
+        *,
+        causal: bool,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.layers = nnx.List(
+            [
+                EncoderLayer(config, causal=causal, dtype=dtype, rngs=rngs)
+                for _ in range(config.num_hidden_layers)
+            ]
+        )
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """[B, L, C] -> that and what each layer gives, [B, L, C]."""
@@ -153,8 +165,14 @@ class Encoder(nnx.Module):
 class EncoderLayer(nnx.Module):
     """Self-attention and an MLP, each normed first and added to its input."""
 
-    def __init__(self, config: TextEncoderConfig | VisionEncoderConfig, *, causal: bool, dtype,
-                 rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TextEncoderConfig | VisionEncoderConfig,
+        *,
+        causal: bool,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         layer = dict(dtype=dtype, rngs=rngs)
         size, eps = config.hidden_size, config.layer_norm_eps
         self.layer_norm1 = LayerNorm(size, eps, **layer)

@@ -32,15 +32,18 @@ def by_tiles(network: Callable[[jax.Array], jax.Array], x: jax.Array, unit: int 
     size = (batch, high * unit, wide * unit, channels)
     made = jax.eval_shape(network, jax.ShapeDtypeStruct(size, x.dtype))
     scale = made.shape[1] // high
-    vertical, horizontal = (jnp.asarray(weights(starts, side, scale))
-                            for starts, side in ((rows, high), (columns, wide)))
+    vertical, horizontal = (
+        jnp.asarray(weights(starts, side, scale))
+        for starts, side in ((rows, high), (columns, wide))
+    )
     places = jnp.asarray([(row, column) for row in rows for column in columns], jnp.int32)
 
     def add(number: jax.Array, total: jax.Array) -> jax.Array:
         row, column = places[number]
         tile = network(lax.dynamic_slice(x, (0, row * unit, column * unit, 0), size))
-        weight = (vertical[number // len(columns)][:, None]
-                  * horizontal[number % len(columns)])[..., None]
+        weight = (vertical[number // len(columns)][:, None] * horizontal[number % len(columns)])[
+            ..., None
+        ]
         place = (0, row * scale, column * scale, 0)
         before = lax.dynamic_slice(total, place, tile.shape)
         return lax.dynamic_update_slice(total, before + weight * tile, place)

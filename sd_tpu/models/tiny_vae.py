@@ -21,16 +21,12 @@ class AutoencoderTiny(nnx.Module):
         self.encoder = Encoder(config, dtype=dtype, rngs=rngs)
         self.decoder = Decoder(config, dtype=dtype, rngs=rngs)
 
-    def encode(
-        self, images: Float[Array, "b height width c"],
-    ) -> Float[Array, "b h w latent"]:
+    def encode(self, images: Float[Array, "b height width c"]) -> Float[Array, "b h w latent"]:
         """images [B, H, W, 3] in [-1, 1] -> latents [B, H/8, W/8, latent_channels] float32."""
         z = self.encoder((images.astype(self.dtype) + 1) / 2)
         return z.astype(jnp.float32) * self.config.scaling_factor
 
-    def decode(
-        self, latents: Float[Array, "b h w latent"],
-    ) -> Float[Array, "b height width c"]:
+    def decode(self, latents: Float[Array, "b h w latent"]) -> Float[Array, "b height width c"]:
         """latents [B, h, w, latent_channels] -> images [B, 8h, 8w, 3] float32, about [-1, 1]."""
         z = latents / self.config.scaling_factor
         images = self.decoder((3 * jnp.tanh(z / 3)).astype(self.dtype))
@@ -45,8 +41,11 @@ class Encoder(nnx.Module):
         width = config.encoder_block_out_channels[0]
         layers = []
         for level, blocks in enumerate(config.num_encoder_blocks):
-            layers.append(conv(width, width, strides=2, bias=False, **layer) if level
-                          else conv(config.in_channels, width, **layer))
+            layers.append(
+                conv(width, width, strides=2, bias=False, **layer)
+                if level
+                else conv(config.in_channels, width, **layer)
+            )
             layers += [Block(width, **layer) for _ in range(blocks)]
         self.layers = nnx.List([*layers, conv(width, config.latent_channels, **layer)])
 
@@ -72,8 +71,9 @@ class Decoder(nnx.Module):
             for _ in range(blocks):
                 self.layers[str(next(numbers))] = Block(width, **layer)
             next(numbers)
-            self.layers[str(next(numbers))] = conv(width, width, bias=False, by=convolve_enlarged,
-                                                   **layer)
+            self.layers[str(next(numbers))] = conv(
+                width, width, bias=False, by=convolve_enlarged, **layer
+            )
         for _ in range(last):
             self.layers[str(next(numbers))] = Block(width, **layer)
         self.layers[str(next(numbers))] = conv(width, config.out_channels, **layer)
@@ -92,8 +92,9 @@ class Block(nnx.Module):
 
     def __init__(self, channels: int, *, dtype, rngs: nnx.Rngs):
         # Checkpoints number the layers of a PyTorch Sequential; its numbers 1 and 3 are ReLUs.
-        self.conv = nnx.Dict({number: conv(channels, channels, dtype=dtype, rngs=rngs)
-                              for number in "024"})
+        self.conv = nnx.Dict(
+            {number: conv(channels, channels, dtype=dtype, rngs=rngs) for number in "024"}
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, H, W, C] -> [B, H, W, C]."""

@@ -44,8 +44,9 @@ class WayDown(nnx.Module):
     """What a UNet and a ControlNet of it share: the embedding of a timestep, the blocks down to the
     coarsest level and the one in the middle."""
 
-    def __init__(self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32,
-                 rngs: nnx.Rngs):
+    def __init__(
+        self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32, rngs: nnx.Rngs
+    ):
         """Layers with random parameters.
 
         Args:
@@ -60,8 +61,9 @@ class WayDown(nnx.Module):
             ValueError: the downsampling is no whole number from 1.
         """
         if not isinstance(token_downsampling, int) or token_downsampling < 1:
-            raise ValueError("Token downsampling should be a whole number from 1, not "
-                             f"{token_downsampling}.")
+            raise ValueError(
+                f"Token downsampling should be a whole number from 1, not {token_downsampling}."
+            )
         self.config, self.dtype = config, dtype
         layer = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
@@ -70,32 +72,50 @@ class WayDown(nnx.Module):
 
         self.conv_in = conv(config.in_channels, channels[0], **layer)
         self.time_embedding = TimestepEmbedding(
-            channels[0], time_channels, config.time_cond_proj_dim, **layer)
+            channels[0], time_channels, config.time_cond_proj_dim, **layer
+        )
         if config.addition_embed_type == "text_time":
             self.add_embedding = TimestepEmbedding(
-                config.projection_class_embeddings_input_dim, time_channels, **layer)
+                config.projection_class_embeddings_input_dim, time_channels, **layer
+            )
 
         last = len(channels) - 1
         self.down_blocks = nnx.List()
         for level, kind in enumerate(config.down_block_types):
             widths = [channels[max(0, level - 1)]] + [channels[level]] * (config.layers[level] - 1)
-            self.down_blocks.append(self._block(
-                kind, level, widths, config.down_depths[level], token_downsampling=steps[level],
-                downsample=level < last, **layer))
+            self.down_blocks.append(
+                self._block(
+                    kind,
+                    level,
+                    widths,
+                    config.down_depths[level],
+                    token_downsampling=steps[level],
+                    downsample=level < last,
+                    **layer,
+                )
+            )
 
         if config.mid_block_type is not None:
             resnets = 2 if "CrossAttn" in config.mid_block_type else 1
-            self.mid_block = self._block(config.mid_block_type, last, [channels[-1]] * resnets,
-                                         (config.mid_depth,), **layer)
+            self.mid_block = self._block(
+                config.mid_block_type, last, [channels[-1]] * resnets, (config.mid_depth,), **layer
+            )
 
     def _block(self, kind: str, level: int, widths, depths, **rest) -> "Block":
         channels = self.config.block_out_channels
-        return Block(self.config, widths, channels[level], 4 * channels[0],
-                     heads=self.config.heads[level],
-                     depths=depths if "CrossAttn" in kind else (), **rest)
+        return Block(
+            self.config,
+            widths,
+            channels[level],
+            4 * channels[0],
+            heads=self.config.heads[level],
+            depths=depths if "CrossAttn" in kind else (),
+            **rest,
+        )
 
-    def _descend(self, x: jax.Array, time: jax.Array,
-                 context: Context) -> tuple[jax.Array, list[jax.Array]]:
+    def _descend(
+        self, x: jax.Array, time: jax.Array, context: Context
+    ) -> tuple[jax.Array, list[jax.Array]]:
         """What comes out of the middle, and the maps to skip across, the outermost first; x
         [B, h, w, block_out_channels[0]] is that of them."""
         skips = [x]
@@ -106,13 +126,17 @@ class WayDown(nnx.Module):
             x, _ = self.mid_block.down(x, time, context)
         return x, skips
 
-    def _conditions(self, timesteps: jax.Array, text: jax.Array,
-                    added: Added) -> tuple[jax.Array, Context]:
+    def _conditions(
+        self, timesteps: jax.Array, text: jax.Array, added: Added
+    ) -> tuple[jax.Array, Context]:
         """The embedding [B, 4 * block_out_channels[0]] of the timesteps and of what is added to
         them, and the text."""
         config = self.config
-        wanted = {"text_embeds": config.addition_embed_type, "time_ids": config.addition_embed_type,
-                  "timestep_cond": config.time_cond_proj_dim}
+        wanted = {
+            "text_embeds": config.addition_embed_type,
+            "time_ids": config.addition_embed_type,
+            "timestep_cond": config.time_cond_proj_dim,
+        }
         missing = [name for name, asked in wanted.items() if asked and name not in added]
         if missing:
             raise ValueError(f"This network takes {', '.join(missing)} as well.")
@@ -138,8 +162,9 @@ class WayDown(nnx.Module):
 class UNet2DConditionModel(WayDown):
     """Predicts the noise (or velocity, or image) in latents, given a timestep and a text."""
 
-    def __init__(self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32,
-                 rngs: nnx.Rngs):
+    def __init__(
+        self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32, rngs: nnx.Rngs
+    ):
         """As `WayDown`, with the way up."""
         super().__init__(config, token_downsampling=token_downsampling, dtype=dtype, rngs=rngs)
         layer = dict(dtype=dtype, rngs=rngs)
@@ -149,29 +174,47 @@ class UNet2DConditionModel(WayDown):
 
         self.up_blocks = nnx.List()
         width = channels[-1]
-        for level, kind, depths in zip(range(len(channels))[::-1], config.up_block_types,
-                                       config.up_depths, strict=True):
+        for level, kind, depths in zip(
+            range(len(channels))[::-1], config.up_block_types, config.up_depths, strict=True
+        ):
             widths = []
             for _ in depths:
                 widths.append(width + skips.pop())
                 width = channels[level]
-            self.up_blocks.append(self._block(kind, level, widths, depths,
-                                              token_downsampling=steps[level], upsample=level > 0,
-                                              **layer))
+            self.up_blocks.append(
+                self._block(
+                    kind,
+                    level,
+                    widths,
+                    depths,
+                    token_downsampling=steps[level],
+                    upsample=level > 0,
+                    **layer,
+                )
+            )
 
-        self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps,
-                                       **layer)
+        self.conv_norm_out = GroupNorm(
+            channels[0], config.norm_num_groups, config.norm_eps, **layer
+        )
         self.conv_out = conv(channels[0], config.out_channels, **layer)
         middle = [self.mid_block] if hasattr(self, "mid_block") else []
-        attending = [each for block in (*self.down_blocks, *self.up_blocks, *middle)
-                     for transformer in block.attentions for each in transformer.transformer_blocks]
+        attending = [
+            each
+            for block in (*self.down_blocks, *self.up_blocks, *middle)
+            for transformer in block.attentions
+            for each in transformer.transformer_blocks
+        ]
         for number, each in enumerate(attending):
             each.number = number
 
-    def __call__(self, latents: Float[Array, "b h w c"], timesteps: Real[Array, " b"],
-                 text: Float[Array, "b l d"],
-                 added: Added | None = None,
-                 control: Control | None = None) -> Float[Array, "b h w c_out"]:
+    def __call__(
+        self,
+        latents: Float[Array, "b h w c"],
+        timesteps: Real[Array, " b"],
+        text: Float[Array, "b l d"],
+        added: Added | None = None,
+        control: Control | None = None,
+    ) -> Float[Array, "b h w c_out"]:
         """Predicts the model output for a batch in which every image has its own timestep.
 
         Args:
@@ -193,8 +236,9 @@ class UNet2DConditionModel(WayDown):
         """
         added = added or {}
         time, context = self._conditions(timesteps, text, added)
-        context = context._replace(reference=added.get("reference"),
-                                   scale=added.get("reference_scale"))
+        context = context._replace(
+            reference=added.get("reference"), scale=added.get("reference_scale")
+        )
         x, skips = self._descend(self.conv_in(latents.astype(self.dtype)), time, context)
         if control is not None:
             *steered, middle = (each.astype(self.dtype) for each in control)
@@ -207,14 +251,23 @@ class UNet2DConditionModel(WayDown):
 
 def _token_steps(config: UNetConfig, token_downsampling: int) -> list[int]:
     """By level, of how many rows and columns self-attention takes one."""
-    finest = next((level for level, kind in enumerate(config.down_block_types)
-                   if kind.startswith("CrossAttn")), None)
-    return [token_downsampling if level == finest else 1
-            for level in range(len(config.block_out_channels))]
+    finest = next(
+        (
+            level
+            for level, kind in enumerate(config.down_block_types)
+            if kind.startswith("CrossAttn")
+        ),
+        None,
+    )
+    return [
+        token_downsampling if level == finest else 1
+        for level in range(len(config.block_out_channels))
+    ]
 
 
-def timestep_encoding(timesteps: jax.Array, size: int, flip_sin_to_cos: bool,
-                      freq_shift: int) -> jax.Array:
+def timestep_encoding(
+    timesteps: jax.Array, size: int, flip_sin_to_cos: bool, freq_shift: int
+) -> jax.Array:
     """Sinusoids of a timestep (Ho et al. 2020, arXiv:2006.11239): [B] -> [B, size] float32."""
     half = size // 2
     frequencies = jnp.exp(-jnp.log(10000.0) * jnp.arange(half) / (half - freq_shift))
@@ -236,8 +289,9 @@ def guidance_encoding(guidance: jax.Array, size: int) -> jax.Array:
 class TimestepEmbedding(nnx.Module):
     """Two dense layers on the sinusoids, to which a projected condition may be added."""
 
-    def __init__(self, inputs: int, outputs: int, condition: int | None = None, *, dtype,
-                 rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, outputs: int, condition: int | None = None, *, dtype, rngs: nnx.Rngs
+    ):
         self.linear_1 = linear(inputs, outputs, dtype=dtype, rngs=rngs)
         self.linear_2 = linear(outputs, outputs, dtype=dtype, rngs=rngs)
         if condition is not None:
@@ -259,23 +313,37 @@ class Block(nnx.Module):
     attend, one fewer than the resnets in the middle.
     """
 
-    def __init__(self, config: UNetConfig, widths: list[int], channels: int, time_channels: int, *,
-                 heads: int, depths: tuple[int, ...], token_downsampling: int = 1,
-                 downsample: bool = False, upsample: bool = False, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: UNetConfig,
+        widths: list[int],
+        channels: int,
+        time_channels: int,
+        *,
+        heads: int,
+        depths: tuple[int, ...],
+        token_downsampling: int = 1,
+        downsample: bool = False,
+        upsample: bool = False,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         layer = dict(dtype=dtype, rngs=rngs)
         norm = dict(groups=config.norm_num_groups, eps=config.norm_eps)
-        self.resnets = nnx.List([
-            ResnetBlock(width, channels, time_channels=time_channels, **norm, **layer)
-            for width in widths
-        ])
-        self.attentions = nnx.List([
-            Transformer2DModel(config, channels, heads, depth, token_downsampling, **layer)
-            for depth in depths
-        ])
+        self.resnets = nnx.List(
+            [
+                ResnetBlock(width, channels, time_channels=time_channels, **norm, **layer)
+                for width in widths
+            ]
+        )
+        self.attentions = nnx.List(
+            [
+                Transformer2DModel(config, channels, heads, depth, token_downsampling, **layer)
+                for depth in depths
+            ]
+        )
         if downsample:
-            self.downsamplers = nnx.List(
-                [Downsample(channels, config.downsample_padding, **layer)]
-            )
+            self.downsamplers = nnx.List([Downsample(channels, config.downsample_padding, **layer)])
         if upsample:
             self.upsamplers = nnx.List([Upsample(channels, **layer)])
 
@@ -294,8 +362,9 @@ class Block(nnx.Module):
             outputs.append(x)
         return x, outputs
 
-    def up(self, x: jax.Array, time: jax.Array, context: Context,
-           skips: list[jax.Array]) -> jax.Array:
+    def up(
+        self, x: jax.Array, time: jax.Array, context: Context, skips: list[jax.Array]
+    ) -> jax.Array:
         """x [B, h, w, C] -> x at the next resolution; takes its skips from the end of the list."""
         for i in range(len(self.resnets)):
             x = self._layer(i, jnp.concatenate([x, skips.pop()], axis=-1), time, context)
@@ -305,16 +374,27 @@ class Block(nnx.Module):
 class Transformer2DModel(nnx.Module):
     """Transformer blocks over the pixels of a feature map, projected in and out, with residual."""
 
-    def __init__(self, config: UNetConfig, channels: int, heads: int, depth: int = 1,
-                 token_downsampling: int = 1, *, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: UNetConfig,
+        channels: int,
+        heads: int,
+        depth: int = 1,
+        token_downsampling: int = 1,
+        *,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         layer = dict(dtype=dtype, rngs=rngs)
         self.norm = GroupNorm(channels, config.norm_num_groups, 1e-6, **layer)
         # The two projections do the same; checkpoints differ in how they store the weight.
         project = linear if config.use_linear_projection else pointwise
         self.proj_in = project(channels, channels, **layer)
         self.transformer_blocks = nnx.List(
-            [TransformerBlock(config, channels, heads, token_downsampling, **layer)
-             for _ in range(depth)]
+            [
+                TransformerBlock(config, channels, heads, token_downsampling, **layer)
+                for _ in range(depth)
+            ]
         )
         self.proj_out = project(channels, channels, **layer)
 
@@ -330,8 +410,16 @@ class Transformer2DModel(nnx.Module):
 class TransformerBlock(nnx.Module):
     """Self-attention, attention to the text, feed-forward; each normed first, with residual."""
 
-    def __init__(self, config: UNetConfig, channels: int, heads: int, token_downsampling: int = 1,
-                 *, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: UNetConfig,
+        channels: int,
+        heads: int,
+        token_downsampling: int = 1,
+        *,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         layer = dict(dtype=dtype, rngs=rngs)
         self.token_downsampling = token_downsampling
         self.number = 0  # of those of a UNet, as `UNetConfig.attending_widths` counts them
@@ -347,7 +435,8 @@ class TransformerBlock(nnx.Module):
         normed = self.norm1(x)
         x = x + self.attn1(normed, self._seen(normed, height))
         image_prompt = context.reference and ImagePrompt(
-            *context.reference[self.number], context.scale)
+            *context.reference[self.number], context.scale
+        )
         x = x + self.attn2(self.norm2(x), context.text, image_prompt)
         return x + self.ff(self.norm3(x))
 
@@ -365,10 +454,12 @@ class FeedForward(nnx.Module):
 
     def __init__(self, channels: int, *, dtype, rngs: nnx.Rngs):
         # Checkpoints number the layers of a PyTorch Sequential; its number 1 is a dropout.
-        self.net = nnx.Dict({
-            "0": GEGLU(channels, 4 * channels, dtype=dtype, rngs=rngs),
-            "2": linear(4 * channels, channels, dtype=dtype, rngs=rngs),
-        })
+        self.net = nnx.Dict(
+            {
+                "0": GEGLU(channels, 4 * channels, dtype=dtype, rngs=rngs),
+                "2": linear(4 * channels, channels, dtype=dtype, rngs=rngs),
+            }
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., C] -> [..., C]."""

@@ -30,7 +30,7 @@ class AutoencoderKL(nnx.Module):
         self.post_quant_conv = conv(config.latent_channels, config.latent_channels, 1, **layer)
 
     def encode(
-        self, images: Float[Array, "b height width c"],
+        self, images: Float[Array, "b height width c"]
     ) -> tuple[Float[Array, "b h w latent"], Float[Array, "b h w latent"]]:
         """Mean and log-variance of the latents' normal distribution.
 
@@ -39,7 +39,9 @@ class AutoencoderKL(nnx.Module):
         """
         moments = by_tiles(
             lambda x: self.quant_conv(self.encoder(x.astype(self.dtype))).astype(jnp.float32),
-            images, self.config.downscale)
+            images,
+            self.config.downscale,
+        )
         mean, logvar = jnp.split(moments, 2, axis=-1)
         scale = self.config.scaling_factor
         if self.config.latents_mean is not None:
@@ -47,26 +49,35 @@ class AutoencoderKL(nnx.Module):
             scale = scale / jnp.asarray(self.config.latents_std)
         return mean * scale, jnp.clip(logvar, -30, 20) + 2 * jnp.log(scale)
 
-    def decode(
-        self, latents: Float[Array, "b h w latent"],
-    ) -> Float[Array, "b height width c"]:
+    def decode(self, latents: Float[Array, "b h w latent"]) -> Float[Array, "b height width c"]:
         """latents [B, h, w, latent_channels] -> images [B, 8h, 8w, 3] float32, about [-1, 1]."""
         scale = self.config.scaling_factor
         if self.config.latents_mean is None:
             z = latents / scale
         else:
-            z = (latents * jnp.asarray(self.config.latents_std) / scale
-                 + jnp.asarray(self.config.latents_mean))
+            z = latents * jnp.asarray(self.config.latents_std) / scale + jnp.asarray(
+                self.config.latents_mean
+            )
         return by_tiles(
             lambda z: self.decoder(self.post_quant_conv(z.astype(self.dtype))).astype(jnp.float32),
-            z)
+            z,
+        )
 
 
 class Level(nnx.Module):
     """Resnets at one resolution, then a change of resolution if there is one."""
 
-    def __init__(self, config: VAEConfig, widths: list[int], channels: int, *,
-                 downsample: bool = False, upsample: bool = False, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: VAEConfig,
+        widths: list[int],
+        channels: int,
+        *,
+        downsample: bool = False,
+        upsample: bool = False,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         layer = dict(dtype=dtype, rngs=rngs)
         norm = dict(groups=config.norm_num_groups, eps=EPS)
         self.resnets = nnx.List([ResnetBlock(w, channels, **norm, **layer) for w in widths])
@@ -111,11 +122,18 @@ class Encoder(nnx.Module):
         layer = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
         self.conv_in = conv(config.in_channels, channels[0], **layer)
-        self.down_blocks = nnx.List([
-            Level(config, [channels[max(i - 1, 0)]] + [width] * (config.layers_per_block - 1),
-                  width, downsample=i < len(channels) - 1, **layer)
-            for i, width in enumerate(channels)
-        ])
+        self.down_blocks = nnx.List(
+            [
+                Level(
+                    config,
+                    [channels[max(i - 1, 0)]] + [width] * (config.layers_per_block - 1),
+                    width,
+                    downsample=i < len(channels) - 1,
+                    **layer,
+                )
+                for i, width in enumerate(channels)
+            ]
+        )
         self.mid_block = MidBlock(config, **layer)
         self.conv_norm_out = GroupNorm(channels[-1], config.norm_num_groups, EPS, **layer)
         self.conv_out = conv(channels[-1], 2 * config.latent_channels, **layer)
@@ -136,11 +154,18 @@ class Decoder(nnx.Module):
         channels = config.block_out_channels[::-1]
         self.conv_in = conv(config.latent_channels, channels[0], **layer)
         self.mid_block = MidBlock(config, **layer)
-        self.up_blocks = nnx.List([
-            Level(config, [channels[max(i - 1, 0)]] + [width] * config.layers_per_block,
-                  width, upsample=i < len(channels) - 1, **layer)
-            for i, width in enumerate(channels)
-        ])
+        self.up_blocks = nnx.List(
+            [
+                Level(
+                    config,
+                    [channels[max(i - 1, 0)]] + [width] * config.layers_per_block,
+                    width,
+                    upsample=i < len(channels) - 1,
+                    **layer,
+                )
+                for i, width in enumerate(channels)
+            ]
+        )
         self.conv_norm_out = GroupNorm(channels[-1], config.norm_num_groups, EPS, **layer)
         self.conv_out = conv(channels[-1], config.out_channels, **layer)
 

@@ -17,11 +17,11 @@ DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 class CLIPVisionModelWithProjection(nnx.Module):
     """Pictures -> one vector for each, or one for each of its patches."""
 
-    def __init__(self, config: ProjectedVisionEncoderConfig, *, dtype=jnp.float32,
-                 rngs: nnx.Rngs):
+    def __init__(self, config: ProjectedVisionEncoderConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.vision_model = VisionTransformer(config, dtype=dtype, rngs=rngs)
-        self.visual_projection = linear(config.hidden_size, config.projection_dim, bias=False,
-                                        dtype=dtype, rngs=rngs)
+        self.visual_projection = linear(
+            config.hidden_size, config.projection_dim, bias=False, dtype=dtype, rngs=rngs
+        )
 
     def __call__(self, x: Float[Array, "b side side 3"]) -> Float[Array, "b p"]:
         """Pictures as `normalized` makes them -> [B, projection_dim]."""
@@ -55,10 +55,12 @@ class PatchEmbeddings(nnx.Module):
     def __init__(self, config: VisionEncoderConfig, *, dtype, rngs: nnx.Rngs):
         size, patch = config.hidden_size, config.patch_size
         self.class_embedding = nnx.Param(jnp.ones(size, dtype))
-        self.patch_embedding = conv(3, size, patch, strides=patch, padding=0, bias=False,
-                                    dtype=dtype, rngs=rngs)
-        self.position_embedding = nnx.Embed(1 + (config.image_size // patch) ** 2, size,
-                                            dtype=dtype, param_dtype=dtype, rngs=rngs)
+        self.patch_embedding = conv(
+            3, size, patch, strides=patch, padding=0, bias=False, dtype=dtype, rngs=rngs
+        )
+        self.position_embedding = nnx.Embed(
+            1 + (config.image_size // patch) ** 2, size, dtype=dtype, param_dtype=dtype, rngs=rngs
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, side, side, 3] -> [B, 1 + patches, hidden_size]."""

@@ -54,8 +54,12 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     fetch_nothing()
     log_printed_errors(gradio.queueing, gradio.routes, gradio.route_utils, gradio.utils)
     card, texts = engine.pipeline.card, Translations()
-    with gr.Blocks(title=f"{card.name} · sd_tpu", analytics_enabled=False, fill_width=True,
-                   delete_cache=(3600, KEEP_SECONDS)) as page:
+    with gr.Blocks(
+        title=f"{card.name} · sd_tpu",
+        analytics_enabled=False,
+        fill_width=True,
+        delete_cache=(3600, KEEP_SECONDS),
+    ) as page:
         # Below what is handed in, which Gradio puts there and `Uploads` bounds.
         files = Files(Path(page.GRADIO_CACHE) / "pictures", engine.to_png)
         page.temp_file_sets.append(files.names)  # Gradio prunes them
@@ -84,8 +88,9 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
 
         view = make_page(engine, texts, answer, history=history is not None)
         shown = Watch(runs, view)
-        view.hub.click(watch, None, view.outputs(), trigger_mode="multiple", concurrency_limit=None,
-                       **QUIET)
+        view.hub.click(
+            watch, None, view.outputs(), trigger_mode="multiple", concurrency_limit=None, **QUIET
+        )
         page.load(None, None, None, js="() => { window.sdTpu.arrive(); }", **QUIET)
         api.offer(runs)
         page.unload(leave)
@@ -96,8 +101,15 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     return page
 
 
-def launch(page: gr.Blocks, middleware: Sequence[Middleware] = (), *, host: str | None = None,
-           port: int | None = None, share: bool = False, **options: Any) -> str:
+def launch(
+    page: gr.Blocks,
+    middleware: Sequence[Middleware] = (),
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    share: bool = False,
+    **options: Any,
+) -> str:
     """Serves the page in the background, until it is closed.
 
     Args:
@@ -137,8 +149,15 @@ def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> 
     page.max_threads = EVENTS
     page.queue()
     page.root_path = _folder(page.root_path)
-    site = gr.mount_gradio_app(fastapi.FastAPI(openapi_url=None), page, "/", show_error=False,
-                               enable_monitoring=False, **_served(page, middleware), **options)
+    site = gr.mount_gradio_app(
+        fastapi.FastAPI(openapi_url=None),
+        page,
+        "/",
+        show_error=False,
+        enable_monitoring=False,
+        **_served(page, middleware),
+        **options,
+    )
     page.app = site.routes[-1].app  # Gradio leaves another there, which nobody serves
     page.has_launched = True  # or Gradio would take any file of the server for one of a visitor's
     remember_nothing(page)
@@ -158,17 +177,21 @@ def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]
         footer_links=["api"],
         run_history=False,
         # Gradio sends answers as they are.
-        app_kwargs={"middleware": [
-            *middleware, Middleware(Uploads),
-            Middleware(Assets, components={block.get_block_name()
-                                           for block in page.blocks.values()}),
-            Middleware(GZipMiddleware)]},
+        app_kwargs={
+            "middleware": [
+                *middleware,
+                Middleware(Uploads),
+                Middleware(
+                    Assets, components={block.get_block_name() for block in page.blocks.values()}
+                ),
+                Middleware(GZipMiddleware),
+            ]
+        },
     )
 
 
 def _folder(root: str) -> str:
-    """The folder of a site in which the page lies, as the router takes it; a whole address stays.
-    """
+    """The folder of a site in which the page lies, as the router takes it; a whole address stays."""
     return root if "://" in root else f"/{root.strip('/')}" * bool(root.strip("/"))
 
 

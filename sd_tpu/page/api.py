@@ -19,25 +19,21 @@ from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.run import refusal
 from sd_tpu.serving.runs import Runs
-from sd_tpu.settings import (
-    OVERRIDABLE,
-    RANDOM,
-    SETTINGS,
-    Choice,
-    RequestError,
-    Setting,
-    drawn_seed,
-)
+from sd_tpu.settings import OVERRIDABLE, RANDOM, SETTINGS, Choice, RequestError, Setting, drawn_seed
 
 # Between words of a run: gradio_client fetches all files each time that it is told of them.
 PAUSE_SECONDS = 0.5
 MAX_OPENED = 32  # models whose files are looked at to list them; there may be thousands
 # What came later comes last: programs may give the others by position.
 _LATER = [SETTINGS[name] for name in ("model", "height", "width", "style", "clip_skip")]
-_BASIC, _EXPERT = ([setting for name, setting in OVERRIDABLE.items()
-                    if setting.expert is expert and name != "seed" and setting not in _LATER
-                    and setting.common]
-                   for expert in (False, True))
+_BASIC, _EXPERT = (
+    [
+        setting
+        for name, setting in OVERRIDABLE.items()
+        if setting.expert is expert and name != "seed" and setting not in _LATER and setting.common
+    ]
+    for expert in (False, True)
+)
 _EXPERT += _LATER
 _GENERATE = """Draws a picture of each prompt; yields what is finished and what is happening.
 
@@ -65,15 +61,26 @@ def offer(runs: Runs) -> None:
 
     # What Gradio asks of a function to tell programs of it.
     generate.__signature__ = inspect.Signature(
-        parameters, return_annotation=tuple[list[dict], int, str])
+        parameters, return_annotation=tuple[list[dict], int, str]
+    )
     generate.__annotations__ = {each.name: each.annotation for each in parameters}
     generate.__doc__ = _GENERATE.format(
-        names=", ".join(OVERRIDABLE), basic="\n".join(map(_explained, _BASIC)),
-        expert="\n".join(map(_explained, _EXPERT)))
+        names=", ".join(OVERRIDABLE),
+        basic="\n".join(map(_explained, _BASIC)),
+        expert="\n".join(map(_explained, _EXPERT)),
+    )
 
-    async def draw(visitor: gr.Request, prompt: str, negative_prompt: str = "", seed: int = RANDOM,
-                   width: int | None = None, height: int | None = None, steps: int | None = None,
-                   guidance: float | None = None, model: str = "") -> dict:
+    async def draw(
+        visitor: gr.Request,
+        prompt: str,
+        negative_prompt: str = "",
+        seed: int = RANDOM,
+        width: int | None = None,
+        height: int | None = None,
+        steps: int | None = None,
+        guidance: float | None = None,
+        model: str = "",
+    ) -> dict:
         """Draws one picture of what a text describes; its name begins with its seed.
 
         Describe what is to be seen: the subject first, then its surroundings, light and style,
@@ -93,8 +100,16 @@ def offer(runs: Runs) -> None:
         Returns:
             A PNG file that carries its settings.
         """
-        asked = dict(prompts=[prompt], negative_prompt=negative_prompt, seed=seed, width=width,
-                     height=height, steps=steps, guidance=guidance, model=model)
+        asked = dict(
+            prompts=[prompt],
+            negative_prompt=negative_prompt,
+            seed=seed,
+            width=width,
+            height=height,
+            steps=steps,
+            guidance=guidance,
+            model=model,
+        )
         async for told in _answers(runs, asked, visitor):
             (picture,), _, sentence = told
         if not picture:
@@ -103,8 +118,10 @@ def offer(runs: Runs) -> None:
 
     def samplers() -> list[dict]:
         """Lists the samplers: their keys for /generate, their names and their spacings."""
-        return [{"key": key, "label": sampler.label, "spacings": list(sampler.spacings)}
-                for key, sampler in SAMPLERS.items()]
+        return [
+            {"key": key, "label": sampler.label, "spacings": list(sampler.spacings)}
+            for key, sampler in SAMPLERS.items()
+        ]
 
     def models() -> list[dict]:
         """Lists the models, each with the size, steps and guidance that it draws with unless it is
@@ -128,8 +145,7 @@ def offer(runs: Runs) -> None:
 
     gr.api(generate, api_name="generate", concurrency_limit=None, api_description=generate.__doc__)
     gr.api(samplers, api_name="samplers", queue=False)
-    gr.api(read_metadata, api_name="read_metadata",
-           api_description=inspect.getdoc(read_metadata))
+    gr.api(read_metadata, api_name="read_metadata", api_description=inspect.getdoc(read_metadata))
     gr.api(draw, api_name="draw", concurrency_limit=None, api_description=draw.__doc__)
     gr.api(models, api_name="models", queue=False)
 
@@ -143,42 +159,65 @@ def _listed(offer: Catalog) -> list[dict]:
             own = offer.defaults(name) if number < MAX_OPENED else None
         except RequestError:
             continue
-        listed.append({"model": name, **{key: getattr(own, key, None) for key in (
-            "width", "height", "steps", "guidance")}})
+        listed.append(
+            {
+                "model": name,
+                **{
+                    key: getattr(own, key, None) for key in ("width", "height", "steps", "guidance")
+                },
+            }
+        )
     return listed
 
 
 def _parameters() -> list[inspect.Parameter]:
     """Of /generate, and whom Gradio tells of; whoever gives them by position may rely on them."""
     required = inspect.Parameter.empty
-    typed = [("visitor", gr.Request, required), ("prompts", list[str], required),
-             ("seed", int, RANDOM),
-             *((setting.name, setting.kind.type | None, None) for setting in _BASIC),
-             ("own", list[dict | None] | None, None),
-             *((setting.name, setting.kind.type | None, None) for setting in _EXPERT)]
-    return [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default,
-                              annotation=annotation) for name, annotation, default in typed]
+    typed = [
+        ("visitor", gr.Request, required),
+        ("prompts", list[str], required),
+        ("seed", int, RANDOM),
+        *((setting.name, setting.kind.type | None, None) for setting in _BASIC),
+        ("own", list[dict | None] | None, None),
+        *((setting.name, setting.kind.type | None, None) for setting in _EXPERT),
+    ]
+    return [
+        inspect.Parameter(
+            name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
+        )
+        for name, annotation, default in typed
+    ]
 
 
 def _explained(setting: Setting) -> str:
     """A parameter's line of documentation."""
-    default = (setting.kind.shown(setting.default) if setting.expert
-               else setting.caption_empty or "the model's own")
+    default = (
+        setting.kind.shown(setting.default)
+        if setting.expert
+        else setting.caption_empty or "the model's own"
+    )
     keys = " A key that /samplers lists." if isinstance(setting.kind, Choice) else ""
     return f"    {setting.name}: {setting.label}; {default} by default. {setting.help}{keys}"
 
 
-async def _answers(runs: Runs, asked: dict[str, Any], visitor: gr.Request
-                   ) -> AsyncIterator[tuple[list[dict | None], int, str]]:
+async def _answers(
+    runs: Runs, asked: dict[str, Any], visitor: gr.Request
+) -> AsyncIterator[tuple[list[dict | None], int, str]]:
     """What a program is told: the pictures so far, the seed and a sentence. What comes within
     PAUSE_SECONDS of that is told with what comes next; the end is told at once."""
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
     network = visitor_network(visitor)
     try:
         request = await run_sync(Request.check, asked, runs.studio.engine.offer)
-        run = await run_sync(partial(
-            runs.start, request, program=getattr(visitor.state, "client", network),  # by its key
-            address=network, seed=int(asked["seed"])))
+        run = await run_sync(
+            partial(
+                runs.start,
+                request,
+                program=getattr(visitor.state, "client", network),  # by its key
+                address=network,
+                seed=int(asked["seed"]),
+            )
+        )
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)

@@ -24,8 +24,11 @@ from sd_tpu.settings import (
 
 _FIRST = ("guidance", "steps", "sampler")
 _LISTED = ("model", "style")  # of which the server knows what there is
-COMPARABLE = {name: OVERRIDABLE[name] for name in dict.fromkeys((*_FIRST, *_LISTED, *OVERRIDABLE))
-              if name in _LISTED or OVERRIDABLE[name].suggest}
+COMPARABLE = {
+    name: OVERRIDABLE[name]
+    for name in dict.fromkeys((*_FIRST, *_LISTED, *OVERRIDABLE))
+    if name in _LISTED or OVERRIDABLE[name].suggest
+}
 SIZE = "size"  # height and width
 LORA = "lora"  # the strength that prompts give to what they name so
 LORA_LABEL, LORA_VALUES = Sentence("Strength of the LoRA"), (0, 0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.4)
@@ -45,8 +48,12 @@ class Comparable:
     listed: list[tuple[str, str, bool]]
 
 
-def comparable(defaults: Picture, choices: Mapping[str, Mapping[str, str] | None],
-               sizes: Sequence[str], loras: bool) -> list[Comparable]:
+def comparable(
+    defaults: Picture,
+    choices: Mapping[str, Mapping[str, str] | None],
+    sizes: Sequence[str],
+    loras: bool,
+) -> list[Comparable]:
     """What can change, for a page with these defaults, choices (as `layout.choices_of`) and sizes,
     which may have LoRAs."""
     listed = []
@@ -55,8 +62,14 @@ def comparable(defaults: Picture, choices: Mapping[str, Mapping[str, str] | None
         if options:
             ticked = ticked or [*options][:MAX_PROMPTS]
             ordered = dict.fromkeys((*ticked, *options))
-            listed.append(Comparable(name, setting.label, "", [
-                (key or EMPTY, options[key], key in ticked) for key in ordered]))
+            listed.append(
+                Comparable(
+                    name,
+                    setting.label,
+                    "",
+                    [(key or EMPTY, options[key], key in ticked) for key in ordered],
+                )
+            )
         elif options is not None:
             values = ", ".join(map(setting.kind.shown, ticked))
             listed.append(Comparable(name, setting.label, values, []))
@@ -80,16 +93,21 @@ def read_comparison(asked: Any) -> tuple[str, list[Any]]:
     what, values = asked["what"], asked["values"]
     if what not in (*COMPARABLE, LORA, SIZE) or not isinstance(values, str | list):
         raise RequestError(GARBLED.template)
-    parse = read_size if what == SIZE else (
-        _STRENGTHS if what == LORA else COMPARABLE[what].kind).parse
+    parse = (
+        read_size if what == SIZE else (_STRENGTHS if what == LORA else COMPARABLE[what].kind).parse
+    )
     words = _BETWEEN.split(values) if isinstance(values, str) else values
     read = [parse(word) for word in dict.fromkeys(map(str, words)) if word]
     if not read:
-        raise RequestError("There is nothing to compare yet: give up to {limit} values.",
-                           limit=MAX_PROMPTS)
+        raise RequestError(
+            "There is nothing to compare yet: give up to {limit} values.", limit=MAX_PROMPTS
+        )
     if len(read) > MAX_PROMPTS:
-        raise RequestError("There are {count} values to compare; at most {limit} fit.",
-                           count=len(read), limit=MAX_PROMPTS)
+        raise RequestError(
+            "There are {count} values to compare; at most {limit} fit.",
+            count=len(read),
+            limit=MAX_PROMPTS,
+        )
     return what, read
 
 
@@ -105,8 +123,9 @@ def comparison(request: Request, what: str, values: Sequence[Any]) -> Request:
     if image and not getattr(first, image):
         raise RequestError("{label}: the first prompt has none.", label=SETTINGS[image].label)
     if what != LORA:
-        return Request(tuple(changed(first, value if what == SIZE else {what: value})
-                             for value in values))
+        return Request(
+            tuple(changed(first, value if what == SIZE else {what: value}) for value in values)
+        )
     if not _STRENGTH.search(first.prompt):
         raise RequestError("The first prompt names no LoRA.")
     return Request(tuple(_with_strength(first, value) for value in values))

@@ -68,8 +68,9 @@ log = logging.getLogger(__name__)
 NEAR = 0.8  # of the model's tokens: from there on their count is shown
 MAX_KNOWN = 5000  # names and words that a page is told
 # What page.js asks for that reads, makes or packs pictures.
-WITH_FILES = frozenset(("again", "before", "grid", "large", "link", "movie", "paint", "read",
-                        "take", "zip"))
+WITH_FILES = frozenset(
+    ("again", "before", "grid", "large", "link", "movie", "paint", "read", "take", "zip")
+)
 RUNS = 6  # on a page of the history; earlier ones come below
 MAX_PAGES = 1000
 MAX_SECONDS = 3.0  # that a picture of Live may take: who waits longer has lost the thread
@@ -140,8 +141,9 @@ class Watch:
             cards = await run_sync(self._cards, told.cards, run, asked)  # asks the history
             updates, collection = collection | cards, {}
             if not quiet:
-                updates[self.view.line] = part("progress", asked.language, told.line, run.key,
-                                               told.version)
+                updates[self.view.line] = part(
+                    "progress", asked.language, told.line, run.key, told.version
+                )
                 if news := " ".join(map(asked.language.translate, told.news)):
                     updates[self.view.news] = escape(news)
             yield updates
@@ -149,13 +151,18 @@ class Watch:
     def _cards(self, cards: Sequence[Card], run: Run, asked: Asked) -> Updates:
         """The gallery where cards have changed."""
         view, history, stars = self.view, self.runs.studio.history, {}
-        cards = [card if not card.picture or card.picture.there else BLANK[card.place]
-                 for card in cards]
+        cards = [
+            card if not card.picture or card.picture.there else BLANK[card.place] for card in cards
+        ]
         with suppress(HistoryError):  # of which something has been said already
             if history and (kept := [card.kept for card in cards if card.kept]):
                 stars = history.favourites(asked.browser, kept)
-        updates = {view.figures[card.place]: part("figure", asked.language, card, view.size,
-                                                  stars.get(card.kept)) for card in cards}
+        updates = {
+            view.figures[card.place]: part(
+                "figure", asked.language, card, view.size, stars.get(card.kept)
+            )
+            for card in cards
+        }
         if any(card.picture or card.state == "blank" for card in cards):
             updates[view.collection] = part("collection", asked.language, run)
         return updates
@@ -168,7 +175,11 @@ class Answers:
         """Answers of these runs and what they share."""
         self.runs, studio = runs, runs.studio
         self.engine, self.files, self.inputs, self.history = (
-            studio.engine, studio.files, studio.inputs, studio.history)
+            studio.engine,
+            studio.files,
+            studio.inputs,
+            studio.history,
+        )
 
     def answer(self, asked: Asked) -> dict[str, Any]:
         """Answers what page.js asks."""
@@ -205,8 +216,10 @@ class Answers:
         filled, former = asked.filled(), self._run(asked)
         filled["seed"] = drawn_seed(filled["seed"])
         if former and former.request.compares:  # its values are no box's own
-            filled["own"] = [former.request.beside_compared(place, box)
-                             for place, box in enumerate(filled["own"])]
+            filled["own"] = [
+                former.request.beside_compared(place, box)
+                for place, box in enumerate(filled["own"])
+            ]
         request = Request.check(filled, self.engine.offer)
         compared = comparison(request, *read_comparison(asked.data))
         for picture in compared.pictures:
@@ -221,12 +234,20 @@ class Answers:
         """Draws a picture's prompt with new seeds, wherever no picture is kept."""
         place, filled, seed = asked.place, asked.filled(), drawn_seed(RANDOM)
         picture = self._card(asked, place).asked
-        request = Request(tuple(
-            dataclasses.replace(picture, seed=(seed + number) % (MAX_SEED + 1))
-            for number in range(MAX_PROMPTS))).replaced(place, picture)
-        return self._draw(request, asked, seed=seed, keep={*asked.kept(), place},
-                          common=for_all({**filled, "seed": seed}, self.engine.offer),
-                          any_seed=filled["seed"] == RANDOM)
+        request = Request(
+            tuple(
+                dataclasses.replace(picture, seed=(seed + number) % (MAX_SEED + 1))
+                for number in range(MAX_PROMPTS)
+            )
+        ).replaced(place, picture)
+        return self._draw(
+            request,
+            asked,
+            seed=seed,
+            keep={*asked.kept(), place},
+            common=for_all({**filled, "seed": seed}, self.engine.offer),
+            any_seed=filled["seed"] == RANDOM,
+        )
 
     def _do_larger(self, asked: Asked) -> dict[str, Any]:
         """Draws a picture again at LARGER times its size, from what it is; the others stay."""
@@ -235,12 +256,14 @@ class Answers:
         self.engine.offer.check(picture)
         start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
         request = former.request.replaced(
-            card.place, dataclasses.replace(picture, init_image=start))
+            card.place, dataclasses.replace(picture, init_image=start)
+        )
         for other in former.cards:
             if other.state == "stopped":
                 request = request.replaced(other.place, None)
-        return self._draw(request, asked, seed=former.seed,
-                          keep={*range(MAX_PROMPTS)} - {card.place})
+        return self._draw(
+            request, asked, seed=former.seed, keep={*range(MAX_PROMPTS)} - {card.place}
+        )
 
     def _do_journey(self, asked: Asked) -> dict[str, Any]:
         """Draws the way from a card's picture to another's, or to another seed of its own."""
@@ -251,19 +274,36 @@ class Answers:
         run.travel(journey(first, other.prompt, seed, asked.data.get("count")))
         return _named(run)
 
-    def _draw(self, request: Request, asked: Asked, *, seed: int, keep: Collection[int] = (),
-              common: Picture | None = None, any_seed: bool = False) -> dict[str, Any]:
+    def _draw(
+        self,
+        request: Request,
+        asked: Asked,
+        *,
+        seed: int,
+        keep: Collection[int] = (),
+        common: Picture | None = None,
+        any_seed: bool = False,
+    ) -> dict[str, Any]:
         """Begins a run in place of the one that is shown; `seed` is for all its boxes. They are
         filled with what it draws if something is `common` to all of them then; `any_seed` leaves
         theirs open.
         """
-        run = self.runs.start(request, former=self._run(asked), keep=keep, browser=asked.browser,
-                              address=asked.address, seed=seed)
+        run = self.runs.start(
+            request,
+            former=self._run(asked),
+            keep=keep,
+            browser=asked.browser,
+            address=asked.address,
+            seed=seed,
+        )
         if run is None:
             told = Sentence("All pictures are there already, as they are asked for.")
             return {"told": asked.language.translate(told), "kind": "over"}
-        pictures = (Sentence("1 picture") if run.count == 1
-                    else Sentence("{count} pictures", count=run.count))
+        pictures = (
+            Sentence("1 picture")
+            if run.count == 1
+            else Sentence("{count} pictures", count=run.count)
+        )
         told = {**_named(run), "news": asked.language.say("Making {count}.", count=pictures)}
         if common:
             values = run.request.values(common)
@@ -288,8 +328,14 @@ class Answers:
             return _named(run) if run.redraw(asked.place, picture, live=live) else {}
         if not picture:
             return {}
-        return _named(self.runs.start(Request().replaced(asked.place, picture), live=live,
-                                      browser=asked.browser, address=asked.address))
+        return _named(
+            self.runs.start(
+                Request().replaced(asked.place, picture),
+                live=live,
+                browser=asked.browser,
+                address=asked.address,
+            )
+        )
 
     def _picture(self, asked: Asked, run: Run | None, *, live: bool) -> Picture | None:
         """What is to be drawn of the box alone: with a new seed, or, while somebody types, with
@@ -312,8 +358,11 @@ class Answers:
 
     def _do_show(self, asked: Asked) -> dict[str, Any]:
         """A former run, or what this browser was shown last."""
-        run = (self.runs.bring_back(asked.data["shown"]) if "shown" in asked.data
-               else self.runs.latest(asked.browser))
+        run = (
+            self.runs.bring_back(asked.data["shown"])
+            if "shown" in asked.data
+            else self.runs.latest(asked.browser)
+        )
         return _named(run)
 
     def _do_stop(self, asked: Asked) -> dict[str, Any]:
@@ -348,34 +397,44 @@ class Answers:
         except RequestError as error:
             refused = {"wrong": language.translate(error.sentence), "culprit": error.culprit}
         run = self._run(asked)
-        faster = {name: value for name, value in filled.items()
-                  if name in OVERRIDABLE and OVERRIDABLE[name].section == FASTER
-                  and value != OVERRIDABLE[name].default}
+        faster = {
+            name: value
+            for name, value in filled.items()
+            if name in OVERRIDABLE
+            and OVERRIDABLE[name].section == FASTER
+            and value != OVERRIDABLE[name].default
+        }
         return {
-            "told_of": [part("remark", language, *remark(prompt, value, self.engine,
-                                                         filled.get("model", "")))
-                        for prompt, value in zip(prompts, values, strict=True)],
+            "told_of": [
+                part(
+                    "remark", language, *remark(prompt, value, self.engine, filled.get("model", ""))
+                )
+                for prompt, value in zip(prompts, values, strict=True)
+            ],
             "own": [part("summary", language, box, place) for place, box in enumerate(own)],
             "faster": part("summary", language, faster),
-            "inputs": self.inputs.shown(asked.browser, {each.get(name) for each in (filled, *own)
-                                                        for name in UPLOADS}),  # small
+            "inputs": self.inputs.shown(
+                asked.browser, {each.get(name) for each in (filled, *own) for name in UPLOADS}
+            ),  # small
             "slow": self._slow(filled, language),
-            "line": part("progress", language,
-                         run.line if run and run.line.kind != "wrong" else Line()),
+            "line": part(
+                "progress", language, run.line if run and run.line.kind != "wrong" else Line()
+            ),
             **self._offered(filled),
             **({"models": self.engine.offer.models()} if asked.data.get("fresh") else {}),
             **refused,
         }
 
     def _offered(self, filled: Mapping[str, Any]) -> dict[str, Any]:
-        """The steps of the presets and the sizes of the model that is filled in, if there is one.
-        """
+        """The steps of the presets and the sizes of the model that is filled in, if there is one."""
         try:
             own = self.engine.offer.defaults(filled.get("model", ""))
         except RequestError:
             return {}
-        return {"presets": layout.preset_steps(own.steps),
-                "sizes": form.sizes(own.model, self.engine.offer)}
+        return {
+            "presets": layout.preset_steps(own.steps),
+            "sizes": form.sizes(own.model, self.engine.offer),
+        }
 
     def _slow(self, filled: Mapping[str, Any], language: Language) -> str:
         """Why Live is not possible with what is filled in for all boxes."""
@@ -390,26 +449,38 @@ class Answers:
         """What another model brings along, but for texts."""
         name = str(asked.data.get("model"))
         brought = form.show_settings(vars(self.engine.offer.defaults(name)), self.engine.offer)
-        left = {"negative_prompt", "style", *(name for name, each in SETTINGS.items()
-                                              if each.of_upload)}
+        left = {
+            "negative_prompt",
+            "style",
+            *(name for name, each in SETTINGS.items() if each.of_upload),
+        }
         brought = {name: text for name, text in brought.items() if name not in left}
         return {"form": {"settings": brought, "sizes": form.sizes(name, self.engine.offer)}}
 
     def _do_link(self, asked: Asked) -> dict[str, Any]:
         request = Request.check(read_link(str(asked.data.get("link"))), Anything())
-        return self._gathered(request, asked) | self._fill(request, asked, Sentence(
-            "The link's prompts, seed and settings are in the boxes."))
+        return self._gathered(request, asked) | self._fill(
+            request, asked, Sentence("The link's prompts, seed and settings are in the boxes.")
+        )
 
     def _do_again(self, asked: Asked) -> dict[str, Any]:
-        return self._fill_from(self._file(asked), asked, Sentence(
-            "Prompt, seed and settings of the picture are in the boxes."))
+        return self._fill_from(
+            self._file(asked),
+            asked,
+            Sentence("Prompt, seed and settings of the picture are in the boxes."),
+        )
 
     def _do_read(self, asked: Asked) -> dict[str, Any]:
         """Reads a picture that has been uploaded."""
         file = uploaded(asked.data.get("file"))
         request, _ = parse_usable(read_parameters(file))
-        return self._gathered(request, asked) | self._fill_from(file, asked, Sentence(
-            "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name))
+        return self._gathered(request, asked) | self._fill_from(
+            file,
+            asked,
+            Sentence(
+                "The prompts, the seed and the settings of {file} are in the boxes.", file=file.name
+            ),
+        )
 
     def _fill_from(self, file: Path, asked: Asked, told: Sentence) -> dict[str, Any]:
         """As `_fill`, with what a picture was made from.
@@ -420,21 +491,33 @@ class Answers:
         text = read_parameters(file)
         there = parse_token_downsampling(text)
         here = self.engine.pipeline.model.token_downsampling
-        more = [] if here == there else [Sentence(
-            "It was drawn with token downsampling {there}, which is set when a page is started; "
-            "here it is {here}.", there=there, here=here)]
+        more = (
+            []
+            if here == there
+            else [
+                Sentence(
+                    "It was drawn with token downsampling {there}, which is set when a page is started; "
+                    "here it is {here}.",
+                    there=there,
+                    here=here,
+                )
+            ]
+        )
         request, unusable = parse_usable(text)
         if unusable:
-            more.append(Sentence("{names} of the picture cannot be used here.",
-                                 names=", ".join(unusable)))
+            more.append(
+                Sentence("{names} of the picture cannot be used here.", names=", ".join(unusable))
+            )
         return self._fill(request, asked, told, *more)
 
     def _fill(self, request: Request, asked: Asked, *told: Sentence) -> dict[str, Any]:
         """The form of a request as far as it can be made here; what is told, and what of it is
         otherwise here."""
         values, otherwise = self.runs.values_here(request, asked.browser)
-        return {"form": {**form.show(values, self.engine.offer), "keep": []},
-                "told": " ".join(map(asked.language.translate, (*told, *otherwise)))}
+        return {
+            "form": {**form.show(values, self.engine.offer), "keep": []},
+            "told": " ".join(map(asked.language.translate, (*told, *otherwise))),
+        }
 
     def _gathered(self, request: Request, asked: Asked) -> dict[str, Any]:
         """The pictures of a request, where the browser's runs still have them."""
@@ -456,8 +539,7 @@ class Answers:
         return {"input": self.inputs.add(asked.browser, given)}
 
     def _do_before(self, asked: Asked) -> dict[str, Any]:
-        """What a picture began with, as it was put under it; nothing if it is not there any more.
-        """
+        """What a picture began with, as it was put under it; nothing if it is not there any more."""
         with suppress(RequestError, HistoryError, OSError):
             made = read_png(self._file(asked))
             canvas = Canvas.of(made.pictures[0], self.inputs.of(asked.browser))
@@ -491,15 +573,17 @@ class Answers:
     def _made(self, asked: Asked) -> dict[int, files.Picture]:
         """The pictures that are there, by place; raises RequestError if there are none."""
         run = self._run(asked)
-        pictures = {place: picture for place, picture in (run.pictures() if run else {}).items()
-                    if picture.there}
+        pictures = {
+            place: picture
+            for place, picture in (run.pictures() if run else {}).items()
+            if picture.there
+        }
         if not pictures:
             raise RequestError(GONE.template)
         return pictures
 
     def _do_movie(self, asked: Asked) -> dict[str, Any]:
-        """The journey that was drawn last, to be looked at or as a file; nothing if there is none.
-        """
+        """The journey that was drawn last, to be looked at or as a file; nothing if there is none."""
         run, kind = self._run(asked), asked.data.get("kind")
         if not (run and run.way):
             return {}
@@ -563,8 +647,11 @@ class Answers:
         entries = self.history.entries(owner, run=name)
         if not entries:
             raise RequestError(FORGOTTEN.template)
-        return self._fill(request_of(entries), asked, Sentence(
-            "Prompts, seeds and settings of the run are in the boxes."))
+        return self._fill(
+            request_of(entries),
+            asked,
+            Sentence("Prompts, seeds and settings of the run are in the boxes."),
+        )
 
 
 def contents(history: History, owner: str, look: Mapping[str, Any], language: Language) -> str:
@@ -591,9 +678,15 @@ def alone(filled: Mapping[str, Any], place: int, seed: int, offer: Catalog) -> P
         RequestError: it cannot be served.
     """
     own = filled["own"][place] if place < len(filled["own"]) else {}
-    return Request.check({**filled, "seed": seed if filled["seed"] == RANDOM else filled["seed"],
-                          "prompts": [*[""] * place, filled["prompts"][place]],
-                          "own": [*[None] * place, own]}, offer).pictures[place]
+    return Request.check(
+        {
+            **filled,
+            "seed": seed if filled["seed"] == RANDOM else filled["seed"],
+            "prompts": [*[""] * place, filled["prompts"][place]],
+            "own": [*[None] * place, own],
+        },
+        offer,
+    ).pictures[place]
 
 
 def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
@@ -604,7 +697,10 @@ def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
         return None
     return RequestError(
         "With these settings a picture takes about {seconds} s here; Live is for pictures that "
-        "take {limit} s at most.", seconds=math.ceil(seconds), limit=round(MAX_SECONDS))
+        "take {limit} s at most.",
+        seconds=math.ceil(seconds),
+        limit=round(MAX_SECONDS),
+    )
 
 
 def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[str, Sentence | str]:
@@ -614,8 +710,9 @@ def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[s
     if value != prompt.strip():
         return "such", Sentence("Such as “{prompt}”", prompt=value)
     if len(prompt) > MAX_PROMPT_LENGTH:
-        return "over", Sentence("{count} of at most {limit} characters", count=len(prompt),
-                                limit=MAX_PROMPT_LENGTH)
+        return "over", Sentence(
+            "{count} of at most {limit} characters", count=len(prompt), limit=MAX_PROMPT_LENGTH
+        )
     if not prompt.strip():
         return "", ""
     try:

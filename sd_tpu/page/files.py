@@ -61,7 +61,9 @@ class Uploads:
         if self._spent[network] + length > UPLOAD_BYTES:
             answer = PlainTextResponse(
                 f"At most {UPLOAD_BYTES >> 20} MiB of files are taken from a network in "
-                f"{UPLOAD_SECONDS // 60:g} minutes; please try again later.\n", 429)
+                f"{UPLOAD_SECONDS // 60:g} minutes; please try again later.\n",
+                429,
+            )
             while (await receive()).get("more_body"):
                 pass  # or browsers would hear of a broken connection alone
             return await answer(scope, receive, send)
@@ -80,8 +82,14 @@ class Uploads:
 
 def _make_room(folder: Path) -> None:
     """Removes the oldest files that were handed in until the rest has ALL_UPLOADS bytes at most."""
-    found = sorted(((status.st_mtime, status.st_size, file) for file in folder.glob("*/*")
-                    if (status := _status(file)) and S_ISREG(status.st_mode)), reverse=True)
+    found = sorted(
+        (
+            (status.st_mtime, status.st_size, file)
+            for file in folder.glob("*/*")
+            if (status := _status(file)) and S_ISREG(status.st_mode)
+        ),
+        reverse=True,
+    )
     total = 0
     for _, size, file in found:
         total += size
@@ -99,8 +107,10 @@ def _status(file: Path) -> os.stat_result | None:
 def fetch_nothing() -> None:
     """Has Gradio, in this process, refuse the addresses that visitors give for files: it would load
     whatever lies there, of any size, before anything here is asked."""
+
     async def refuse(*_: Any, **__: Any) -> str:
-        raise gr.Error("Only files that are uploaded are taken, no addresses.",
-                       print_exception=False)
+        raise gr.Error(
+            "Only files that are uploaded are taken, no addresses.", print_exception=False
+        )
 
     gr.processing_utils.async_ssrf_protected_download = refuse

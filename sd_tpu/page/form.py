@@ -37,32 +37,55 @@ def read(form: Any) -> dict[str, Any]:
     try:
         prompts, own, settings = form["prompts"], form["own"], dict(form["settings"])
         size = read_size(settings.pop("size", ""))
-        values = {name: _parsed(name, text) for name, text in settings.items()
-                  if name in COMMON and (text != "" or isinstance(COMMON[name].kind, Choice))}
+        values = {
+            name: _parsed(name, text)
+            for name, text in settings.items()
+            if name in COMMON and (text != "" or isinstance(COMMON[name].kind, Choice))
+        }
         seed = _parsed("seed", form["seed"])
-        owns = [{**{name: _read_own(name, text) for name, text in box.items()
-                    if text != "" and name != "size"}, **read_size(box.get("size", ""))}
-                for box in own]
+        owns = [
+            {
+                **{
+                    name: _read_own(name, text)
+                    for name, text in box.items()
+                    if text != "" and name != "size"
+                },
+                **read_size(box.get("size", "")),
+            }
+            for box in own
+        ]
     except (TypeError, ValueError, KeyError, AttributeError):
         raise RequestError(GARBLED.template) from None
-    return {"prompts": prompts, "seed": RANDOM if seed == "" else seed, **values, **size,
-            "own": owns}
+    return {
+        "prompts": prompts,
+        "seed": RANDOM if seed == "" else seed,
+        **values,
+        **size,
+        "own": owns,
+    }
 
 
 def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     """The form of values such as `read` returns, complete; which cards are kept is not said."""
-    prompts, own = ([*given, *[""] * MAX_PROMPTS][:MAX_PROMPTS]
-                    for given in (values["prompts"], values["own"]))
-    return {"prompts": prompts, "seed": str(values["seed"]),
-            "settings": show_settings(values, catalog), "sizes": sizes(values["model"], catalog),
-            "own": [_show_own(box or {}, values) for box in own]}
+    prompts, own = (
+        [*given, *[""] * MAX_PROMPTS][:MAX_PROMPTS] for given in (values["prompts"], values["own"])
+    )
+    return {
+        "prompts": prompts,
+        "seed": str(values["seed"]),
+        "settings": show_settings(values, catalog),
+        "sizes": sizes(values["model"], catalog),
+        "own": [_show_own(box or {}, values) for box in own],
+    }
 
 
 def show_settings(values: Mapping[str, Any], catalog: Catalog) -> dict[str, str]:
     """The settings of a form."""
-    return {"size": named_size((values["height"], values["width"])),
-            **{name: _show(setting, values[name]) for name, setting in COMMON.items()},
-            "model": values["model"] or catalog.first}
+    return {
+        "size": named_size((values["height"], values["width"])),
+        **{name: _show(setting, values[name]) for name, setting in COMMON.items()},
+        "model": values["model"] or catalog.first,
+    }
 
 
 def sizes(model: str, catalog: Catalog) -> list[str]:
@@ -72,8 +95,11 @@ def sizes(model: str, catalog: Catalog) -> list[str]:
 
 def _show_own(box: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, str]:
     """A box's own fields; its size is whole where one side is its own."""
-    shown = {name: _show(OVERRIDABLE[name], value) or EMPTY for name, value in box.items()
-             if name not in SIDES}
+    shown = {
+        name: _show(OVERRIDABLE[name], value) or EMPTY
+        for name, value in box.items()
+        if name not in SIDES
+    }
     if box.keys() & SIDES:
         whole = {**common, **box}
         shown["size"] = named_size((whole["height"], whole["width"]))
@@ -86,8 +112,10 @@ def read_size(text: Any) -> dict[str, str | int]:
     if text == "":
         return {}
     sides = str(text).split("×")
-    return {name: int(side) if side.isdecimal() else side
-            for name, side in zip(("width", "height"), sides, strict=True)}
+    return {
+        name: int(side) if side.isdecimal() else side
+        for name, side in zip(("width", "height"), sides, strict=True)
+    }
 
 
 def _read_own(name: str, text: Any) -> Any:

@@ -65,8 +65,11 @@ class Translations(gr.I18n):
     def render(self, make: Callable[[Language], str]) -> str:
         """Something of the page in all languages, of which the browser takes its own."""
         # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
-        return str(self._translated(lambda language: make(language).replace("{", "&#123;")
-                                    .replace("}", "&#125;")))
+        return str(
+            self._translated(
+                lambda language: make(language).replace("{", "&#123;").replace("}", "&#125;")
+            )
+        )
 
     def label(self, text: str, **facts: Any):
         """An English text for a component of Gradio's, in all languages."""
@@ -79,8 +82,9 @@ class Translations(gr.I18n):
         return self(key)
 
 
-def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict], dict], *,
-              history: bool) -> View:
+def make_page(
+    engine: EngineClient, texts: Translations, answer: Callable[[dict], dict], *, history: bool
+) -> View:
     """The tools, the cards and the bar below them, with all panels; `answer` answers what page.js
     asks."""
     html = partial(_html, texts)
@@ -97,18 +101,32 @@ def make_page(engine: EngineClient, texts: Translations, answer: Callable[[dict]
         line = html("progress", "line", Line())
         html("go", "go", STARTING.text)
         choices, offered = choices_of(engine.offer), sizes(defaults["model"], engine.offer)
-        html("sheet", "sheet", card.themes, choices, defaults, named_size(size[::-1]),
-             {each: each for each in offered},
-             comparable(engine.defaults, choices, offered, engine.adapters.takes_loras),
-             MAX_FILE_BYTES, history)
+        html(
+            "sheet",
+            "sheet",
+            card.themes,
+            choices,
+            defaults,
+            named_size(size[::-1]),
+            {each: each for each in offered},
+            comparable(engine.defaults, choices, offered, engine.adapters.takes_loras),
+            MAX_FILE_BYTES,
+            history,
+        )
     # The region stays while its text changes: only then do screen readers read the text out.
-    news = gr.HTML("", elem_id="news", apply_default_css=False, js_on_load=None,
-                   html_template='<div role="status" aria-live="polite">${value}</div>')
+    news = gr.HTML(
+        "",
+        elem_id="news",
+        apply_default_css=False,
+        js_on_load=None,
+        html_template='<div role="status" aria-live="polite">${value}</div>',
+    )
     html("viewer", "full-screen", choices)
     html("painter", "painting")
     html("journey", "travelling", JOURNEYS, kinds_here())
-    hub = gr.HTML("", elem_id="hub", apply_default_css=False, js_on_load=HUB,
-                  server_functions=[answer])
+    hub = gr.HTML(
+        "", elem_id="hub", apply_default_css=False, js_on_load=HUB, server_functions=[answer]
+    )
     return View(line, news, figures, collection, hub, size)
 
 
@@ -124,12 +142,16 @@ def choices_of(offer: Catalog) -> dict[str, dict[str, str] | None]:
     """By each setting's name what there is to choose from, if that can be listed; None where there
     is nothing. Of the models only the first is listed: there may be thousands, and the page holds
     every list once for each language, so page.js asks for the others."""
-    listed = {name: dict(setting.kind.options) if isinstance(setting.kind, Choice) else {}
-              for name, setting in SETTINGS.items()}
+    listed = {
+        name: dict(setting.kind.options) if isinstance(setting.kind, Choice) else {}
+        for name, setting in SETTINGS.items()
+    }
     lacking = {*SIDES}  # which are chosen as one
-    for name, names, least in (("style", offer.styles.templates(), 1),
-                               ("controlnet", offer.controlnets, 2),
-                               ("ip_adapter", offer.ip_adapters, 2)):
+    for name, names, least in (
+        ("style", offer.styles.templates(), 1),
+        ("controlnet", offer.controlnets, 2),
+        ("ip_adapter", offer.ip_adapters, 2),
+    ):
         listed[name] = {"": SETTINGS[name].told(""), **{each: each for each in names}}
         if len(names) < least:
             lacking.add(name)
@@ -148,12 +170,25 @@ def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> 
             with gr.Column(min_width=0, elem_classes="card"):
                 first = part("figure", ENGLISH, example(examples, place, prompt), size)
                 # The pictures themselves are not sent once for each language.
-                figures.append(gr.HTML(first.replace(">Example<", f">{label}<"),
-                                       elem_id=f"picture-{place + 1}", elem_classes="cell", **BARE))
-                gr.Textbox(prompt, label=texts.label("Prompt {number}", number=place + 1),
-                           show_label=False, lines=2, max_lines=2, interactive=True,
-                           elem_id=f"prompt-{place + 1}", elem_classes="prompt",
-                           placeholder=texts.label("Left empty: skipped"))
+                figures.append(
+                    gr.HTML(
+                        first.replace(">Example<", f">{label}<"),
+                        elem_id=f"picture-{place + 1}",
+                        elem_classes="cell",
+                        **BARE,
+                    )
+                )
+                gr.Textbox(
+                    prompt,
+                    label=texts.label("Prompt {number}", number=place + 1),
+                    show_label=False,
+                    lines=2,
+                    max_lines=2,
+                    interactive=True,
+                    elem_id=f"prompt-{place + 1}",
+                    elem_classes="prompt",
+                    placeholder=texts.label("Left empty: skipped"),
+                )
                 _html(texts, "below", f"below-{place + 1}", place)
     return figures
 
@@ -169,7 +204,7 @@ def example(folder: Path, place: int, prompt: str) -> Card:
 def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
     """Prompts by the eight; the last set may be shorter, which leaves boxes empty."""
     padded = [*prompts, *[""] * (-len(prompts) % MAX_PROMPTS)] or [""] * MAX_PROMPTS
-    return [padded[i:i + MAX_PROMPTS] for i in range(0, len(padded), MAX_PROMPTS)]
+    return [padded[i : i + MAX_PROMPTS] for i in range(0, len(padded), MAX_PROMPTS)]
 
 
 def preset_steps(steps: int) -> list[int]:

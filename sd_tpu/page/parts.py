@@ -34,8 +34,12 @@ from sd_tpu.settings import (
     captions,
 )
 
-STATES = {"example": Sentence("Example"), "waiting": Sentence("Waiting"),
-          "forming": Sentence("Forming"), "stopped": Sentence("Stopped early")}
+STATES = {
+    "example": Sentence("Example"),
+    "waiting": Sentence("Waiting"),
+    "forming": Sentence("Forming"),
+    "stopped": Sentence("Stopped early"),
+}
 
 
 def part(name: str, language: Language, *facts: Any) -> str:
@@ -45,9 +49,15 @@ def part(name: str, language: Language, *facts: Any) -> str:
 
 @cache
 def _parts(language: Language) -> Any:
-    return _PAGE.make_module(dict(language=language, say=language.say,
-                                  translate=language.translate, words=partial(words, language),
-                                  all_words=partial(all_words, language)))
+    return _PAGE.make_module(
+        dict(
+            language=language,
+            say=language.say,
+            translate=language.translate,
+            words=partial(words, language),
+            all_words=partial(all_words, language),
+        )
+    )
 
 
 def _kind_of(setting: Setting) -> str:
@@ -56,17 +66,37 @@ def _kind_of(setting: Setting) -> str:
 
 def _allowed(kind: Choice) -> str:
     """Which options go with each of the setting that they depend on, for page.js."""
-    return json.dumps({"of": kind.per, "allowed": {
-        key: kind.offered(key) for key in OVERRIDABLE[kind.per].kind.options}})
+    return json.dumps(
+        {
+            "of": kind.per,
+            "allowed": {key: kind.offered(key) for key in OVERRIDABLE[kind.per].kind.options},
+        }
+    )
 
 
 _PAGE = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
-    lstrip_blocks=True, undefined=jinja2.StrictUndefined).get_template("page.html", globals=dict(
-        url=url, write_link=write_link, thumbnail=thumbnail, now=time.monotonic_ns,
-        date=partial(datetime.fromtimestamp, tz=UTC), kind_of=_kind_of, allowed=_allowed,
-        common=COMMON, overridable=OVERRIDABLE, states=STATES, handed_in=HANDED_IN,
-        max_prompts=MAX_PROMPTS))
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+).get_template(
+    "page.html",
+    globals=dict(
+        url=url,
+        write_link=write_link,
+        thumbnail=thumbnail,
+        now=time.monotonic_ns,
+        date=partial(datetime.fromtimestamp, tz=UTC),
+        kind_of=_kind_of,
+        allowed=_allowed,
+        common=COMMON,
+        overridable=OVERRIDABLE,
+        states=STATES,
+        handed_in=HANDED_IN,
+        max_prompts=MAX_PROMPTS,
+    ),
+)
 
 
 # --- captions -----------------------------------------------------------------------------------
@@ -80,8 +110,17 @@ def words(language: Language, values: Mapping[str, Any]) -> str:
 def all_words(language: Language, picture: Picture) -> str:
     """All settings of the picture, as a label; of those for experts and of a negative prompt
     nothing is said where they are left alone."""
-    quiet = {name for name, setting in OVERRIDABLE.items()
-             if setting.expert or isinstance(setting.kind, Text)}
-    return words(language, {name: value for name, value in vars(picture).items()
-                            if name in OVERRIDABLE.keys() - SIDES
-                            and (name not in quiet or value != SETTINGS[name].default)})
+    quiet = {
+        name
+        for name, setting in OVERRIDABLE.items()
+        if setting.expert or isinstance(setting.kind, Text)
+    }
+    return words(
+        language,
+        {
+            name: value
+            for name, value in vars(picture).items()
+            if name in OVERRIDABLE.keys() - SIDES
+            and (name not in quiet or value != SETTINGS[name].default)
+        },
+    )

@@ -69,8 +69,11 @@ class _Sessions(StateHolder):
         """Ends what was asked for by sessions that do not listen: whoever listens is told at once
         what there is to tell, so of the others it piles up."""
         queue, now = self.blocks._queue, time.monotonic()
-        untold = {name for name, messages in queue.pending_messages_per_session.items()
-                  if not messages.empty()}
+        untold = {
+            name
+            for name, messages in queue.pending_messages_per_session.items()
+            if not messages.empty()
+        }
         self._silent = {name: self._silent.get(name, now) for name in untold}
         for name in [name for name, since in self._silent.items() if now - since > SILENT_SECONDS]:
             self.blocks.leave(name)

@@ -35,8 +35,10 @@ class Turns:
             Busy: somebody has asked for too much at once.
         """
         if self._asked[whose] >= self._most:
-            raise Busy("Too much is asked for from your network; please try again in a minute.",
-                       RETRY_SECONDS)
+            raise Busy(
+                "Too much is asked for from your network; please try again in a minute.",
+                RETRY_SECONDS,
+            )
         self._asked[whose] += 1
         try:
             await self._turn(whose)

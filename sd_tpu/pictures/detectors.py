@@ -48,7 +48,10 @@ def _blurred(pixels: np.ndarray, deviation: float) -> np.ndarray:
 
 
 DETECT: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "canny": canny, "scribble": scribble, "lineart": lineart}
+    "canny": canny,
+    "scribble": scribble,
+    "lineart": lineart,
+}
 
 
 def detected(pixels: np.ndarray, detector: str) -> np.ndarray:

@@ -80,8 +80,13 @@ class Files:
     def archive(self, pictures: Mapping[int, Picture]) -> str:
         """Writes a ZIP of pictures by their places; returns its path. Raises OSError."""
         pngs = {place: Path(picture.png) for place, picture in pictures.items()}
-        return self._once(pngs, "pictures.zip", lambda: to_zip(
-            {f"{place + 1}-{png.name}": png.read_bytes() for place, png in pngs.items()}))
+        return self._once(
+            pngs,
+            "pictures.zip",
+            lambda: to_zip(
+                {f"{place + 1}-{png.name}": png.read_bytes() for place, png in pngs.items()}
+            ),
+        )
 
     def grid(self, request: Request, pictures: Mapping[int, Picture]) -> str:
         """Writes the pictures of a request side by side, each above its label, with all their
@@ -90,8 +95,11 @@ class Files:
         Raises:
             OSError: the pictures have been pruned.
         """
-        return self._once((request, pictures), f"{request.seed}-grid.png",
-                          lambda: self._to_png(_grid(request, pictures), request))
+        return self._once(
+            (request, pictures),
+            f"{request.seed}-grid.png",
+            lambda: self._to_png(_grid(request, pictures), request),
+        )
 
     def movie(self, pictures: Sequence[Picture], kind: str) -> str:
         """Writes pictures one after the other as a file of one of `kinds_here`; returns its path.
@@ -101,9 +109,12 @@ class Files:
             RequestError: there is no such kind here.
         """
         if kind not in kinds_here():
-            raise settings.RequestError("{kind} cannot be written here; there are {known}.",
-                                        kind=settings.shortened(kind),
-                                        known=", ".join(kinds_here()))
+            raise settings.RequestError(
+                "{kind} cannot be written here; there are {known}.",
+                kind=settings.shortened(kind),
+                known=", ".join(kinds_here()),
+            )
+
         def write(unfinished: Path) -> None:
             write_movie([_pixels(picture) for picture in pictures], unfinished, MILLISECONDS)
 
@@ -174,8 +185,10 @@ class Files:
 
     def _home(self, data: bytes, whose: str) -> Path:
         """Where a file lies, and whatever else is made of it."""
-        return self._folder / hashlib.blake2b(whose.encode() + data, digest_size=32,
-                                              key=self._salt).hexdigest()
+        return (
+            self._folder
+            / hashlib.blake2b(whose.encode() + data, digest_size=32, key=self._salt).hexdigest()
+        )
 
 
 class _Names(set):
@@ -210,11 +223,15 @@ def _grid(request: Request, pictures: Mapping[int, Picture]) -> np.ndarray:
 def captions(request: Request) -> dict[int, str]:
     """What a grid says below each picture, by place, in English as it is drawn in Latin letters:
     what sets it apart, else its prompt if that is in Latin letters."""
+
     def latin(prompt: str) -> str:
         return prompt if max(prompt) <= "ÿ" else ""
 
-    return {place: " · ".join(settings.captions(request.labelled(place))).replace("×", "x")
-            or latin(request.prompts[place]) for place in request.places()}
+    return {
+        place: " · ".join(settings.captions(request.labelled(place))).replace("×", "x")
+        or latin(request.prompts[place])
+        for place in request.places()
+    }
 
 
 def thumbnail(file: Path) -> str:

@@ -78,10 +78,13 @@ SELECT :id, :owner, coalesce(max(number), 0) + 1, :made_at, :bytes, :favourite, 
     :place
 FROM pictures WHERE owner = :owner
 ON CONFLICT (id) DO """
-_ADD = _INSERT + """UPDATE  -- another server has read it back
+_ADD = (
+    _INSERT
+    + """UPDATE  -- another server has read it back
 SET made_at = excluded.made_at, run = excluded.run, place = excluded.place
 RETURNING number
 """
+)
 _READ_BACK = _INSERT + "NOTHING  -- another server has just added it, and knows more"
 _LIST = """
 WITH found AS (
@@ -136,8 +139,9 @@ class History:
     hash is kept. What belongs to another owner is treated exactly as what does not exist.
     """
 
-    def __init__(self, folder: str | Path, *, max_bytes: int = MAX_BYTES,
-                 max_age_days: float = MAX_AGE_DAYS):
+    def __init__(
+        self, folder: str | Path, *, max_bytes: int = MAX_BYTES, max_age_days: float = MAX_AGE_DAYS
+    ):
         """Opens the history in a folder, or begins one, and prunes it.
 
         A database that is broken is set aside. Pictures that the database does not know are read
@@ -174,9 +178,17 @@ class History:
             self._clean()
         self.prune()
 
-    def add_later(self, owner: str, file: Path, picture: Picture,
-                  done: Callable[[HistoryError | None], None], *, name: str, run: str, place: int
-                  ) -> None:
+    def add_later(
+        self,
+        owner: str,
+        file: Path,
+        picture: Picture,
+        done: Callable[[HistoryError | None], None],
+        *,
+        name: str,
+        run: str,
+        place: int,
+    ) -> None:
         """Adds a picture in the background: a disk may be slow, and a database another server's.
 
         Args:
@@ -184,6 +196,7 @@ class History:
             file: its PNG.
             done: called once it is kept, or with the reason why it is not.
         """
+
         def write() -> None:
             failure = None
             try:
@@ -199,8 +212,17 @@ class History:
         with self._starting:  # or it might be over before it is pending
             self._pending[name] = _hashed(owner), self._writer.submit(write)
 
-    def add(self, owner: str, png: bytes, picture: Picture, made_at: float | None = None, *,
-            run: str | None = None, place: int = 0, name: str | None = None) -> Entry:
+    def add(
+        self,
+        owner: str,
+        png: bytes,
+        picture: Picture,
+        made_at: float | None = None,
+        *,
+        run: str | None = None,
+        place: int = 0,
+        name: str | None = None,
+    ) -> Entry:
         """Keeps a finished picture; once this returns, it outlives the server.
 
         From time to time it prunes first.
@@ -227,15 +249,23 @@ class History:
             self._pictures.mkdir(exist_ok=True)
             file = _write(self._file(name, hashed), png)
             try:
-                (number,), = self._insert(_ADD, name, hashed, made_at, len(png), picture, run,
-                                          place)
+                ((number,),) = self._insert(
+                    _ADD, name, hashed, made_at, len(png), picture, run, place
+                )
             except BaseException:
                 file.unlink()
                 raise
         return Entry(name, number, made_at, False, picture, run, place, file)
 
-    def entries(self, owner: str, *, runs: int = 48, favourites_only: bool = False,
-                words: str = "", run: str | None = None) -> list[Entry]:
+    def entries(
+        self,
+        owner: str,
+        *,
+        runs: int = 48,
+        favourites_only: bool = False,
+        words: str = "",
+        run: str | None = None,
+    ) -> list[Entry]:
         """The owner's pictures by run, the newest run first, each in the order of the gallery.
 
         Args:
@@ -246,43 +276,72 @@ class History:
             run: leaves out all others.
         """
         hashed = _hashed(owner)
-        rows = self._ask(_LIST, dict(owner=hashed, least=int(favourites_only), runs=runs,
-                                     words=words.casefold(), run=run), hashed)
-        return [Entry(name, number, made_at, bool(favourite), _picture(text), run, place,
-                      self._file(name, hashed))
-                for name, number, made_at, favourite, text, run, place in rows]
+        rows = self._ask(
+            _LIST,
+            dict(
+                owner=hashed, least=int(favourites_only), runs=runs, words=words.casefold(), run=run
+            ),
+            hashed,
+        )
+        return [
+            Entry(
+                name,
+                number,
+                made_at,
+                bool(favourite),
+                _picture(text),
+                run,
+                place,
+                self._file(name, hashed),
+            )
+            for name, number, made_at, favourite, text, run, place in rows
+        ]
 
     def picture(self, owner: str, id: str) -> Path | None:
         """The PNG file of the owner's picture; None if there is no such picture of this owner."""
         hashed = _hashed(owner)
-        rows = self._ask("SELECT id, owner FROM pictures "
-                         "WHERE id = ? AND owner = ? AND deleted_at IS NULL", (id, hashed), hashed)
+        rows = self._ask(
+            "SELECT id, owner FROM pictures WHERE id = ? AND owner = ? AND deleted_at IS NULL",
+            (id, hashed),
+            hashed,
+        )
         return self._file(*rows[0]) if rows else None
 
     def favourites(self, owner: str, ids: Collection[str]) -> dict[str, bool]:
         """Whether each of these pictures is a favourite, of those that the owner has or is about to
         have."""
         pending = dict.fromkeys(self._pending.keys() & {*ids}, False)
-        rows = self._ask("SELECT id, favourite FROM pictures WHERE owner = ? AND deleted_at IS NULL"
-                         " AND id IN (SELECT value FROM json_each(?))",
-                         (_hashed(owner), json.dumps([*ids])))
+        rows = self._ask(
+            "SELECT id, favourite FROM pictures WHERE owner = ? AND deleted_at IS NULL"
+            " AND id IN (SELECT value FROM json_each(?))",
+            (_hashed(owner), json.dumps([*ids])),
+        )
         return pending | {id: bool(favourite) for id, favourite in rows}
 
     def set_favourite(self, owner: str, id: str, favourite: bool) -> bool:
         """Marks a picture, or takes the mark away; whether the owner has such a picture."""
         hashed = _hashed(owner)
-        return bool(self._ask(
-            "UPDATE pictures SET favourite = ? WHERE id = ? AND owner = ? AND deleted_at IS NULL "
-            "RETURNING id", (int(favourite), id, hashed), hashed))
+        return bool(
+            self._ask(
+                "UPDATE pictures SET favourite = ? WHERE id = ? AND owner = ? AND deleted_at IS NULL "
+                "RETURNING id",
+                (int(favourite), id, hashed),
+                hashed,
+            )
+        )
 
     def delete(self, owner: str, id: str | None = None) -> list[Path]:
         """Deletes a picture of the owner, or all but the favourites; for good as soon as
         UNDO_SECONDS have passed without `restore`, or when the history is closed. Returns the
         files; none if there is no such picture of this owner."""
         hashed = _hashed(owner)
-        rows = self._ask("UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
-                         "AND deleted_at IS NULL AND (id = :id OR :id IS NULL AND NOT favourite) "
-                         "RETURNING id, owner", dict(now=time.time(), owner=hashed, id=id), hashed)
+        rows = self._ask(
+            "UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
+            "AND deleted_at IS NULL AND (id = :id OR :id IS NULL AND NOT favourite) "
+            "RETURNING id, owner",
+            dict(now=time.time(), owner=hashed, id=id),
+            hashed,
+        )
         if rows:
             self._undoable = self._make_timer()  # earlier ones go on: each is for its own deletion
             self._undoable.start()
@@ -291,8 +350,10 @@ class History:
     def unshared(self, owner: str, gone: Collection[Path]) -> list[Path]:
         """Of these files of deleted pictures those that no picture of the owner's is like, byte for
         byte: the same may have been drawn twice."""
-        rows = self._ask("SELECT id, owner, bytes FROM pictures WHERE owner = ? "
-                         "AND deleted_at IS NULL", (_hashed(owner),))
+        rows = self._ask(
+            "SELECT id, owner, bytes FROM pictures WHERE owner = ? AND deleted_at IS NULL",
+            (_hashed(owner),),
+        )
         there: dict[int, list[Path]] = {}
         for name, hashed, size in rows:
             there.setdefault(size, []).append(self._file(name, hashed))
@@ -301,15 +362,20 @@ class History:
     def restore(self, owner: str) -> int:
         """Takes the owner's last deletion back, if it is not yet for good; returns how many
         pictures are there again."""
-        return len(self._ask(
-            "UPDATE pictures SET deleted_at = NULL WHERE owner = :owner AND deleted_at = "
-            "(SELECT max(deleted_at) FROM pictures WHERE owner = :owner) RETURNING id",
-            dict(owner=_hashed(owner))))
+        return len(
+            self._ask(
+                "UPDATE pictures SET deleted_at = NULL WHERE owner = :owner AND deleted_at = "
+                "(SELECT max(deleted_at) FROM pictures WHERE owner = :owner) RETURNING id",
+                dict(owner=_hashed(owner)),
+            )
+        )
 
     def drop(self, owner: str, id: str) -> None:
         """Deletes a picture for good at once, unless it has become a favourite."""
-        self._delete("DELETE FROM pictures WHERE id = ? AND owner = ? AND NOT favourite "
-                     "RETURNING id, owner", (id, _hashed(owner)))
+        self._delete(
+            "DELETE FROM pictures WHERE id = ? AND owner = ? AND NOT favourite RETURNING id, owner",
+            (id, _hashed(owner)),
+        )
 
     def prune(self) -> int:
         """Deletes what is too old, and the oldest while all together are too large; how many.
@@ -319,17 +385,25 @@ class History:
         """
         self._next_prune = time.monotonic() + PRUNE_SECONDS
         old = self._prune_by_age() if self._may_age() else 0
-        return (self._delete_for_good(UNDO_SECONDS) + old
-                + self._delete(_PRUNE_BY_SIZE, (self._max_bytes,)))
+        return (
+            self._delete_for_good(UNDO_SECONDS)
+            + old
+            + self._delete(_PRUNE_BY_SIZE, (self._max_bytes,))
+        )
 
     def _prune_by_age(self) -> int:
-        times = [made_at for made_at, in self._ask("SELECT made_at FROM pictures", ())]
+        times = [made_at for (made_at,) in self._ask("SELECT made_at FROM pictures", ())]
         count = self._delete(_PRUNE_BY_AGE, (self._oldest(times), max(1, len(times) // SHARE)))
         if count:
             self._note_aging()
-            log.warning("%d of %d pictures of the history in %s were removed: they were made %g "
-                        "days or more before its newest and are no favourites.", count, len(times),
-                        self.folder, self._max_age_days)
+            log.warning(
+                "%d of %d pictures of the history in %s were removed: they were made %g "
+                "days or more before its newest and are no favourites.",
+                count,
+                len(times),
+                self.folder,
+                self._max_age_days,
+            )
         return count
 
     def _may_age(self) -> bool:
@@ -352,8 +426,12 @@ class History:
         nothing can be asked of it any more."""
         futures.wait(self._adding(), BUSY_SECONDS)
         if lost := len(self._adding()):
-            log.error("%d pictures are missing from the history in %s, whose database another "
-                      "program holds.", lost, self.folder)
+            log.error(
+                "%d pictures are missing from the history in %s, whose database another "
+                "program holds.",
+                lost,
+                self.folder,
+            )
         self._writer.shutdown(cancel_futures=True)
         self._undoable.cancel()
         with suppress(HistoryError):
@@ -374,8 +452,10 @@ class History:
     def _delete_for_good(self, seconds: float) -> int:
         """What has been deleted so long ago, or by a clock that was ahead; returns how many."""
         now = time.time()
-        return self._delete("DELETE FROM pictures WHERE deleted_at <= ? OR deleted_at > ? "
-                            "RETURNING id, owner", (now - seconds, now + UNDO_SECONDS))
+        return self._delete(
+            "DELETE FROM pictures WHERE deleted_at <= ? OR deleted_at > ? RETURNING id, owner",
+            (now - seconds, now + UNDO_SECONDS),
+        )
 
     # --- the database ---------------------------------------------------------------------------
 
@@ -384,8 +464,13 @@ class History:
             return _connect(self.folder / "history.db")
         except _BrokenError as error:
             aside = self._set_aside()
-            log.warning("The database of the history in %s is broken (%s). It was moved to %s, and "
-                        "a new one is made from the pictures.", self.folder, error, aside)
+            log.warning(
+                "The database of the history in %s is broken (%s). It was moved to %s, and "
+                "a new one is made from the pictures.",
+                self.folder,
+                error,
+                aside,
+            )
             return _connect(self.folder / "history.db")
 
     def _set_aside(self) -> Path:
@@ -416,12 +501,30 @@ class History:
         with self._lock:
             return self._database.execute(statement, values).fetchall()
 
-    def _insert(self, statement: str, name: str, hashed: str, made_at: float, size: int,
-                picture: Picture, run: str, place: int = 0, *, favourite: bool = False
-                ) -> list[tuple]:
+    def _insert(
+        self,
+        statement: str,
+        name: str,
+        hashed: str,
+        made_at: float,
+        size: int,
+        picture: Picture,
+        run: str,
+        place: int = 0,
+        *,
+        favourite: bool = False,
+    ) -> list[tuple]:
         """Adds the row of a picture whose file is there; returns what the statement does."""
-        values = dict(id=name, owner=hashed, made_at=made_at, bytes=size, favourite=int(favourite),
-                      request=json.dumps(vars(picture)), run=run, place=place)
+        values = dict(
+            id=name,
+            owner=hashed,
+            made_at=made_at,
+            bytes=size,
+            favourite=int(favourite),
+            request=json.dumps(vars(picture)),
+            run=run,
+            place=place,
+        )
         return self._run(statement, values)
 
     def _delete(self, statement: str, values: tuple) -> int:
@@ -469,17 +572,25 @@ class History:
         oldest = self._oldest([*map(_written, files)])
         others = [file for file in files if not self._owned(file, oldest)]
         if len(files) > len(others):
-            log.warning("The database of the history in %s did not know %d pictures, which were "
-                        "read back from their files.", self.folder, len(files) - len(others))
+            log.warning(
+                "The database of the history in %s did not know %d pictures, which were "
+                "read back from their files.",
+                self.folder,
+                len(files) - len(others),
+            )
         aside = self.folder / "set-aside"
         for file in others:
             aside.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # another server has just done so
                 file.rename(aside / file.name)
         if others:
-            log.warning("Of %d pictures in the history in %s it cannot be told whose they are or "
-                        "how they were made. They were moved to %s.", len(others), self.folder,
-                        aside)
+            log.warning(
+                "Of %d pictures in the history in %s it cannot be told whose they are or "
+                "how they were made. They were moved to %s.",
+                len(others),
+                self.folder,
+                aside,
+            )
 
     def _owned(self, file: Path, oldest: float) -> bool:
         """Adds the row of a file as far as it tells; whether it does. One that is so old must have
@@ -493,8 +604,16 @@ class History:
             return False
         if not hashed or request.places() != [0]:
             return False
-        self._insert(_READ_BACK, name, hashed, made_at, len(png), request.pictures[0],
-                     str(int(made_at / RUN_SECONDS)), favourite=made_at <= oldest)
+        self._insert(
+            _READ_BACK,
+            name,
+            hashed,
+            made_at,
+            len(png),
+            request.pictures[0],
+            str(int(made_at / RUN_SECONDS)),
+            favourite=made_at <= oldest,
+        )
         return True
 
 
@@ -545,8 +664,9 @@ def _connect(file: Path) -> sqlite3.Connection:
 
 
 def _open(file: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None,
-                               check_same_thread=False)
+    database = sqlite3.connect(
+        file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
     database.create_function("says", 2, _says, deterministic=True)
     return database
 
@@ -588,8 +708,7 @@ def _named(file: Path) -> re.Match | None:
 
 
 def _written(file: Path) -> float:
-    """When the file was written, in seconds since 1970; now if another server has just removed it.
-    """
+    """When the file was written, in seconds since 1970; now if another server has just removed it."""
     try:
         return file.stat().st_mtime
     except FileNotFoundError:
@@ -612,15 +731,17 @@ def _told(what: Sentence) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        raise HistoryError("{what} ({reason}).", what=what,
-                           reason=getattr(error, "strerror", None) or error) from error
+        raise HistoryError(
+            "{what} ({reason}).", what=what, reason=getattr(error, "strerror", None) or error
+        ) from error
 
 
 def _hashed(owner: str) -> str:
     """What is kept of an owner. Its text is random and long, so that no salt is needed."""
     if not isinstance(owner, str) or len(owner) < MIN_OWNER_LENGTH:
-        raise HistoryError("An owner is a text of at least {least} random characters.",
-                           least=MIN_OWNER_LENGTH)
+        raise HistoryError(
+            "An owner is a text of at least {least} random characters.", least=MIN_OWNER_LENGTH
+        )
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -633,6 +754,6 @@ def _says(text: str, words: str) -> bool:
 def _picture(text: str) -> Picture:
     """What a row holds; in older ones it is a request for one picture, and no spacing is None."""
     values = json.loads(text)
-    prompt, = values.get("prompts") or [values.get("prompt")]
+    (prompt,) = values.get("prompts") or [values.get("prompt")]
     known = {name: values[name] for name in SETTINGS.keys() & values.keys()}
     return Picture(**{**known, "prompt": prompt, "spacing": values.get("spacing") or ""})

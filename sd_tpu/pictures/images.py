@@ -52,8 +52,13 @@ MIN_LABELLED = 256  # pixels: a picture with a label is at least so wide
 
 # Where A1111 has a sampler under another name than diffusers, or a spacing under another.
 _A1111_SAMPLERS = {"pndm": "PLMS", "euler_ancestral": "Euler a", "kdpm2": "DPM2"}
-_A1111_SPACINGS = {"automatic": "", "uniform": "linspace", "normal": "linspace",
-                   "sgm uniform": "trailing", "sgm_uniform": "trailing"}
+_A1111_SPACINGS = {
+    "automatic": "",
+    "uniform": "linspace",
+    "normal": "linspace",
+    "sgm uniform": "trailing",
+    "sgm_uniform": "trailing",
+}
 _NAMES = {
     **{sampler.label.lower(): key for key, sampler in SAMPLERS.items()},
     **{name.lower(): key for key, name in _A1111_SAMPLERS.items()},
@@ -61,22 +66,46 @@ _NAMES = {
 }
 
 # The fields of the settings line, in the order that A1111 gives those it knows.
-_A1111_FIELDS = ("Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size",
-                 "Model hash", "Model")
+_A1111_FIELDS = (
+    "Steps",
+    "Sampler",
+    "Schedule type",
+    "CFG scale",
+    "Seed",
+    "Size",
+    "Model hash",
+    "Model",
+)
 _PROMPTS, _NEGATIVES, _OWN = SETTINGS["prompt"].png, SETTINGS["negative_prompt"].png, "Own settings"
 _MODEL_HASH = "Model hash"
 UPSCALER = "Lanczos"  # what A1111 calls the way in which start pictures are enlarged
 _HIRES_UPSCALE, _HIRES_RESIZE = "Hires upscale", "Hires resize"
 _CONTROL = "ControlNet 0"  # of A1111's extension, which numbers them, with fields of its own
-_CONTROL_FIELDS = {"Module": "detector", "Model": "controlnet", "Weight": "control_scale",
-                   "Guidance Start": "control_start", "Guidance End": "control_stop"}
+_CONTROL_FIELDS = {
+    "Module": "detector",
+    "Model": "controlnet",
+    "Weight": "control_scale",
+    "Guidance Start": "control_start",
+    "Guidance End": "control_stop",
+}
 # What A1111's extension calls detectors that find the same or nearly so; the first of each is
 # written.
-MODULES = {"none": "", "canny": "canny", "scribble_xdog": "scribble", "lineart_standard": "lineart",
-           "": "", "None": "", "scribble": "scribble", "lineart": "lineart"}
-_LINE = {setting.png: name for name, setting in OVERRIDABLE.items()
-         # A file has what a style made of the prompts.
-         if name not in {"negative_prompt", "style", *SIDES}}
+MODULES = {
+    "none": "",
+    "canny": "canny",
+    "scribble_xdog": "scribble",
+    "lineart_standard": "lineart",
+    "": "",
+    "None": "",
+    "scribble": "scribble",
+    "lineart": "lineart",
+}
+_LINE = {
+    setting.png: name
+    for name, setting in OVERRIDABLE.items()
+    # A file has what a style made of the prompts.
+    if name not in {"negative_prompt", "style", *SIDES}
+}
 # Settings that are written, as A1111 does, where there is such a picture, default or not.
 _ALWAYS = {"strength": "init_image", "mask_blur": "mask", "reference_scale": "reference"}
 _BESIDE = (_HIRES_UPSCALE, _HIRES_RESIZE, _CONTROL, _PROMPTS, _NEGATIVES, _OWN)
@@ -98,8 +127,9 @@ def blurred(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
 
-def make_grid(pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 4, *,
-              gap: int = 0) -> np.ndarray:
+def make_grid(
+    pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 4, *, gap: int = 0
+) -> np.ndarray:
     """Pictures side by side, row by row; a None leaves its place blank.
 
     Args:
@@ -122,7 +152,7 @@ def make_grid(pictures: Sequence[np.ndarray | None], rows: int = 2, cols: int = 
         if picture is not None:
             grid[place // cols, :height, place % cols, :width] = picture
     whole = grid.reshape(rows * (height + gap), cols * (width + gap), channels)
-    return whole[:rows * (height + gap) - gap, :cols * (width + gap) - gap]
+    return whole[: rows * (height + gap) - gap, : cols * (width + gap) - gap]
 
 
 def framed(pictures: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
@@ -132,8 +162,10 @@ def framed(pictures: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
     height, width, _ = map(max, zip(*there, strict=True))
 
     def one(picture: np.ndarray) -> np.ndarray:
-        around = [(more // 2, more - more // 2)
-                  for more in (height - picture.shape[0], width - picture.shape[1])]
+        around = [
+            (more // 2, more - more // 2)
+            for more in (height - picture.shape[0], width - picture.shape[1])
+        ]
         return np.pad(picture, [*around, (0, 0)], constant_values=BLANK)
 
     return [None if picture is None else one(picture) for picture in pictures]
@@ -147,8 +179,9 @@ def enlarged(pixels: np.ndarray, least: int) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
 
 
-def with_labels(pictures: Sequence[np.ndarray | None], texts: Sequence[str],
-                least: int = MIN_LABELLED) -> list[np.ndarray | None]:
+def with_labels(
+    pictures: Sequence[np.ndarray | None], texts: Sequence[str], least: int = MIN_LABELLED
+) -> list[np.ndarray | None]:
     """The pictures, each with a line of text in a band below it, for a grid.
 
     Pictures that are narrower than `least`, in pixels, are `enlarged`.
@@ -173,12 +206,15 @@ def with_labels(pictures: Sequence[np.ndarray | None], texts: Sequence[str],
 
     def labelled(picture: np.ndarray, text: str) -> np.ndarray:
         band = Image.new("L", (width, round(1.6 * largest)), BLANK)
-        ImageDraw.Draw(band).text((width / 2, band.height / 2), _cut(text, font, width), INK, font,
-                                  "mm")
+        ImageDraw.Draw(band).text(
+            (width / 2, band.height / 2), _cut(text, font, width), INK, font, "mm"
+        )
         return np.vstack([enlarged(picture, least), np.asarray(band.convert("RGB"))])
 
-    return [None if picture is None else labelled(picture, text)
-            for picture, text in zip(pictures, texts, strict=True)]
+    return [
+        None if picture is None else labelled(picture, text)
+        for picture, text in zip(pictures, texts, strict=True)
+    ]
 
 
 def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
@@ -250,8 +286,9 @@ def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
     is none."""
     if text := read_text(file):
         return text
-    raise RequestError("The picture carries no settings: there are none in its texts or its EXIF "
-                       "data.")
+    raise RequestError(
+        "The picture carries no settings: there are none in its texts or its EXIF data."
+    )
 
 
 def read_text(file: bytes | str | PathLike | BinaryIO) -> str:
@@ -331,7 +368,7 @@ def _texts_before_pixels(data: bytes) -> bytes:
         length, kind = struct.unpack_from(">I4s", data, start)
         end = start + length + 12  # with its length, kind and checksum
         if kind in _TEXT_CHUNKS:
-            keyword = data[start + 8:start + 88].partition(b"\0")[0].decode("latin-1").lower()
+            keyword = data[start + 8 : start + 88].partition(b"\0")[0].decode("latin-1").lower()
             kind = b"text" if keyword in (*_KEYWORDS, *_HEX_EXIF) else kind
         chunks.get(b"text" if kind == b"eXIf" else kind, []).append(data[start:end])
         start = end
@@ -346,12 +383,17 @@ def _texts(info: Mapping[str, Any]) -> Iterator[str | bytes]:
     """What stands where programs write settings, in Pillow's `info` of a file: first where most
     do."""
     named = {name.lower(): value for name, value in info.items() if isinstance(name, str)}
-    exif = named.get("exif", b"") or next(filter(None, map(_from_hex, map(named.get, _HEX_EXIF))),
-                                          b"")
+    exif = named.get("exif", b"") or next(
+        filter(None, map(_from_hex, map(named.get, _HEX_EXIF))), b""
+    )
     outer, inner = read_exif(exif)
     yield named.get(KEY, b"")
-    for text in (_tag(inner, "UserComment"), *map(named.get, _KEYWORDS[1:]),
-                 _tag(outer, "UserComment"), _tag(outer, "ImageDescription")):
+    for text in (
+        _tag(inner, "UserComment"),
+        *map(named.get, _KEYWORDS[1:]),
+        _tag(outer, "UserComment"),
+        _tag(outer, "ImageDescription"),
+    ):
         if isinstance(text, str) and not isinstance(text, iTXt):
             text = text.encode("latin-1", "replace")  # for which Pillow takes whatever it is
         if isinstance(text, str | bytes):
@@ -394,8 +436,16 @@ def _decoded(text: str | bytes) -> str:
     texts = {encoding: _in_encoding(body, encoding) for encoding in encodings}
     found = next(filter(_STEPS.search, texts.values()), None)
     if found is None:
-        found = next((found for encoding, found in texts.items() if found and "\0" not in found
-                      and (encoding in certain or _is_english(found, encoding))), "")
+        found = next(
+            (
+                found
+                for encoding, found in texts.items()
+                if found
+                and "\0" not in found
+                and (encoding in certain or _is_english(found, encoding))
+            ),
+            "",
+        )
     return found.replace("\0", "")
 
 
@@ -430,9 +480,14 @@ def _read(file: str | PathLike | BinaryIO) -> bytes:
     return data
 
 
-def format_parameters(request: Request, model_hash: str = "", token_downsampling: int = 1,
-                      vae: str = "", lora_hashes: Mapping[str, str] = MappingProxyType({}),
-                      first_size: tuple[int, int] | None = None) -> str:
+def format_parameters(
+    request: Request,
+    model_hash: str = "",
+    token_downsampling: int = 1,
+    vae: str = "",
+    lora_hashes: Mapping[str, str] = MappingProxyType({}),
+    first_size: tuple[int, int] | None = None,
+) -> str:
     """The request as A1111's text, from which `parse_parameters` makes the same request; the
     model's hash, its token downsampling, the autoencoder that is not its own and the LoRAs' hashes
     by name are written too, and are no part of it. Where a picture was drawn at a first width and
@@ -453,10 +508,15 @@ def format_parameters(request: Request, model_hash: str = "", token_downsampling
         line |= _hires(common, *first_size)
     if token_downsampling > 1:
         line[_DOWNSAMPLING] = str(token_downsampling)
-    hashes = ", ".join(f"{re.sub('[:,]', '', name)}: {value}"
-                       for name, value in lora_hashes.items())
-    line |= {_MODEL_HASH: model_hash, "VAE": vae, "Lora hashes": hashes,
-             "Version": f"sd_tpu {VERSION}"}
+    hashes = ", ".join(
+        f"{re.sub('[:,]', '', name)}: {value}" for name, value in lora_hashes.items()
+    )
+    line |= {
+        _MODEL_HASH: model_hash,
+        "VAE": vae,
+        "Lora hashes": hashes,
+        "Version": f"sd_tpu {VERSION}",
+    }
     fields = {name: line[name] for name in (*_A1111_FIELDS, *line) if line[name]}
     prompt, negative = _split(body)
     if request.prompts != (prompt,):
@@ -473,10 +533,12 @@ def _hires(picture: Picture, width: int, height: int) -> dict[str, str]:
     """What A1111 says of a picture that was drawn at this size before."""
     times, size = picture.width / width, f"{picture.width}x{picture.height}"
     resized = _HIRES_UPSCALE if picture.height == times * height else _HIRES_RESIZE
-    return {"Size": f"{width}x{height}",
-            resized: f"{times:g}" if resized == _HIRES_UPSCALE else size,
-            "Hires steps": str(steps_taken(picture.steps, picture.strength)),
-            "Hires upscaler": UPSCALER}
+    return {
+        "Size": f"{width}x{height}",
+        resized: f"{times:g}" if resized == _HIRES_UPSCALE else size,
+        "Hires steps": str(steps_taken(picture.steps, picture.strength)),
+        "Hires upscaler": UPSCALER,
+    }
 
 
 def _drawn_size(fields: Mapping[str, str]) -> tuple[int, int]:
@@ -542,8 +604,11 @@ def _request(body: str, fields: Mapping[str, str]) -> Request:
     prompt, negative = _split(body)
     sampler, spacing = a1111_sampler(fields.get("Sampler", ""), fields.get("Schedule type", ""))
     width, height = _drawn_size(fields) if "Size" in fields else (None, None)
-    values = {name: SETTINGS[name].kind.parse(fields[field]) for field, name in _LINE.items()
-              if field in fields}
+    values = {
+        name: SETTINGS[name].kind.parse(fields[field])
+        for field, name in _LINE.items()
+        if field in fields
+    }
     values |= _parse_control(fields.get(_CONTROL, ""))
     values |= {
         "prompts": _json(fields, _PROMPTS, [prompt]),
@@ -560,8 +625,10 @@ def _request(body: str, fields: Mapping[str, str]) -> Request:
 
 def _control(picture: Picture) -> str:
     """What steers a picture, as A1111's extension says it."""
-    told = {field: _written_plainly(name, getattr(picture, name))
-            for field, name in _CONTROL_FIELDS.items()}
+    told = {
+        field: _written_plainly(name, getattr(picture, name))
+        for field, name in _CONTROL_FIELDS.items()
+    }
     return ", ".join(f"{field}: {value}" for field, value in told.items())
 
 
@@ -574,8 +641,11 @@ def _written_plainly(name: str, value: Any) -> str:
 def _parse_control(text: str) -> dict[str, Any]:
     """The settings that A1111's extension tells; a detector that is not here is left out."""
     told = {name: _unquoted(value) for name, value in _FIELD.findall(text)}
-    values = {name: SETTINGS[name].kind.parse(told[field])
-              for field, name in _CONTROL_FIELDS.items() if field in told}
+    values = {
+        name: SETTINGS[name].kind.parse(told[field])
+        for field, name in _CONTROL_FIELDS.items()
+        if field in told
+    }
     if "detector" in values:
         values["detector"] = MODULES.get(values["detector"], "")
     if "controlnet" in values:
@@ -677,6 +747,7 @@ def a1111_name(sampler: str) -> str:
 def _size(value: str) -> tuple[int, int]:
     match = re.fullmatch("([0-9]{1,5}) ?[x×] ?([0-9]{1,5})", value)
     if not match:
-        raise RequestError("The picture's size should be like 512x512, not {value}.",
-                           value=repr(value[:40]))
+        raise RequestError(
+            "The picture's size should be like 512x512, not {value}.", value=repr(value[:40])
+        )
     return int(match[1]), int(match[2])

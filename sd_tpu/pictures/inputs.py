@@ -108,8 +108,9 @@ class Input:
         """The file as Pillow reads it; raises RequestError where that fails."""
         head = self._file[:1000].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
         if head.startswith((b"<svg", b"<?xml", b"<!doctype svg")):
-            raise RequestError("{whose} is a drawing of lines (SVG); save it as PNG.",
-                               whose=self._whose)
+            raise RequestError(
+                "{whose} is a drawing of lines (SVG); save it as PNG.", whose=self._whose
+            )
         try:
             with open_picture(self._file, FORMATS) as image:
                 _keep_orientation(image)
@@ -117,30 +118,43 @@ class Input:
         except RequestError:  # what has been found by whoever looks at it
             raise
         except Image.UnidentifiedImageError:
-            raise RequestError("{whose} is in no format that is read here; save it as PNG.",
-                               whose=self._whose) from None
+            raise RequestError(
+                "{whose} is in no format that is read here; save it as PNG.", whose=self._whose
+            ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise RequestError("{whose} has far too many pixels.", whose=self._whose) from None
         except Exception:  # Pillow's decoders raise whatever a damaged file leads them into
-            raise RequestError("{whose} is damaged: its file is not whole.",
-                               whose=self._whose) from None
+            raise RequestError(
+                "{whose} is damaged: its file is not whole.", whose=self._whose
+            ) from None
 
     def _check(self, image: Image.Image) -> None:
         whose, (width, height) = self._whose, image.size
         if width * height > MAX_PIXELS:
             raise RequestError(
                 "{whose} has {width}x{height} pixels; at most {limit} pixels are accepted.",
-                whose=whose, width=width, height=height, limit=MAX_PIXELS)
+                whose=whose,
+                width=width,
+                height=height,
+                limit=MAX_PIXELS,
+            )
         if max(width, height) > MAX_SIDE:
-            raise RequestError("{whose} has {width}x{height} pixels; at most {limit} in a row or a "
-                               "column are accepted.", whose=whose, width=width, height=height,
-                               limit=MAX_SIDE)
+            raise RequestError(
+                "{whose} has {width}x{height} pixels; at most {limit} in a row or a "
+                "column are accepted.",
+                whose=whose,
+                width=width,
+                height=height,
+                limit=MAX_SIDE,
+            )
         # A camera's JPEG may hold smaller copies of the photo behind it (MPO).
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise RequestError("{whose} moves; save one of its frames alone.", whose=whose)
         if image.mode in ("CMYK", "YCCK", "LAB"):
-            raise RequestError("{whose} has the colours of print (CMYK); save it with those of a "
-                               "screen (RGB).", whose=whose)
+            raise RequestError(
+                "{whose} has the colours of print (CMYK); save it with those of a screen (RGB).",
+                whose=whose,
+            )
         deep = self._file.startswith(SIGNATURE) and self._file[PNG_DEPTH] > 8
         if deep or image.mode.startswith(("I", "F")):
             raise RequestError("{whose} has 16 bits for each colour; save it with 8.", whose=whose)
@@ -203,13 +217,18 @@ class Canvas:
             return None
         start, mask = (find_input(inputs, name) for name in (picture.init_image, picture.mask))
         if mask and mask.size != start.size:
-            raise RequestError("The mask has {mask} pixels and the picture {picture}: both should "
-                               "have the same size.", mask="x".join(map(str, mask.size)),
-                               picture="x".join(map(str, start.size)))
+            raise RequestError(
+                "The mask has {mask} pixels and the picture {picture}: both should "
+                "have the same size.",
+                mask="x".join(map(str, mask.size)),
+                picture="x".join(map(str, start.size)),
+            )
         drawn = mask and mask.as_mask()
         if drawn and not drawn.getbbox():
-            raise RequestError("The mask is black everywhere: there is nothing to draw; what is "
-                               "drawn anew is white in it.")
+            raise RequestError(
+                "The mask is black everywhere: there is nothing to draw; what is "
+                "drawn anew is white in it."
+            )
         return cls._fitted(start.on_white(), drawn, picture)
 
     @classmethod
@@ -222,10 +241,14 @@ class Canvas:
             drawn = mask and _fit(mask, size, picture.fit, 255)
         if drawn and not drawn.getbbox():
             if picture.mask:
-                raise RequestError("At this size and fit nothing that is white in the mask is "
-                                   "left: there is nothing to draw.")
-            raise RequestError("There is nothing to draw: the picture fills the whole canvas, and "
-                               "no mask says what should change.")
+                raise RequestError(
+                    "At this size and fit nothing that is white in the mask is "
+                    "left: there is nothing to draw."
+                )
+            raise RequestError(
+                "There is nothing to draw: the picture fills the whole canvas, and "
+                "no mask says what should change."
+            )
         weights = None if drawn is None else np.asarray(drawn, np.float32) / 255
         pixels = np.asarray(_fit(start, size, picture.fit, None))
         return cls(pixels, weights, picture.mask_blur)
@@ -242,8 +265,9 @@ class Canvas:
         if self.mask is None:
             return drawn
         (h, w, _), times = drawn.shape, len(self.pixels) // len(drawn)
-        weight, kept = (x.reshape(h, times, w, times, -1).mean(axis=(1, 3))
-                        for x in (self._weight, self.pixels))
+        weight, kept = (
+            x.reshape(h, times, w, times, -1).mean(axis=(1, 3)) for x in (self._weight, self.pixels)
+        )
         return np.round(weight * drawn + (1 - weight) * kept).astype(np.uint8)
 
     @functools.cached_property
@@ -317,8 +341,10 @@ class Closeup:
         height, width = (np.ptp(each) + 1 + 2 * padding for each in (ys, xs))
         height, width = max(height, round(width / ratio)), max(width, round(height * ratio))
         if height * width > MAX_PIXELS:
-            raise RequestError("What the mask shows is too long and narrow to be drawn alone; draw "
-                               "the whole picture (inpaint_full_res=0).")
+            raise RequestError(
+                "What the mask shows is too long and narrow to be drawn alone; draw "
+                "the whole picture (inpaint_full_res=0)."
+            )
         top, left = (ys.min() + ys.max() + 1 - height) // 2, (xs.min() + xs.max() + 1 - width) // 2
         return cls(pixels, mask, np.arange(top, top + height), np.arange(left, left + width))
 
@@ -334,11 +360,13 @@ class Closeup:
         size = len(self.columns), len(self.rows)
         part = np.asarray(Image.fromarray(drawn).resize(size, Image.Resampling.LANCZOS))
         height, width = self.mask.shape
-        rows, columns = ((each >= 0) & (each < end)
-                         for each, end in ((self.rows, height), (self.columns, width)))
+        rows, columns = (
+            (each >= 0) & (each < end) for each, end in ((self.rows, height), (self.columns, width))
+        )
         place, whole = np.ix_(self.rows[rows], self.columns[columns]), self.pixels.copy()
-        whole[place] = np.where(self.mask[place][..., None], part[np.ix_(rows, columns)],
-                                whole[place])
+        whole[place] = np.where(
+            self.mask[place][..., None], part[np.ix_(rows, columns)], whole[place]
+        )
         return whole
 
 
@@ -355,8 +383,9 @@ def filled_in(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def find_input(inputs: Mapping[str, Input], name: str) -> Input | None:
     """The one of this name, None of none; raises RequestError if it is not there."""
     if name and name not in inputs:
-        raise RequestError("The start picture or its mask is not here any more; please hand it in "
-                           "again.")
+        raise RequestError(
+            "The start picture or its mask is not here any more; please hand it in again."
+        )
     return inputs[name] if name else None
 
 

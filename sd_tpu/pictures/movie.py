@@ -27,8 +27,9 @@ def write_movie(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -
     first, *others = map(Image.fromarray, pictures)
     made, kind = BytesIO(), file.suffix[1:].upper()
     options = dict(quality=90, method=4) if kind == "WEBP" else {}
-    first.save(made, kind, save_all=True, append_images=others, duration=milliseconds, loop=0,
-               **options)
+    first.save(
+        made, kind, save_all=True, append_images=others, duration=milliseconds, loop=0, **options
+    )
     file.write_bytes(made.getvalue())
 
 
@@ -47,11 +48,30 @@ def find_ffmpeg() -> str:
 def _write_mp4(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -> None:
     height, width, _ = pictures[0].shape
     # Most players know nothing but half the colours, and those only of even sides.
-    command = [find_ffmpeg(), "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24",
-               "-s", f"{width}x{height}", "-r", str(1000 / milliseconds), "-i", "-",
-               "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", str(file)]
-    done = subprocess.run(command, input=b"".join(map(np.ndarray.tobytes, pictures)),
-                          capture_output=True, check=False)
+    command = [
+        find_ffmpeg(),
+        "-loglevel",
+        "error",
+        "-y",
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        f"{width}x{height}",
+        "-r",
+        str(1000 / milliseconds),
+        "-i",
+        "-",
+        "-vf",
+        "pad=ceil(iw/2)*2:ceil(ih/2)*2",
+        "-pix_fmt",
+        "yuv420p",
+        str(file),
+    ]
+    done = subprocess.run(
+        command, input=b"".join(map(np.ndarray.tobytes, pictures)), capture_output=True, check=False
+    )
     if done.returncode:
         file.unlink(missing_ok=True)
         raise OSError(f"ffmpeg failed: {done.stderr.decode(errors='replace').strip()[-200:]}")

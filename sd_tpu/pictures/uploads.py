@@ -46,8 +46,9 @@ class Inputs:
         """What this browser has handed in, by name; it uses these, which stay longest."""
         with self._lock:
             self._use(browser, used)
-            return {name: given for (whose, name), (given, _) in self._kept.items()
-                    if whose == browser}
+            return {
+                name: given for (whose, name), (given, _) in self._kept.items() if whose == browser
+            }
 
     def shown(self, browser: str, used: Collection[str]) -> dict[str, str]:
         """What of these is there, small, as addresses that hold the pictures themselves."""

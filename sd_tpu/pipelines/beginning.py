@@ -25,8 +25,9 @@ Pictures = Image.Image | Sequence[Image.Image]
 class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
     """Stable Diffusion 1.x and 2.x: prompts and pictures to pictures."""
 
-    def prepare_inputs(self, prompt: str | list[str], image: Pictures
-                       ) -> tuple[np.ndarray, np.ndarray]:
+    def prepare_inputs(
+        self, prompt: str | list[str], image: Pictures
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Token ids [B, 77] int32 of prompts, and pictures of one size as float32 [B, 3, H, W] in
         [-1, 1], each side made smaller to a multiple of UNIT."""
         return self._ids(prompt), _stacked(image)
@@ -77,25 +78,37 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
         count = len(texts[0])
         begin = self.get_timestep_start(num_inference_steps, strength)
         if not 0 <= strength <= 1 or begin == num_inference_steps:
-            raise ValueError(f"strength should be at most 1 and leave at least one of "
-                             f"{num_inference_steps} steps, which {strength} does not.")
+            raise ValueError(
+                f"strength should be at most 1 and leave at least one of "
+                f"{num_inference_steps} steps, which {strength} does not."
+            )
         images = self._run(
-            params, _known(self._table(params, num_inference_steps, begin)),
-            size, *texts, each_scale(guidance_scale, count), None, image_keys(prng_seed, count),
+            params,
+            _known(self._table(params, num_inference_steps, begin)),
+            size,
+            *texts,
+            each_scale(guidance_scale, count),
+            None,
+            image_keys(prng_seed, count),
             [Given({KNOWN: each}) for each in _channels_last(image, "image", count, size)],
-            None if noise is None else flat(noise, 3, "noise"))
+            None if noise is None else flat(noise, 3, "noise"),
+        )
         return self._output(images, prompt_ids, params, return_dict)
 
 
 class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
     """Stable Diffusion's checkpoints for inpainting: draws what is white in a mask."""
 
-    index: ClassVar = {**StableDiffusion.index, "_class_name": "StableDiffusionInpaintPipeline",
-                       "_diffusers_version": "0.35.2"}  # which diffusers asks of such checkpoints
+    index: ClassVar = {
+        **StableDiffusion.index,
+        "_class_name": "StableDiffusionInpaintPipeline",
+        "_diffusers_version": "0.35.2",
+    }  # which diffusers asks of such checkpoints
     fills_in = True
 
-    def prepare_inputs(self, prompt: str | list[str], image: Pictures, mask: Pictures
-                       ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def prepare_inputs(
+        self, prompt: str | list[str], image: Pictures, mask: Pictures
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token ids [B, 77] int32 of prompts; what is kept of pictures, float32 [B, 3, H, W] in
         [-1, 1]; and their masks [B, 1, H, W], 1 where they are white."""
         masks = (_stacked(mask, "L", Image.Resampling.BICUBIC) >= 0).astype(np.float32)
@@ -148,30 +161,47 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
         latent = [side // self.vae_scale_factor for side in size]
         told = jax.image.resize(shown, (*shown.shape[:2], *latent), "nearest")
         images = self._run(
-            params, _known(self._table(params, num_inference_steps)), size, *texts,
+            params,
+            _known(self._table(params, num_inference_steps)),
+            size,
+            *texts,
             each_scale(guidance_scale, count),
-            None if latents is None else flat(latents, 3, "latents"), image_keys(prng_seed, count),
-            [Given({MASKED: picture}, under_noise=False, told=where) for picture, where in zip(
-                _channels_last(kept, "masked_image", count, size),
-                _channels_last(told, "mask", count, latent), strict=True)])
+            None if latents is None else flat(latents, 3, "latents"),
+            image_keys(prng_seed, count),
+            [
+                Given({MASKED: picture}, under_noise=False, told=where)
+                for picture, where in zip(
+                    _channels_last(kept, "masked_image", count, size),
+                    _channels_last(told, "mask", count, latent),
+                    strict=True,
+                )
+            ],
+        )
         return self._output(images, prompt_ids, params, return_dict)
 
 
 def _known(table: Table | None) -> Table:
     if table is None:
-        raise CheckpointError("This scheduler's steps cannot be written as a table; give the "
-                              "pipeline another to begin with a picture, such as "
-                              "FlaxDDIMScheduler.")
+        raise CheckpointError(
+            "This scheduler's steps cannot be written as a table; give the "
+            "pipeline another to begin with a picture, such as "
+            "FlaxDDIMScheduler."
+        )
     return table
 
 
-def _stacked(pictures: Pictures, mode: str = "RGB",
-             resampling: Image.Resampling = Image.Resampling.LANCZOS) -> np.ndarray:
+def _stacked(
+    pictures: Pictures, mode: str = "RGB", resampling: Image.Resampling = Image.Resampling.LANCZOS
+) -> np.ndarray:
     """float32 [B, C, H, W] in [-1, 1]."""
     pictures = [pictures] if isinstance(pictures, Image.Image) else list(pictures)
-    levels = [np.asarray(picture.resize(
-        [side - side % UNIT for side in picture.size], resampling).convert(mode), np.float32)
-        for picture in pictures]
+    levels = [
+        np.asarray(
+            picture.resize([side - side % UNIT for side in picture.size], resampling).convert(mode),
+            np.float32,
+        )
+        for picture in pictures
+    ]
     stacked = 2 * (np.stack(levels) / 255) - 1
     return stacked[:, None] if mode == "L" else stacked.transpose(0, 3, 1, 2)
 
@@ -181,6 +211,8 @@ def _channels_last(images: Any, name: str, count: int, size: Sequence[int]) -> n
     name, for other sizes."""
     images = flat(images, 3, name).astype(np.float32)
     if len(images) != count or images.shape[2:] != tuple(size):
-        raise ValueError(f"{name} should be {count} of {size[0]}x{size[1]} for these prompts and "
-                         f"this height and width, not {images.shape}.")
+        raise ValueError(
+            f"{name} should be {count} of {size[0]}x{size[1]} for these prompts and "
+            f"this height and width, not {images.shape}."
+        )
     return images.transpose(0, 2, 3, 1)

@@ -42,8 +42,9 @@ class Configured:
         self.config = Config({**self.defaults, **values, "_class_name": type(self).__name__})
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | str | Path, *, dtype: Any = None,
-                    **values: Any) -> Self:
+    def from_config(
+        cls, config: Mapping[str, Any] | str | Path, *, dtype: Any = None, **values: Any
+    ) -> Self:
         """Makes one from a config, which may hold more than this class reads, under `values`; or
         from where one is stored, as `load_config` finds it."""
         if not isinstance(config, Mapping):
@@ -55,8 +56,9 @@ class Configured:
         return made
 
     @classmethod
-    def load_config(cls, name: str | Path, *, subfolder: str | None = None,
-                    **options: Any) -> dict[str, Any]:
+    def load_config(
+        cls, name: str | Path, *, subfolder: str | None = None, **options: Any
+    ) -> dict[str, Any]:
         """The config stored in a folder, or in one on the hub.
 
         Args:
@@ -81,8 +83,9 @@ class Configured:
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON object as diffusers does, into a folder that is made if absent."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False,
-                      default=np.ndarray.tolist)
+    text = json.dumps(
+        content, indent=2, sort_keys=True, ensure_ascii=False, default=np.ndarray.tolist
+    )
     file.write_text(f"{text}\n", encoding="utf-8")
 
 

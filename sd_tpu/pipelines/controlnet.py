@@ -27,30 +27,51 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
     """Stable Diffusion 1.x and 2.x: prompts and control pictures to pictures."""
 
     networks: ClassVar = FlaxStableDiffusionPipeline.networks | dict(controlnet=FlaxControlNetModel)
-    index: ClassVar = {**StableDiffusion.index,
-                       "_class_name": "StableDiffusionControlNetPipeline",
-                       "controlnet": ["diffusers", "ControlNetModel"]}
+    index: ClassVar = {
+        **StableDiffusion.index,
+        "_class_name": "StableDiffusionControlNetPipeline",
+        "controlnet": ["diffusers", "ControlNetModel"],
+    }
 
-    def __init__(self, vae: FlaxAutoencoderKL, text_encoder: FlaxCLIPTextModel, tokenizer: Any,
-                 unet: FlaxUNet2DConditionModel, controlnet: FlaxControlNetModel, scheduler: Any,
-                 safety_checker: Any = None, feature_extractor: Any = None, dtype: Any = None,
-                 token_downsampling: int = 1):
+    def __init__(
+        self,
+        vae: FlaxAutoencoderKL,
+        text_encoder: FlaxCLIPTextModel,
+        tokenizer: Any,
+        unet: FlaxUNet2DConditionModel,
+        controlnet: FlaxControlNetModel,
+        scheduler: Any,
+        safety_checker: Any = None,
+        feature_extractor: Any = None,
+        dtype: Any = None,
+        token_downsampling: int = 1,
+    ):
         """Joins the parts; `tokenizer` is transformers'.
 
         Raises:
             CheckpointError: the parts do not fit one another, or controlnet is not a single one.
         """
         if not isinstance(controlnet, FlaxControlNetModel):
-            raise CheckpointError("The pipeline follows one ControlNet: controlnet should be a "
-                                  f"FlaxControlNetModel, not {type(controlnet).__name__}.")
-        super().__init__(vae, text_encoder, tokenizer, unet, scheduler, safety_checker,
-                         feature_extractor, dtype, token_downsampling, controlnet=controlnet)
-        check(ControlNetConfig.from_dict(controlnet.config), self._structure()[0],
-              "The ControlNet")
+            raise CheckpointError(
+                "The pipeline follows one ControlNet: controlnet should be a "
+                f"FlaxControlNetModel, not {type(controlnet).__name__}."
+            )
+        super().__init__(
+            vae,
+            text_encoder,
+            tokenizer,
+            unet,
+            scheduler,
+            safety_checker,
+            feature_extractor,
+            dtype,
+            token_downsampling,
+            controlnet=controlnet,
+        )
+        check(ControlNetConfig.from_dict(controlnet.config), self._structure()[0], "The ControlNet")
 
     def prepare_text_inputs(self, prompt: str | list[str]) -> np.ndarray:
-        """Token ids [B, 77] int32 of one prompt or several; raises ValueError for anything else.
-        """
+        """Token ids [B, 77] int32 of one prompt or several; raises ValueError for anything else."""
         if not isinstance(prompt, str | list):
             raise ValueError(f"prompt should be a text or a list of them, not {type(prompt)}.")
         return self._ids(prompt)
@@ -61,9 +82,15 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         if not isinstance(image, Image.Image | list):
             raise ValueError(f"image should be a PIL image or a list of them, not {type(image)}.")
         pictures = [image] if isinstance(image, Image.Image) else image
-        levels = [np.asarray(each.convert("RGB").resize(
-            [side - side % UNIT for side in each.size], Image.Resampling.LANCZOS), np.float32)
-            for each in pictures]
+        levels = [
+            np.asarray(
+                each.convert("RGB").resize(
+                    [side - side % UNIT for side in each.size], Image.Resampling.LANCZOS
+                ),
+                np.float32,
+            )
+            for each in pictures
+        ]
         return (np.stack(levels) / 255).transpose(0, 3, 1, 2)
 
     def __call__(
@@ -107,20 +134,37 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         positive, negative = self._texts(prompt_ids, neg_prompt_ids)
         count, pictures = len(positive), flat(image, 3, "image").astype(np.float32)
         if len(pictures) != count or pictures.shape[1] != 3:
-            raise ValueError(f"image should be {count} of 3 channels for these prompts, not "
-                             f"{pictures.shape}.")
+            raise ValueError(
+                f"image should be {count} of 3 channels for these prompts, not {pictures.shape}."
+            )
         images = self._everywhere(
-            positive, params, image_keys(prng_seed, count),
-            (num_inference_steps, *pictures.shape[2:]), each_scale(guidance_scale, count),
-            None if latents is None else flat(latents, 3, "latents"), negative, pictures,
-            each_scale(controlnet_conditioning_scale, count))
+            positive,
+            params,
+            image_keys(prng_seed, count),
+            (num_inference_steps, *pictures.shape[2:]),
+            each_scale(guidance_scale, count),
+            None if latents is None else flat(latents, 3, "latents"),
+            negative,
+            pictures,
+            each_scale(controlnet_conditioning_scale, count),
+        )
         return self._output(images, prompt_ids, params, return_dict)
 
-    def _drawn(self, ids: jax.Array, params: Mapping[str, Any], keys: jax.Array,
-               sizes: Sequence[int], guidance: jax.Array, latents: jax.Array | None,
-               negative: jax.Array | None, image: jax.Array, scale: jax.Array) -> jax.Array:
-        return self._generate(ids, image, params, keys, sizes[0], guidance, latents, negative,
-                              scale)
+    def _drawn(
+        self,
+        ids: jax.Array,
+        params: Mapping[str, Any],
+        keys: jax.Array,
+        sizes: Sequence[int],
+        guidance: jax.Array,
+        latents: jax.Array | None,
+        negative: jax.Array | None,
+        image: jax.Array,
+        scale: jax.Array,
+    ) -> jax.Array:
+        return self._generate(
+            ids, image, params, keys, sizes[0], guidance, latents, negative, scale
+        )
 
     def _generate(
         self,
@@ -142,8 +186,9 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         """
         height, width = image.shape[-2:]
         if height % UNIT or width % UNIT:
-            raise ValueError(f"image should have sides of multiples of {UNIT}, not {height} and "
-                             f"{width}.")
+            raise ValueError(
+                f"image should have sides of multiples of {UNIT}, not {height} and {width}."
+            )
         keys = image_keys(prng_seed, prompt_ids.shape[0])
         first = self._first_latents(latents, keys, height, width)
         text, _ = self._conditions(prompt_ids, neg_prompt_ids, params, (height, width))
@@ -152,12 +197,20 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         def control(latents: jax.Array, timestep: jax.Array, text: jax.Array) -> dict[str, Any]:
             times = len(latents) // len(image)
             down, middle = self.controlnet.apply(
-                {"params": params["controlnet"]}, latents, timestep, text,
-                jnp.concatenate([image] * times), jnp.concatenate([scale] * times),
-                return_dict=False)
-            return {"down_block_additional_residuals": down,
-                    "mid_block_additional_residual": middle}
+                {"params": params["controlnet"]},
+                latents,
+                timestep,
+                text,
+                jnp.concatenate([image] * times),
+                jnp.concatenate([scale] * times),
+                return_dict=False,
+            )
+            return {
+                "down_block_additional_residuals": down,
+                "mid_block_additional_residual": middle,
+            }
 
-        clean = self._denoise(params, text, None, first, keys, num_inference_steps, guidance_scale,
-                              control)
+        clean = self._denoise(
+            params, text, None, first, keys, num_inference_steps, guidance_scale, control
+        )
         return self._decode(params, clean)

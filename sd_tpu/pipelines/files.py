@@ -11,8 +11,15 @@ from sd_tpu.checkpoint.folder import fetch
 MSGPACK = ("diffusion_flax_model.msgpack", "flax_model.msgpack")
 # Options of the hub's client, and those that asked for what is always so here.
 HUB = ("revision", "cache_dir", "local_files_only", "token", "force_download", "proxies")
-ACCEPTED = ("from_pt", "split_head_dim", "use_memory_efficient_attention", "use_auth_token",
-            "resume_download", "use_safetensors", "variant")
+ACCEPTED = (
+    "from_pt",
+    "split_head_dim",
+    "use_memory_efficient_attention",
+    "use_auth_token",
+    "resume_download",
+    "use_safetensors",
+    "variant",
+)
 
 
 def take_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -26,8 +33,9 @@ def take_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in hub.items() if name != "proxies"}
 
 
-def find_config(name: str | Path, subfolder: str | None, file: str,
-                options: Mapping[str, Any]) -> Path:
+def find_config(
+    name: str | Path, subfolder: str | None, file: str, options: Mapping[str, Any]
+) -> Path:
     """The path of `file` in a checkpoint's subfolder or, if it is not there, in its own folder.
 
     Raises:

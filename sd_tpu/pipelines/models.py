@@ -68,8 +68,7 @@ class SampleOutput(Output):
 
 @flax.struct.dataclass
 class ControlNetOutput(Output):
-    """What the ControlNet returns: maps [B, h, w, F], the outermost first, and that of the middle.
-    """
+    """What the ControlNet returns: maps [B, h, w, F], the outermost first, and that of the middle."""
 
     down_block_res_samples: list[jax.Array]
     mid_block_res_sample: jax.Array
@@ -159,9 +158,14 @@ class Network(Configured):
         return self._structure[1]
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, dtype: Any = jnp.float32, *,
-                        subfolder: str | None = None,
-                        **options: Any) -> tuple[Self, dict[str, Any]]:
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        dtype: Any = jnp.float32,
+        *,
+        subfolder: str | None = None,
+        **options: Any,
+    ) -> tuple[Self, dict[str, Any]]:
         """Reads a network.
 
         Args:
@@ -190,8 +194,13 @@ class Network(Configured):
         model = cls.from_config(config, dtype=dtype, **values)
         return model, model.load(folder, variant)
 
-    def load(self, folder: Path, variant: str | None = None, dtype: Any = jnp.float32,
-             sharding: jax.sharding.Sharding | None = None) -> dict[str, Any]:
+    def load(
+        self,
+        folder: Path,
+        variant: str | None = None,
+        dtype: Any = jnp.float32,
+        sharding: jax.sharding.Sharding | None = None,
+    ) -> dict[str, Any]:
         """The parameters in a folder: safetensors or, without any, Flax's msgpack.
 
         Raises:
@@ -203,8 +212,9 @@ class Network(Configured):
         files = weight_files(folder, self.stem, variant)
         return to_flax(weights.load(files, self.expected, dtype, sharding))
 
-    def save_pretrained(self, folder: str | Path, params: Mapping[str, Any], *, dtype: Any = None,
-                        **options: Any) -> None:
+    def save_pretrained(
+        self, folder: str | Path, params: Mapping[str, Any], *, dtype: Any = None, **options: Any
+    ) -> None:
         """Writes config and parameters, those as safetensors, which PyTorch's class reads too.
 
         Args:
@@ -235,8 +245,9 @@ class Network(Configured):
         rng = rngs["params"] if isinstance(rngs, Mapping) else rngs
         return {"params": self.init_weights(rng)}
 
-    def bind(self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array] | None = None
-             ) -> Self:
+    def bind(
+        self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array] | None = None
+    ) -> Self:
         """This network with its parameters, `{"params": params}`."""
         bound = copy.copy(self)
         graph, expected = self._structure
@@ -244,9 +255,14 @@ class Network(Configured):
         bound._rngs = rngs or {}
         return bound
 
-    def apply(self, variables: Mapping[str, Any], *args: Any,
-              rngs: Mapping[str, jax.Array] | None = None,
-              method: Callable | str | None = None, **kwargs: Any) -> Any:
+    def apply(
+        self,
+        variables: Mapping[str, Any],
+        *args: Any,
+        rngs: Mapping[str, jax.Array] | None = None,
+        method: Callable | str | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Calls the network, or another method of it, with these parameters.
 
         Args:
@@ -263,8 +279,10 @@ class Network(Configured):
 
     def _module(self) -> Any:
         if self._bound is None:
-            raise ValueError(f"{type(self).__name__} holds no parameters: call it by "
-                             'model.apply({"params": params}, ...).')
+            raise ValueError(
+                f"{type(self).__name__} holds no parameters: call it by "
+                'model.apply({"params": params}, ...).'
+            )
         return self._bound
 
     def to_bf16(self, params: Any, mask: Any = None) -> Any:
@@ -292,11 +310,13 @@ def _unpacked(file: Path, expected: Params, dtype: Any, sharding: Any) -> dict[s
     try:
         params = msgpack_restore(file.read_bytes())
     except Exception as error:  # msgpack and Flax raise whatever their parsers raise
-        raise CheckpointError(f"{file} is damaged or incomplete ({error}). Fetch or copy it "
-                              "again.") from error
+        raise CheckpointError(
+            f"{file} is damaged or incomplete ({error}). Fetch or copy it again."
+        ) from error
     check(params, expected, str(file.parent))
-    return jax.tree.map(lambda leaf: jax.device_put(leaf.astype(dtype or leaf.dtype), sharding),
-                        params)
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf.astype(dtype or leaf.dtype), sharding), params
+    )
 
 
 class FlaxUNet2DConditionModel(Network):
@@ -305,16 +325,30 @@ class FlaxUNet2DConditionModel(Network):
     network = UNet2DConditionModel
     network_config = UNetConfig
     defaults: ClassVar = dict(
-        sample_size=32, in_channels=4, out_channels=4,
+        sample_size=32,
+        in_channels=4,
+        out_channels=4,
         down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
         up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
-        mid_block_type="UNetMidBlock2DCrossAttn", only_cross_attention=False,
-        block_out_channels=(320, 640, 1280, 1280), layers_per_block=2, attention_head_dim=8,
-        num_attention_heads=None, cross_attention_dim=1280, dropout=0.0,
-        use_linear_projection=False, flip_sin_to_cos=True, freq_shift=0,
-        use_memory_efficient_attention=False, split_head_dim=False,
-        transformer_layers_per_block=1, addition_embed_type=None, addition_time_embed_dim=None,
-        addition_embed_type_num_heads=64, projection_class_embeddings_input_dim=None)
+        mid_block_type="UNetMidBlock2DCrossAttn",
+        only_cross_attention=False,
+        block_out_channels=(320, 640, 1280, 1280),
+        layers_per_block=2,
+        attention_head_dim=8,
+        num_attention_heads=None,
+        cross_attention_dim=1280,
+        dropout=0.0,
+        use_linear_projection=False,
+        flip_sin_to_cos=True,
+        freq_shift=0,
+        use_memory_efficient_attention=False,
+        split_head_dim=False,
+        transformer_layers_per_block=1,
+        addition_embed_type=None,
+        addition_time_embed_dim=None,
+        addition_embed_type_num_heads=64,
+        projection_class_embeddings_input_dim=None,
+    )
     token_downsampling = 1
 
     def with_token_downsampling(self, step: int) -> Self:
@@ -325,14 +359,22 @@ class FlaxUNet2DConditionModel(Network):
 
     def _build(self, *, rngs: Any) -> nnx.Module:
         config = self.network_config.from_dict(self.config)
-        return self.network(config, token_downsampling=self.token_downsampling, dtype=self.dtype,
-                            rngs=rngs)
+        return self.network(
+            config, token_downsampling=self.token_downsampling, dtype=self.dtype, rngs=rngs
+        )
 
-    def __call__(self, sample: jax.Array, timesteps: Any, encoder_hidden_states: jax.Array,
-                 added_cond_kwargs: Mapping[str, jax.Array] | None = None,
-                 down_block_additional_residuals: Sequence[jax.Array] | None = None,
-                 mid_block_additional_residual: jax.Array | None = None, *,
-                 return_dict: bool = True, train: bool = False) -> SampleOutput | tuple:
+    def __call__(
+        self,
+        sample: jax.Array,
+        timesteps: Any,
+        encoder_hidden_states: jax.Array,
+        added_cond_kwargs: Mapping[str, jax.Array] | None = None,
+        down_block_additional_residuals: Sequence[jax.Array] | None = None,
+        mid_block_additional_residual: jax.Array | None = None,
+        *,
+        return_dict: bool = True,
+        train: bool = False,
+    ) -> SampleOutput | tuple:
         """Predicts the noise (or velocity, or image) in a batch.
 
         Args:
@@ -345,10 +387,18 @@ class FlaxUNet2DConditionModel(Network):
             return_dict: False for a plain tuple.
             train: makes no difference, as there is no dropout.
         """
-        control = None if mid_block_additional_residual is None else [
-            *down_block_additional_residuals, mid_block_additional_residual]
-        out = self._module()(sample.transpose(0, 2, 3, 1), _times(timesteps, sample),
-                             encoder_hidden_states, added_cond_kwargs, control)
+        control = (
+            None
+            if mid_block_additional_residual is None
+            else [*down_block_additional_residuals, mid_block_additional_residual]
+        )
+        out = self._module()(
+            sample.transpose(0, 2, 3, 1),
+            _times(timesteps, sample),
+            encoder_hidden_states,
+            added_cond_kwargs,
+            control,
+        )
         output = SampleOutput(out.transpose(0, 3, 1, 2))
         return output if return_dict else output.to_tuple()
 
@@ -359,17 +409,33 @@ class FlaxControlNetModel(Network):
     network = ControlNetModel
     network_config = ControlNetConfig
     defaults: ClassVar = dict(
-        sample_size=32, in_channels=4,
+        sample_size=32,
+        in_channels=4,
         down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
-        only_cross_attention=False, block_out_channels=(320, 640, 1280, 1280), layers_per_block=2,
-        attention_head_dim=8, num_attention_heads=None, cross_attention_dim=1280, dropout=0.0,
-        use_linear_projection=False, flip_sin_to_cos=True, freq_shift=0,
+        only_cross_attention=False,
+        block_out_channels=(320, 640, 1280, 1280),
+        layers_per_block=2,
+        attention_head_dim=8,
+        num_attention_heads=None,
+        cross_attention_dim=1280,
+        dropout=0.0,
+        use_linear_projection=False,
+        flip_sin_to_cos=True,
+        freq_shift=0,
         controlnet_conditioning_channel_order="rgb",
-        conditioning_embedding_out_channels=(16, 32, 96, 256))
+        conditioning_embedding_out_channels=(16, 32, 96, 256),
+    )
 
-    def __call__(self, sample: jax.Array, timesteps: Any, encoder_hidden_states: jax.Array,
-                 controlnet_cond: jax.Array, conditioning_scale: Any = 1.0,
-                 return_dict: bool = True, train: bool = False) -> ControlNetOutput | tuple:
+    def __call__(
+        self,
+        sample: jax.Array,
+        timesteps: Any,
+        encoder_hidden_states: jax.Array,
+        controlnet_cond: jax.Array,
+        conditioning_scale: Any = 1.0,
+        return_dict: bool = True,
+        train: bool = False,
+    ) -> ControlNetOutput | tuple:
         """What is added to the maps of the UNet.
 
         Args:
@@ -383,8 +449,9 @@ class FlaxControlNetModel(Network):
         """
         module = self._module()
         embedded = module.embed(controlnet_cond.transpose(0, 2, 3, 1))
-        maps = module(sample.transpose(0, 2, 3, 1), _times(timesteps, sample),
-                      encoder_hidden_states, embedded)
+        maps = module(
+            sample.transpose(0, 2, 3, 1), _times(timesteps, sample), encoder_hidden_states, embedded
+        )
         scale = jnp.asarray(conditioning_scale).reshape(-1, 1, 1, 1)
         *down, middle = (scale.astype(each.dtype) * each for each in maps)
         output = ControlNetOutput(down, middle)
@@ -403,25 +470,36 @@ class FlaxAutoencoderKL(Network):
     network = AutoencoderKL
     network_config = VAEConfig
     defaults: ClassVar = dict(
-        in_channels=3, out_channels=3, down_block_types=("DownEncoderBlock2D",),
-        up_block_types=("UpDecoderBlock2D",), block_out_channels=(64,), layers_per_block=1,
-        act_fn="silu", latent_channels=4, norm_num_groups=32, sample_size=32,
-        scaling_factor=0.18215)
+        in_channels=3,
+        out_channels=3,
+        down_block_types=("DownEncoderBlock2D",),
+        up_block_types=("UpDecoderBlock2D",),
+        block_out_channels=(64,),
+        layers_per_block=1,
+        act_fn="silu",
+        latent_channels=4,
+        norm_num_groups=32,
+        sample_size=32,
+        scaling_factor=0.18215,
+    )
 
-    def encode(self, sample: jax.Array, deterministic: bool = True,
-               return_dict: bool = True) -> EncoderOutput | tuple:
+    def encode(
+        self, sample: jax.Array, deterministic: bool = True, return_dict: bool = True
+    ) -> EncoderOutput | tuple:
         """Pictures [B, 3, H, W] in [-1, 1] -> the distribution of their latents, which are NHWC.
 
         `deterministic` makes no difference, as there is no dropout.
         """
         mean, logvar = self._module().encode(sample.transpose(0, 2, 3, 1))
         middle, scale = self.scaling()
-        output = EncoderOutput(LatentDistribution(mean / scale + middle,
-                                                  logvar - 2 * jnp.log(scale)))
+        output = EncoderOutput(
+            LatentDistribution(mean / scale + middle, logvar - 2 * jnp.log(scale))
+        )
         return output if return_dict else output.to_tuple()
 
-    def decode(self, latents: jax.Array, deterministic: bool = True,
-               return_dict: bool = True) -> SampleOutput | tuple:
+    def decode(
+        self, latents: jax.Array, deterministic: bool = True, return_dict: bool = True
+    ) -> SampleOutput | tuple:
         """Latents [B, C, h, w] or [B, h, w, C] -> pictures [B, 3, H, W], about [-1, 1]."""
         if latents.shape[-1] != self.config.latent_channels:
             latents = latents.transpose(0, 2, 3, 1)
@@ -436,11 +514,18 @@ class FlaxAutoencoderKL(Network):
         middle = self.config.get("latents_mean")
         if middle is None:
             return jnp.float32(0), jnp.float32(self.config.scaling_factor)
-        return (jnp.float32(middle),
-                self.config.scaling_factor / jnp.float32(self.config["latents_std"]))
+        return (
+            jnp.float32(middle),
+            self.config.scaling_factor / jnp.float32(self.config["latents_std"]),
+        )
 
-    def __call__(self, sample: jax.Array, sample_posterior: bool = False,
-                 deterministic: bool = True, return_dict: bool = True) -> SampleOutput | tuple:
+    def __call__(
+        self,
+        sample: jax.Array,
+        sample_posterior: bool = False,
+        deterministic: bool = True,
+        return_dict: bool = True,
+    ) -> SampleOutput | tuple:
         """Pictures, encoded and decoded; with `sample_posterior` their latents are drawn with the
         key "gaussian"."""
         latents = self.encode(sample).latent_dist
@@ -453,8 +538,14 @@ class TransformersNetwork(Network):
 
     stem = "model"
 
-    def __init__(self, config: Any = None, *, dtype: Any = jnp.float32,
-                 params: Mapping[str, Any] | None = None, **values: Any):
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        dtype: Any = jnp.float32,
+        params: Mapping[str, Any] | None = None,
+        **values: Any,
+    ):
         """Takes a config, a mapping or transformers' own, or its values; and parameters."""
         super().__init__(dtype=dtype, **values)
         if config is not None:
@@ -462,9 +553,15 @@ class TransformersNetwork(Network):
         self.params = params
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, dtype: Any = jnp.float32, *,
-                        subfolder: str | None = None, _do_init: bool = True,
-                        **options: Any) -> Self | tuple[Self, dict[str, Any]]:
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        dtype: Any = jnp.float32,
+        *,
+        subfolder: str | None = None,
+        _do_init: bool = True,
+        **options: Any,
+    ) -> Self | tuple[Self, dict[str, Any]]:
         """As the other networks', but the model holds its parameters unless `_do_init` is False,
         and is unpacked into itself and them where a pair is expected."""
         model, params = cls._read(name, dtype, subfolder, options)
@@ -476,8 +573,9 @@ class TransformersNetwork(Network):
     def __iter__(self) -> Iterator[Any]:
         return iter((self, self.params))
 
-    def save_pretrained(self, folder: str | Path, params: Mapping[str, Any] | None = None,
-                        **options: Any) -> None:
+    def save_pretrained(
+        self, folder: str | Path, params: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
         """As the other networks', by default with its own parameters."""
         super().save_pretrained(folder, params or self.params, **options)
 
@@ -485,8 +583,9 @@ class TransformersNetwork(Network):
         """The module with these parameters, or its own; raises ValueError without any."""
         if params is None and self.params is None and self._bound is None:
             raise ValueError(f"{type(self).__name__} holds no parameters: give it params=.")
-        return self._bound or self.bind({"params": self.params if params is None else params}
-                                        )._bound
+        return (
+            self._bound or self.bind({"params": self.params if params is None else params})._bound
+        )
 
 
 class FlaxStableDiffusionSafetyChecker(TransformersNetwork):
@@ -496,13 +595,17 @@ class FlaxStableDiffusionSafetyChecker(TransformersNetwork):
     network_config = SafetyCheckerConfig
     defaults: ClassVar = dict(vision_config=None, text_config=None, projection_dim=512)
 
-    def load(self, folder: Path, variant: str | None = None, dtype: Any = None,
-             sharding: jax.sharding.Sharding | None = None) -> dict[str, Any]:
+    def load(
+        self,
+        folder: Path,
+        variant: str | None = None,
+        dtype: Any = None,
+        sharding: jax.sharding.Sharding | None = None,
+    ) -> dict[str, Any]:
         """As the other networks', in the dtype of the arithmetic, but for the thresholds."""
         return super().load(folder, variant, None, sharding)
 
-    def __call__(self, clip_input: jax.Array, params: Mapping[str, Any] | None = None
-                 ) -> jax.Array:
+    def __call__(self, clip_input: jax.Array, params: Mapping[str, Any] | None = None) -> jax.Array:
         """Whether pictures [B, 3, side, side], as CLIPImageProcessor makes them, are not safe for
         work, [B]; `params` are its own by default."""
         scores = self._called(params).scores_of(jnp.asarray(clip_input).transpose(0, 2, 3, 1))
@@ -522,24 +625,40 @@ class FlaxCLIPTextModel(TransformersNetwork):
     network = CLIPTextModel
     network_config = TextEncoderConfig
     defaults: ClassVar = dict(
-        vocab_size=49408, hidden_size=512, intermediate_size=2048, projection_dim=512,
-        num_hidden_layers=12, num_attention_heads=8, max_position_embeddings=77,
-        hidden_act="quick_gelu", layer_norm_eps=1e-5, eos_token_id=49407)
+        vocab_size=49408,
+        hidden_size=512,
+        intermediate_size=2048,
+        projection_dim=512,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        max_position_embeddings=77,
+        hidden_act="quick_gelu",
+        layer_norm_eps=1e-5,
+        eos_token_id=49407,
+    )
 
     def init_weights(self, rng: jax.Array) -> dict[str, Any]:
-        """As the other networks', with the deviation that transformers had, but for the projection.
-        """
+        """As the other networks', with the deviation that transformers had, but for the projection."""
         params = super().init_weights(rng)
         leaves, structure = jax.tree.flatten(params["text_model"])
-        drawn = [DEVIATION * jax.random.normal(key, leaf.shape) if leaf.ndim == 2 else leaf
-                 for leaf, key in zip(leaves, jax.random.split(rng, len(leaves)), strict=True)]
+        drawn = [
+            DEVIATION * jax.random.normal(key, leaf.shape) if leaf.ndim == 2 else leaf
+            for leaf, key in zip(leaves, jax.random.split(rng, len(leaves)), strict=True)
+        ]
         return {**params, "text_model": jax.tree.unflatten(structure, drawn)}
 
-    def __call__(self, input_ids: jax.Array, attention_mask: None = None,
-                 position_ids: None = None, params: Mapping[str, Any] | None = None,
-                 dropout_rng: jax.Array | None = None, train: bool = False,
-                 output_attentions: bool = False, output_hidden_states: bool = False,
-                 return_dict: bool = True) -> TextOutput | ProjectedTextOutput | tuple:
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: None = None,
+        position_ids: None = None,
+        params: Mapping[str, Any] | None = None,
+        dropout_rng: jax.Array | None = None,
+        train: bool = False,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        return_dict: bool = True,
+    ) -> TextOutput | ProjectedTextOutput | tuple:
         """Encodes token ids.
 
         Args:
@@ -557,8 +676,10 @@ class FlaxCLIPTextModel(TransformersNetwork):
             ValueError: something is asked for that is not supported, or there are no parameters.
         """
         if attention_mask is not None or position_ids is not None or output_attentions:
-            raise ValueError("FlaxCLIPTextModel takes no attention_mask and no position_ids and "
-                             "returns no attentions.")
+            raise ValueError(
+                "FlaxCLIPTextModel takes no attention_mask and no position_ids and "
+                "returns no attentions."
+            )
         output = self._encode(self._called(params), jnp.asarray(input_ids), output_hidden_states)
         return output if return_dict else output.to_tuple()
 
@@ -568,8 +689,9 @@ class FlaxCLIPTextModel(TransformersNetwork):
         pooled = last[jnp.arange(len(ids)), end_of_text(ids, self.config.eos_token_id)]
         return self._output(module, last, pooled, tuple(states) if all_states else None)
 
-    def _output(self, module: Any, last: jax.Array, pooled: jax.Array,
-                states: tuple[jax.Array, ...] | None) -> Any:
+    def _output(
+        self, module: Any, last: jax.Array, pooled: jax.Array, states: tuple[jax.Array, ...] | None
+    ) -> Any:
         return TextOutput(last, pooled, states)
 
 
@@ -579,6 +701,7 @@ class FlaxCLIPTextModelWithProjection(FlaxCLIPTextModel):
     network = CLIPTextModelWithProjection
     network_config = ProjectedTextEncoderConfig
 
-    def _output(self, module: Any, last: jax.Array, pooled: jax.Array,
-                states: tuple[jax.Array, ...] | None) -> ProjectedTextOutput:
+    def _output(
+        self, module: Any, last: jax.Array, pooled: jax.Array, states: tuple[jax.Array, ...] | None
+    ) -> ProjectedTextOutput:
         return ProjectedTextOutput(module.text_projection(pooled), last, states)

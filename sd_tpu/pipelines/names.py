@@ -53,8 +53,10 @@ def to_ours(params: Mapping[str, Any], expected: Params) -> Params:
         CheckpointError: some are missing.
     """
     found = {flax_path(path): leaf for path, leaf in _leaves(params)}
-    wanted = {path: flax_path(tuple(key.key for key in path))
-              for path, _ in jax.tree_util.tree_leaves_with_path(expected)}
+    wanted = {
+        path: flax_path(tuple(key.key for key in path))
+        for path, _ in jax.tree_util.tree_leaves_with_path(expected)
+    }
     missing = sorted(".".join(name) for name in wanted.values() if name not in found)
     if missing:
         raise CheckpointError(f"{len(missing)} parameters are missing: {first_lines(missing)}")
@@ -65,12 +67,16 @@ def check(params: Mapping[str, Any], expected: Params, where: str) -> None:
     """Raises CheckpointError unless the names and shapes of `params` are those expected."""
     found = {flax_path(path): leaf.shape for path, leaf in _leaves(params)}
     wanted = {flax_path(path): leaf.shape for path, leaf in _leaves(expected)}
-    lines = [f"{'.'.join(name)}: the file has {found.get(name)}, the model needs {wanted.get(name)}"
-             for name in sorted(found.keys() | wanted.keys())
-             if found.get(name) != wanted.get(name)]
+    lines = [
+        f"{'.'.join(name)}: the file has {found.get(name)}, the model needs {wanted.get(name)}"
+        for name in sorted(found.keys() | wanted.keys())
+        if found.get(name) != wanted.get(name)
+    ]
     if lines:
-        raise CheckpointError(f"The weights in {where} do not fit the model that its config.json "
-                              f"describes ({len(lines)} differences):\n  {first_lines(lines)}")
+        raise CheckpointError(
+            f"The weights in {where} do not fit the model that its config.json "
+            f"describes ({len(lines)} differences):\n  {first_lines(lines)}"
+        )
 
 
 def _leaves(tree: Mapping, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:

@@ -69,13 +69,18 @@ class FlaxDiffusionPipeline:
         lacking = {*self._parts()} - parts.keys()
         unknown = parts.keys() - {*self._parts(), *OPTIONAL}
         if lacking or unknown:
-            raise TypeError(f"{type(self).__name__} takes {', '.join(self._parts())}; "
-                            f"missing {sorted(lacking)}, unknown {sorted(unknown)}.")
+            raise TypeError(
+                f"{type(self).__name__} takes {', '.join(self._parts())}; "
+                f"missing {sorted(lacking)}, unknown {sorted(unknown)}."
+            )
         for name in (*self._parts(), *OPTIONAL):
             setattr(self, name, parts.get(name))
         if self.safety_checker is not None and not isinstance(self.safety_checker, Network):
-            warnings.warn("Pictures are not checked: safety_checker is no "
-                          "FlaxStableDiffusionSafetyChecker, and is ignored.", stacklevel=3)
+            warnings.warn(
+                "Pictures are not checked: safety_checker is no "
+                "FlaxStableDiffusionSafetyChecker, and is ignored.",
+                stacklevel=3,
+            )
         self.dtype = jnp.float32 if dtype is None else dtype
         self.token_downsampling = token_downsampling
         if token_downsampling != 1:
@@ -95,10 +100,15 @@ class FlaxDiffusionPipeline:
     # --- files ----------------------------------------------------------------------------------
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, *, dtype: Any = None,
-                        sharding: jax.sharding.Sharding | None = None,
-                        token_downsampling: int = 1,
-                        **options: Any) -> tuple["FlaxDiffusionPipeline", dict[str, Any]]:
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        dtype: Any = None,
+        sharding: jax.sharding.Sharding | None = None,
+        token_downsampling: int = 1,
+        **options: Any,
+    ) -> tuple["FlaxDiffusionPipeline", dict[str, Any]]:
         """Reads a checkpoint in the diffusers layout from a folder or the hub.
 
         What JAX compiles from then on is kept in the user's cache folder for the next start, unless
@@ -126,7 +136,8 @@ class FlaxDiffusionPipeline:
         variant = options.get("variant")
         hub, sharding = take_options(options), sharding or replicated(make_mesh())
         folder = checkpoint.find(
-            name, partial(cls._components, checked=CHECKER not in options), variant=variant, **hub)
+            name, partial(cls._components, checked=CHECKER not in options), variant=variant, **hub
+        )
         keep_compiled()
         index = read_json(folder / "model_index.json")
         made = cls._class_for(index)
@@ -135,15 +146,21 @@ class FlaxDiffusionPipeline:
         warn_of_unknown(options, made.__name__)
         if not expanded(name).is_dir():
             fetch_packed(str(name), folder, stored, hub)
-        checks, params = ({}, {}) if CHECKER not in stored else made._read_checker(
-            folder / CHECKER, variant, dtype or jnp.float32, sharding)
+        checks, params = (
+            ({}, {})
+            if CHECKER not in stored
+            else made._read_checker(folder / CHECKER, variant, dtype or jnp.float32, sharding)
+        )
         parts = {**made._read(folder, dtype or jnp.float32, given), **checks, **given}
         pipeline = made(**parts, dtype=dtype, token_downsampling=token_downsampling)
         # A folder's whole path would travel in every picture.
         local = expanded(name).is_dir()
         pipeline.card = ModelCard.read(folder, folder.resolve().name if local else str(name))
-        params |= {part: parts[part].load(folder / part, variant, pipeline.dtype, sharding)
-                   for part in made.networks if part not in given}
+        params |= {
+            part: parts[part].load(folder / part, variant, pipeline.dtype, sharding)
+            for part in made.networks
+            if part not in given
+        }
         if "scheduler" not in given:
             params["scheduler"] = pipeline.scheduler.create_state()
         return pipeline, params
@@ -189,8 +206,9 @@ class FlaxDiffusionPipeline:
         return parts
 
     @classmethod
-    def _read_checker(cls, folder: Path, variant: str | None, dtype: Any,
-                      sharding: jax.sharding.Sharding) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read_checker(
+        cls, folder: Path, variant: str | None, dtype: Any, sharding: jax.sharding.Sharding
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parts that check pictures, and their parameters, by name: none where the checker
         cannot be read, of which a warning tells."""
         # The other one says at each load that torchvision is missing.
@@ -207,8 +225,9 @@ class FlaxDiffusionPipeline:
         extractor = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=side)
         return {CHECKER: checker, EXTRACTOR: extractor}, {CHECKER: params}
 
-    def save_pretrained(self, folder: str | Path, params: Mapping[str, Any], dtype: Any = None,
-                        **options: Any) -> None:
+    def save_pretrained(
+        self, folder: str | Path, params: Mapping[str, Any], dtype: Any = None, **options: Any
+    ) -> None:
         """Writes the diffusers layout, which PyTorch's pipeline reads as well.
 
         Args:
@@ -236,8 +255,7 @@ class FlaxDiffusionPipeline:
             getattr(self, part).save_pretrained(folder / part)
         self.scheduler.save_config(folder / "scheduler")
         scheduler = self.scheduler.config["_class_name"].removeprefix("Flax")
-        write_json(folder / "model_index.json",
-                   {**index, "scheduler": ["diffusers", scheduler]})
+        write_json(folder / "model_index.json", {**index, "scheduler": ["diffusers", scheduler]})
         if self.card is not None:
             write_json(folder / "sd_tpu.json", self.card.model_dump())
 
@@ -252,10 +270,15 @@ class FlaxDiffusionPipeline:
     def config(self) -> Config:
         """The parts' modules and classes by name."""
         kinds = {name: type(part) for name, part in self.components.items() if part is not None}
-        named = {name: (kind.__module__.split(".")[0], kind.__name__)
-                 for name, kind in kinds.items()}
-        return Config({"_class_name": type(self).__name__,
-                       **{name: named.get(name, (None, None)) for name in self.components}})
+        named = {
+            name: (kind.__module__.split(".")[0], kind.__name__) for name, kind in kinds.items()
+        }
+        return Config(
+            {
+                "_class_name": type(self).__name__,
+                **{name: named.get(name, (None, None)) for name in self.components},
+            }
+        )
 
     @property
     def vae_scale_factor(self) -> int:
@@ -298,10 +321,11 @@ class FlaxDiffusionPipeline:
     def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[np.ndarray, np.ndarray | None]:
         """Ids [B, ...] of the prompts and of as many negative prompts, if there are any."""
         prompt_ids, one = np.asarray(prompt_ids), self._ids("")[0].shape
-        if prompt_ids.ndim - len(one) not in (1, 2) or prompt_ids.shape[-len(one):] != one:
+        if prompt_ids.ndim - len(one) not in (1, 2) or prompt_ids.shape[-len(one) :] != one:
             each = ", ".join(map(str, one))
-            raise ValueError(f"prompt_ids should be [B, {each}] or [D, b, {each}], not "
-                             f"{prompt_ids.shape}.")
+            raise ValueError(
+                f"prompt_ids should be [B, {each}] or [D, b, {each}], not {prompt_ids.shape}."
+            )
         positive = flat(prompt_ids, len(one), "prompt_ids")
         if neg_prompt_ids is None:
             return positive, None
@@ -314,7 +338,7 @@ class FlaxDiffusionPipeline:
 
     def _as_given(self, images: np.ndarray, prompt_ids: Any) -> np.ndarray:
         """Images [B, ...] with the axes that the ids lead with."""
-        leading = np.shape(prompt_ids)[:np.ndim(prompt_ids) - self._ids("")[0].ndim]
+        leading = np.shape(prompt_ids)[: np.ndim(prompt_ids) - self._ids("")[0].ndim]
         return images.reshape(*leading, *images.shape[1:])
 
     # --- drawing on the compiled programs -------------------------------------------------------
@@ -323,41 +347,80 @@ class FlaxDiffusionPipeline:
         """The family's model of the parts as they are now, and its parameters' shapes."""
         parts = tuple(getattr(self, name) for name in self.networks)
         if self._built is None or self._built[0] != parts:
-            configs = {name: dict(part.config)
-                       for name, part in zip(self.networks, parts, strict=True)}
-            model, expected = self.family.build({**configs, "model_index": self.index}, self.dtype,
-                                                token_downsampling=self.token_downsampling)
+            configs = {
+                name: dict(part.config) for name, part in zip(self.networks, parts, strict=True)
+            }
+            model, expected = self.family.build(
+                {**configs, "model_index": self.index},
+                self.dtype,
+                token_downsampling=self.token_downsampling,
+            )
             if bool(model.mask_channels) != self.fills_in:
                 other = "fills in pictures" if model.mask_channels else "takes no mask"
                 raise CheckpointError(f"This UNet {other}; {type(self).__name__} cannot use it.")
             self._built = parts, model, expected
         return self._built[1:]
 
-    def _draw(self, params: Mapping[str, Any], steps: int, size: tuple[int, int],
-              positive: np.ndarray, negative: np.ndarray | None, guidance: Any, latents: Any,
-              prng_seed: jax.Array, *, decoded: bool = True) -> np.ndarray:
+    def _draw(
+        self,
+        params: Mapping[str, Any],
+        steps: int,
+        size: tuple[int, int],
+        positive: np.ndarray,
+        negative: np.ndarray | None,
+        guidance: Any,
+        latents: Any,
+        prng_seed: jax.Array,
+        *,
+        decoded: bool = True,
+    ) -> np.ndarray:
         """Pictures [B, H, W, 3] f32 of as many token ids, or their latents [B, C, h, w]; the rest
         as calls are given it."""
         table, count = self._table(params, steps), len(positive)
         guidance, keys = each_scale(guidance, count), image_keys(prng_seed, count)
         latents = None if latents is None else flat(latents, 3, "latents")
         if table is None:
-            return self._everywhere(positive, params, keys, (steps, *size), guidance, latents,
-                                    negative, return_latents=not decoded)
-        return self._run(params, table, size, positive, negative, guidance, latents, keys,
-                         decoded=decoded)
+            return self._everywhere(
+                positive,
+                params,
+                keys,
+                (steps, *size),
+                guidance,
+                latents,
+                negative,
+                return_latents=not decoded,
+            )
+        return self._run(
+            params, table, size, positive, negative, guidance, latents, keys, decoded=decoded
+        )
 
-    def _run(self, params: Mapping[str, Any], table: Table, size: tuple[int, int],
-             positive: np.ndarray, negative: np.ndarray | None, guidance: np.ndarray,
-             latents: np.ndarray | None, keys: jax.Array, given: Sequence[Given] = (),
-             noise: np.ndarray | None = None, *, decoded: bool = True) -> np.ndarray:
+    def _run(
+        self,
+        params: Mapping[str, Any],
+        table: Table,
+        size: tuple[int, int],
+        positive: np.ndarray,
+        negative: np.ndarray | None,
+        guidance: np.ndarray,
+        latents: np.ndarray | None,
+        keys: jax.Array,
+        given: Sequence[Given] = (),
+        noise: np.ndarray | None = None,
+        *,
+        decoded: bool = True,
+    ) -> np.ndarray:
         """The same by a sampler's table; what each picture begins with may be `given`, under noise
         [B, C, h, w] or that of its key."""
         model, expected = self._structure()
         ours = {name: to_ours(params.get(name, {}), expected[name]) for name in self.networks}
         programs = self._programs_for(model, len(positive), size, is_stacked(params))
-        entries = dict(enumerate(self._entries(programs, table, size, positive, negative, guidance,
-                                               latents, keys, given)))
+        entries = dict(
+            enumerate(
+                self._entries(
+                    programs, table, size, positive, negative, guidance, latents, keys, given
+                )
+            )
+        )
         where = split if programs.stacked else replicated
         ours = jax.device_put(ours, where(programs.mesh))
         if given:
@@ -365,36 +428,58 @@ class FlaxDiffusionPipeline:
             entries = encoder.encode(ours, entries, programs.device)
         if noise is not None:
             fresh = self._as_ours(programs, noise, "noise", len(positive))
-            entries = {place: entry.replace(start=entry.start + entry.spread * fresh[place],
-                                            spread=np.float32(0))
-                       for place, entry in entries.items()}
+            entries = {
+                place: entry.replace(
+                    start=entry.start + entry.spread * fresh[place], spread=np.float32(0)
+                )
+                for place, entry in entries.items()
+            }
         slots = programs.encode(ours, programs.empty(), entries)
         slots = programs.advance(ours, slots, len(table.rows))
         if not decoded:
-            return np.asarray(slots.latents)[:len(positive)].transpose(0, 3, 1, 2)
+            return np.asarray(slots.latents)[: len(positive)].transpose(0, 3, 1, 2)
         images = programs.decode(ours, slots.latents, np.arange(programs.slots) < len(positive))
-        return np.asarray(images)[:len(positive)].astype(np.float32) / 255
+        return np.asarray(images)[: len(positive)].astype(np.float32) / 255
 
-    def _programs_for(self, model: LatentDiffusion, count: int, size: tuple[int, int],
-                      stacked: bool) -> Programs:
+    def _programs_for(
+        self, model: LatentDiffusion, count: int, size: tuple[int, int], stacked: bool
+    ) -> Programs:
         mesh, (height, width) = make_mesh(), size
         slots = -(-count // mesh.size) * mesh.size
         key = (model, slots, size, stacked)
         if key not in self._programs:
-            self._programs[key] = Programs(model, mesh, slots=slots, height=height, width=width,
-                                           guided=not model.guidance_size, stacked=stacked)
+            self._programs[key] = Programs(
+                model,
+                mesh,
+                slots=slots,
+                height=height,
+                width=width,
+                guided=not model.guidance_size,
+                stacked=stacked,
+            )
         return self._programs[key]
 
-    def _encoder_for(self, model: LatentDiffusion, params: Params, size: tuple[int, int],
-                     stacked: bool) -> ImageEncoder:
+    def _encoder_for(
+        self, model: LatentDiffusion, params: Params, size: tuple[int, int], stacked: bool
+    ) -> ImageEncoder:
         """What encodes pictures by such parameters, of whichever dtypes a program made them."""
-        shapes = {part: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[stacked:], x.dtype),
-                                     params[part]) for part in [model.autoencoder]}
+        shapes = {
+            part: jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape[stacked:], x.dtype), params[part]
+            )
+            for part in [model.autoencoder]
+        }
         key = (model, size, stacked, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
         if key not in self._encoders:
-            self._encoders[key] = ImageEncoder(model.encode, make_mesh(), shapes, height=size[0],
-                                               width=size[1], network_dtype=model.dtype,
-                                               stacked=stacked)
+            self._encoders[key] = ImageEncoder(
+                model.encode,
+                make_mesh(),
+                shapes,
+                height=size[0],
+                width=size[1],
+                network_dtype=model.dtype,
+                stacked=stacked,
+            )
         return self._encoders[key]
 
     def _table(self, params: Mapping[str, Any], steps: int, begin: int = 0) -> Table | None:
@@ -409,23 +494,47 @@ class FlaxDiffusionPipeline:
         if is_stacked(params) and params.get("scheduler") is not None:
             params = {"scheduler": jax.tree.map(lambda x: x[0], params["scheduler"])}
         signal = np.asarray(self._state(params).common.alphas_cumprod, np.float64)
-        return make_table(sampler, dataclasses.replace(schedule, alphas_cumprod=signal), steps,
-                          spacing=spacing, begin=begin)
+        return make_table(
+            sampler,
+            dataclasses.replace(schedule, alphas_cumprod=signal),
+            steps,
+            spacing=spacing,
+            begin=begin,
+        )
 
-    def _entries(self, programs: Programs, table: Table, size: tuple[int, int],
-                 positive: np.ndarray, negative: np.ndarray | None, guidance: np.ndarray,
-                 latents: np.ndarray | None, keys: jax.Array,
-                 given: Sequence[Given]) -> list[Entry]:
+    def _entries(
+        self,
+        programs: Programs,
+        table: Table,
+        size: tuple[int, int],
+        positive: np.ndarray,
+        negative: np.ndarray | None,
+        guidance: np.ndarray,
+        latents: np.ndarray | None,
+        keys: jax.Array,
+        given: Sequence[Given],
+    ) -> list[Entry]:
         model, count, (height, width) = programs.model, len(positive), size
         nothing = [None] * count
         starts = nothing if latents is None else self._as_ours(programs, latents, "latents", count)
         return [
-            Entry.of(table, model.plain_inputs(prompt, unwanted, height=height, width=width,
-                                               guidance=scale),
-                     guidance=model.cfg_scale(scale), key=key, latents=start, given=begun)
+            Entry.of(
+                table,
+                model.plain_inputs(prompt, unwanted, height=height, width=width, guidance=scale),
+                guidance=model.cfg_scale(scale),
+                key=key,
+                latents=start,
+                given=begun,
+            )
             for prompt, unwanted, scale, key, start, begun in zip(
-                positive, nothing if negative is None else negative, guidance.tolist(),
-                np.asarray(keys), starts, given or nothing, strict=True)
+                positive,
+                nothing if negative is None else negative,
+                guidance.tolist(),
+                np.asarray(keys),
+                starts,
+                given or nothing,
+                strict=True,
+            )
         ]
 
     @staticmethod
@@ -433,8 +542,10 @@ class FlaxDiffusionPipeline:
         """[B, h, w, C] of [B, C, h, w]; raises ValueError, which says the name, for other sizes."""
         h, w, channels = programs.latent_shape
         if latents.shape != (count, channels, h, w):
-            raise ValueError(f"{name} should be {(count, channels, h, w)} for these prompts and "
-                             f"sizes, not {latents.shape}.")
+            raise ValueError(
+                f"{name} should be {(count, channels, h, w)} for these prompts and "
+                f"sizes, not {latents.shape}."
+            )
         return latents.transpose(0, 2, 3, 1)
 
     # --- drawing in a loop that can be traced ---------------------------------------------------
@@ -478,9 +589,17 @@ class FlaxDiffusionPipeline:
         state = params.get("scheduler")
         return scheduler.create_state() if state is None else scheduler.consistent(state)
 
-    def _denoise(self, params: Mapping[str, Any], text: jax.Array, added: Mapping | None,
-                 latents: jax.Array, keys: jax.Array, steps: int, guidance: Any,
-                 control: Callable[..., Mapping[str, Any]] | None = None) -> jax.Array:
+    def _denoise(
+        self,
+        params: Mapping[str, Any],
+        text: jax.Array,
+        added: Mapping | None,
+        latents: jax.Array,
+        keys: jax.Array,
+        steps: int,
+        guidance: Any,
+        control: Callable[..., Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
         """Clean latents of one device's pictures, in a loop that can be traced.
 
         Args:
@@ -510,8 +629,9 @@ class FlaxDiffusionPipeline:
             t = state.timesteps[i]
             taken = scheduler.scale_model_input(state, x if told else jnp.concatenate([x] * 2), t)
             besides = control(taken, t, text) if control else {}
-            out = self.unet.apply({"params": params["unet"]}, taken, t, text, added,
-                                  **besides).sample
+            out = self.unet.apply(
+                {"params": params["unet"]}, taken, t, text, added, **besides
+            ).sample
             if not told:
                 negative, positive = jnp.split(out, 2)
                 out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
@@ -524,15 +644,25 @@ class FlaxDiffusionPipeline:
     def _decode(self, params: Mapping[str, Any], latents: jax.Array) -> jax.Array:
         """Pictures [b, H, W, 3] f32 in [0, 1] of latents [b, C, h, w]."""
         middle, scale = self.vae.scaling()
-        image = self.vae.apply({"params": params["vae"]},
-                               latents.transpose(0, 2, 3, 1) / scale + middle,
-                               method=self.vae.decode).sample
+        image = self.vae.apply(
+            {"params": params["vae"]},
+            latents.transpose(0, 2, 3, 1) / scale + middle,
+            method=self.vae.decode,
+        ).sample
         return (image / 2 + 0.5).clip(0, 1).transpose(0, 2, 3, 1)
 
-    def _everywhere(self, ids: np.ndarray, params: Mapping[str, Any], keys: jax.Array,
-                    sizes: tuple[int, int, int], guidance: np.ndarray,
-                    latents: np.ndarray | None, negative: np.ndarray | None,
-                    *more: np.ndarray, **rest: Any) -> np.ndarray:
+    def _everywhere(
+        self,
+        ids: np.ndarray,
+        params: Mapping[str, Any],
+        keys: jax.Array,
+        sizes: tuple[int, int, int],
+        guidance: np.ndarray,
+        latents: np.ndarray | None,
+        negative: np.ndarray | None,
+        *more: np.ndarray,
+        **rest: Any,
+    ) -> np.ndarray:
         """What `_generate` gives for pictures divided over all devices, compiled for these sizes.
 
         Args:
@@ -551,22 +681,34 @@ class FlaxDiffusionPipeline:
         stacked = is_stacked(params)
         params = jax.device_put(params, (split if stacked else replicated)(mesh))
         count = len(ids)
-        each = [None if x is None else filled(x, mesh.size)
-                for x in (ids, np.asarray(keys), guidance, latents, negative, *more)]
+        each = [
+            None if x is None else filled(x, mesh.size)
+            for x in (ids, np.asarray(keys), guidance, latents, negative, *more)
+        ]
         return np.asarray(self._compiled(mesh, sizes, stacked, **rest)(params, each)[:count])
 
-    def _drawn(self, ids: jax.Array, params: Mapping[str, Any], keys: jax.Array,
-               sizes: tuple[int, int, int], guidance: jax.Array, latents: jax.Array | None,
-               negative: jax.Array | None, **rest: Any) -> jax.Array:
+    def _drawn(
+        self,
+        ids: jax.Array,
+        params: Mapping[str, Any],
+        keys: jax.Array,
+        sizes: tuple[int, int, int],
+        guidance: jax.Array,
+        latents: jax.Array | None,
+        negative: jax.Array | None,
+        **rest: Any,
+    ) -> jax.Array:
         """One device's share of that."""
         return self._generate(ids, params, keys, *sizes, guidance, latents, negative, **rest)
 
-    def _compiled(self, mesh: jax.sharding.Mesh, sizes: tuple[int, int, int], stacked: bool,
-                  **rest: Any) -> Callable:
+    def _compiled(
+        self, mesh: jax.sharding.Mesh, sizes: tuple[int, int, int], stacked: bool, **rest: Any
+    ) -> Callable:
         # By what a scheduler is told as well, which may be changed.
         parts = [*self.components.values()]
         key = (mesh, sizes, stacked, *rest.items(), *map(id, parts), repr(self.scheduler.config))
         if key not in self._compilations:
+
             def one(params, each):
                 if stacked:
                     params = jax.tree.map(lambda x: x[0], params)
@@ -574,49 +716,72 @@ class FlaxDiffusionPipeline:
                 return self._drawn(ids, params, keys, sizes, *others, **rest)
 
             # The parts are kept, or another might come to have the number of one that is gone.
-            self._compilations[key] = parts, jax.jit(jax.shard_map(
-                one, mesh=mesh, in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
-                out_specs=SPLIT, check_vma=False))
+            self._compilations[key] = (
+                parts,
+                jax.jit(
+                    jax.shard_map(
+                        one,
+                        mesh=mesh,
+                        in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
+                        out_specs=SPLIT,
+                        check_vma=False,
+                    )
+                ),
+            )
         return self._compilations[key][1]
 
     # --- checking pictures ----------------------------------------------------------------------
 
-    def _run_safety_checker(self, images: np.ndarray, safety_model_params: Mapping[str, Any],
-                            jit: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def _run_safety_checker(
+        self, images: np.ndarray, safety_model_params: Mapping[str, Any], jit: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Pictures [B, H, W, 3] u8, black where the safety checker finds them not safe for work,
         and where that is, [B]. The parameters are plain, or lead with a device axis."""
         del jit
         mesh, checker = make_mesh(), self.safety_checker
         stacked = np.ndim(safety_model_params["concept_embeds"]) == 3
         if (checker, mesh, stacked) not in self._compilations:
+
             def one(params, pictures):
                 params = jax.tree.map(lambda x: x[0], params) if stacked else params
                 return checker.flags(pictures, params)
 
-            self._compilations[checker, mesh, stacked] = jax.jit(jax.shard_map(
-                one, mesh=mesh, in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
-                out_specs=SPLIT, check_vma=False))
+            self._compilations[checker, mesh, stacked] = jax.jit(
+                jax.shard_map(
+                    one,
+                    mesh=mesh,
+                    in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
+                    out_specs=SPLIT,
+                    check_vma=False,
+                )
+            )
         params = jax.device_put(safety_model_params, (split if stacked else replicated)(mesh))
         found = self._compilations[checker, mesh, stacked](params, filled(images, mesh.size))
-        unsafe = np.asarray(found)[:len(images)]
+        unsafe = np.asarray(found)[: len(images)]
         if unsafe.any():
-            warnings.warn("Pictures that may not be safe for work are black. Try another prompt or "
-                          "seed.", stacklevel=4)
+            warnings.warn(
+                "Pictures that may not be safe for work are black. Try another prompt or seed.",
+                stacklevel=4,
+            )
         return np.where(unsafe[:, None, None, None], np.uint8(0), images), unsafe
 
-    def _first_latents(self, latents: jax.Array | None, keys: jax.Array, height: int,
-                       width: int) -> jax.Array:
+    def _first_latents(
+        self, latents: jax.Array | None, keys: jax.Array, height: int, width: int
+    ) -> jax.Array:
         """[b, C, h, w], given or drawn."""
         unit = self.vae_scale_factor
         if height % unit or width % unit:
-            raise ValueError(f"height and width should be multiples of {unit}, not {height} and "
-                             f"{width}.")
+            raise ValueError(
+                f"height and width should be multiples of {unit}, not {height} and {width}."
+            )
         shape = (self.unet.config.in_channels, height // unit, width // unit)
         if latents is None:
             return noise_of(keys, shape)
         if latents.shape != (len(keys), *shape):
-            raise ValueError(f"latents should be {(len(keys), *shape)} for these prompts and "
-                             f"sizes, not {latents.shape}.")
+            raise ValueError(
+                f"latents should be {(len(keys), *shape)} for these prompts and "
+                f"sizes, not {latents.shape}."
+            )
         return latents
 
 
@@ -638,8 +803,10 @@ def flat(values: Any, trailing: int, name: str) -> np.ndarray:
     """
     values = np.asarray(values)
     if values.ndim not in (trailing + 1, trailing + 2):
-        raise ValueError(f"{name} has the shape {values.shape}; it should lead with one axis, or "
-                         "with two if it is sharded.")
+        raise ValueError(
+            f"{name} has the shape {values.shape}; it should lead with one axis, or "
+            "with two if it is sharded."
+        )
     return values.reshape(-1, *values.shape[-trailing:])
 
 

@@ -77,8 +77,9 @@ class Stored(Configured):
         self.dtype = dtype
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, subfolder: str | None = None,
-                        **options: Any) -> tuple[Self, Any]:
+    def from_pretrained(
+        cls, name: str | Path, subfolder: str | None = None, **options: Any
+    ) -> tuple[Self, Any]:
         """Reads a checkpoint's scheduler.
 
         Args:
@@ -111,8 +112,12 @@ class Scheduler(Stored):
     """What all but Karras-Ve's have in common."""
 
     noise: ClassVar[dict[str, Any]] = dict(
-        num_train_timesteps=1000, beta_start=0.0001, beta_end=0.02, beta_schedule="linear",
-        trained_betas=None)
+        num_train_timesteps=1000,
+        beta_start=0.0001,
+        beta_end=0.02,
+        beta_schedule="linear",
+        trained_betas=None,
+    )
     order: ClassVar[int] = 0  # of the history
     stochastic: ClassVar[bool] = False  # whether `step` takes noise
 
@@ -130,25 +135,35 @@ class Scheduler(Stored):
         if "set_alpha_to_one" in self.defaults:
             to_one = self.config.set_alpha_to_one
             final = jnp.ones(()) if to_one else jnp.asarray(common.alphas_cumprod)[0]
-        return SchedulerState(common=common, final_alpha_cumprod=final,
-                              init_noise_sigma=self._first_deviation(common.alphas_cumprod))
+        return SchedulerState(
+            common=common,
+            final_alpha_cumprod=final,
+            init_noise_sigma=self._first_deviation(common.alphas_cumprod),
+        )
 
     def _common(self) -> CommonSchedulerState:
-        training = (*self.noise, "prediction_type", "variance_type", "rescale_betas_zero_snr",
-                    "thresholding")
+        training = (
+            *self.noise,
+            "prediction_type",
+            "variance_type",
+            "rescale_betas_zero_snr",
+            "thresholding",
+        )
         schedule = {name: self.config[name] for name in training if name in self.config}
         if schedule["trained_betas"] is not None:
             schedule["trained_betas"] = np.asarray(schedule["trained_betas"]).tolist()
         signal = NoiseSchedule.from_config(schedule).alphas_cumprod
         alphas = signal / np.append(1.0, signal[:-1])
-        return CommonSchedulerState(*(jnp.asarray(values, jnp.float32)
-                                      for values in (alphas, 1 - alphas, signal)))
+        return CommonSchedulerState(
+            *(jnp.asarray(values, jnp.float32) for values in (alphas, 1 - alphas, signal))
+        )
 
     def _first_deviation(self, alphas_cumprod: jax.Array) -> jax.Array:
         return jnp.ones((), jnp.float32)
 
-    def set_timesteps(self, state: SchedulerState, num_inference_steps: int,
-                      shape: tuple[int, ...] = ()) -> SchedulerState:
+    def set_timesteps(
+        self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
+    ) -> SchedulerState:
         """The state before the first step.
 
         Args:
@@ -172,13 +187,20 @@ class Scheduler(Stored):
         stride = len(self) // steps
         return np.arange(steps, dtype=np.int32)[::-1] * stride + self.config.get("steps_offset", 0)
 
-    def scale_model_input(self, state: SchedulerState, sample: jax.Array,
-                          timestep: Any = None) -> jax.Array:
+    def scale_model_input(
+        self, state: SchedulerState, sample: jax.Array, timestep: Any = None
+    ) -> jax.Array:
         """The sample as the model takes it."""
         return sample
 
-    def step(self, state: SchedulerState, model_output: jax.Array, timestep: Any,
-             sample: jax.Array, return_dict: bool = True) -> SchedulerOutput | tuple:
+    def step(
+        self,
+        state: SchedulerState,
+        model_output: jax.Array,
+        timestep: Any,
+        sample: jax.Array,
+        return_dict: bool = True,
+    ) -> SchedulerOutput | tuple:
         """One step, from the model's output at a timestep.
 
         Args:
@@ -210,15 +232,18 @@ class Scheduler(Stored):
         signal = jnp.where(timestep >= 0, signal, end)
         return jnp.sqrt(signal), jnp.sqrt(1 - signal)
 
-    def _predictions(self, model_output: jax.Array, sample: jax.Array, alpha: jax.Array,
-                     sigma: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _predictions(
+        self, model_output: jax.Array, sample: jax.Array, alpha: jax.Array, sigma: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """x0 and eps, of a sample of unit variance."""
         match self.config.prediction_type:
             case "epsilon":
                 return (sample - sigma * model_output) / alpha, model_output
             case "v_prediction":
-                return (alpha * sample - sigma * model_output,
-                        alpha * model_output + sigma * sample)
+                return (
+                    alpha * sample - sigma * model_output,
+                    alpha * model_output + sigma * sample,
+                )
             case _:
                 return model_output, (sample - alpha * model_output) / sigma
 
@@ -226,24 +251,30 @@ class Scheduler(Stored):
         """Which step begins at a timestep, also where that was rounded down on the way here."""
         return jnp.argmax(jnp.floor(state.timesteps) <= jnp.asarray(timestep))
 
-    def add_noise(self, state: SchedulerState, original_samples: jax.Array, noise: jax.Array,
-                  timesteps: jax.Array) -> jax.Array:
+    def add_noise(
+        self,
+        state: SchedulerState,
+        original_samples: jax.Array,
+        noise: jax.Array,
+        timesteps: jax.Array,
+    ) -> jax.Array:
         """Samples [B, ...] with noise [B, ...] as at these timesteps, [B] or one number."""
         alpha, sigma = self._mix(state, original_samples, timesteps)
         return alpha * original_samples + sigma * noise
 
-    def get_velocity(self, state: SchedulerState, sample: jax.Array, noise: jax.Array,
-                     timesteps: jax.Array) -> jax.Array:
+    def get_velocity(
+        self, state: SchedulerState, sample: jax.Array, noise: jax.Array, timesteps: jax.Array
+    ) -> jax.Array:
         """What a model of velocities learns to predict (Salimans and Ho 2022, arXiv:2202.00512):
         sample and noise [B, ...], timesteps [B] or one number."""
         alpha, sigma = self._mix(state, sample, timesteps)
         return alpha * noise - sigma * sample
 
-    def _mix(self, state: SchedulerState, like: jax.Array,
-             timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _mix(
+        self, state: SchedulerState, like: jax.Array, timesteps: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         signal = _column(jnp.asarray(state.common.alphas_cumprod)[jnp.asarray(timesteps)], like)
         return jnp.sqrt(signal), jnp.sqrt(1 - signal)
-
 
     def _fresh(self, key: jax.Array | None, like: jax.Array) -> jax.Array:
         key = jax.random.split(jax.random.key(0) if key is None else key, 1)[0]
@@ -260,16 +291,23 @@ class Scheduler(Stored):
             return own
         if common.betas.shape != own.common.betas.shape:
             return state
-        alone = (jnp.any(common.betas != own.common.betas)
-                 & jnp.all(common.alphas_cumprod == own.common.alphas_cumprod))
+        alone = jnp.any(common.betas != own.common.betas) & jnp.all(
+            common.alphas_cumprod == own.common.alphas_cumprod
+        )
         signal = jnp.where(alone, jnp.cumprod(1 - common.betas), common.alphas_cumprod)
         # Not by `astype` there and back, which XLA may leave out.
-        halves = (jax.lax.reduce_precision(own.common.alphas_cumprod, info.nexp, info.nmant)
-                  for info in map(jnp.finfo, (jnp.bfloat16, jnp.float16)))
+        halves = (
+            jax.lax.reduce_precision(own.common.alphas_cumprod, info.nexp, info.nmant)
+            for info in map(jnp.finfo, (jnp.bfloat16, jnp.float16))
+        )
         rounded = jnp.stack([jnp.all(half == common.alphas_cumprod) for half in halves]).any()
-        return state.replace(common=jax.tree.map(
-            lambda ours, theirs: jnp.where(rounded, ours, theirs), own.common,
-            common.replace(alphas_cumprod=signal)))
+        return state.replace(
+            common=jax.tree.map(
+                lambda ours, theirs: jnp.where(rounded, ours, theirs),
+                own.common,
+                common.replace(alphas_cumprod=signal),
+            )
+        )
 
 
 def _output(sample: jax.Array, state: Any, return_dict: bool) -> SchedulerOutput | tuple:
@@ -294,12 +332,22 @@ class FlaxDDIMScheduler(Scheduler):
     """DDIM, Song et al. 2020 (https://arxiv.org/abs/2010.02502)."""
 
     defaults: ClassVar = Scheduler.noise | dict(
-        clip_sample=True, clip_sample_range=1.0, set_alpha_to_one=True, steps_offset=0,
-        prediction_type="epsilon")
+        clip_sample=True,
+        clip_sample_range=1.0,
+        set_alpha_to_one=True,
+        steps_offset=0,
+        prediction_type="epsilon",
+    )
 
-    def step(self, state: SchedulerState, model_output: jax.Array, timestep: Any,
-             sample: jax.Array, eta: float = 0.0,
-             return_dict: bool = True) -> SchedulerOutput | tuple:
+    def step(
+        self,
+        state: SchedulerState,
+        model_output: jax.Array,
+        timestep: Any,
+        sample: jax.Array,
+        eta: float = 0.0,
+        return_dict: bool = True,
+    ) -> SchedulerOutput | tuple:
         """As `Scheduler.step`; eta is the share of noise that is left out and, as the old class did
         it, not put in afresh."""
         self._check(state)
@@ -317,13 +365,22 @@ class FlaxDDPMScheduler(Scheduler):
     """Ancestral sampling, Ho et al. 2020 (https://arxiv.org/abs/2006.11239)."""
 
     defaults: ClassVar = Scheduler.noise | dict(
-        variance_type="fixed_small", clip_sample=True, prediction_type="epsilon")
+        variance_type="fixed_small", clip_sample=True, prediction_type="epsilon"
+    )
 
     stochastic = True
 
-    def step(self, state: SchedulerState, model_output: jax.Array, timestep: Any,
-             sample: jax.Array, key: jax.Array | None = None, return_dict: bool = True, *,
-             noise: jax.Array | None = None) -> SchedulerOutput | tuple:
+    def step(
+        self,
+        state: SchedulerState,
+        model_output: jax.Array,
+        timestep: Any,
+        sample: jax.Array,
+        key: jax.Array | None = None,
+        return_dict: bool = True,
+        *,
+        noise: jax.Array | None = None,
+    ) -> SchedulerOutput | tuple:
         """As `Scheduler.step`, with fresh noise, or a key for it. Without timesteps every one of
         the training's is taken."""
         noise = self._fresh(key, model_output) if noise is None else noise
@@ -331,8 +388,9 @@ class FlaxDDPMScheduler(Scheduler):
         mean, deviation = self._posterior(state, model_output, timestep, sample)
         return _output(mean + jnp.where(timestep > 0, deviation, 0) * noise, state, return_dict)
 
-    def _posterior(self, state: SchedulerState, model_output: jax.Array, timestep: jax.Array,
-                   sample: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _posterior(
+        self, state: SchedulerState, model_output: jax.Array, timestep: jax.Array, sample: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Mean and deviation of the sample before, eq. 6 and 7."""
         stride = len(self) // (state.num_inference_steps or len(self))
         alpha, sigma = self._level(state, timestep)
@@ -351,21 +409,31 @@ class FlaxPNDMScheduler(Scheduler):
     """Pseudo numerical methods, Liu et al. 2022 (https://arxiv.org/abs/2202.09778)."""
 
     defaults: ClassVar = Scheduler.noise | dict(
-        skip_prk_steps=False, set_alpha_to_one=False, steps_offset=0, prediction_type="epsilon")
+        skip_prk_steps=False, set_alpha_to_one=False, steps_offset=0, prediction_type="epsilon"
+    )
     order = 4
     # Of the outputs, newest first, in the evaluations 0, 1 (of the same step), 2, 3 and all after.
-    WEIGHTS = ((1, 0, 0, 0), (1 / 2, 1 / 2, 0, 0), (3 / 2, -1 / 2, 0, 0),
-               (23 / 12, -16 / 12, 5 / 12, 0), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
+    WEIGHTS = (
+        (1, 0, 0, 0),
+        (1 / 2, 1 / 2, 0, 0),
+        (3 / 2, -1 / 2, 0, 0),
+        (23 / 12, -16 / 12, 5 / 12, 0),
+        (55 / 24, -59 / 24, 37 / 24, -9 / 24),
+    )
     RUNGE_KUTTA = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 
-    def set_timesteps(self, state: SchedulerState, num_inference_steps: int,
-                      shape: tuple[int, ...] = ()) -> SchedulerState:
+    def set_timesteps(
+        self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
+    ) -> SchedulerState:
         """As `Scheduler.set_timesteps`."""
         state = super().set_timesteps(state, num_inference_steps, shape)
         runge_kutta, multistep = self._both_timesteps(num_inference_steps)
         return state.replace(
-            prk_timesteps=jnp.asarray(runge_kutta), plms_timesteps=jnp.asarray(multistep),
-            cur_sample=jnp.zeros(shape, self.dtype), cur_model_output=jnp.zeros(shape, self.dtype))
+            prk_timesteps=jnp.asarray(runge_kutta),
+            plms_timesteps=jnp.asarray(multistep),
+            cur_sample=jnp.zeros(shape, self.dtype),
+            cur_model_output=jnp.zeros(shape, self.dtype),
+        )
 
     def _timesteps(self, steps: int) -> np.ndarray:
         return np.concatenate(self._both_timesteps(steps))
@@ -387,8 +455,9 @@ class FlaxPNDMScheduler(Scheduler):
         first = state.counter < len(state.prk_timesteps)
         return jax.tree.map(lambda a, b: jnp.where(first, a, b), runge_kutta, multistep)
 
-    def step_plms(self, state: SchedulerState, model_output: jax.Array, timestep: Any,
-                  sample: jax.Array) -> tuple[jax.Array, SchedulerState]:
+    def step_plms(
+        self, state: SchedulerState, model_output: jax.Array, timestep: Any, sample: jax.Array
+    ) -> tuple[jax.Array, SchedulerState]:
         """A linear multistep, eq. 12; the first one in two evaluations, the second of which
         repeats it with the mean of both outputs."""
         again = state.counter == 1
@@ -398,23 +467,30 @@ class FlaxPNDMScheduler(Scheduler):
         weights = jnp.asarray(self.WEIGHTS)[jnp.minimum(state.counter, 4)]
         begun = jnp.where(again, state.cur_sample, sample)
         moved = self._transfer(state, begun, start, start - stride, _weighted(weights, pushed))
-        return moved, state.replace(history=jnp.where(again, state.history, pushed),
-                                    cur_sample=begun, counter=state.counter + 1)
+        return moved, state.replace(
+            history=jnp.where(again, state.history, pushed),
+            cur_sample=begun,
+            counter=state.counter + 1,
+        )
 
-    def step_prk(self, state: SchedulerState, model_output: jax.Array, timestep: Any,
-                 sample: jax.Array) -> tuple[jax.Array, SchedulerState]:
+    def step_prk(
+        self, state: SchedulerState, model_output: jax.Array, timestep: Any, sample: jax.Array
+    ) -> tuple[jax.Array, SchedulerState]:
         """One of the four evaluations of a Runge-Kutta step, eq. 13."""
         stage = state.counter % 4
         half = len(self) // state.num_inference_steps // 2
         start = state.prk_timesteps[jnp.minimum(state.counter, 11) // 4 * 4]
         end = jnp.asarray(timestep, jnp.int32) - jnp.where(stage % 2, 0, half)
-        mean = (jnp.where(stage == 0, 0, state.cur_model_output)
-                + jnp.asarray(self.RUNGE_KUTTA)[stage] * model_output)
+        mean = (
+            jnp.where(stage == 0, 0, state.cur_model_output)
+            + jnp.asarray(self.RUNGE_KUTTA)[stage] * model_output
+        )
         begun = jnp.where(stage == 0, sample, state.cur_sample)
         history = jnp.where(stage == 0, _pushed(state.history, model_output), state.history)
         moved = self._transfer(state, begun, start, end, jnp.where(stage == 3, mean, model_output))
-        return moved, state.replace(history=history, cur_sample=begun, cur_model_output=mean,
-                                    counter=state.counter + 1)
+        return moved, state.replace(
+            history=history, cur_sample=begun, cur_model_output=mean, counter=state.counter + 1
+        )
 
     def _transfer(self, state, sample, timestep, back, model_output) -> jax.Array:
         """Eq. 9, which is DDIM's step."""
@@ -429,10 +505,17 @@ class FlaxDPMSolverMultistepScheduler(Scheduler):
     `final_sigmas_type="zero"`, as PyTorch's class does by default."""
 
     defaults: ClassVar = Scheduler.noise | dict(
-        solver_order=2, prediction_type="epsilon", thresholding=False,
-        dynamic_thresholding_ratio=0.995, sample_max_value=1.0, algorithm_type="dpmsolver++",
-        solver_type="midpoint", lower_order_final=True, timestep_spacing="linspace",
-        final_sigmas_type="sigma_min")
+        solver_order=2,
+        prediction_type="epsilon",
+        thresholding=False,
+        dynamic_thresholding_ratio=0.995,
+        sample_max_value=1.0,
+        algorithm_type="dpmsolver++",
+        solver_type="midpoint",
+        lower_order_final=True,
+        timestep_spacing="linspace",
+        final_sigmas_type="sigma_min",
+    )
     order = 3
 
     def _timesteps(self, steps: int) -> np.ndarray:
@@ -445,8 +528,9 @@ class FlaxDPMSolverMultistepScheduler(Scheduler):
             case "trailing":
                 times = np.arange(len(self), 0, -len(self) / steps).round() - 1
             case spacing:
-                raise ValueError(f"There is no {spacing!r} spacing; there are linspace, leading "
-                                 "and trailing.")
+                raise ValueError(
+                    f"There is no {spacing!r} spacing; there are linspace, leading and trailing."
+                )
         return times.astype(np.int32)
 
     def _step(self, state, model_output, timestep, sample):
@@ -462,8 +546,7 @@ class FlaxDPMSolverMultistepScheduler(Scheduler):
         """Whether the integral is of x0 (DPM-Solver++) or of eps."""
         return self.config.algorithm_type == "dpmsolver++"
 
-    def _coefficients(self, state: SchedulerState,
-                      index: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _coefficients(self, state: SchedulerState, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Those of the sample and, [3], of the predictions, newest first."""
         steps = len(state.timesteps)
         last = index == steps - 1
@@ -485,8 +568,7 @@ class FlaxDPMSolverMultistepScheduler(Scheduler):
         order = jnp.minimum(self.config.solver_order, state.counter + 1)
         if self.config.lower_order_final and len(state.timesteps) < FEW_STEPS:
             order = jnp.minimum(order, left)
-        to_zero = bool(self.config.final_sigmas_type == "zero"
-                       or self.config.get("euler_at_final"))
+        to_zero = bool(self.config.final_sigmas_type == "zero" or self.config.get("euler_at_final"))
         return jnp.where(to_zero & (left == 1), 1, order)
 
     def _weights(self, snr: jax.Array, k: jax.Array) -> jax.Array:
@@ -499,11 +581,13 @@ class FlaxDPMSolverMultistepScheduler(Scheduler):
         phi3 = (phi1 - k) / k**2 - 0.5
         second = phi2 if self.config.solver_type == "heun" else phi1 / 2
         bend = (slope - earlier) * h / (h0 + h1)
-        return jnp.stack([
-            phi1 * now,
-            phi1 * now + second * slope,
-            phi1 * now + phi2 * (slope + h0 / h * bend) + phi3 * bend,
-        ])
+        return jnp.stack(
+            [
+                phi1 * now,
+                phi1 * now + second * slope,
+                phi1 * now + phi2 * (slope + h0 / h * bend) + phi3 * bend,
+            ]
+        )
 
 
 class _Growing(Scheduler):
@@ -516,8 +600,9 @@ class _Growing(Scheduler):
         leading = self.config.get("timestep_spacing") == "leading"
         return jnp.sqrt(sigma**2 + 1) if leading else sigma
 
-    def set_timesteps(self, state: SchedulerState, num_inference_steps: int,
-                      shape: tuple[int, ...] = ()) -> SchedulerState:
+    def set_timesteps(
+        self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
+    ) -> SchedulerState:
         """As `Scheduler.set_timesteps`."""
         state = super().set_timesteps(state, num_inference_steps, shape)
         sigmas = jnp.append(self._sigma(state, state.timesteps), 0.0)
@@ -535,16 +620,18 @@ class _Growing(Scheduler):
             case "trailing":
                 times = np.arange(total, 0, -total / steps).round() - 1
             case spacing:
-                raise ValueError(f"There is no {spacing!r} spacing; there are linspace, leading "
-                                 "and trailing.")
+                raise ValueError(
+                    f"There is no {spacing!r} spacing; there are linspace, leading and trailing."
+                )
         return times.astype(np.float32)
 
     def _sigma(self, state: SchedulerState, timesteps: jax.Array) -> jax.Array:
         sigmas = _sigmas(jnp.asarray(state.common.alphas_cumprod))
         return jnp.interp(jnp.asarray(timesteps), jnp.arange(len(sigmas)), sigmas)
 
-    def scale_model_input(self, state: SchedulerState, sample: jax.Array,
-                          timestep: Any = None) -> jax.Array:
+    def scale_model_input(
+        self, state: SchedulerState, sample: jax.Array, timestep: Any = None
+    ) -> jax.Array:
         """The sample at unit variance, as the model takes it."""
         return sample / jnp.sqrt(state.sigmas[self._index(state, timestep)] ** 2 + 1)
 
@@ -553,8 +640,13 @@ class _Growing(Scheduler):
         alpha = 1 / jnp.sqrt(sigma**2 + 1)
         return self._predictions(model_output, sample * alpha, alpha, sigma * alpha)[1]
 
-    def add_noise(self, state: SchedulerState, original_samples: jax.Array, noise: jax.Array,
-                  timesteps: jax.Array) -> jax.Array:
+    def add_noise(
+        self,
+        state: SchedulerState,
+        original_samples: jax.Array,
+        noise: jax.Array,
+        timesteps: jax.Array,
+    ) -> jax.Array:
         """Samples [B, ...] with noise [B, ...] as at these timesteps, [B] or one number."""
         return original_samples + _column(self._sigma(state, timesteps), noise) * noise
 
@@ -567,7 +659,8 @@ class FlaxEulerDiscreteScheduler(_Growing):
     """Euler's method, Karras et al. 2022 (https://arxiv.org/abs/2206.00364), algorithm 2."""
 
     defaults: ClassVar = Scheduler.noise | dict(
-        prediction_type="epsilon", timestep_spacing="linspace", steps_offset=1)
+        prediction_type="epsilon", timestep_spacing="linspace", steps_offset=1
+    )
 
     def _step(self, state, model_output, timestep, sample):
         index = self._index(state, timestep)
@@ -610,29 +703,44 @@ class TableScheduler(Scheduler):
     order = HISTORY
     stochastic = True
 
-    def set_timesteps(self, state: SchedulerState, num_inference_steps: int,
-                      shape: tuple[int, ...] = ()) -> SchedulerState:
+    def set_timesteps(
+        self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
+    ) -> SchedulerState:
         """As `Scheduler.set_timesteps`."""
         sampler, spacing = default_sampler(self.config)
-        table = make_table(sampler, NoiseSchedule.from_config(self.config), num_inference_steps,
-                           spacing=spacing)
+        table = make_table(
+            sampler, NoiseSchedule.from_config(self.config), num_inference_steps, spacing=spacing
+        )
         rows = jnp.asarray(table.rows, jnp.float32)
         return state.replace(
-            num_inference_steps=num_inference_steps, rows=rows, timesteps=rows[:, 0],
-            init_noise_sigma=jnp.float32(table.init_noise_sigma), counter=jnp.int32(0),
-            history=jnp.zeros((self.order, *shape), self.dtype))
+            num_inference_steps=num_inference_steps,
+            rows=rows,
+            timesteps=rows[:, 0],
+            init_noise_sigma=jnp.float32(table.init_noise_sigma),
+            counter=jnp.int32(0),
+            history=jnp.zeros((self.order, *shape), self.dtype),
+        )
 
     def _row(self, state: SchedulerState) -> dict[str, jax.Array]:
         return dict(zip(COLUMNS, state.rows[state.counter], strict=True))
 
-    def scale_model_input(self, state: SchedulerState, sample: jax.Array,
-                          timestep: Any = None) -> jax.Array:
+    def scale_model_input(
+        self, state: SchedulerState, sample: jax.Array, timestep: Any = None
+    ) -> jax.Array:
         """The sample at unit variance, as the model takes it."""
         return self._row(state)["c_in"] * sample
 
-    def step(self, state: SchedulerState, model_output: jax.Array, timestep: Any,
-             sample: jax.Array, key: jax.Array | None = None, return_dict: bool = True, *,
-             noise: jax.Array | None = None) -> SchedulerOutput | tuple:
+    def step(
+        self,
+        state: SchedulerState,
+        model_output: jax.Array,
+        timestep: Any,
+        sample: jax.Array,
+        key: jax.Array | None = None,
+        return_dict: bool = True,
+        *,
+        noise: jax.Array | None = None,
+    ) -> SchedulerOutput | tuple:
         """As `Scheduler.step`, with fresh noise, or a key for it. Steps follow one another,
         whatever the timestep."""
         self._check(state)
@@ -645,11 +753,18 @@ class TableScheduler(Scheduler):
         return _output(moved, state, return_dict)
 
 
-FACES = (FlaxDDIMScheduler, FlaxDDPMScheduler, FlaxPNDMScheduler, FlaxDPMSolverMultistepScheduler,
-         FlaxEulerDiscreteScheduler, FlaxLMSDiscreteScheduler)
+FACES = (
+    FlaxDDIMScheduler,
+    FlaxDDPMScheduler,
+    FlaxPNDMScheduler,
+    FlaxDPMSolverMultistepScheduler,
+    FlaxEulerDiscreteScheduler,
+    FlaxLMSDiscreteScheduler,
+)
 # What the old classes did not know, by the values that mean nothing by it.
 BEYOND = {
-    "use_karras_sigmas": (False, None), "use_exponential_sigmas": (False, None),
+    "use_karras_sigmas": (False, None),
+    "use_exponential_sigmas": (False, None),
     "rescale_betas_zero_snr": (False, None),
     "algorithm_type": ("dpmsolver", "dpmsolver++", None),
 }
@@ -677,8 +792,16 @@ def scheduler_for(config: Mapping[str, Any]) -> Scheduler:
     for face in FACES:
         spaced = face not in STRIDED or config.get("timestep_spacing", "leading") == "leading"
         if face.__name__ == f"Flax{name}" and known and spaced:
-            default_sampler({**config, **{key: other for key, (values, other) in BESIDE.items()
-                                          if config.get(key) in values}})
+            default_sampler(
+                {
+                    **config,
+                    **{
+                        key: other
+                        for key, (values, other) in BESIDE.items()
+                        if config.get(key) in values
+                    },
+                }
+            )
             return face.from_config(config)
     default_sampler(config)
     scheduler = TableScheduler.from_config(config)
@@ -711,24 +834,30 @@ class FlaxKarrasVeScheduler(Stored):
     """Stochastic sampling of variance-exploding models, Karras et al. 2022
     (https://arxiv.org/abs/2206.00364), algorithm 2."""
 
-    defaults: ClassVar = dict(sigma_min=0.02, sigma_max=100, s_noise=1.007, s_churn=80, s_min=0.05,
-                              s_max=50)
+    defaults: ClassVar = dict(
+        sigma_min=0.02, sigma_max=100, s_noise=1.007, s_churn=80, s_min=0.05, s_max=50
+    )
 
     def create_state(self) -> KarrasVeSchedulerState:
         """The state to begin with, which is empty."""
         return KarrasVeSchedulerState()
 
-    def set_timesteps(self, state: KarrasVeSchedulerState, num_inference_steps: int,
-                      shape: tuple[int, ...] = ()) -> KarrasVeSchedulerState:
+    def set_timesteps(
+        self, state: KarrasVeSchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
+    ) -> KarrasVeSchedulerState:
         """The state before the first step."""
         times = np.arange(num_inference_steps, dtype=np.int32)[::-1]
         low, high = self.config.sigma_min, self.config.sigma_max
         schedule = high**2 * (low**2 / high**2) ** (times / max(num_inference_steps - 1, 1))
-        return state.replace(num_inference_steps=num_inference_steps, timesteps=jnp.asarray(times),
-                             schedule=jnp.asarray(schedule, jnp.float32))
+        return state.replace(
+            num_inference_steps=num_inference_steps,
+            timesteps=jnp.asarray(times),
+            schedule=jnp.asarray(schedule, jnp.float32),
+        )
 
-    def add_noise_to_input(self, state: KarrasVeSchedulerState, sample: jax.Array, sigma: Any,
-                           key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def add_noise_to_input(
+        self, state: KarrasVeSchedulerState, sample: jax.Array, sigma: Any, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """The sample at a higher noise level, and that level."""
         config = self.config
         churn = min(config.s_churn / state.num_inference_steps, 2**0.5 - 1)
@@ -737,24 +866,43 @@ class FlaxKarrasVeScheduler(Stored):
         noise = config.s_noise * jax.random.normal(jax.random.split(key, 1)[0], sample.shape)
         return sample + jnp.sqrt(higher**2 - sigma**2) * noise, higher
 
-    def step(self, state: KarrasVeSchedulerState, model_output: jax.Array, sigma_hat: Any,
-             sigma_prev: Any, sample_hat: jax.Array,
-             return_dict: bool = True) -> KarrasVeOutput | tuple:
+    def step(
+        self,
+        state: KarrasVeSchedulerState,
+        model_output: jax.Array,
+        sigma_hat: Any,
+        sigma_prev: Any,
+        sample_hat: jax.Array,
+        return_dict: bool = True,
+    ) -> KarrasVeOutput | tuple:
         """Euler's step from one noise level to another."""
         slope = (sample_hat - (sample_hat + sigma_hat * model_output)) / sigma_hat
         output = KarrasVeOutput(sample_hat + (sigma_prev - sigma_hat) * slope, slope, state)
         return output if return_dict else output.to_tuple()
 
-    def step_correct(self, state: KarrasVeSchedulerState, model_output: jax.Array, sigma_hat: Any,
-                     sigma_prev: Any, sample_hat: jax.Array, sample_prev: jax.Array,
-                     derivative: jax.Array, return_dict: bool = True) -> KarrasVeOutput | tuple:
+    def step_correct(
+        self,
+        state: KarrasVeSchedulerState,
+        model_output: jax.Array,
+        sigma_hat: Any,
+        sigma_prev: Any,
+        sample_hat: jax.Array,
+        sample_prev: jax.Array,
+        derivative: jax.Array,
+        return_dict: bool = True,
+    ) -> KarrasVeOutput | tuple:
         """The same step with the mean of the slopes at both of its ends."""
         there = (sample_prev - (sample_prev + sigma_prev * model_output)) / sigma_prev
         mean = 0.5 * derivative + 0.5 * there
         output = KarrasVeOutput(sample_hat + (sigma_prev - sigma_hat) * mean, derivative, state)
         return output if return_dict else output.to_tuple()
 
-    def add_noise(self, state: KarrasVeSchedulerState, original_samples: jax.Array,
-                  noise: jax.Array, timesteps: jax.Array) -> jax.Array:
+    def add_noise(
+        self,
+        state: KarrasVeSchedulerState,
+        original_samples: jax.Array,
+        noise: jax.Array,
+        timesteps: jax.Array,
+    ) -> jax.Array:
         """Is not defined for this scheduler; the old class raised the same."""
         raise NotImplementedError("FlaxKarrasVeScheduler adds noise by add_noise_to_input.")

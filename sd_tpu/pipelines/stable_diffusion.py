@@ -22,23 +22,41 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
     """Stable Diffusion 1.x and 2.x: prompts to pictures, with parameters kept outside."""
 
     family = StableDiffusion
-    networks: ClassVar = dict(vae=FlaxAutoencoderKL, text_encoder=FlaxCLIPTextModel,
-                              unet=FlaxUNet2DConditionModel)
+    networks: ClassVar = dict(
+        vae=FlaxAutoencoderKL, text_encoder=FlaxCLIPTextModel, unet=FlaxUNet2DConditionModel
+    )
     checker = FlaxStableDiffusionSafetyChecker
     checkpoints = StableDiffusion.pipelines
     index = StableDiffusion.index
 
-    def __init__(self, vae: FlaxAutoencoderKL, text_encoder: FlaxCLIPTextModel, tokenizer: Any,
-                 unet: FlaxUNet2DConditionModel, scheduler: Any, safety_checker: Any = None,
-                 feature_extractor: Any = None, dtype: Any = None, token_downsampling: int = 1,
-                 **networks: Network):
+    def __init__(
+        self,
+        vae: FlaxAutoencoderKL,
+        text_encoder: FlaxCLIPTextModel,
+        tokenizer: Any,
+        unet: FlaxUNet2DConditionModel,
+        scheduler: Any,
+        safety_checker: Any = None,
+        feature_extractor: Any = None,
+        dtype: Any = None,
+        token_downsampling: int = 1,
+        **networks: Network,
+    ):
         """Joins the parts; `tokenizer` is transformers', and `networks` are a subclass's own. A
         UNet's old config is mended, as diffusers did it."""
         unet.config.update(enlarged(unet.config))
-        super().__init__(dtype, token_downsampling, vae=vae, text_encoder=text_encoder,
-                         tokenizer=tokenizer, unet=unet, scheduler=scheduler,
-                         safety_checker=safety_checker, feature_extractor=feature_extractor,
-                         **networks)
+        super().__init__(
+            dtype,
+            token_downsampling,
+            vae=vae,
+            text_encoder=text_encoder,
+            tokenizer=tokenizer,
+            unet=unet,
+            scheduler=scheduler,
+            safety_checker=safety_checker,
+            feature_extractor=feature_extractor,
+            **networks,
+        )
 
     def __call__(
         self,
@@ -84,9 +102,15 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
             ValueError: shapes do not fit one another, or the model cannot make such pictures.
         """
         del jit
-        images = self._draw(params, num_inference_steps, self._size(height, width),
-                            *self._texts(prompt_ids, neg_prompt_ids), guidance_scale, latents,
-                            prng_seed)
+        images = self._draw(
+            params,
+            num_inference_steps,
+            self._size(height, width),
+            *self._texts(prompt_ids, neg_prompt_ids),
+            guidance_scale,
+            latents,
+            prng_seed,
+        )
         return self._output(images, prompt_ids, params, return_dict)
 
     def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -96,8 +120,9 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
     def _negative(self, neg_prompt_ids: Any) -> Any:
         return self._ids("") if neg_prompt_ids is None else neg_prompt_ids
 
-    def _output(self, images: np.ndarray, prompt_ids: Any, params: Mapping[str, Any],
-                return_dict: bool) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
+    def _output(
+        self, images: np.ndarray, prompt_ids: Any, params: Mapping[str, Any], return_dict: bool
+    ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
         unsafe = False
         if isinstance(self.safety_checker, Network) and params.get(CHECKER):
             levels = (images * 255).round().astype(np.uint8)
@@ -106,8 +131,13 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
         images = self._as_given(images, prompt_ids)
         return ImageOutput(images, unsafe) if return_dict else (images, unsafe)
 
-    def _conditions(self, prompt_ids: jax.Array, neg_prompt_ids: jax.Array | None,
-                    params: Mapping[str, Any], size: tuple[int, int]) -> tuple[jax.Array, None]:
+    def _conditions(
+        self,
+        prompt_ids: jax.Array,
+        neg_prompt_ids: jax.Array | None,
+        params: Mapping[str, Any],
+        size: tuple[int, int],
+    ) -> tuple[jax.Array, None]:
         """The text [2b, 77, D] as the UNet takes it, and nothing added to it."""
         negative = jnp.broadcast_to(jnp.asarray(self._negative(neg_prompt_ids)), prompt_ids.shape)
         ids = jnp.concatenate([negative, prompt_ids])

@@ -22,29 +22,51 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
 
     family = StableDiffusionXL
     networks: ClassVar = dict(
-        text_encoder=FlaxCLIPTextModel, text_encoder_2=FlaxCLIPTextModelWithProjection,
-        vae=FlaxAutoencoderKL, unet=FlaxUNet2DConditionModel)
+        text_encoder=FlaxCLIPTextModel,
+        text_encoder_2=FlaxCLIPTextModelWithProjection,
+        vae=FlaxAutoencoderKL,
+        unet=FlaxUNet2DConditionModel,
+    )
     tokenizers = tuple(StableDiffusionXL.encoders.values())
     checkpoints = StableDiffusionXL.pipelines
     index: ClassVar = {**StableDiffusionXL.index, "force_zeros_for_empty_prompt": True}
 
-    def __init__(self, text_encoder: FlaxCLIPTextModel,
-                 text_encoder_2: FlaxCLIPTextModelWithProjection, vae: FlaxAutoencoderKL,
-                 tokenizer: Any, tokenizer_2: Any, unet: FlaxUNet2DConditionModel, scheduler: Any,
-                 dtype: Any = None, **rest: Any):
+    def __init__(
+        self,
+        text_encoder: FlaxCLIPTextModel,
+        text_encoder_2: FlaxCLIPTextModelWithProjection,
+        vae: FlaxAutoencoderKL,
+        tokenizer: Any,
+        tokenizer_2: Any,
+        unet: FlaxUNet2DConditionModel,
+        scheduler: Any,
+        dtype: Any = None,
+        **rest: Any,
+    ):
         """Joins the parts; the tokenizers are transformers'."""
-        super().__init__(dtype, text_encoder=text_encoder, text_encoder_2=text_encoder_2, vae=vae,
-                         tokenizer=tokenizer, tokenizer_2=tokenizer_2, unet=unet,
-                         scheduler=scheduler, **rest)
+        super().__init__(
+            dtype,
+            text_encoder=text_encoder,
+            text_encoder_2=text_encoder_2,
+            vae=vae,
+            tokenizer=tokenizer,
+            tokenizer_2=tokenizer_2,
+            unet=unet,
+            scheduler=scheduler,
+            **rest,
+        )
 
-    def get_embeddings(self, prompt_ids: jax.Array,
-                       params: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+    def get_embeddings(
+        self, prompt_ids: jax.Array, params: Mapping[str, Any]
+    ) -> tuple[jax.Array, jax.Array]:
         """The text as the UNet takes it, of ids [B, 2, 77]: [B, 77, D] of each word, from both
         encoders' last layer but one, and [B, P] of the whole."""
-        first = self.text_encoder(prompt_ids[:, 0], params=params["text_encoder"],
-                                  output_hidden_states=True)
-        second = self.text_encoder_2(prompt_ids[:, 1], params=params["text_encoder_2"],
-                                     output_hidden_states=True)
+        first = self.text_encoder(
+            prompt_ids[:, 0], params=params["text_encoder"], output_hidden_states=True
+        )
+        second = self.text_encoder_2(
+            prompt_ids[:, 1], params=params["text_encoder_2"], output_hidden_states=True
+        )
         words = [output["hidden_states"][-2] for output in (first, second)]
         return jnp.concatenate(words, axis=-1), second["text_embeds"]
 
@@ -91,15 +113,26 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
             ValueError: shapes do not fit one another, or the model cannot make such pictures.
         """
         del jit
-        images = self._draw(params, num_inference_steps, self._size(height, width),
-                            *self._texts(prompt_ids, neg_prompt_ids), guidance_scale, latents,
-                            prng_seed, decoded=output_type != "latent")
+        images = self._draw(
+            params,
+            num_inference_steps,
+            self._size(height, width),
+            *self._texts(prompt_ids, neg_prompt_ids),
+            guidance_scale,
+            latents,
+            prng_seed,
+            decoded=output_type != "latent",
+        )
         images = self._as_given(images, prompt_ids)
         return ImageOutput(images) if return_dict else (images,)
 
-    def _conditions(self, prompt_ids: jax.Array, neg_prompt_ids: jax.Array | None,
-                    params: Mapping[str, Any], size: tuple[int, int]
-                    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def _conditions(
+        self,
+        prompt_ids: jax.Array,
+        neg_prompt_ids: jax.Array | None,
+        params: Mapping[str, Any],
+        size: tuple[int, int],
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The text [2b, 77, D] as the UNet takes it, and what is added to it."""
         words, pooled = self.get_embeddings(prompt_ids, params)
         if neg_prompt_ids is None:
@@ -109,4 +142,5 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
         sizes = jnp.array([*size, 0, 0, *size], jnp.float32)
         return jnp.concatenate([negative[0], words]), {
             "text_embeds": jnp.concatenate([negative[1], pooled]),
-            "time_ids": jnp.tile(sizes, (2 * len(words), 1))}
+            "time_ids": jnp.tile(sizes, (2 * len(words), 1)),
+        }

@@ -19,8 +19,10 @@ ADVANCE_OPTIONS = {
     # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
     # decoder's large convolutions are three times as fast so, but the UNet's no faster, and
     # everything between them moves float32 copies (benchmarks/RESULTS.md).
-    "tpu": {"xla_tpu_run_space_to_batch": False,
-            "xla_tpu_run_space_to_batch_on_new_platforms": False},
+    "tpu": {
+        "xla_tpu_run_space_to_batch": False,
+        "xla_tpu_run_space_to_batch_on_new_platforms": False,
+    },
 }
 
 

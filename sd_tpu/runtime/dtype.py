@@ -20,7 +20,7 @@ WORTH = 0.8
 
 
 def fastest_dtype(platform: str) -> str:
-    """"bfloat16" or "float32": on a CPU by its instructions and by how long products take."""
+    """ "bfloat16" or "float32": on a CPU by its instructions and by how long products take."""
     if platform != "cpu":
         return "bfloat16"
     if not has_bfloat16():
@@ -35,13 +35,16 @@ def has_bfloat16() -> bool:
         text = CPUINFO.read_text("utf-8")
     except OSError:
         return False
-    return any(INSTRUCTIONS & {*found.split()}
-               for found in re.findall(r"^(?:flags|Features)\s*:(.*)", text, re.M))
+    return any(
+        INSTRUCTIONS & {*found.split()}
+        for found in re.findall(r"^(?:flags|Features)\s*:(.*)", text, re.M)
+    )
 
 
 @cache
 def seconds_of_product(dtype: str) -> float:
     """The least that a product takes on the CPU, of a few; a fraction of a second is spent."""
+
     def product(a: Array, b: Array) -> Array:
         return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 

@@ -25,16 +25,16 @@ def sample_latents(count: int, shape: tuple[int, int, int]) -> Float[np.ndarray,
 
 
 class LatentPreview:
-    """Latents [h, w, C] -> a small picture of them, each latent with its neighbours a square patch.
-    """
+    """Latents [h, w, C] -> a small picture of them, each latent with its neighbours a square patch."""
 
     def __init__(self, weights: Float[np.ndarray, "features pixels"]):
         """Takes what `fit` found."""
         self._weights = weights.astype(np.float32)
 
     @classmethod
-    def fit(cls, latents: Float[np.ndarray, "n h w C"],
-            pictures: UInt8[np.ndarray, "n H W 3"]) -> "LatentPreview":
+    def fit(
+        cls, latents: Float[np.ndarray, "n h w C"], pictures: UInt8[np.ndarray, "n H W 3"]
+    ) -> "LatentPreview":
         """The map that comes closest to what the decoder made, by ridge regression."""
         count, h, w, _ = latents.shape
         side = max(1, pictures.shape[1] // h // SHRINK)
@@ -59,5 +59,6 @@ def _features(latents: Float[np.ndarray, "h w C"]) -> Float[np.ndarray, "hw feat
     h, w, channels = latents.shape
     around = np.pad(latents, ((1, 1), (1, 1), (0, 0)), mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(around, (3, 3), axis=(0, 1))
-    return np.concatenate([windows.reshape(h * w, 9 * channels), np.ones((h * w, 1), np.float32)],
-                          axis=1)
+    return np.concatenate(
+        [windows.reshape(h * w, 9 * channels), np.ones((h * w, 1), np.float32)], axis=1
+    )

@@ -50,8 +50,18 @@ class Programs:
     `traces` counts how often each was traced: once, whatever changes between calls.
     """
 
-    def __init__(self, model: Model, mesh: Mesh, *, slots: int, height: int, width: int,
-                 group: int = 1, guided: bool = True, stacked: bool = False):
+    def __init__(
+        self,
+        model: Model,
+        mesh: Mesh,
+        *,
+        slots: int,
+        height: int,
+        width: int,
+        group: int = 1,
+        guided: bool = True,
+        stacked: bool = False,
+    ):
         """Prepares the programs; the first call of each compiles it.
 
         Args:
@@ -75,21 +85,33 @@ class Programs:
         params = SPLIT if stacked else REPLICATED
         self.stacked = stacked
         self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
-        self._advance = self._compile("advance", partial(advance_slots, group=group, guided=guided),
-                                      (params, SPLIT, SPLIT), donate=1)
+        self._advance = self._compile(
+            "advance",
+            partial(advance_slots, group=group, guided=guided),
+            (params, SPLIT, SPLIT),
+            donate=1,
+        )
         self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
         self._check = self._compile("check", check_slots, (params, SPLIT, SPLIT))
         self._preview = self._compile("preview", preview_slots, (params, SPLIT, SPLIT))
-        self._empty = jax.jit(partial(empty_slots, model, self.slots, self.latent_shape),
-                              out_shardings=split(mesh))
+        self._empty = jax.jit(
+            partial(empty_slots, model, self.slots, self.latent_shape), out_shardings=split(mesh)
+        )
 
     def _compile(self, name: str, function, specs, donate=()):
         def traced(params, *arguments):
             self.traces[name] += 1
             return function(self.model, params, *arguments)
 
-        return _over_devices(traced, self.mesh, specs, donate=donate, dtype=self.model.dtype,
-                             stacked=self.stacked, advance=name == "advance")
+        return _over_devices(
+            traced,
+            self.mesh,
+            specs,
+            donate=donate,
+            dtype=self.model.dtype,
+            stacked=self.stacked,
+            advance=name == "advance",
+        )
 
     def _call(self, name: str, *arguments) -> Any:
         before = self.traces[name]
@@ -123,13 +145,15 @@ class Programs:
         rows = jax.device_put(np.full(self.slots, n, np.int32), split(self.mesh))
         return self._call("advance", params, slots, rows)
 
-    def decode(self, params: Params, latents: Float[Array, "S h w C"],
-               wanted: Bool[np.ndarray, " S"]) -> UInt8[Array, "S H W 3"]:
+    def decode(
+        self, params: Params, latents: Float[Array, "S h w C"], wanted: Bool[np.ndarray, " S"]
+    ) -> UInt8[Array, "S H W 3"]:
         """Pictures of latents, drawn where they are wanted."""
         return self._call("decode", params, latents, jax.device_put(wanted, split(self.mesh)))
 
-    def unsafe(self, params: Params,
-               pictures: Mapping[int, UInt8[np.ndarray, "H W 3"]]) -> set[int]:
+    def unsafe(
+        self, params: Params, pictures: Mapping[int, UInt8[np.ndarray, "H W 3"]]
+    ) -> set[int]:
         """The slots whose pictures the model's safety checker, which not all have, flags as not
         safe for work."""
         if not (pictures and self.model.checks_safety):
@@ -151,8 +175,9 @@ class Programs:
         """Whether the model draws previews itself."""
         return bool(self.model.previewer)
 
-    def preview(self, params: Params, latents: Float[Array, "S h w C"],
-                wanted: Bool[np.ndarray, " S"]) -> UInt8[Array, "S half_H half_W 3"]:
+    def preview(
+        self, params: Params, latents: Float[Array, "S h w C"], wanted: Bool[np.ndarray, " S"]
+    ) -> UInt8[Array, "S half_H half_W 3"]:
         """Smaller pictures by the model's previewer, which not all have, where they are wanted."""
         return self._call("preview", params, latents, jax.device_put(wanted, split(self.mesh)))
 
@@ -164,9 +189,19 @@ class ImageEncoder:
     last it keeps, up to KEPT_BYTES, so that pictures that many images share are encoded once.
     """
 
-    def __init__(self, encode: Callable[[Params, jax.Array], jax.Array], mesh: Mesh, params: Params,
-                 *, height: int, width: int, network_dtype: Any, dtype: Any = np.float32,
-                 names: Sequence[str] = (KNOWN, MASKED), stacked: bool = False):
+    def __init__(
+        self,
+        encode: Callable[[Params, jax.Array], jax.Array],
+        mesh: Mesh,
+        params: Params,
+        *,
+        height: int,
+        width: int,
+        network_dtype: Any,
+        dtype: Any = np.float32,
+        names: Sequence[str] = (KNOWN, MASKED),
+        stacked: bool = False,
+    ):
         """Compiles it.
 
         Args:
@@ -184,8 +219,9 @@ class ImageEncoder:
         self._blank = np.zeros((height, width, 3), dtype)
         self._kept: dict[Key, np.ndarray] = {}
         specs = (SPLIT if stacked else REPLICATED), SPLIT, SPLIT
-        function = _over_devices(partial(encode_images, encode), mesh, specs, dtype=network_dtype,
-                                 stacked=stacked)
+        function = _over_devices(
+            partial(encode_images, encode), mesh, specs, dtype=network_dtype, stacked=stacked
+        )
         lead, where = ((mesh.size,), split(mesh)) if stacked else ((), replicated(mesh))
 
         def shape(of: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -196,9 +232,13 @@ class ImageEncoder:
         self._compiled = function.lower(jax.tree.map(shape, params), images, wanted).compile()
         return_freed_memory()
 
-    def encode(self, params: Params, entries: Mapping[int, Entry | None],
-               device: Callable[[int], int], whose: Mapping[int, Hashable] = MappingProxyType({})
-               ) -> dict[int, Entry | None]:
+    def encode(
+        self,
+        params: Params,
+        entries: Mapping[int, Entry | None],
+        device: Callable[[int], int],
+        whose: Mapping[int, Hashable] = MappingProxyType({}),
+    ) -> dict[int, Entry | None]:
         """The entries with what they take of their pictures in place of these.
 
         Args:
@@ -221,8 +261,10 @@ class ImageEncoder:
             latents[slot][name] = found[key]
         if whose:
             self._keep({key: found[key] for key in keys.values()})
-        return {slot: entry.encoded(latents[slot]) if slot in latents else entry
-                for slot, entry in entries.items()}
+        return {
+            slot: entry.encoded(latents[slot]) if slot in latents else entry
+            for slot, entry in entries.items()
+        }
 
     def _keep(self, used: Mapping[Key, np.ndarray]) -> None:
         """Keeps encodings as what was used last, as far as there is room."""
@@ -231,27 +273,36 @@ class ImageEncoder:
         while excess > 0:
             excess -= self._kept.pop(next(iter(self._kept))).nbytes
 
-    def _encode(self, params: Params, waiting: Mapping[Key, tuple[int, np.ndarray]]
-                ) -> dict[Key, np.ndarray]:
+    def _encode(
+        self, params: Params, waiting: Mapping[Key, tuple[int, np.ndarray]]
+    ) -> dict[Key, np.ndarray]:
         """What pictures are encoded as by their devices, in turns of one for each."""
         where, found = split(self._mesh), {}
-        queues = [[(key, image) for key, (device, image) in waiting.items() if device == number]
-                  for number in range(self._mesh.size)]
+        queues = [
+            [(key, image) for key, (device, image) in waiting.items() if device == number]
+            for number in range(self._mesh.size)
+        ]
         for turn in itertools.zip_longest(*queues, fillvalue=(None, self._blank)):
-            images = np.stack([image if image.dtype == self._blank.dtype else signed(image)
-                               for _, image in turn])
+            images = np.stack(
+                [image if image.dtype == self._blank.dtype else signed(image) for _, image in turn]
+            )
             wanted = np.array([key is not None for key, _ in turn])
-            made = self._compiled({part: params[part] for part in self._parts},
-                                  *jax.device_put((images, wanted), where))
+            made = self._compiled(
+                {part: params[part] for part in self._parts},
+                *jax.device_put((images, wanted), where),
+            )
             # Copied: a view would keep those of all devices in memory.
-            found |= {key: one.copy() for (key, _), one in zip(turn, np.asarray(made), strict=True)
-                      if key}
+            found |= {
+                key: one.copy() for (key, _), one in zip(turn, np.asarray(made), strict=True) if key
+            }
         return found
 
 
-def _over_devices(function: Callable, mesh: Mesh, specs, *, dtype, stacked: bool, donate=(),
-                  advance: bool = False):
+def _over_devices(
+    function: Callable, mesh: Mesh, specs, *, dtype, stacked: bool, donate=(), advance: bool = False
+):
     """A function of parameters and each device's share of the rest, to be compiled."""
+
     def called(params, *arguments):
         if stacked:
             params = jax.tree.map(lambda x: x[0], params)
@@ -259,6 +310,8 @@ def _over_devices(function: Callable, mesh: Mesh, specs, *, dtype, stacked: bool
 
     # Varying-axes checking has no rule for loops whose trip count differs between devices.
     mapped = jax.shard_map(called, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=False)
-    return jax.jit(mapped, donate_argnums=donate,
-                   compiler_options=compiler_options(mesh.devices.flat[0].platform, dtype,
-                                                     advance=advance))
+    return jax.jit(
+        mapped,
+        donate_argnums=donate,
+        compiler_options=compiler_options(mesh.devices.flat[0].platform, dtype, advance=advance),
+    )

@@ -30,8 +30,16 @@ NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
 # encoding is among its inputs under the same name.
 KNOWN, MASKED, SEEN = "known", "masked", "reference"
 # The settings of a picture that `Entry.of` takes, by their names.
-TAKEN = ("guidance", "guidance_start", "guidance_stop", "cache_interval", "guidance_rescale",
-         "control_scale", "control_start", "control_stop")
+TAKEN = (
+    "guidance",
+    "guidance_start",
+    "guidance_stop",
+    "cache_interval",
+    "guidance_rescale",
+    "control_scale",
+    "control_start",
+    "control_stop",
+)
 IDLE, ALONE, GUIDED, FORECAST = range(4)  # what a row evaluates: `row_kinds`
 MOVING = ("latents", "history", "clean", "evaluated", "row")  # of `Slots`, what rows change
 
@@ -79,8 +87,14 @@ class Given:
     told: np.ndarray | float = 0.0
 
     @classmethod
-    def of(cls, model: Model, latent_shape: tuple[int, int, int], image: np.ndarray | None,
-           mask: np.ndarray | None, strength: float) -> "Given | None":
+    def of(
+        cls,
+        model: Model,
+        latent_shape: tuple[int, int, int],
+        image: np.ndarray | None,
+        mask: np.ndarray | None,
+        strength: float,
+    ) -> "Given | None":
         """What a model takes of a start picture; None if that is nothing.
 
         Args:
@@ -103,8 +117,11 @@ class Given:
             return cls(pictures, under_noise, keep=1 - drawn)
         blank = np.zeros((h * scale, w * scale, 3), np.float32)
         masked = blank if image is None else signed(image) * (mask < 0.5)[..., None]
-        return cls({**(pictures if under_noise else {}), MASKED: masked}, under_noise,
-                   told=(drawn >= 0.5).astype(np.float32))
+        return cls(
+            {**(pictures if under_noise else {}), MASKED: masked},
+            under_noise,
+            told=(drawn >= 0.5).astype(np.float32),
+        )
 
 
 def signed(image: Shaped[np.ndarray, "H W 3"]) -> Float[np.ndarray, "H W 3"]:
@@ -152,12 +169,24 @@ class Entry:
     noise: Float[np.ndarray, "h w C"] | None = None  # that a start picture is put under
 
     @classmethod
-    def of(cls, table: Table, inputs: PyTree, *, guidance: float, key: np.ndarray,
-           latents: np.ndarray | None = None, given: Given | None = None,
-           seen: np.ndarray | None = None,
-           guidance_start: float = 0.0, guidance_stop: float = 1.0, cache_interval: int = 1,
-           guidance_rescale: float = 0.0, control_scale: float = 0.0, control_start: float = 0.0,
-           control_stop: float = 1.0) -> Self:
+    def of(
+        cls,
+        table: Table,
+        inputs: PyTree,
+        *,
+        guidance: float,
+        key: np.ndarray,
+        latents: np.ndarray | None = None,
+        given: Given | None = None,
+        seen: np.ndarray | None = None,
+        guidance_start: float = 0.0,
+        guidance_stop: float = 1.0,
+        cache_interval: int = 1,
+        guidance_rescale: float = 0.0,
+        control_scale: float = 0.0,
+        control_start: float = 0.0,
+        control_stop: float = 1.0,
+    ) -> Self:
         """One image, with arrays of their own length.
 
         Args:
@@ -181,8 +210,10 @@ class Entry:
             ValueError: the table is longer than MAX_ROWS.
         """
         if len(table.rows) > MAX_ROWS:
-            raise ValueError(f"These steps take {len(table.rows)} evaluations of the model; at "
-                             f"most {MAX_ROWS} are possible.")
+            raise ValueError(
+                f"These steps take {len(table.rows)} evaluations of the model; at "
+                f"most {MAX_ROWS} are possible."
+            )
         guidance, sigma = np.float32(guidance), table.init_noise_sigma
         start, spread = (0, sigma) if latents is None else (latents * sigma, 0)
         given = given or Given({}, under_noise=False)
@@ -190,18 +221,31 @@ class Entry:
         if given.under_noise:
             start, spread = table.levels[0]
         noise = np.float32(latents) if given.under_noise and latents is not None else None
-        kinds = row_kinds(table, guidance, start=guidance_start, stop=guidance_stop,
-                          interval=cache_interval)
+        kinds = row_kinds(
+            table, guidance, start=guidance_start, stop=guidance_stop, interval=cache_interval
+        )
         table = with_forecasts(table, kinds == FORECAST)
-        return cls(inputs=inputs, guidance=guidance, rescale=np.float32(guidance_rescale),
-                   rows=table.rows.astype(np.float32),
-                   kinds=kinds, end=np.int32(len(kinds)), key=np.asarray(key),
-                   start=np.float32(start), spread=np.float32(spread),
-                   known=np.float32(0), levels=np.vstack([table.levels[1:], [1, 0]], dtype="f4"),
-                   keep=given.keep, told=given.told, fresh=np.True_,
-                   strength=control_strength(len(kinds), control_scale, start=control_start,
-                                             stop=control_stop),
-                   pictures=pictures or None, noise=noise)
+        return cls(
+            inputs=inputs,
+            guidance=guidance,
+            rescale=np.float32(guidance_rescale),
+            rows=table.rows.astype(np.float32),
+            kinds=kinds,
+            end=np.int32(len(kinds)),
+            key=np.asarray(key),
+            start=np.float32(start),
+            spread=np.float32(spread),
+            known=np.float32(0),
+            levels=np.vstack([table.levels[1:], [1, 0]], dtype="f4"),
+            keep=given.keep,
+            told=given.told,
+            fresh=np.True_,
+            strength=control_strength(
+                len(kinds), control_scale, start=control_start, stop=control_stop
+            ),
+            pictures=pictures or None,
+            noise=noise,
+        )
 
     def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
         """The same with what some of its pictures were encoded as: latents [h, w, C], tokens."""
@@ -210,8 +254,9 @@ class Entry:
         if KNOWN in latents:
             entry = entry.replace(start=self.start * latents[KNOWN], known=latents[KNOWN])
             if self.noise is not None:
-                entry = entry.replace(start=entry.start + self.spread * self.noise,
-                                      spread=np.float32(0), noise=None)
+                entry = entry.replace(
+                    start=entry.start + self.spread * self.noise, spread=np.float32(0), noise=None
+                )
         if MASKED in latents:
             entry = entry.replace(told=np.concatenate([self.told, latents[MASKED]], axis=-1))
         if SEEN in latents:
@@ -219,37 +264,52 @@ class Entry:
         return entry
 
 
-def stack_entries(model: Model, count: int, latent_shape: tuple[int, int, int],
-                  entries: Mapping[int, Entry | None]) -> Entry:
+def stack_entries(
+    model: Model,
+    count: int,
+    latent_shape: tuple[int, int, int],
+    entries: Mapping[int, Entry | None],
+) -> Entry:
     """What `encode_slots` takes: images for the slots with these numbers, None to vacate one. The
     other slots are left alone."""
+
     def zeros(*shape, dtype=np.float32):
         return np.zeros((count, *shape), dtype)
 
     stacked = Entry(
         inputs=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), model.input_shapes),
-        guidance=zeros(), rescale=zeros(), rows=zeros(MAX_ROWS, len(COLUMNS)),
+        guidance=zeros(),
+        rescale=zeros(),
+        rows=zeros(MAX_ROWS, len(COLUMNS)),
         kinds=zeros(MAX_ROWS, dtype=np.int32),
-        end=zeros(dtype=np.int32), key=zeros(2, dtype=np.uint32), start=zeros(*latent_shape),
-        spread=zeros(), known=zeros(*latent_shape), keep=zeros(*latent_shape[:2], 1),
-        told=zeros(*latent_shape[:2], model.mask_channels), levels=zeros(MAX_ROWS, 2),
-        strength=zeros(MAX_ROWS * model.steered), fresh=zeros(dtype=bool),
+        end=zeros(dtype=np.int32),
+        key=zeros(2, dtype=np.uint32),
+        start=zeros(*latent_shape),
+        spread=zeros(),
+        known=zeros(*latent_shape),
+        keep=zeros(*latent_shape[:2], 1),
+        told=zeros(*latent_shape[:2], model.mask_channels),
+        levels=zeros(MAX_ROWS, 2),
+        strength=zeros(MAX_ROWS * model.steered),
+        fresh=zeros(dtype=bool),
     )
     for i, entry in entries.items():
         stacked.fresh[i] = True
         if entry is not None:
             padding = (0, MAX_ROWS - entry.end)  # zeros are IDLE
-            entry = entry.replace(rows=np.pad(entry.rows, (padding, (0, 0))),
-                                  levels=np.pad(entry.levels, (padding, (0, 0))),
-                                  strength=np.pad(entry.strength, padding)
-                                  if model.steered else stacked.strength[i],
-                                  kinds=np.pad(entry.kinds, padding))
+            entry = entry.replace(
+                rows=np.pad(entry.rows, (padding, (0, 0))),
+                levels=np.pad(entry.levels, (padding, (0, 0))),
+                strength=np.pad(entry.strength, padding) if model.steered else stacked.strength[i],
+                kinds=np.pad(entry.kinds, padding),
+            )
             jax.tree.map(lambda into, one, i=i: operator.setitem(into, i, one), stacked, entry)
     return stacked
 
 
 def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) -> Slots:
     """Idle slots."""
+
     def zeros(*shape, dtype=jnp.float32):
         return jnp.zeros((count, *shape), dtype)
 
@@ -282,8 +342,9 @@ def encode_slots(model: Model, params: Params, slots: Slots, entries: Entry) -> 
 
     def one(i, cond):
         encoded = model.encode_prompt(params, jax.tree.map(lambda x: x[order[i]], entries.inputs))
-        return jax.tree.map(lambda into, x: into.at[order[i]].set(x.astype(into.dtype)),
-                            cond, encoded)
+        return jax.tree.map(
+            lambda into, x: into.at[order[i]].set(x.astype(into.dtype)), cond, encoded
+        )
 
     cond = lax.fori_loop(0, occupied.sum(), one, slots.cond)
     draw = jax.vmap(partial(gaussian, shape=slots.latents.shape[1:]))
@@ -314,8 +375,14 @@ def encode_slots(model: Model, params: Params, slots: Slots, entries: Entry) -> 
     return _where(entries.fresh, entering, slots)
 
 
-def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Array, " S"],
-                  group: int, guided: bool = True) -> Slots:
+def advance_slots(
+    model: Model,
+    params: Params,
+    slots: Slots,
+    n: int | Int32[Array, " S"],
+    group: int,
+    guided: bool = True,
+) -> Slots:
     """Takes up to n rows in every live slot, or n [S] in each, in groups of `lanes_of` evaluations
     of the model.
 
@@ -339,13 +406,15 @@ def advance_slots(model: Model, params: Params, slots: Slots, n: int | Int32[Arr
         return jnp.any(slots.row < stop)
 
     def take_stretch(slots):
-        kinds = jnp.take_along_axis(slots.kinds, slots.row[:, None], axis=1, mode="fill",
-                                    fill_value=IDLE)[:, 0]
+        kinds = jnp.take_along_axis(
+            slots.kinds, slots.row[:, None], axis=1, mode="fill", fill_value=IDLE
+        )[:, 0]
         kinds = jnp.where(slots.row < stop, kinds, IDLE)
         length = _rows_alike(slots, kinds, stop)
         evaluate = partial(_evaluate_row, partial(model.denoise, params), guided)
-        evaluated = _in_groups(evaluate, slots, kinds == ALONE, kinds == GUIDED, length, group,
-                               lanes_of(group, guided))
+        evaluated = _in_groups(
+            evaluate, slots, kinds == ALONE, kinds == GUIDED, length, group, lanes_of(group, guided)
+        )
         return _forecast(evaluated, kinds == FORECAST, length)
 
     return lax.while_loop(go_on, take_stretch, slots)
@@ -356,8 +425,9 @@ def lanes_of(group: int, guided: bool) -> int:
     return 2 * group if guided else group
 
 
-def _rows_alike(slots: Slots, kinds: Int32[Array, " S"],
-                stop: Int32[Array, " S"]) -> Int32[Array, ""]:
+def _rows_alike(
+    slots: Slots, kinds: Int32[Array, " S"], stop: Int32[Array, " S"]
+) -> Int32[Array, ""]:
     """How many rows on the first live slot reaches row `stop`, or has a row of another kind than in
     `kinds`, those of the next rows."""
     ahead = jnp.arange(MAX_ROWS) - slots.row[:, None]
@@ -366,8 +436,15 @@ def _rows_alike(slots: Slots, kinds: Int32[Array, " S"],
     return jnp.min(jnp.where(changes, ahead, left), where=left > 0, initial=MAX_ROWS)
 
 
-def _in_groups(take_row, slots: Slots, alone: Bool[Array, " S"], guided: Bool[Array, " S"], n,
-               group: int, width: int) -> Slots:
+def _in_groups(
+    take_row,
+    slots: Slots,
+    alone: Bool[Array, " S"],
+    guided: Bool[Array, " S"],
+    n,
+    group: int,
+    width: int,
+) -> Slots:
     """Takes n rows in the slots that are `alone` or `guided`, and in no others."""
     order = jnp.argsort(jnp.where(guided, 0, jnp.where(alone, 1, 2)), stable=True)
     guided_groups = -(-guided.sum() // group)
@@ -376,23 +453,28 @@ def _in_groups(take_row, slots: Slots, alone: Bool[Array, " S"], guided: Bool[Ar
 
     def run(g, slots):
         pairs = g < guided_groups
-        at = jnp.where(pairs, g * group + lanes % group,
-                       guided.sum() + (g - guided_groups) * width + lanes)
+        at = jnp.where(
+            pairs, g * group + lanes % group, guided.sum() + (g - guided_groups) * width + lanes
+        )
         filled = at < jnp.where(pairs, guided.sum(), guided.sum() + alone.sum())
         index = jnp.where(filled, order[at], slots.row.size)
         texts = jnp.where(pairs & (lanes < group), NEGATIVE, POSITIVE)
         part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
         cond = jax.tree.map(lambda x: x[lanes, texts % x.shape[1]], part.cond)
         part = lax.fori_loop(0, n, lambda _, part: take_row(part, pairs), part.replace(cond=cond))
-        return slots.replace(**{
-            name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
-            for name in MOVING})
+        return slots.replace(
+            **{
+                name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
+                for name in MOVING
+            }
+        )
 
     return lax.fori_loop(0, groups, run, slots)
 
 
 def _forecast(slots: Slots, skipped: Bool[Array, " S"], n) -> Slots:
     """Takes n rows in the slots that skip evaluations, and in no others."""
+
     def one(_, slots):
         row = _next_row(slots)
         newest = row["u"] * slots.evaluated[:, 0] + row["v"] * slots.evaluated[:, 1]
@@ -406,8 +488,14 @@ def is_guided(guidance):
     return guidance > 1
 
 
-def row_kinds(table: Table, guidance: float | np.float32, *, start: float = 0.0, stop: float = 1.0,
-              interval: int = 1) -> Int32[np.ndarray, " R"]:
+def row_kinds(
+    table: Table,
+    guidance: float | np.float32,
+    *,
+    start: float = 0.0,
+    stop: float = 1.0,
+    interval: int = 1,
+) -> Int32[np.ndarray, " R"]:
     """What each row of a table evaluates: both texts (GUIDED), the prompt ALONE, or nothing, where
     the model's output is FORECAST.
 
@@ -432,8 +520,9 @@ def row_kinds(table: Table, guidance: float | np.float32, *, start: float = 0.0,
     return np.where(forecast, FORECAST, np.where(guided, GUIDED, ALONE)).astype(np.int32)
 
 
-def control_strength(rows: int, scale: float, *, start: float = 0.0,
-                     stop: float = 1.0) -> Float[np.ndarray, " R"]:
+def control_strength(
+    rows: int, scale: float, *, start: float = 0.0, stop: float = 1.0
+) -> Float[np.ndarray, " R"]:
     """How strongly a control picture steers each of so many rows: by the scale those that lie
     whole between two shares of all of them, as in diffusers, and 0 the others."""
     row = np.arange(rows)
@@ -441,8 +530,7 @@ def control_strength(rows: int, scale: float, *, start: float = 0.0,
     return np.where(inside, np.float32(scale), np.float32(0))
 
 
-def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots,
-                  pairs: Bool[Array, ""]) -> Slots:
+def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
     """One row of each lane's table: an evaluation of the model and the affine update after it.
 
     A lane is a slot with the cond of one of its texts only. Where `pairs`, which nothing is unless
@@ -452,8 +540,15 @@ def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots,
     taken = row["c_in"] * lanes.latents
     if lanes.told.shape[-1]:
         taken = jnp.concatenate([taken, lanes.told], axis=-1)
-    steered = {} if not lanes.strength.size else {"strength": jnp.take_along_axis(
-        lanes.strength, lanes.row[:, None], axis=1, mode="clip")[:, 0]}
+    steered = (
+        {}
+        if not lanes.strength.size
+        else {
+            "strength": jnp.take_along_axis(
+                lanes.strength, lanes.row[:, None], axis=1, mode="clip"
+            )[:, 0]
+        }
+    )
     with jax.named_scope("evaluation"):  # told apart so in a profile
         out = denoise(taken, row["t"].reshape(-1), lanes.cond, **steered)
     if guided:
@@ -469,8 +564,12 @@ def _next_row(slots: Slots) -> dict[str, Float[Array, "S 1 1 1"]]:
     return {name: _column(rows[:, i], slots.latents) for i, name in enumerate(COLUMNS)}
 
 
-def _moved(slots: Slots, row: Mapping[str, jax.Array], newest: Float[Array, "S h w C"],
-           out: Float[Array, "S h w C"]) -> Slots:
+def _moved(
+    slots: Slots,
+    row: Mapping[str, jax.Array],
+    newest: Float[Array, "S h w C"],
+    out: Float[Array, "S h w C"],
+) -> Slots:
     """The affine update of a row, of its h and of what says the clean latents with x."""
     x = slots.latents
     history = jnp.concatenate([newest[:, None], slots.history[:, :-1]], axis=1)
@@ -480,8 +579,9 @@ def _moved(slots: Slots, row: Mapping[str, jax.Array], newest: Float[Array, "S h
     for k in range(HISTORY):
         latents += row[f"b{k}"] * history[:, k]
     latents = jnp.where(slots.keep > 0, _kept(slots, latents), latents)
-    return slots.replace(latents=latents, history=history, row=slots.row + 1,
-                         clean=row["p"] * x + row["q"] * out)
+    return slots.replace(
+        latents=latents, history=history, row=slots.row + 1, clean=row["p"] * x + row["q"] * out
+    )
 
 
 def _kept(lanes: Slots, latents: Float[Array, "lanes h w C"]) -> Float[Array, "lanes h w C"]:
@@ -493,8 +593,11 @@ def _kept(lanes: Slots, latents: Float[Array, "lanes h w C"]) -> Float[Array, "l
     return lanes.keep * known + (1 - lanes.keep) * latents
 
 
-def _guided(out: Float[Array, "lanes h w C"], guidance: Float[Array, " lanes"],
-            rescale: Float[Array, " lanes"]) -> Float[Array, "lanes h w C"]:
+def _guided(
+    out: Float[Array, "lanes h w C"],
+    guidance: Float[Array, " lanes"],
+    rescale: Float[Array, " lanes"],
+) -> Float[Array, "lanes h w C"]:
     """Classifier-free guidance (Ho and Salimans 2022, arXiv:2207.12598) of pairs, for both.
 
     Of what guidance gives, the share `rescale` has the standard deviation that the prompt's output
@@ -509,27 +612,32 @@ def _guided(out: Float[Array, "lanes h w C"], guidance: Float[Array, " lanes"],
     return jnp.tile(jnp.where(share > 0, rescaled, guided), (2, 1, 1, 1))
 
 
-def decode_slots(model: Model, params: Params, latents: Float[Array, "S h w C"],
-                 wanted: Bool[Array, " S"]) -> UInt8[Array, "S H W 3"]:
+def decode_slots(
+    model: Model, params: Params, latents: Float[Array, "S h w C"], wanted: Bool[Array, " S"]
+) -> UInt8[Array, "S H W 3"]:
     """Pictures of latents where they are wanted; black elsewhere."""
     return _where_wanted(lambda latent: _pixels(model.decode(params, latent)), latents, wanted)
 
 
-def preview_slots(model: Model, params: Params, latents: Float[Array, "S h w C"],
-                  wanted: Bool[Array, " S"]) -> UInt8[Array, "S half_H half_W 3"]:
+def preview_slots(
+    model: Model, params: Params, latents: Float[Array, "S h w C"], wanted: Bool[Array, " S"]
+) -> UInt8[Array, "S half_H half_W 3"]:
     """The same by the model's previewer, with sides half as long if they are even."""
+
     def draw(latent):
         image = jnp.clip(model.preview(params, latent), -1, 1)
         height, width, channels = image.shape
         side = math.gcd(2, height, width)
-        return _pixels(image.reshape(height // side, side, width // side, side, channels)
-                       .mean((1, 3)))
+        return _pixels(
+            image.reshape(height // side, side, width // side, side, channels).mean((1, 3))
+        )
 
     return _where_wanted(draw, latents, wanted)
 
 
-def check_slots(model: Model, params: Params, pictures: UInt8[Array, "S H W 3"],
-                wanted: Bool[Array, " S"]) -> Bool[Array, " S"]:
+def check_slots(
+    model: Model, params: Params, pictures: UInt8[Array, "S H W 3"], wanted: Bool[Array, " S"]
+) -> Bool[Array, " S"]:
     """Whether pictures are flagged as not safe for work, where that is wanted."""
     return _where_wanted(partial(model.is_unsafe, params), pictures, wanted)
 
@@ -538,14 +646,19 @@ def _pixels(image: Float[Array, "H W 3"]) -> UInt8[Array, "H W 3"]:
     return jnp.round(jnp.clip(image / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
 
 
-def encode_images(encode: Callable[[Params, jax.Array], jax.Array], params: Params,
-                  images: Shaped[Array, "n H W 3"], wanted: Bool[Array, " n"]) -> jax.Array:
+def encode_images(
+    encode: Callable[[Params, jax.Array], jax.Array],
+    params: Params,
+    images: Shaped[Array, "n H W 3"],
+    wanted: Bool[Array, " n"],
+) -> jax.Array:
     """What each picture is encoded as where it is wanted; zeros elsewhere."""
     return _where_wanted(partial(encode, params), images, wanted)
 
 
-def _where_wanted(draw: Callable[[jax.Array], jax.Array], given: jax.Array,
-                  wanted: Bool[Array, " n"]) -> jax.Array:
+def _where_wanted(
+    draw: Callable[[jax.Array], jax.Array], given: jax.Array, wanted: Bool[Array, " n"]
+) -> jax.Array:
     """What is drawn of each, one after the other; zeros where nothing is wanted."""
     return lax.map(lambda one: only_if(one[0], draw, one[1]), (wanted, given))
 

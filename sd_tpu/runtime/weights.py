@@ -49,8 +49,12 @@ class DeviceWeights:
     def spread(self, sharding: NamedSharding, copies: Sequence[Params]) -> Params:
         """Equal copies, one on each device of a sharding that `on` made, as one tree of arrays
         [1, ...]."""
-        return jax.tree.map(lambda *leaves: jax.make_array_from_single_device_arrays(
-            leaves[0].shape, sharding, list(leaves)), *copies)
+        return jax.tree.map(
+            lambda *leaves: jax.make_array_from_single_device_arrays(
+                leaves[0].shape, sharding, list(leaves)
+            ),
+            *copies,
+        )
 
     def put(self, device: int, name: Hashable, params: Params) -> None:
         """Gives a device a copy of parameters, in place of what it holds under that name.
@@ -62,8 +66,11 @@ class DeviceWeights:
         """
         self.drop(device, name)
         target = self._mesh.devices.flat[device]
-        self.take(device, name, jax.tree.map(
-            lambda x: jax.device_put(np.asarray(x)[None], target), params))
+        self.take(
+            device,
+            name,
+            jax.tree.map(lambda x: jax.device_put(np.asarray(x)[None], target), params),
+        )
 
     def take(self, device: int, name: Hashable, params: Params) -> None:
         """Takes down parameters that lie on a device already.
@@ -76,13 +83,15 @@ class DeviceWeights:
         self.drop(device, name)
         target = self._mesh.devices.flat[device]
         self._placed[device][name] = jax.tree.map(
-            lambda x: next(s.data for s in x.addressable_shards if s.device == target), params)
+            lambda x: next(s.data for s in x.addressable_shards if s.device == target), params
+        )
 
     def drop(self, device: int, name: Hashable) -> None:
         """Gives up what a device holds under this name, if there is any."""
         self._placed[device].pop(name, None)
-        self._together = {names: params for names, params in self._together.items()
-                          if names[device] != name}
+        self._together = {
+            names: params for names, params in self._together.items() if names[device] != name
+        }
 
     def of(self, device: int, name: Hashable) -> Params | None:
         """What a device holds under this name: arrays [1, ...] on it; None if there is nothing."""
@@ -126,16 +135,24 @@ def merge(params: Params, deltas: Deltas) -> Params:
     Returns:
         Like `params`, on the same devices.
     """
-    def one(named: Mapping[str, Sequence[tuple[Delta, float]]], name: str,
-            weight: jax.Array) -> jax.Array:
+
+    def one(
+        named: Mapping[str, Sequence[tuple[Delta, float]]], name: str, weight: jax.Array
+    ) -> jax.Array:
         if not (added := named.get(name)):
             return weight
-        return _merged(weight, [_padded(delta) for delta, _ in added],
-                       np.float32([strength for _, strength in added]))
+        return _merged(
+            weight,
+            [_padded(delta) for delta, _ in added],
+            np.float32([strength for _, strength in added]),
+        )
 
-    return {part: map_named(lambda name, leaf, part=part: one(deltas.get(part, {}), name, leaf),
-                            of, leading=1)
-            for part, of in params.items()}
+    return {
+        part: map_named(
+            lambda name, leaf, part=part: one(deltas.get(part, {}), name, leaf), of, leading=1
+        )
+        for part, of in params.items()
+    }
 
 
 @jax.jit

@@ -131,8 +131,12 @@ def _pndm(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
         a, b, _ = _toward(here, there)
         return a + b * here.p, b * here.q
 
-    weights = [(3 / 2, 0, -1 / 2), (23 / 12, -16 / 12, 0, 5 / 12),
-               (55 / 24, -59 / 24, 37 / 24, 0, -9 / 24), (55 / 24, -59 / 24, 37 / 24, -9 / 24)]
+    weights = [
+        (3 / 2, 0, -1 / 2),
+        (23 / 12, -16 / 12, 0, 5 / 12),
+        (55 / 24, -59 / 24, 37 / 24, 0, -9 / 24),
+        (55 / 24, -59 / 24, 37 / 24, -9 / 24),
+    ]
     first, *others = [*moves[:2], *moves[1:]][begin:]
     a0, b0 = transfer(*first)
     yield Row(begin, first[0], a0, (b0,))
@@ -199,8 +203,9 @@ def _order(moves: Moves, begin: int, i: int, schedule: NoiseSchedule, most: int)
     return min(most, i - begin + 1, left if falls else most)
 
 
-def _dpmpp(moves: Moves, schedule: NoiseSchedule, begin: int, *, order: int,
-           eta: float = 0.0) -> Iterator[Row]:
+def _dpmpp(
+    moves: Moves, schedule: NoiseSchedule, begin: int, *, order: int, eta: float = 0.0
+) -> Iterator[Row]:
     """DPM-Solver++ multistep, Lu et al. 2022 (https://arxiv.org/abs/2211.01095), algorithm 2; with
     eta = 1 its SDE form."""
     m = np.eye(3)
@@ -296,34 +301,87 @@ _EVERY = ("linspace", "leading", "trailing", "karras", "exponential")
 _MULTISTEP = "DPMSolverMultistepScheduler"
 
 SAMPLERS = {
-    "ddim": Sampler("DDIM", "DDIMScheduler", TIME_SPACINGS,
-                    partial(strided, to_one=True), _one_step),
+    "ddim": Sampler(
+        "DDIM", "DDIMScheduler", TIME_SPACINGS, partial(strided, to_one=True), _one_step
+    ),
     "ddpm": Sampler("DDPM", "DDPMScheduler", TIME_SPACINGS, ancestral, _ddpm, stochastic=True),
-    "pndm": Sampler("PNDM (PLMS)", "PNDMScheduler", TIME_SPACINGS,
-                    partial(strided, to_one=False), _pndm, history="out"),
-    "euler": Sampler("Euler", "EulerDiscreteScheduler", _EVERY,
-                     partial(growing, sigma_min=True), _one_step),
-    "euler_ancestral": Sampler("Euler ancestral", "EulerAncestralDiscreteScheduler", _EVERY[:3],
-                               growing, partial(_one_step, eta=1.0), stochastic=True),
-    "heun": Sampler("Heun", "HeunDiscreteScheduler", _EVERY,
-                    growing, _heun, history="eps", evaluations=2),
+    "pndm": Sampler(
+        "PNDM (PLMS)",
+        "PNDMScheduler",
+        TIME_SPACINGS,
+        partial(strided, to_one=False),
+        _pndm,
+        history="out",
+    ),
+    "euler": Sampler(
+        "Euler", "EulerDiscreteScheduler", _EVERY, partial(growing, sigma_min=True), _one_step
+    ),
+    "euler_ancestral": Sampler(
+        "Euler ancestral",
+        "EulerAncestralDiscreteScheduler",
+        _EVERY[:3],
+        growing,
+        partial(_one_step, eta=1.0),
+        stochastic=True,
+    ),
+    "heun": Sampler(
+        "Heun", "HeunDiscreteScheduler", _EVERY, growing, _heun, history="eps", evaluations=2
+    ),
     "lms": Sampler("LMS", "LMSDiscreteScheduler", _EVERY, growing, _lms, history="eps"),
     "dpmpp_2m": Sampler("DPM++ 2M", _MULTISTEP, _EVERY, solving, partial(_dpmpp, order=2)),
-    "dpmpp_2m_sde": Sampler("DPM++ 2M SDE", _MULTISTEP, _EVERY, solving,
-                            partial(_dpmpp, order=2, eta=1.0), stochastic=True, solver=(2, True)),
-    "dpmpp_3m": Sampler("DPM++ 3M", _MULTISTEP, _EVERY,
-                        solving, partial(_dpmpp, order=3), solver=(3, False)),
-    "dpmpp_2s": Sampler("DPM++ 2S", "DPMSolverSinglestepScheduler",
-                        ("linspace", "karras", "exponential"), solving, _dpmpp_2s),
-    "kdpm2": Sampler("KDPM2", "KDPM2DiscreteScheduler", _EVERY,
-                     partial(growing, whole_karras=True), _kdpm2, history="eps", evaluations=2),
+    "dpmpp_2m_sde": Sampler(
+        "DPM++ 2M SDE",
+        _MULTISTEP,
+        _EVERY,
+        solving,
+        partial(_dpmpp, order=2, eta=1.0),
+        stochastic=True,
+        solver=(2, True),
+    ),
+    "dpmpp_3m": Sampler(
+        "DPM++ 3M", _MULTISTEP, _EVERY, solving, partial(_dpmpp, order=3), solver=(3, False)
+    ),
+    "dpmpp_2s": Sampler(
+        "DPM++ 2S",
+        "DPMSolverSinglestepScheduler",
+        ("linspace", "karras", "exponential"),
+        solving,
+        _dpmpp_2s,
+    ),
+    "kdpm2": Sampler(
+        "KDPM2",
+        "KDPM2DiscreteScheduler",
+        _EVERY,
+        partial(growing, whole_karras=True),
+        _kdpm2,
+        history="eps",
+        evaluations=2,
+    ),
     "unipc": Sampler("UniPC", "UniPCMultistepScheduler", _EVERY, solving, _unipc),
-    "deis": Sampler("DEIS", "DEISMultistepScheduler", _EVERY,
-                    partial(solving, sigma_min=True), _deis, history="eps"),
-    "lcm": Sampler("LCM", "LCMScheduler", ("trailing",),
-                   partial(distilled, sampler="LCM"), _lcm, stochastic=True),
-    "tcd": Sampler("TCD", "TCDScheduler", ("trailing",),
-                   partial(distilled, sampler="TCD", to_first=True), _tcd, stochastic=True),
+    "deis": Sampler(
+        "DEIS",
+        "DEISMultistepScheduler",
+        _EVERY,
+        partial(solving, sigma_min=True),
+        _deis,
+        history="eps",
+    ),
+    "lcm": Sampler(
+        "LCM",
+        "LCMScheduler",
+        ("trailing",),
+        partial(distilled, sampler="LCM"),
+        _lcm,
+        stochastic=True,
+    ),
+    "tcd": Sampler(
+        "TCD",
+        "TCDScheduler",
+        ("trailing",),
+        partial(distilled, sampler="TCD", to_first=True),
+        _tcd,
+        stochastic=True,
+    ),
 }
 
 
@@ -339,8 +397,13 @@ class Table:
 
 
 def make_table(
-    sampler: str, schedule: NoiseSchedule, steps: int, *,
-    spacing: str | None = None, eta: float | None = None, begin: int = 0,
+    sampler: str,
+    schedule: NoiseSchedule,
+    steps: int,
+    *,
+    spacing: str | None = None,
+    eta: float | None = None,
+    begin: int = 0,
 ) -> Table:
     """The table for `steps` steps of the sampler with this key of SAMPLERS.
 
@@ -356,8 +419,12 @@ def make_table(
         raise ValueError(f"Sampler {sampler!r} is unknown; there are {', '.join(SAMPLERS)}.")
     method, total = SAMPLERS[sampler], len(schedule.alphas_cumprod)
     if not 1 <= steps <= total:
-        raise SentenceError("{sampler} takes 1 to {total} steps, not {steps}.",
-                            sampler=method.label, total=total, steps=steps)
+        raise SentenceError(
+            "{sampler} takes 1 to {total} steps, not {steps}.",
+            sampler=method.label,
+            total=total,
+            steps=steps,
+        )
     if eta is not None and sampler not in ("ddim", "tcd"):
         raise ValueError(f"eta is for ddim and tcd; {sampler} has none.")
     if eta is not None and not 0 <= eta <= 1:
@@ -370,7 +437,10 @@ def make_table(
         raise SentenceError(
             "{steps} steps are too many for {sampler} with {spacing} spacing: some of the "
             "{total} timesteps would repeat. Take fewer steps or another spacing.",
-            steps=steps, sampler=method.label, spacing=spacing, total=total,
+            steps=steps,
+            sampler=method.label,
+            spacing=spacing,
+            total=total,
         )
     rows = list(method.rows(moves, schedule, begin, **({} if eta is None else {"eta": eta})))
     first = moves[0][0]

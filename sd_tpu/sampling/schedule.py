@@ -125,10 +125,12 @@ def _heeded(config: dict[str, Any]) -> dict[str, Any]:
     noise was scaled at training (`rescale_betas_zero_snr`) counts whichever class says so, also
     where diffusers' passes over it: any sampler may be chosen for the model."""
     name = str(config.get("_class_name") or "").removeprefix("Flax")
-    unknown = {setting for setting, classes in TAKEN_BY.items()
-               if name and not name.startswith(classes)}
-    others = {each for kind, types in _SOLVER_TYPES.items() if not name.startswith(kind)
-              for each in types}
+    unknown = {
+        setting for setting, classes in TAKEN_BY.items() if name and not name.startswith(classes)
+    }
+    others = {
+        each for kind, types in _SOLVER_TYPES.items() if not name.startswith(kind) for each in types
+    }
     unknown |= {"solver_type"} if config.get("solver_type") in others else set()
     return {setting: value for setting, value in config.items() if setting not in unknown}
 
@@ -197,8 +199,12 @@ def distilled(schedule, steps, spacing, times, *, sampler, to_first=False) -> Mo
     to the clean image, or to the first timestep."""
     total, original = len(schedule.alphas_cumprod), schedule.config.original_inference_steps
     if not steps <= original <= total:
-        raise SentenceError("{sampler} takes at most {limit} steps here, not {steps}.",
-                            sampler=sampler, limit=min(original, total), steps=steps)
+        raise SentenceError(
+            "{sampler} takes at most {limit} steps here, not {steps}.",
+            sampler=sampler,
+            limit=min(original, total),
+            steps=steps,
+        )
     chosen = np.floor(np.linspace(0, original, steps, endpoint=False)).astype(int)
     timesteps = (original - chosen) * (total // original) - 1
     end = schedule.level_at(0) if to_first else schedule.level(0, 1.0, 0.0)

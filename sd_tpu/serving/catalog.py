@@ -50,11 +50,19 @@ class Catalog:
     """The models of a server: the first one, and those in a library. They are opened when somebody
     asks for them; those of one architecture share its name."""
 
-    def __init__(self, first: Checkpoint, library: Library,
-                 reopen: Callable[[Path], Checkpoint], *, size: tuple[int, int] | None = None,
-                 max_pixels: int | None = None, wildcards: Wildcards | None = None,
-                 styles: Styles | None = None, controlnets: Sequence[ControlNet] = (),
-                 ip_adapters: Sequence[IPAdapter] = ()):
+    def __init__(
+        self,
+        first: Checkpoint,
+        library: Library,
+        reopen: Callable[[Path], Checkpoint],
+        *,
+        size: tuple[int, int] | None = None,
+        max_pixels: int | None = None,
+        wildcards: Wildcards | None = None,
+        styles: Styles | None = None,
+        controlnets: Sequence[ControlNet] = (),
+        ip_adapters: Sequence[IPAdapter] = (),
+    ):
         """Takes the first model as opened.
 
         Args:
@@ -89,7 +97,9 @@ class Catalog:
         self._opened[self.first] = self._offered(self.first, first)
         # By component and name. Each component is called like the setting that names one of them.
         self._extras: dict[str, dict[str, ExtraNetwork]] = {
-            ControlNet.part: _by_name(controlnets), IPAdapter.part: _by_name(ip_adapters)}
+            ControlNet.part: _by_name(controlnets),
+            IPAdapter.part: _by_name(ip_adapters),
+        }
         self._numbers = {part: _numbered(extras.values()) for part, extras in self._extras.items()}
         if len(self.models()) == 1:
             for extra in (*controlnets, *ip_adapters):
@@ -172,17 +182,21 @@ class Catalog:
             found.append(self._extra(picture, ControlNet.part))
         if picture.referring:
             if not self.ip_adapters:
-                raise RequestError("Reference pictures need an IP-Adapter, and this server has "
-                                   "none.")
+                raise RequestError(
+                    "Reference pictures need an IP-Adapter, and this server has none."
+                )
             found.append(self._extra(picture, IPAdapter.part))
         return found
 
     def _extra(self, picture: Picture, part: str) -> ExtraNetwork:
         there, named = self._extras[part], composed(getattr(picture, part))
         if named and named not in there:
-            raise RequestError("There is no {kind} {value}; there are {known}.",
-                               kind=SETTINGS[part].label, value=shortened(named),
-                               known=", ".join([*there][:MAX_NAMED]))
+            raise RequestError(
+                "There is no {kind} {value}; there are {known}.",
+                kind=SETTINGS[part].label,
+                value=shortened(named),
+                known=", ".join([*there][:MAX_NAMED]),
+            )
         model = self.open(picture.model).checkpoint.model
         refused = ""
         for extra in [there[named]] if named else there.values():
@@ -196,8 +210,13 @@ class Catalog:
     def with_extra(self, weights: Weights, extra: ExtraNetwork) -> Weights:
         """The same parameters with those of a network beside them."""
         kind = f"{weights.architecture} with {self.kind(extra)}"
-        return dataclasses.replace(weights, architecture=kind, extra=(extra.part, extra.name),
-                                   base=weights, memory=extra.memory)
+        return dataclasses.replace(
+            weights,
+            architecture=kind,
+            extra=(extra.part, extra.name),
+            base=weights,
+            memory=extra.memory,
+        )
 
     def kind(self, extra: ExtraNetwork) -> str:
         """The name that all networks of this architecture have."""
@@ -227,9 +246,13 @@ class Catalog:
         self.extras(picture)
         limit = self._limit(picture)
         if picture.height * picture.width > limit:
-            raise RequestError("A picture of {width}x{height} is too large: here pictures have at "
-                               "most {limit} pixels.", width=picture.width, height=picture.height,
-                               limit=limit)
+            raise RequestError(
+                "A picture of {width}x{height} is too large: here pictures have at "
+                "most {limit} pixels.",
+                width=picture.width,
+                height=picture.height,
+                limit=limit,
+            )
         try:
             checkpoint.model.latent_shape(picture.height, picture.width)
         except ValueError as error:
@@ -244,8 +267,13 @@ class Catalog:
         at_once = self._at_once(picture)
         area = math.prod(self.open(picture.model).checkpoint.default_size)
         # Tiles have no masks, and what extends a picture has one of its own.
-        by_tiles = (area <= at_once and picture.init_image and picture.strength < 1
-                    and not picture.mask and picture.fit != "extend")
+        by_tiles = (
+            area <= at_once
+            and picture.init_image
+            and picture.strength < 1
+            and not picture.mask
+            and picture.fit != "extend"
+        )
         return max(at_once, min(TILED_AREAS * area, MAX_PIXELS)) if by_tiles else at_once
 
     def _at_once(self, picture: Picture) -> int:
@@ -260,8 +288,9 @@ class Catalog:
             return None
         checkpoint = self.open(picture.model).checkpoint
         own = zip(checkpoint.default_size, (picture.height, picture.width), strict=True)
-        return Tiling.of(picture.height, picture.width, tuple(map(min, own)),
-                         checkpoint.model.downscale)
+        return Tiling.of(
+            picture.height, picture.width, tuple(map(min, own)), checkpoint.model.downscale
+        )
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """As `Wildcards.fill`."""
@@ -281,8 +310,10 @@ class Catalog:
         whose = Sentence("{name}{of}", name=SETTINGS["style"].label, of=of)
         seed = picture.seed if picture.to_seed == RANDOM else picture.to_seed
         return dataclasses.replace(
-            put, prompt=self.wildcards.value(put.prompt, picture.seed, whose),
-            to_prompt=self.wildcards.value(put.to_prompt, seed, whose))
+            put,
+            prompt=self.wildcards.value(put.prompt, picture.seed, whose),
+            to_prompt=self.wildcards.value(put.to_prompt, seed, whose),
+        )
 
     def sizes(self, model: str) -> Sizes:
         """Height and width of the pictures that people choose from: the default, then the usual
@@ -296,8 +327,9 @@ class Catalog:
         step = max(1, min(64, min(height, width) // 8))
         scale = (height * width) ** 0.5 / 1024
         sides = [tuple(round(side * scale / step) * step for side in ratio) for ratio in RATIOS]
-        usual = [(height, width)] + [pair for high, wide in sides[1:]
-                                     for pair in ((high, wide), (wide, high))]
+        usual = [(height, width)] + [
+            pair for high, wide in sides[1:] for pair in ((high, wide), (wide, high))
+        ]
         sizes = [(offered.defaults.height, offered.defaults.width), *usual]
         return [size for size in dict.fromkeys(sizes) if self._possible(offered, size)]
 
@@ -315,23 +347,33 @@ class Catalog:
         if path is None:
             known = self.models()
             more = "…" if len(known) > MAX_NAMED else ""
-            raise RequestError("There is no model {value}; there are {known}.",
-                               value=shortened(name), known=", ".join(known[:MAX_NAMED]) + more)
+            raise RequestError(
+                "There is no model {value}; there are {known}.",
+                value=shortened(name),
+                known=", ".join(known[:MAX_NAMED]) + more,
+            )
         try:
             with paths_within(path.parent):
                 return self._reopen(path)
         except (CheckpointError, OSError) as error:
             told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise RequestError("The model {name} cannot be loaded: {reason}", name=name,
-                               reason=told.splitlines()[0]) from error
+            raise RequestError(
+                "The model {name} cannot be loaded: {reason}",
+                name=name,
+                reason=told.splitlines()[0],
+            ) from error
 
     def _offered(self, name: str, checkpoint: Checkpoint) -> Offered:
         before, written = self._opened.get(name), checkpoint.parameters.written()
         files = () if before is None else before.weights.files
         if before and written != before.written:
             files = written  # not from the first on: each host's own files are as old as they are
-        weights = Weights(name=name, architecture=self._architecture(checkpoint), files=files,
-                          memory=checkpoint.parameters.memory)
+        weights = Weights(
+            name=name,
+            architecture=self._architecture(checkpoint),
+            files=files,
+            memory=checkpoint.parameters.memory,
+        )
         defaults = dataclasses.replace(_defaults(checkpoint, self._size), model=name)
         return Offered(checkpoint, weights, defaults, written)
 
@@ -385,5 +427,4 @@ def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Picture:
     sampler, spacing = default_sampler(scheduler_config)
     if card.sampler:
         sampler, spacing = card.sampler, card.spacing
-    return Picture(steps=card.steps, guidance=card.guidance, sampler=sampler,
-                   spacing=spacing or "")
+    return Picture(steps=card.steps, guidance=card.guidance, sampler=sampler, spacing=spacing or "")

@@ -90,8 +90,15 @@ class EngineClient(abc.ABC):
         self.failure: Sentence | None = None
 
     @abc.abstractmethod
-    def submit(self, request: Request, *, previews: bool = True, client: str = "",
-               address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
+    def submit(
+        self,
+        request: Request,
+        *,
+        previews: bool = True,
+        client: str = "",
+        address: str = "",
+        inputs: Mapping[str, Input] = MappingProxyType({}),
+    ) -> Job:
         """Queues a checked request; without `previews` none are made. The job's request
         holds the prompts with styles applied, and which ControlNet steers a picture or IP-Adapter
         sees for it.
@@ -137,22 +144,34 @@ class EngineClient(abc.ABC):
         """
         request = self._settled(request)
         pictures = {place: request.pictures[place] for place in request.places()}
-        models = {place: self.offer.open(picture.model).checkpoint
-                  for place, picture in pictures.items()}
-        lost = {f"Prompt {place + 1}": self.count(picture.prompt, picture.model).lost
-                for place, picture in pictures.items()}
+        models = {
+            place: self.offer.open(picture.model).checkpoint for place, picture in pictures.items()
+        }
+        lost = {
+            f"Prompt {place + 1}": self.count(picture.prompt, picture.model).lost
+            for place, picture in pictures.items()
+        }
         for place, picture in pictures.items():
             own = "negative_prompt" in request.overrides(place)
             whose = f" of prompt {place + 1}" if own else ""
             lost[f"The negative prompt{whose}"] = self.count(
-                picture.negative_prompt, picture.model).lost
-        notes = [f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
-                 for name, words in lost.items() if words]
-        unknown = dict.fromkeys(word for place, picture in pictures.items()
-                                for word in models[place].unknown_words(picture.prompt))
+                picture.negative_prompt, picture.model
+            ).lost
+        notes = [
+            f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
+            for name, words in lost.items()
+            if words
+        ]
+        unknown = dict.fromkeys(
+            word
+            for place, picture in pictures.items()
+            for word in models[place].unknown_words(picture.prompt)
+        )
         if unknown:
-            notes.append("The model was never shown these words, and draws something else there: "
-                         f"“{_short(', '.join(unknown))}”")
+            notes.append(
+                "The model was never shown these words, and draws something else there: "
+                f"“{_short(', '.join(unknown))}”"
+            )
         return notes
 
     def count(self, prompt: str, model: str = "") -> Count:
@@ -162,8 +181,9 @@ class EngineClient(abc.ABC):
         with as_request_errors():
             return count(checkpoint.tokenizer, prompt, self.adapters.options(checkpoint.model))
 
-    def to_png(self, pixels: np.ndarray, request: Request, *,
-               first_size: tuple[int, int] | None = None) -> bytes:
+    def to_png(
+        self, pixels: np.ndarray, request: Request, *, first_size: tuple[int, int] | None = None
+    ) -> bytes:
         """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
         names the spacing of the steps also where that was left to the model. `first_size` is that
         of the picture which this one is larger than, as `format_parameters` takes it."""
@@ -171,27 +191,33 @@ class EngineClient(abc.ABC):
         drawn = [request.pictures[place] for place in request.places()]
         checkpoint = self.offer.known(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
-        return to_png(pixels, request, model_hash=self.offer.hash(request.common.model),
-                      token_downsampling=checkpoint.model.token_downsampling,
-                      vae=decoder.name if decoder and decoder.pictures else "",
-                      first_size=first_size,
-                      lora_hashes=self.adapters.hashes(*(
-                          text for picture in drawn
-                          for text in (picture.prompt, picture.negative_prompt))))
+        return to_png(
+            pixels,
+            request,
+            model_hash=self.offer.hash(request.common.model),
+            token_downsampling=checkpoint.model.token_downsampling,
+            vae=decoder.name if decoder and decoder.pictures else "",
+            first_size=first_size,
+            lora_hashes=self.adapters.hashes(
+                *(text for picture in drawn for text in (picture.prompt, picture.negative_prompt))
+            ),
+        )
 
     def as_drawn(self, request: Request) -> Request:
         """The same as its files tell it, with what was left open to its models, which have been
         opened."""
         return self._settled(request).explicit(
-            lambda picture: self.offer.known(picture.model).checkpoint.schedule)
+            lambda picture: self.offer.known(picture.model).checkpoint.schedule
+        )
 
     def _settled(self, request: Request) -> Request:
-        """The same with styles applied, and ControlNets and IP-Adapters named that were left open.
-        """
+        """The same with styles applied, and ControlNets and IP-Adapters named that were left open."""
+
         def one(picture: Picture) -> Picture:
             picture = self.offer.styled(picture)
-            return dataclasses.replace(picture, **{
-                extra.part: extra.name for extra in self.offer.extras(picture)})
+            return dataclasses.replace(
+                picture, **{extra.part: extra.name for extra in self.offer.extras(picture)}
+            )
 
         return Request(tuple(picture and one(picture) for picture in request.pictures))
 
@@ -205,31 +231,51 @@ class EngineClient(abc.ABC):
         offered = self.offer.open(picture.model)
         with told_by_whose(request, place):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
-            if picture.to_prompt and asked != self.adapters.asked(picture.to_prompt,
-                                                                  picture.negative_prompt):
-                raise RequestError("The two prompts of a journey should name the same LoRAs at the "
-                                   "same strengths.")
+            if picture.to_prompt and asked != self.adapters.asked(
+                picture.to_prompt, picture.negative_prompt
+            ):
+                raise RequestError(
+                    "The two prompts of a journey should name the same LoRAs at the same strengths."
+                )
             weights = offered.weights
             if asked:
                 memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
-                weights = dataclasses.replace(weights, adapters=asked, base=weights, memory=memory,
-                                              files=self.adapters.states(asked))
+                weights = dataclasses.replace(
+                    weights,
+                    adapters=asked,
+                    base=weights,
+                    memory=memory,
+                    files=self.adapters.states(asked),
+                )
             for extra in self.offer.extras(picture):
                 weights = self.offer.with_extra(weights, extra)
         return weights
 
 
-def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path | None = None,
-                revision: str | None = None, variant: str | None = None,
-                size: tuple[int, int] | None = None, max_pixels: int | None = None,
-                token_downsampling: int = 1, decoder: str | Path | None = None,
-                decoder_for: str = "previews", prediction_type: str | None = None,
-                zero_snr: bool | None = None, lora_dir: Path | None = None,
-                embedding_dir: Path | None = None, prompt_chunks: int = PromptOptions.chunks,
-                wildcard_dir: Path | None = None, styles: Path | None = None,
-                safety_checker: bool = False, controlnets: Sequence[str | Path] = (),
-                ip_adapters: Sequence[str | Path] = (), image_encoder: Path | None = None
-                ) -> tuple[Catalog, Adapters]:
+def open_models(
+    model: str | Path = BUNDLED_MODEL,
+    *,
+    dtype: str,
+    models: Path | None = None,
+    revision: str | None = None,
+    variant: str | None = None,
+    size: tuple[int, int] | None = None,
+    max_pixels: int | None = None,
+    token_downsampling: int = 1,
+    decoder: str | Path | None = None,
+    decoder_for: str = "previews",
+    prediction_type: str | None = None,
+    zero_snr: bool | None = None,
+    lora_dir: Path | None = None,
+    embedding_dir: Path | None = None,
+    prompt_chunks: int = PromptOptions.chunks,
+    wildcard_dir: Path | None = None,
+    styles: Path | None = None,
+    safety_checker: bool = False,
+    controlnets: Sequence[str | Path] = (),
+    ip_adapters: Sequence[str | Path] = (),
+    image_encoder: Path | None = None,
+) -> tuple[Catalog, Adapters]:
     """Finds the models of a server, and what prompts may use beside them; reads no parameters.
 
     Args:
@@ -267,20 +313,27 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
             models.
     """
     adapters = Adapters(lora_dir, embedding_dir, prompt_chunks)
-    options = dict(dtype=dtype, variant=variant, token_downsampling=token_downsampling,
-                   safety_checker=safety_checker)
+    options = dict(
+        dtype=dtype,
+        variant=variant,
+        token_downsampling=token_downsampling,
+        safety_checker=safety_checker,
+    )
     if models is not None and not models.is_dir():
         raise ValueError(f"There is no folder {str(models)!r} with models.")
     library = Library(models)
     options["decoder"] = tiny = decoder and TinyDecoder.open(
-        decoder, pictures=decoder_for == "pictures")
+        decoder, pictures=decoder_for == "pictures"
+    )
     if image_encoder and not ip_adapters:
         raise ValueError("An image encoder sees for IP-Adapters; name one with --ip-adapter.")
     of_first = dict(revision=revision, prediction_type=prediction_type, zero_snr=zero_snr)
     first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
     if tiny and not (first.parameters.decoder or models):
-        raise ValueError(f"The decoder {tiny.name} is for {tiny.family.pipelines[0]}; "
-                         f"{first.card.name} is another kind of model.")
+        raise ValueError(
+            f"The decoder {tiny.name} is for {tiny.family.pipelines[0]}; "
+            f"{first.card.name} is another kind of model."
+        )
     if tiny:
         options["decoder"] = tiny.of(type(first.model))
 
@@ -288,12 +341,20 @@ def open_models(model: str | Path = BUNDLED_MODEL, *, dtype: str, models: Path |
         again = path == first.parameters.source
         return Checkpoint.open(path, **of_first if again else {}, **options)
 
-    return Catalog(first, library, reopen, size=size, max_pixels=max_pixels,
-                   wildcards=Wildcards(wildcard_dir), styles=Styles(styles),
-                   controlnets=[ControlNet.open(name, dtype=dtype, variant=variant)
-                                for name in controlnets],
-                   ip_adapters=[IPAdapter.open(name, image_encoder=image_encoder, dtype=dtype,
-                                               variant=variant) for name in ip_adapters]), adapters
+    return Catalog(
+        first,
+        library,
+        reopen,
+        size=size,
+        max_pixels=max_pixels,
+        wildcards=Wildcards(wildcard_dir),
+        styles=Styles(styles),
+        controlnets=[ControlNet.open(name, dtype=dtype, variant=variant) for name in controlnets],
+        ip_adapters=[
+            IPAdapter.open(name, image_encoder=image_encoder, dtype=dtype, variant=variant)
+            for name in ip_adapters
+        ],
+    ), adapters
 
 
 @contextlib.contextmanager

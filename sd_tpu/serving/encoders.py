@@ -25,8 +25,9 @@ class Encoders:
         self._found: OrderedDict[Key, Future[ImageEncoder]] = OrderedDict()  # last used, last
         self._jobs: dict[Key, set[int]] = {}
 
-    def get(self, key: Key, make: Callable[[], ImageEncoder], job: int | None = None
-            ) -> ImageEncoder:
+    def get(
+        self, key: Key, make: Callable[[], ImageEncoder], job: int | None = None
+    ) -> ImageEncoder:
         """Returns an encoder. Whoever asks first makes it, and only who asks for the same waits.
 
         Args:
@@ -70,5 +71,4 @@ class Encoders:
             with self._lock:
                 if self._found.get(key) is found:
                     del self._found[key]  # it is tried again when it is next asked for
-            found.set_exception(RequestError("Compiling failed: {reason}",
-                                             reason=reason_of(error)))
+            found.set_exception(RequestError("Compiling failed: {reason}", reason=reason_of(error)))

@@ -93,8 +93,15 @@ class _Kind:
 class Engine(EngineClient):
     """Makes pictures for whoever asks, on all devices of its mesh."""
 
-    def __init__(self, offer: Catalog, mesh: Mesh, *, group: int = 1, memory: int | None = None,
-                 adapters: Adapters | None = None):
+    def __init__(
+        self,
+        offer: Catalog,
+        mesh: Mesh,
+        *,
+        group: int = 1,
+        memory: int | None = None,
+        adapters: Adapters | None = None,
+    ):
         """Reads the first model's parameters and starts the thread, which compiles the programs for
         it and then serves.
 
@@ -136,9 +143,16 @@ class Engine(EngineClient):
         self._thread.start()
 
     @classmethod
-    def open(cls, model: str | Path = BUNDLED_MODEL, *, devices: int | None = None,
-             memory: int | None = None, group: int | None = None, dtype: str | None = None,
-             **options: Any) -> Self:
+    def open(
+        cls,
+        model: str | Path = BUNDLED_MODEL,
+        *,
+        devices: int | None = None,
+        memory: int | None = None,
+        group: int | None = None,
+        dtype: str | None = None,
+        **options: Any,
+    ) -> Self:
         """Loads a checkpoint and starts an engine for it.
 
         Args:
@@ -161,30 +175,51 @@ class Engine(EngineClient):
             dtype = fastest_dtype(platform)
             log.info("%s is the faster dtype here.", dtype)
         offer, adapters = open_models(
-            model, dtype=dtype or ("float32" if on_cpu else "bfloat16"), **options)
+            model, dtype=dtype or ("float32" if on_cpu else "bfloat16"), **options
+        )
         if group is None:
             group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
         return cls(offer, mesh, group=group, memory=memory, adapters=adapters)
 
-    def submit(self, request: Request, *, previews: bool = True, client: str = "",
-               address: str = "", inputs: Mapping[str, Input] = MappingProxyType({})) -> Job:
+    def submit(
+        self,
+        request: Request,
+        *,
+        previews: bool = True,
+        client: str = "",
+        address: str = "",
+        inputs: Mapping[str, Input] = MappingProxyType({}),
+    ) -> Job:
         """As `EngineClient.submit`."""
         request = self._settled(request)
         canvases, followed = self._canvases(request, inputs), self._followed(request, inputs)
-        tilings = {place: tiling for place in canvases
-                   if (tiling := self.offer.tiling(request.pictures[place]))}
+        tilings = {
+            place: tiling
+            for place in canvases
+            if (tiling := self.offer.tiling(request.pictures[place]))
+        }
         self._check_count(sum(len(tilings.get(place, [0])) for place in canvases))
         number, tickets = next(self._numbers), []
         for place, canvas in canvases.items():
             tiling = tilings.get(place)
             tickets += [
-                Ticket(job=number, place=where, client=client, address=address,
-                       batch=self._batch(picture, arrival),
-                       weights=self._weights_of(request, place), kinds=arrival.kinds,
-                       previews=previews and not tiling, entry=arrival)
+                Ticket(
+                    job=number,
+                    place=where,
+                    client=client,
+                    address=address,
+                    batch=self._batch(picture, arrival),
+                    weights=self._weights_of(request, place),
+                    kinds=arrival.kinds,
+                    previews=previews and not tiling,
+                    entry=arrival,
+                )
                 for where, (picture, arrival) in zip(
                     tile_places(request, place, tiling),
-                    self._drawn(request, place, tiling, canvas, followed[place]), strict=True)]
+                    self._drawn(request, place, tiling, canvas, followed[place]),
+                    strict=True,
+                )
+            ]
         with self._change:
             self._check_room(tickets)  # before anything is compiled for them
         self._submitting[number] = {ticket.batch for ticket in tickets}
@@ -195,8 +230,9 @@ class Engine(EngineClient):
                 self._check_room(tickets)
                 steps = max(_steps(request.pictures[place]) for place in canvases)
                 self.scheduler.submit(tickets, time.monotonic(), steps=steps)
-                job = self._jobs[number] = Job(request, number, client, self._cancel, canvases,
-                                               address, tilings)
+                job = self._jobs[number] = Job(
+                    request, number, client, self._cancel, canvases, address, tilings
+                )
                 self._tell()
                 self._change.notify_all()
         except BaseException:
@@ -210,9 +246,12 @@ class Engine(EngineClient):
         """Raises RequestError for what could never wait, before anything is made for it."""
         most = self.scheduler.limits.client_pictures
         if drawn > most:
-            raise RequestError("This would be drawn by {count} tiles, and at most {most} may wait: "
-                               "ask for fewer pictures or for smaller ones.", count=drawn,
-                               most=most)
+            raise RequestError(
+                "This would be drawn by {count} tiles, and at most {most} may wait: "
+                "ask for fewer pictures or for smaller ones.",
+                count=drawn,
+                most=most,
+            )
 
     def _check_room(self, tickets: Sequence[Ticket]) -> None:
         """Raises what `submit` raises where they are not taken. Needs the lock."""
@@ -224,8 +263,13 @@ class Engine(EngineClient):
             self.tally.refused += 1
             raise
 
-    def arrival(self, request: Request, place: int, canvas: Canvas | None = None,
-                followed: Mapping[str, np.ndarray] = MappingProxyType({})) -> Entry:
+    def arrival(
+        self,
+        request: Request,
+        place: int,
+        canvas: Canvas | None = None,
+        followed: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> Entry:
         """The picture at `place` as the programs take it, with what it begins with, and what the
         networks beside its model's are told, as `_followed` says.
 
@@ -234,11 +278,16 @@ class Engine(EngineClient):
         """
         picture = request.pictures[place]
         with told_by_whose(request, place):
-            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas,
-                               followed)
+            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas, followed)
 
-    def _drawn(self, request: Request, place: int, tiling: Tiling | None, canvas: Canvas | None,
-               followed: Mapping[str, np.ndarray]) -> list[tuple[Picture, Entry]]:
+    def _drawn(
+        self,
+        request: Request,
+        place: int,
+        tiling: Tiling | None,
+        canvas: Canvas | None,
+        followed: Mapping[str, np.ndarray],
+    ) -> list[tuple[Picture, Entry]]:
         """The pictures that a picture is drawn as, itself or its tiles, each with its `arrival`."""
         whole = request.pictures[place]
         if not tiling:
@@ -249,12 +298,18 @@ class Engine(EngineClient):
         picture = dataclasses.replace(whole, height=tiling.size[0], width=tiling.size[1])
         tiles = []
         for number in range(len(tiling)):
-            own = {name: tiling.part(number, told) if name == "control" else told
-                   for name, told in followed.items()}
+            own = {
+                name: tiling.part(number, told) if name == "control" else told
+                for name, told in followed.items()
+            }
             with told_by_whose(request, place):
                 entry = self._entry(
-                    checkpoint, picture, Canvas(tiling.part(number, canvas.pixels)), own,
-                    tiling.part(number, noise, checkpoint.model.downscale))
+                    checkpoint,
+                    picture,
+                    Canvas(tiling.part(number, canvas.pixels)),
+                    own,
+                    tiling.part(number, noise, checkpoint.model.downscale),
+                )
             # Or what a sampler adds after a row would be the same in all.
             tiles.append((picture, entry.replace(key=np.array([number, whole.seed], np.uint32))))
         return tiles
@@ -265,16 +320,23 @@ class Engine(EngineClient):
         for place in request.places():
             picture = request.pictures[place]
             self.offer.check(picture)
-            key = (picture.init_image, picture.mask, picture.fit, picture.mask_blur,
-                   picture.height, picture.width)
+            key = (
+                picture.init_image,
+                picture.mask,
+                picture.fit,
+                picture.mask_blur,
+                picture.height,
+                picture.width,
+            )
             if key not in made:
                 with told_by_whose(request, place):
                     made[key] = Canvas.of(picture, inputs)
             canvases[place] = made[key]
         return canvases
 
-    def _followed(self, request: Request,
-                  inputs: Mapping[str, Input]) -> dict[int, dict[str, np.ndarray]]:
+    def _followed(
+        self, request: Request, inputs: Mapping[str, Input]
+    ) -> dict[int, dict[str, np.ndarray]]:
         """What the networks beside their models' are told of pictures, by place and by the names of
         inputs, with the reference picture that is yet to be encoded as SEEN; those that are told
         the same share it."""
@@ -292,28 +354,47 @@ class Engine(EngineClient):
                 for extra in self.offer.extras(picture):
                     if extra.part == CONTROL:
                         told["control"] = once(
-                            partial(control_pixels, picture, inputs), picture.control_image,
-                            picture.detector, picture.fit, picture.height, picture.width)
+                            partial(control_pixels, picture, inputs),
+                            picture.control_image,
+                            picture.detector,
+                            picture.fit,
+                            picture.height,
+                            picture.width,
+                        )
                     if extra.part == REFERENCE:
                         side = extra.config.image_encoder.image_size
-                        told[SEEN] = once(partial(reference_pixels, picture, inputs, side),
-                                          picture.reference, side)
+                        told[SEEN] = once(
+                            partial(reference_pixels, picture, inputs, side),
+                            picture.reference,
+                            side,
+                        )
                         told["reference_scale"] = np.float32([picture.reference_scale])
         return followed
 
-    def _entry(self, checkpoint: Checkpoint, picture: Picture, canvas: Canvas | None = None,
-               followed: Mapping[str, np.ndarray] = MappingProxyType({}),
-               noise: np.ndarray | None = None) -> Entry:
+    def _entry(
+        self,
+        checkpoint: Checkpoint,
+        picture: Picture,
+        canvas: Canvas | None = None,
+        followed: Mapping[str, np.ndarray] = MappingProxyType({}),
+        noise: np.ndarray | None = None,
+    ) -> Entry:
         """A picture as the programs take it, as `arrival`; with noise [h, w, C] in place of that of
         its seed."""
         settings = {name: getattr(picture, name) for name in TAKEN}
         model = checkpoint.model
         settings["guidance"] = model.cfg_scale(picture.guidance)
-        inputs = checkpoint.prompt_inputs(picture.prompt, picture.negative_prompt,
-                                          height=picture.height, width=picture.width,
-                                          guidance=picture.guidance, clip_skip=picture.clip_skip,
-                                          to_prompt=picture.to_prompt, share=picture.share,
-                                          options=self.adapters.options(model))
+        inputs = checkpoint.prompt_inputs(
+            picture.prompt,
+            picture.negative_prompt,
+            height=picture.height,
+            width=picture.width,
+            guidance=picture.guidance,
+            clip_skip=picture.clip_skip,
+            to_prompt=picture.to_prompt,
+            share=picture.share,
+            options=self.adapters.options(model),
+        )
         latent_shape = model.latent_shape(picture.height, picture.width)
         return Entry.of(
             _table(checkpoint, picture),
@@ -321,8 +402,13 @@ class Engine(EngineClient):
             **settings,
             seen=followed.get(SEEN),
             latents=_between_seeds(picture, latent_shape) if noise is None else noise,
-            given=Given.of(model, latent_shape, canvas and canvas.pixels, canvas and canvas.mask,
-                           picture.strength),
+            given=Given.of(
+                model,
+                latent_shape,
+                canvas and canvas.pixels,
+                canvas and canvas.mask,
+                picture.strength,
+            ),
             key=_key(picture.seed),
         )
 
@@ -345,14 +431,22 @@ class Engine(EngineClient):
     def status(self) -> Status:
         """As `EngineClient.status`."""
         with self._change:
-            taking = self.ready.is_set() and not (
-                self.failure or self._draining or self._closed) and self._thread.is_alive()
+            taking = (
+                self.ready.is_set()
+                and not (self.failure or self._draining or self._closed)
+                and self._thread.is_alive()
+            )
             return Status(
-                taking=taking, devices=tuple(d.device_kind for d in self.mesh.devices.flat),
-                dtype=str(self.pipeline.model.dtype), jobs=len(self._jobs),
-                waiting=self.scheduler.waiting, occupied=self.scheduler.occupied,
-                rows=self.scheduler.rows, held=self.scheduler.held,
-                tally=copy.deepcopy(self.tally))
+                taking=taking,
+                devices=tuple(d.device_kind for d in self.mesh.devices.flat),
+                dtype=str(self.pipeline.model.dtype),
+                jobs=len(self._jobs),
+                waiting=self.scheduler.waiting,
+                occupied=self.scheduler.occupied,
+                rows=self.scheduler.rows,
+                held=self.scheduler.held,
+                tally=copy.deepcopy(self.tally),
+            )
 
     def seconds(self, picture: Picture) -> float | None:
         """As `EngineClient.seconds`."""
@@ -400,8 +494,9 @@ class Engine(EngineClient):
                     plan = self._next_plan()
                 except Exception as error:  # a fault of ours: who waits is told, others are served
                     log.exception("the scheduler failed")
-                    self.scheduler.abandon(Sentence("Making the pictures failed: {reason}",
-                                                    reason=reason_of(error)))
+                    self.scheduler.abandon(
+                        Sentence("Making the pictures failed: {reason}", reason=reason_of(error))
+                    )
                     self._tell()
                     plan = Plan()
 
@@ -424,8 +519,7 @@ class Engine(EngineClient):
 
     def _note_compiled(self, report: Report) -> None:
         if self.batch in report.failed and not self.ready.is_set():
-            self.failure = Sentence("Compiling failed: {reason}",
-                                    reason=report.failed[self.batch])
+            self.failure = Sentence("Compiling failed: {reason}", reason=report.failed[self.batch])
         if self.batch in report.failed or self.batch in report.compiled:
             self.ready.set()
 
@@ -438,8 +532,10 @@ class Engine(EngineClient):
             return {**self._on_devices(weights.base, sharding), extra.part: own}
         if weights.adapters:
             shapes = self.offer.known(weights.name).checkpoint.parameters.shapes
-            return merge(self._on_devices(weights.base, sharding),
-                         self.adapters.deltas(weights.adapters, shapes))
+            return merge(
+                self._on_devices(weights.base, sharding),
+                self.adapters.deltas(weights.adapters, shapes),
+            )
         offered = self.offer.known(weights.name)
         if offered.weights != weights:
             raise CheckpointError("its files have been written anew; please ask for it again.")
@@ -483,10 +579,17 @@ class Engine(EngineClient):
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
             # On several devices some draw while others have no parameters yet, or none any more.
-            batch = Batch(architecture=key[0], height=picture.height, width=picture.width,
-                          slots=slots, group=self._group, guided=guided, extras=model.extras,
-                          zeros=weights.zeros if self.mesh.size > 1 else None,
-                          memory=self._memory_of(model, picture, slots))
+            batch = Batch(
+                architecture=key[0],
+                height=picture.height,
+                width=picture.width,
+                slots=slots,
+                group=self._group,
+                guided=guided,
+                extras=model.extras,
+                zeros=weights.zeros if self.mesh.size > 1 else None,
+                memory=self._memory_of(model, picture, slots),
+            )
             self._kinds[batch] = _Kind(architecture, model, tuple(extras))
             self._batches[key] = batch
             if len(self._batches) > MAX_SIZES:
@@ -497,7 +600,7 @@ class Engine(EngineClient):
         """Forgets half of the batches that were asked about, but for those that are in use."""
         with self._change:
             used = {self.batch, *self.scheduler.batches, *chain(*self._submitting.values())}
-            for key, batch in [*self._batches.items()][:MAX_SIZES // 2]:
+            for key, batch in [*self._batches.items()][: MAX_SIZES // 2]:
                 if batch not in used:
                     del self._batches[key], self._kinds[batch]
 
@@ -511,9 +614,14 @@ class Engine(EngineClient):
         """The programs of a batch, an entry to time them with, and its parameters' shapes."""
         kind = self._kinds[batch]
         checkpoint, defaults = self.offer.sample(kind.architecture)
-        sample = dataclasses.replace(defaults, prompt="", height=batch.height,
-                                     width=batch.width, steps=max(2, defaults.steps),
-                                     guidance=defaults.guidance if batch.guided else 1.0)
+        sample = dataclasses.replace(
+            defaults,
+            prompt="",
+            height=batch.height,
+            width=batch.width,
+            steps=max(2, defaults.steps),
+            guidance=defaults.guidance if batch.guided else 1.0,
+        )
         programs = self.programs if batch == self.batch else self._programs_of(batch)
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
@@ -522,45 +630,90 @@ class Engine(EngineClient):
         return programs, entry, {**checkpoint.parameters.shapes, **extras}
 
     def _programs_of(self, batch: Batch) -> Programs:
-        return Programs(self._kinds[batch].model, self.mesh, slots=batch.slots, height=batch.height,
-                        width=batch.width, group=batch.group, guided=batch.guided, stacked=True)
+        return Programs(
+            self._kinds[batch].model,
+            self.mesh,
+            slots=batch.slots,
+            height=batch.height,
+            width=batch.width,
+            group=batch.group,
+            guided=batch.guided,
+            stacked=True,
+        )
 
     def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, Entry]:
         """The entries that enter by a plan, with latents in place of their pictures."""
         entries = {slot: ticket.entry for slot, ticket in plan.enter.items()}
         names = {name for entry in entries.values() for name in entry.pictures or ()}
         for encoder, of in self._encoders_of(plan.batch, names):
-            whose = {device: (of(weights), self._brought)
-                     for device, weights in plan.weights.items()}
+            whose = {
+                device: (of(weights), self._brought) for device, weights in plan.weights.items()
+            }
             entries = encoder.encode(params, entries, programs.device, whose)
         return entries
 
-    def _encoders_of(self, batch: Batch, names: Set[str], job: int | None = None
-                     ) -> list[tuple[ImageEncoder, Callable[[Weights], Hashable]]]:
+    def _encoders_of(
+        self, batch: Batch, names: Set[str], job: int | None = None
+    ) -> list[tuple[ImageEncoder, Callable[[Weights], Hashable]]]:
         """What encodes pictures of these names for a batch, and what of weights tells those that do
         it alike. A `job` keeps them until it is over, so that they are compiled by no plan."""
         kind, found = self._kinds[batch], []
         if names & {KNOWN, MASKED}:
             checkpoint, _ = self.offer.sample(kind.architecture)
-            found.append((self._encoder(
-                job, kind.architecture, checkpoint.model.encode, checkpoint.parameters.shapes,
-                height=batch.height, width=batch.width, network_dtype=checkpoint.model.dtype),
-                lambda weights: weights.root))
+            found.append(
+                (
+                    self._encoder(
+                        job,
+                        kind.architecture,
+                        checkpoint.model.encode,
+                        checkpoint.parameters.shapes,
+                        height=batch.height,
+                        width=batch.width,
+                        network_dtype=checkpoint.model.dtype,
+                    ),
+                    lambda weights: weights.root,
+                )
+            )
         if SEEN in names:
             seeing = next(extra for extra in kind.extras if extra.part == REFERENCE)
             side = seeing.config.image_encoder.image_size
-            found.append((self._encoder(
-                job, self.offer.kind(seeing), seeing.tokens, {REFERENCE: seeing.shapes},
-                height=side, width=side, network_dtype=seeing.dtype, dtype=np.uint8,
-                names=(SEEN,)),
-                lambda weights: weights.extra))
+            found.append(
+                (
+                    self._encoder(
+                        job,
+                        self.offer.kind(seeing),
+                        seeing.tokens,
+                        {REFERENCE: seeing.shapes},
+                        height=side,
+                        width=side,
+                        network_dtype=seeing.dtype,
+                        dtype=np.uint8,
+                        names=(SEEN,),
+                    ),
+                    lambda weights: weights.extra,
+                )
+            )
         return found
 
-    def _encoder(self, job: int | None, kind: str, encode: Callable, params: Params, *, height: int,
-                 width: int, **options: Any) -> ImageEncoder:
+    def _encoder(
+        self,
+        job: int | None,
+        kind: str,
+        encode: Callable,
+        params: Params,
+        *,
+        height: int,
+        width: int,
+        **options: Any,
+    ) -> ImageEncoder:
         """The encoder for networks of a kind and pictures of a size."""
-        return self._encoders.get((kind, height, width), lambda: ImageEncoder(
-            encode, self.mesh, params, height=height, width=width, stacked=True, **options), job)
+        return self._encoders.get(
+            (kind, height, width),
+            lambda: ImageEncoder(
+                encode, self.mesh, params, height=height, width=width, stacked=True, **options
+            ),
+            job,
+        )
 
     def _cancel(self, number: int, place: int | None) -> None:
         """Gives up a job or a picture of it, for `Job.cancel`."""
@@ -590,8 +743,13 @@ class Engine(EngineClient):
 
 def _table(checkpoint: Checkpoint, picture: Picture) -> Table:
     """What the picture's sampler does; raises ValueError if it cannot take its steps."""
-    return make_table(picture.sampler, checkpoint.schedule, picture.steps,
-                      spacing=picture.spacing or None, begin=picture.steps - _steps(picture))
+    return make_table(
+        picture.sampler,
+        checkpoint.schedule,
+        picture.steps,
+        spacing=picture.spacing or None,
+        begin=picture.steps - _steps(picture),
+    )
 
 
 def _key(seed: int) -> np.ndarray:
@@ -604,8 +762,9 @@ def _between_seeds(picture: Picture, shape: tuple[int, int, int]) -> np.ndarray 
     it is its own seed's."""
     if not picture.share or picture.to_seed == RANDOM:
         return None
-    one, other = (gaussian(jnp.asarray(_key(seed)), shape)
-                  for seed in (picture.seed, picture.to_seed))
+    one, other = (
+        gaussian(jnp.asarray(_key(seed)), shape) for seed in (picture.seed, picture.to_seed)
+    )
     return np.asarray(slerp(one, other, jnp.float32(picture.share)))
 
 

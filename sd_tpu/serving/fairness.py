@@ -95,22 +95,25 @@ class AddressShares:
             del self._clients[account.address]
 
     def used(self, account: Account) -> tuple[float, float]:
-        """What an active account's address has had, and what it has had of that, in virtual time.
-        """
-        return (self._addresses.used(account.address),
-                self._clients[account.address].used(account.client))
+        """What an active account's address has had, and what it has had of that, in virtual time."""
+        return (
+            self._addresses.used(account.address),
+            self._clients[account.address].used(account.client),
+        )
 
     def turns(self, seconds: Mapping[Account, float]) -> dict[Account, tuple[float, float]]:
         """The turns of active accounts, of which the least goes first, by the seconds of their next
         pictures. An address is as far as the client of it that is next."""
-        of_client = {account: self._clients[account.address].turn(account.client, each)
-                     for account, each in seconds.items()}
+        of_client = {
+            account: self._clients[account.address].turn(account.client, each)
+            for account, each in seconds.items()
+        }
         of_address: dict[str, float] = {}
         for account in sorted(of_client, key=of_client.__getitem__):
-            of_address.setdefault(account.address, self._addresses.turn(account.address,
-                                                                        seconds[account]))
-        return {account: (of_address[account.address], turn)
-                for account, turn in of_client.items()}
+            of_address.setdefault(
+                account.address, self._addresses.turn(account.address, seconds[account])
+            )
+        return {account: (of_address[account.address], turn) for account, turn in of_client.items()}
 
     def charge(self, seconds: Mapping[Account, float]) -> None:
         """Records what a plan took, by the active account for which it was."""

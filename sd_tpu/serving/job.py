@@ -17,8 +17,9 @@ from sd_tpu.serving.tiling import Tiling
 COMPILING = "compiling for the first time"  # what a job may wait for
 LOADING = "loading the model's weights"
 WAITING = "waiting for a free place"
-ENDING = Sentence("The server is shutting down before your pictures are done; please ask again in "
-                  "a minute.")
+ENDING = Sentence(
+    "The server is shutting down before your pictures are done; please ask again in a minute."
+)
 BLURRED = Sentence("Pictures that the model's safety checker flagged are blurred")
 
 
@@ -91,10 +92,16 @@ Event = Queued | Progress | ImageReady | End
 class Job:
     """A submitted request: iterate over `events()`, or `cancel()` it."""
 
-    def __init__(self, request: Request, number: int, client: str,
-                 cancel: Callable[[int, int | None], None],
-                 canvases: Mapping[int, Canvas | None] | None = None, address: str = "",
-                 tilings: Mapping[int, Tiling] = MappingProxyType({})):
+    def __init__(
+        self,
+        request: Request,
+        number: int,
+        client: str,
+        cancel: Callable[[int, int | None], None],
+        canvases: Mapping[int, Canvas | None] | None = None,
+        address: str = "",
+        tilings: Mapping[int, Tiling] = MappingProxyType({}),
+    ):
         """Made by `EngineClient.submit`, with what the pictures begin with, by place, and by which
         tiles they are drawn; the place of a tile is what `tile_places` says."""
         self.request, self.number = request, number
@@ -149,7 +156,8 @@ class Job:
                 if len(tiles) < len(self._tilings[place]):
                     return None
                 pixels = self._tilings[place].blended(
-                    {number: tile.pixels for number, tile in tiles.items()})
+                    {number: tile.pixels for number, tile in tiles.items()}
+                )
                 unsafe = any(tile.unsafe for tile in tiles.values())
                 tiles.clear()
                 return ImageReady(place, blurred(pixels) if unsafe else pixels, unsafe)
@@ -161,8 +169,12 @@ class Job:
             case ImageReady(place, pixels):
                 return dataclasses.replace(event, pixels=self._with_kept(place, pixels))
             case Progress(previews=previews) if previews:
-                return dataclasses.replace(event, previews={
-                    place: self._with_kept(place, pixels) for place, pixels in previews.items()})
+                return dataclasses.replace(
+                    event,
+                    previews={
+                        place: self._with_kept(place, pixels) for place, pixels in previews.items()
+                    },
+                )
         return event
 
     def _with_kept(self, place: int, drawn: np.ndarray) -> np.ndarray:
@@ -177,5 +189,8 @@ class Job:
 def tile_places(request: Request, place: int | None, tiling: Tiling | None) -> list[int | None]:
     """What the places of a picture's tiles are called: the first as the picture, the others beyond
     all pictures. Of one that has none it is its own."""
-    return [place] if tiling is None else [
-        place + number * len(request.pictures) for number in range(len(tiling))]
+    return (
+        [place]
+        if tiling is None
+        else [place + number * len(request.pictures) for number in range(len(tiling))]
+    )

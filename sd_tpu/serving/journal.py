@@ -19,20 +19,25 @@ def note(job: Job) -> None:
     pictures = [job.request.pictures[place] for place in job.request.places()]
     seconds = time.monotonic() - job.since
     drawn = job.end.seconds if isinstance(job.end, Done) else None
-    log.info("job", extra={"facts": {
-        "job": job.number,
-        "client": hashlib.sha256(job.client.encode()).hexdigest()[:12],
-        "end": type(job.end).__name__.lower(),
-        "reason": str(job.end.message) if isinstance(job.end, Failed) else None,
-        "seconds": round(seconds, 3),
-        "waited": drawn and round(seconds - drawn, 3),
-        "pictures": len(pictures),
-        "steps": [picture.steps for picture in pictures],
-        "samplers": [picture.sampler for picture in pictures],
-        "models": [picture.model for picture in pictures],
-        "size": f"{pictures[0].width}x{pictures[0].height}",
-        "prompts": [picture.prompt for picture in pictures],
-    }})
+    log.info(
+        "job",
+        extra={
+            "facts": {
+                "job": job.number,
+                "client": hashlib.sha256(job.client.encode()).hexdigest()[:12],
+                "end": type(job.end).__name__.lower(),
+                "reason": str(job.end.message) if isinstance(job.end, Failed) else None,
+                "seconds": round(seconds, 3),
+                "waited": drawn and round(seconds - drawn, 3),
+                "pictures": len(pictures),
+                "steps": [picture.steps for picture in pictures],
+                "samplers": [picture.sampler for picture in pictures],
+                "models": [picture.model for picture in pictures],
+                "size": f"{pictures[0].width}x{pictures[0].height}",
+                "prompts": [picture.prompt for picture in pictures],
+            }
+        },
+    )
 
 
 def keep(file: Path, *, prompts: bool) -> None:
@@ -54,6 +59,9 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """A record of `note`."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        facts = {name: value for name, value in record.facts.items()
-                 if name not in self._left_out and value is not None}
+        facts = {
+            name: value
+            for name, value in record.facts.items()
+            if name not in self._left_out and value is not None
+        }
         return json.dumps({"time": when, **facts}, ensure_ascii=False)

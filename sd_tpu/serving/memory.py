@@ -45,8 +45,9 @@ class Memory:
         """Takes down that it is gone, if it was there."""
         self._items[device].pop(item, None)
 
-    def room_for(self, device: int, item: Item,
-                 needed: Callable[[int, Item], bool]) -> list[Item] | None:
+    def room_for(
+        self, device: int, item: Item, needed: Callable[[int, Item], bool]
+    ) -> list[Item] | None:
         """What has to go for `item` to fit with all that it needs, the least recently used first,
         nothing that is `needed` on the device; None if it does not fit even so."""
         if self.limit is None:

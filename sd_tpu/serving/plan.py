@@ -43,8 +43,12 @@ class Weights:
     @property
     def zeros(self) -> "Weights":
         """What has their place on a device that draws nothing."""
-        return Weights(name="", architecture=self.architecture, memory=self.memory,
-                       base=self.base and self.base.zeros)
+        return Weights(
+            name="",
+            architecture=self.architecture,
+            memory=self.memory,
+            base=self.base and self.base.zeros,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -94,8 +94,13 @@ class Card:
     def drawn_anew(self, asked: settings.Picture) -> Self:
         """The card while this is drawn on it."""
         there = self.finished
-        return type(self)(self.place, asked, "waiting", preview="" if there else self.preview,
-                          before=there and dataclasses.replace(there, before=None))
+        return type(self)(
+            self.place,
+            asked,
+            "waiting",
+            preview="" if there else self.preview,
+            before=there and dataclasses.replace(there, before=None),
+        )
 
 
 BLANK = tuple(map(Card, range(MAX_PROMPTS)))
@@ -173,9 +178,18 @@ class Run:
     until its successor comes, and is given back if none does.
     """
 
-    def __init__(self, studio: Studio, request: Request, cards: Sequence[Card] = BLANK, *,
-                 browser: str = "", program: str = "", address: str = "", seed: int | None = None,
-                 live: bool = False):
+    def __init__(
+        self,
+        studio: Studio,
+        request: Request,
+        cards: Sequence[Card] = BLANK,
+        *,
+        browser: str = "",
+        program: str = "",
+        address: str = "",
+        seed: int | None = None,
+        live: bool = False,
+    ):
         """Draws what of the request is not on these cards as it is asked for; the rest as
         `Runs.start`.
 
@@ -194,8 +208,12 @@ class Run:
         self._works: list[Work] = []  # which are not over, in the order in which they began
         self._unwritten = 0  # pictures on their way into the history
         self._farewell: threading.Timer | None = None
-        drawn = Request(tuple(None if card.picture else picture for picture, card in
-                              zip(request.pictures, cards, strict=False)))
+        drawn = Request(
+            tuple(
+                None if card.picture else picture
+                for picture, card in zip(request.pictures, cards, strict=False)
+            )
+        )
         self.count = len(drawn.places())  # of the pictures that it began with
         job = self._submit(drawn) if self.count else None
         with self._lock:
@@ -345,15 +363,18 @@ class Run:
 
     def _submit(self, request: Request, *, previews: bool = True) -> Job:
         inputs = self._studio.inputs.of(self.browser, request.inputs())
-        return self._studio.engine.submit(request, previews=previews and bool(self.browser),
-                                          inputs=inputs, client=self._client,
-                                          address=self.address)
+        return self._studio.engine.submit(
+            request,
+            previews=previews and bool(self.browser),
+            inputs=inputs,
+            client=self._client,
+            address=self.address,
+        )
 
     # --- cards; all of this is called with the lock held ----------------------------------------
 
     def _draw(self, job: Job, request: Request, **what: Any) -> None:
-        """Gives the pictures of a request, which the job draws, their places; the rest is `Work`'s.
-        """
+        """Gives the pictures of a request, which the job draws, their places; the rest is `Work`'s."""
         work = Work(job, {*request.places()}, **what)
         if not self._works:
             self._first = self.version  # who comes from now on need not be told of what was there
@@ -377,14 +398,16 @@ class Run:
         longer or now differs from."""
         self.version += 1
         self.cards[card.place] = dataclasses.replace(
-            card, changed=self.version, ready=self.version if ready else card.ready)
+            card, changed=self.version, ready=self.version if ready else card.ready
+        )
         if self.request.picture_at(card.place) != card.asked:
             self.request = self.request.replaced(card.place, card.asked)
         for place in self.request.places():
             named = self.request.labelled(place)
             if named != self.cards[place].named:
-                self.cards[place] = dataclasses.replace(self.cards[place], named=named,
-                                                        changed=self.version)
+                self.cards[place] = dataclasses.replace(
+                    self.cards[place], named=named, changed=self.version
+                )
 
     def _say(self, end: Line) -> None:
         """Says how the latest work goes, or how the last one ended."""
@@ -413,8 +436,10 @@ class Run:
                 return
             for place in changes.keys() & work.places:
                 before = self.cards[place]
-                self._put(dataclasses.replace(before, **changes[place]),
-                          ready=isinstance(event, ImageReady))
+                self._put(
+                    dataclasses.replace(before, **changes[place]),
+                    ready=isinstance(event, ImageReady),
+                )
                 if self.cards[place].kept and before.kept != self.cards[place].kept:
                     self._keep(work, self.cards[place], before.finished)
             if isinstance(event, Cancelled | Failed):
@@ -432,12 +457,15 @@ class Run:
         """What the event changes in cards, by place; it writes the files that are shown."""
         match event:
             case Progress(previews=previews):
-                return {place: dict(state="forming", preview=data_url(pixels))
-                        for place, pixels in previews.items()}
+                return {
+                    place: dict(state="forming", preview=data_url(pixels))
+                    for place, pixels in previews.items()
+                }
             case ImageReady(place, pixels, unsafe) if work.way is not None:
                 work.blurred |= unsafe
-                work.way[place] = self._studio.files.add(work.job.request, place, pixels,
-                                                         self.browser)
+                work.way[place] = self._studio.files.add(
+                    work.job.request, place, pixels, self.browser
+                )
             case ImageReady(place, pixels, unsafe) if place in work.places:
                 work.blurred |= unsafe
                 picture = self._studio.files.add(work.job.request, place, pixels, self.browser)
@@ -458,8 +486,15 @@ class Run:
                     history.drop(owner, before.kept)
             self._note_kept(work, card, failure)
 
-        history.add_later(owner, Path(card.picture.png), work.job.request.pictures[card.place],
-                          done, name=card.kept, run=self.key, place=card.place)
+        history.add_later(
+            owner,
+            Path(card.picture.png),
+            work.job.request.pictures[card.place],
+            done,
+            name=card.kept,
+            run=self.key,
+            place=card.place,
+        )
         self._unwritten += 1  # `done` waits for the lock
 
     def _note_kept(self, work: Work, card: Card, failure: HistoryError | None) -> None:
@@ -475,8 +510,9 @@ class Run:
                     before = dataclasses.replace(there.before, kept=None)
                     self._put(dataclasses.replace(there, before=before))
                 if work.line.kind == "over" and not work.unkept:
-                    text = Sentence("{done}. {reason}", done=work.line.text,
-                                    reason=failure.sentence)
+                    text = Sentence(
+                        "{done}. {reason}", done=work.line.text, reason=failure.sentence
+                    )
                     last = not self._works and self.line.text == work.line.text
                     work.line = dataclasses.replace(work.line, text=text)
                     if last:  # or it would be said in place of what came later
@@ -501,9 +537,13 @@ def _line_after(work: Work, event: Event, seed: int) -> Line:
             # places, and a picture with a seed of its own does not ask for the others'.
             named = work.way is None and any(
                 picture and picture.seed == (seed + place) % (MAX_SEED + 1)
-                for place, picture in enumerate(work.job.request.pictures))
-            told = (Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
-                    if named else Sentence("Done in {seconds:.1f} s", seconds=seconds))
+                for place, picture in enumerate(work.job.request.pictures)
+            )
+            told = (
+                Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
+                if named
+                else Sentence("Done in {seconds:.1f} s", seconds=seconds)
+            )
             for reason in filter(None, (BLURRED if work.blurred else None, work.unkept)):
                 told = Sentence("{done}. {reason}", done=told, reason=reason)
             return Line(told, "over", 1.0, aloud=not work.live)
@@ -526,23 +566,35 @@ def queued(position: int, reason: str, wait: float | None) -> Sentence:
     that he is number 1: he may be the only one."""
     turn = STARTING.text
     if position > 1:
-        turn = (Sentence("Queued as number {position}, about {time} until it starts",
-                         position=position, time=duration(wait)) if wait
-                else Sentence("Queued as number {position}", position=position))
+        turn = (
+            Sentence(
+                "Queued as number {position}, about {time} until it starts",
+                position=position,
+                time=duration(wait),
+            )
+            if wait
+            else Sentence("Queued as number {position}", position=position)
+        )
     elif wait:
         turn = Sentence("Starting in about {time}…", time=duration(wait))
     if reason == WAITING:
         return turn
-    what = (Sentence("Compiling for the first time…") if reason == COMPILING
-            else Sentence("Loading the model…"))
+    what = (
+        Sentence("Compiling for the first time…")
+        if reason == COMPILING
+        else Sentence("Loading the model…")
+    )
     return what if turn is STARTING.text else Sentence("{what} {turn}", what=what, turn=turn)
 
 
 def refusal(error: SentenceError) -> Sentence:
     """Why a request is not served, and when there is room for it if that is all."""
     if isinstance(error, Busy):
-        return Sentence("{reason} There should be room in about {time}.", reason=error.sentence,
-                        time=duration(error.retry_after))
+        return Sentence(
+            "{reason} There should be room in about {time}.",
+            reason=error.sentence,
+            time=duration(error.retry_after),
+        )
     return error.sentence
 
 
@@ -557,5 +609,6 @@ def at_step(step: int, steps: int, left: float | None) -> Sentence:
     """How far a run is, and how many seconds are left if that is known."""
     if left is None or step >= steps:
         return Sentence("Step {step} of {steps}", step=step, steps=steps)
-    return Sentence("Step {step} of {steps}, about {time} left", step=step, steps=steps,
-                    time=duration(left))
+    return Sentence(
+        "Step {step} of {steps}, about {time} left", step=step, steps=steps, time=duration(left)
+    )

@@ -26,8 +26,14 @@ class Runs:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the latest begun or shown last
 
-    def start(self, request: Request, *, former: Run | None = None, keep: Collection[int] = (),
-              **whose: object) -> Run | None:
+    def start(
+        self,
+        request: Request,
+        *,
+        former: Run | None = None,
+        keep: Collection[int] = (),
+        **whose: object,
+    ) -> Run | None:
         """Draws a request of a browser or of a program, by their names: all that one of them asks
         for has one share of the devices. A program's has no previews, and ends with whoever follows
         it.
@@ -60,7 +66,8 @@ class Runs:
                 cards[place] = dataclasses.replace(card, live=False, changed=0, ready=0)
             elif asked:
                 cards[place] = dataclasses.replace(
-                    BLANK[place], before=dataclasses.replace(card, ready=0))
+                    BLANK[place], before=dataclasses.replace(card, ready=0)
+                )
         if all(cards[place].picture for place in request.places()):
             return None
         return self._add(Run(self.studio, request, cards, **whose))
@@ -82,19 +89,39 @@ class Runs:
             except RequestError:  # its style is no longer in the file, for one
                 return None
 
-        there = {shown: card
-                 for run in self._all() if run.browser == browser
-                 for card in filter(None, [card.finished for card in run.cards])
-                 if card.picture.there and (shown := drawn(card.asked))}
-        found = {place: there[picture] for place in request.places()
-                 if (picture := drawn(request.pictures[place])) in there}
+        there = {
+            shown: card
+            for run in self._all()
+            if run.browser == browser
+            for card in filter(None, [card.finished for card in run.cards])
+            if card.picture.there and (shown := drawn(card.asked))
+        }
+        found = {
+            place: there[picture]
+            for place in request.places()
+            if (picture := drawn(request.pictures[place])) in there
+        }
         if not found:
             return None
-        request = Request(tuple(picture if place in found else None
-                                for place, picture in enumerate(request.pictures)))
-        cards = [dataclasses.replace(found[place], place=place, before=None, ready=0,
-                                     asked=request.pictures[place], named=request.labelled(place))
-                 if place in found else BLANK[place] for place in range(len(BLANK))]
+        request = Request(
+            tuple(
+                picture if place in found else None
+                for place, picture in enumerate(request.pictures)
+            )
+        )
+        cards = [
+            dataclasses.replace(
+                found[place],
+                place=place,
+                before=None,
+                ready=0,
+                asked=request.pictures[place],
+                named=request.labelled(place),
+            )
+            if place in found
+            else BLANK[place]
+            for place in range(len(BLANK))
+        ]
         return self._add(Run(self.studio, request, cards, browser=browser, address=address))
 
     def values_here(self, request: Request, browser: str) -> tuple[dict[str, Any], list[Sentence]]:
@@ -106,12 +133,20 @@ class Runs:
             said.append(Sentence("It was drawn by {models}, which is not here.", models=[*missing]))
         request = request.known(offer.models())
         if missing := {picture.style for picture in pictures} - {"", *offer.styles.templates()}:
-            said.append(Sentence("It was drawn in the style {styles}, which is not here.",
-                                 styles=[*missing]))
-            request = Request(tuple(
-                picture and dataclasses.replace(
-                    picture, style="" if picture.style in missing else picture.style)
-                for picture in request.pictures))
+            said.append(
+                Sentence(
+                    "It was drawn in the style {styles}, which is not here.", styles=[*missing]
+                )
+            )
+            request = Request(
+                tuple(
+                    picture
+                    and dataclasses.replace(
+                        picture, style="" if picture.style in missing else picture.style
+                    )
+                    for picture in request.pictures
+                )
+            )
         if any(picture.share for picture in pictures):
             said.append(Sentence("It lies on the way to another prompt or seed, which has no box."))
         if request.inputs() - self.studio.inputs.of(browser).keys():
@@ -122,14 +157,23 @@ class Runs:
         # which nothing would be seen below their boxes.
         values = request.values(request.common_without_inputs)
         try:  # nothing but the size: what else is refused is told when it is asked for
-            offer.check(dataclasses.replace(there, model=here.model, style="", control_image="",
-                                            reference=""))
+            offer.check(
+                dataclasses.replace(
+                    there, model=here.model, style="", control_image="", reference=""
+                )
+            )
         except RequestError:
             values |= {"width": here.width, "height": here.height}
-            said.append(Sentence("It was made at {width}×{height}; here pictures are "
-                                 "{here_width}×{here_height}.", width=there.width,
-                                 height=there.height, here_width=here.width,
-                                 here_height=here.height))
+            said.append(
+                Sentence(
+                    "It was made at {width}×{height}; here pictures are "
+                    "{here_width}×{here_height}.",
+                    width=there.width,
+                    height=there.height,
+                    here_width=here.width,
+                    here_height=here.height,
+                )
+            )
         return values, said
 
     def _add(self, run: Run) -> Run:
@@ -169,8 +213,9 @@ class Runs:
     def restore(self, browser: str) -> int:
         """As the history's `restore`, for the cards as well that lost their pictures with it."""
         history, count = self.studio.history, self.studio.history.restore(browser)
-        for card in [card.finished for run in self._all() if run.browser == browser
-                     for card in run.cards]:
+        for card in [
+            card.finished for run in self._all() if run.browser == browser for card in run.cards
+        ]:
             if card and card.kept and not card.picture.there:
                 file = history.picture(browser, card.kept)
                 with suppress(OSError):  # a full disk, say: then it is in the history alone

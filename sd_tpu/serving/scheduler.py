@@ -91,7 +91,7 @@ class _Picture:
 
     @property
     def kinds_left(self) -> np.ndarray:
-        return self.ticket.kinds[self.done:]
+        return self.ticket.kinds[self.done :]
 
     @property
     def at_once(self) -> int:
@@ -152,8 +152,11 @@ class _Bench:
 
     def free(self, device: int) -> list[int]:
         """The free slots on a device."""
-        return [slot for slot in range(device * self._share, (device + 1) * self._share)
-                if self.slots[slot] is None]
+        return [
+            slot
+            for slot in range(device * self._share, (device + 1) * self._share)
+            if self.slots[slot] is None
+        ]
 
 
 @dataclasses.dataclass
@@ -175,8 +178,14 @@ class Scheduler:
     `now` is in seconds, of any clock that does not go back.
     """
 
-    def __init__(self, devices: int, model: LatencyModel, *, limits: Limits = Limits(),
-                 memory: int | None = None):
+    def __init__(
+        self,
+        devices: int,
+        model: LatencyModel,
+        *,
+        limits: Limits = Limits(),
+        memory: int | None = None,
+    ):
         """Begins with nothing on the devices; `memory` bounds what lies on each, in bytes."""
         self.limits, self._devices, self._model = limits, range(devices), model
         self._memory = Memory(devices, memory)
@@ -223,13 +232,26 @@ class Scheduler:
         mine = [job for job in jobs if job.client == client]
         near = [job for job in jobs if job.address == address] if address else []
         for asked, most_jobs, most_pictures, sentence in (
-            (jobs, self.limits.jobs, self.limits.pictures,
-             Sentence("Too many people are waiting; please try again in a minute.")),
-            (mine, self.limits.client_jobs, self.limits.client_pictures,
-             Sentence("Too many of your pictures are waiting; please try again when some are "
-                      "done.")),
-            (near, self.limits.address_jobs, self.limits.address_pictures,
-             Sentence("Too much is asked for from your network; please try again in a minute.")),
+            (
+                jobs,
+                self.limits.jobs,
+                self.limits.pictures,
+                Sentence("Too many people are waiting; please try again in a minute."),
+            ),
+            (
+                mine,
+                self.limits.client_jobs,
+                self.limits.client_pictures,
+                Sentence(
+                    "Too many of your pictures are waiting; please try again when some are done."
+                ),
+            ),
+            (
+                near,
+                self.limits.address_jobs,
+                self.limits.address_pictures,
+                Sentence("Too much is asked for from your network; please try again in a minute."),
+            ),
         ):
             pictures = sum(len(job.unfinished) for job in asked)
             if len(asked) >= most_jobs or pictures + len(tickets) > most_pictures:
@@ -283,8 +305,12 @@ class Scheduler:
     @property
     def held(self) -> frozenset[Weights]:
         """The weights that lie on a device, or are on their way there."""
-        return frozenset(item for device in self._devices for item in self._memory.on(device)
-                         if isinstance(item, Weights))
+        return frozenset(
+            item
+            for device in self._devices
+            for item in self._memory.on(device)
+            if isinstance(item, Weights)
+        )
 
     def jobs(self) -> list[int]:
         """The numbers of those that are not over."""
@@ -323,8 +349,10 @@ class Scheduler:
             self._memory.use(device, weights)
             self._model.brought(weights, seconds)
         if self._plan.batch and report.error:
-            self._fail(self._benches[self._plan.batch].pictures(), Sentence(
-                "Making the pictures failed: {reason}", reason=report.error))
+            self._fail(
+                self._benches[self._plan.batch].pictures(),
+                Sentence("Making the pictures failed: {reason}", reason=report.error),
+            )
         elif self._plan.batch:
             self._take_in(self._benches[self._plan.batch], report, now)
         for what, reason in report.failed.items():  # whose jobs may be among what was drawn
@@ -349,16 +377,19 @@ class Scheduler:
 
     def _seconds_of(self, jobs: Iterable[_Job]) -> float:
         """What is left of them, on all devices together."""
-        return sum(picture.in_crowd(self._model) for job in jobs
-                   for picture in job.waiting()) / len(self._devices)
+        return sum(
+            picture.in_crowd(self._model) for job in jobs for picture in job.waiting()
+        ) / len(self._devices)
 
     # --- placing pictures in slots --------------------------------------------------------------
 
     def _place_all(self, moves: _Moves, now: float) -> None:
-        self._reserved = {device: picture for device, picture in self._reserved.items()
-                          if self._still_reserved(picture)}
-        open_queues = {key: queue for key, queue in self._waiting.items()
-                       if self._is_open(key[1])}
+        self._reserved = {
+            device: picture
+            for device, picture in self._reserved.items()
+            if self._still_reserved(picture)
+        }
+        open_queues = {key: queue for key, queue in self._waiting.items() if self._is_open(key[1])}
         while open_queues:
             for key in self._by_turn(open_queues):
                 if self._place(open_queues[key][0], moves, now):
@@ -375,8 +406,13 @@ class Scheduler:
 
         def turn(key: _QueueKey) -> tuple:
             (account, *_), (of_address, of_client) = key, self._shares.used(key[0])
-            return (near[account.address], of_address, mine[account], of_client,
-                    queues[key][0].number)
+            return (
+                near[account.address],
+                of_address,
+                mine[account],
+                of_client,
+                queues[key][0].number,
+            )
 
         return sorted(queues, key=turn)
 
@@ -392,7 +428,8 @@ class Scheduler:
             if any(not other.ready for other in self._benches.values()):
                 return False  # they are compiled one after the other: turns are taken until then
             if self._has_room_for_batch(picture, moves) and self._make_room(
-                    self._devices, picture, ticket.batch, moves, now):
+                self._devices, picture, ticket.batch, moves, now
+            ):
                 moves.compile.append(self._open(ticket.batch, now).batch)
             return False
         if not bench.ready or not bench.has_room_for(ticket.account):
@@ -424,33 +461,50 @@ class Scheduler:
             bring = sum(self._model.of_bringing(weights) for _, weights in missing)
             return bring + seconds * placed[device], len(missing), placed[device], device
 
-        free = [device for device in self._devices if bench.free(device)
-                and self._admits(device, picture)
-                and (self._memory.holds(device, picture.ticket.weights)
-                     or self._room(device, picture, picture.ticket.weights) is not None)]
+        free = [
+            device
+            for device in self._devices
+            if bench.free(device)
+            and self._admits(device, picture)
+            and (
+                self._memory.holds(device, picture.ticket.weights)
+                or self._room(device, picture, picture.ticket.weights) is not None
+            )
+        ]
         return min(free, key=ready_after, default=None)
 
     def _missing(self, device: int, weights: Weights) -> list[tuple[int, Weights]]:
         """What is to be brought to a device for it to have these weights, in this order."""
-        return [(device, each) for each in (*weights.needs, weights)
-                if not self._memory.holds(device, each)]
+        return [
+            (device, each)
+            for each in (*weights.needs, weights)
+            if not self._memory.holds(device, each)
+        ]
 
     def _admits(self, device: int, picture: _Picture) -> bool:
         reserved = self._reserved.get(device)
         return reserved is None or (
             (reserved.ticket.batch, reserved.ticket.weights)
-            == (picture.ticket.batch, picture.ticket.weights))
+            == (picture.ticket.batch, picture.ticket.weights)
+        )
 
     def _reserve(self, devices: Iterable[int], picture: _Picture, item: Item, now: float) -> None:
         """Keeps others away from where there is no room, so that there will be: from all devices
         for a batch, from the one with least to do for weights that no device has."""
-        free = [device for device in devices if device not in self._reserved
-                and now - max(picture.since, self._taken_in[device]) >= SWITCH_SECONDS]
+        free = [
+            device
+            for device in devices
+            if device not in self._reserved
+            and now - max(picture.since, self._taken_in[device]) >= SWITCH_SECONDS
+        ]
         if isinstance(item, Batch):
             if len(free) == len(self._devices):
                 self._reserved = dict.fromkeys(free, picture)
-        elif free and not any(self._memory.holds(device, item) for device in self._devices) and (
-                item not in [other.ticket.weights for other in self._reserved.values()]):
+        elif (
+            free
+            and not any(self._memory.holds(device, item) for device in self._devices)
+            and (item not in [other.ticket.weights for other in self._reserved.values()])
+        ):
             left = Counter()
             for other in self._placed():
                 left[other.device] += other.left
@@ -460,8 +514,11 @@ class Scheduler:
         """Whether a reservation goes on: one for weights ends when the batch leaves, which would
         else not come back, as that needs room where others have reservations as well."""
         everywhere = [*self._reserved.values()].count(picture) == len(self._devices)
-        return picture.wanted and picture.slot is None and (
-            everywhere or picture.ticket.batch in self._benches)
+        return (
+            picture.wanted
+            and picture.slot is None
+            and (everywhere or picture.ticket.batch in self._benches)
+        )
 
     def _room(self, device: int, picture: _Picture, item: Item) -> list[Item] | None:
         """What can go from a device so that the item fits there."""
@@ -471,29 +528,38 @@ class Scheduler:
             if isinstance(other, Batch):
                 return self._needs_batch(other, device, picture)
             return (device, other) in self._coming or any(
-                (p.device, p.ticket.weights) == (device, other) for p in placed)
+                (p.device, p.ticket.weights) == (device, other) for p in placed
+            )
 
         return self._memory.room_for(device, item, needed)
 
     def _needs_batch(self, batch: Batch, device: int, picture: _Picture) -> bool:
         """Whether a batch has to stay when a picture needs room."""
         bench, comes_first = self._benches[batch], self._reserved.get(device) is picture
-        return bool(not bench.ready or bench.pictures() or batch == picture.ticket.batch
-                    or not (bench.served or comes_first))
+        return bool(
+            not bench.ready
+            or bench.pictures()
+            or batch == picture.ticket.batch
+            or not (bench.served or comes_first)
+        )
 
     def _has_room_for_batch(self, picture: _Picture, moves: _Moves) -> bool:
         """Whether another batch may be compiled; of MAX_BATCHES the one goes that was used least
         recently."""
         if len(self._benches) < MAX_BATCHES:
             return True
-        idle = [item for item in self._memory.on(0) if isinstance(item, Batch)
-                and not self._needs_batch(item, 0, picture)]
+        idle = [
+            item
+            for item in self._memory.on(0)
+            if isinstance(item, Batch) and not self._needs_batch(item, 0, picture)
+        ]
         if idle:
             self._let_go(0, idle[0], moves)
         return bool(idle)
 
-    def _make_room(self, devices: Iterable[int], picture: _Picture, item: Item, moves: _Moves,
-                   now: float) -> bool:
+    def _make_room(
+        self, devices: Iterable[int], picture: _Picture, item: Item, moves: _Moves, now: float
+    ) -> bool:
         """Lets go of what is not needed until the item fits on these devices, and takes it down
         there; whether that was possible."""
         devices = list(devices)
@@ -533,30 +599,40 @@ class Scheduler:
             account, seconds = picture.ticket.account, picture.alone(self._model)
             shortest[account] = min(seconds, shortest.get(account, math.inf))
         turns = self._shares.turns(shortest)
-        return sorted(pictures, key=lambda picture: (
-            turns[picture.ticket.account], picture.drawn_at, picture.number))
+        return sorted(
+            pictures,
+            key=lambda picture: (turns[picture.ticket.account], picture.drawn_at, picture.number),
+        )
 
     def _draw(self, moves: _Moves, now: float) -> Plan:
         """The rows of a plan: those of the batch whose turn it is, on every device that has some
         of its pictures."""
-        able = [picture for picture in self._placed()
-                if (picture.device, picture.ticket.weights) not in self._coming]
+        able = [
+            picture
+            for picture in self._placed()
+            if (picture.device, picture.ticket.weights) not in self._coming
+        ]
         if not able:
             return Plan(**moves.as_tuples())
         bench = self._benches[self._in_turn(able)[0].ticket.batch]
-        drawn = [self._deal(bench.batch, pictures) for device in self._devices if (
-            pictures := [p for p in bench.pictures() if p.device == device and p in able])]
+        drawn = [
+            self._deal(bench.batch, pictures)
+            for device in self._devices
+            if (pictures := [p for p in bench.pictures() if p.device == device and p in able])
+        ]
         everywhere = [picture for pictures in drawn for picture in pictures]
         least = min(picture.at_once for picture in everywhere)
         rows, evaluations = self._model.of(bench.batch).next_rows(
-            [np.stack([picture.kinds_left[:least] for picture in pictures]) for pictures in drawn])
+            [np.stack([picture.kinds_left[:least] for picture in pictures]) for pictures in drawn]
+        )
         self._evaluations = evaluations
         finish = [picture.slot for picture in everywhere if picture.left == rows]
         for picture in everywhere:
             job = self._jobs[picture.ticket.job]
             job.begun, job.told = now if job.begun is None else job.begun, None
         return Plan(
-            **moves.as_tuples(), batch=bench.batch,
+            **moves.as_tuples(),
+            batch=bench.batch,
             weights={pictures[0].device: pictures[0].ticket.weights for pictures in drawn},
             enter={p.slot: p.ticket for p in everywhere if not p.entered},
             rows={picture.slot: rows for picture in everywhere},
@@ -582,8 +658,11 @@ class Scheduler:
 
     def _previewed(self, picture: _Picture, rows: int) -> bool:
         """Whether a picture is shown after so many rows more."""
-        return (PREVIEW_ROW <= picture.done + rows < len(picture.ticket.kinds) and picture.wanted
-                and picture.ticket.previews)
+        return (
+            PREVIEW_ROW <= picture.done + rows < len(picture.ticket.kinds)
+            and picture.wanted
+            and picture.ticket.previews
+        )
 
     # --- what came of a plan --------------------------------------------------------------------
 
@@ -594,15 +673,21 @@ class Scheduler:
         latency.learn(self._evaluations, report.advance_seconds)
         if decoded:
             latency.decode_seconds = report.decode_seconds / decoded
-        self._charge(pictures.values(), report.advance_seconds + report.decode_seconds
-                     + report.preview_seconds)
+        self._charge(
+            pictures.values(),
+            report.advance_seconds + report.decode_seconds + report.preview_seconds,
+        )
         for slot, picture in pictures.items():
             picture.left -= plan.rows[slot]
             picture.entered, picture.drawn_at = True, now
         for slot in plan.finish:
             picture = pictures[slot]
-            self._tell(picture.ticket.job, ImageReady(picture.ticket.place, report.pictures[slot],
-                                                      unsafe=slot in report.unsafe))
+            self._tell(
+                picture.ticket.job,
+                ImageReady(
+                    picture.ticket.place, report.pictures[slot], unsafe=slot in report.unsafe
+                ),
+            )
             self._vacate(picture)
             self._over(picture, now)
         self._tell_progress([p for p in pictures.values() if p.left and p.wanted], report)
@@ -618,8 +703,11 @@ class Scheduler:
     def _tell_progress(self, pictures: list[_Picture], report: Report) -> None:
         for number in dict.fromkeys(picture.ticket.job for picture in pictures):
             job = self._jobs[number]
-            previews = {p.ticket.place: report.previews[p.slot] for p in pictures
-                        if p.ticket.job == number and p.slot in report.previews}
+            previews = {
+                p.ticket.place: report.previews[p.slot]
+                for p in pictures
+                if p.ticket.job == number and p.slot in report.previews
+            }
             self._tell(number, Progress(job.step(), job.steps, previews, self._seconds_left(job)))
 
     def _give_up(self, what: Batch | tuple[int, Weights], reason: str) -> None:
@@ -634,9 +722,12 @@ class Scheduler:
             self._coming.discard(what)
             self._memory.remove(*what)
             message = Sentence("Loading the model failed: {reason}", reason=reason)
-            lost = [p for p in self._unfinished()
-                    if what[1] in (p.ticket.weights, *p.ticket.weights.needs)
-                    and p.device in (None, what[0])]
+            lost = [
+                p
+                for p in self._unfinished()
+                if what[1] in (p.ticket.weights, *p.ticket.weights.needs)
+                and p.device in (None, what[0])
+            ]
         self._fail(lost, message)
 
     def _fail(self, pictures: Iterable[_Picture], message: Sentence) -> None:
@@ -665,8 +756,11 @@ class Scheduler:
         near = _in_rounds(waiting, lambda job: job.account)
         order = _in_rounds(near, lambda job: job.account.address)
         positions = {job.number: position for position, job in enumerate(order, start=1)}
-        positions |= {job.number: 1 for job in self._jobs.values()
-                      if job.begun is not None and self._stalled(job)}
+        positions |= {
+            job.number: 1
+            for job in self._jobs.values()
+            if job.begun is not None and self._stalled(job)
+        }
         changed = {}
         for number, position in positions.items():
             told = position, self._reason(self._jobs[number])
@@ -703,27 +797,38 @@ class Scheduler:
             job = self._jobs[number]
             others = {account: of for account, of in wanted.items() if account != job.account}
             ready = self._seconds_until_ready(job.waiting()[0], now)
-            waits[number] = None if ready is None else ready + in_turns(
-                before[number], job.account, others)
+            waits[number] = (
+                None if ready is None else ready + in_turns(before[number], job.account, others)
+            )
         return waits
 
     def _seconds_until_ready(self, picture: _Picture, now: float) -> float | None:
         """Until a picture's batch is compiled, after those that come before it, and a device has
         its weights, if that is known."""
         ticket, seconds = picture.ticket, self._model.of_compiling()
-        bringing = min(sum(self._model.of_bringing(weights)
-                           for _, weights in self._missing(device, ticket.weights))
-                       for device in self._devices)
+        bringing = min(
+            sum(
+                self._model.of_bringing(weights)
+                for _, weights in self._missing(device, ticket.weights)
+            )
+            for device in self._devices
+        )
         if self._is_ready(ticket.batch):
             return bringing
         if seconds is None:
             return None
-        left = sum(max(0.0, seconds - (now - bench.since))
-                   for bench in self._benches.values() if not bench.ready)
+        left = sum(
+            max(0.0, seconds - (now - bench.since))
+            for bench in self._benches.values()
+            if not bench.ready
+        )
         if ticket.batch in self._benches:
             return bringing + left
-        cold = {batch for (_, batch, _), queue in self._waiting.items()
-                if batch not in self._benches and queue[0].number < picture.number}
+        cold = {
+            batch
+            for (_, batch, _), queue in self._waiting.items()
+            if batch not in self._benches and queue[0].number < picture.number
+        }
         return bringing + left + seconds * len(cold | {ticket.batch})
 
     def _seconds_left(self, job: _Job) -> float | None:
@@ -747,8 +852,11 @@ class Scheduler:
                     others[account] = others.get(account, 0.0) + more
             last = max(last, in_turns(max(own, picture.alone(model)), job.account, others))
         waiting = sum(p.in_crowd(model) for p in job.waiting() if p.slot is None)
-        forever = {other.account: math.inf for other in self._jobs.values()
-                   if other is not job and other.account != job.account}
+        forever = {
+            other.account: math.inf
+            for other in self._jobs.values()
+            if other is not job and other.account != job.account
+        }
         return last + in_turns(waiting, job.account, forever) / len(self._devices)
 
     # --- the account ----------------------------------------------------------------------------

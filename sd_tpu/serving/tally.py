@@ -35,5 +35,6 @@ class Tally:
         self.seconds["preview"] += report.preview_seconds
         self.seconds["compile"] += sum(each.seconds for each in report.compiled.values())
         # What came to several devices was read once.
-        self.seconds["load"] += sum({weights: seconds for (_, weights), seconds
-                                     in report.brought.items()}.values())
+        self.seconds["load"] += sum(
+            {weights: seconds for (_, weights), seconds in report.brought.items()}.values()
+        )

@@ -50,14 +50,22 @@ class Tiling:
     def part(self, number: int, whole: np.ndarray, unit: int = 1) -> np.ndarray:
         """What of the whole [H, W, ...] a tile covers, where an element of it is `unit` pixels."""
         row, column = divmod(number, len(self.columns))
-        return whole[tuple(slice(start // unit, (start + side) // unit) for start, side in
-                           zip((self.rows[row], self.columns[column]), self.size, strict=True))]
+        return whole[
+            tuple(
+                slice(start // unit, (start + side) // unit)
+                for start, side in zip(
+                    (self.rows[row], self.columns[column]), self.size, strict=True
+                )
+            )
+        ]
 
     def blended(self, tiles: Mapping[int, np.ndarray]) -> np.ndarray:
         """The whole, uint8 [H, W, 3], of all tiles by their numbers. Where tiles overlap, each
         fades out linearly."""
-        vertical, horizontal = (weights(starts, side, 1) for starts, side in
-                                zip((self.rows, self.columns), self.size, strict=True))
+        vertical, horizontal = (
+            weights(starts, side, 1)
+            for starts, side in zip((self.rows, self.columns), self.size, strict=True)
+        )
         shape = self.rows[-1] + self.size[0], self.columns[-1] + self.size[1], 1
         drawn, total = np.zeros((*shape[:2], 3), np.float32), np.zeros(shape, np.float32)
         for number in range(len(self)):

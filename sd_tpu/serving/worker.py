@@ -37,9 +37,13 @@ class Worker:
     another and beside what is drawn.
     """
 
-    def __init__(self, mesh: Mesh, read: Callable[[Weights, Sharding], Params],
-                 build: Callable[[Batch], tuple[Programs, Any, Params]],
-                 prepare: Callable[[Plan, Programs, Params], dict[int, Any]] | None = None):
+    def __init__(
+        self,
+        mesh: Mesh,
+        read: Callable[[Weights, Sharding], Params],
+        build: Callable[[Batch], tuple[Programs, Any, Params]],
+        prepare: Callable[[Plan, Programs, Params], dict[int, Any]] | None = None,
+    ):
         """Begins with nothing compiled and nothing on the devices.
 
         Args:
@@ -77,8 +81,10 @@ class Worker:
         for weights in sorted(wanted, key=lambda each: len(each.needs)):  # what others need first
             self._bring(weights, [device for device, other in plan.bring if other == weights])
         for batch in plan.compile:
-            self._compiler.do(lambda batch=batch: self._over.put((batch, self._compile(batch))),
-                              lambda reason, batch=batch: self._over.put((batch, reason)))
+            self._compiler.do(
+                lambda batch=batch: self._over.put((batch, self._compile(batch))),
+                lambda reason, batch=batch: self._over.put((batch, reason)),
+            )
         drawn = {} if plan.batch is None else self._draw_or_fail(plan)
         return Report(**drawn, **self._finished_in_background(wait=plan.batch is None))
 
@@ -101,36 +107,50 @@ class Worker:
         programs, params = self._programs[plan.batch], self._params_of(plan)
         slots = self._slots.pop(plan.batch, None) or programs.empty()
         if plan.enter:
-            entries = self._prepare(plan, programs, params) if self._prepare else {
-                slot: ticket.entry for slot, ticket in plan.enter.items()}
+            entries = (
+                self._prepare(plan, programs, params)
+                if self._prepare
+                else {slot: ticket.entry for slot, ticket in plan.enter.items()}
+            )
             slots = programs.encode(params, slots, entries)
         rows = np.zeros(programs.slots, np.int32)
         rows[list(plan.rows)] = list(plan.rows.values())
         slots, seconds = _timed(lambda: programs.advance(params, slots, rows))
         self._slots[plan.batch] = slots
         pictures, decode_seconds = _timed(
-            lambda: _drawn(programs, programs.decode, params, slots.latents, plan.finish))
+            lambda: _drawn(programs, programs.decode, params, slots.latents, plan.finish)
+        )
         unsafe, check_seconds = _timed(lambda: programs.unsafe(params, pictures))
         pictures |= {slot: blurred(pictures[slot]) for slot in unsafe}
         previews, preview_seconds = _timed(
-            lambda: self._preview(plan, programs, params, slots.clean) if plan.preview else {})
-        return dict(advance_seconds=seconds, decode_seconds=decode_seconds + check_seconds,
-                    preview_seconds=preview_seconds, pictures=pictures, previews=previews,
-                    unsafe=frozenset(unsafe))
+            lambda: self._preview(plan, programs, params, slots.clean) if plan.preview else {}
+        )
+        return dict(
+            advance_seconds=seconds,
+            decode_seconds=decode_seconds + check_seconds,
+            preview_seconds=preview_seconds,
+            pictures=pictures,
+            previews=previews,
+            unsafe=frozenset(unsafe),
+        )
 
     def _params_of(self, plan: Plan) -> Params:
         return self._together(plan.batch.architecture, plan.weights)
 
-    def _preview(self, plan: Plan, programs: Programs, params: Params,
-                 clean: jax.Array) -> dict[int, np.ndarray]:
+    def _preview(
+        self, plan: Plan, programs: Programs, params: Params, clean: jax.Array
+    ) -> dict[int, np.ndarray]:
         if programs.has_previewer:
             return _drawn(programs, programs.preview, params, clean, plan.preview)
         latents = np.asarray(clean)
-        return {slot: self._map_of(programs, params, plan.weights, programs.device(slot))(
-            latents[slot]) for slot in plan.preview}
+        return {
+            slot: self._map_of(programs, params, plan.weights, programs.device(slot))(latents[slot])
+            for slot in plan.preview
+        }
 
-    def _map_of(self, programs: Programs, params: Params, weights: dict[int, Weights],
-                device: int) -> LatentPreview:
+    def _map_of(
+        self, programs: Programs, params: Params, weights: dict[int, Weights], device: int
+    ) -> LatentPreview:
         """What previews the latents of a device, fitted when its autoencoder is first seen."""
         mine = weights[device]
         key = self._autoencoder(programs, mine, self.weights.of(device, mine))
@@ -154,8 +174,9 @@ class Worker:
             return self._assembled(architecture, wanted)
 
     def _assembled(self, architecture: str, wanted: dict[int, Weights]) -> Params:
-        return self.weights.together([wanted.get(device) or self._any(device, architecture)
-                                      for device in self._devices])
+        return self.weights.together(
+            [wanted.get(device) or self._any(device, architecture) for device in self._devices]
+        )
 
     def _any(self, device: int, architecture: str) -> Weights:
         for name in self.weights.names(device):
@@ -170,13 +191,15 @@ class Worker:
         lent = self._lent[device, zeros] = set()
         for weights in self.weights.names(device):
             there = self.weights.of(device, weights)
-            alike = {part: there[part] for part in shapes.keys() & there.keys() - found.keys()
-                     if weights.name and _alike(there[part], shapes[part])}
+            alike = {
+                part: there[part]
+                for part in shapes.keys() & there.keys() - found.keys()
+                if weights.name and _alike(there[part], shapes[part])
+            }
             found |= alike
             lent |= {weights} if alike else set()
         missing = {part: shapes[part] for part in shapes.keys() - found.keys()}
-        self.weights.put(device, zeros, jax.tree.map(
-            lambda x: np.zeros(x.shape, x.dtype), missing))
+        self.weights.put(device, zeros, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), missing))
         self.weights.take(device, zeros, {**self.weights.of(device, zeros), **found})
         return zeros
 
@@ -254,9 +277,12 @@ class Worker:
 
     def _held(self, architecture: str) -> dict[int, Weights]:
         """The devices with parameters of the architecture, and which."""
-        return {device: weights for device in self._devices
-                for weights in self.weights.names(device)
-                if weights.architecture == architecture and weights.name}
+        return {
+            device: weights
+            for device in self._devices
+            for weights in self.weights.names(device)
+            if weights.architecture == architecture and weights.name
+        }
 
     def _finished_in_background(self, *, wait: bool) -> dict[str, Any]:
         found = dict(compiled={}, brought={}, failed={})
@@ -289,6 +315,7 @@ class _Background:
 
     def do(self, job: Callable[[], None], failed: Callable[[str], None]) -> None:
         """Does it after what was given before; what it raises goes to `failed`, in short."""
+
         def run() -> None:
             try:
                 job()
@@ -322,9 +349,12 @@ def _nameless(architecture: str) -> Weights:
 
 def _alike(params: Params, shapes: Params) -> bool:
     """Whether parameters [1, ...] on a device have these shapes and types."""
+
     def of(tree: Params, lead: int) -> list:
-        return [(path, leaf.shape[lead:], leaf.dtype)
-                for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+        return [
+            (path, leaf.shape[lead:], leaf.dtype)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
 
     return of(params, 1) == of(shapes, 0)
 
@@ -336,8 +366,15 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return result, max(time.monotonic() - begun, 1e-6)
 
 
-def _drawn(programs: Programs, draw: Callable, params: Params, latents: jax.Array,
-           wanted: Iterable[int], *, always: bool = False) -> dict[int, np.ndarray]:
+def _drawn(
+    programs: Programs,
+    draw: Callable,
+    params: Params,
+    latents: jax.Array,
+    wanted: Iterable[int],
+    *,
+    always: bool = False,
+) -> dict[int, np.ndarray]:
     """What `draw`, one of the programs, makes of the slots that are wanted; it is called for none
     only if `always`."""
     wanted = list(wanted)
@@ -348,19 +385,19 @@ def _drawn(programs: Programs, draw: Callable, params: Params, latents: jax.Arra
     return {slot: images[slot].copy() for slot in wanted}
 
 
-def _fit_preview(programs: Programs, params: Params,
-                 devices: Iterable[int]) -> tuple[LatentPreview, float]:
+def _fit_preview(
+    programs: Programs, params: Params, devices: Iterable[int]
+) -> tuple[LatentPreview, float]:
     """What previews latents as these devices decode samples, in two calls; and the seconds that a
     picture took in the second."""
     free = [slot for slot in range(programs.slots) if programs.device(slot) in set(devices)]
     h, w, channels = programs.latent_shape
-    used = free[:max(1, SAMPLES // (2 * h * w))]
+    used = free[: max(1, SAMPLES // (2 * h * w))]
     samples = sample_latents(2 * programs.slots, (h, w, channels))
     latents, pictures = [], []
     for half in np.split(samples, 2):
         on_devices = jax.device_put(half, split(programs.mesh))
-        drawn, seconds = _timed(
-            lambda: _drawn(programs, programs.decode, params, on_devices, used))  # noqa: B023
+        drawn, seconds = _timed(lambda: _drawn(programs, programs.decode, params, on_devices, used))  # noqa: B023
         latents.append(half[used])
         pictures.append(np.stack(list(drawn.values())))
     most = max(Counter(map(programs.device, used)).values())
