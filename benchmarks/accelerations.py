@@ -63,9 +63,9 @@ def draw(
         )
         events = engine.submit(request, previews=False).events()
         pictures |= {
-            first + event.place: event.pixels for event in events if isinstance(event, ImageReady)
+            first + event.index: event.pixels for event in events if isinstance(event, ImageReady)
         }
-    return np.stack([pictures[place] for place in range(len(prompts))])
+    return np.stack([pictures[index] for index in range(len(prompts))])
 
 
 def speeds(

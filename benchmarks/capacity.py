@@ -146,21 +146,21 @@ def simulate(
             job, count = len(visits), chance.choice(PICTURES)
             visits[job] = Visit(now, count)
             which, *_ = ranked(
-                {place: Host(host.scheduler.rows) for place, host in enumerate(park)}, [WEIGHTS]
+                {index: Host(host.scheduler.rows) for index, host in enumerate(park)}, [WEIGHTS]
             )
             host = park[which]
             host.scheduler.submit(
                 [
                     Ticket(
                         job=job,
-                        place=place,
+                        index=index,
                         client=str(job),
                         batch=host.batch,
                         weights=WEIGHTS,
                         kinds=np.full(steps, GUIDED),
                         previews=False,
                     )
-                    for place in range(count)
+                    for index in range(count)
                 ],
                 now,
                 steps=steps,

@@ -211,13 +211,13 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def draw(engine: Engine, given: Mapping[str, Input], **values: Any) -> dict[int, np.ndarray]:
-    """The pictures of a request for eight, by place."""
+    """The pictures of a request for eight, by index."""
     request = Request.check(
         {"prompts": [cpu.PROMPT] * MAX_PROMPTS, "sampler": "ddim", "seed": 0, **values},
         engine.offer,
     )
     return {
-        event.place: event.pixels
+        event.index: event.pixels
         for event in engine.submit(request, previews=False, inputs=given).events()
         if isinstance(event, ImageReady)
     }
@@ -266,16 +266,16 @@ def batch(folder: Path, size: int, steps: int) -> list[dict[str, Any]]:
         )
     alike = [
         np.array_equal(
-            pictures[place],
+            pictures[index],
             draw(
                 engine,
                 given,
                 steps=steps,
-                own=[*[None] * place, own[place]],
-                prompts=[*[""] * place, cpu.PROMPT],
-            )[place],
+                own=[*[None] * index, own[index]],
+                prompts=[*[""] * index, cpu.PROMPT],
+            )[index],
         )
-        for place in pictures
+        for index in pictures
     ]
     engine.close()
     rows[-1]["bytes as alone"] = f"{sum(alike)} of {len(alike)}"

@@ -115,7 +115,7 @@ class Client:
         if len(files) != count:
             return Visit(self._kind, LOST, told=f"{len(files)} pictures, not {count}")
         made = [read_png(file).pictures[0] for file in files]
-        wanted = [(prompt, (seed + place) % (1 << 32)) for place in range(count)]
+        wanted = [(prompt, (seed + index) % (1 << 32)) for index in range(count)]
         if [(picture.prompt, picture.seed) for picture in made] != wanted:
             return Visit(self._kind, CROSSED, told=f"{made} for {prompt}")
         now = time.monotonic()

@@ -61,10 +61,10 @@ class Drawing:
             del self._jobs[order.key]
             job.cancel()  # changes nothing once it is over
 
-    def cancel(self, key: str, place: int | None) -> None:
-        """Stops an order, or only its picture at `place`, if it is drawn here."""
+    def cancel(self, key: str, index: int | None) -> None:
+        """Stops an order, or only its picture at `index`, if it is drawn here."""
         if job := self._jobs.get(key):
-            job.cancel(place)
+            job.cancel(index)
 
     def seconds(self, picture: Picture) -> float | None:
         """As `Engine.seconds`."""

@@ -36,11 +36,11 @@ class Order:
     @property
     def rows(self) -> int:
         """How much there is to do, about: the steps of all its pictures."""
-        return sum(self.request.pictures[place].steps for place in self.request.places())
+        return sum(self.request.pictures[index].steps for index in self.request.indices())
 
-    def without(self, place: int) -> Self:
-        """What is left to be drawn once the picture at `place` is there."""
-        return dataclasses.replace(self, request=self.request.replaced(place, None))
+    def without(self, index: int) -> Self:
+        """What is left to be drawn once the picture at `index` is there."""
+        return dataclasses.replace(self, request=self.request.replaced(index, None))
 
 
 @dataclasses.dataclass(frozen=True)

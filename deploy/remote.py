@@ -71,7 +71,7 @@ class RemoteEngine(EngineClient):
         if self._closing.is_set():
             raise Closing("The server is shutting down.")
         request = self._settled(request)
-        pictures = [request.pictures[place] for place in request.places()]
+        pictures = [request.pictures[index] for index in request.indices()]
         for picture in pictures:
             self.offer.check(picture)
         asked = request.inputs()
@@ -82,7 +82,7 @@ class RemoteEngine(EngineClient):
             address,
             previews,
             {name: each for name, each in inputs.items() if name in asked},
-            frozenset(self._weights_of(request, place) for place in request.places()),
+            frozenset(self._weights_of(request, index) for index in request.indices()),
         )
         told = self._told(order)
         if refusal := next(told):
@@ -160,8 +160,8 @@ class RemoteEngine(EngineClient):
                             continue
                         case RequestError() if taken:
                             told = Failed(told.sentence)
-                        case ImageReady(place):
-                            self._strike(key, place)
+                        case ImageReady(index):
+                            self._strike(key, index)
                     taken = True
                     yield told
                     if isinstance(told, End | RequestError):
@@ -174,7 +174,7 @@ class RemoteEngine(EngineClient):
             if taken and not (left := self._orders[key]):
                 yield Cancelled()
                 return
-            if taken and not left.request.places():
+            if taken and not left.request.indices():
                 yield Done(time.monotonic() - begun)
                 return
         failed = Sentence("The server failed; please try again.")
@@ -192,17 +192,17 @@ class RemoteEngine(EngineClient):
             del self._jobs[job.number], self._orders[self._keys.pop(job.number)]
             self._lock.notify_all()
 
-    def _cancel(self, number: int, place: int | None) -> None:
+    def _cancel(self, number: int, index: int | None) -> None:
         job, key = self._jobs.get(number), self._keys.get(number)
         if job and key and job.end is None:
-            self._strike(key, place)  # for another host, if this one dies before it answers
-            self._pool.submit(self._all, "cancel", key, place)
+            self._strike(key, index)  # for another host, if this one dies before it answers
+            self._pool.submit(self._all, "cancel", key, index)
 
-    def _strike(self, key: str, place: int | None) -> None:
+    def _strike(self, key: str, index: int | None) -> None:
         """Takes a picture out of what is left of an order, or all of them."""
         with self._lock:
             if order := self._orders.get(key):
-                self._orders[key] = None if place is None else order.without(place)
+                self._orders[key] = None if index is None else order.without(index)
 
     # --- hosts ----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ def write_link(request: Request) -> str:
     where the third prompt has steps of its own. It is without pictures.
     """
     request = request.without_inputs()
-    common, last = request.common, max(request.places())
+    common, last = request.common, max(request.indices())
     fields = [("prompt", prompt) for prompt in request.prompts[: last + 1]]
     fields += [
         (name, getattr(common, name))
@@ -29,9 +29,9 @@ def write_link(request: Request) -> str:
         if not setting.expert or getattr(common, name) != setting.default
     ]
     fields += [
-        (f"{name}{place + 1}", value)
-        for place in request.places()
-        for name, value in request.overrides(place).items()
+        (f"{name}{index + 1}", value)
+        for index in request.indices()
+        for name, value in request.overrides(index).items()
     ]
     return urlencode(fields)
 
@@ -54,9 +54,9 @@ def read_link(text: str) -> dict[str, Any]:
     own: list[dict[str, Any]] = []
     for name, value in fields:
         if match := _OWN.fullmatch(name):
-            place = int(match[2])
-            own += [{} for _ in range(place - len(own))]
-            own[place - 1][match[1]] = _read(match[1], value)
+            index = int(match[2])
+            own += [{} for _ in range(index - len(own))]
+            own[index - 1][match[1]] = _read(match[1], value)
         elif name != "prompt":
             values[name] = _read(name, value)
     prompts = [value for name, value in fields if name == "prompt"]

@@ -110,7 +110,7 @@ class Anything(_Literally):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Pictures by place, up to eight but of a journey; None where no picture is made."""
+    """Pictures by index, up to eight but of a journey; None where no picture is made."""
 
     pictures: tuple[Picture | None, ...] = ()
 
@@ -124,7 +124,7 @@ class Request:
 
         Args:
             values: `prompts`, a list of texts; the settings that the pictures share, by name; and
-                `own`, a list by place of None or what this picture has in their place, by name.
+                `own`, a list by index of None or what this picture has in their place, by name.
                 What is absent or None takes the default, in `own` the common value. The default
                 spacing is the default sampler's: another one takes the checkpoint's own, as does
                 "". So does an own sampler that does not have the common spacing.
@@ -143,11 +143,11 @@ class Request:
         common = for_all(given, offer)
         prompts = offer.fill(prompts, common.seed)
         pictures = [
-            changed(_at(_of_model(common, given, own, offer), place), own, _of(place))
-            for place, own in enumerate(overrides)
+            changed(_at(_of_model(common, given, own, offer), index), own, _of(index))
+            for index, own in enumerate(overrides)
         ]
-        for place, picture in enumerate(pictures):
-            offer.check(picture, _of(place))
+        for index, picture in enumerate(pictures):
+            offer.check(picture, _of(index))
         return cls(
             tuple(
                 dataclasses.replace(picture, prompt=prompt) if prompt else None
@@ -157,7 +157,7 @@ class Request:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The prompts by place, empty where no picture is made."""
+        """The prompts by index, empty where no picture is made."""
         return tuple(picture.prompt if picture else "" for picture in self.pictures)
 
     @property
@@ -165,17 +165,17 @@ class Request:
         """The common seed: that of picture i is this plus i where it is not overridden."""
         return self.common.seed
 
-    def places(self) -> list[int]:
+    def indices(self) -> list[int]:
         """Where pictures are made."""
-        return [place for place, picture in enumerate(self.pictures) if picture]
+        return [index for index, picture in enumerate(self.pictures) if picture]
 
     @functools.cached_property
     def common(self) -> Picture:
         """What most pictures share, without a prompt; what is as frequent counts if it is the
         default, else if it comes first."""
         bases = [
-            dataclasses.replace(_at(picture, -place), prompt="")
-            for place, picture in enumerate(self.pictures)
+            dataclasses.replace(_at(picture, -index), prompt="")
+            for index, picture in enumerate(self.pictures)
             if picture
         ]
         if not bases:
@@ -206,9 +206,9 @@ class Request:
             },
         )
 
-    def overrides(self, place: int, common: Picture | None = None) -> dict[str, Any]:
-        """What the picture at `place` has in place of what is common, by name."""
-        picture, base = self.pictures[place], _at(common or self.common, place)
+    def overrides(self, index: int, common: Picture | None = None) -> dict[str, Any]:
+        """What the picture at `index` has in place of what is common, by name."""
+        picture, base = self.pictures[index], _at(common or self.common, index)
         return {
             name: getattr(picture, name)
             for name in OVERRIDABLE
@@ -218,10 +218,10 @@ class Request:
     @property
     def compares(self) -> bool:
         """Whether it draws one prompt several times."""
-        return len(self.places()) > 1 and len({*filter(None, self.prompts)}) == 1
+        return len(self.indices()) > 1 and len({*filter(None, self.prompts)}) == 1
 
-    def labelled(self, place: int) -> dict[str, Any]:
-        """The settings, by name, that the label of the picture at `place` should name.
+    def labelled(self, index: int) -> dict[str, Any]:
+        """The settings, by name, that the label of the picture at `index` should name.
 
         Where the prompts differ, these are the picture's own. A comparison labels every picture by
         what differs among them, which is their seeds if it is nothing else. A seed is no part of
@@ -229,18 +229,18 @@ class Request:
         """
         names = {
             name
-            for i in (self.places() if self.compares else [place])
+            for i in (self.indices() if self.compares else [index])
             for name in self.overrides(i)
         } - {"seed"}
         if names & SIDES:
             names |= SIDES
         if self.compares and not names:
             names = {"seed"}
-        return {name: getattr(self.pictures[place], name) for name in names}
+        return {name: getattr(self.pictures[index], name) for name in names}
 
-    def beside_compared(self, place: int, own: Mapping[str, Any]) -> dict[str, Any]:
+    def beside_compared(self, index: int, own: Mapping[str, Any]) -> dict[str, Any]:
         """What there is of `own` settings at a place but for what this comparison has put there."""
-        given = self.labelled(place) if self.picture_at(place) else {}
+        given = self.labelled(index) if self.picture_at(index) else {}
         changed = {name for name in own.keys() & given.keys() if own[name] != given[name]}
         if changed & SIDES:
             changed |= SIDES
@@ -251,21 +251,21 @@ class Request:
         of the pictures share."""
         common = common or self.common
         shared = {name: value for name, value in vars(common).items() if name != "prompt"}
-        own = [self.overrides(place, common) or None for place in range(len(self.pictures))]
+        own = [self.overrides(index, common) or None for index in range(len(self.pictures))]
         return {"prompts": list(self.prompts), **shared, "own": own if any(own) else []}
 
-    def only(self, place: int) -> Self:
-        """The request that makes the picture at `place` again, alone."""
-        return type(self)((self.pictures[place],))
+    def only(self, index: int) -> Self:
+        """The request that makes the picture at `index` again, alone."""
+        return type(self)((self.pictures[index],))
 
-    def picture_at(self, place: int) -> Picture | None:
-        """The picture at `place`, if there is one."""
-        return self.pictures[place] if place < len(self.pictures) else None
+    def picture_at(self, index: int) -> Picture | None:
+        """The picture at `index`, if there is one."""
+        return self.pictures[index] if index < len(self.pictures) else None
 
-    def replaced(self, place: int, picture: Picture | None) -> Self:
-        """The request with this picture, or none, at `place`."""
-        pictures = [*self.pictures, *[None] * (place + 1 - len(self.pictures))]
-        pictures[place] = picture
+    def replaced(self, index: int, picture: Picture | None) -> Self:
+        """The request with this picture, or none, at `index`."""
+        pictures = [*self.pictures, *[None] * (index + 1 - len(self.pictures))]
+        pictures[index] = picture
         return type(self)(tuple(pictures))
 
     def known(self, models: Collection[str]) -> Self:
@@ -460,17 +460,17 @@ def _prompts(values: Any) -> list[str]:
     return prompts
 
 
-def _overrides(values: Any, places: int) -> list[Mapping[str, Any]]:
+def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
     """What was given for each place, by known names."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError("The own settings should be a list, one of each prompt.")
-    if len(values) > places:
+    if len(values) > count:
         raise RequestError(
-            "There are {count} own settings for {places} prompts.", count=len(values), places=places
+            "There are {count} own settings for {places} prompts.", count=len(values), places=count
         )
     overrides = [{} if value is None else value for value in values]
-    for place, value in enumerate(overrides):
-        of = _of(place)
+    for index, value in enumerate(overrides):
+        of = _of(index)
         if not isinstance(value, Mapping):
             raise RequestError(
                 "The own settings{of} should be values by name, not {value}.",
@@ -478,7 +478,7 @@ def _overrides(values: Any, places: int) -> list[Mapping[str, Any]]:
                 value=shortened(value),
             )
         _check_names(value, OVERRIDABLE, of)
-    return [*overrides, *[{}] * (places - len(overrides))]
+    return [*overrides, *[{}] * (count - len(overrides))]
 
 
 def _of_model(
@@ -492,13 +492,13 @@ def _of_model(
     return for_all({**given, **size, "model": own["model"]}, offer)
 
 
-def _at(common: Picture, place: int) -> Picture:
-    """What the picture at `place` has if nothing is overridden, as seeds run on."""
-    return dataclasses.replace(common, seed=(common.seed + place) % (MAX_SEED + 1))
+def _at(common: Picture, index: int) -> Picture:
+    """What the picture at `index` has if nothing is overridden, as seeds run on."""
+    return dataclasses.replace(common, seed=(common.seed + index) % (MAX_SEED + 1))
 
 
-def _of(place: int) -> Sentence:
-    return Sentence(" of prompt {number}", number=place + 1)
+def _of(index: int) -> Sentence:
+    return Sentence(" of prompt {number}", number=index + 1)
 
 
 def _most_frequent(values: Sequence[Any], default: Any) -> Any:

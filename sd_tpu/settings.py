@@ -265,7 +265,7 @@ def _shares(least: int, most: int, *shares: float) -> Callable[[int], list[int]]
 
 def _following(most: int) -> Callable[[int], list[int]]:
     """The whole numbers from this one on, which begin again after the last."""
-    return lambda first: [(first + place) % (most + 1) for place in range(MAX_PROMPTS)]
+    return lambda first: [(first + index) % (most + 1) for index in range(MAX_PROMPTS)]
 
 
 # --- the table ----------------------------------------------------------------------------------

@@ -69,11 +69,11 @@ class Wildcards:
         Raises:
             RequestError: there are no such values, or they are too long, or empty.
         """
-        filled, places, above = list(prompts), {}, ""
-        for place, prompt in enumerate(prompts):
+        filled, indices, above = list(prompts), {}, ""
+        for index, prompt in enumerate(prompts):
             above = prompt or above
-            places.setdefault(above, []).append(place)
-        for text, taken in places.items():
+            indices.setdefault(above, []).append(index)
+        for text, taken in indices.items():
             of = Sentence("Prompt {number}", number=taken[0] + 1)
             values_of = _Values(self._folder, of)
             if all(isinstance(piece, str) for piece in values_of.pieces(text)):
@@ -85,9 +85,9 @@ class Wildcards:
                 raise RequestError(
                     "{name} stands for nothing: one of its values is empty.", name=of
                 )
-            for number, place in enumerate(taken):
-                if prompts[place] or number < len(values):
-                    filled[place] = values[number % len(values)].strip()
+            for number, index in enumerate(taken):
+                if prompts[index] or number < len(values):
+                    filled[index] = values[number % len(values)].strip()
         return filled
 
     def value(self, text: str, seed: int, of: Sentence) -> str:
@@ -103,11 +103,11 @@ class _Values:
         self._folder, self._of = folder, of
         self._work, self._pieces, self._files, self._listings = 0, {}, {}, {}
 
-    def drawn(self, text: str, seed: int, places: Sequence[int]) -> list[str]:
+    def drawn(self, text: str, seed: int, indices: Sequence[int]) -> list[str]:
         """A value for each place, of which no two are alike if that is easily had."""
         values: list[str] = []
-        for place in places:
-            random = Random(f"{seed} {place}")
+        for index in indices:
+            random = Random(f"{seed} {index}")
             tries = (self.any(text, random) for _ in range(TRIES))
             values.append(
                 next((value for value in tries if value not in values), None)

@@ -123,8 +123,8 @@ def test_the_grid_takes_pictures_of_different_sizes(tmp_path, monkeypatch):
     drawn = [np.full((height, width, 3), 200, np.uint8) for height, width in ((64, 64), (32, 96))]
 
     def take_all(job, take, line) -> bool:
-        for place, pixels in enumerate(drawn):
-            take(ImageReady(place, pixels))
+        for index, pixels in enumerate(drawn):
+            take(ImageReady(index, pixels))
         return True
 
     monkeypatch.setattr(generate, "take_all", take_all)

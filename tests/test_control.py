@@ -183,8 +183,8 @@ def engine(folder):
 def drawn_with(given, engine: Engine, **values) -> list[np.ndarray]:
     """The pictures that an engine draws, with these handed in."""
     job = engine.submit(Request.check({**ASKED, **values}, engine.offer), inputs=given)
-    pictures = {e.place: e.pixels for e in job.events() if isinstance(e, ImageReady)}
-    return [pictures[place] for place in sorted(pictures)]
+    pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
+    return [pictures[index] for index in sorted(pictures)]
 
 
 drawn = partial(drawn_with, GIVEN)
@@ -269,7 +269,7 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
     batches = [engine._batch(picture) for picture in request.pictures]
     assert batches[1] == batches[2] and len({*batches}) == 3
     assert batches[1].memory > batches[0].memory
-    weights = [engine._weights_of(request, place) for place in range(4)]
+    weights = [engine._weights_of(request, index) for index in range(4)]
     assert weights[1].memory == there["lines"].memory
     assert weights[1].needs == (weights[0],), "which stays beside it, and counts once"
     zeros = weights[1].zeros

@@ -58,7 +58,7 @@ def decoded(tiny, latents: np.ndarray) -> np.ndarray:
 
 
 def drawn(engine, **settings) -> tuple[list[dict], dict]:
-    """The previews by place, one after the other, and the pictures."""
+    """The previews by index, one after the other, and the pictures."""
     request = Request.check(
         {
             "prompts": ["a cat", "", "a dog"],
@@ -71,10 +71,10 @@ def drawn(engine, **settings) -> tuple[list[dict], dict]:
         engine.offer,
     )
     events = list(engine.submit(request).events())
-    pictures = {event.place: event for event in events if isinstance(event, ImageReady)}
+    pictures = {event.index: event for event in events if isinstance(event, ImageReady)}
     return (
         [event.previews for event in events if isinstance(event, Progress) and event.previews],
-        {place: event.pixels for place, event in pictures.items()},
+        {index: event.pixels for index, event in pictures.items()},
     )
 
 

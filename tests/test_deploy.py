@@ -299,7 +299,7 @@ def test_what_was_given_up_is_not_asked_for_again_of_another_host():
         """Each takes an order, draws the first picture of it and is gone."""
 
         def remote(self, order):
-            asked.append(order.request.places())
+            asked.append(order.request.indices())
             yield None
             yield ImageReady(asked[-1][0], None)
             raise RayError("gone")
@@ -312,8 +312,8 @@ def test_what_was_given_up_is_not_asked_for_again_of_another_host():
         order = Order("key", Request((Picture(prompt="a"),) * 3), "", "", False, {}, frozenset())
         events = engine._told(order)
         assert next(events) is None
-        for place in given_up:
-            engine._strike("key", place)
+        for index in given_up:
+            engine._strike("key", index)
         return [type(event) for event in events]
 
     assert told(1) == [ImageReady, ImageReady, Done] and asked == [[0, 1, 2], [2]]
@@ -376,7 +376,7 @@ def test_a_host_that_is_killed_under_load_loses_nothing(serving):
     for key, files in enumerate(drawn):
         made = [read_png(file).pictures[0] for file in files]
         assert [(picture.prompt, picture.seed) for picture in made] == [
-            (f"picture {key}", 10 * key + place) for place in range(3)
+            (f"picture {key}", 10 * key + index) for index in range(3)
         ], "none lost, none crossed"
     until(lambda: "asked for again" in serving.output.read_text(), serving)
     assert draw(serving, 0) == drawn[0], "the same wherever it is drawn"

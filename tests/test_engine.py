@@ -34,7 +34,7 @@ def ask(engine: Engine, prompts, **values) -> Request:
 
 
 def pictures(job) -> dict[int, np.ndarray]:
-    return {e.place: e.pixels for e in job.events() if isinstance(e, ImageReady)}
+    return {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
 
 
 def first(job, kind):
@@ -48,7 +48,7 @@ def test_a_job_tells_its_place_its_steps_its_pictures_and_its_end(engine):
     steps = [event.step for event in events if isinstance(event, Progress)]
     assert steps == sorted(steps) and steps[-1] < 30
     images = [event for event in events if isinstance(event, ImageReady)]
-    assert [event.place for event in images] == [0, 2]
+    assert [event.index for event in images] == [0, 2]
     assert images[0].pixels.shape == (32, 32, 3) and images[0].pixels.dtype == np.uint8
 
 
@@ -119,12 +119,12 @@ def test_one_picture_of_a_job_is_cancelled_and_makes_room_for_the_next(engine):
     first(job, Progress)
     waiting = engine.submit(ask(engine, ["a dog"]))
     assert isinstance(first(waiting, Queued), Queued)
-    for place in range(1, 8):
-        job.cancel(place)
+    for index in range(1, 8):
+        job.cancel(index)
     assert len(pictures(waiting)) == 1 and not job.end, "it waited for the other's end"
     events = list(job.events())
     assert isinstance(events[-1], Done)
-    assert [e.place for e in events if isinstance(e, ImageReady)] == [0]
+    assert [e.index for e in events if isinstance(e, ImageReady)] == [0]
     steps = [event.step for event in events if isinstance(event, Progress)]
     assert steps == sorted(steps) and steps[0] < LONG / 2, "what is cancelled is not done"
 
@@ -140,9 +140,9 @@ def test_a_job_all_of_whose_pictures_are_cancelled_is_cancelled(engine):
     running, waiting = (engine.submit(ask(engine, EIGHT, steps=LONG)) for _ in range(2))
     first(running, Progress)
     for job in (waiting, running):
-        for place in range(8):
+        for index in range(8):
             assert not job.end
-            job.cancel(place)
+            job.cancel(index)
         assert isinstance(list(job.events())[-1], Cancelled)
 
 
@@ -228,16 +228,16 @@ def differing(engine, seed: int, count: int) -> Request:
     own = [
         dict(
             sampler=sampler,
-            steps=2 + place,
-            guidance=0.5 * place,
-            seed=100 * place + seed,
-            negative_prompt="fog " * place,
-            guidance_start=0.1 * (place % 3),
-            guidance_stop=1 - 0.2 * (place % 4),
-            cache_interval=1 + place % 3,
-            clip_skip=1 + place % 2,
+            steps=2 + index,
+            guidance=0.5 * index,
+            seed=100 * index + seed,
+            negative_prompt="fog " * index,
+            guidance_start=0.1 * (index % 3),
+            guidance_stop=1 - 0.2 * (index % 4),
+            cache_interval=1 + index % 3,
+            clip_skip=1 + index % 2,
         )
-        for place, sampler in enumerate(samplers)
+        for index, sampler in enumerate(samplers)
     ]
     return ask(engine, EIGHT[:count], seed=seed, own=own)
 
@@ -247,9 +247,9 @@ def test_each_picture_of_a_request_with_own_settings_is_that_of_the_same_request
         request = differing(engine, seed, 8)
         made = pictures(engine.submit(request))
         assert len({pixels.tobytes() for pixels in made.values()}) == 8
-        for place in request.places():
-            alone = pictures(engine.submit(request.only(place)))
-            assert np.array_equal(alone[0], made[place])
+        for index in request.indices():
+            alone = pictures(engine.submit(request.only(index)))
+            assert np.array_equal(alone[0], made[index])
     assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
@@ -288,7 +288,7 @@ def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
     steps = [event.step for event in events]
     assert steps == sorted(steps) and steps[0] >= 0 and steps[-1] < 40
     # PNDM evaluates once more, Heun twice in all steps but the last.
-    assert [len(engine.arrival(request, place).kinds) for place in range(3)] == [4, 39, 41]
+    assert [len(engine.arrival(request, index).kinds) for index in range(3)] == [4, 39, 41]
 
 
 def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):

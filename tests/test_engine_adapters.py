@@ -96,8 +96,8 @@ def drawn(engine, *prompts: str) -> list[np.ndarray]:
     ).events():
         assert not isinstance(event, Failed), event.message
         if isinstance(event, ImageReady):
-            pixels[event.place] = event.pixels
-    return [pixels[place] for place in sorted(pixels)]
+            pixels[event.index] = event.pixels
+    return [pixels[index] for index in sorted(pixels)]
 
 
 def test_eight_pictures_with_eight_loras_are_each_what_they_are_alone(engine):

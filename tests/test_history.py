@@ -102,12 +102,12 @@ def test_what_was_kept_as_a_request_for_one_picture_is_read_as_that_picture(hist
 
 
 def test_pictures_are_listed_by_run_the_newest_first_each_in_the_order_of_the_gallery(history):
-    first = {place: add(history, 1, run="first", place=place)[0] for place in (2, 0, 1)}
-    second = {place: add(history, 1, run="second", place=place)[0] for place in (5, 4)}
-    (again,) = add(history, 1, run="second", place=4)  # a card drawn again
-    assert ids(history) == [second[4], again, second[5], *(first[place] for place in range(3))]
+    first = {index: add(history, 1, run="first", index=index)[0] for index in (2, 0, 1)}
+    second = {index: add(history, 1, run="second", index=index)[0] for index in (5, 4)}
+    (again,) = add(history, 1, run="second", index=4)  # a card drawn again
+    assert ids(history) == [second[4], again, second[5], *(first[index] for index in range(3))]
     assert ids(history, runs=1) == [second[4], again, second[5]]
-    (late,) = add(history, 1, run="first", place=1)
+    (late,) = add(history, 1, run="first", index=1)
     assert ids(history, runs=1) == [first[0], first[1], late, first[2]]
     assert ids(history, run="second") == [second[4], again, second[5]]
 
@@ -456,7 +456,7 @@ def test_a_history_of_before_files_were_named_by_owners_goes_on(history, monkeyp
     history.close()
     again = History(history.folder)
     assert ids(again) == [old[3], *old[:3]], "by the minute, as nothing else is known of runs"
-    assert [entry.place for entry in again.entries(ANNA)] == [0, 0, 1, 2]
+    assert [entry.index for entry in again.entries(ANNA)] == [0, 0, 1, 2]
     assert ids(again, favourites_only=True) == old[:1]
     assert again.picture(ANNA, old[1]).read_bytes() == PNG and len(files(again)) == 4
     again.close()
@@ -483,7 +483,7 @@ def test_what_another_server_adds_while_one_starts_stays_as_it_was_added(history
         rows = run(starting, statement, values)
         if not added:  # its look at what it knows
             monkeypatch.undo()
-            added.append(history.add(ANNA, PNG, PICTURE, run="a run", place=3))
+            added.append(history.add(ANNA, PNG, PICTURE, run="a run", index=3))
         return rows
 
     monkeypatch.setattr(History, "_run", then_add)
@@ -643,7 +643,7 @@ def test_adding_and_reading_wait_for_no_other_server_that_holds_the_database(his
     other.execute("BEGIN IMMEDIATE")
     told, begun, name = threading.Event(), time.monotonic(), history_module.new_name()
     history.add_later(
-        ANNA, shown, PICTURE, lambda failure: failure or told.set(), name=name, run="run", place=0
+        ANNA, shown, PICTURE, lambda failure: failure or told.set(), name=name, run="run", index=0
     )
     assert history.favourites(ANNA, [name, there]) == {name: False, there: False}
     assert ids(history) == [there]
@@ -656,6 +656,6 @@ def test_a_picture_that_is_being_added_is_there_for_whoever_reads(history):
     (there,) = add(history, 1)
     name = history_module.new_name()
     history.add_later(
-        ANNA, history.picture(ANNA, there), PICTURE, lambda _: None, name=name, run="run", place=0
+        ANNA, history.picture(ANNA, there), PICTURE, lambda _: None, name=name, run="run", index=0
     )
     assert history.set_favourite(ANNA, name, True)

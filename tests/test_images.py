@@ -315,7 +315,7 @@ def test_one_picture_of_a_mixed_request_is_written_as_if_it_had_been_asked_alone
 
 def test_the_longest_request_of_all_comes_back_from_a_png():
     longest = "👩" * MAX_PROMPT_LENGTH
-    owns = [dict(negative_prompt=longest[:-1] + str(place)) for place in range(8)]
+    owns = [dict(negative_prompt=longest[:-1] + str(index)) for index in range(8)]
     request = Request.check(
         {"prompts": [longest] * 8, "negative_prompt": longest, "own": owns}, Picture()
     )

@@ -103,11 +103,11 @@ def test_the_ends_of_the_way_are_what_they_are_without_one_and_neighbours_change
     assert np.array_equal(together[0], plain)
     assert len({each.tobytes() for each in together}) == 4
     compiled = count_compilations()
-    for place, settings in enumerate(own):
+    for index, settings in enumerate(own):
         (alone,) = drawn(
-            engine, {}, prompts=[*[""] * place, "a cat"], own=[*[None] * place, settings]
+            engine, {}, prompts=[*[""] * index, "a cat"], own=[*[None] * index, settings]
         )
-        assert np.array_equal(alone, together[place])
+        assert np.array_equal(alone, together[index])
     assert compiled() == 0
     (there,) = drawn(engine, {}, prompts=["a dog"])
     assert_alike(drawn(engine, {}, to_prompt="a dog", share=1.0)[0], there.astype(int))

@@ -139,7 +139,7 @@ def ask(engine, prompts, **values) -> Request:
 def drawn(job) -> dict[int, np.ndarray]:
     events = list(job.events())
     assert isinstance(events[-1], Done), events[-1]
-    return {e.place: e.pixels for e in events if isinstance(e, ImageReady)}
+    return {e.index: e.pixels for e in events if isinstance(e, ImageReady)}
 
 
 def test_each_model_brings_its_defaults_and_what_is_asked_for_wins(engine):
@@ -167,9 +167,9 @@ def test_eight_fine_tunes_draw_in_one_batch_as_each_does_alone_and_nothing_is_co
     assert len({pixels.tobytes() for pixels in together.values()}) == COUNT
     placed = {name.name for device in range(8) for name in engine.worker.weights.names(device)}
     assert placed == {f"tune {number}" for number in range(COUNT)}
-    for place in (0, 3, 7):
-        alone = drawn(engine.submit(request.only(place)))
-        assert np.array_equal(alone[0], together[place])
+    for index in (0, 3, 7):
+        alone = drawn(engine.submit(request.only(index)))
+        assert np.array_equal(alone[0], together[index])
     assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
     assert set(engine.scheduler._benches) == {engine.batch}
 
@@ -229,8 +229,8 @@ def test_pictures_of_one_request_may_differ_in_size_and_are_as_each_is_alone(eng
         (32, 64, 3),
         (32, 64, 3),
     ]
-    for place, pixels in together.items():
-        assert np.array_equal(drawn(engine.submit(request.only(place)))[0], pixels)
+    for index, pixels in together.items():
+        assert np.array_equal(drawn(engine.submit(request.only(index)))[0], pixels)
     assert len(engine.scheduler._benches) == 2
 
 

@@ -87,7 +87,7 @@ def test_contents_that_are_not_those_of_a_form_are_refused_in_a_sentence(content
 def test_contents_of_any_kind_are_refused_in_a_sentence(
     form, page_engine, part, name, content, sentence
 ):
-    assert Request.check(form_module.read(form), page_engine.offer).places() == [*range(8)]
+    assert Request.check(form_module.read(form), page_engine.offer).indices() == [*range(8)]
     (form[part] if part else form)[name] = content
     with pytest.raises(RequestError, match=sentence):
         Request.check(form_module.read(form), page_engine.offer)
@@ -207,8 +207,8 @@ def test_nothing_can_be_done_before_what_was_saved_is_there(visitor, address):
             } });""")
         tab.reload()
         tab.wait_for_function("window.goOn !== undefined")
-        for place in (box(tab, 1), generate(tab)):
-            assert place.evaluate("place => place.closest('[inert]') !== null")
+        for index in (box(tab, 1), generate(tab)):
+            assert index.evaluate("place => place.closest('[inert]') !== null")
         tab.keyboard.press("Control+Enter")
         tab.evaluate("window.goOn()")
         expect(box(tab, 1)).to_have_value("saved")

@@ -43,7 +43,7 @@ def sources(tab) -> list[str]:
 
 def new(before: list[str], after: list[str]) -> list[int]:
     """The places whose picture is another."""
-    return [place for place, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) > 1]
+    return [index for index, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) > 1]
 
 
 def done(tab) -> None:
@@ -82,7 +82,7 @@ def test_only_what_has_changed_is_drawn_where_the_seed_is_fixed(tab, page_engine
     monkeypatch.setattr(
         page_engine,
         "submit",
-        lambda request, **options: (drawn.append(request.places()), submit(request, **options))[1],
+        lambda request, **options: (drawn.append(request.indices()), submit(request, **options))[1],
     )
     generate(tab).click()
     says(tab, "All pictures are there already, as they are asked for.")
@@ -329,8 +329,8 @@ def test_the_bundled_model_offers_examples_and_words_that_it_knows():
     shown = part("chips", ENGLISH, card.themes)
     assert all(f'data-do="word">{word}<' in shown for word in offered)
     folder = BUNDLED_MODEL / "examples"
-    for place, prompt in enumerate(card.prompts):
-        shown = part("figure", ENGLISH, example(folder, place, prompt), (128, 128))
+    for index, prompt in enumerate(card.prompts):
+        shown = part("figure", ENGLISH, example(folder, index, prompt), (128, 128))
         assert f'alt="{prompt}"' in shown and "data:image/webp" in shown
         assert ">Example<" in shown and "data-do" not in shown
     assert example(folder, 8, "none").state == "blank"

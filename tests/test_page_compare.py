@@ -90,7 +90,7 @@ def test_no_value_and_too_many_are_answered_in_a_sentence(values, sentence):
 def test_what_is_suggested_can_be_made_and_has_the_models_own_among_it(what, defaults):
     values = suggested(what, defaults)
     made = comparison(Request.check({"prompts": ["a"], "seed": 5}, defaults), what, values)
-    assert 5 <= len(values) == len(set(values)) == len(made.places()) <= 8
+    assert 5 <= len(values) == len(set(values)) == len(made.indices()) <= 8
     assert getattr(defaults, what) in values
 
 
@@ -217,8 +217,8 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
     assert page_engine.programs.traces == before == {"encode": 1, "advance": 1, "decode": 1}
     assert prompts(tab) == [PROMPTS[1]] * 8
     assert alts(tab) == [f"{label}: {PROMPTS[1]}" for label in EIGHT]
-    for place in range(8):
-        expect(figures(tab).nth(place)).to_contain_text("Seed 4294967001")
+    for index in range(8):
+        expect(figures(tab).nth(index)).to_contain_text("Seed 4294967001")
     tab.set_viewport_size({"width": 1366, "height": 650})
     assert labels(tab).evaluate_all(
         "labels => labels.every(label => label.scrollWidth <= label.clientWidth)"

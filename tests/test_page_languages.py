@@ -169,7 +169,7 @@ def test_a_phone_in_arabic_shows_everything_from_the_right(chromium, keeping, sc
             assert min(ends) >= 0 and max(ends) <= 390, "something is cut off at the edge"
             assert tab.evaluate("document.documentElement.scrollWidth") <= 390
         expect(tab.locator("#history-panel img")).to_have_count(8)
-        first, second = (figures(tab).nth(place).bounding_box() for place in (0, 1))
+        first, second = (figures(tab).nth(index).bounding_box() for index in (0, 1))
         assert first["x"] > second["x"] and first["y"] == second["y"]
         assert Axe().run(tab)["violations"] == []
 

@@ -63,10 +63,10 @@ class Waiting:
 
     @property
     def cancelled(self):
-        return self.unwanted >= set(self.request.places())
+        return self.unwanted >= set(self.request.indices())
 
-    def cancel(self, place=None):
-        self.unwanted.update(self.request.places() if place is None else [place])
+    def cancel(self, index=None):
+        self.unwanted.update(self.request.indices() if index is None else [index])
         if self.cancelled:
             self.happens(Cancelled())
 
@@ -99,8 +99,8 @@ class Engine:
 class Files:
     """A disk where a picture's name says what it was made from."""
 
-    def add(self, request, place, pixels, browser):
-        asked = request.pictures[place]
+    def add(self, request, index, pixels, browser):
+        asked = request.pictures[index]
         name = f"{asked.prompt} {asked.seed}"
         return Picture(f"{name}.png", f"{name}.webp")
 
@@ -114,12 +114,12 @@ def begun():
     return Runs(Studio(engine, Files(), Inputs())).start(ASKED, browser="me"), engine
 
 
-def alone(run, place, prompt):
-    return settings.Picture(prompt=prompt, model="m", seed=run.seed_for(place) + place)
+def alone(run, index, prompt):
+    return settings.Picture(prompt=prompt, model="m", seed=run.seed_for(index) + index)
 
 
 def draw(job):
-    job.happens(*(ImageReady(place, PIXELS) for place in job.request.places()), Done(1.0))
+    job.happens(*(ImageReady(index, PIXELS) for index in job.request.indices()), Done(1.0))
 
 
 def until(true):
@@ -135,7 +135,7 @@ def in_state(run, state):
 
 
 def names(run):
-    return {place: picture.png for place, picture in run.pictures().items()}
+    return {index: picture.png for index, picture in run.pictures().items()}
 
 
 def test_one_picture_is_drawn_again_with_its_seed_and_the_others_stay():
@@ -148,7 +148,7 @@ def test_one_picture_is_drawn_again_with_its_seed_and_the_others_stay():
     assert in_state(run, "waiting")[0].before.picture.png == "b 4.png", "what was there still is"
     draw(engine.jobs[1])
     snapshots = list(following(run, "me", seen))
-    assert {card.place for snapshot in snapshots for card in snapshot.cards} == {1}
+    assert {card.index for snapshot in snapshots for card in snapshot.cards} == {1}
     heard = [ENGLISH.translate(text) for snapshot in snapshots for text in snapshot.news]
     assert heard == ["Picture 2 is ready."]
     assert run.pictures() == {**before, 1: Picture("new 4.png", "new 4.webp")}
@@ -189,7 +189,7 @@ def test_a_picture_is_taken_from_a_run_that_goes_on_with_the_others():
     run.redraw(1, alone(run, 1, "new"))
     run.redraw(4, alone(run, 4, "fifth"))
     main, second, fifth = engine.jobs
-    assert main.unwanted == {1} and second.request.places() == [1]
+    assert main.unwanted == {1} and second.request.indices() == [1]
     assert second.client == main.client == "me"
     draw(second)
     draw(fifth)
@@ -218,7 +218,7 @@ def test_what_was_there_stays_until_its_successor_comes_and_stop_gives_it_back()
     until(lambda: again.over)
     assert names(again) == {0: "x 30.png", 1: "b 4.png"}
     assert again.request.prompts == ("x", "b", "", "z") and again.request.pictures[1].seed == 4
-    assert [card.place for card in in_state(again, "stopped")] == [3]
+    assert [card.index for card in in_state(again, "stopped")] == [3]
     again.redraw(1, alone(again, 1, "new"))
     again.redraw(1, alone(again, 1, "newer"))
     again.stop()
@@ -245,7 +245,7 @@ def test_stop_ends_redraws_as_well():
     run.redraw(1, alone(run, 1, "new"))
     run.stop()
     until(lambda: run.over)
-    assert [card.place for card in in_state(run, "stopped")] == [0, 1, 2]
+    assert [card.index for card in in_state(run, "stopped")] == [0, 1, 2]
     assert run.redraw(1, alone(run, 1, "new")), "what was stopped can be redrawn"
 
 
@@ -264,8 +264,8 @@ def test_emptied_boxes_take_their_pictures_along_down_to_the_last():
     draw(engine.jobs[0])
     until(lambda: run.over)
     run.redraw(0, alone(run, 0, "new"))
-    for place in range(3):
-        assert run.redraw(place, None)
+    for index in range(3):
+        assert run.redraw(index, None)
     assert engine.jobs[1].cancelled and run.over and not run.pictures()
     run.redraw(2, alone(run, 2, "back"))
     draw(engine.jobs[2])
@@ -278,8 +278,8 @@ def test_nobody_has_more_than_one_job_a_box():
     draw(engine.jobs[0])
     until(lambda: run.over)
     for text in ("n", "ne", "new"):
-        for place in (0, 2):
-            run.redraw(place, alone(run, place, text))
+        for index in (0, 2):
+            run.redraw(index, alone(run, index, text))
     assert sum(not job.cancelled for job in engine.jobs[1:]) == 2
 
 

@@ -147,7 +147,7 @@ def test_what_is_shown_in_a_panel_is_what_is_read_from_it(request_, page_engine)
     here = {"model": page_engine.offer.first, "height": 32, "width": 32}
     asked = Request.check({**request_.values(), **here}, page_engine.offer)
     shown = Request.check(read(show(asked.values(), page_engine.offer)), page_engine.offer)
-    assert shown.places() == asked.places()
+    assert shown.indices() == asked.indices()
     assert [*filter(None, shown.pictures)] == [*filter(None, asked.pictures)]
 
 

@@ -455,7 +455,7 @@ class FakeJob:
     def events(self):
         return iter(self._events)
 
-    def cancel(self, place=None):
+    def cancel(self, index=None):
         pass
 
 
@@ -569,13 +569,13 @@ class FakeHistory:
         self.proceed, self._writer = threading.Event(), ThreadPoolExecutor(1)
         self.proceed.set()
 
-    def add_later(self, owner, file, picture, done, *, name, run, place):
+    def add_later(self, owner, file, picture, done, *, name, run, index):
         def write():
             assert self.proceed.wait(5)
             if len(self.stored) == self.room:
                 done(HistoryError("The disk is full."))
             else:
-                self.stored.append((owner, file.read_bytes(), picture.seed, name, run, place))
+                self.stored.append((owner, file.read_bytes(), picture.seed, name, run, index))
                 done(None)
 
         self._writer.submit(write)
@@ -632,7 +632,7 @@ def test_what_is_drawn_again_while_it_is_being_kept_is_dropped_once_it_is(disk):
 @pytest.mark.parametrize("asked", [ASKED, ASKED.only(0)])
 def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
     def submit(request, **_):
-        job = FakeJob(*[ImageReady(place, None) for place in request.places()], Done(1.0))
+        job = FakeJob(*[ImageReady(index, None) for index in request.indices()], Done(1.0))
         job.request = request
         return job
 
@@ -652,7 +652,7 @@ def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
 
 def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_well(disk):
     def submit(request, **_):
-        job = FakeJob(*[ImageReady(place, None) for place in request.places()], Done(1.0))
+        job = FakeJob(*[ImageReady(index, None) for index in request.indices()], Done(1.0))
         job.request = request
         return job
 
@@ -689,7 +689,7 @@ def test_the_seed_that_is_named_gives_what_was_drawn_again_at_its_place(request_
 
 def test_whoever_comes_for_a_redraw_is_told_of_what_that_drew_alone(disk):
     def submit(request, **_):
-        job = FakeJob(*(ImageReady(place, None) for place in request.places()), Done(1.0))
+        job = FakeJob(*(ImageReady(index, None) for index in request.indices()), Done(1.0))
         job.request = request
         return job
 

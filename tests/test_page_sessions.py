@@ -241,7 +241,7 @@ def test_a_grid_is_made_once_and_anew_when_a_picture_is_another(page_engine, tmp
     kept = Files(tmp_path, to_png)
     request = make_request(["one", "two"], height=32, width=32, model="", steps=1)
     pictures = {
-        place: kept.add(request, place, np.full((32, 32, 3), place, np.uint8)) for place in range(2)
+        index: kept.add(request, index, np.full((32, 32, 3), index, np.uint8)) for index in range(2)
     }
     first, again = (kept.grid(request, pictures) for _ in range(2))
     assert first == again and len(made) == 3

@@ -78,18 +78,18 @@ def test_the_last_preview_is_close_to_the_picture(engine):
         if isinstance(event, Progress):
             previews |= event.previews
         if isinstance(event, ImageReady):
-            pictures[event.place] = event.pixels
+            pictures[event.index] = event.pixels
     assert previews.keys() == pictures.keys() == {0, 1, 2, 3}
     small = [
         np.asarray(
-            Image.fromarray(pictures[place]).resize(
-                previews[place].shape[1::-1], Image.Resampling.BOX
+            Image.fromarray(pictures[index]).resize(
+                previews[index].shape[1::-1], Image.Resampling.BOX
             ),
             float,
         )
-        for place in range(4)
+        for index in range(4)
     ]
-    found = np.corrcoef(np.ravel(small), np.ravel([previews[place] for place in range(4)]))[0, 1]
+    found = np.corrcoef(np.ravel(small), np.ravel([previews[index] for index in range(4)]))[0, 1]
     print(f"previews | correlation with the pictures | {found:.3f}")
     assert previews[0].shape == (32, 32, 3) and found > 0.85
 

@@ -271,7 +271,7 @@ def test_pictures_without_guidance_are_those_of_programs_that_guide_others(sd1):
     pipeline, params = sd1
     plain, both = (make_programs(pipeline, 1, guided=guided) for guided in (False, True))
     params = jax.device_put(params, replicated(plain.mesh))
-    entries = {i: enter(pipeline, *DIFFERENT[place]) for i, place in enumerate((2, 5))}
+    entries = {i: enter(pipeline, *DIFFERENT[index]) for i, index in enumerate((2, 5))}
     apart = np.abs(draw(plain, params, entries).astype(int) - draw(both, params, entries))
     assert apart.max() <= 1
     with pytest.raises(ValueError, match="without guidance"):

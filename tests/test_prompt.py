@@ -209,7 +209,7 @@ EMBEDDINGS = {"easy-negative": 2, "Bad": 1, "bad hands v4": 3, "<cat-toy>": 1}
 def test_an_embeddings_name_stands_for_its_vectors(text, found):
     (chunk,) = prompt.chunks(parse(text), words, 3, EMBEDDINGS).chunks
     assert chunk.vectors == found
-    assert all(chunk.ids[place] == 0 for place in found)
+    assert all(chunk.ids[index] == 0 for index in found)
 
 
 def test_an_embedding_is_not_divided():

@@ -227,7 +227,7 @@ def test_what_a_request_says_of_itself_makes_it_again():
 
 
 def test_places_are_the_prompts_that_are_not_blank():
-    assert check(prompts=["", "a", " ", "b"]).places() == [1, 3]
+    assert check(prompts=["", "a", " ", "b"]).indices() == [1, 3]
 
 
 def test_seeds_follow_the_place_and_wrap_around():
@@ -252,8 +252,8 @@ def test_a_request_grows_to_take_a_picture_up_and_shrinks_to_none():
     request, new = check(own=[{"steps": 3}]), picture(seed=1, guidance=0.0)
     grown = request.replaced(3, new)
     assert grown.pictures == (*request.pictures, None, None, new)
-    assert grown.replaced(0, None).places() == [3]
-    assert grown.replaced(0, None).replaced(3, None).places() == []
+    assert grown.replaced(0, None).indices() == [3]
+    assert grown.replaced(0, None).replaced(3, None).indices() == []
 
 
 # --- overrides ----------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_what_most_pictures_share_is_common_and_the_rest_is_overridden():
         own=[{"steps": 3}, {"steps": 4, "seed": 0}, None, {"guidance": 2}],
     )
     assert request.common == dataclasses.replace(DEFAULTS, seed=5, steps=9)
-    assert [request.overrides(place) for place in range(4)] == [
+    assert [request.overrides(index) for index in range(4)] == [
         {},
         {"steps": 4, "seed": 0},
         {},

@@ -151,12 +151,12 @@ def drawn(folder, **options) -> list[ImageReady]:
 
 
 def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_path):
-    places = [tmp_path / name for name in ("any", "none")]
-    for place in places:
-        place.mkdir()
+    indices = [tmp_path / name for name in ("any", "none")]
+    for index in indices:
+        index.mkdir()
     strict, lenient = (
-        with_thresholds(checkpoints["sd1"], folder, place, threshold)
-        for place, threshold in zip(places, (ANY, NONE), strict=True)
+        with_thresholds(checkpoints["sd1"], folder, index, threshold)
+        for index, threshold in zip(indices, (ANY, NONE), strict=True)
     )
     plain = drawn(strict)
     assert not any(event.unsafe for event in plain), "nobody has asked it"
@@ -228,13 +228,13 @@ def test_it_is_asked_where_the_page_is_served_to_others(flags, others, monkeypat
 
 
 def test_one_that_is_only_a_pickle_is_refused_with_the_way_out(checkpoints, folder, tmp_path):
-    place = with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY)
-    (place / "safety_checker" / "model.safetensors").rename(
-        place / "safety_checker" / "pytorch_model.bin"
+    index = with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY)
+    (index / "safety_checker" / "model.safetensors").rename(
+        index / "safety_checker" / "pytorch_model.bin"
     )
     with pytest.raises(CheckpointError, match="Or leave it out with --no-safety-checker"):
-        Checkpoint.from_pretrained(place, safety_checker=True)
-    Checkpoint.open(place)
+        Checkpoint.from_pretrained(index, safety_checker=True)
+    Checkpoint.open(index)
 
 
 def test_checkpoints_without_one_are_drawn_with_as_ever(checkpoints):
@@ -272,8 +272,8 @@ def test_only_pictures_that_are_wanted_are_looked_at(checkpoints, folder, tmp_pa
 @pytest.fixture(scope="module")
 def checked(checkpoints, folder, tmp_path_factory):
     """(pipeline, params) of a checkpoint whose checker objects to everything, and its folder."""
-    place = with_thresholds(checkpoints["sd1"], folder, tmp_path_factory.mktemp("checked"), ANY)
-    return *FlaxStableDiffusionPipeline.from_pretrained(place, dtype=jnp.bfloat16), place
+    index = with_thresholds(checkpoints["sd1"], folder, tmp_path_factory.mktemp("checked"), ANY)
+    return *FlaxStableDiffusionPipeline.from_pretrained(index, dtype=jnp.bfloat16), index
 
 
 def call(pipeline, params, **values):
@@ -306,7 +306,7 @@ def test_a_flax_pipeline_blacks_what_it_objects_to_and_says_which(checked):
 
 
 def test_programs_ask_the_checker_themselves_or_leave_it_out(checked):
-    pipeline, params, place = checked
+    pipeline, params, index = checked
     pictures = [Image.fromarray(np.full((40, 64, 3), shade, np.uint8)) for shade in (9, 99)]
     assert isinstance(pipeline.feature_extractor, CLIPImageProcessorPil), "the other logs a warning"
     features = pipeline.feature_extractor(pictures, return_tensors="np").pixel_values
@@ -314,10 +314,10 @@ def test_programs_ask_the_checker_themselves_or_leave_it_out(checked):
     assert np.all(pipeline.safety_checker(features, params=params["safety_checker"]))
     other = FlaxStableDiffusionPipeline(**pipeline.components)
     assert other.safety_checker is pipeline.safety_checker
-    alone, own = FlaxStableDiffusionPipeline.from_pretrained(place, safety_checker=None)
+    alone, own = FlaxStableDiffusionPipeline.from_pretrained(index, safety_checker=None)
     assert alone.safety_checker is alone.feature_extractor is None and "safety_checker" not in own
     assert call(alone, own).nsfw_content_detected is False
-    checker = FlaxStableDiffusionSafetyChecker.from_pretrained(place / "safety_checker")
+    checker = FlaxStableDiffusionSafetyChecker.from_pretrained(index / "safety_checker")
     assert np.all(checker(features)) and checker.params["concept_embeds"].shape == (17, 16)
 
 
@@ -337,8 +337,8 @@ def test_a_pipeline_with_a_checker_is_saved_as_pytorch_reads_it(checked, tmp_pat
 
 
 def test_a_flax_pipeline_draws_without_a_checker_that_cannot_be_read(checkpoints, folder, tmp_path):
-    place = with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY)
-    (place / "safety_checker" / "model.safetensors").unlink()
+    index = with_thresholds(checkpoints["sd1"], folder, tmp_path, ANY)
+    (index / "safety_checker" / "model.safetensors").unlink()
     with pytest.warns(UserWarning, match="Pictures are not checked"):
-        pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(place)
+        pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(index)
     assert pipeline.safety_checker is None and "safety_checker" not in params

@@ -82,7 +82,7 @@ class Devices:
         tickets = [
             Ticket(
                 job=job,
-                place=place,
+                index=index,
                 client=client,
                 address=address,
                 batch=batch,
@@ -90,7 +90,7 @@ class Devices:
                 kinds=kinds,
                 previews=previews,
             )
-            for place, (batch, weights) in zip(range(pictures), wanted, strict=False)
+            for index, (batch, weights) in zip(range(pictures), wanted, strict=False)
         ]
         self.scheduler.submit(tickets, self.now, steps=steps)
         return job
@@ -349,7 +349,7 @@ def test_what_is_cancelled_leaves_within_one_plan(one):
     one.step()
     one.scheduler.cancel(waiting, one.now)
     assert (waiting, Cancelled()) in one.scheduler.events()
-    one.scheduler.cancel(job, one.now, place=3)
+    one.scheduler.cancel(job, one.now, index=3)
     assert len(one.step().rows) == 7
     one.scheduler.cancel(job, one.now)
     assert not one.scheduler.schedule(one.now).rows
@@ -673,11 +673,11 @@ def test_whatever_is_asked_is_drawn_once_or_cancelled(happens, count, memory):
     for job, pictures in asked.items():
         *before, end = devices.told[job]
         assert not any(isinstance(event, Done | Cancelled | Failed) for event in before)
-        places = [event.place for event in before if isinstance(event, ImageReady)]
-        assert len(places) == len(set(places)) <= pictures
+        indices = [event.index for event in before if isinstance(event, ImageReady)]
+        assert len(indices) == len(set(indices)) <= pictures
         assert isinstance(end, Done | Cancelled)
         if not any(isinstance(what, tuple) for what in happens):
-            assert isinstance(end, Done) and len(places) == pictures
+            assert isinstance(end, Done) and len(indices) == pictures
     assert not devices.scheduler.occupied
 
 

@@ -84,8 +84,8 @@ def opened(reference, folder):
 
 def drawn(engine: Engine, given=GIVEN, **values) -> list[np.ndarray]:
     job = engine.submit(Request.check({**ASKED, **values}, engine.offer), inputs=given)
-    pictures = {e.place: e.pixels for e in job.events() if isinstance(e, ImageReady)}
-    return [pictures[place] for place in sorted(pictures)]
+    pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
+    return [pictures[index] for index in sorted(pictures)]
 
 
 def theirs(reference, kind: str, engine: Engine, monkeypatch, photo=PHOTO, **values) -> np.ndarray:

@@ -84,8 +84,8 @@ def test_a_picture_is_told_of_when_all_its_tiles_are_there():
     ):
         job.tell(event)
     first, second, done = job.events()
-    assert (first.place, first.unsafe) == (0, False)
-    assert (second.place, second.unsafe, second.pixels.shape) == (1, True, (100, 40, 3))
+    assert (first.index, first.unsafe) == (0, False)
+    assert (second.index, second.unsafe, second.pixels.shape) == (1, True, (100, 40, 3))
     assert np.all(second.pixels == 9) and done == Done(1.0)
 
 
@@ -100,7 +100,7 @@ def test_a_whole_picture_is_blurred_where_one_of_its_tiles_is_not_safe():
 
 def test_a_picture_is_given_up_with_all_its_tiles():
     cancelled = []
-    job = make_job(lambda _, place: cancelled.append(place))
+    job = make_job(lambda _, index: cancelled.append(index))
     job.cancel(0)
     job.cancel(1)
     job.cancel()
@@ -181,7 +181,7 @@ def test_a_whole_picture_is_shown_as_it_forms_and_tiles_beside_it_are_not(engine
     )
     job = engine.submit(Request((*request.pictures, alone)), inputs=given)
     shown = {
-        place for event in job.events() if isinstance(event, Progress) for place in event.previews
+        index for event in job.events() if isinstance(event, Progress) for index in event.previews
     }
     assert shown == {1} and sum(len(plan.enter) for plan in planned) == 11
     assert sum(len(plan.preview) for plan in planned) <= 8, "tiles are drawn for nobody"

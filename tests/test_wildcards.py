@@ -269,8 +269,8 @@ def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
             for picture in drawn.pictures
             if picture
         )
-        for place in request.places():
-            assert page_engine._settled(request.only(place)).pictures[0] == drawn.pictures[place]
+        for index in request.indices():
+            assert page_engine._settled(request.only(index)).pictures[0] == drawn.pictures[index]
     assert len({*drawn.prompts}) > 2
     way = dataclasses.replace(asked.pictures[0], to_prompt="a hen", to_seed=8, share=0.5)
     assert re.fullmatch("(red|blue) a hen, (ink|oil)", offer.styled(way).to_prompt)

@@ -57,7 +57,7 @@ def grey(value, **within):
 
 def ticket(entry) -> Ticket:
     return Ticket(
-        job=1, place=0, client="", batch=BATCH, weights=BASE, kinds=np.ones(5, int), entry=entry
+        job=1, index=0, client="", batch=BATCH, weights=BASE, kinds=np.ones(5, int), entry=entry
     )
 
 

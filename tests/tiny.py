@@ -144,8 +144,8 @@ def original_unet(name: str, levels: int, layers: int, attends: list[bool]) -> s
         if kind == "downsamplers":
             return f"input_blocks.{(level + 1) * (layers + 1)}.0.op.{rest.split('.')[-1]}"
         if kind == "upsamplers":
-            place = 2 if attends[::-1][level] else 1
-            return f"output_blocks.{(level + 1) * (layers + 1) - 1}.{place}.{rest}"
+            index = 2 if attends[::-1][level] else 1
+            return f"output_blocks.{(level + 1) * (layers + 1) - 1}.{index}.{rest}"
         first = (
             f"input_blocks.{1 + level * (layers + 1) + layer}"
             if way == "down"

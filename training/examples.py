@@ -25,7 +25,7 @@ def main() -> None:
     for event in engine.submit(Request.check(values, engine.offer), previews=False).events():
         if isinstance(event, ImageReady):
             file = to_webp(event.pixels, QUALITY, effort=6)
-            (examples / f"{event.place}.webp").write_bytes(file)
+            (examples / f"{event.index}.webp").write_bytes(file)
     engine.close()
 
 

@@ -106,8 +106,8 @@ def _generate(args: argparse.Namespace) -> int:
         given, sizes = {each.name: each for each in inputs}, {}
         if args.larger:
             sizes = {
-                place: (request.pictures[place].width, request.pictures[place].height)
-                for place in request.places()
+                index: (request.pictures[index].width, request.pictures[index].height)
+                for index in request.indices()
             }
             said = [each.get("strength", values["strength"]) for each in own]
             request = _again(request, args.larger, said, engine, given, line)
@@ -133,9 +133,9 @@ def _again(
     once they are drawn, and are in what is given; None if that failed. A strength that has been
     `said` of a prompt is that of its second drawing, unless the first begins with a picture."""
 
-    def one(place: int, picture: Picture) -> Picture:
+    def one(index: int, picture: Picture) -> Picture:
         strength = LARGER_STRENGTH
-        if said[place] is not None and not picture.init_image:
+        if said[index] is not None and not picture.init_image:
             strength = picture.strength
         unit = engine.offer.size_unit(picture.model)
         return larger(
@@ -146,17 +146,17 @@ def _again(
         )
 
     again = Request(
-        tuple(picture and one(place, picture) for place, picture in enumerate(request.pictures))
+        tuple(picture and one(index, picture) for index, picture in enumerate(request.pictures))
     )
-    for place in again.places():  # before anything is drawn
-        engine.offer.check(again.pictures[place])
+    for index in again.indices():  # before anything is drawn
+        engine.offer.check(again.pictures[index])
 
     def take(event: ImageReady) -> None:
         nonlocal again
         start = Input.of_pixels(event.pixels)
         given[start.name] = start
         again = again.replaced(
-            event.place, dataclasses.replace(again.pictures[event.place], init_image=start.name)
+            event.index, dataclasses.replace(again.pictures[event.index], init_image=start.name)
         )
 
     job = engine.submit(request, previews=False, inputs=given)
@@ -169,15 +169,15 @@ def _filled(values: dict[str, Any], offer: Offer) -> Request:
     request = Request.check(
         {**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]}, offer
     )
-    places = request.places()
-    for place, settings in enumerate(values.get("own", ())):
-        if settings and place not in places:
-            raise ValueError(f"--own {place + 1}: there is no prompt {place + 1}.")
-    return Request(request.pictures[: max(len(given), places[-1] + 1)])
+    indices = request.indices()
+    for index, settings in enumerate(values.get("own", ())):
+        if settings and index not in indices:
+            raise ValueError(f"--own {index + 1}: there is no prompt {index + 1}.")
+    return Request(request.pictures[: max(len(given), indices[-1] + 1)])
 
 
 def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """What each prompt has for itself, by place; raises ValueError for what is no setting."""
+    """What each prompt has for itself, by index; raises ValueError for what is no setting."""
     own = [{} for _ in range(MAX_PROMPTS)]
     for number, name, text in given:
         if not number.isdecimal() or not 1 <= int(number) <= MAX_PROMPTS:
@@ -247,16 +247,16 @@ def _save(
     sizes: Mapping[int, tuple[int, int]],
 ) -> int:
     """Writes the pictures as they come and the grid at the end; returns the exit code. `sizes` are
-    those of the pictures which these are larger than, by place."""
+    those of the pictures which these are larger than, by index."""
     request = job.request
     pictures: list[np.ndarray | None] = [None] * len(request.prompts)
 
     def take(event: ImageReady) -> None:
-        place = event.place
-        pictures[place] = event.pixels
+        index = event.index
+        pictures[index] = event.pixels
         write(
-            folder / f"{place:02}.png",
-            to_png(event.pixels, request.only(place), first_size=sizes.get(place)),
+            folder / f"{index:02}.png",
+            to_png(event.pixels, request.only(index), first_size=sizes.get(index)),
         )
 
     if not take_all(job, take, line):

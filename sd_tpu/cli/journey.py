@@ -73,16 +73,16 @@ def _journey(args: argparse.Namespace) -> int:
         job = engine.submit(request(engine.offer), previews=False)
 
         def take(event: ImageReady) -> None:
-            made[event.place] = event.pixels
+            made[event.index] = event.pixels
             write(
-                args.out / f"{event.place:02}.png",
-                engine.to_png(event.pixels, job.request.only(event.place)),
+                args.out / f"{event.index:02}.png",
+                engine.to_png(event.pixels, job.request.only(event.index)),
             )
 
         if not take_all(job, take, line):
             return 1
         movie = args.out / f"journey.{args.movie}"
-        write_movie([made[place] for place in sorted(made)], movie, args.milliseconds)
+        write_movie([made[index] for index in sorted(made)], movie, args.milliseconds)
         print(movie, flush=True)
         return 0
     finally:

@@ -60,7 +60,7 @@ class ExtraNetwork(abc.ABC):
         return bytes_of(self.shapes)
 
     @property
-    def places(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Path, ...]:
         """Where its files lie."""
         return (self.source,)
 

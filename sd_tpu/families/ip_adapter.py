@@ -90,7 +90,7 @@ class IPAdapter(ExtraNetwork):
         )
 
     @property
-    def places(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Path, ...]:
         """Where its files lie."""
         return self.source, self.encoder
 

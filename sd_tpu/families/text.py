@@ -127,8 +127,8 @@ def _learned(
     order: dict[tuple[str, int], int] = {}
     for text, prompt in enumerate(prompts):
         for number, chunk in enumerate(prompt.chunks):
-            for place, vector in chunk.vectors.items():
-                rows[text, number, place + 1] = 1 + order.setdefault(vector, len(order))
+            for index, vector in chunk.vectors.items():
+                rows[text, number, index + 1] = 1 + order.setdefault(vector, len(order))
     if len(order) > MOST_VECTORS:
         raise PromptError(
             "The embeddings in the prompt and the negative prompt have {count} "

@@ -488,22 +488,22 @@ class _Task:
                 first_size = self.picture.width, self.picture.height
                 request, starts = await run_sync(self._again, request, made)
                 made, end = await self._take(has_drawn(request, [*inputs, *starts]))
-            for place, pixels in sorted(made.items()):
-                whole = await run_sync(self._start.finished, place, pixels)
-                files.append(await png_of(engine, whole, self._job.request, place, first_size))
+            for index, pixels in sorted(made.items()):
+                whole = await run_sync(self._start.finished, index, pixels)
+                files.append(await png_of(engine, whole, self._job.request, index, first_size))
             if self.interrupted or (isinstance(end, Cancelled) and not self.skipped):
                 break
             self.skipped = False
         return files
 
     async def _take(self, events: AsyncIterator[Event]) -> tuple[dict[int, np.ndarray], Event]:
-        """The pictures by place, and how it ended."""
+        """The pictures by index, and how it ended."""
         self._progress, made = Progress(0, self.picture.steps, {}), {}
         async for event in events:
             match event:
-                case ImageReady(place, pixels, unsafe):
+                case ImageReady(index, pixels, unsafe):
                     self.comments |= {str(BLURRED)} if unsafe else set()
-                    made[place] = pixels
+                    made[index] = pixels
                 case Progress():
                     self._progress = event
                     self._preview = next(iter(event.previews.values()), self._preview)
@@ -513,7 +513,7 @@ class _Task:
         self, request: Request, made: Mapping[int, np.ndarray]
     ) -> tuple[Request, list[Input]]:
         """What draws pictures again, larger, and what they begin with."""
-        starts = [Input.of_pixels(made[place]) for place in request.places()]
+        starts = [Input.of_pixels(made[index]) for index in request.indices()]
         again = [
             dataclasses.replace(self._hires.again(picture), init_image=start.name)
             for picture, start in zip(request.pictures, starts, strict=True)

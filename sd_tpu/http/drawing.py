@@ -99,12 +99,12 @@ async def png_of(
     engine: EngineClient,
     pixels: np.ndarray,
     request: Request,
-    place: int,
+    index: int,
     first_size: tuple[int, int] | None = None,
 ) -> bytes:
-    """The PNG file of the picture uint8 [H, W, 3] at `place` of a request; the rest as `to_png`."""
+    """The PNG file of the picture uint8 [H, W, 3] at `index` of a request; the rest as `to_png`."""
     return await run_sync(
-        partial(engine.to_png, pixels, request.only(place), first_size=first_size)
+        partial(engine.to_png, pixels, request.only(index), first_size=first_size)
     )
 
 

@@ -31,9 +31,9 @@ class Start:
     """What the pictures of a batch begin with.
 
     Attributes:
-        settings: for each place, what its picture has of the table's START.
+        settings: by index, what its picture has of the table's START.
         inputs: the pictures that these name.
-        closeups: for each place, what it is a part of where only what is masked is drawn.
+        closeups: by index, what it is a part of where only what is masked is drawn.
     """
 
     settings: tuple[dict[str, str], ...]
@@ -73,9 +73,9 @@ class Start:
             tuple(closeup for *_, closeup in prepared),
         )
 
-    def finished(self, place: int, pixels: np.ndarray) -> np.ndarray:
+    def finished(self, index: int, pixels: np.ndarray) -> np.ndarray:
         """The picture uint8 [H, W, 3] of what was drawn."""
-        closeup = self.closeups[place % len(self.closeups)] if self.closeups else None
+        closeup = self.closeups[index % len(self.closeups)] if self.closeups else None
         return closeup.with_part(pixels) if closeup else pixels
 
 

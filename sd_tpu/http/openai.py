@@ -144,10 +144,10 @@ class _Asked:
         """What its events are called."""
         return "image_edit" if self.inputs else "image_generation"
 
-    async def file(self, engine: EngineClient, pixels: np.ndarray, place: int) -> bytes:
-        """The finished picture at `place` as it was asked for."""
+    async def file(self, engine: EngineClient, pixels: np.ndarray, index: int) -> bytes:
+        """The finished picture at `index` as it was asked for."""
         if self.output_format == "png":
-            return await png_of(engine, pixels, self.request, place)
+            return await png_of(engine, pixels, self.request, index)
         return await run_sync(self.plain, pixels)
 
     def plain(self, pixels: np.ndarray) -> bytes:
@@ -197,12 +197,12 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
         files: dict[int, bytes] = {}
         async for event in events:
             if isinstance(event, ImageReady):
-                files[event.place] = await asked.file(engine, event.pixels, event.place)
+                files[event.index] = await asked.file(engine, event.pixels, event.index)
         return {
             "created": int(time.time()),
             "output_format": asked.output_format,
             "size": _size(asked.request),
-            "data": [_image(files[place], asked, kept, visitor) for place in sorted(files)],
+            "data": [_image(files[index], asked, kept, visitor) for index in sorted(files)],
         }
 
     @router.get("/models")
@@ -285,7 +285,7 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     """Partial pictures as they form and each finished one, as events; what goes wrong on the way
     is an event too."""
-    partial, begun = dict.fromkeys(asked.request.places(), 0), False
+    partial, begun = dict.fromkeys(asked.request.indices(), 0), False
     try:
         async for event in events:
             if not begun:  # comments, which also keep a proxy from thinking that nobody is here
@@ -293,17 +293,17 @@ async def _stream(
                 yield b": drawing\n\n" if begun else b": waiting\n\n"
             match event:
                 case Progress(previews=previews):
-                    for place, pixels in previews.items():
-                        if partial[place] < asked.partial_images:
+                    for index, pixels in previews.items():
+                        if partial[index] < asked.partial_images:
                             file = await run_sync(asked.plain, pixels)
                             yield _event(
-                                "partial_image", asked, file, partial_image_index=partial[place]
+                                "partial_image", asked, file, partial_image_index=partial[index]
                             )
-                            partial[place] += 1
-                case ImageReady(place, pixels):
-                    tokens = await run_sync(_usage, engine, asked.request, place)
+                            partial[index] += 1
+                case ImageReady(index, pixels):
+                    tokens = await run_sync(_usage, engine, asked.request, index)
                     yield _event(
-                        "completed", asked, await asked.file(engine, pixels, place), usage=tokens
+                        "completed", asked, await asked.file(engine, pixels, index), usage=tokens
                     )
     except (Closing, DrawingFailed) as error:
         told = {
@@ -327,9 +327,9 @@ def _event(kind: str, asked: _Asked, file: bytes, **more: Any) -> bytes:
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def _usage(engine: EngineClient, request: Request, place: int) -> dict:
+def _usage(engine: EngineClient, request: Request, index: int) -> dict:
     """Tokens are those of the prompt; a picture has none here."""
-    picture = request.pictures[place]
+    picture = request.pictures[index]
     tokens = engine.count(picture.prompt, picture.model).tokens
     return {
         "input_tokens": tokens,

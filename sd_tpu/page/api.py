@@ -229,6 +229,6 @@ async def _answers(
         if snapshot.line.kind == "busy" and time.monotonic() < told + PAUSE_SECONDS:
             continue
         told = time.monotonic()
-        for place, picture in run.pictures().items():
-            pictures[place] = gr.FileData(path=picture.png).model_dump()
+        for index, picture in run.pictures().items():
+            pictures[index] = gr.FileData(path=picture.png).model_dump()
         yield list(pictures), run.seed, sentence

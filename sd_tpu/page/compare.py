@@ -73,7 +73,7 @@ def comparable(
         elif options is not None:
             values = ", ".join(map(setting.kind.shown, ticked))
             listed.append(Comparable(name, setting.label, values, []))
-    ticked = [(size, size, place < 3) for place, size in enumerate(sizes)]  # each is compiled for
+    ticked = [(size, size, index < 3) for index, size in enumerate(sizes)]  # each is compiled for
     strengths = Comparable(LORA, LORA_LABEL, ", ".join(map(str, LORA_VALUES)), [])
     return [*listed, Comparable(SIZE, Sentence("Size"), "", ticked), *[strengths] * loras]
 
@@ -118,7 +118,7 @@ def comparison(request: Request, what: str, values: Sequence[Any]) -> Request:
         RequestError: a value cannot be served, or the prompt names no LoRA to compare, or has no
             picture of which it says how it is used.
     """
-    first = request.pictures[request.places()[0]]
+    first = request.pictures[request.indices()[0]]
     image = HANDED_IN.get(COMPARABLE[what].section) if what in COMPARABLE else None
     if image and not getattr(first, image):
         raise RequestError("{label}: the first prompt has none.", label=SETTINGS[image].label)

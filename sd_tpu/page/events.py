@@ -104,11 +104,11 @@ class Asked:
         return name if re.fullmatch("[0-9a-f]{32}", name) else secrets.token_hex(16)
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """The card that it is about; raises RequestError if there is none such."""
-        place = self.data.get("place")
-        if isinstance(place, int) and 0 <= place < MAX_PROMPTS:
-            return place
+        index = self.data.get("place")
+        if isinstance(index, int) and 0 <= index < MAX_PROMPTS:
+            return index
         raise RequestError(GARBLED.template)
 
     def filled(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Asked:
     def kept(self) -> set[int]:
         """The places of the cards that are kept."""
         marks = self.data["form"].get("keep") or []
-        return {place for place, keep in enumerate(marks) if keep is True}
+        return {index for index, keep in enumerate(marks) if keep is True}
 
 
 class Watch:
@@ -152,13 +152,13 @@ class Watch:
         """The gallery where cards have changed."""
         view, history, stars = self.view, self.runs.studio.history, {}
         cards = [
-            card if not card.picture or card.picture.there else BLANK[card.place] for card in cards
+            card if not card.picture or card.picture.there else BLANK[card.index] for card in cards
         ]
         with suppress(HistoryError):  # of which something has been said already
             if history and (kept := [card.kept for card in cards if card.kept]):
                 stars = history.favourites(asked.browser, kept)
         updates = {
-            view.figures[card.place]: part(
+            view.figures[card.index]: part(
                 "figure", asked.language, card, view.size, stars.get(card.kept)
             )
             for card in cards
@@ -217,8 +217,8 @@ class Answers:
         filled["seed"] = drawn_seed(filled["seed"])
         if former and former.request.compares:  # its values are no box's own
             filled["own"] = [
-                former.request.beside_compared(place, box)
-                for place, box in enumerate(filled["own"])
+                former.request.beside_compared(index, box)
+                for index, box in enumerate(filled["own"])
             ]
         request = Request.check(filled, self.engine.offer)
         compared = comparison(request, *read_comparison(asked.data))
@@ -232,42 +232,42 @@ class Answers:
 
     def _do_vary(self, asked: Asked) -> dict[str, Any]:
         """Draws a picture's prompt with new seeds, wherever no picture is kept."""
-        place, filled, seed = asked.place, asked.filled(), drawn_seed(RANDOM)
-        picture = self._card(asked, place).asked
+        index, filled, seed = asked.index, asked.filled(), drawn_seed(RANDOM)
+        picture = self._card(asked, index).asked
         request = Request(
             tuple(
                 dataclasses.replace(picture, seed=(seed + number) % (MAX_SEED + 1))
                 for number in range(MAX_PROMPTS)
             )
-        ).replaced(place, picture)
+        ).replaced(index, picture)
         return self._draw(
             request,
             asked,
             seed=seed,
-            keep={*asked.kept(), place},
+            keep={*asked.kept(), index},
             common=for_all({**filled, "seed": seed}, self.engine.offer),
             any_seed=filled["seed"] == RANDOM,
         )
 
     def _do_larger(self, asked: Asked) -> dict[str, Any]:
         """Draws a picture again at LARGER times its size, from what it is; the others stay."""
-        card, former = self._card(asked, asked.place), self._run(asked)
+        card, former = self._card(asked, asked.index), self._run(asked)
         picture = larger(card.asked, LARGER * card.asked.width, LARGER * card.asked.height)
         self.engine.offer.check(picture)
         start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
         request = former.request.replaced(
-            card.place, dataclasses.replace(picture, init_image=start)
+            card.index, dataclasses.replace(picture, init_image=start)
         )
         for other in former.cards:
             if other.state == "stopped":
-                request = request.replaced(other.place, None)
+                request = request.replaced(other.index, None)
         return self._draw(
-            request, asked, seed=former.seed, keep={*range(MAX_PROMPTS)} - {card.place}
+            request, asked, seed=former.seed, keep={*range(MAX_PROMPTS)} - {card.index}
         )
 
     def _do_journey(self, asked: Asked) -> dict[str, Any]:
         """Draws the way from a card's picture to another's, or to another seed of its own."""
-        first, to = self._card(asked, asked.place).asked, asked.data.get("to")
+        first, to = self._card(asked, asked.index).asked, asked.data.get("to")
         other = first if to is None else self._card(asked, to).asked
         seed = drawn_seed(RANDOM) if to is None else other.seed
         run = self._run(asked)
@@ -325,12 +325,12 @@ class Answers:
         run = self._run(asked)
         picture = self._picture(asked, run, live=live)
         if run:
-            return _named(run) if run.redraw(asked.place, picture, live=live) else {}
+            return _named(run) if run.redraw(asked.index, picture, live=live) else {}
         if not picture:
             return {}
         return _named(
             self.runs.start(
-                Request().replaced(asked.place, picture),
+                Request().replaced(asked.index, picture),
                 live=live,
                 browser=asked.browser,
                 address=asked.address,
@@ -344,12 +344,12 @@ class Answers:
         Raises:
             RequestError: it cannot be served, or not soon enough.
         """
-        filled, place = asked.filled(), asked.place
-        if str(filled["prompts"][place]).strip():
-            seed = run.seed_for(place) if run and live else drawn_seed(RANDOM)
-            picture = alone(filled, place, seed, self.engine.offer)
+        filled, index = asked.filled(), asked.index
+        if str(filled["prompts"][index]).strip():
+            seed = run.seed_for(index) if run and live else drawn_seed(RANDOM)
+            picture = alone(filled, index, seed, self.engine.offer)
         else:
-            picture = run.cards[place].asked if run and not live else None
+            picture = run.cards[index].asked if run and not live else None
         if live and picture and (slow := too_slow(self.engine, picture)):
             raise slow
         if live or not picture:
@@ -374,10 +374,10 @@ class Answers:
         """The run that the page shows, if it is still known."""
         return self.runs.find(asked.data.get("run"))
 
-    def _card(self, asked: Asked, place: Any) -> Card:
+    def _card(self, asked: Asked, index: Any) -> Card:
         """The card with the picture that is there; raises RequestError if none is."""
         run = self._run(asked)
-        card = run and place in range(MAX_PROMPTS) and run.cards[place].finished
+        card = run and index in range(MAX_PROMPTS) and run.cards[index].finished
         if card and card.picture.there:
             return card
         raise RequestError(GONE.template)
@@ -411,7 +411,7 @@ class Answers:
                 )
                 for prompt, value in zip(prompts, values, strict=True)
             ],
-            "own": [part("summary", language, box, place) for place, box in enumerate(own)],
+            "own": [part("summary", language, box, index) for index, box in enumerate(own)],
             "faster": part("summary", language, faster),
             "inputs": self.inputs.shown(
                 asked.browser, {each.get(name) for each in (filled, *own) for name in UPLOADS}
@@ -571,11 +571,11 @@ class Answers:
         return {"file": url(self.files.grid(self._run(asked).request, made))}
 
     def _made(self, asked: Asked) -> dict[int, files.Picture]:
-        """The pictures that are there, by place; raises RequestError if there are none."""
+        """The pictures that are there, by index; raises RequestError if there are none."""
         run = self._run(asked)
         pictures = {
-            place: picture
-            for place, picture in (run.pictures() if run else {}).items()
+            index: picture
+            for index, picture in (run.pictures() if run else {}).items()
             if picture.there
         }
         if not pictures:
@@ -670,23 +670,23 @@ def _named(run: Run | None) -> dict[str, Any]:
     return {"run": run.key, "seed": run.seed} if run else {}
 
 
-def alone(filled: Mapping[str, Any], place: int, seed: int, offer: Catalog) -> Picture:
-    """The picture that the box at `place` asks for; the seed of all pictures is this one where that
+def alone(filled: Mapping[str, Any], index: int, seed: int, offer: Catalog) -> Picture:
+    """The picture that the box at `index` asks for; the seed of all pictures is this one where that
     is left open.
 
     Raises:
         RequestError: it cannot be served.
     """
-    own = filled["own"][place] if place < len(filled["own"]) else {}
+    own = filled["own"][index] if index < len(filled["own"]) else {}
     return Request.check(
         {
             **filled,
             "seed": seed if filled["seed"] == RANDOM else filled["seed"],
-            "prompts": [*[""] * place, filled["prompts"][place]],
-            "own": [*[None] * place, own],
+            "prompts": [*[""] * index, filled["prompts"][index]],
+            "own": [*[None] * index, own],
         },
         offer,
-    ).pictures[place]
+    ).pictures[index]
 
 
 def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:

@@ -166,39 +166,39 @@ def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> 
     figures, samples = [], [*engine.pipeline.card.prompts, *[""] * MAX_PROMPTS]
     label, examples = texts.label("Example"), engine.pipeline.parameters.source / "examples"
     with gr.Row(elem_id="cards"):
-        for place, prompt in zip(range(MAX_PROMPTS), samples, strict=False):
+        for index, prompt in zip(range(MAX_PROMPTS), samples, strict=False):
             with gr.Column(min_width=0, elem_classes="card"):
-                first = part("figure", ENGLISH, example(examples, place, prompt), size)
+                first = part("figure", ENGLISH, example(examples, index, prompt), size)
                 # The pictures themselves are not sent once for each language.
                 figures.append(
                     gr.HTML(
                         first.replace(">Example<", f">{label}<"),
-                        elem_id=f"picture-{place + 1}",
+                        elem_id=f"picture-{index + 1}",
                         elem_classes="cell",
                         **BARE,
                     )
                 )
                 gr.Textbox(
                     prompt,
-                    label=texts.label("Prompt {number}", number=place + 1),
+                    label=texts.label("Prompt {number}", number=index + 1),
                     show_label=False,
                     lines=2,
                     max_lines=2,
                     interactive=True,
-                    elem_id=f"prompt-{place + 1}",
+                    elem_id=f"prompt-{index + 1}",
                     elem_classes="prompt",
                     placeholder=texts.label("Left empty: skipped"),
                 )
-                _html(texts, "below", f"below-{place + 1}", place)
+                _html(texts, "below", f"below-{index + 1}", index)
     return figures
 
 
-def example(folder: Path, place: int, prompt: str) -> Card:
+def example(folder: Path, index: int, prompt: str) -> Card:
     """The card before anybody has drawn anything: with an example, if the folder has one."""
-    file = folder / f"{place}.webp"
+    file = folder / f"{index}.webp"
     if not file.is_file():
-        return Card(place)
-    return Card(place, Picture(prompt=prompt), "example", preview=webp_url(file.read_bytes()))
+        return Card(index)
+    return Card(index, Picture(prompt=prompt), "example", preview=webp_url(file.read_bytes()))
 
 
 def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:

@@ -68,10 +68,10 @@ class Files:
         self._folder, self._to_png = folder.resolve(), to_png
         self._salt = secrets.token_bytes(32)
 
-    def add(self, request: Request, place: int, pixels: np.ndarray, whose: str = "") -> Picture:
-        """Writes the picture uint8 [H, W, 3] at `place`, with its settings. What is one browser's
+    def add(self, request: Request, index: int, pixels: np.ndarray, whose: str = "") -> Picture:
+        """Writes the picture uint8 [H, W, 3] at `index`, with its settings. What is one browser's
         and what is another's lie apart, also where they are alike."""
-        name, png = _name(request.pictures[place]), self._to_png(pixels, request.only(place))
+        name, png = _name(request.pictures[index]), self._to_png(pixels, request.only(index))
         return Picture(
             png=self._save(png, f"{name}.png", whose=whose),
             shown=self._save(_shown(pixels), f"{name}.webp", of=png, whose=whose),
@@ -79,12 +79,12 @@ class Files:
 
     def archive(self, pictures: Mapping[int, Picture]) -> str:
         """Writes a ZIP of pictures by their places; returns its path. Raises OSError."""
-        pngs = {place: Path(picture.png) for place, picture in pictures.items()}
+        pngs = {index: Path(picture.png) for index, picture in pictures.items()}
         return self._once(
             pngs,
             "pictures.zip",
             lambda: to_zip(
-                {f"{place + 1}-{png.name}": png.read_bytes() for place, png in pngs.items()}
+                {f"{index + 1}-{png.name}": png.read_bytes() for index, png in pngs.items()}
             ),
         )
 
@@ -213,24 +213,24 @@ def _pixels(picture: Picture) -> np.ndarray:
 def _grid(request: Request, pictures: Mapping[int, Picture]) -> np.ndarray:
     """Pictures side by side, each above its label."""
     cells: list[np.ndarray | None] = [None] * len(request.prompts)
-    for place, picture in pictures.items():
-        cells[place] = _pixels(picture)
+    for index, picture in pictures.items():
+        cells[index] = _pixels(picture)
     labels, columns = captions(request), min(len(cells), 4)
-    texts = [labels.get(place, "") for place in range(len(cells))]
+    texts = [labels.get(index, "") for index in range(len(cells))]
     return make_grid(with_labels(framed(cells), texts, LARGE // columns), gap=GAP)
 
 
 def captions(request: Request) -> dict[int, str]:
-    """What a grid says below each picture, by place, in English as it is drawn in Latin letters:
+    """What a grid says below each picture, by index, in English as it is drawn in Latin letters:
     what sets it apart, else its prompt if that is in Latin letters."""
 
     def latin(prompt: str) -> str:
         return prompt if max(prompt) <= "ÿ" else ""
 
     return {
-        place: " · ".join(settings.captions(request.labelled(place))).replace("×", "x")
-        or latin(request.prompts[place])
-        for place in request.places()
+        index: " · ".join(settings.captions(request.labelled(index))).replace("×", "x")
+        or latin(request.prompts[index])
+        for index in request.indices()
     }
 
 

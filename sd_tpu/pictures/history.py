@@ -128,7 +128,7 @@ class Entry:
     favourite: bool
     picture: Picture
     run: str
-    place: int
+    index: int
     file: Path
 
 
@@ -187,12 +187,12 @@ class History:
         *,
         name: str,
         run: str,
-        place: int,
+        index: int,
     ) -> None:
         """Adds a picture in the background: a disk may be slow, and a database another server's.
 
         Args:
-            owner: as `add` takes it, like `picture`, `name`, `run` and `place`.
+            owner: as `add` takes it, like `picture`, `name`, `run` and `index`.
             file: its PNG.
             done: called once it is kept, or with the reason why it is not.
         """
@@ -202,7 +202,7 @@ class History:
             try:
                 with _told(_NOT_ADDED):
                     png = file.read_bytes()
-                self.add(owner, png, picture, run=run, place=place, name=name)
+                self.add(owner, png, picture, run=run, index=index, name=name)
             except HistoryError as error:
                 failure = error
             with self._starting:
@@ -220,7 +220,7 @@ class History:
         made_at: float | None = None,
         *,
         run: str | None = None,
-        place: int = 0,
+        index: int = 0,
         name: str | None = None,
     ) -> Entry:
         """Keeps a finished picture; once this returns, it outlives the server.
@@ -233,7 +233,7 @@ class History:
             picture: what makes it again.
             made_at: seconds since 1970; now by default.
             run: in which it was made; one of its own by default.
-            place: of its card in the gallery.
+            index: of its card in the gallery.
             name: as `new_name` draws it; drawn by default.
 
         Raises:
@@ -250,12 +250,12 @@ class History:
             file = _write(self._file(name, hashed), png)
             try:
                 ((number,),) = self._insert(
-                    _ADD, name, hashed, made_at, len(png), picture, run, place
+                    _ADD, name, hashed, made_at, len(png), picture, run, index
                 )
             except BaseException:
                 file.unlink()
                 raise
-        return Entry(name, number, made_at, False, picture, run, place, file)
+        return Entry(name, number, made_at, False, picture, run, index, file)
 
     def entries(
         self,
@@ -291,10 +291,10 @@ class History:
                 bool(favourite),
                 _picture(text),
                 run,
-                place,
+                index,
                 self._file(name, hashed),
             )
-            for name, number, made_at, favourite, text, run, place in rows
+            for name, number, made_at, favourite, text, run, index in rows
         ]
 
     def picture(self, owner: str, id: str) -> Path | None:
@@ -510,7 +510,7 @@ class History:
         size: int,
         picture: Picture,
         run: str,
-        place: int = 0,
+        index: int = 0,
         *,
         favourite: bool = False,
     ) -> list[tuple]:
@@ -523,7 +523,7 @@ class History:
             favourite=int(favourite),
             request=json.dumps(vars(picture)),
             run=run,
-            place=place,
+            place=index,
         )
         return self._run(statement, values)
 
@@ -602,7 +602,7 @@ class History:
             request = read_png(png)
         except (OSError, RequestError):
             return False
-        if not hashed or request.places() != [0]:
+        if not hashed or request.indices() != [0]:
             return False
         self._insert(
             _READ_BACK,
@@ -628,7 +628,7 @@ def new_name() -> str:
 
 def request_of(entries: Sequence[Entry]) -> Request:
     """What makes a run again: where a card was drawn again, what was there last."""
-    latest = {entry.place: entry.picture for entry in entries if 0 <= entry.place < MAX_PROMPTS}
+    latest = {entry.index: entry.picture for entry in entries if 0 <= entry.index < MAX_PROMPTS}
     return Request(tuple(map(latest.get, range(max(latest) + 1))))
 
 

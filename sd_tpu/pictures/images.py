@@ -148,9 +148,9 @@ def make_grid(
     cols = min(cols, len(pictures))
     rows = -(-len(pictures) // cols)
     grid = np.full((rows, height + gap, cols, width + gap, channels), BLANK, np.uint8)
-    for place, picture in enumerate(pictures):
+    for index, picture in enumerate(pictures):
         if picture is not None:
-            grid[place // cols, :height, place % cols, :width] = picture
+            grid[index // cols, :height, index % cols, :width] = picture
     whole = grid.reshape(rows * (height + gap), cols * (width + gap), channels)
     return whole[: rows * (height + gap) - gap, : cols * (width + gap) - gap]
 

@@ -429,10 +429,10 @@ class FlaxDiffusionPipeline:
         if noise is not None:
             fresh = self._as_ours(programs, noise, "noise", len(positive))
             entries = {
-                place: entry.replace(
-                    start=entry.start + entry.spread * fresh[place], spread=np.float32(0)
+                index: entry.replace(
+                    start=entry.start + entry.spread * fresh[index], spread=np.float32(0)
                 )
-                for place, entry in entries.items()
+                for index, entry in entries.items()
             }
         slots = programs.encode(ours, programs.empty(), entries)
         slots = programs.advance(ours, slots, len(table.rows))

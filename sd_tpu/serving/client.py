@@ -143,17 +143,17 @@ class EngineClient(abc.ABC):
             RequestError: a prompt cannot be drawn.
         """
         request = self._settled(request)
-        pictures = {place: request.pictures[place] for place in request.places()}
+        pictures = {index: request.pictures[index] for index in request.indices()}
         models = {
-            place: self.offer.open(picture.model).checkpoint for place, picture in pictures.items()
+            index: self.offer.open(picture.model).checkpoint for index, picture in pictures.items()
         }
         lost = {
-            f"Prompt {place + 1}": self.count(picture.prompt, picture.model).lost
-            for place, picture in pictures.items()
+            f"Prompt {index + 1}": self.count(picture.prompt, picture.model).lost
+            for index, picture in pictures.items()
         }
-        for place, picture in pictures.items():
-            own = "negative_prompt" in request.overrides(place)
-            whose = f" of prompt {place + 1}" if own else ""
+        for index, picture in pictures.items():
+            own = "negative_prompt" in request.overrides(index)
+            whose = f" of prompt {index + 1}" if own else ""
             lost[f"The negative prompt{whose}"] = self.count(
                 picture.negative_prompt, picture.model
             ).lost
@@ -164,8 +164,8 @@ class EngineClient(abc.ABC):
         ]
         unknown = dict.fromkeys(
             word
-            for place, picture in pictures.items()
-            for word in models[place].unknown_words(picture.prompt)
+            for index, picture in pictures.items()
+            for word in models[index].unknown_words(picture.prompt)
         )
         if unknown:
             notes.append(
@@ -188,7 +188,7 @@ class EngineClient(abc.ABC):
         names the spacing of the steps also where that was left to the model. `first_size` is that
         of the picture which this one is larger than, as `format_parameters` takes it."""
         request = self.as_drawn(request)  # that of a job is so already, and stays what was drawn
-        drawn = [request.pictures[place] for place in request.places()]
+        drawn = [request.pictures[index] for index in request.indices()]
         checkpoint = self.offer.known(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
         return to_png(
@@ -221,15 +221,15 @@ class EngineClient(abc.ABC):
 
         return Request(tuple(picture and one(picture) for picture in request.pictures))
 
-    def _weights_of(self, request: Request, place: int) -> Weights:
+    def _weights_of(self, request: Request, index: int) -> Weights:
         """The parameters that the picture is drawn with.
 
         Raises:
             RequestError: a LoRA that it asks for cannot be used.
         """
-        picture = request.pictures[place]
+        picture = request.pictures[index]
         offered = self.offer.open(picture.model)
-        with told_by_whose(request, place):
+        with told_by_whose(request, index):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
             if picture.to_prompt and asked != self.adapters.asked(
                 picture.to_prompt, picture.negative_prompt
@@ -367,15 +367,15 @@ def as_request_errors(whose: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_by_whose(request: Request, place: int) -> Iterator[None]:
+def told_by_whose(request: Request, index: int) -> Iterator[None]:
     """The same of one of several pictures, where it has something of its own that may be wrong."""
-    own = request.overrides(place).keys() - {"seed", "share"}  # all that journeys' pictures have
-    several = len({request.pictures[each].prompt for each in request.places()}) > 1
+    own = request.overrides(index).keys() - {"seed", "share"}  # all that journeys' pictures have
+    several = len({request.pictures[each].prompt for each in request.indices()}) > 1
     try:
         yield
     except ValueError as error:
         named = own or (several and isinstance(error, PromptError))
-        with as_request_errors(Sentence("Prompt {number}: ", number=place + 1) if named else ""):
+        with as_request_errors(Sentence("Prompt {number}: ", number=index + 1) if named else ""):
             raise
 
 

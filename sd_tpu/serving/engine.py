@@ -61,7 +61,7 @@ from sd_tpu.serving.client import (
     told_by_whose,
 )
 from sd_tpu.serving.encoders import Encoders
-from sd_tpu.serving.job import Cancelled, Event, Interrupted, Job, tile_places
+from sd_tpu.serving.job import Cancelled, Event, Interrupted, Job, tile_indices
 from sd_tpu.serving.latency import LatencyModel
 from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
 from sd_tpu.serving.scheduler import Busy, Scheduler
@@ -194,29 +194,29 @@ class Engine(EngineClient):
         request = self._settled(request)
         canvases, followed = self._canvases(request, inputs), self._followed(request, inputs)
         tilings = {
-            place: tiling
-            for place in canvases
-            if (tiling := self.offer.tiling(request.pictures[place]))
+            index: tiling
+            for index in canvases
+            if (tiling := self.offer.tiling(request.pictures[index]))
         }
-        self._check_count(sum(len(tilings.get(place, [0])) for place in canvases))
+        self._check_count(sum(len(tilings.get(index, [0])) for index in canvases))
         number, tickets = next(self._numbers), []
-        for place, canvas in canvases.items():
-            tiling = tilings.get(place)
+        for index, canvas in canvases.items():
+            tiling = tilings.get(index)
             tickets += [
                 Ticket(
                     job=number,
-                    place=where,
+                    index=where,
                     client=client,
                     address=address,
                     batch=self._batch(picture, arrival),
-                    weights=self._weights_of(request, place),
+                    weights=self._weights_of(request, index),
                     kinds=arrival.kinds,
                     previews=previews and not tiling,
                     entry=arrival,
                 )
                 for where, (picture, arrival) in zip(
-                    tile_places(request, place, tiling),
-                    self._drawn(request, place, tiling, canvas, followed[place]),
+                    tile_indices(request, index, tiling),
+                    self._drawn(request, index, tiling, canvas, followed[index]),
                     strict=True,
                 )
             ]
@@ -228,7 +228,7 @@ class Engine(EngineClient):
                 self._encoders_of(ticket.batch, {*(ticket.entry.pictures or ())}, number)
             with self._change:
                 self._check_room(tickets)
-                steps = max(_steps(request.pictures[place]) for place in canvases)
+                steps = max(_steps(request.pictures[index]) for index in canvases)
                 self.scheduler.submit(tickets, time.monotonic(), steps=steps)
                 job = self._jobs[number] = Job(
                     request, number, client, self._cancel, canvases, address, tilings
@@ -266,32 +266,32 @@ class Engine(EngineClient):
     def arrival(
         self,
         request: Request,
-        place: int,
+        index: int,
         canvas: Canvas | None = None,
         followed: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> Entry:
-        """The picture at `place` as the programs take it, with what it begins with, and what the
+        """The picture at `index` as the programs take it, with what it begins with, and what the
         networks beside its model's are told, as `_followed` says.
 
         Raises:
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
         """
-        picture = request.pictures[place]
-        with told_by_whose(request, place):
+        picture = request.pictures[index]
+        with told_by_whose(request, index):
             return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas, followed)
 
     def _drawn(
         self,
         request: Request,
-        place: int,
+        index: int,
         tiling: Tiling | None,
         canvas: Canvas | None,
         followed: Mapping[str, np.ndarray],
     ) -> list[tuple[Picture, Entry]]:
         """The pictures that a picture is drawn as, itself or its tiles, each with its `arrival`."""
-        whole = request.pictures[place]
+        whole = request.pictures[index]
         if not tiling:
-            return [(whole, self.arrival(request, place, canvas, followed))]
+            return [(whole, self.arrival(request, index, canvas, followed))]
         checkpoint = self.offer.open(whole.model).checkpoint
         shape = checkpoint.model.latent_shape(whole.height, whole.width)
         noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
@@ -302,7 +302,7 @@ class Engine(EngineClient):
                 name: tiling.part(number, told) if name == "control" else told
                 for name, told in followed.items()
             }
-            with told_by_whose(request, place):
+            with told_by_whose(request, index):
                 entry = self._entry(
                     checkpoint,
                     picture,
@@ -315,10 +315,10 @@ class Engine(EngineClient):
         return tiles
 
     def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
-        """What the pictures begin with, by place; those that begin with the same share it."""
+        """What the pictures begin with, by index; those that begin with the same share it."""
         made, canvases = {}, {}
-        for place in request.places():
-            picture = request.pictures[place]
+        for index in request.indices():
+            picture = request.pictures[index]
             self.offer.check(picture)
             key = (
                 picture.init_image,
@@ -329,15 +329,15 @@ class Engine(EngineClient):
                 picture.width,
             )
             if key not in made:
-                with told_by_whose(request, place):
+                with told_by_whose(request, index):
                     made[key] = Canvas.of(picture, inputs)
-            canvases[place] = made[key]
+            canvases[index] = made[key]
         return canvases
 
     def _followed(
         self, request: Request, inputs: Mapping[str, Input]
     ) -> dict[int, dict[str, np.ndarray]]:
-        """What the networks beside their models' are told of pictures, by place and by the names of
+        """What the networks beside their models' are told of pictures, by index and by the names of
         inputs, with the reference picture that is yet to be encoded as SEEN; those that are told
         the same share it."""
         made: dict[tuple, np.ndarray] = {}
@@ -348,9 +348,9 @@ class Engine(EngineClient):
             return made[key]
 
         followed = {}
-        for place in request.places():
-            picture, told = request.pictures[place], followed.setdefault(place, {})
-            with told_by_whose(request, place):
+        for index in request.indices():
+            picture, told = request.pictures[index], followed.setdefault(index, {})
+            with told_by_whose(request, index):
                 for extra in self.offer.extras(picture):
                     if extra.part == CONTROL:
                         told["control"] = once(
@@ -527,7 +527,7 @@ class Engine(EngineClient):
         """The parameters of weights that are to be brought."""
         if weights.extra:
             extra = self.offer.extra(weights)
-            with paths_within(*(place.parent for place in extra.places)):
+            with paths_within(*(path.parent for path in extra.paths)):
                 own = extra.load(sharding, leading=True)
             return {**self._on_devices(weights.base, sharding), extra.part: own}
         if weights.adapters:
@@ -715,10 +715,10 @@ class Engine(EngineClient):
             job,
         )
 
-    def _cancel(self, number: int, place: int | None) -> None:
+    def _cancel(self, number: int, index: int | None) -> None:
         """Gives up a job or a picture of it, for `Job.cancel`."""
         with self._change:
-            self.scheduler.cancel(number, time.monotonic(), place)
+            self.scheduler.cancel(number, time.monotonic(), index)
             self._tell()
             self._change.notify_all()
 

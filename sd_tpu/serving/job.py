@@ -35,7 +35,7 @@ class Queued:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Step `step` of `steps`; previews uint8 [h, w, 3] by place, smaller than the pictures;
+    """Step `step` of `steps`; previews uint8 [h, w, 3] by index, smaller than the pictures;
     `seconds` until all pictures are there, if that is known.
 
     `steps` are those of the image that takes most, and `step` is as far along them as the job is
@@ -51,10 +51,10 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class ImageReady:
-    """The finished picture at `place`: uint8 [H, W, 3], blurred where it is `unsafe`: where the
+    """The finished picture at `index`: uint8 [H, W, 3], blurred where it is `unsafe`: where the
     model's safety checker flagged it as not safe for work."""
 
-    place: int
+    index: int
     pixels: np.ndarray
     unsafe: bool = False
 
@@ -102,8 +102,8 @@ class Job:
         address: str = "",
         tilings: Mapping[int, Tiling] = MappingProxyType({}),
     ):
-        """Made by `EngineClient.submit`, with what the pictures begin with, by place, and by which
-        tiles they are drawn; the place of a tile is what `tile_places` says."""
+        """Made by `EngineClient.submit`, with what the pictures begin with, by index, and by which
+        tiles they are drawn; the place of a tile is what `tile_indices` says."""
         self.request, self.number = request, number
         self.client, self.address = client, address
         self.end: End | None = None  # how it ended, once it has
@@ -111,7 +111,7 @@ class Job:
         self._cancel, self._canvases = cancel, canvases or {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._tilings = tilings
-        self._tiles: dict[int, dict[int, ImageReady]] = {place: {} for place in tilings}
+        self._tiles: dict[int, dict[int, ImageReady]] = {index: {} for index in tilings}
         self._told = self._listening = False
         self._heard = self.since
 
@@ -129,13 +129,13 @@ class Job:
             if composed := self._composed(self._whole(event)):
                 yield composed
 
-    def cancel(self, place: int | None = None) -> None:
-        """Stops the job, or only its picture at `place`.
+    def cancel(self, index: int | None = None) -> None:
+        """Stops the job, or only its picture at `index`.
 
         What still waits is gone at once; a slot is free after one call of `advance`, and what is
         finished by that call is delivered.
         """
-        for each in tile_places(self.request, place, self._tilings.get(place)):
+        for each in tile_indices(self.request, index, self._tilings.get(index)):
             self._cancel(self.number, each)
 
     def tell(self, event: Event) -> None:
@@ -148,37 +148,37 @@ class Job:
     def _whole(self, event: Event) -> Event | None:
         """The event as one of whole pictures; None where tiles of one are still to come."""
         match event:
-            case ImageReady(place=where):
-                number, place = divmod(where, len(self.request.pictures))
-                if (tiles := self._tiles.get(place)) is None:
+            case ImageReady(index=where):
+                number, index = divmod(where, len(self.request.pictures))
+                if (tiles := self._tiles.get(index)) is None:
                     return event
                 tiles[number] = event
-                if len(tiles) < len(self._tilings[place]):
+                if len(tiles) < len(self._tilings[index]):
                     return None
-                pixels = self._tilings[place].blended(
+                pixels = self._tilings[index].blended(
                     {number: tile.pixels for number, tile in tiles.items()}
                 )
                 unsafe = any(tile.unsafe for tile in tiles.values())
                 tiles.clear()
-                return ImageReady(place, blurred(pixels) if unsafe else pixels, unsafe)
+                return ImageReady(index, blurred(pixels) if unsafe else pixels, unsafe)
         return event
 
     def _composed(self, event: Event | None) -> Event | None:
         """The event with what is kept of start pictures as it was given."""
         match event:
-            case ImageReady(place, pixels):
-                return dataclasses.replace(event, pixels=self._with_kept(place, pixels))
+            case ImageReady(index, pixels):
+                return dataclasses.replace(event, pixels=self._with_kept(index, pixels))
             case Progress(previews=previews) if previews:
                 return dataclasses.replace(
                     event,
                     previews={
-                        place: self._with_kept(place, pixels) for place, pixels in previews.items()
+                        index: self._with_kept(index, pixels) for index, pixels in previews.items()
                     },
                 )
         return event
 
-    def _with_kept(self, place: int, drawn: np.ndarray) -> np.ndarray:
-        canvas = self._canvases.get(place)
+    def _with_kept(self, index: int, drawn: np.ndarray) -> np.ndarray:
+        canvas = self._canvases.get(index)
         return canvas.composed(drawn) if canvas else drawn
 
     def unheard(self) -> float:
@@ -186,11 +186,11 @@ class Job:
         return 0.0 if self._listening else time.monotonic() - self._heard
 
 
-def tile_places(request: Request, place: int | None, tiling: Tiling | None) -> list[int | None]:
+def tile_indices(request: Request, index: int | None, tiling: Tiling | None) -> list[int | None]:
     """What the places of a picture's tiles are called: the first as the picture, the others beyond
     all pictures. Of one that has none it is its own."""
     return (
-        [place]
+        [index]
         if tiling is None
-        else [place + number * len(request.pictures) for number in range(len(tiling))]
+        else [index + number * len(request.pictures) for number in range(len(tiling))]
     )

@@ -16,7 +16,7 @@ def note(job: Job) -> None:
     """Writes down a job that is over; of its client only a hash, as the name opens his pictures."""
     if not log.isEnabledFor(logging.INFO):
         return
-    pictures = [job.request.pictures[place] for place in job.request.places()]
+    pictures = [job.request.pictures[index] for index in job.request.indices()]
     seconds = time.monotonic() - job.since
     drawn = job.end.seconds if isinstance(job.end, Done) else None
     log.info(

@@ -79,7 +79,7 @@ class Ticket:
     """
 
     job: int
-    place: int
+    index: int
     client: str
     address: str = ""  # from which it was asked for, where that is known
     batch: Batch
@@ -96,7 +96,7 @@ class Ticket:
     @property
     def key(self) -> Key:
         """What it is called in plans and reports."""
-        return self.job, self.place
+        return self.job, self.index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

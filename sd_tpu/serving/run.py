@@ -61,7 +61,7 @@ class Card:
     """One place of the gallery.
 
     Attributes:
-        place: from 0.
+        index: from 0.
         asked: what its picture is made from; None where nothing is asked for.
         state: blank, example (of what the model draws), waiting, forming, done or stopped.
         named: the settings that its label names.
@@ -74,7 +74,7 @@ class Card:
         ready: that in which its picture came, 0 where that was another run's.
     """
 
-    place: int
+    index: int
     asked: settings.Picture | None = None
     state: str = "blank"
     named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -95,7 +95,7 @@ class Card:
         """The card while this is drawn on it."""
         there = self.finished
         return type(self)(
-            self.place,
+            self.index,
             asked,
             "waiting",
             preview="" if there else self.preview,
@@ -136,15 +136,15 @@ class Snapshot:
 
 @dataclasses.dataclass(eq=False)
 class Work:
-    """A job of a run, and the `places` that it still draws for it.
+    """A job of a run, and the `indices` that it still draws for it.
 
     `live` is one that was begun by typing, of which less is said and kept, `whole` is what the run
     began with; `blurred` is whether a picture is, not being safe for work, and `unkept` says why
-    the history lacks a picture. What a journey has drawn is its `way`, by place.
+    the history lacks a picture. What a journey has drawn is its `way`, by index.
     """
 
     job: Job
-    places: set[int]
+    indices: set[int]
     live: bool
     whole: bool = False
     line: Line = STARTING
@@ -214,7 +214,7 @@ class Run:
                 for picture, card in zip(request.pictures, cards, strict=False)
             )
         )
-        self.count = len(drawn.places())  # of the pictures that it began with
+        self.count = len(drawn.indices())  # of the pictures that it began with
         job = self._submit(drawn) if self.count else None
         with self._lock:
             if job:
@@ -230,21 +230,21 @@ class Run:
         return not self._works and not self._unwritten
 
     def pictures(self) -> dict[int, Picture]:
-        """What is finished, by place."""
-        return {card.place: card.picture for card in self.cards if card.picture}
+        """What is finished, by index."""
+        return {card.index: card.picture for card in self.cards if card.picture}
 
-    def seed_for(self, place: int) -> int:
-        """The seed of a request whose picture at `place` has that of the one which is there."""
-        asked = self.cards[place].asked
-        return (asked.seed - place) % (MAX_SEED + 1) if asked else self.seed
+    def seed_for(self, index: int) -> int:
+        """The seed of a request whose picture at `index` has that of the one which is there."""
+        asked = self.cards[index].asked
+        return (asked.seed - index) % (MAX_SEED + 1) if asked else self.seed
 
     def stop(self) -> None:
         """Ends it, also while it waits; followers are told when it has stopped."""
         for work in self._works.copy():
             work.job.cancel()
 
-    def redraw(self, place: int, picture: settings.Picture | None, *, live: bool = False) -> bool:
-        """Draws this picture at `place`, unless it is drawn so already, or takes away what is there
+    def redraw(self, index: int, picture: settings.Picture | None, *, live: bool = False) -> bool:
+        """Draws this picture at `index`, unless it is drawn so already, or takes away what is there
         if it is None; `live` is by typing. Returns whether there is anything new.
 
         What was on its way there is cancelled, the other places are left alone.
@@ -253,29 +253,29 @@ class Run:
             RequestError: it cannot be served; then all is as it was.
         """
         with self._lock:
-            card = self.cards[place]
+            card = self.cards[index]
             if picture == card.asked and card.state != "stopped":
                 return False
-        request = Request().replaced(place, picture)
+        request = Request().replaced(index, picture)
         # This may compile: whoever follows the other pictures should not wait for it.
         job = self._submit(request) if picture else None
         with self._lock:
             if job:
                 self._draw(job, request, live=live)
             else:
-                self._take_over(place)
-                self._put(BLANK[place])
+                self._take_over(index)
+                self._put(BLANK[index])
                 self._say(Line(kind="over", aloud=False))
             self._mind_loneliness()
             return True
 
-    def accept(self, place: int) -> None:
+    def accept(self, index: int) -> None:
         """What is there has been asked for by more than typing: what is typed next takes its place,
         but not out of the history."""
         with self._lock:
-            card = self.cards[place]
+            card = self.cards[index]
             before = card.before and dataclasses.replace(card.before, live=False)
-            self.cards[place] = dataclasses.replace(card, live=False, before=before)
+            self.cards[index] = dataclasses.replace(card, live=False, before=before)
 
     def travel(self, request: Request) -> None:
         """Draws a journey, which is on no card; once it is there it takes the place of the `way`.
@@ -327,7 +327,7 @@ class Run:
 
     def _since(self, seen: int) -> Snapshot:
         cards = tuple(card for card in self.cards if card.changed > seen or not seen)
-        done = [card.place + 1 for card in cards if card.ready > max(seen, self._first)]
+        done = [card.index + 1 for card in cards if card.ready > max(seen, self._first)]
         end = [self.line.text] if not self._works and self.line.aloud else []
         return Snapshot(self.version, cards, self.line, (*ready(done), *end))
 
@@ -375,38 +375,38 @@ class Run:
 
     def _draw(self, job: Job, request: Request, **what: Any) -> None:
         """Gives the pictures of a request, which the job draws, their places; the rest is `Work`'s."""
-        work = Work(job, {*request.places()}, **what)
+        work = Work(job, {*request.indices()}, **what)
         if not self._works:
             self._first = self.version  # who comes from now on need not be told of what was there
-        for place in request.places():
-            self._take_over(place)
-            self._put(self.cards[place].drawn_anew(request.pictures[place]))
+        for index in request.indices():
+            self._take_over(index)
+            self._put(self.cards[index].drawn_anew(request.pictures[index]))
         self._works.append(work)
         self._say(work.line)
         threading.Thread(target=self._serve, args=[work], name="run", daemon=True).start()
 
-    def _take_over(self, place: int) -> None:
+    def _take_over(self, index: int) -> None:
         """Takes the place from the job that draws it, if one does."""
-        for work in [work for work in self._works if place in work.places]:
-            work.places.remove(place)
-            work.job.cancel(place)
-            if not work.places:
+        for work in [work for work in self._works if index in work.indices]:
+            work.indices.remove(index)
+            work.job.cancel(index)
+            if not work.indices:
                 self._works.remove(work)
 
     def _put(self, card: Card, *, ready: bool = False) -> None:
         """Changes a card, whose picture may be `ready` by that, and the labels of others that it no
         longer or now differs from."""
         self.version += 1
-        self.cards[card.place] = dataclasses.replace(
+        self.cards[card.index] = dataclasses.replace(
             card, changed=self.version, ready=self.version if ready else card.ready
         )
-        if self.request.picture_at(card.place) != card.asked:
-            self.request = self.request.replaced(card.place, card.asked)
-        for place in self.request.places():
-            named = self.request.labelled(place)
-            if named != self.cards[place].named:
-                self.cards[place] = dataclasses.replace(
-                    self.cards[place], named=named, changed=self.version
+        if self.request.picture_at(card.index) != card.asked:
+            self.request = self.request.replaced(card.index, card.asked)
+        for index in self.request.indices():
+            named = self.request.labelled(index)
+            if named != self.cards[index].named:
+                self.cards[index] = dataclasses.replace(
+                    self.cards[index], named=named, changed=self.version
                 )
 
     def _say(self, end: Line) -> None:
@@ -434,43 +434,43 @@ class Run:
         with self._lock:
             if work not in self._works:  # all that it drew has been asked for anew
                 return
-            for place in changes.keys() & work.places:
-                before = self.cards[place]
+            for index in changes.keys() & work.indices:
+                before = self.cards[index]
                 self._put(
-                    dataclasses.replace(before, **changes[place]),
+                    dataclasses.replace(before, **changes[index]),
                     ready=isinstance(event, ImageReady),
                 )
-                if self.cards[place].kept and before.kept != self.cards[place].kept:
-                    self._keep(work, self.cards[place], before.finished)
+                if self.cards[index].kept and before.kept != self.cards[index].kept:
+                    self._keep(work, self.cards[index], before.finished)
             if isinstance(event, Cancelled | Failed):
-                for card in [self.cards[place] for place in work.places]:
+                for card in [self.cards[index] for index in work.indices]:
                     if not card.picture:
                         self._put(card.finished or dataclasses.replace(card, state="stopped"))
             work.line = _line_after(work, event, self.seed)
             if work.way and isinstance(event, Done):
-                self.way = [work.way[place] for place in sorted(work.way)]
+                self.way = [work.way[index] for index in sorted(work.way)]
             if work.line.kind != "busy":
                 self._works.remove(work)
             self._say(work.line)
 
     def _changes(self, work: Work, event: Event) -> dict[int, dict]:
-        """What the event changes in cards, by place; it writes the files that are shown."""
+        """What the event changes in cards, by index; it writes the files that are shown."""
         match event:
             case Progress(previews=previews):
                 return {
-                    place: dict(state="forming", preview=data_url(pixels))
-                    for place, pixels in previews.items()
+                    index: dict(state="forming", preview=data_url(pixels))
+                    for index, pixels in previews.items()
                 }
-            case ImageReady(place, pixels, unsafe) if work.way is not None:
+            case ImageReady(index, pixels, unsafe) if work.way is not None:
                 work.blurred |= unsafe
-                work.way[place] = self._studio.files.add(
-                    work.job.request, place, pixels, self.browser
+                work.way[index] = self._studio.files.add(
+                    work.job.request, index, pixels, self.browser
                 )
-            case ImageReady(place, pixels, unsafe) if place in work.places:
+            case ImageReady(index, pixels, unsafe) if index in work.indices:
                 work.blurred |= unsafe
-                picture = self._studio.files.add(work.job.request, place, pixels, self.browser)
+                picture = self._studio.files.add(work.job.request, index, pixels, self.browser)
                 kept = new_name() if self._studio.history and self.browser else None
-                return {place: dict(state="done", picture=picture, live=work.live, kept=kept)}
+                return {index: dict(state="done", picture=picture, live=work.live, kept=kept)}
         return {}
 
     def _keep(self, work: Work, card: Card, before: Card | None) -> None:
@@ -489,11 +489,11 @@ class Run:
         history.add_later(
             owner,
             Path(card.picture.png),
-            work.job.request.pictures[card.place],
+            work.job.request.pictures[card.index],
             done,
             name=card.kept,
             run=self.key,
-            place=card.place,
+            index=card.index,
         )
         self._unwritten += 1  # `done` waits for the lock
 
@@ -503,7 +503,7 @@ class Run:
         with self._lock:
             self._unwritten -= 1
             if failure:
-                there = self.cards[card.place]
+                there = self.cards[card.index]
                 if there.kept == card.kept:
                     self._put(dataclasses.replace(there, kept=None))
                 if there.before and there.before.kept == card.kept:
@@ -536,8 +536,8 @@ def _line_after(work: Work, event: Event, seed: int) -> Line:
             # Only a seed that gives the pictures in their places again: those of a journey have no
             # places, and a picture with a seed of its own does not ask for the others'.
             named = work.way is None and any(
-                picture and picture.seed == (seed + place) % (MAX_SEED + 1)
-                for place, picture in enumerate(work.job.request.pictures)
+                picture and picture.seed == (seed + index) % (MAX_SEED + 1)
+                for index, picture in enumerate(work.job.request.pictures)
             )
             told = (
                 Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)

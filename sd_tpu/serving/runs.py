@@ -55,20 +55,20 @@ class Runs:
         """
         cards = [*BLANK]
         for there in former.cards if former else []:
-            card, place = there.finished, there.place
+            card, index = there.finished, there.index
             if not card:
                 continue
-            if place in keep and card.picture.there:  # as it is, or with what is on its way there
-                request = request.replaced(place, there.asked)
-            asked = request.picture_at(place)
+            if index in keep and card.picture.there:  # as it is, or with what is on its way there
+                request = request.replaced(index, there.asked)
+            asked = request.picture_at(index)
             if card.picture.there and card.asked == asked:
-                former.accept(place)
-                cards[place] = dataclasses.replace(card, live=False, changed=0, ready=0)
+                former.accept(index)
+                cards[index] = dataclasses.replace(card, live=False, changed=0, ready=0)
             elif asked:
-                cards[place] = dataclasses.replace(
-                    BLANK[place], before=dataclasses.replace(card, ready=0)
+                cards[index] = dataclasses.replace(
+                    BLANK[index], before=dataclasses.replace(card, ready=0)
                 )
-        if all(cards[place].picture for place in request.places()):
+        if all(cards[index].picture for index in request.indices()):
             return None
         return self._add(Run(self.studio, request, cards, **whose))
 
@@ -78,8 +78,8 @@ class Runs:
         offer = self.studio.engine.offer
         request = request.known(offer.models())
         try:
-            for place in request.places():
-                offer.check(request.pictures[place])
+            for index in request.indices():
+                offer.check(request.pictures[index])
         except RequestError:
             return None
 
@@ -97,30 +97,30 @@ class Runs:
             if card.picture.there and (shown := drawn(card.asked))
         }
         found = {
-            place: there[picture]
-            for place in request.places()
-            if (picture := drawn(request.pictures[place])) in there
+            index: there[picture]
+            for index in request.indices()
+            if (picture := drawn(request.pictures[index])) in there
         }
         if not found:
             return None
         request = Request(
             tuple(
-                picture if place in found else None
-                for place, picture in enumerate(request.pictures)
+                picture if index in found else None
+                for index, picture in enumerate(request.pictures)
             )
         )
         cards = [
             dataclasses.replace(
-                found[place],
-                place=place,
+                found[index],
+                index=index,
                 before=None,
                 ready=0,
-                asked=request.pictures[place],
-                named=request.labelled(place),
+                asked=request.pictures[index],
+                named=request.labelled(index),
             )
-            if place in found
-            else BLANK[place]
-            for place in range(len(BLANK))
+            if index in found
+            else BLANK[index]
+            for index in range(len(BLANK))
         ]
         return self._add(Run(self.studio, request, cards, browser=browser, address=address))
 

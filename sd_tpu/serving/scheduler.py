@@ -122,7 +122,7 @@ class _Job:
         self.told: tuple[int, str] | None = None  # its position and what it waits for
 
     def waiting(self) -> list[_Picture]:
-        return [self.pictures[place] for place in sorted(self.unfinished)]
+        return [self.pictures[index] for index in sorted(self.unfinished)]
 
     def step(self) -> int:
         """How far it is with all that is still wanted of it, along its steps."""
@@ -217,7 +217,7 @@ class Scheduler:
         """
         number, account = tickets[0].job, tickets[0].account
         self.check_room(tickets)
-        pictures = {ticket.place: _Picture(ticket, next(self._numbers), now) for ticket in tickets}
+        pictures = {ticket.index: _Picture(ticket, next(self._numbers), now) for ticket in tickets}
         if not any(job.account == account for job in self._jobs.values()):
             self._shares.join(account)
         self._jobs[number] = _Job(number, tickets[0], pictures, steps)
@@ -260,12 +260,12 @@ class Scheduler:
             if not self._memory.fits(ticket.batch, ticket.weights):
                 raise RequestError("This model and size need more memory than the devices have.")
 
-    def cancel(self, number: int, now: float, place: int | None = None) -> None:
-        """Gives up a job, or only its picture at `place`; what is over stays over."""
+    def cancel(self, number: int, now: float, index: int | None = None) -> None:
+        """Gives up a job, or only its picture at `index`; what is over stays over."""
         job = self._jobs.get(number)
         if job is None:
             return
-        for picture in [job.pictures[p] for p in job.unfinished if place in (None, p)]:
+        for picture in [job.pictures[p] for p in job.unfinished if index in (None, p)]:
             picture.wanted = False
             if picture.slot is None:
                 self._unqueue(picture)
@@ -685,7 +685,7 @@ class Scheduler:
             self._tell(
                 picture.ticket.job,
                 ImageReady(
-                    picture.ticket.place, report.pictures[slot], unsafe=slot in report.unsafe
+                    picture.ticket.index, report.pictures[slot], unsafe=slot in report.unsafe
                 ),
             )
             self._vacate(picture)
@@ -704,7 +704,7 @@ class Scheduler:
         for number in dict.fromkeys(picture.ticket.job for picture in pictures):
             job = self._jobs[number]
             previews = {
-                p.ticket.place: report.previews[p.slot]
+                p.ticket.index: report.previews[p.slot]
                 for p in pictures
                 if p.ticket.job == number and p.slot in report.previews
             }
@@ -880,7 +880,7 @@ class Scheduler:
     def _over(self, picture: _Picture, now: float) -> None:
         """Takes down that nothing more is done for a picture, and ends its job after the last."""
         job = self._jobs[picture.ticket.job]
-        job.unfinished.discard(picture.ticket.place)
+        job.unfinished.discard(picture.ticket.index)
         if job.unfinished:
             return
         wanted = any(picture.wanted for picture in job.pictures.values())
