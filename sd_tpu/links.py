@@ -51,16 +51,16 @@ def read_link(text: str) -> dict[str, Any]:
     except ValueError:
         raise RequestError("The link cannot be read.") from None
     values: dict[str, Any] = {}
-    own: list[dict[str, Any]] = []
+    overrides: list[dict[str, Any]] = []
     for name, value in fields:
         if match := _OWN.fullmatch(name):
             index = int(match[2])
-            own += [{} for _ in range(index - len(own))]
-            own[index - 1][match[1]] = _read(match[1], value)
+            overrides += [{} for _ in range(index - len(overrides))]
+            overrides[index - 1][match[1]] = _read(match[1], value)
         elif name != "prompt":
             values[name] = _read(name, value)
     prompts = [value for name, value in fields if name == "prompt"]
-    return {"prompts": prompts, "own": own, **values}
+    return {"prompts": prompts, "own": overrides, **values}
 
 
 def _read(name: str, text: str) -> Any:

@@ -138,13 +138,13 @@ class Request:
         _check_names(values, _ACCEPTED)
         given = {name: value for name, value in values.items() if value is not None}
         prompts = _prompts(given.pop("prompts", ()))
-        overrides = _overrides(given.pop("own", ()), len(prompts))
+        per_picture = _overrides(given.pop("own", ()), len(prompts))
         offer = OneModel(offer) if isinstance(offer, Picture) else offer
         common = for_all(given, offer)
         prompts = offer.fill(prompts, common.seed)
         pictures = [
-            changed(_at(_of_model(common, given, own, offer), index), own, _of(index))
-            for index, own in enumerate(overrides)
+            changed(_at(_of_model(common, given, overrides, offer), index), overrides, _of(index))
+            for index, overrides in enumerate(per_picture)
         ]
         for index, picture in enumerate(pictures):
             offer.check(picture, _of(index))
@@ -238,21 +238,25 @@ class Request:
             names = {"seed"}
         return {name: getattr(self.pictures[index], name) for name in names}
 
-    def beside_compared(self, index: int, own: Mapping[str, Any]) -> dict[str, Any]:
+    def beside_compared(self, index: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """What there is of `own` settings at a place but for what this comparison has put there."""
         given = self.labelled(index) if self.picture_at(index) else {}
-        changed = {name for name in own.keys() & given.keys() if own[name] != given[name]}
+        changed = {
+            name for name in overrides.keys() & given.keys() if overrides[name] != given[name]
+        }
         if changed & SIDES:
             changed |= SIDES
-        return {name: value for name, value in own.items() if name not in given.keys() - changed}
+        return {
+            name: value for name, value in overrides.items() if name not in given.keys() - changed
+        }
 
     def values(self, common: Picture | None = None) -> dict[str, Any]:
         """The request as `check` takes it; `common` is what is said for all, in place of what most
         of the pictures share."""
         common = common or self.common
         shared = {name: value for name, value in vars(common).items() if name != "prompt"}
-        own = [self.overrides(index, common) or None for index in range(len(self.pictures))]
-        return {"prompts": list(self.prompts), **shared, "own": own if any(own) else []}
+        overrides = [self.overrides(index, common) or None for index in range(len(self.pictures))]
+        return {"prompts": list(self.prompts), **shared, "own": overrides if any(overrides) else []}
 
     def only(self, index: int) -> Self:
         """The request that makes the picture at `index` again, alone."""
@@ -468,8 +472,8 @@ def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
         raise RequestError(
             "There are {count} own settings for {places} prompts.", count=len(values), places=count
         )
-    overrides = [{} if value is None else value for value in values]
-    for index, value in enumerate(overrides):
+    per_picture = [{} if value is None else value for value in values]
+    for index, value in enumerate(per_picture):
         of = _of(index)
         if not isinstance(value, Mapping):
             raise RequestError(
@@ -478,18 +482,18 @@ def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
                 value=shortened(value),
             )
         _check_names(value, OVERRIDABLE, of)
-    return [*overrides, *[{}] * (count - len(overrides))]
+    return [*per_picture, *[{}] * (count - len(per_picture))]
 
 
 def _of_model(
-    common: Picture, given: Mapping[str, Any], own: Mapping[str, Any], offer: Offer
+    common: Picture, given: Mapping[str, Any], overrides: Mapping[str, Any], offer: Offer
 ) -> Picture:
     """What a picture with a model of its own shares with the others: what was given for all, and
     their size unless it has one of its own."""
-    if not own.get("model") or own["model"] == common.model:
+    if not overrides.get("model") or overrides["model"] == common.model:
         return common
-    size = {name: own.get(name) or getattr(common, name) for name in SIDES}
-    return for_all({**given, **size, "model": own["model"]}, offer)
+    size = {name: overrides.get(name) or getattr(common, name) for name in SIDES}
+    return for_all({**given, **size, "model": overrides["model"]}, offer)
 
 
 def _at(common: Picture, index: int) -> Picture:

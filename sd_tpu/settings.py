@@ -243,23 +243,23 @@ def _is_number(value: Any) -> bool:
 
 def _first(*keys: str) -> Callable[[str], list[str]]:
     """The model's own, then these."""
-    return lambda own: list(dict.fromkeys((own, *keys)))[:MAX_PROMPTS]
+    return lambda model_value: list(dict.fromkeys((model_value, *keys)))[:MAX_PROMPTS]
 
 
 def _around(*values: float) -> Callable[[float], list[float]]:
     """These, with the model's own in place of the nearest."""
 
-    def suggest(own: float) -> list[float]:
-        nearest = min(values, key=lambda value: abs(value - own))
-        return [own if value == nearest else value for value in values]
+    def suggest(model_value: float) -> list[float]:
+        nearest = min(values, key=lambda value: abs(value - model_value))
+        return [model_value if value == nearest else value for value in values]
 
     return suggest
 
 
 def _shares(least: int, most: int, *shares: float) -> Callable[[int], list[int]]:
     """These shares of the model's own."""
-    return lambda own: list(
-        dict.fromkeys(min(max(least, round(share * own)), most) for share in shares)
+    return lambda model_value: list(
+        dict.fromkeys(min(max(least, round(share * model_value)), most) for share in shares)
     )
 
 

@@ -86,11 +86,11 @@ def _times(text: str) -> float:
 
 def _generate(args: argparse.Namespace) -> int:
     values = {name: getattr(args, name) for name in ("prompts", *FLAGGED)}
-    own, inputs = _read_own(args.own), []
-    for settings in (values, *own):
+    per_picture, inputs = _read_own(args.own), []
+    for settings in (values, *per_picture):
         inputs += _take_inputs(settings)
-    _check_used(values, own, {"strength"} if args.larger else set())
-    values |= {"seed": drawn_seed(args.seed), "own": own}
+    _check_used(values, per_picture, {"strength"} if args.larger else set())
+    values |= {"seed": drawn_seed(args.seed), "own": per_picture}
     seed = Request.check(_early(values), early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
     line = Line()
@@ -109,7 +109,7 @@ def _generate(args: argparse.Namespace) -> int:
                 index: (request.pictures[index].width, request.pictures[index].height)
                 for index in request.indices()
             }
-            said = [each.get("strength", values["strength"]) for each in own]
+            said = [each.get("strength", values["strength"]) for each in per_picture]
             request = _again(request, args.larger, said, engine, given, line)
         if request is None:
             return 1
@@ -178,7 +178,7 @@ def _filled(values: dict[str, Any], offer: Offer) -> Request:
 
 def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """What each prompt has for itself, by index; raises ValueError for what is no setting."""
-    own = [{} for _ in range(MAX_PROMPTS)]
+    per_picture = [{} for _ in range(MAX_PROMPTS)]
     for number, name, text in given:
         if not number.isdecimal() or not 1 <= int(number) <= MAX_PROMPTS:
             raise ValueError(
@@ -189,8 +189,8 @@ def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
             raise ValueError(
                 f"--own {number}: there is no setting {name!r}; there are {', '.join(OVERRIDABLE)}."
             )
-        own[int(number) - 1][name] = OVERRIDABLE[name].kind.parse(text)
-    return own
+        per_picture[int(number) - 1][name] = OVERRIDABLE[name].kind.parse(text)
+    return per_picture
 
 
 def _take_inputs(settings: dict[str, Any]) -> list[Input]:
@@ -204,13 +204,13 @@ def _take_inputs(settings: dict[str, Any]) -> list[Input]:
 
 
 def _check_used(
-    values: dict[str, Any], own: Sequence[dict[str, Any]], used_anyway: set[str]
+    values: dict[str, Any], per_picture: Sequence[dict[str, Any]], used_anyway: set[str]
 ) -> None:
     """Raises ValueError for what says how a picture that is handed in is used where there is none."""
-    fitted = any(each.get("control_image") for each in (values, *own))  # by --fit as well
+    fitted = any(each.get("control_image") for each in (values, *per_picture))  # by --fit as well
     for section, image in HANDED_IN.items():
-        for given in [] if values[image] else [values, *own]:
-            used = own if given is values else [given]
+        for given in [] if values[image] else [values, *per_picture]:
+            used = per_picture if given is values else [given]
             name = next(
                 (
                     name
@@ -232,11 +232,11 @@ def _check_used(
 
 def _early(values: dict[str, Any]) -> dict[str, Any]:
     """What can be checked before a model is loaded: other models and sizes cannot."""
-    own = [
+    per_picture = [
         {name: value for name, value in settings.items() if name not in ("model", *SIDES)}
         for settings in values["own"][: len(values["prompts"])]
     ]
-    return {**values, "own": own}
+    return {**values, "own": per_picture}
 
 
 def _save(

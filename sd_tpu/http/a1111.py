@@ -686,8 +686,8 @@ def _read(
         {**values, "prompts": values["prompts"] * len(settings)}, engine.offer
     ).pictures
     begun_as = [
-        changed(picture, {**own, **control.settings})
-        for picture, own in zip(pictures, settings, strict=True)
+        changed(picture, {**overrides, **control.settings})
+        for picture, overrides in zip(pictures, settings, strict=True)
     ]
     return _Task(begun_as, batches, start, prompt, hires), options
 

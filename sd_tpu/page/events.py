@@ -388,7 +388,7 @@ class Answers:
         """What is to be said of what is filled in: of each box, of all, whether Live is possible,
         and which field is wrong; where a page is fresh, which models there are by now."""
         filled, language, refused = asked.filled(), asked.language, {}
-        own = [*filled["own"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
+        per_picture = [*filled["own"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
         prompts = filled["prompts"][:MAX_PROMPTS]
         values = [prompt.strip() for prompt in prompts]
         seed = 0 if filled["seed"] == RANDOM else filled["seed"]
@@ -411,10 +411,11 @@ class Answers:
                 )
                 for prompt, value in zip(prompts, values, strict=True)
             ],
-            "own": [part("summary", language, box, index) for index, box in enumerate(own)],
+            "own": [part("summary", language, box, index) for index, box in enumerate(per_picture)],
             "faster": part("summary", language, faster),
             "inputs": self.inputs.shown(
-                asked.browser, {each.get(name) for each in (filled, *own) for name in UPLOADS}
+                asked.browser,
+                {each.get(name) for each in (filled, *per_picture) for name in UPLOADS},
             ),  # small
             "slow": self._slow(filled, language),
             "line": part(
@@ -428,12 +429,12 @@ class Answers:
     def _offered(self, filled: Mapping[str, Any]) -> dict[str, Any]:
         """The steps of the presets and the sizes of the model that is filled in, if there is one."""
         try:
-            own = self.engine.offer.defaults(filled.get("model", ""))
+            defaults = self.engine.offer.defaults(filled.get("model", ""))
         except RequestError:
             return {}
         return {
-            "presets": layout.preset_steps(own.steps),
-            "sizes": form.sizes(own.model, self.engine.offer),
+            "presets": layout.preset_steps(defaults.steps),
+            "sizes": form.sizes(defaults.model, self.engine.offer),
         }
 
     def _slow(self, filled: Mapping[str, Any], language: Language) -> str:
@@ -677,13 +678,13 @@ def alone(filled: Mapping[str, Any], index: int, seed: int, offer: Catalog) -> P
     Raises:
         RequestError: it cannot be served.
     """
-    own = filled["own"][index] if index < len(filled["own"]) else {}
+    overrides = filled["own"][index] if index < len(filled["own"]) else {}
     return Request.check(
         {
             **filled,
             "seed": seed if filled["seed"] == RANDOM else filled["seed"],
             "prompts": [*[""] * index, filled["prompts"][index]],
-            "own": [*[None] * index, own],
+            "own": [*[None] * index, overrides],
         },
         offer,
     ).pictures[index]

@@ -35,7 +35,7 @@ def read(form: Any) -> dict[str, Any]:
         RequestError: this is no form.
     """
     try:
-        prompts, own, settings = form["prompts"], form["own"], dict(form["settings"])
+        prompts, boxes, settings = form["prompts"], form["own"], dict(form["settings"])
         size = read_size(settings.pop("size", ""))
         values = {
             name: _parsed(name, text)
@@ -43,7 +43,7 @@ def read(form: Any) -> dict[str, Any]:
             if name in COMMON and (text != "" or isinstance(COMMON[name].kind, Choice))
         }
         seed = _parsed("seed", form["seed"])
-        owns = [
+        per_picture = [
             {
                 **{
                     name: _read_own(name, text)
@@ -52,7 +52,7 @@ def read(form: Any) -> dict[str, Any]:
                 },
                 **read_size(box.get("size", "")),
             }
-            for box in own
+            for box in boxes
         ]
     except (TypeError, ValueError, KeyError, AttributeError):
         raise RequestError(GARBLED.template) from None
@@ -61,13 +61,13 @@ def read(form: Any) -> dict[str, Any]:
         "seed": RANDOM if seed == "" else seed,
         **values,
         **size,
-        "own": owns,
+        "own": per_picture,
     }
 
 
 def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     """The form of values such as `read` returns, complete; which cards are kept is not said."""
-    prompts, own = (
+    prompts, boxes = (
         [*given, *[""] * MAX_PROMPTS][:MAX_PROMPTS] for given in (values["prompts"], values["own"])
     )
     return {
@@ -75,7 +75,7 @@ def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         "seed": str(values["seed"]),
         "settings": show_settings(values, catalog),
         "sizes": sizes(values["model"], catalog),
-        "own": [_show_own(box or {}, values) for box in own],
+        "own": [_show_own(box or {}, values) for box in boxes],
     }
 
 

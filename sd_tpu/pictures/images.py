@@ -523,8 +523,8 @@ def format_parameters(
         fields[_PROMPTS] = json.dumps(request.prompts, ensure_ascii=False)
     if common.negative_prompt != negative:
         fields[_NEGATIVES] = common.negative_prompt
-    if own := request.values()["own"]:
-        fields[_OWN] = json.dumps(own, ensure_ascii=False)
+    if overrides := request.values()["own"]:
+        fields[_OWN] = json.dumps(overrides, ensure_ascii=False)
     line = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
     return f"{body}\n{line}"
 

@@ -152,8 +152,8 @@ class EngineClient(abc.ABC):
             for index, picture in pictures.items()
         }
         for index, picture in pictures.items():
-            own = "negative_prompt" in request.overrides(index)
-            whose = f" of prompt {index + 1}" if own else ""
+            overrides = "negative_prompt" in request.overrides(index)
+            whose = f" of prompt {index + 1}" if overrides else ""
             lost[f"The negative prompt{whose}"] = self.count(
                 picture.negative_prompt, picture.model
             ).lost
@@ -369,12 +369,15 @@ def as_request_errors(whose: str = "") -> Iterator[None]:
 @contextlib.contextmanager
 def told_by_whose(request: Request, index: int) -> Iterator[None]:
     """The same of one of several pictures, where it has something of its own that may be wrong."""
-    own = request.overrides(index).keys() - {"seed", "share"}  # all that journeys' pictures have
+    overrides = request.overrides(index).keys() - {
+        "seed",
+        "share",
+    }  # all that journeys' pictures have
     several = len({request.pictures[each].prompt for each in request.indices()}) > 1
     try:
         yield
     except ValueError as error:
-        named = own or (several and isinstance(error, PromptError))
+        named = overrides or (several and isinstance(error, PromptError))
         with as_request_errors(Sentence("Prompt {number}: ", number=index + 1) if named else ""):
             raise
 
