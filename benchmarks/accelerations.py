@@ -59,7 +59,7 @@ def draw(
     settings["steps"] = steps if evaluated_at == 1 else 2 + (steps - 2) // evaluated_at
     for first in range(0, len(prompts), SLOTS):
         request = Request.check(
-            {"prompts": prompts[first : first + SLOTS], "seed": first, **settings}, engine.offer
+            {"prompts": prompts[first : first + SLOTS], "seed": first, **settings}, engine.catalog
         )
         events = engine.submit(request, previews=False).events()
         pictures |= {
@@ -119,7 +119,7 @@ def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[st
     slots = {}
     for number, engine in engines.items():
         request = Request.check(
-            {"prompts": ["a cat"], "steps": rounds + 1, "sampler": "ddim"}, engine.offer
+            {"prompts": ["a cat"], "steps": rounds + 1, "sampler": "ddim"}, engine.catalog
         )
         slots[number] = engine.programs.encode(
             engine.params, engine.programs.empty(), {0: engine.arrival(request, 0)}

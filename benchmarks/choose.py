@@ -69,7 +69,7 @@ def waits(folder: Path, shelf: Path) -> Iterator[dict[str, Any]]:
 
 def _draw(engine: Engine, prompt: str, **values: Any) -> None:
     request = Request.check(
-        {"prompts": [prompt], "steps": 2, "sampler": "euler", **values}, engine.offer
+        {"prompts": [prompt], "steps": 2, "sampler": "euler", **values}, engine.catalog
     )
     *_, end = engine.submit(request, previews=False).events()
     assert isinstance(end, Done), end

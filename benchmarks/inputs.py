@@ -214,7 +214,7 @@ def draw(engine: Engine, given: Mapping[str, Input], **values: Any) -> dict[int,
     """The pictures of a request for eight, by index."""
     request = Request.check(
         {"prompts": [cpu.PROMPT] * MAX_PROMPTS, "sampler": "ddim", "seed": 0, **values},
-        engine.offer,
+        engine.catalog,
     )
     return {
         event.index: event.pixels
@@ -369,13 +369,13 @@ def _larger_peak(folder: Path, size: int, times: int, steps: int, most: int) -> 
     forget_peak()
     start = Input.of_pixels(np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8))
     (picture,) = Request.check(
-        {"prompts": [cpu.PROMPT], "steps": steps, "seed": 0}, engine.offer
+        {"prompts": [cpu.PROMPT], "steps": steps, "seed": 0}, engine.catalog
     ).pictures
     if times > 1:
         picture = dataclasses.replace(larger(picture, side, side), init_image=start.name)
     job = engine.submit(Request((picture,)), previews=False, inputs={start.name: start})
     seconds = seconds_of(lambda: list(job.events()))
-    tiling = engine.offer.tiling(picture)
+    tiling = engine.catalog.tiling(picture)
     engine.close()
     return {
         "": f"{side}x{side}",

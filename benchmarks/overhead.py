@@ -91,7 +91,7 @@ def metered(engine: Engine) -> Iterator[Meter]:
 
 def serve(engine: Engine, boxes: int, *, previews: bool = False, **settings) -> None:
     """Asks for so many pictures and waits until they are there."""
-    request = Request.check({"prompts": ["a cat"] * boxes, **settings}, engine.offer)
+    request = Request.check({"prompts": ["a cat"] * boxes, **settings}, engine.catalog)
     *_, end = engine.submit(request, previews=previews).events()
     if not isinstance(end, Done):
         raise RuntimeError(f"the engine did not finish: {end}")

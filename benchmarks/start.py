@@ -144,7 +144,7 @@ def session(engine: Engine) -> dict[str, Any]:
     requests = 0
     for values in _wishes():
         try:
-            request = Request.check({"steps": FEW, **values}, engine.offer)
+            request = Request.check({"steps": FEW, **values}, engine.catalog)
             list(engine.submit(request, previews=requests % 2 == 0).events())
         except RequestError:  # a spacing that this model's noise schedule does not allow
             continue
@@ -165,7 +165,7 @@ def session(engine: Engine) -> dict[str, Any]:
 
 
 def _submit(engine: Engine, **values) -> Job:
-    return engine.submit(Request.check(values, engine.offer))
+    return engine.submit(Request.check(values, engine.catalog))
 
 
 def _wishes() -> Iterator[dict[str, Any]]:

@@ -73,7 +73,7 @@ class RemoteEngine(EngineClient):
         request = self._settled(request)
         pictures = [request.pictures[index] for index in request.indices()]
         for picture in pictures:
-            self.offer.check(picture)
+            self.catalog.check(picture)
         asked = request.inputs()
         order = Order(
             uuid.uuid4().hex,

@@ -34,7 +34,7 @@ _ACCEPTED = ("prompts", "own", *(name for name in SETTINGS if name != "prompt"))
 Sizes = list[tuple[int, int]]  # height and width
 
 
-class Offer(Protocol):
+class ModelCatalog(Protocol):
     """What a server can draw: its models, and what each can."""
 
     def defaults(self, model: str) -> Picture:
@@ -54,8 +54,8 @@ class Offer(Protocol):
         """The prompts with a value each, where they stand for several; raises RequestError."""
 
 
-class _Literally:
-    """Of an offer that takes prompts and sizes as they are."""
+class _NoWildcards:
+    """A catalog that takes prompts and sizes as they are."""
 
     def size_unit(self, model: str) -> int:
         """1."""
@@ -67,8 +67,8 @@ class _Literally:
 
 
 @dataclasses.dataclass(frozen=True)
-class OneModel(_Literally):
-    """The offer of a server with one model, which draws in one size."""
+class SingleModelCatalog(_NoWildcards):
+    """The catalog of a server with one model, which draws in one size."""
 
     picture: Picture
 
@@ -97,8 +97,8 @@ class OneModel(_Literally):
             )
 
 
-class Anything(_Literally):
-    """The offer of nobody, for requests that are only read: all models in all sizes."""
+class AnyModelCatalog(_NoWildcards):
+    """The catalog of nobody, for requests that are only read: all models in all sizes."""
 
     def defaults(self, model: str) -> Picture:
         """Those of the table."""
@@ -115,7 +115,7 @@ class Request:
     pictures: tuple[Picture | None, ...] = ()
 
     @classmethod
-    def check(cls, values: Mapping[str, Any], offer: Offer | Picture) -> Self:
+    def check(cls, values: Mapping[str, Any], catalog: ModelCatalog | Picture) -> Self:
         """Fills a request in with untrusted values.
 
         Picture i has the seed `seed + i`, if it has none of its own. A blank prompt is a box left
@@ -128,7 +128,7 @@ class Request:
                 What is absent or None takes the default, in `own` the common value. The default
                 spacing is the default sampler's: another one takes the checkpoint's own, as does
                 "". So does an own sampler that does not have the common spacing.
-            offer: what the server can draw; a Picture is that of its only model in its only size.
+            catalog: what the server can draw; a Picture is that of its only model in its only size.
                 A model brings its defaults, also where only a single picture has it, but for the
                 size, which is then the others'.
 
@@ -139,15 +139,15 @@ class Request:
         given = {name: value for name, value in values.items() if value is not None}
         prompts = _prompts(given.pop("prompts", ()))
         per_picture = _overrides(given.pop("own", ()), len(prompts))
-        offer = OneModel(offer) if isinstance(offer, Picture) else offer
-        common = for_all(given, offer)
-        prompts = offer.fill(prompts, common.seed)
+        catalog = SingleModelCatalog(catalog) if isinstance(catalog, Picture) else catalog
+        common = for_all(given, catalog)
+        prompts = catalog.fill(prompts, common.seed)
         pictures = [
-            changed(_at(_of_model(common, given, overrides, offer), index), overrides, _of(index))
+            changed(_at(_of_model(common, given, overrides, catalog), index), overrides, _of(index))
             for index, overrides in enumerate(per_picture)
         ]
         for index, picture in enumerate(pictures):
-            offer.check(picture, _of(index))
+            catalog.check(picture, _of(index))
         return cls(
             tuple(
                 dataclasses.replace(picture, prompt=prompt) if prompt else None
@@ -319,19 +319,19 @@ class Request:
         )
 
 
-def for_all(given: Mapping[str, Any], offer: Offer) -> Picture:
+def for_all(given: Mapping[str, Any], catalog: ModelCatalog) -> Picture:
     """What untrusted values, as `Request.check` takes them, say of all pictures; it has no prompt.
 
     Raises:
         RequestError: as `Request.check`.
     """
-    defaults = offer.defaults(SETTINGS["model"].check(given.get("model")))
+    defaults = catalog.defaults(SETTINGS["model"].check(given.get("model")))
     values = {**vars(defaults), "prompt": "", **given, "model": defaults.model}
     if values["sampler"] != defaults.sampler:
         values["spacing"] = given.get("spacing", "")
     common = Picture(**{name: setting.check(values[name]) for name, setting in SETTINGS.items()})
     check_together(common)
-    offer.check(common)
+    catalog.check(common)
     return common
 
 
@@ -486,14 +486,14 @@ def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
 
 
 def _of_model(
-    common: Picture, given: Mapping[str, Any], overrides: Mapping[str, Any], offer: Offer
+    common: Picture, given: Mapping[str, Any], overrides: Mapping[str, Any], catalog: ModelCatalog
 ) -> Picture:
     """What a picture with a model of its own shares with the others: what was given for all, and
     their size unless it has one of its own."""
     if not overrides.get("model") or overrides["model"] == common.model:
         return common
     size = {name: overrides.get(name) or getattr(common, name) for name in SIDES}
-    return for_all({**given, **size, "model": overrides["model"]}, offer)
+    return for_all({**given, **size, "model": overrides["model"]}, catalog)
 
 
 def _at(common: Picture, index: int) -> Picture:

@@ -178,13 +178,13 @@ class Choice:
     """One of several keys.
 
     `options` are the keys and what people are shown of each: a name, or a Sentence. Where `per`
-    names another setting, only some of the keys go with a value of that, namely `offered`; the
+    names another setting, only some of the keys go with a value of that, namely `allowed_keys`; the
     empty key always does.
     """
 
     options: Mapping[str, str]
     per: str = ""
-    offered: Callable[[str], tuple[str, ...]] = lambda _: ()
+    allowed_keys: Callable[[str], tuple[str, ...]] = lambda _: ()
     type = str
 
     def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
@@ -212,8 +212,8 @@ class Choice:
         """The options that go with the other settings, by name."""
         if not self.per:
             return dict(self.options)
-        offered = ("", *self.offered(values[self.per]))
-        return {key: label for key, label in self.options.items() if key in offered}
+        keys = ("", *self.allowed_keys(values[self.per]))
+        return {key: label for key, label in self.options.items() if key in keys}
 
 
 def _whose(name: Sentence, of: Sentence | str) -> Sentence:
@@ -470,7 +470,7 @@ class Picture:
         Choice(
             {"": Sentence("the model's own"), **{key: key for key in SPACINGS}},
             per="sampler",
-            offered=lambda sampler: SAMPLERS[sampler].spacings,
+            allowed_keys=lambda sampler: SAMPLERS[sampler].spacings,
         ),
         "Spacing",
         "How the steps are spread over the noise.",

@@ -27,7 +27,7 @@ from sd_tpu import cli
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.cli import devices, flags, generate
 from sd_tpu.pictures.images import BLANK, KEY, read_png, to_png
-from sd_tpu.request import Anything, OneModel
+from sd_tpu.request import AnyModelCatalog, SingleModelCatalog
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Progress, Queued
@@ -551,7 +551,7 @@ class FakeEngine:
     """Stands where the model would be; its job has the events it is told."""
 
     def __init__(self, *events):
-        self.offer = self.defaults = Picture(model="m", height=8, width=8)
+        self.catalog = self.defaults = Picture(model="m", height=8, width=8)
         self.ready, self._events = threading.Event(), events
         self.closed = self.cancelled = False
 
@@ -620,7 +620,7 @@ def test_the_strength_of_the_second_drawing_is_not_that_of_the_first(
 
     black = np.zeros((8, 8, 3), np.uint8)
     engine = Larger(ImageReady(0, black), ImageReady(1, black), Done(1.0))
-    engine.offer = Anything()
+    engine.catalog = AnyModelCatalog()
     engine.ready.set()
     monkeypatch.setattr(generate, "open_engine", lambda args: engine)
     Image.fromarray(black).save(tmp_path / "photo.png")
@@ -660,11 +660,11 @@ def test_values_left_open_are_the_models(monkeypatch, tmp_path):
     ],
 )
 def test_a_prompt_that_stands_for_several_is_drawn_as_often(given, drawn):
-    class Offer(OneModel):
+    class ModelCatalog(SingleModelCatalog):
         def fill(self, prompts, seed):
             return Wildcards().fill(prompts, seed)
 
-    assert generate._filled({"prompts": given}, Offer(Picture(model="m"))).prompts == drawn
+    assert generate._filled({"prompts": given}, ModelCatalog(Picture(model="m"))).prompts == drawn
 
 
 def test_a_seed_of_minus_one_is_drawn_and_told(monkeypatch, tmp_path):

@@ -182,7 +182,7 @@ def engine(folder):
 
 def drawn_with(given, engine: Engine, **values) -> list[np.ndarray]:
     """The pictures that an engine draws, with these handed in."""
-    job = engine.submit(Request.check({**ASKED, **values}, engine.offer), inputs=given)
+    job = engine.submit(Request.check({**ASKED, **values}, engine.catalog), inputs=given)
     pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
     return [pictures[index] for index in sorted(pictures)]
 
@@ -246,9 +246,9 @@ def test_what_follows_nothing_is_drawn_by_the_programs_of_those_without_control(
 
 
 def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(engine):
-    there = engine.offer._extras["controlnet"]
+    there = engine.catalog._extras["controlnet"]
     kinds = {
-        name: engine.offer.with_extra(engine.weights, each).architecture
+        name: engine.catalog.with_extra(engine.weights, each).architecture
         for name, each in there.items()
     }
     assert kinds["lines"] == kinds["depth"] != kinds["blue"]
@@ -264,7 +264,7 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
                 ),
             ],
         },
-        engine.offer,
+        engine.catalog,
     )
     batches = [engine._batch(picture) for picture in request.pictures]
     assert batches[1] == batches[2] and len({*batches}) == 3
@@ -283,14 +283,14 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
 def test_a_controlnet_is_found_by_either_normal_form_of_its_name(engine, monkeypatch):
     name = "수채화"
     extra = dataclasses.replace(
-        next(iter(engine.offer._extras["controlnet"].values())),
+        next(iter(engine.catalog._extras["controlnet"].values())),
         name=unicodedata.normalize("NFD", name),
     )
-    monkeypatch.setitem(engine.offer._extras, "controlnet", catalog._by_name([extra, extra]))
-    assert engine.offer.controlnets == [name, f"{name} (2)"]
+    monkeypatch.setitem(engine.catalog._extras, "controlnet", catalog._by_name([extra, extra]))
+    assert engine.catalog.controlnets == [name, f"{name} (2)"]
     for form in ("NFC", "NFD"):
         asked = Picture(prompt="a", control_image="x", controlnet=unicodedata.normalize(form, name))
-        assert [each.name for each in engine.offer.extras(asked)] == [name]
+        assert [each.name for each in engine.catalog.extras(asked)] == [name]
 
 
 def test_what_lies_on_a_device_is_shared_by_a_model_and_its_controlnets(engine):
@@ -307,7 +307,7 @@ def test_what_lies_on_a_device_is_shared_by_a_model_and_its_controlnets(engine):
 def test_the_first_controlnet_that_fits_is_taken_and_a_picture_says_which(engine):
     request = Request.check(
         {**ASKED, "control_image": CONTROL.name, "detector": "canny", "control_stop": 0.5},
-        engine.offer,
+        engine.catalog,
     )
     job = engine.submit(request, inputs=GIVEN)
     (pixels,) = (e.pixels for e in job.events() if isinstance(e, ImageReady))
@@ -428,12 +428,12 @@ def test_what_is_no_controlnet_is_refused_in_a_sentence(folder, tmp_path):
 
 def test_control_pictures_without_a_controlnet_are_refused_and_names_count_for_nothing(page_engine):
     with pytest.raises(RequestError, match="need a ControlNet, and this server has none"):
-        Request.check({**ASKED, "control_image": CONTROL.name}, page_engine.offer)
-    assert Request.check({**ASKED, "controlnet": "pose"}, page_engine.offer)
+        Request.check({**ASKED, "control_image": CONTROL.name}, page_engine.catalog)
+    assert Request.check({**ASKED, "controlnet": "pose"}, page_engine.catalog)
 
 
 def test_what_cannot_be_followed_here_is_not_asked_for_on_the_page(engine, page_engine):
-    here, elsewhere = (layout.choices_of(each.offer) for each in (engine, page_engine))
+    here, elsewhere = (layout.choices_of(each.catalog) for each in (engine, page_engine))
     names = [name for name, setting in SETTINGS.items() if setting.section == CONTROLLED]
     assert "control_scale" in names and all(elsewhere[name] is None for name in names)
     assert None not in [here[name] for name in names] and "depth" in here["controlnet"]

@@ -68,7 +68,7 @@ def drawn(engine, **settings) -> tuple[list[dict], dict]:
             "guidance": 3.0,
             **settings,
         },
-        engine.offer,
+        engine.catalog,
     )
     events = list(engine.submit(request).events())
     pictures = {event.index: event for event in events if isinstance(event, ImageReady)}
@@ -135,7 +135,7 @@ def test_pictures_are_those_of_pytorch_with_the_same_decoder(
     opened = Engine.open(checkpoints["sd1"], devices=1, decoder=folder, decoder_for="pictures")
     with contextlib.closing(opened) as engine:
         _, pictures = drawn(engine)
-        request = Request.check({"prompts": ["a cat"]}, engine.offer)
+        request = Request.check({"prompts": ["a cat"]}, engine.catalog)
         assert ", VAE: TAESD, " in read_parameters(engine.to_png(pictures[0], request))
     assert_alike(pictures.values(), reference(torch_pipelines["sd1"], tiny), "by a tiny decoder")
 

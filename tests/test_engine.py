@@ -30,7 +30,7 @@ def engine(checkpoints):
 
 
 def ask(engine: Engine, prompts, **values) -> Request:
-    return Request.check({"prompts": prompts, "steps": 4, **values}, engine.offer)
+    return Request.check({"prompts": prompts, "steps": 4, **values}, engine.catalog)
 
 
 def pictures(job) -> dict[int, np.ndarray]:

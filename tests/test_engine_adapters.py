@@ -140,7 +140,7 @@ def test_what_prompts_ask_for_and_is_not_there_is_one_sentence(engine):
 def test_a_journey_between_other_loras_is_refused_without_blaming_one_of_its_pictures(
     engine, other
 ):
-    (first,) = Request.check({"prompts": ["a cat <lora:style 1>"]}, engine.offer).pictures
+    (first,) = Request.check({"prompts": ["a cat <lora:style 1>"]}, engine.catalog).pictures
     with pytest.raises(RequestError, match=r"^The two prompts of a journey .* LoRAs"):
         engine.submit(journey(first, other, RANDOM, 8))
 
@@ -190,7 +190,7 @@ def test_a_file_names_the_loras_that_drew_it_as_a1111_does(engine, loras):
             "prompts": ["a <lora:style 1:0.5>", "b <lora:folder/a, b:1>"],
             "negative_prompt": "<lora:style 0>",
         },
-        engine.offer,
+        engine.catalog,
     )
     png = engine.to_png(np.zeros((8, 8, 3), np.uint8), request)
     digests = {}

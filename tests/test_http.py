@@ -510,9 +510,9 @@ def test_a_model_may_be_called_by_its_hash_once_that_is_known(address, page_engi
             f"{address}/sdapi/v1/options", json={"sd_model_checkpoint": name}
         ).status_code
 
-    monkeypatch.setattr(page_engine.offer, "_hashes", {})
+    monkeypatch.setattr(page_engine.catalog, "_hashes", {})
     assert status("6CE0161689") == 400
-    page_engine.offer._hashes |= {page_engine.offer.first: "6ce0161689"}
+    page_engine.catalog._hashes |= {page_engine.catalog.first: "6ce0161689"}
     assert (status("6CE0161689"), status("6ce0161680"), status("")) == (200, 400, 200)
 
 
@@ -522,7 +522,7 @@ def test_what_is_no_json_is_refused(address):
 
 
 def test_webuiapi_lists_what_there_is_and_chooses_the_model(a1111, page_engine):
-    name = page_engine.offer.first
+    name = page_engine.catalog.first
     assert a1111.util_get_model_names() == [name] and "Euler a" in a1111.util_get_sampler_names()
     assert "karras" in a1111.util_get_scheduler_names()
     a1111.util_set_model(name)
@@ -576,7 +576,7 @@ def drawn_by(engine, **values) -> list[np.ndarray]:
     }
     values |= {name: each.name for name, each in inputs.items()}
     job = engine.submit(
-        Request.check({"prompts": ["a fox"], **values}, engine.offer),
+        Request.check({"prompts": ["a fox"], **values}, engine.catalog),
         inputs={each.name: each for each in inputs.values()},
     )
     return [event.pixels for event in job.events() if isinstance(event, ImageReady)]
@@ -975,7 +975,7 @@ def test_openai_is_told_the_style_that_was_drawn_though_its_file_has_changed(
 
     def and_forget(*args, **options):
         job = submit(*args, **options)
-        monkeypatch.setattr(page_engine.offer, "styles", Styles())
+        monkeypatch.setattr(page_engine.catalog, "styles", Styles())
         return job
 
     monkeypatch.setattr(page_engine, "submit", and_forget)
@@ -1031,7 +1031,7 @@ def test_openai_streams_partial_pictures_and_then_each_finished_one(client, slow
 
 
 def test_openai_lists_the_models(client, page_engine):
-    name = page_engine.offer.first
+    name = page_engine.catalog.first
     assert [model.id for model in client.models.list()] == [name]
     assert client.models.retrieve(name).id == name
     with pytest.raises(openai.NotFoundError, match="There is no model 'dall-e-9'"):

@@ -42,7 +42,7 @@ from sd_tpu.pictures.images import (
     to_zip,
     with_labels,
 )
-from sd_tpu.request import Anything, Request
+from sd_tpu.request import AnyModelCatalog, Request
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.settings import MAX_PROMPT_LENGTH, MAX_SEED, OVERRIDABLE, Picture, RequestError
 
@@ -140,7 +140,7 @@ def requests(draw) -> Request:
     }
     sides = st.integers(1, 1 << 16)
     values |= {"model": draw(texts)[:1000].strip(), "height": draw(sides), "width": draw(sides)}
-    return Request.check(values, Anything())
+    return Request.check(values, AnyModelCatalog())
 
 
 CONTROL = (

@@ -358,7 +358,7 @@ def test_without_a_reference_picture_the_programs_are_those_of_others(engine, va
 
 def test_the_first_adapter_that_fits_is_taken_and_a_picture_says_which(engine):
     request = Request.check(
-        {**ASKED, "reference": REFERENCE.name, "reference_scale": 0.8}, engine.offer
+        {**ASKED, "reference": REFERENCE.name, "reference_scale": 0.8}, engine.catalog
     )
     job = engine.submit(request, inputs=GIVEN)
     (pixels,) = (e.pixels for e in job.events() if isinstance(e, ImageReady))
@@ -400,7 +400,7 @@ def test_a_reference_that_cannot_be_used_is_refused_in_a_sentence(engine, values
 
 def test_reference_pictures_without_an_adapter_are_refused(page_engine):
     with pytest.raises(RequestError, match="need an IP-Adapter, and this server has none"):
-        Request.check({**ASKED, "reference": REFERENCE.name}, page_engine.offer)
+        Request.check({**ASKED, "reference": REFERENCE.name}, page_engine.catalog)
 
 
 # --- what is loaded -----------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_the_ends_of_the_way_are_what_they_are_without_one_and_neighbours_change
 
 def test_a_file_says_what_its_picture_was_on_the_way_to(loaded):
     _, engine = loaded
-    request = Request.check({**ASKED, **PAIR, "to_prompt": "a dog, 3:4"}, engine.offer)
+    request = Request.check({**ASKED, **PAIR, "to_prompt": "a dog, 3:4"}, engine.catalog)
     text = read_parameters(engine.to_png(np.zeros((64, 64, 3), np.uint8), request))
     assert 'Second prompt: "a dog, 3:4", Second seed: 9, Share of the way: 0.3' in text
     (made,) = parse_parameters(text).pictures
@@ -130,7 +130,7 @@ def test_what_cannot_be_on_the_way_is_refused_in_a_sentence(loaded):
         (dict(to_seed=-2), "Second seed should be from -1"),
     ):
         with pytest.raises(RequestError, match=complaint):
-            Request.check({**ASKED, **PAIR, **values}, engine.offer)
+            Request.check({**ASKED, **PAIR, **values}, engine.catalog)
 
 
 @pytest.mark.parametrize("kind", ["webp", "gif"])

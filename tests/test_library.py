@@ -133,7 +133,7 @@ def engine(shelf):
 
 
 def ask(engine, prompts, **values) -> Request:
-    return Request.check({"prompts": prompts, "steps": 3, **values}, engine.offer)
+    return Request.check({"prompts": prompts, "steps": 3, **values}, engine.catalog)
 
 
 def drawn(job) -> dict[int, np.ndarray]:
@@ -144,20 +144,20 @@ def drawn(job) -> dict[int, np.ndarray]:
 
 def test_each_model_brings_its_defaults_and_what_is_asked_for_wins(engine):
     first, third = (
-        Request.check({"prompts": ["a"], "model": model}, engine.offer).pictures[0]
+        Request.check({"prompts": ["a"], "model": model}, engine.catalog).pictures[0]
         for model in ("", "tune 3")
     )
     assert (first.model, first.steps, first.height) == ("tune 0", 20, 32)
     assert (third.model, third.steps, third.guidance) == ("tune 3", 7, 3.0)
     mixed = Request.check(
-        {"prompts": ["a", "b"], "guidance": 5.0, "own": [None, {"model": "tune 3"}]}, engine.offer
+        {"prompts": ["a", "b"], "guidance": 5.0, "own": [None, {"model": "tune 3"}]}, engine.catalog
     )
     assert [(p.model, p.steps, p.guidance) for p in mixed.pictures] == [
         ("tune 0", 20, 5.0),
         ("tune 3", 7, 5.0),
     ]
     assert mixed.pictures[1].seed == 1
-    assert Request.check(mixed.values(), engine.offer) == mixed
+    assert Request.check(mixed.values(), engine.catalog) == mixed
 
 
 def test_eight_fine_tunes_draw_in_one_batch_as_each_does_alone_and_nothing_is_compiled(engine):
@@ -178,7 +178,7 @@ def test_what_cannot_be_loaded_is_a_sentence_and_the_others_go_on(engine, monkey
     with pytest.raises(RequestError, match=r"broken cannot be loaded: broken\.safetensors is dam"):
         ask(engine, ["a"], model="broken")
     with monkeypatch.context() as patch:  # an error of the system without a number
-        patch.setattr(engine.offer, "_reopen", Mock(side_effect=OSError("The disk is gone.")))
+        patch.setattr(engine.catalog, "_reopen", Mock(side_effect=OSError("The disk is gone.")))
         with pytest.raises(RequestError, match=r"broken cannot be loaded: The disk is gone\."):
             ask(engine, ["a"], model="broken")
     with pytest.raises(RequestError, match=r"There is no model 'gone'; there are tune 0, broken"):
@@ -193,10 +193,10 @@ def test_what_cannot_be_loaded_is_a_sentence_and_the_others_go_on(engine, monkey
 def test_a_page_is_no_larger_for_more_models(engine):
     name = next(
         each
-        for each in comparable(engine.defaults, choices_of(engine.offer), [], False)
+        for each in comparable(engine.defaults, choices_of(engine.catalog), [], False)
         if each.name == "model"
     )
-    assert [key for key, *_ in name.listed] == [engine.offer.first], "page.js asks for the others"
+    assert [key for key, *_ in name.listed] == [engine.catalog.first], "page.js asks for the others"
 
 
 def test_a_comparison_of_models_has_one_picture_of_each(engine):
@@ -249,17 +249,17 @@ def test_a_size_that_cannot_be_is_refused_in_a_sentence(engine, height, width, s
 
 def test_what_needs_a_mask_or_less_than_the_models_size_is_not_drawn_by_tiles(engine, monkeypatch):
     large = Picture(prompt="a", model="tune 2", height=128, width=128, init_image="x", strength=0.5)
-    engine.offer.check(large)
+    engine.catalog.check(large)
     for other in (dict(fit="extend"), dict(mask="y"), dict(strength=1.0)):
         with pytest.raises(RequestError, match="at most 4096 pixels"):
-            engine.offer.check(dataclasses.replace(large, **other))
-    monkeypatch.setattr(engine.offer, "_max_pixels", 256)
+            engine.catalog.check(dataclasses.replace(large, **other))
+    monkeypatch.setattr(engine.catalog, "_max_pixels", 256)
     with pytest.raises(RequestError, match="at most 256 pixels"):
-        engine.offer.check(large)
+        engine.catalog.check(large)
 
 
 def test_sizes_to_choose_from_are_about_of_the_models_own_area(engine):
-    sizes = engine.offer.sizes("tune 2")
+    sizes = engine.catalog.sizes("tune 2")
     assert sizes[0] == (32, 32) and (24, 40) in sizes and (40, 24) in sizes
     assert all(0.75 < height * width / 32**2 < 1.3 for height, width in sizes)
 
@@ -273,13 +273,13 @@ def test_a_picture_names_its_model_and_a_single_files_hash(engine):
 def test_a_file_that_is_opened_again_has_the_hash_that_it_has_then(engine, monkeypatch):
     hashes = iter(["old", "new"])
     monkeypatch.setattr(Parameters, "hash", lambda self: next(hashes))
-    engine.offer.forget("tune 3")
-    engine.offer.open("tune 3")
-    assert engine.offer.hash("tune 3") == engine.offer.hash("tune 3") == "old"
-    engine.offer.forget("tune 3")
-    engine.offer.open("tune 3")
-    assert engine.offer.hash("tune 3") == "new"
-    engine.offer.forget("tune 3")  # others ask this engine as well
+    engine.catalog.forget("tune 3")
+    engine.catalog.open("tune 3")
+    assert engine.catalog.hash("tune 3") == engine.catalog.hash("tune 3") == "old"
+    engine.catalog.forget("tune 3")
+    engine.catalog.open("tune 3")
+    assert engine.catalog.hash("tune 3") == "new"
+    engine.catalog.forget("tune 3")  # others ask this engine as well
 
 
 def test_a_model_that_is_written_anew_is_drawn_anew(engine, shelf, monkeypatch):
@@ -289,9 +289,9 @@ def test_a_model_that_is_written_anew_is_drawn_anew(engine, shelf, monkeypatch):
     shutil.copytree(shelf / "tune 1", there)
     try:
         before = drawn(engine.submit(ask(engine, ["a"], model="anew")))[0]
-        queued = engine.offer.known("anew").weights
+        queued = engine.catalog.known("anew").weights
         (there / "notes.txt").write_text("nothing of the model's")
-        assert engine.offer.open("anew").weights == queued
+        assert engine.catalog.open("anew").weights == queued
         shutil.copy(shelf / "tune 2" / file, there / file)
         after = drawn(engine.submit(ask(engine, ["a"], model="anew")))[0]
         with pytest.raises(CheckpointError, match="written anew"):
@@ -302,7 +302,7 @@ def test_a_model_that_is_written_anew_is_drawn_anew(engine, shelf, monkeypatch):
         np.testing.assert_array_equal(
             pixels, drawn(engine.submit(ask(engine, ["a"], model=model)))[0]
         )
-    assert engine.offer.open("anew") is engine.offer.known("anew"), "gone, but on the devices"
+    assert engine.catalog.open("anew") is engine.catalog.known("anew"), "gone, but on the devices"
 
 
 def test_a_file_that_is_hashed_keeps_no_other_model_waiting(engine, monkeypatch):
@@ -315,13 +315,13 @@ def test_a_file_that_is_hashed_keeps_no_other_model_waiting(engine, monkeypatch)
         return ""
 
     monkeypatch.setattr(Parameters, "hash", slowly)
-    monkeypatch.setattr(engine.offer, "_hashes", {})
+    monkeypatch.setattr(engine.catalog, "_hashes", {})
     for name in ("tune 5", "tune 6"):
-        engine.offer.open(name)
+        engine.catalog.open(name)
     with ThreadPoolExecutor() as pool:
-        slow = pool.submit(engine.offer.hash, "tune 5")
+        slow = pool.submit(engine.catalog.hash, "tune 5")
         assert reached.wait(30)
-        other = pool.submit(engine.offer.hash, "tune 6")
+        other = pool.submit(engine.catalog.hash, "tune 6")
         try:
             assert other.result(30) == ""
         finally:

@@ -46,7 +46,7 @@ def test_an_assistant_finds_tools_and_what_each_of_their_parameters_means(addres
 def test_an_assistant_draws_a_picture_that_it_sees_and_can_draw_again(address, page_engine):
     async def draw(session: ClientSession):
         listed = await session.call_tool("models", {})
-        assert page_engine.offer.first in listed.content[0].text
+        assert page_engine.catalog.first in listed.content[0].text
         return await session.call_tool("draw", {"prompt": "a fox", "seed": 7, "steps": 2})
 
     answer = assist(address, draw)

@@ -45,7 +45,7 @@ def test_programs_get_pictures_in_their_places_and_the_seed(client, page_engine)
         cache_interval=2,
         height=32,
         width=32,
-        model=page_engine.offer.first,
+        model=page_engine.catalog.first,
     )
 
 
@@ -118,11 +118,11 @@ def test_programs_can_list_the_samplers(client):
 
 def test_of_many_models_a_few_are_opened_and_all_are_listed():
     """What cannot be read is left out, as far as anybody has looked."""
-    offer = Mock(**{"models.return_value": [f"m{number}" for number in range(50_000)]})
+    catalog = Mock(**{"models.return_value": [f"m{number}" for number in range(50_000)]})
     own = Picture(width=8, height=16)
-    offer.defaults.side_effect = [RequestError("It is damaged."), *[own] * 99]
-    listed = api._listed(offer)
-    assert offer.defaults.call_count == api.MAX_OPENED and len(listed) == 49_999
+    catalog.defaults.side_effect = [RequestError("It is damaged."), *[own] * 99]
+    listed = api._listed(catalog)
+    assert catalog.defaults.call_count == api.MAX_OPENED and len(listed) == 49_999
     assert listed[0] == {"model": "m1", "width": 8, "height": 16, "steps": 20, "guidance": 7.5}
     assert listed[-1] == {"model": "m49999", **dict.fromkeys(listed[0].keys() - {"model"})}
 

@@ -43,8 +43,8 @@ EMPTY = [""] * 7
 @pytest.fixture
 def form(page_engine):
     """What a page holds of a request, as page.js sends it."""
-    asked = Request.check({"prompts": PROMPTS, "seed": 1}, page_engine.offer)
-    return form_module.show(asked.values(), page_engine.offer)
+    asked = Request.check({"prompts": PROMPTS, "seed": 1}, page_engine.catalog)
+    return form_module.show(asked.values(), page_engine.catalog)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +87,18 @@ def test_contents_that_are_not_those_of_a_form_are_refused_in_a_sentence(content
 def test_contents_of_any_kind_are_refused_in_a_sentence(
     form, page_engine, part, name, content, sentence
 ):
-    assert Request.check(form_module.read(form), page_engine.offer).indices() == [*range(8)]
+    assert Request.check(form_module.read(form), page_engine.catalog).indices() == [*range(8)]
     (form[part] if part else form)[name] = content
     with pytest.raises(RequestError, match=sentence):
-        Request.check(form_module.read(form), page_engine.offer)
+        Request.check(form_module.read(form), page_engine.catalog)
 
 
 def test_a_request_of_another_size_is_shown_and_read_with_it(page_engine):
     here = page_engine.defaults
-    high = Request.check({"prompts": ["a cat"], "height": 2 * here.height}, page_engine.offer)
-    shown = form_module.show(high.values(), page_engine.offer)
+    high = Request.check({"prompts": ["a cat"], "height": 2 * here.height}, page_engine.catalog)
+    shown = form_module.show(high.values(), page_engine.catalog)
     assert shown["settings"]["size"] == f"{here.width}×{2 * here.height}"
-    read = Request.check(form_module.read(shown), page_engine.offer)
+    read = Request.check(form_module.read(shown), page_engine.catalog)
     assert [picture for picture in read.pictures if picture] == [*high.pictures]
 
 
@@ -178,7 +178,7 @@ def test_each_box_counts_its_tokens_and_shows_what_is_cut_off(tab):
 
 
 def test_words_that_a_small_model_was_never_shown_are_named(page_engine, monkeypatch):
-    first = page_engine.offer.open("").checkpoint
+    first = page_engine.catalog.open("").checkpoint
     card = first.card.model_copy(update={"words": ("a", "cat", "s")})
     monkeypatch.setattr(first, "card", card)
     assert remark("a cat", "a cat", page_engine, "") == ("", "")
@@ -341,7 +341,7 @@ def test_a_link_that_is_none_of_ours_is_refused(text):
 def test_a_links_style_is_chosen_also_if_it_is_gone_or_newer_than_the_page(
     tab, page_engine, monkeypatch
 ):
-    monkeypatch.setattr(page_engine.offer.styles, "templates", lambda: {"New": ("new", "")})
+    monkeypatch.setattr(page_engine.catalog.styles, "templates", lambda: {"New": ("new", "")})
     choose(setting(tab, "Style"), "Bright")
     for style, shown in (("Ink", ""), ("New", "New")):
         request = make_request(prompts=("a fox",), height=32, width=32, style=style)
@@ -542,7 +542,7 @@ def test_a_link_takes_nothing_away_for_good(tab, address, page_engine):
     fill(tab, PROMPTS)
     tab.reload()
     tab.wait_for_function("window.sdTpu?.arrived")
-    fox = Request.check({"prompts": ["a fox"], "seed": 1}, page_engine.offer)
+    fox = Request.check({"prompts": ["a fox"], "seed": 1}, page_engine.catalog)
     tab.goto(f"{address}#{write_link(fox)}")
     expect(box(tab, 1)).to_have_value("a fox")
     tab.get_by_role("button", name="Undo").click()

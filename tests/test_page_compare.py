@@ -32,7 +32,7 @@ from sd_tpu.page.compare import COMPARABLE, comparable, comparison, read_compari
 from sd_tpu.page.form import read, show
 from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import BLANK, read_png
-from sd_tpu.request import Anything, Request
+from sd_tpu.request import AnyModelCatalog, Request
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.settings import Picture, RequestError
 
@@ -157,7 +157,7 @@ def test_a_comparison_of_sizes_says_them_and_changes_nothing_else():
     filled = show(made.values(), Mock(first="m", sizes=lambda model: [(64, 64), (64, 96)]))
     assert filled["settings"]["size"] == "64×64"
     assert filled["own"][1] == {"seed": "3", "size": "96×64"}
-    assert Request.check(read(filled), Anything()).pictures[:2] == made.pictures
+    assert Request.check(read(filled), AnyModelCatalog()).pictures[:2] == made.pictures
 
 
 def test_a_comparison_of_seeds_has_no_other_seed_than_those():
@@ -262,15 +262,15 @@ def test_styles_are_compared_and_the_files_say_what_they_made_of_the_prompts(tab
 
 
 def test_sizes_are_compared_and_make_one_picture_together(tab, page_engine, tmp_path):
-    height, width = page_engine.offer.sizes("")[2]
+    height, width = page_engine.catalog.sizes("")[2]
     assert height > width
     asked = {"prompts": ["a"], "steps": 1, "height": height, "width": width}
-    list(page_engine.submit(Request.check(asked, page_engine.offer)).events())  # compiles
+    list(page_engine.submit(Request.check(asked, page_engine.catalog)).events())  # compiles
     fill(tab, PROMPTS[:1], seed=5, steps=3)
     unfold(tab, "Compare")
     tab.get_by_role("radio", name="Size", exact=True).check()
     ticks = tab.get_by_role("group", name="Choices, up to eight").get_by_role("checkbox")
-    sizes = [f"{width}×{height}" for height, width in page_engine.offer.sizes("")]
+    sizes = [f"{width}×{height}" for height, width in page_engine.catalog.sizes("")]
     assert [tick.input_value() for tick in ticks.all()] == sizes
     expect(ticks.nth(2)).to_be_checked()
     ticks.nth(1).uncheck()

@@ -100,7 +100,7 @@ def ask(page_engine, runs):
     run = runs.start(
         Request.check(
             {"prompts": ["a fox", "a hen", "a fox"], "steps": 2, "own": [None, None, {"seed": 0}]},
-            page_engine.offer,
+            page_engine.catalog,
         ),
         browser="0" * 32,
     )
@@ -131,9 +131,9 @@ def test_a_style_that_is_gone_is_told_as_that_and_left_out(runs, page_engine, mo
             "style": "Ink",
             "own": [None, {"style": ""}, {"style": "Bright"}],
         },
-        page_engine.offer,
+        page_engine.catalog,
     )
-    monkeypatch.setattr(page_engine.offer.styles, "templates", lambda: {"Bright": ("bright", "")})
+    monkeypatch.setattr(page_engine.catalog.styles, "templates", lambda: {"Bright": ("bright", "")})
     answer = Answers(runs).answer(Asked({"do": "link", "link": write_link(request)}, ""))
     assert answer["told"].endswith(
         "in the boxes. It was drawn in the style Ink, which is not here."
@@ -146,10 +146,12 @@ def test_what_a_browser_has_is_found_though_the_style_of_another_picture_is_gone
     runs, page_engine, monkeypatch
 ):
     for style, prompt in (("Ink", "a fox"), ("", "a hen")):
-        asked = Request.check({"prompts": [prompt], "steps": 2, "style": style}, page_engine.offer)
+        asked = Request.check(
+            {"prompts": [prompt], "steps": 2, "style": style}, page_engine.catalog
+        )
         run = runs.start(asked, browser="0" * 32)
         assert [*following(run, "a tab")][-1].line.text.startswith("Done")
-    monkeypatch.setattr(page_engine.offer, "styles", Styles())
+    monkeypatch.setattr(page_engine.catalog, "styles", Styles())
     found = runs.gather(asked, "0" * 32, "")
     assert found.cards[0].picture == run.cards[0].finished.picture
 

@@ -144,9 +144,9 @@ def test_in_a_comparison_every_picture_is_labelled_by_what_differs():
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_what_is_shown_in_a_panel_is_what_is_read_from_it(request_, page_engine):
-    here = {"model": page_engine.offer.first, "height": 32, "width": 32}
-    asked = Request.check({**request_.values(), **here}, page_engine.offer)
-    shown = Request.check(read(show(asked.values(), page_engine.offer)), page_engine.offer)
+    here = {"model": page_engine.catalog.first, "height": 32, "width": 32}
+    asked = Request.check({**request_.values(), **here}, page_engine.catalog)
+    shown = Request.check(read(show(asked.values(), page_engine.catalog)), page_engine.catalog)
     assert shown.indices() == asked.indices()
     assert [*filter(None, shown.pictures)] == [*filter(None, asked.pictures)]
 
@@ -240,7 +240,7 @@ def test_accelerations_are_made_kept_and_put_back(tab, tmp_path):
 def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_and_to_compare(
     visitor, address, page_engine, monkeypatch
 ):
-    first = page_engine.offer.first
+    first = page_engine.catalog.first
     with newcomer(visitor, address) as tab:
         setting(tab, "Steps")
         expect(tab.locator("#all-model")).to_be_hidden()  # one thing is no choice
@@ -248,7 +248,7 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_a
         compared = tab.locator("#compare-panel").get_by_role("radio", name="Steps")
         expect(compared).to_be_visible()
         expect(tab.locator("#compare-panel [value=model]")).to_be_hidden()
-    monkeypatch.setattr(page_engine.offer, "models", lambda: [first, "later"])
+    monkeypatch.setattr(page_engine.catalog, "models", lambda: [first, "later"])
     with newcomer(visitor, address) as tab:
         models = setting(tab, "Model")
         expect(models.locator("option")).to_have_text([first, "later"])
@@ -270,7 +270,7 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_a
         expect(setting(tab, "Model")).to_be_visible()
         unfold(tab, "Compare")
         expect(tab.locator("#compare-panel [data-what=model] label")).to_have_text([first, "later"])
-        monkeypatch.setattr(page_engine.offer, "models", lambda: [first])
+        monkeypatch.setattr(page_engine.catalog, "models", lambda: [first])
         tab.reload()  # what has gone since is shown, not something else in its place
         expect(panel(tab, 2).get_by_label("Model", exact=True)).to_have_value("later")
         expect(setting(tab, "Model")).to_have_value("later")
@@ -280,8 +280,8 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_a
 def test_what_is_set_while_a_model_is_asked_for_its_own_settings_stays(
     visitor, address, page_engine, monkeypatch
 ):
-    models = [page_engine.offer.first, "later"]
-    monkeypatch.setattr(page_engine.offer, "models", lambda: models)
+    models = [page_engine.catalog.first, "later"]
+    monkeypatch.setattr(page_engine.catalog, "models", lambda: models)
     monkeypatch.setattr(
         Answers,
         "_do_model",
@@ -297,14 +297,14 @@ def test_what_is_set_while_a_model_is_asked_for_its_own_settings_stays(
 def test_a_page_whose_first_question_was_not_answered_learns_of_the_models_later(
     visitor, address, page_engine, monkeypatch
 ):
-    models, failing = [page_engine.offer.first, "later"], [RuntimeError("cut off")]
+    models, failing = [page_engine.catalog.first, "later"], [RuntimeError("cut off")]
 
     def told():
         if failing:
             raise failing.pop()
         return models
 
-    monkeypatch.setattr(page_engine.offer, "models", told)
+    monkeypatch.setattr(page_engine.catalog, "models", told)
     with newcomer(visitor, address) as tab:
         expect(setting(tab, "Model").locator("option")).to_have_text(models, timeout=PATIENCE)
     assert not failing

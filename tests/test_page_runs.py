@@ -155,7 +155,7 @@ def held_engine(page_engine, monkeypatch):
 
     monkeypatch.setattr(page_engine.worker, "execute", hold)
     ahead = page_engine.submit(
-        make_request(prompts=("a",), steps=2, height=32, width=32, model=page_engine.offer.first)
+        make_request(prompts=("a",), steps=2, height=32, width=32, model=page_engine.catalog.first)
     )
     assert reached.wait(PATIENCE / 1000)
     yield page_engine

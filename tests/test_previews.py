@@ -72,7 +72,7 @@ def engine():
 def test_the_last_preview_is_close_to_the_picture(engine):
     """The bundled model's, all but finished."""
     prompts = ["a red apple", "a blue fish", "a green tree", "a cat"]
-    request = Request.check({"prompts": prompts, "steps": 8, "seed": 3}, engine.offer)
+    request = Request.check({"prompts": prompts, "steps": 8, "seed": 3}, engine.catalog)
     previews, pictures = {}, {}
     for event in engine.submit(request).events():
         if isinstance(event, Progress):
@@ -98,7 +98,7 @@ def test_it_is_fitted_when_first_shown_if_its_parameters_came_after_the_programs
     worker = engine.worker
     ((key, fitted),) = worker._previews.items()
     worker._previews.clear()
-    request = Request.check({"prompts": ["a cat"], "steps": 4}, engine.offer)
+    request = Request.check({"prompts": ["a cat"], "steps": 4}, engine.catalog)
     assert any(
         event.previews for event in engine.submit(request).events() if isinstance(event, Progress)
     )
@@ -126,7 +126,7 @@ def test_a_fine_tune_with_another_autoencoder_has_a_map_of_its_own(checkpoints, 
     engine = Engine.open(tmp_path / "a", models=tmp_path, devices=1)
     maps = []
     for name in "abc":
-        request = Request.check({"prompts": ["a cat"], "steps": 4, "model": name}, engine.offer)
+        request = Request.check({"prompts": ["a cat"], "steps": 4, "model": name}, engine.catalog)
         assert any(
             event.previews
             for event in engine.submit(request).events()

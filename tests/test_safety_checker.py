@@ -142,7 +142,7 @@ def drawn(folder, **options) -> list[ImageReady]:
     engine = Engine.open(folder, devices=1, **options)
     try:
         request = Request.check(
-            {"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3}, engine.offer
+            {"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3}, engine.catalog
         )
         events = list(engine.submit(request).events())
     finally:
@@ -174,7 +174,7 @@ def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path,
         devices=1,
         safety_checker=True,
     )
-    asked = Request.check({"prompts": ["a cat"], "steps": 2}, engine.offer)
+    asked = Request.check({"prompts": ["a cat"], "steps": 2}, engine.catalog)
     try:
         run = Runs(Studio(engine, Files(tmp_path, engine.to_png), Inputs())).start(
             asked, browser="0" * 32

@@ -685,7 +685,7 @@ def test_a_file_draws_what_the_folder_does_with_the_same_programs(files, pipelin
                     "height": 32,
                     "width": 32,
                 },
-                engine.offer,
+                engine.catalog,
             )
             (event,) = [
                 event

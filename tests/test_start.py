@@ -83,7 +83,7 @@ def opened(reference, folder):
 
 
 def drawn(engine: Engine, given=GIVEN, **values) -> list[np.ndarray]:
-    job = engine.submit(Request.check({**ASKED, **values}, engine.offer), inputs=given)
+    job = engine.submit(Request.check({**ASKED, **values}, engine.catalog), inputs=given)
     pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
     return [pictures[index] for index in sorted(pictures)]
 
@@ -126,7 +126,7 @@ def test_a_picture_that_begins_with_another_is_that_of_pytorch(loaded, strength,
 def test_a_picture_that_is_drawn_again_larger_is_that_of_pytorch(loaded, monkeypatch):
     reference, engine = loaded
     small = Input.of_pixels(drawn(engine)[0])
-    asked = larger(Request.check(ASKED, engine.offer).pictures[0], 2 * SIDE, 2 * SIDE)
+    asked = larger(Request.check(ASKED, engine.catalog).pictures[0], 2 * SIDE, 2 * SIDE)
     (ours,) = drawn(
         engine,
         {small.name: small},
@@ -328,7 +328,7 @@ def test_each_device_encodes_with_the_weights_that_it_draws_with(engine):
 
 def test_previews_of_a_picture_with_a_mask_show_what_is_kept(engine, monkeypatch):
     monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time
-    request = Request.check({**ASKED, "init_image": START.name, "mask": HOLE.name}, engine.offer)
+    request = Request.check({**ASKED, "init_image": START.name, "mask": HOLE.name}, engine.catalog)
     shown = [
         event.previews[0]
         for event in engine.submit(request, inputs=GIVEN).events()
@@ -346,7 +346,7 @@ def test_fewer_steps_are_taken_and_told_of_a_picture_that_begins_with_another(en
     monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time, or nothing may be told
     request = Request.check(
         {**ASKED, "steps": 10, "init_image": START.name, "strength": 0.35, "sampler": "ddim"},
-        engine.offer,
+        engine.catalog,
     )
     job = engine.submit(request, inputs=GIVEN)
     steps = {event.steps for event in job.events() if hasattr(event, "steps")}
@@ -408,4 +408,4 @@ def test_sizes_that_are_asked_about_and_not_drawn_are_forgotten(engine, monkeypa
         picture = dataclasses.replace(engine.defaults, prompt="a cat", width=64 + 8 * number)
         engine.seconds(picture)
     assert len(engine._batches) <= 8 and len(engine._kinds) <= 8
-    list(engine.submit(Request.check({"prompts": ["a cat"], "steps": 2}, engine.offer)).events())
+    list(engine.submit(Request.check({"prompts": ["a cat"], "steps": 2}, engine.catalog)).events())

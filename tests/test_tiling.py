@@ -124,7 +124,7 @@ def asked(
     """A gradient to be drawn again so large."""
     start = Input.of_pixels(gradient(128, 128))
     (picture,) = Request.check(
-        {"prompts": ["a red to blue background"], "seed": 1, "steps": 8, **values}, engine.offer
+        {"prompts": ["a red to blue background"], "seed": 1, "steps": 8, **values}, engine.catalog
     ).pictures
     picture = dataclasses.replace(larger(picture, width, height), init_image=start.name)
     return Request((picture,)), {start.name: start}
@@ -155,7 +155,7 @@ def test_a_gradient_four_times_as_wide_has_no_seams_and_wants_no_program_of_its_
     engine, monkeypatch
 ):
     request, given = asked(engine, 160)
-    tiling = engine.offer.tiling(request.pictures[0])
+    tiling = engine.catalog.tiling(request.pictures[0])
     engine.ready.wait()
     traces = dict(engine.programs.traces)
     (large,) = drawn(engine, request, given)
@@ -173,7 +173,7 @@ def test_a_gradient_four_times_as_wide_has_no_seams_and_wants_no_program_of_its_
 
 def test_a_whole_picture_is_shown_as_it_forms_and_tiles_beside_it_are_not(engine, monkeypatch):
     request, given = asked(engine, 160)
-    (alone,) = Request.check({"prompts": ["a cat"], "steps": 8}, engine.offer).pictures
+    (alone,) = Request.check({"prompts": ["a cat"], "steps": 8}, engine.catalog).pictures
     monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time
     planned, schedule = [], engine.scheduler.schedule
     monkeypatch.setattr(
@@ -189,7 +189,7 @@ def test_a_whole_picture_is_shown_as_it_forms_and_tiles_beside_it_are_not(engine
 
 def test_neighbours_begin_with_the_same_where_they_overlap(engine):
     request, given = asked(engine, 512)
-    tiling, picture = engine.offer.tiling(request.pictures[0]), request.pictures[0]
+    tiling, picture = engine.catalog.tiling(request.pictures[0]), request.pictures[0]
     canvas = engine._canvases(request, given)[0]
     tiles = engine._drawn(request, 0, tiling, canvas, {})
     unit = engine.pipeline.model.downscale
@@ -216,8 +216,8 @@ def test_more_tiles_than_may_wait_are_refused_and_not_told_to_wait(engine):
 
 
 def test_how_long_tiles_take_is_told_by_their_number(engine):
-    list(engine.submit(Request.check({"prompts": ["a"], "steps": 2}, engine.offer)).events())
-    (alone,) = Request.check({"prompts": ["a"], "steps": 2}, engine.offer).pictures
+    list(engine.submit(Request.check({"prompts": ["a"], "steps": 2}, engine.catalog)).events())
+    (alone,) = Request.check({"prompts": ["a"], "steps": 2}, engine.catalog).pictures
     large = dataclasses.replace(larger(alone, 512, 512), init_image=NOT_YET, strength=0.99)
     assert engine.seconds(large) > 10 * engine.seconds(alone) > 0
 
@@ -232,8 +232,8 @@ def test_how_long_tiles_take_is_told_by_their_number(engine):
 )
 def test_by_tiles_is_drawn_what_is_too_large_to_be_drawn_at_once(engine, values, tiles):
     picture = Picture(init_image=NOT_YET, strength=0.4, **values)
-    engine.offer.check(picture)
-    assert len(engine.offer.tiling(picture) or ()) == tiles
+    engine.catalog.check(picture)
+    assert len(engine.catalog.tiling(picture) or ()) == tiles
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_by_tiles_is_drawn_what_is_too_large_to_be_drawn_at_once(engine, values,
 )
 def test_what_tiles_cannot_draw_alike_or_too_many_would_have_to_is_refused(engine, values):
     with pytest.raises(RequestError, match="is too large: here pictures have at most"):
-        engine.offer.check(
+        engine.catalog.check(
             Picture(
                 **{"init_image": NOT_YET, "strength": 0.4, "width": 1024, "height": 1024, **values}
             )

@@ -243,11 +243,11 @@ def test_a_folder_is_read_once_for_a_prompt_and_its_look_ups_have_a_bound(tmp_pa
 
 
 def test_a_request_has_the_values_and_not_the_signs(page_engine):
-    offer = page_engine.offer
-    asked = Request.check({"prompts": ["a {red|green} fox", *SEVEN], "seed": 3}, offer)
+    catalog = page_engine.catalog
+    asked = Request.check({"prompts": ["a {red|green} fox", *SEVEN], "seed": 3}, catalog)
     assert asked.prompts[:3] == ("a red fox", "a green fox", "")
     assert [picture.seed for picture in asked.pictures if picture] == [3, 4]
-    assert Request.check(asked.values(), offer) == asked
+    assert Request.check(asked.values(), catalog) == asked
 
 
 def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
@@ -257,11 +257,11 @@ def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
     (tmp_path / "styles.csv").write_text(
         'name,prompt\nAny,"__colour__ {prompt}, {ink|oil}"\nGone,{prompt} __nobody__\n'
     )
-    offer = page_engine.offer
-    monkeypatch.setattr(offer, "styles", Styles(tmp_path / "styles.csv"))
-    asked = Request.check({"prompts": ["a {fox|cat}", *SEVEN], "style": "Any", "seed": 3}, offer)
+    catalog = page_engine.catalog
+    monkeypatch.setattr(catalog, "styles", Styles(tmp_path / "styles.csv"))
+    asked = Request.check({"prompts": ["a {fox|cat}", *SEVEN], "style": "Any", "seed": 3}, catalog)
     assert asked.prompts[:3] == ("a fox", "a cat", "") and asked.pictures[0].style == "Any"
-    many = Request.check({"prompts": ["a fox"] * 8, "style": "Any"}, offer)
+    many = Request.check({"prompts": ["a fox"] * 8, "style": "Any"}, catalog)
     for request in (asked, many):
         drawn = page_engine._settled(request)
         assert all(
@@ -273,10 +273,10 @@ def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
             assert page_engine._settled(request.only(index)).pictures[0] == drawn.pictures[index]
     assert len({*drawn.prompts}) > 2
     way = dataclasses.replace(asked.pictures[0], to_prompt="a hen", to_seed=8, share=0.5)
-    assert re.fullmatch("(red|blue) a hen, (ink|oil)", offer.styled(way).to_prompt)
+    assert re.fullmatch("(red|blue) a hen, (ink|oil)", catalog.styled(way).to_prompt)
     assert (
-        offer.styled(way).to_prompt
-        == offer.styled(dataclasses.replace(way, prompt="a hen", seed=8)).prompt
+        catalog.styled(way).to_prompt
+        == catalog.styled(dataclasses.replace(way, prompt="a hen", seed=8)).prompt
     ), "that of the last picture"
     with pytest.raises(RequestError, match=r"^Style of prompt 2 asks for a value of 'nobody'"):
-        Request.check({"prompts": ["a", "b"], "own": [None, {"style": "Gone"}]}, offer)
+        Request.check({"prompts": ["a", "b"], "own": [None, {"style": "Gone"}]}, catalog)

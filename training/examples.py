@@ -22,7 +22,7 @@ def main() -> None:
     examples = folder / "examples"
     examples.mkdir(exist_ok=True)
     values = {"prompts": list(engine.pipeline.card.prompts), "seed": SEED}
-    for event in engine.submit(Request.check(values, engine.offer), previews=False).events():
+    for event in engine.submit(Request.check(values, engine.catalog), previews=False).events():
         if isinstance(event, ImageReady):
             file = to_webp(event.pixels, QUALITY, effort=6)
             (examples / f"{event.index}.webp").write_bytes(file)

@@ -14,7 +14,7 @@ from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.pictures.images import MAX_FILE_BYTES, framed, make_grid
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.reading import read_bytes
-from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, Request, larger, rounded
+from sd_tpu.request import LARGER, LARGER_STRENGTH, ModelCatalog, Request, larger, rounded
 from sd_tpu.serving.job import ImageReady, Job
 from sd_tpu.settings import (
     HANDED_IN,
@@ -99,7 +99,7 @@ def _generate(args: argparse.Namespace) -> int:
     line.show(f"Loading {args.model} ...")
     engine = open_engine(args)
     try:
-        request = _filled(values, engine.offer)
+        request = _filled(values, engine.catalog)
         for note in engine.notes(request):
             line.show(note)
             line.keep()
@@ -137,7 +137,7 @@ def _again(
         strength = LARGER_STRENGTH
         if said[index] is not None and not picture.init_image:
             strength = picture.strength
-        unit = engine.offer.size_unit(picture.model)
+        unit = engine.catalog.size_unit(picture.model)
         return larger(
             picture,
             rounded(times * picture.width, unit),
@@ -149,7 +149,7 @@ def _again(
         tuple(picture and one(index, picture) for index, picture in enumerate(request.pictures))
     )
     for index in again.indices():  # before anything is drawn
-        engine.offer.check(again.pictures[index])
+        engine.catalog.check(again.pictures[index])
 
     def take(event: ImageReady) -> None:
         nonlocal again
@@ -163,11 +163,11 @@ def _again(
     return again if take_all(job, take, line) else None
 
 
-def _filled(values: dict[str, Any], offer: Offer) -> Request:
+def _filled(values: dict[str, Any], catalog: ModelCatalog) -> Request:
     """The request, with what a prompt stands for in as many places as there are."""
     given = values["prompts"]
     request = Request.check(
-        {**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]}, offer
+        {**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]}, catalog
     )
     indices = request.indices()
     for index, settings in enumerate(values.get("own", ())):

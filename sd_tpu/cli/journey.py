@@ -8,7 +8,7 @@ import numpy as np
 from sd_tpu.cli.drawing import FLAGGED, Line, add_setting_flags, early_defaults, take_all, write
 from sd_tpu.cli.flags import add_model_flags, open_engine, positive
 from sd_tpu.pictures.movie import KINDS, MILLISECONDS, find_ffmpeg, write_movie
-from sd_tpu.request import JOURNEYS, Offer, Request, journey
+from sd_tpu.request import JOURNEYS, ModelCatalog, Request, journey
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import RANDOM, SETTINGS, Picture, drawn_seed
 
@@ -59,8 +59,8 @@ def _journey(args: argparse.Namespace) -> int:
     values = {name: getattr(args, name) for name in _OF_JOURNEY} | {"seed": drawn_seed(args.seed)}
     ends = values.pop("to_prompt") or "", values.pop("to_seed")
 
-    def request(offer: Offer | Picture) -> Request:
-        (first,) = Request.check({**values, "prompts": [args.prompt]}, offer).pictures
+    def request(catalog: ModelCatalog | Picture) -> Request:
+        (first,) = Request.check({**values, "prompts": [args.prompt]}, catalog).pictures
         return journey(first, ends[0], RANDOM if ends[1] is None else ends[1], args.pictures)
 
     request(early_defaults(args.model))
@@ -70,7 +70,7 @@ def _journey(args: argparse.Namespace) -> int:
     engine = open_engine(args)
     try:
         made: dict[int, np.ndarray] = {}
-        job = engine.submit(request(engine.offer), previews=False)
+        job = engine.submit(request(engine.catalog), previews=False)
 
         def take(event: ImageReady) -> None:
             made[event.index] = event.pixels

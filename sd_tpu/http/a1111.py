@@ -40,7 +40,7 @@ from sd_tpu.pictures.images import (
     read_text,
 )
 from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import Offer, Request, changed
+from sd_tpu.request import ModelCatalog, Request, changed
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.sampling.schedule import SPACINGS
 from sd_tpu.serving.client import EngineClient
@@ -298,11 +298,11 @@ def make_control_router(engine: EngineClient) -> fastapi.APIRouter:
 
     @router.get("/model_list")
     async def model_list() -> dict:
-        return {"model_list": [*engine.offer.controlnets, *engine.offer.ip_adapters]}
+        return {"model_list": [*engine.catalog.controlnets, *engine.catalog.ip_adapters]}
 
     @router.get("/module_list")
     async def module_list() -> dict:
-        names = modules(*[REFERENCE_MODULE] if engine.offer.ip_adapters else [])
+        names = modules(*[REFERENCE_MODULE] if engine.catalog.ip_adapters else [])
         return {
             "module_list": names,
             "module_detail": {name: {"model_free": False, "sliders": []} for name in names},
@@ -404,7 +404,7 @@ def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
                 "sha256": None,
                 "config": None,
             }
-            for name in engine.offer.models()
+            for name in engine.catalog.models()
         ]
 
     @router.get("/loras")
@@ -430,7 +430,7 @@ def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
     def prompt_styles() -> list[dict]:
         return [
             {"name": name, "prompt": prompt, "negative_prompt": negative}
-            for name, (prompt, negative) in engine.offer.styles.templates().items()
+            for name, (prompt, negative) in engine.catalog.styles.templates().items()
         ]
 
     for path in ("/latent-upscale-modes", "/sd-vae"):
@@ -481,7 +481,7 @@ class _Task:
         files, first_size = [], None
         for batch in range(self.batches):
             self.batch, self._over = batch, batch * self._passes
-            request, inputs = await run_sync(self._request, engine.offer), self._start.inputs
+            request, inputs = await run_sync(self._request, engine.catalog), self._start.inputs
             made, end = await self._take(has_drawn(request, inputs))
             if self._hires and isinstance(end, Done):
                 self._over += 1
@@ -574,9 +574,9 @@ class _Task:
             "comments": sorted(self.comments),
         }
 
-    def _request(self, offer: Offer) -> Request:
+    def _request(self, catalog: ModelCatalog) -> Request:
         before = self.batch * self.size
-        prompts = offer.fill([self._prompt] * self.size, self.picture.seed + before)
+        prompts = catalog.fill([self._prompt] * self.size, self.picture.seed + before)
         return Request(
             tuple(
                 dataclasses.replace(
@@ -621,7 +621,7 @@ class _Clients:
 
     def options(self, client: str) -> dict[str, Any]:
         """Those of this client's requests that say nothing of them."""
-        return {MODEL: self._engine.offer.first, **self._options.get(client, {})}
+        return {MODEL: self._engine.catalog.first, **self._options.get(client, {})}
 
     def remember(self, client: str, options: Mapping[str, Any]) -> None:
         """Options that stay until they are changed."""
@@ -667,12 +667,12 @@ def _read(
     values |= {"sampler": sampler or None, "spacing": spacing or None}
     prompt, values["negative_prompt"] = _put_into(given.get("styles", []), values, engine)
     values["prompts"] = [prompt]
-    start, first, hires = Start(({},)), Request.check(values, engine.offer).pictures[0], None
+    start, first, hires = Start(({},)), Request.check(values, engine.catalog).pictures[0], None
     _refuse_absent(given, begun, first.sampler)
     if begun:
         start = Start.read(given, first)
     else:
-        hires = Hires.read(given, first, engine.offer)
+        hires = Hires.read(given, first, engine.catalog)
     control = Control.read(units, first, start)
     start = dataclasses.replace(start, inputs=(*start.inputs, *control.inputs))
     settings = start.settings if len(start.settings) > 1 else start.settings * size
@@ -683,7 +683,7 @@ def _read(
             limit=MAX_PICTURES,
         )
     pictures = Request.check(
-        {**values, "prompts": values["prompts"] * len(settings)}, engine.offer
+        {**values, "prompts": values["prompts"] * len(settings)}, engine.catalog
     ).pictures
     begun_as = [
         changed(picture, {**overrides, **control.settings})
@@ -707,7 +707,7 @@ def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tupl
         }
     )
     for style in styles:
-        picture = engine.offer.styles.applied(
+        picture = engine.catalog.styles.applied(
             dataclasses.replace(picture, style=SETTINGS["style"].check(style))
         )
     return picture.prompt, picture.negative_prompt
@@ -782,8 +782,8 @@ def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
         if parameter in _OPTIONS and value not in (None, "")
     }
     if MODEL in options:
-        name = _model_called(engine.offer.of_hash(options[MODEL]), engine.offer.models())
-        options[MODEL] = engine.offer.defaults(name).model
+        name = _model_called(engine.catalog.of_hash(options[MODEL]), engine.catalog.models())
+        options[MODEL] = engine.catalog.defaults(name).model
     return options
 
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from sd_tpu.http.drawing import NOTHING, ParameterError, flag
 from sd_tpu.pictures.images import UPSCALER
-from sd_tpu.request import LARGER, LARGER_STRENGTH, Offer, larger, rounded
+from sd_tpu.request import LARGER, LARGER_STRENGTH, ModelCatalog, larger, rounded
 from sd_tpu.sampling.samplers import steps_taken
 from sd_tpu.settings import MAX_SIZE, SETTINGS, Number, Picture, shortened
 
@@ -43,7 +43,7 @@ class Hires:
     taken: int  # steps, at least
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], picture: Picture, offer: Offer) -> Self | None:
+    def read(cls, given: Mapping[str, Any], picture: Picture, catalog: ModelCatalog) -> Self | None:
         """Of a request for pictures like this one; None where it wants none. Raises RequestError,
         also where the larger ones cannot be drawn.
         """
@@ -74,9 +74,9 @@ class Hires:
         taken = Number(int, 0, max(0, most)).check(
             given.get("hr_second_pass_steps", 0), "hr_second_pass_steps"
         )
-        size = _size(picture, offer.size_unit(picture.model), **values)
+        size = _size(picture, catalog.size_unit(picture.model), **values)
         hires = cls(*size, strength, taken)
-        offer.check(hires.again(picture))
+        catalog.check(hires.again(picture))
         return hires
 
     def again(self, picture: Picture) -> Picture:

@@ -208,12 +208,12 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
     @router.get("/models")
     def models() -> dict:
         """The models that the server has."""
-        return {"object": "list", "data": [_model(name) for name in engine.offer.models()]}
+        return {"object": "list", "data": [_model(name) for name in engine.catalog.models()]}
 
     @router.get("/models/{name:path}")
     def model(name: str) -> dict:
         """One of them."""
-        if (name := composed(name)) not in engine.offer.models():
+        if (name := composed(name)) not in engine.catalog.models():
             raise fastapi.HTTPException(404, f"There is no model {shortened(name)}.")
         return _model(name)
 
@@ -404,7 +404,7 @@ def _read(
     settings |= _read_size(given.get("size", "auto"))
     settings["seed"] = drawn_seed(given.get("seed", RANDOM))
     prompts = [settings.pop("prompt", "")] * own["n"]
-    request = Request.check({**settings, "prompts": prompts}, engine.offer)
+    request = Request.check({**settings, "prompts": prompts}, engine.catalog)
     stream = given.get("stream", False)
     if not isinstance(stream, bool):
         raise ParameterError(

@@ -92,7 +92,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
             watch, None, view.outputs(), trigger_mode="multiple", concurrency_limit=None, **QUIET
         )
         page.load(None, None, None, js="() => { window.sdTpu.arrive(); }", **QUIET)
-        api.offer(runs)
+        api.add_endpoints(runs)
         page.unload(leave)
     # Gradio's own names for them: `launch` hands them over.
     page.i18n_instance, page.css = texts, style(engine.defaults)

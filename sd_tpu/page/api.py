@@ -50,9 +50,9 @@ Returns:
     given or drawn; and a sentence that says what is happening."""
 
 
-def offer(runs: Runs) -> None:
+def add_endpoints(runs: Runs) -> None:
     """Adds the endpoints to the page that is being built."""
-    models_here, parameters = runs.studio.engine.offer, _parameters()
+    models_here, parameters = runs.studio.engine.catalog, _parameters()
 
     async def generate(visitor, *given):
         asked = dict(zip([parameter.name for parameter in parameters[1:]], given, strict=True))
@@ -150,13 +150,13 @@ def offer(runs: Runs) -> None:
     gr.api(models, api_name="models", queue=False)
 
 
-def _listed(offer: Catalog) -> list[dict]:
+def _listed(catalog: Catalog) -> list[dict]:
     """The models with their defaults, as far as they are opened for them; what cannot be read is
     left out."""
     listed = []
-    for number, name in enumerate(offer.models()):
+    for number, name in enumerate(catalog.models()):
         try:
-            own = offer.defaults(name) if number < MAX_OPENED else None
+            own = catalog.defaults(name) if number < MAX_OPENED else None
         except RequestError:
             continue
         listed.append(
@@ -208,7 +208,7 @@ async def _answers(
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
     network = visitor_network(visitor)
     try:
-        request = await run_sync(Request.check, asked, runs.studio.engine.offer)
+        request = await run_sync(Request.check, asked, runs.studio.engine.catalog)
         run = await run_sync(
             partial(
                 runs.start,

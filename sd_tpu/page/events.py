@@ -43,7 +43,7 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
 from sd_tpu.pictures.uploads import painted, to_paint_on
-from sd_tpu.request import LARGER, Anything, Request, for_all, journey, larger
+from sd_tpu.request import LARGER, AnyModelCatalog, Request, for_all, journey, larger
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
@@ -209,7 +209,7 @@ class Answers:
     def _do_generate(self, asked: Asked) -> dict[str, Any]:
         filled = asked.filled()
         seed = drawn_seed(filled["seed"])
-        request = Request.check({**filled, "seed": seed}, self.engine.offer)
+        request = Request.check({**filled, "seed": seed}, self.engine.catalog)
         return self._draw(request, asked, seed=int(seed), keep=asked.kept())
 
     def _do_compare(self, asked: Asked) -> dict[str, Any]:
@@ -220,11 +220,11 @@ class Answers:
                 former.request.beside_compared(index, box)
                 for index, box in enumerate(filled["own"])
             ]
-        request = Request.check(filled, self.engine.offer)
+        request = Request.check(filled, self.engine.catalog)
         compared = comparison(request, *read_comparison(asked.data))
         for picture in compared.pictures:
-            self.engine.offer.check(picture)
-        common = for_all(filled, self.engine.offer)
+            self.engine.catalog.check(picture)
+        common = for_all(filled, self.engine.catalog)
         told = self._draw(compared, asked, seed=common.seed, common=common)
         if "filled" in told:  # it has been agreed to: no card is kept
             told["filled"]["keep"] = []
@@ -245,7 +245,7 @@ class Answers:
             asked,
             seed=seed,
             keep={*asked.kept(), index},
-            common=for_all({**filled, "seed": seed}, self.engine.offer),
+            common=for_all({**filled, "seed": seed}, self.engine.catalog),
             any_seed=filled["seed"] == RANDOM,
         )
 
@@ -253,7 +253,7 @@ class Answers:
         """Draws a picture again at LARGER times its size, from what it is; the others stay."""
         card, former = self._card(asked, asked.index), self._run(asked)
         picture = larger(card.asked, LARGER * card.asked.width, LARGER * card.asked.height)
-        self.engine.offer.check(picture)
+        self.engine.catalog.check(picture)
         start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
         request = former.request.replaced(
             card.index, dataclasses.replace(picture, init_image=start)
@@ -311,7 +311,7 @@ class Answers:
                 values["seed"] = RANDOM
                 for box in filter(None, values["own"]):
                     box.pop("seed", None)
-            told["filled"] = form.show(values, self.engine.offer)
+            told["filled"] = form.show(values, self.engine.catalog)
         return told
 
     def _do_redraw(self, asked: Asked) -> dict[str, Any]:
@@ -347,7 +347,7 @@ class Answers:
         filled, index = asked.filled(), asked.index
         if str(filled["prompts"][index]).strip():
             seed = run.seed_for(index) if run and live else drawn_seed(RANDOM)
-            picture = alone(filled, index, seed, self.engine.offer)
+            picture = alone(filled, index, seed, self.engine.catalog)
         else:
             picture = run.cards[index].asked if run and not live else None
         if live and picture and (slow := too_slow(self.engine, picture)):
@@ -393,7 +393,7 @@ class Answers:
         values = [prompt.strip() for prompt in prompts]
         seed = 0 if filled["seed"] == RANDOM else filled["seed"]
         try:
-            values = Request.check({**filled, "seed": seed}, self.engine.offer).prompts
+            values = Request.check({**filled, "seed": seed}, self.engine.catalog).prompts
         except RequestError as error:
             refused = {"wrong": language.translate(error.sentence), "culprit": error.culprit}
         run = self._run(asked)
@@ -421,26 +421,26 @@ class Answers:
             "line": part(
                 "progress", language, run.line if run and run.line.kind != "wrong" else Line()
             ),
-            **self._offered(filled),
-            **({"models": self.engine.offer.models()} if asked.data.get("fresh") else {}),
+            **self._model_values(filled),
+            **({"models": self.engine.catalog.models()} if asked.data.get("fresh") else {}),
             **refused,
         }
 
-    def _offered(self, filled: Mapping[str, Any]) -> dict[str, Any]:
+    def _model_values(self, filled: Mapping[str, Any]) -> dict[str, Any]:
         """The steps of the presets and the sizes of the model that is filled in, if there is one."""
         try:
-            defaults = self.engine.offer.defaults(filled.get("model", ""))
+            defaults = self.engine.catalog.defaults(filled.get("model", ""))
         except RequestError:
             return {}
         return {
             "presets": layout.preset_steps(defaults.steps),
-            "sizes": form.sizes(defaults.model, self.engine.offer),
+            "sizes": form.sizes(defaults.model, self.engine.catalog),
         }
 
     def _slow(self, filled: Mapping[str, Any], language: Language) -> str:
         """Why Live is not possible with what is filled in for all boxes."""
         try:
-            picture = for_all({**filled, "seed": 0}, self.engine.offer)
+            picture = for_all({**filled, "seed": 0}, self.engine.catalog)
         except RequestError:
             picture = self.engine.defaults
         slow = too_slow(self.engine, picture)
@@ -449,17 +449,17 @@ class Answers:
     def _do_model(self, asked: Asked) -> dict[str, Any]:
         """What another model brings along, but for texts."""
         name = str(asked.data.get("model"))
-        brought = form.show_settings(vars(self.engine.offer.defaults(name)), self.engine.offer)
+        brought = form.show_settings(vars(self.engine.catalog.defaults(name)), self.engine.catalog)
         left = {
             "negative_prompt",
             "style",
             *(name for name, each in SETTINGS.items() if each.of_upload),
         }
         brought = {name: text for name, text in brought.items() if name not in left}
-        return {"form": {"settings": brought, "sizes": form.sizes(name, self.engine.offer)}}
+        return {"form": {"settings": brought, "sizes": form.sizes(name, self.engine.catalog)}}
 
     def _do_link(self, asked: Asked) -> dict[str, Any]:
-        request = Request.check(read_link(str(asked.data.get("link"))), Anything())
+        request = Request.check(read_link(str(asked.data.get("link"))), AnyModelCatalog())
         return self._gathered(request, asked) | self._fill(
             request, asked, Sentence("The link's prompts, seed and settings are in the boxes.")
         )
@@ -516,7 +516,7 @@ class Answers:
         otherwise here."""
         values, otherwise = self.runs.values_here(request, asked.browser)
         return {
-            "form": {**form.show(values, self.engine.offer), "keep": []},
+            "form": {**form.show(values, self.engine.catalog), "keep": []},
             "told": " ".join(map(asked.language.translate, (*told, *otherwise))),
         }
 
@@ -558,10 +558,10 @@ class Answers:
 
     def _do_known(self, asked: Asked) -> dict[str, Any]:
         """What prompts can say here beside plain words, and the words of a model that has few."""
-        offer, adapters = self.engine.offer, self.engine.adapters
-        card = offer.open(asked.filled().get("model", "")).checkpoint.card
+        catalog, adapters = self.engine.catalog, self.engine.adapters
+        card = catalog.open(asked.filled().get("model", "")).checkpoint.card
         loras = (f"<lora:{name}:1>" for name in adapters.loras())
-        wildcards = (f"__{name}__" for name in offer.wildcards.names())
+        wildcards = (f"__{name}__" for name in catalog.wildcards.names())
         return {"known": [*adapters.embeddings(), *loras, *wildcards, *card.words][:MAX_KNOWN]}
 
     def _do_zip(self, asked: Asked) -> dict[str, Any]:
@@ -671,7 +671,7 @@ def _named(run: Run | None) -> dict[str, Any]:
     return {"run": run.key, "seed": run.seed} if run else {}
 
 
-def alone(filled: Mapping[str, Any], index: int, seed: int, offer: Catalog) -> Picture:
+def alone(filled: Mapping[str, Any], index: int, seed: int, catalog: Catalog) -> Picture:
     """The picture that the box at `index` asks for; the seed of all pictures is this one where that
     is left open.
 
@@ -686,7 +686,7 @@ def alone(filled: Mapping[str, Any], index: int, seed: int, offer: Catalog) -> P
             "prompts": [*[""] * index, filled["prompts"][index]],
             "own": [*[None] * index, overrides],
         },
-        offer,
+        catalog,
     ).pictures[index]
 
 
@@ -718,7 +718,7 @@ def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[s
         return "", ""
     try:
         told = engine.count(prompt, model)
-        unknown = engine.offer.open(model).checkpoint.unknown_words(prompt)
+        unknown = engine.catalog.open(model).checkpoint.unknown_words(prompt)
     except RequestError as error:
         return "over", error.sentence
     tokens = Sentence("{count} / {limit} tokens", count=told.tokens, limit=told.limit)

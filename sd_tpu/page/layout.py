@@ -100,7 +100,7 @@ def make_page(
         html("seed", "seeds")
         line = html("progress", "line", Line())
         html("go", "go", STARTING.text)
-        choices, offered = choices_of(engine.offer), sizes(defaults["model"], engine.offer)
+        choices, offered = choices_of(engine.catalog), sizes(defaults["model"], engine.catalog)
         html(
             "sheet",
             "sheet",
@@ -138,7 +138,7 @@ def _html(texts: Translations, name: str, id: str, *facts: Any) -> gr.HTML:
     return gr.HTML(texts.render(lambda language: part(name, language, *facts)), elem_id=id, **BARE)
 
 
-def choices_of(offer: Catalog) -> dict[str, dict[str, str] | None]:
+def choices_of(catalog: Catalog) -> dict[str, dict[str, str] | None]:
     """By each setting's name what there is to choose from, if that can be listed; None where there
     is nothing. Of the models only the first is listed: there may be thousands, and the page holds
     every list once for each language, so page.js asks for the others."""
@@ -148,17 +148,17 @@ def choices_of(offer: Catalog) -> dict[str, dict[str, str] | None]:
     }
     lacking = {*SIDES}  # which are chosen as one
     for name, names, least in (
-        ("style", offer.styles.templates(), 1),
-        ("controlnet", offer.controlnets, 2),
-        ("ip_adapter", offer.ip_adapters, 2),
+        ("style", catalog.styles.templates(), 1),
+        ("controlnet", catalog.controlnets, 2),
+        ("ip_adapter", catalog.ip_adapters, 2),
     ):
         listed[name] = {"": SETTINGS[name].told(""), **{each: each for each in names}}
         if len(names) < least:
             lacking.add(name)
     # Nothing is on the way to another here.
-    sections = {CONTROL: offer.controlnets, REFERENCE: offer.ip_adapters, JOURNEY: ()}
+    sections = {CONTROL: catalog.controlnets, REFERENCE: catalog.ip_adapters, JOURNEY: ()}
     lacking |= {name for name, setting in SETTINGS.items() if not sections.get(setting.section, 1)}
-    return {**listed, "model": {offer.first: offer.first}, **dict.fromkeys(lacking)}
+    return {**listed, "model": {catalog.first: catalog.first}, **dict.fromkeys(lacking)}
 
 
 def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:

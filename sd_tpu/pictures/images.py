@@ -29,7 +29,7 @@ from PIL import ExifTags, Image, ImageDraw, ImageFilter, ImageFont
 from PIL.PngImagePlugin import PngInfo, iTXt
 
 from sd_tpu.reading import check_regular
-from sd_tpu.request import Anything, Request
+from sd_tpu.request import AnyModelCatalog, Request
 from sd_tpu.sampling.samplers import SAMPLERS, steps_taken
 from sd_tpu.settings import OVERRIDABLE, SETTINGS, SIDES, Picture, RequestError, short_seed
 
@@ -620,7 +620,7 @@ def _request(body: str, fields: Mapping[str, str]) -> Request:
         "height": height,
         "width": width,
     }
-    return Request.check(values, Anything())
+    return Request.check(values, AnyModelCatalog())
 
 
 def _control(picture: Picture) -> str:

@@ -37,7 +37,7 @@ RATIOS = ((1024, 1024), (896, 1152), (832, 1216), (768, 1344), (640, 1536))
 
 
 @dataclasses.dataclass(frozen=True)
-class Offered:
+class OpenedModel:
     """A model that has been opened; its parameters need not be anywhere."""
 
     checkpoint: Checkpoint
@@ -93,8 +93,8 @@ class Catalog:
         self._first_path = first.parameters.source
         if size:
             first.model.latent_shape(*size)
-        self._opened: dict[str, Offered] = {}
-        self._opened[self.first] = self._offered(self.first, first)
+        self._opened: dict[str, OpenedModel] = {}
+        self._opened[self.first] = self._opened_model(self.first, first)
         # By component and name. Each component is called like the setting that names one of them.
         self._extras: dict[str, dict[str, ExtraNetwork]] = {
             ControlNet.part: _by_name(controlnets),
@@ -105,14 +105,14 @@ class Catalog:
             for extra in (*controlnets, *ip_adapters):
                 extra.check(first.model)
 
-    # --- what is offered ------------------------------------------------------------------------
+    # --- models and networks ---------------------------------------------------------------------
 
     def models(self) -> list[str]:
         """The names of all, the first one first."""
         others = [name for name in self._library.paths() if name != self.first]
         return [self.first, *others]
 
-    def open(self, model: str) -> Offered:
+    def open(self, model: str) -> OpenedModel:
         """The model of this name; "" is the first. One that was written anew is another from a few
         seconds later on.
 
@@ -124,7 +124,7 @@ class Catalog:
         if name not in self._opened or name in self._stale:
             with self._lock:
                 if name not in self._opened or name in self._stale:
-                    self._opened[name] = self._offered(name, self._checkpoint(name))
+                    self._opened[name] = self._opened_model(name, self._checkpoint(name))
                     self._hashes.pop(name, None)
                     self._stale.discard(name)
         return self._opened[name]
@@ -138,7 +138,7 @@ class Catalog:
             if there.checkpoint.parameters.written() not in ((), there.written):
                 self.forget(name)
 
-    def known(self, model: str) -> Offered:
+    def known(self, model: str) -> OpenedModel:
         """The model of this name as it was when it was opened, wherever its files are now."""
         return self._opened[model or self.first]
 
@@ -232,7 +232,7 @@ class Catalog:
         checkpoint = self._architectures[architecture]
         return checkpoint, _defaults(checkpoint, self._size)
 
-    # --- `sd_tpu.request.Offer` -----------------------------------------------------------------
+    # --- `sd_tpu.request.ModelCatalog` -----------------------------------------------------------------
 
     def defaults(self, model: str) -> Picture:
         """The settings of pictures that leave them open; raises RequestError as `open`."""
@@ -322,20 +322,20 @@ class Catalog:
         Raises:
             RequestError: as `open`.
         """
-        offered = self.open(model)
-        height, width = offered.checkpoint.default_size
+        opened = self.open(model)
+        height, width = opened.checkpoint.default_size
         step = max(1, min(64, min(height, width) // 8))
         scale = (height * width) ** 0.5 / 1024
         sides = [tuple(round(side * scale / step) * step for side in ratio) for ratio in RATIOS]
         usual = [(height, width)] + [
             pair for high, wide in sides[1:] for pair in ((high, wide), (wide, high))
         ]
-        sizes = [(offered.defaults.height, offered.defaults.width), *usual]
-        return [size for size in dict.fromkeys(sizes) if self._possible(offered, size)]
+        sizes = [(opened.defaults.height, opened.defaults.width), *usual]
+        return [size for size in dict.fromkeys(sizes) if self._possible(opened, size)]
 
-    def _possible(self, offered: Offered, size: tuple[int, int]) -> bool:
+    def _possible(self, opened: OpenedModel, size: tuple[int, int]) -> bool:
         try:
-            self.check(dataclasses.replace(offered.defaults, height=size[0], width=size[1]))
+            self.check(dataclasses.replace(opened.defaults, height=size[0], width=size[1]))
         except RequestError:
             return False
         return True
@@ -363,7 +363,7 @@ class Catalog:
                 reason=told.splitlines()[0],
             ) from error
 
-    def _offered(self, name: str, checkpoint: Checkpoint) -> Offered:
+    def _opened_model(self, name: str, checkpoint: Checkpoint) -> OpenedModel:
         before, written = self._opened.get(name), checkpoint.parameters.written()
         files = () if before is None else before.weights.files
         if before and written != before.written:
@@ -375,7 +375,7 @@ class Catalog:
             memory=checkpoint.parameters.memory,
         )
         defaults = dataclasses.replace(_defaults(checkpoint, self._size), model=name)
-        return Offered(checkpoint, weights, defaults, written)
+        return OpenedModel(checkpoint, weights, defaults, written)
 
     def _architecture(self, checkpoint: Checkpoint) -> str:
         """The name that all checkpoints with an equal model have."""

@@ -73,7 +73,7 @@ class EngineClient(abc.ABC):
     """Has pictures made for whoever asks.
 
     Attributes:
-        offer: the models.
+        catalog: the models.
         adapters: what prompts may use beside them.
         pipeline: the first model.
         defaults: its settings.
@@ -81,10 +81,10 @@ class EngineClient(abc.ABC):
         failure: why they cannot.
     """
 
-    def __init__(self, offer: Catalog, adapters: Adapters | None = None):
+    def __init__(self, catalog: Catalog, adapters: Adapters | None = None):
         """Takes what `open_models` opens."""
-        self.offer, self.adapters = offer, adapters or Adapters()
-        first = offer.open("")
+        self.catalog, self.adapters = catalog, adapters or Adapters()
+        first = catalog.open("")
         self.pipeline, self.defaults, self.weights = first.checkpoint, first.defaults, first.weights
         self.ready = threading.Event()
         self.failure: Sentence | None = None
@@ -145,7 +145,8 @@ class EngineClient(abc.ABC):
         request = self._settled(request)
         pictures = {index: request.pictures[index] for index in request.indices()}
         models = {
-            index: self.offer.open(picture.model).checkpoint for index, picture in pictures.items()
+            index: self.catalog.open(picture.model).checkpoint
+            for index, picture in pictures.items()
         }
         lost = {
             f"Prompt {index + 1}": self.count(picture.prompt, picture.model).lost
@@ -177,7 +178,7 @@ class EngineClient(abc.ABC):
     def count(self, prompt: str, model: str = "") -> Count:
         """How long a prompt is for a model, and what of it is cut; raises RequestError if it cannot
         be drawn."""
-        checkpoint = self.offer.open(model).checkpoint
+        checkpoint = self.catalog.open(model).checkpoint
         with as_request_errors():
             return count(checkpoint.tokenizer, prompt, self.adapters.options(checkpoint.model))
 
@@ -189,12 +190,12 @@ class EngineClient(abc.ABC):
         of the picture which this one is larger than, as `format_parameters` takes it."""
         request = self.as_drawn(request)  # that of a job is so already, and stays what was drawn
         drawn = [request.pictures[index] for index in request.indices()]
-        checkpoint = self.offer.known(request.common.model).checkpoint
+        checkpoint = self.catalog.known(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
         return to_png(
             pixels,
             request,
-            model_hash=self.offer.hash(request.common.model),
+            model_hash=self.catalog.hash(request.common.model),
             token_downsampling=checkpoint.model.token_downsampling,
             vae=decoder.name if decoder and decoder.pictures else "",
             first_size=first_size,
@@ -207,16 +208,16 @@ class EngineClient(abc.ABC):
         """The same as its files tell it, with what was left open to its models, which have been
         opened."""
         return self._settled(request).explicit(
-            lambda picture: self.offer.known(picture.model).checkpoint.schedule
+            lambda picture: self.catalog.known(picture.model).checkpoint.schedule
         )
 
     def _settled(self, request: Request) -> Request:
         """The same with styles applied, and ControlNets and IP-Adapters named that were left open."""
 
         def one(picture: Picture) -> Picture:
-            picture = self.offer.styled(picture)
+            picture = self.catalog.styled(picture)
             return dataclasses.replace(
-                picture, **{extra.part: extra.name for extra in self.offer.extras(picture)}
+                picture, **{extra.part: extra.name for extra in self.catalog.extras(picture)}
             )
 
         return Request(tuple(picture and one(picture) for picture in request.pictures))
@@ -228,7 +229,7 @@ class EngineClient(abc.ABC):
             RequestError: a LoRA that it asks for cannot be used.
         """
         picture = request.pictures[index]
-        offered = self.offer.open(picture.model)
+        opened = self.catalog.open(picture.model)
         with told_by_whose(request, index):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
             if picture.to_prompt and asked != self.adapters.asked(
@@ -237,9 +238,9 @@ class EngineClient(abc.ABC):
                 raise RequestError(
                     "The two prompts of a journey should name the same LoRAs at the same strengths."
                 )
-            weights = offered.weights
+            weights = opened.weights
             if asked:
-                memory = self.adapters.memory(asked, offered.checkpoint.parameters.shapes)
+                memory = self.adapters.memory(asked, opened.checkpoint.parameters.shapes)
                 weights = dataclasses.replace(
                     weights,
                     adapters=asked,
@@ -247,8 +248,8 @@ class EngineClient(abc.ABC):
                     memory=memory,
                     files=self.adapters.states(asked),
                 )
-            for extra in self.offer.extras(picture):
-                weights = self.offer.with_extra(weights, extra)
+            for extra in self.catalog.extras(picture):
+                weights = self.catalog.with_extra(weights, extra)
         return weights
 
 

@@ -95,7 +95,7 @@ class Engine(EngineClient):
 
     def __init__(
         self,
-        offer: Catalog,
+        catalog: Catalog,
         mesh: Mesh,
         *,
         group: int = 1,
@@ -106,7 +106,7 @@ class Engine(EngineClient):
         it and then serves.
 
         Args:
-            offer: the models.
+            catalog: the models.
             mesh: the devices.
             group: slots that a device steps together.
             memory: bytes of each device that may be taken; None is what the devices have.
@@ -115,7 +115,7 @@ class Engine(EngineClient):
         Raises:
             CheckpointError: the first model's parameters cannot be read.
         """
-        super().__init__(offer, adapters)
+        super().__init__(catalog, adapters)
         self.mesh, self._group = mesh, group
         self._encoders = Encoders()
         self._over: list[int] = []  # jobs whose encoders may still be used by a plan
@@ -174,12 +174,12 @@ class Engine(EngineClient):
         if dtype == "auto":
             dtype = fastest_dtype(platform)
             log.info("%s is the faster dtype here.", dtype)
-        offer, adapters = open_models(
+        catalog, adapters = open_models(
             model, dtype=dtype or ("float32" if on_cpu else "bfloat16"), **options
         )
         if group is None:
             group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
-        return cls(offer, mesh, group=group, memory=memory, adapters=adapters)
+        return cls(catalog, mesh, group=group, memory=memory, adapters=adapters)
 
     def submit(
         self,
@@ -196,7 +196,7 @@ class Engine(EngineClient):
         tilings = {
             index: tiling
             for index in canvases
-            if (tiling := self.offer.tiling(request.pictures[index]))
+            if (tiling := self.catalog.tiling(request.pictures[index]))
         }
         self._check_count(sum(len(tilings.get(index, [0])) for index in canvases))
         number, tickets = next(self._numbers), []
@@ -278,7 +278,9 @@ class Engine(EngineClient):
         """
         picture = request.pictures[index]
         with told_by_whose(request, index):
-            return self._entry(self.offer.open(picture.model).checkpoint, picture, canvas, followed)
+            return self._entry(
+                self.catalog.open(picture.model).checkpoint, picture, canvas, followed
+            )
 
     def _drawn(
         self,
@@ -292,7 +294,7 @@ class Engine(EngineClient):
         whole = request.pictures[index]
         if not tiling:
             return [(whole, self.arrival(request, index, canvas, followed))]
-        checkpoint = self.offer.open(whole.model).checkpoint
+        checkpoint = self.catalog.open(whole.model).checkpoint
         shape = checkpoint.model.latent_shape(whole.height, whole.width)
         noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
         picture = dataclasses.replace(whole, height=tiling.size[0], width=tiling.size[1])
@@ -319,7 +321,7 @@ class Engine(EngineClient):
         made, canvases = {}, {}
         for index in request.indices():
             picture = request.pictures[index]
-            self.offer.check(picture)
+            self.catalog.check(picture)
             key = (
                 picture.init_image,
                 picture.mask,
@@ -351,7 +353,7 @@ class Engine(EngineClient):
         for index in request.indices():
             picture, told = request.pictures[index], followed.setdefault(index, {})
             with told_by_whose(request, index):
-                for extra in self.offer.extras(picture):
+                for extra in self.catalog.extras(picture):
                     if extra.part == CONTROL:
                         told["control"] = once(
                             partial(control_pixels, picture, inputs),
@@ -451,10 +453,10 @@ class Engine(EngineClient):
     def seconds(self, picture: Picture) -> float | None:
         """As `EngineClient.seconds`."""
         try:
-            tiling = self.offer.tiling(picture)
+            tiling = self.catalog.tiling(picture)
             if tiling:
                 picture = dataclasses.replace(picture, height=tiling.size[0], width=tiling.size[1])
-            entry = self._entry(self.offer.open(picture.model).checkpoint, picture)
+            entry = self._entry(self.catalog.open(picture.model).checkpoint, picture)
             latency = self.latency.known(self._batch(picture, entry))
         except ValueError:
             return None
@@ -526,29 +528,29 @@ class Engine(EngineClient):
     def _read(self, weights: Weights, sharding: Sharding) -> Params:
         """The parameters of weights that are to be brought."""
         if weights.extra:
-            extra = self.offer.extra(weights)
+            extra = self.catalog.extra(weights)
             with paths_within(*(path.parent for path in extra.paths)):
                 own = extra.load(sharding, leading=True)
             return {**self._on_devices(weights.base, sharding), extra.part: own}
         if weights.adapters:
-            shapes = self.offer.known(weights.name).checkpoint.parameters.shapes
+            shapes = self.catalog.known(weights.name).checkpoint.parameters.shapes
             return merge(
                 self._on_devices(weights.base, sharding),
                 self.adapters.deltas(weights.adapters, shapes),
             )
-        offered = self.offer.known(weights.name)
-        if offered.weights != weights:
+        opened = self.catalog.known(weights.name)
+        if opened.weights != weights:
             raise CheckpointError("its files have been written anew; please ask for it again.")
-        parameters = offered.checkpoint.parameters
+        parameters = opened.checkpoint.parameters
         tiny = parameters.decoder
         try:
             with paths_within(parameters.source.parent, tiny and tiny.folder.parent):
                 params = parameters.load(sharding, leading=True)
         except Exception:
-            self.offer.forget(weights.name)
+            self.catalog.forget(weights.name)
             raise
         # For the picture's file; reading the file again takes seconds.
-        threading.Thread(target=self.offer.hash, args=(weights.name,), daemon=True).start()
+        threading.Thread(target=self.catalog.hash, args=(weights.name,), daemon=True).start()
         return params
 
     def _on_devices(self, weights: Weights, sharding: Sharding) -> Params:
@@ -562,14 +564,14 @@ class Engine(EngineClient):
     def _batch(self, picture: Picture, entry: Entry | None = None) -> Batch:
         """What draws a picture of this model and size, with guidance or without, of texts as in the
         entry."""
-        weights = self.offer.open(picture.model).weights
-        architecture, extras = weights.architecture, self.offer.extras(picture)
-        checkpoint, _ = self.offer.sample(architecture)
+        weights = self.catalog.open(picture.model).weights
+        architecture, extras = weights.architecture, self.catalog.extras(picture)
+        checkpoint, _ = self.catalog.sample(architecture)
         model = checkpoint.model
         model = model.for_inputs(entry.inputs) if entry else model
         for extra in extras:
             model = extra.joined(model, picture.height, picture.width)
-            weights = self.offer.with_extra(weights, extra)
+            weights = self.catalog.with_extra(weights, extra)
         guided = bool(is_guided(model.cfg_scale(picture.guidance)))
         key = weights.architecture, picture.height, picture.width, model.extras, guided
         if key in self._batches:
@@ -613,7 +615,7 @@ class Engine(EngineClient):
     def _build(self, batch: Batch) -> tuple[Programs, Entry, Params]:
         """The programs of a batch, an entry to time them with, and its parameters' shapes."""
         kind = self._kinds[batch]
-        checkpoint, defaults = self.offer.sample(kind.architecture)
+        checkpoint, defaults = self.catalog.sample(kind.architecture)
         sample = dataclasses.replace(
             defaults,
             prompt="",
@@ -659,7 +661,7 @@ class Engine(EngineClient):
         it alike. A `job` keeps them until it is over, so that they are compiled by no plan."""
         kind, found = self._kinds[batch], []
         if names & {KNOWN, MASKED}:
-            checkpoint, _ = self.offer.sample(kind.architecture)
+            checkpoint, _ = self.catalog.sample(kind.architecture)
             found.append(
                 (
                     self._encoder(
@@ -681,7 +683,7 @@ class Engine(EngineClient):
                 (
                     self._encoder(
                         job,
-                        self.offer.kind(seeing),
+                        self.catalog.kind(seeing),
                         seeing.tokens,
                         {REFERENCE: seeing.shapes},
                         height=side,

@@ -75,11 +75,11 @@ class Runs:
     def gather(self, request: Request, browser: str, address: str) -> Run | None:
         """What this browser has drawn of a request, as a run that is over; None if nothing of it is
         there any more, or it cannot be served."""
-        offer = self.studio.engine.offer
-        request = request.known(offer.models())
+        catalog = self.studio.engine.catalog
+        request = request.known(catalog.models())
         try:
             for index in request.indices():
-                offer.check(request.pictures[index])
+                catalog.check(request.pictures[index])
         except RequestError:
             return None
 
@@ -127,12 +127,12 @@ class Runs:
     def values_here(self, request: Request, browser: str) -> tuple[dict[str, Any], list[Sentence]]:
         """The values of a request of whatever server, as far as it can be made here, and what of it
         is otherwise here."""
-        offer, said = self.studio.engine.offer, []
+        catalog, said = self.studio.engine.catalog, []
         pictures = [*filter(None, request.pictures)]
-        if missing := {picture.model for picture in pictures} - {"", *offer.models()}:
+        if missing := {picture.model for picture in pictures} - {"", *catalog.models()}:
             said.append(Sentence("It was drawn by {models}, which is not here.", models=[*missing]))
-        request = request.known(offer.models())
-        if missing := {picture.style for picture in pictures} - {"", *offer.styles.templates()}:
+        request = request.known(catalog.models())
+        if missing := {picture.style for picture in pictures} - {"", *catalog.styles.templates()}:
             said.append(
                 Sentence(
                     "It was drawn in the style {styles}, which is not here.", styles=[*missing]
@@ -152,12 +152,12 @@ class Runs:
         if request.inputs() - self.studio.inputs.of(browser).keys():
             request = request.without_inputs()
             said.append(Sentence("What it was made from is no longer on this server."))
-        here, there = offer.defaults(request.common.model), request.common
+        here, there = catalog.defaults(request.common.model), request.common
         # What a box began from is no setting for all: prompts to come would begin from it too, of
         # which nothing would be seen below their boxes.
         values = request.values(request.common_without_inputs)
         try:  # nothing but the size: what else is refused is told when it is asked for
-            offer.check(
+            catalog.check(
                 dataclasses.replace(
                     there, model=here.model, style="", control_image="", reference=""
                 )
