@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         for engine in engines.values():
             engine.ready.wait()
-        card, defaults = engines[1].pipeline.card, engines[1].defaults
+        card, defaults = engines[1].checkpoint.card, engines[1].defaults
         model = f"{card.name}, {defaults.width}x{defaults.height}"
         single += [
             {"": f"{GROUPS[group]}, {TOKENS[number]}", **found}

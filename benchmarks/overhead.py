@@ -249,7 +249,7 @@ def measured(args: argparse.Namespace, layout: str) -> Findings | None:
     ]
     engine.close()
     return Findings(
-        engine.pipeline.card.name,
+        engine.checkpoint.card.name,
         [{"": layout, **row} for row in parts],
         [{"": layout, **row} for row in rows],
     )

@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for part in PARTS
     ]
     report(
-        f"The page in a browser: {engine.pipeline.card.name}",
+        f"The page in a browser: {engine.checkpoint.card.name}",
         rows,
         args.results,
         notes=[

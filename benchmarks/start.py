@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
     engine = Engine.open(args.model)
-    name = engine.pipeline.card.name
+    name = engine.checkpoint.card.name
     report(
         f"Compilations in a session: {name}",
         [session(engine)],

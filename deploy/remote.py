@@ -117,7 +117,7 @@ class RemoteEngine(EngineClient):
         return Status(
             taking=any(host.taking for host in hosts) and not self._closing.is_set(),
             devices=tuple(device for host in hosts for device in host.devices),
-            dtype=str(self.pipeline.model.dtype),
+            dtype=str(self.checkpoint.model.dtype),
             jobs=len(self._jobs),
             waiting=sum(host.waiting for host in hosts),
             occupied=sum(host.occupied for host in hosts),

@@ -319,7 +319,7 @@ def test_the_first_controlnet_that_fits_is_taken_and_a_picture_says_which(engine
     ) in text
     assert (
         parse_parameters(text).common
-        == job.request.explicit(lambda _: engine.pipeline.schedule).common
+        == job.request.explicit(lambda _: engine.checkpoint.schedule).common
     )
 
 

@@ -189,7 +189,7 @@ def test_a_file_names_the_spacing_that_was_left_to_the_model(engine):
         request = ask(engine, ["a cat"], sampler=sampler, spacing="")
         (asked,) = read_png(engine.to_png(pixels, request)).pictures
         tables = [
-            make_table(sampler, engine.pipeline.schedule, 9, spacing=spacing).rows
+            make_table(sampler, engine.checkpoint.schedule, 9, spacing=spacing).rows
             for spacing in (None, asked.spacing)
         ]
         assert asked.spacing in SAMPLERS[sampler].spacings
@@ -206,8 +206,8 @@ def test_words_beyond_the_last_chunk_are_named(engine):
 def test_words_that_the_model_was_never_shown_are_named(engine, monkeypatch):
     request = ask(engine, ["(a:1.3) wizard <lora:x:1>", "", "a BREAK cat"])
     assert engine.notes(request) == [], "a model that lists no words is taken to know them all"
-    card = engine.pipeline.card.model_copy(update={"words": ("a", "cat")})
-    monkeypatch.setattr(engine.pipeline, "card", card)
+    card = engine.checkpoint.card.model_copy(update={"words": ("a", "cat")})
+    monkeypatch.setattr(engine.checkpoint, "card", card)
     (note,) = engine.notes(request)
     assert note.startswith("The model was never shown") and note.endswith("“wizard”")
 

@@ -221,7 +221,7 @@ def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
     """As many bytes lie on the device as the account says, and they are within the bound."""
     engine = Engine.open(checkpoints["sd1"], devices=1, lora_dir=loras)
     memory, weights = engine.scheduler._memory, engine.worker.weights
-    own = engine.adapters.memory((("style 0", 1.0),), engine.pipeline.parameters.shapes)
+    own = engine.adapters.memory((("style 0", 1.0),), engine.checkpoint.parameters.shapes)
     assert 0 < own < engine.weights.memory / 4
     memory.limit = engine.batch.memory + engine.weights.memory + 2 * own
     pictures = {}

@@ -367,7 +367,7 @@ def test_the_first_adapter_that_fits_is_taken_and_a_picture_says_which(engine):
     assert "IP-Adapter: first" in text and "Reference strength: 0.8" in text
     assert (
         parse_parameters(text).common
-        == job.request.explicit(lambda _: engine.pipeline.schedule).common
+        == job.request.explicit(lambda _: engine.checkpoint.schedule).common
     )
 
 

@@ -200,8 +200,8 @@ def test_the_server_says_what_it_is(tab):
 
 
 def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine, monkeypatch):
-    fewer = dataclasses.replace(page_engine.pipeline.model, token_downsampling=2)
-    monkeypatch.setattr(page_engine.pipeline, "model", fewer)
+    fewer = dataclasses.replace(page_engine.checkpoint.model, token_downsampling=2)
+    monkeypatch.setattr(page_engine.checkpoint, "model", fewer)
     tab.get_by_text("About this server").click()
     expect(tab.locator("details.about")).to_contain_text("Token downsampling2")
 

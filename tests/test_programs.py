@@ -45,7 +45,7 @@ DIFFERENT = [
 
 
 def enter(
-    pipeline,
+    checkpoint,
     prompt,
     negative,
     sampler,
@@ -56,8 +56,8 @@ def enter(
     inexact=MappingProxyType({}),
 ) -> Entry:
     return Entry.of(
-        make_table(sampler, pipeline.schedule, steps, spacing=spacing),
-        pipeline.prompt_inputs(prompt, negative),
+        make_table(sampler, checkpoint.schedule, steps, spacing=spacing),
+        checkpoint.prompt_inputs(prompt, negative),
         guidance=guidance,
         key=np.asarray(jax.random.PRNGKey(seed)),
         **inexact,
@@ -75,9 +75,9 @@ def draw(programs, params, entries: dict[int, Entry], rows_a_call: int = ALL) ->
     )
 
 
-def make_programs(pipeline, devices: int, group: int = 1, **options) -> Programs:
+def make_programs(checkpoint, devices: int, group: int = 1, **options) -> Programs:
     return Programs(
-        pipeline.model, make_mesh(devices), slots=8, height=32, width=32, group=group, **options
+        checkpoint.model, make_mesh(devices), slots=8, height=32, width=32, group=group, **options
     )
 
 
@@ -87,14 +87,14 @@ LAYOUTS = {"a slot a device": (8, 1), "one device": (1, 1), "one device in fours
 @pytest.fixture(scope="module")
 def drawn(sd1):
     """By a layout's name: (pipeline, params, programs), and the DIFFERENT pictures in one batch."""
-    pipeline, params = sd1
+    checkpoint, params = sd1
 
     @cache
     def draw_on(name: str):
-        programs = make_programs(pipeline, *LAYOUTS[name])
+        programs = make_programs(checkpoint, *LAYOUTS[name])
         everywhere = jax.device_put(params, replicated(programs.mesh))
-        entries = {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT)}
-        return (pipeline, everywhere, programs), draw(programs, everywhere, entries)
+        entries = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
+        return (checkpoint, everywhere, programs), draw(programs, everywhere, entries)
 
     return draw_on
 
@@ -118,29 +118,29 @@ def together(drawn, layout_name) -> np.ndarray:
 
 
 def test_eight_different_samplers_in_one_batch_give_the_bytes_each_gives_alone(on, together):
-    pipeline, params, programs = on
+    checkpoint, params, programs = on
     assert len({image.tobytes() for image in together}) == 8
     for i, different in enumerate(DIFFERENT):
-        alone = draw(programs, params, {i: enter(pipeline, *different)})
+        alone = draw(programs, params, {i: enter(checkpoint, *different)})
         assert np.array_equal(alone[i], together[i]), different
         assert not alone[np.arange(8) != i].any()
 
 
 def test_the_slot_and_the_neighbours_do_not_matter(on, together):
-    pipeline, params, programs = on
+    checkpoint, params, programs = on
     moved = {(3 * i + 1) % 8: i for i in range(8) if i != 4}
     images = draw(
-        programs, params, {slot: enter(pipeline, *DIFFERENT[i]) for slot, i in moved.items()}
+        programs, params, {slot: enter(checkpoint, *DIFFERENT[i]) for slot, i in moved.items()}
     )
     for slot, i in moved.items():
         assert np.array_equal(images[slot], together[i]), DIFFERENT[i]
 
 
 def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on, together):
-    pipeline, params, programs = on
-    slots = programs.encode(params, programs.empty(), {0: enter(pipeline, *DIFFERENT[7])})
+    checkpoint, params, programs = on
+    slots = programs.encode(params, programs.empty(), {0: enter(checkpoint, *DIFFERENT[7])})
     slots = programs.advance(params, slots, 3)
-    slots = programs.encode(params, slots, {1: enter(pipeline, *DIFFERENT[4])})
+    slots = programs.encode(params, slots, {1: enter(checkpoint, *DIFFERENT[4])})
     slots = programs.advance(params, slots, ALL)
     images = np.asarray(programs.decode(params, slots.latents, np.arange(8) < 2))
     assert np.array_equal(images[0], together[7])
@@ -148,14 +148,14 @@ def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on, toge
 
 
 def test_one_row_at_a_time_is_all_at_once(on, together):
-    pipeline, params, programs = on
-    entries = {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+    checkpoint, params, programs = on
+    entries = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
     assert np.array_equal(draw(programs, params, entries, rows_a_call=1), together)
 
 
 def test_slots_that_take_rows_at_different_times_draw_the_same(on, together):
-    pipeline, params, programs = on
-    entries = {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+    checkpoint, params, programs = on
+    entries = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
     slots = programs.encode(params, programs.empty(), entries)
     for n in ([0, 3, 1, 0, 2, 0, 1, 5], [2, 0, 0, 1, 0, 9, 0, 0]):
         taken = np.minimum(slots.row + np.array(n), slots.end)
@@ -167,8 +167,8 @@ def test_slots_that_take_rows_at_different_times_draw_the_same(on, together):
 
 
 def test_slots_and_entries_have_the_shapes_that_they_declare(on):
-    pipeline, params, programs = on
-    entries = {1: enter(pipeline, *DIFFERENT[0]), 2: None}
+    checkpoint, params, programs = on
+    entries = {1: enter(checkpoint, *DIFFERENT[0]), 2: None}
     slots = programs.advance(params, programs.encode(params, programs.empty(), entries), 1)
     gathered = jax.tree.map(np.asarray, programs.gather(entries))
     with jaxtyped("context"):  # a letter means the same number everywhere
@@ -180,8 +180,8 @@ def test_slots_and_entries_have_the_shapes_that_they_declare(on):
 
 
 def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on, together):
-    pipeline, params, programs = on
-    entries = {i: enter(pipeline, *DIFFERENT[i]) for i in (0, 3)}
+    checkpoint, params, programs = on
+    entries = {i: enter(checkpoint, *DIFFERENT[i]) for i in (0, 3)}
     slots = programs.advance(params, programs.encode(params, programs.empty(), entries), 2)
     slots = programs.encode(params, slots, {0: None})
     slots = programs.advance(params, slots, ALL)
@@ -191,8 +191,8 @@ def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on, together):
 
 
 def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
-    pipeline, params, programs = on
-    slots = programs.encode(params, programs.empty(), {2: enter(pipeline, *DIFFERENT[0])})
+    checkpoint, params, programs = on
+    slots = programs.encode(params, programs.empty(), {2: enter(checkpoint, *DIFFERENT[0])})
     slots = programs.advance(params, slots, ALL)
     # The last step of DDIM goes to alphas_cumprod[0] here (set_alpha_to_one is off), not to 1.
     np.testing.assert_allclose(slots.latents[2], slots.clean[2], atol=0.2)
@@ -203,11 +203,11 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
 def evaluations(sd1):
     """Draws entries on one device in groups of `group`, and says which evaluations of the model
     that took, by the sizes of their batches."""
-    pipeline, params = sd1
+    checkpoint, params = sd1
 
     @cache
     def counting(group: int, guided: bool):
-        programs = make_programs(pipeline, 1, group, guided=guided)
+        programs = make_programs(checkpoint, 1, group, guided=guided)
         draw_here = partial(draw, programs, jax.device_put(params, replicated(programs.mesh)))
         seen = []
         with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +218,7 @@ def evaluations(sd1):
         return draw_here, seen
 
     def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> Entry:
-        return enter(pipeline, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
+        return enter(checkpoint, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
 
     def evaluate(group: int, *asked: dict, guided: bool = True) -> list[int]:
         draw_here, seen = counting(group, guided)
@@ -268,14 +268,14 @@ def test_where_nothing_may_be_guided_a_picture_takes_an_evaluation_of_its_own(
 
 
 def test_pictures_without_guidance_are_those_of_programs_that_guide_others(sd1):
-    pipeline, params = sd1
-    plain, both = (make_programs(pipeline, 1, guided=guided) for guided in (False, True))
+    checkpoint, params = sd1
+    plain, both = (make_programs(checkpoint, 1, guided=guided) for guided in (False, True))
     params = jax.device_put(params, replicated(plain.mesh))
-    entries = {i: enter(pipeline, *DIFFERENT[index]) for i, index in enumerate((2, 5))}
+    entries = {i: enter(checkpoint, *DIFFERENT[index]) for i, index in enumerate((2, 5))}
     apart = np.abs(draw(plain, params, entries).astype(int) - draw(both, params, entries))
     assert apart.max() <= 1
     with pytest.raises(ValueError, match="without guidance"):
-        plain.encode(params, plain.empty(), {0: enter(pipeline, *DIFFERENT[0])})
+        plain.encode(params, plain.empty(), {0: enter(checkpoint, *DIFFERENT[0])})
 
 
 STOPS, SKIPS = dict(guidance_stop=0.5), dict(cache_interval=2)
@@ -308,12 +308,12 @@ def test_what_has_ended_leaves_its_evaluations_to_the_others(evaluations):
 
 @pytest.mark.parametrize(("platform", "way"), [("cpu", "while"), ("tpu", "cond")])
 def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypatch, platform, way):
-    pipeline, params = sd1
+    checkpoint, params = sd1
     seen = []
     monkeypatch.setattr(platforms, "platform", lambda: platform)
     monkeypatch.setattr(AutoencoderKL, "decode", counted(AutoencoderKL, "decode", seen))
     latents = np.random.default_rng(0).standard_normal((4, 8, 8, 4)).astype(np.float32)
-    traced = jax.jit(partial(denoise.decode_slots, pipeline.model)).trace(
+    traced = jax.jit(partial(denoise.decode_slots, checkpoint.model)).trace(
         params, latents, np.zeros(4, bool)
     )
     assert f" {way}[" in str(traced.jaxpr)
@@ -332,8 +332,8 @@ def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypa
 
 @pytest.mark.parametrize("name", ["encode", "advance", "decode"])
 def test_on_a_cpu_ynnpack_is_given_only_what_it_fuses_with_a_reduction(sd1, name):
-    pipeline, params = sd1
-    programs = make_programs(pipeline, 8)
+    checkpoint, params = sd1
+    programs = make_programs(checkpoint, 8)
     slots = programs.empty()
     arguments = {
         "encode": (slots, programs.gather({})),
@@ -361,19 +361,19 @@ def by_ynnpack(compiled) -> tuple[list[str], list[str]]:
 
 
 def test_on_a_cpu_ynnpack_is_given_products_of_bfloat16_as_well(checkpoints):
-    pipeline, params = Checkpoint.from_pretrained(
+    checkpoint, params = Checkpoint.from_pretrained(
         checkpoints["sd1"], dtype=jnp.bfloat16, sharding=replicated(make_mesh(1))
     )
-    programs = make_programs(pipeline, 1)
+    programs = make_programs(checkpoint, 1)
     compiled = programs._advance.lower(params, programs.empty(), np.ones(8, np.int32)).compile()
     given, _ = by_ynnpack(compiled)
     assert any(" dot(" in each and "bf16[" in each for each in given)
 
 
 def test_advance_is_compiled_with_options_of_its_own(sd1, monkeypatch):
-    pipeline, params = sd1
+    checkpoint, params = sd1
     monkeypatch.setitem(ADVANCE_OPTIONS, "cpu", {"unheard_of": True})
-    programs = make_programs(pipeline, 8)
+    programs = make_programs(checkpoint, 8)
     with pytest.raises(jax.errors.JaxRuntimeError, match="unheard_of"):
         programs.advance(params, programs.empty(), 1)
     programs.decode(params, programs.empty().latents, np.zeros(8, bool))
@@ -390,12 +390,12 @@ def fine_tunes(sd1) -> list:
 
 
 def test_eight_checkpoints_on_eight_devices_give_the_bytes_that_each_gives_alone(drawn, fine_tunes):
-    (pipeline, _, plain), _ = drawn("a slot a device")
-    programs = make_programs(pipeline, 8, stacked=True)
+    (checkpoint, _, plain), _ = drawn("a slot a device")
+    programs = make_programs(checkpoint, 8, stacked=True)
     weights = DeviceWeights(programs.mesh)
     for device, params in enumerate(fine_tunes):
         weights.put(device, "tuned", params)
-    entries = {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT)}
+    entries = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
     together = draw(programs, weights.together(["tuned"] * 8), entries)
     for i, params in enumerate(fine_tunes):
         params = jax.device_put(params, replicated(plain.mesh))
@@ -436,12 +436,12 @@ def test_weights_of_a_device_are_handed_to_the_programs_without_a_copy(fine_tune
 
 
 def test_every_program_is_traced_once_whatever_changes(on, together):
-    pipeline, params, programs = on
+    checkpoint, params, programs = on
     for filled in (1, 5):  # beside all eight
         draw(
             programs,
             params,
-            {i: enter(pipeline, *d) for i, d in enumerate(DIFFERENT[8 - filled :])},
+            {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT[8 - filled :])},
             rows_a_call=filled,
         )
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
@@ -450,19 +450,19 @@ def test_every_program_is_traced_once_whatever_changes(on, together):
 def test_what_a_compiler_has_freed_is_returned_once_for_each_program(sd1, monkeypatch):
     returned = []
     monkeypatch.setattr(programs_module, "return_freed_memory", lambda: returned.append("once"))
-    pipeline, params = sd1
-    programs = make_programs(pipeline, 8)
+    checkpoint, params = sd1
+    programs = make_programs(checkpoint, 8)
     for _ in range(2):
-        draw(programs, params, {0: enter(pipeline, *DIFFERENT[4])})
+        draw(programs, params, {0: enter(checkpoint, *DIFFERENT[4])})
     assert len(returned) == len(programs.traces) == 3
 
 
 def test_what_is_not_wanted_is_not_decoded(sd1):
     """XLA takes what does not depend on a loop's turn out of the loop, where it is always done."""
-    pipeline, params = sd1
-    latents = jnp.zeros((2, *pipeline.model.latent_shape(32, 32)))
+    checkpoint, params = sd1
+    latents = jnp.zeros((2, *checkpoint.model.latent_shape(32, 32)))
     decode = jax.jit(
-        partial(denoise.decode_slots, pipeline.model),
+        partial(denoise.decode_slots, checkpoint.model),
         compiler_options=compiler_options("cpu", jnp.float32),
     )
     text = decode.lower(params, latents, jnp.zeros(2, bool)).compile().as_text()
@@ -477,9 +477,9 @@ def test_other_numbers_of_devices_and_groups_differ_by_rounding_at_most(drawn):
 
 
 def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs(sd1):
-    pipeline, _ = sd1
+    checkpoint, _ = sd1
     with pytest.raises(ValueError, match=r"28x32 is not possible.*multiples of 8"):
-        Programs(pipeline.model, make_mesh(), slots=8, height=32, width=28)
+        Programs(checkpoint.model, make_mesh(), slots=8, height=32, width=28)
 
 
 # --- guidance in an interval, and outputs that are forecast -------------------------------------
@@ -488,9 +488,9 @@ def test_sizes_that_the_model_cannot_make_are_refused_with_the_multiple_it_needs
 @pytest.fixture(scope="module")
 def compiled_plainly(drawn):
     """The text encoder and the UNet."""
-    (pipeline, params, _), _ = drawn("one device")
-    encoder = nnx.merge(pipeline.model.text_encoder, params["text_encoder"])
-    unet = nnx.merge(pipeline.model.unet, params["unet"])
+    (checkpoint, params, _), _ = drawn("one device")
+    encoder = nnx.merge(checkpoint.model.text_encoder, params["text_encoder"])
+    unet = nnx.merge(checkpoint.model.unet, params["unet"])
     return jax.jit(encoder), jax.jit(unet)
 
 
@@ -542,37 +542,39 @@ ROWS = set(range(8))
 def test_a_picture_is_what_a_plain_loop_makes_of_it(
     drawn, compiled_plainly, sampler, steps, inexact, guided, evaluated
 ):
-    (pipeline, params, programs), _ = drawn("one device")
+    (checkpoint, params, programs), _ = drawn("one device")
     plainly = partial(drawn_plainly, compiled_plainly, programs.latent_shape)
-    ours = enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
+    ours = enter(checkpoint, "a cat", "a dog", sampler, None, steps, 4.0, 3, inexact)
     slots = programs.encode(params, programs.empty(), {3: ours})
     slots = programs.advance(params, slots, ALL)
     plain = plainly(
-        enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3), guided, evaluated
+        enter(checkpoint, "a cat", "a dog", sampler, None, steps, 4.0, 3), guided, evaluated
     )
     np.testing.assert_allclose(slots.latents[3], plain, atol=2e-4)
     if inexact:
-        exact = plainly(enter(pipeline, "a cat", "a dog", sampler, None, steps, 4.0, 3), ROWS, ROWS)
+        exact = plainly(
+            enter(checkpoint, "a cat", "a dog", sampler, None, steps, 4.0, 3), ROWS, ROWS
+        )
         assert float(abs(exact - plain).max()) > 0.01, "nothing was at stake"
 
 
 def test_guidance_in_all_steps_and_an_interval_of_one_give_the_exact_bytes(on, together):
-    pipeline, params, programs = on
+    checkpoint, params, programs = on
     exact = dict(guidance_start=0.0, guidance_stop=1.0, cache_interval=1)
-    image = draw(programs, params, {5: enter(pipeline, *DIFFERENT[0][:-1], exact)})[5]
+    image = draw(programs, params, {5: enter(checkpoint, *DIFFERENT[0][:-1], exact)})[5]
     assert np.array_equal(image, together[0])
     # Here 0.1 of four steps is none, and of pictures without guidance none is left out.
     image = draw(
-        programs, params, {2: enter(pipeline, *DIFFERENT[0][:-1], dict(guidance_start=0.1))}
+        programs, params, {2: enter(checkpoint, *DIFFERENT[0][:-1], dict(guidance_start=0.1))}
     )[2]
     assert np.array_equal(image, together[0])
-    image = draw(programs, params, {2: enter(pipeline, *DIFFERENT[5][:-1], PART)})[2]
+    image = draw(programs, params, {2: enter(checkpoint, *DIFFERENT[5][:-1], PART)})[2]
     assert np.array_equal(image, together[5])
 
 
 def test_the_longest_table_of_all_ends_with_its_last_row(on):
-    pipeline, params, programs = on
-    long = enter(pipeline, "a cat", "", "ddim", None, 10, 1.0, 0)
+    checkpoint, params, programs = on
+    long = enter(checkpoint, "a cat", "", "ddim", None, 10, 1.0, 0)
     long = long.replace(
         rows=np.resize(long.rows, (MAX_ROWS, len(COLUMNS))),
         kinds=np.resize(long.kinds, MAX_ROWS),

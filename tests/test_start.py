@@ -92,7 +92,7 @@ def theirs(reference, kind: str, engine: Engine, monkeypatch, photo=PHOTO, **val
     """PyTorch's picture of the same noise, with the encoder's mode: uint8 [H, W, 3]."""
     pipeline = as_kind(reference, kind)
     module = importlib.import_module(type(pipeline).__module__)
-    h, w, channels = engine.pipeline.model.latent_shape(*photo.shape[:2])
+    h, w, channels = engine.checkpoint.model.latent_shape(*photo.shape[:2])
     noise = np.array(jax.random.normal(jax.random.PRNGKey(ASKED["seed"]), (1, channels, h, w)))
     monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.tensor(noise))
     monkeypatch.setattr(
@@ -199,7 +199,7 @@ def test_a_model_that_fills_in_pictures_draws_all_of_one_that_begins_with_nothin
 
 def test_a_checkpoint_that_fills_in_pictures_is_written_as_one(filling, tmp_path):
     _, engine = filling
-    checkpoint = engine.pipeline
+    checkpoint = engine.checkpoint
     checkpoint.save_pretrained(tmp_path, checkpoint.parameters.load())
     assert diffusers.DiffusionPipeline.from_pretrained(tmp_path).unet.config.in_channels == 9
     assert type(Checkpoint.open(tmp_path).model) is type(checkpoint.model)
@@ -319,7 +319,7 @@ def test_pictures_that_begin_with_the_same_share_it(engine, monkeypatch):
 
 def test_each_device_encodes_with_the_weights_that_it_draws_with(engine):
     ours = drawn(engine, prompts=["a", "b", "c"], init_image=START.name, strength=0.5)
-    folder = engine.pipeline.parameters.source
+    folder = engine.checkpoint.parameters.source
     several = Engine.open(folder, devices=3, size=(SIDE, SIDE))
     others = drawn(several, prompts=["a", "b", "c"], init_image=START.name, strength=0.5)
     several.close()

@@ -192,9 +192,9 @@ def test_neighbours_begin_with_the_same_where_they_overlap(engine):
     tiling, picture = engine.catalog.tiling(request.pictures[0]), request.pictures[0]
     canvas = engine._canvases(request, given)[0]
     tiles = engine._drawn(request, 0, tiling, canvas, {})
-    unit = engine.pipeline.model.downscale
+    unit = engine.checkpoint.model.downscale
     whole = np.asarray(
-        gaussian(jax.random.PRNGKey(1), engine.pipeline.model.latent_shape(512, 512))
+        gaussian(jax.random.PRNGKey(1), engine.checkpoint.model.latent_shape(512, 512))
     )
     for number, (tile, entry) in enumerate(tiles):
         assert (tile.height, tile.width, tile.seed) == (128, 128, picture.seed)

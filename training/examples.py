@@ -21,7 +21,7 @@ def main() -> None:
     engine = Engine.open(folder)
     examples = folder / "examples"
     examples.mkdir(exist_ok=True)
-    values = {"prompts": list(engine.pipeline.card.prompts), "seed": SEED}
+    values = {"prompts": list(engine.checkpoint.card.prompts), "seed": SEED}
     for event in engine.submit(Request.check(values, engine.catalog), previews=False).events():
         if isinstance(event, ImageReady):
             file = to_webp(event.pixels, QUALITY, effort=6)

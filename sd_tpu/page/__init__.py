@@ -53,7 +53,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     """
     fetch_nothing()
     log_printed_errors(gradio.queueing, gradio.routes, gradio.route_utils, gradio.utils)
-    card, texts = engine.pipeline.card, Translations()
+    card, texts = engine.checkpoint.card, Translations()
     with gr.Blocks(
         title=f"{card.name} · sd_tpu",
         analytics_enabled=False,

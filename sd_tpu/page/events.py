@@ -491,7 +491,7 @@ class Answers:
         """
         text = read_parameters(file)
         there = parse_token_downsampling(text)
-        here = self.engine.pipeline.model.token_downsampling
+        here = self.engine.checkpoint.model.token_downsampling
         more = (
             []
             if here == there

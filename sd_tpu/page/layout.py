@@ -88,7 +88,7 @@ def make_page(
     """The tools, the cards and the bar below them, with all panels; `answer` answers what page.js
     asks."""
     html = partial(_html, texts)
-    card, defaults = engine.pipeline.card, vars(engine.defaults)
+    card, defaults = engine.checkpoint.card, vars(engine.defaults)
     size = defaults["width"], defaults["height"]
     samples = json.dumps(sample_sets((*card.prompts, *card.more_prompts)))
     html("head", "head", card, samples, history)
@@ -163,8 +163,8 @@ def choices_of(catalog: Catalog) -> dict[str, dict[str, str] | None]:
 
 def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:
     """Each picture with its prompt, and what is to be said of that."""
-    figures, samples = [], [*engine.pipeline.card.prompts, *[""] * MAX_PROMPTS]
-    label, examples = texts.label("Example"), engine.pipeline.parameters.source / "examples"
+    figures, samples = [], [*engine.checkpoint.card.prompts, *[""] * MAX_PROMPTS]
+    label, examples = texts.label("Example"), engine.checkpoint.parameters.source / "examples"
     with gr.Row(elem_id="cards"):
         for index, prompt in zip(range(MAX_PROMPTS), samples, strict=False):
             with gr.Column(min_width=0, elem_classes="card"):

@@ -75,7 +75,7 @@ class EngineClient(abc.ABC):
     Attributes:
         catalog: the models.
         adapters: what prompts may use beside them.
-        pipeline: the first model.
+        checkpoint: the first model.
         defaults: its settings.
         ready: set once pictures can be drawn, or have turned out not to.
         failure: why they cannot.
@@ -85,7 +85,11 @@ class EngineClient(abc.ABC):
         """Takes what `open_models` opens."""
         self.catalog, self.adapters = catalog, adapters or Adapters()
         first = catalog.open("")
-        self.pipeline, self.defaults, self.weights = first.checkpoint, first.defaults, first.weights
+        self.checkpoint, self.defaults, self.weights = (
+            first.checkpoint,
+            first.defaults,
+            first.weights,
+        )
         self.ready = threading.Event()
         self.failure: Sentence | None = None
 

@@ -441,7 +441,7 @@ class Engine(EngineClient):
             return Status(
                 taking=taking,
                 devices=tuple(d.device_kind for d in self.mesh.devices.flat),
-                dtype=str(self.pipeline.model.dtype),
+                dtype=str(self.checkpoint.model.dtype),
                 jobs=len(self._jobs),
                 waiting=self.scheduler.waiting,
                 occupied=self.scheduler.occupied,
