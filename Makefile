@@ -1,22 +1,33 @@
-# make app: the page on the bundled model. make test: everything that must pass.
+# make app: the page on the bundled model. make check: in a minute, before every commit.
+# make test: what proves the product. make test-all: also what takes long by nature.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: app test lint train
+.PHONY: app check test test-all train
 
 app: $(VENV)/.run
 	@trap : INT; $(BIN)/python app.py $(ARGS) || [ $$? = 130 ]  # Ctrl+C is no error
 
-# Files in the order of their names: those with few and long tests would come last otherwise.
-test: $(VENV)/.dev
+# A worker takes tests of the other's when it has none left: what they share is made once for each.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+check: $(VENV)/.dev
+	$(LINT)
+	$(PYTEST) tests/unit $(ARGS)
+
+test: $(VENV)/.dev chromium
+	$(LINT)
+	$(PYTEST) --durations 40 $(ARGS)
+
+test-all: test
+	$(PYTEST) --durations 40 -m long $(ARGS)
+
+.PHONY: chromium
+chromium:
 	@command -v chromium-headless-shell >/dev/null || \
 		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium-headless-shell; }
-	$(BIN)/ruff check .
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
-
-lint: $(VENV)/.dev
-	$(BIN)/ruff check .
 
 # The bundled model from nothing: minutes on a GPU, days on a CPU (training/README.md), which huge
 # pages make fewer.

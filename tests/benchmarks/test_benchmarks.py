@@ -1,0 +1,511 @@
+"""Each benchmark at tiny size: that it runs, and that its tables say what they are to say.
+
+No figure is held to a time here: the machine that tests is busy.
+"""
+
+import dataclasses
+import os
+import pickle
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+
+from benchmarks import (
+    abuse,
+    accelerations,
+    capacity,
+    choose,
+    cpu,
+    gpu,
+    inputs,
+    load,
+    make_checkpoint,
+    overhead,
+    page,
+    start,
+)
+from benchmarks.report import in_fresh_process, memory, processor, report, side_by_side
+from sd_tpu import FlaxStableDiffusionPipeline
+from tests.support.tiny import flags_of_devices
+from training import evaluate
+
+WHOLE = pytest.mark.long("runs a benchmark whole")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """A cache folder for all of these tests, so that the tiny checkpoint is made once."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_servers(monkeypatch):
+    """What benchmarks start has one device, not the eight of these tests."""
+    assert jax.device_count() == 8, "which are there by then"
+    monkeypatch.setenv("XLA_FLAGS", flags_of_devices(1))
+
+
+@pytest.fixture(autouse=True)
+def compiled_once():
+    """What benchmarks switch off to time it is switched on again for the tests that follow."""
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.fixture
+def one_process(monkeypatch):
+    """Lets benchmarks measure here what they measure in processes of their own, as long as it can
+    be sent there: what others have imported and compiled serves them too."""
+
+    def here(function, *arguments):
+        function, arguments = pickle.loads(pickle.dumps((function, arguments)))
+        return pickle.loads(pickle.dumps(function(*arguments)))
+
+    for benchmark in (choose, cpu, inputs, overhead, start):
+        monkeypatch.setattr(benchmark, "in_fresh_process", here)
+    monkeypatch.setattr(cpu, "on_cpu", lambda: None)
+
+
+def tables(benchmark, tmp_path, *arguments: str) -> dict[str, list[dict[str, str]]]:
+    """Runs a benchmark; its tables' rows by column, by the tables' titles."""
+    file = tmp_path / "results.md"
+    benchmark.main([*arguments, "--results", str(file)])
+    found = {}
+    for text in file.read_text(encoding="utf-8").split("\n## ")[1:]:
+        title, *lines = text.splitlines()
+        assert any(
+            line.startswith("Measured on: ")
+            and f"jax {jax.__version__}" in line
+            and processor() in line
+            for line in lines
+        )
+        head, _, *rows = (
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in lines
+            if line.startswith("|")
+        )
+        found[title] = [dict(zip(head, row, strict=True)) for row in rows]
+    return found
+
+
+def test_contestants_take_turns_and_the_first_call_is_kept_apart():
+    calls = []
+    times = side_by_side({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=2)
+    assert "".join(calls) == "ababab"
+    assert all(timing.first > 0 and timing.median > 0 for timing in times.values())
+
+
+def test_tables_are_appended(tmp_path, capsys):
+    for title in ("one", "two"):
+        report(title, [{"a": 1.23456, "b": "x"}], tmp_path / "file.md", notes=["A note."])
+    text = (tmp_path / "file.md").read_text(encoding="utf-8")
+    assert text.count("|     a | b   |") == 2 == text.count("| 1.235 | x   |")
+    assert text.index("## one") < text.index("A note.") < text.index("## two")
+    assert "## two" in capsys.readouterr().out
+
+
+def test_memory_is_that_of_this_process_at_present_and_at_the_most():
+    assert 50e6 < memory("VmRSS") <= memory("VmHWM") < 50e9
+
+
+def test_what_a_process_of_its_own_measures_holds_nothing_of_this_one():
+    assert in_fresh_process(os.getppid) == os.getpid()
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    row = in_fresh_process(start.loading_peak, tiny, "float32")
+    assert 0.5 * row["GB"] < row["peak while loading, GB"] < memory("VmRSS") / 1e9
+
+
+def test_a_made_checkpoint_is_read_alike_by_pytorch_and_is_made_once(cache, capsys):
+    make_checkpoint.main(["tiny"])
+    folder = cache / "sd_tpu" / "checkpoints" / "tiny"
+    assert capsys.readouterr().out.startswith(f"{folder}: ")
+    written = (folder / "model_index.json").stat().st_mtime_ns
+    assert make_checkpoint.checkpoint_folder("tiny") == folder
+    assert (folder / "model_index.json").stat().st_mtime_ns == written
+
+    pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(folder)
+    reference = StableDiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+    reference.set_progress_bar_config(disable=True)
+    latents = np.random.default_rng(0).standard_normal((1, 4, 8, 8)).astype(np.float32)
+    ours = pipeline(
+        pipeline.prepare_inputs("a cat"), params, jax.random.key(0), 3, latents=latents
+    ).images
+    theirs = reference(
+        "a cat", num_inference_steps=3, latents=torch.tensor(latents), output_type="np"
+    ).images
+    assert 0.05 < np.std(theirs) < 0.45, "neither flat nor all black and white"
+    assert np.mean(np.abs(np.asarray(ours) - theirs) > 1.5 / 255) <= 0.001
+
+
+def test_a_model_that_cannot_be_made_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        make_checkpoint.main(["sd3"])
+    assert "there is no model sd3" in capsys.readouterr().err
+
+
+@WHOLE
+def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
+    """OpenVINO where it is installed, as it is for those who measure with it."""
+    for name in (cpu.CHANNELS_LAST, cpu.COMPILED):
+        monkeypatch.delitem(cpu.CONTESTANTS, name)
+    peaks, times = tables(
+        cpu, tmp_path, "--model=tinyxl", "--size=32", "--rounds=1", "--steps=1"
+    ).values()
+    there = [name for name in cpu.CONTESTANTS if name not in cpu.left_out()]
+    assert [row[""] for row in peaks] == there
+    for row in peaks:
+        assert 0.1 < float(row["loading, GB"]) < 5 and 0.1 < float(row["a picture, GB"]) < 5
+    assert [row["seconds"] for row in times] == list(cpu.PARTS)
+    for row in times:
+        others = [float(row[name]) for name in there[1:] if "bfloat16" not in name]
+        assert min(others) > 0
+        assert float(row["ours / best other, float32"]) == pytest.approx(
+            float(row[cpu.OURS]) / min(others), rel=0.01
+        )
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "more than 1 of 255 in 0.00%" in text
+    assert all(f"{name} is left out: {why}." in text for name, why in cpu.left_out().items())
+
+
+@WHOLE
+def test_cpu_compares_what_takes_few_steps_and_no_guidance(tmp_path, one_process, monkeypatch):
+    for name in cpu.CONTESTANTS.keys() - {cpu.OURS, cpu.PYTORCH, "sd_tpu, bfloat16"}:
+        monkeypatch.delitem(cpu.CONTESTANTS, name)
+    tables(
+        cpu, tmp_path, "--model=tinylcm", "--size=32", "--rounds=1", "--steps=2", "--guidance=8.5"
+    )
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "2 steps at a guidance of 8.5." in text and "more than 1 of 255 in 0.00%" in text
+
+
+def test_cpu_leaves_out_who_is_not_installed(monkeypatch):
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu.shutil, "which", lambda name: None)
+    missing = cpu.left_out()
+    assert missing.keys() == cpu.CONTESTANTS.keys() - {
+        cpu.OURS,
+        "sd_tpu, bfloat16",
+        cpu.PYTORCH,
+        cpu.CHANNELS_LAST,
+    }
+    assert "pip install openvino" in missing[cpu.OPENVINO]
+
+
+@WHOLE
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("model", ["tiny", "tinylcm"])
+def test_openvino_draws_what_pytorch_draws(model, precision):
+    pytest.importorskip("openvino")
+    folder = make_checkpoint.checkpoint_folder(model)
+    theirs, exact = (
+        calls[cpu.IMAGE]().astype(int)
+        for calls in (
+            cpu.pytorch(
+                folder,
+                32,
+                2,
+                "contiguous_format",
+                prepare=partial(cpu.convert_networks, precision=precision),
+            ),
+            cpu.pytorch(folder, 32, 2, "contiguous_format"),
+        )
+    )
+    assert np.mean(np.abs(theirs - exact) > (1 if precision == "f32" else 16)) < 0.001
+
+
+@pytest.mark.parametrize("rounds", ["0", "100"])
+def test_cpu_refuses_rounds_in_which_nothing_would_be_measured(rounds, capsys):
+    with pytest.raises(SystemExit):
+        cpu.main(["--rounds", rounds])
+    assert f"--rounds should be from 1 to 98, not {rounds}" in capsys.readouterr().err
+
+
+@WHOLE
+def test_inputs(tmp_path, one_process):
+    steps, batch, pytorch, larger = tables(
+        inputs,
+        tmp_path,
+        "--model=tiny",
+        "--size=32",
+        "--steps=4",
+        "--rounds=1",
+        "--larger=2",
+        "--tile=48",
+        "--decode=32",
+    ).values()
+    assert [row[""] for row in steps] == list(inputs.KINDS)
+    assert min(float(row["s a step"]) for row in steps) > 0
+    plain, start, mask, control, reference = (float(row["times its operations"]) for row in steps)
+    assert plain == start == mask == 1 < reference < control < 2
+    first, second, third = batch
+    assert third["compiled"] == "0" < second["compiled"] and third["bytes as alone"] == "8 of 8"
+    assert (first["steps in all"], second["steps in all"]) == ("32", "4")
+    assert [(row[""], row["values off"]) for row in pytorch] == [
+        (f"{kind}: {name}", "0.00%" if name == cpu.OURS else "")
+        for kind in inputs.COMPARED
+        for name in inputs.CONTESTANTS
+    ]
+    assert [(row[""], row["tiles"]) for row in larger] == [
+        ("64x64", ""),
+        ("64x64", "4"),
+        ("32x32, decoding alone", ""),
+        ("32x32, decoding alone, whole", ""),
+    ]
+    assert all(0.1 < float(row["peak, GB"]) < 5 for row in larger)
+
+
+def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
+    (rows,) = tables(gpu, tmp_path).values()
+    assert {row[""] for row in rows} == {"sd_tpu, slots by 1", "sd_tpu, slots by 2", gpu.PYTORCH}
+    assert {row["pictures/s"] for row in rows} == {"not measured yet"}
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    (*_, rows) = tables(gpu, tmp_path).values()
+    assert gpu.PYTORCH not in {row[""] for row in rows}
+    assert "To have it: pip install" in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA RTX A1000", None),
+        ("something new", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_found_by_its_name(name, expected):
+    class Device:
+        device_kind = name
+
+    assert gpu.peak(Device()) == expected
+
+
+@WHOLE
+def test_start(tmp_path, one_process, monkeypatch):
+    monkeypatch.setattr(start, "STEPS", dataclasses.replace(start.STEPS, most=20))
+    monkeypatch.setattr(start, "FEW", 2)
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    loading, compiled, started = tables(
+        start, tmp_path, "--load=tiny", f"--model={tiny}", "--rounds=1"
+    ).values()
+    assert [row["parameters"] for row in loading] == ["float32", "bfloat16"]
+    assert float(loading[0]["GB"]) == pytest.approx(2 * float(loading[1]["GB"]), rel=0.01)
+    assert all(float(row["peak / parameters"]) > 0.5 for row in loading)
+    assert int(compiled[0]["requests"]) > 50
+    assert compiled[0]["traced again"] == compiled[0]["compiled again"] == "0"
+    seconds = {row["seconds"]: float(row[start.SECOND]) for row in started}
+    assert 0 < seconds[start.READY] < seconds[start.EARLIEST]
+
+
+@WHOLE
+def test_choose(tmp_path, one_process):
+    found = tables(choose, tmp_path, "--model", "tiny")
+    loading, choosing = found.values()
+    assert [float(row["peak / parameters"]) > 0 for row in loading] == [True, True]
+    assert [row["choice"] for row in choosing] == [
+        "LoRA one",
+        "LoRA two",
+        "another fine-tune",
+        "another size",
+    ]
+    assert float(choosing[-1]["first"]) > 0, "it compiles"
+
+
+@WHOLE
+def test_overhead(tmp_path, one_process, monkeypatch):
+    monkeypatch.delitem(overhead.LAYOUTS, "8 devices, a slot each")
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    galleries, users = tables(
+        overhead,
+        tmp_path,
+        f"--model={tiny}",
+        "--steps=2",
+        "--users",
+        "1",
+        "4",
+        "--requests=1",
+        "--rounds=1",
+    ).values()
+    assert len(galleries) == 2 * len(overhead.LAYOUTS)
+    for row in galleries:
+        shares = [float(row[f"{name}, %"]) for name in ("advance", "decode", "encode", "host")]
+        assert min(shares) >= 0 and sum(shares) == pytest.approx(100, abs=0.1)
+    assert len(users) == 2 * len(overhead.LAYOUTS)
+    for row in users:
+        assert float(row["pictures/s"]) > 0
+        if row[""] == "1 device, slots one by one":
+            assert row["occupancy, %"] == row["gain in rows"] == ""
+            continue
+        assert 0 < float(row["occupancy, %"]) <= 100
+        if row["users"] == "4":
+            assert float(row["gain in rows"]) > 1
+
+
+@WHOLE
+def test_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "SETTLED", 600)
+    monkeypatch.setattr(page, "TYPED", "a red")
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    rows, seen = tables(page, tmp_path, f"--model={tiny}", "--slowdowns=2", "--rounds=1").values()
+    told = {row[""]: float(row["here"]) for row in seen}
+    assert told["pictures changed by one click on Redraw"] == 1
+    assert told["axe's violations with all panels open, dark"] == 0
+    assert [row["seconds"] for row in rows] == list(page.PARTS)
+    assert all(float(row["a processor 2 times slower"]) > 0 for row in rows)
+    assert page.column(1) == "this machine"
+
+
+@WHOLE
+def test_accelerations(tmp_path):
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    found = tables(
+        accelerations,
+        tmp_path,
+        f"--model={tiny}",
+        "--steps=6",
+        "--pictures=2",
+        "--groups=1",
+        "--rounds=1",
+        "--size=48",
+    )
+    assert next(iter(found)).endswith(", 48x48")
+    single, ways = found.values()
+    assert [row[""] for row in single] == [
+        "one by one, all tokens",
+        "one by one, token downsampling 2",
+    ]
+    assert all(float(row["seconds"]) > 0 for row in single)
+    assert [row[""] for row in ways] == list(accelerations.WAYS)
+    exact, *others = ways
+    assert float(exact["speed-up one by one"]) == 1 and float(exact["mean difference"]) == 0
+    assert all(float(row["one by one, s"]) > 0 < float(row["mean difference"]) for row in others)
+
+
+@WHOLE
+def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
+    tiny = make_checkpoint.checkpoint_folder("tiny")
+    (single,) = tables(
+        accelerations,
+        tmp_path,
+        f"--model={tiny}",
+        "--pictures=0",
+        "--groups=1",
+        "--rounds=1",
+        "--size=48",
+    ).values()
+    assert [row[""] for row in single] == [
+        "one by one, all tokens",
+        "one by one, token downsampling 2",
+    ]
+
+
+def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
+    trial = evaluate.Trial([], ["a", "b", "c"], np.zeros((3, 8, 8, 3), np.uint8))
+    monkeypatch.setattr(accelerations.judge, "trained", lambda: None)
+    monkeypatch.setattr(evaluate.Trial, "of", lambda mix, count, seed: trial)
+    monkeypatch.setattr(accelerations, "draw", lambda engines, texts, **settings: settings)
+    monkeypatch.setattr(
+        evaluate,
+        "shares",
+        lambda ask, trial, kind, settings: {accelerations.JUDGED[kind]: 0.5 if settings else 1.0},
+    )
+    found = accelerations.judged(None, 3)
+    assert found["exact"] == {"one thing, %": 100, "two side by side, %": 100}
+    assert found["cache interval 2"] == {"one thing, %": 50, "two side by side, %": 50}
+
+
+@pytest.fixture
+def few_requests(monkeypatch):
+    """Fewer to find out how much can be drawn at most."""
+    monkeypatch.setattr(capacity, "SATURATING", 60)
+
+
+def test_capacity(tmp_path, few_requests):
+    (rows,) = tables(capacity, tmp_path, "--requests", "20", "--hosts", "1", "2").values()
+    assert [(row["model"], row["chips"], row["load"]) for row in rows] == [
+        (model, chips, load)
+        for model in capacity.MODELS
+        for chips in ("8", "16")
+        for load in ("50%", "80%", "95%")
+    ]
+    for row in rows:
+        row |= {
+            name: float(value)
+            for name, value in row.items()
+            if "%" not in value and name != "model"
+        }
+        drawn = float(row["load"].strip("%")) / 100 * row["at most/s"]
+        assert row["paper/s"] == pytest.approx(row["chips"] / row["s a picture"], rel=1e-3)
+        assert row["at most/s"] < row["paper/s"]
+        assert row["pictures/s"] == pytest.approx(drawn, rel=1e-3)
+        assert row["$ per 1,000"] == pytest.approx(
+            1000 * row["chips"] * capacity.PRICE / 3600 / drawn, rel=1e-3
+        )
+        assert row["in all p50"] >= row["s a picture"] >= 20 * row["s a step"]
+
+
+def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for(
+    few_requests,
+):
+    cost, steps = capacity.Cost(step=0.05, decode=0.2), 20
+    most = capacity.at_most(cost, steps)
+    waited = {
+        load: np.mean(
+            [
+                visit.begun - visit.came
+                for visit in capacity.simulate(
+                    cost, 1, steps, load * most / np.mean(capacity.PICTURES), 100
+                )
+            ]
+        )
+        for load in (0.01, 0.5, 0.95)
+    }
+    assert waited[0.01] < 0.05 * cost.picture(steps) and waited[0.01] < waited[0.5] < waited[0.95]
+    undecoded = capacity.Cost(step=0.05, decode=0.0)
+    paper = capacity.CHIPS / undecoded.picture(steps)
+    assert most < 0.9 * capacity.CHIPS / cost.picture(steps), "all chips wait while one decodes"
+    assert capacity.at_most(undecoded, steps) > 0.9 * paper
+    visits = capacity.simulate(cost, 1, steps, 0.01 * most, 50)
+    assert min(visit.done - visit.came for visit in visits) == pytest.approx(cost.picture(steps))
+
+
+def test_the_cycles_of_a_program_that_was_not_compiled_are_no_figure():
+    with pytest.raises(ValueError, match="no cycles of advance of sd3"):
+        capacity.Cost.of("sd3", "")
+
+
+@WHOLE
+def test_an_attack_of_each_kind_is_measured_beside_a_visitor(tmp_path):
+    (rows,) = tables(
+        abuse, tmp_path, "--names=2", "--enlargements=3", "--connections=2", "--uploads=1"
+    ).values()
+    assert [row["came of it"] for row in rows] == [
+        "2 runs",
+        "3 asked for",
+        "0 are open after 12 s",
+        "1 taken",
+    ]
+    assert all(float(row["beside it, s"]) > 0 and float(row["times"]) > 0 for row in rows)
+
+
+@WHOLE
+def test_a_crowd_is_counted_by_what_came_of_its_requests_and_drawn_over_time(tmp_path):
+    visits = [
+        load.Visit(load.PAGE, load.DONE, 1.0, 2.0, 3.0),
+        load.Visit(load.PAGE, load.GONE),
+        load.Visit(load.PAGE, load.DONE, 3.0, 4.0, 7.0),
+    ]
+    told = load.row(load.PAGE, visits)
+    assert (told["done"], told["gave up"], told["lost"]) == (2, 1, 0)
+    assert (told["waiting p50"], told["drawing p50"], told["in all p95"]) == (2.0, 3.0, 6.8)
+    load.draw([load.Sample(0.0, 1 << 20, 0), load.Sample(60.0, 1 << 20, 3)], tmp_path / "crowd.png")
+    assert (tmp_path / "crowd.png").read_bytes().startswith(b"\x89PNG")

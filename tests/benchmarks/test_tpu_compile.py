@@ -1,0 +1,122 @@
+"""What a TPU program moves is read from its text; the compiler itself is asked where it is."""
+
+import dataclasses
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks import hlo, old_flax, tpu_compile
+from benchmarks.report import in_fresh_process
+from sd_tpu.runtime.mesh import make_mesh
+
+# Where to install it: pip install --no-deps --target .venv/old_flax diffusers==0.35.2
+OLD_FLAX = Path(__file__).parents[2] / ".venv" / "old_flax"
+PROGRAM = """\
+%fused (p: f32[2,320]) -> f32[2,320] {
+  ROOT %inside = f32[2,320]{1,0:T(8,128)} add(%p, %p)
+}
+
+%body (arg: (f32[2,320])) -> (f32[2,320]) {
+  %arg = (f32[2,320]{1,0:T(8,128)}) parameter(0)
+  %far = f32[2,320]{1,0:T(8,128)} get-tuple-element(%arg), index=0
+  %near = f32[2,320]{1,0:T(8,128)S(1)} fusion(%far, %far), kind=kLoop, calls=%fused, \
+metadata={op_name="jit(f)/while/body/silu/mul"}, backend_config={"estimated_cycles":"70"}
+  %start.1 = ((bf16[256,128]{1,0:T(8,128)(2,1)}), bf16[64,128]{1,0:T(8,128)(2,1)S(1)}, \
+s32[]{:S(2)}) slice-start(%weights)
+  %done = bf16[64,128]{1,0:T(8,128)(2,1)S(1)} slice-done(%start.1)
+}
+"""
+
+
+def test_only_what_main_memory_sees_is_counted_and_padding_with_it():
+    fusion, fetched = hlo.operations(PROGRAM)
+    row = 8 * 384 * 4  # two rows are padded to eight, 320 lanes to 384
+    assert (fusion.name, fusion.source) == ("near", "silu/mul")
+    assert (fusion.hbm_bytes, fusion.cycles) == (2 * row, 70)
+    assert fetched.hbm_bytes == 64 * 128 * 2
+
+
+def test_operations_from_one_place_are_added_up():
+    first, second = hlo.by_source(hlo.operations(PROGRAM + PROGRAM.replace("%near", "%near.2")))
+    assert (first["operation"], first["count"], first["million cycles"]) == ("near", 2, 140e-6)
+    assert (second["operation"], second["HBM MB"]) == ("start", 2 * 64 * 128 * 2 / 1e6)
+
+
+def test_a_loop_is_told_from_others_by_the_name_of_what_is_in_it():
+    other = (
+        PROGRAM.replace("%body", "%other").replace("silu/mul", "deep/mul").replace("%near", "%away")
+    )
+    hoisted = PROGRAM.replace("%body", "%main").replace("silu/mul", "silu/dot")
+    line = next(line for line in PROGRAM.splitlines() if "silu" in line)
+    body = PROGRAM.replace(line, f"{line}\n{line}")  # twice in the loop, once moved out of it
+    found = list(hlo.operations(hoisted + body + other))
+    assert {one.computation for one in hlo.around(found, "silu")} == {"body"}
+    assert [one.name for one in hlo.around(found, "silu")] == ["near", "near", "start.1"]
+    assert [one.name for one in hlo.around(found, "deep")] == ["away", "start.1"]
+    assert hlo.around(found, "sil") == []
+
+
+def test_a_roofline_is_bound_by_what_takes_longer():
+    chip = tpu_compile.Chip("", "", flops=1e12, bandwidth=1e9, memory=1e9)
+    arithmetic = tpu_compile.Compiled("advance", "yes", flops=2e12, hbm=1e9, resident=5e8)
+    memory = tpu_compile.Compiled(
+        "advance", "yes", flops=1e12, hbm=3e9, resident=5e8, temporary=6e8
+    )
+    assert tpu_compile._row(chip, arithmetic)["roofline s"] == 2
+    assert tpu_compile._row(chip, memory)["roofline s"] == 3
+    assert tpu_compile._row(chip, arithmetic)["fits"] == "yes"
+    assert tpu_compile._row(chip, memory)["fits"] == "no: memory"
+
+
+def test_an_estimate_is_shown_of_chips_for_which_xla_makes_one():
+    row = partial(tpu_compile._row, one=tpu_compile.Compiled("advance", "yes", estimate=2.5))
+    chip = tpu_compile.Chip("", "", flops=1, bandwidth=1, memory=1, estimates=True)
+    assert row(chip)["estimate s"] == 2.5
+    assert row(dataclasses.replace(chip, estimates=False))["estimate s"] is None
+    failed = tpu_compile.Compiled("advance", "no: too large")
+    assert tpu_compile._row(chip, failed)["estimate s"] is None
+
+
+def test_what_is_compiled_for_a_tpu_is_what_the_engine_runs():
+    lowered = tpu_compile._lowered("tiny", make_mesh(1), 1)
+    assert list(lowered) == ["encode", "advance", "decode"]
+    assert "stablehlo" in lowered["encode"]().as_text()
+
+
+def lowered_old(programs: tuple[str, ...]) -> list[str]:
+    lowered = old_flax.lowered(OLD_FLAX, "tiny", make_mesh(1), 1, 32)
+    return [lowered[program]().as_text() for program in programs]
+
+
+@pytest.mark.skipif(not OLD_FLAX.is_dir(), reason="the old diffusers, that has Flax, is missing")
+def test_the_old_flax_networks_are_lowered():
+    unet, decode = in_fresh_process(lowered_old, old_flax.PROGRAMS)
+    assert "-> (tensor<1x4x16x16x" in unet and "-> (tensor<1x32x32x3x" in decode
+
+
+def test_a_folder_without_the_old_flax_networks_is_refused_with_what_to_do(tmp_path):
+    with pytest.raises(SystemExit, match=r"no diffusers with Flax .* pip install"):
+        tpu_compile.main(["--old-flax", str(tmp_path)])
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is missing")
+def test_a_tiny_model_compiles_for_a_tpu(tmp_path, capsys):
+    tpu_compile.main(
+        [
+            "--models",
+            "tiny",
+            "--chips",
+            "v5e-8",
+            "--images",
+            "1",
+            "--programs",
+            "encode",
+            "--by-operation",
+            "3",
+            "--results",
+            str(tmp_path / "results.md"),
+        ]
+    )
+    assert "| tiny    | v5e-8  |                 1 | encode    | yes " in capsys.readouterr().out

@@ -1,0 +1,550 @@
+"""What is asked for: the boxes, the seed, the settings, and all that fills them."""
+
+import re
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from playwright.sync_api import expect
+
+from sd_tpu.language import ENGLISH
+from sd_tpu.links import read_link, write_link
+from sd_tpu.page import form as form_module
+from sd_tpu.page.events import remark
+from sd_tpu.page.layout import sample_sets
+from sd_tpu.pictures.images import MAX_FILE_BYTES, to_png
+from sd_tpu.request import Request
+from sd_tpu.settings import MAX_SEED, Picture, RequestError
+from tests.support.asking import make_request
+from tests.support.visitor import (
+    PATIENCE,
+    PROMPTS,
+    box,
+    choose,
+    corners,
+    fill,
+    generate,
+    make,
+    more,
+    newcomer,
+    prompts,
+    says,
+    seed_box,
+    setting,
+    unfold,
+    visit,
+)
+
+EMPTY = [""] * 7
+
+
+@pytest.fixture
+def form(page_engine):
+    """What a page holds of a request, as page.js sends it."""
+    asked = Request.check({"prompts": PROMPTS, "seed": 1}, page_engine.catalog)
+    return form_module.show(asked.values(), page_engine.catalog)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        None,
+        {},
+        [],
+        "a cat",
+        [None],
+        7,
+        {"prompts": []},
+        {"prompts": [], "seed": "", "settings": 7, "own": []},
+        {"prompts": [], "seed": "", "settings": {}, "own": [7]},
+    ],
+)
+def test_contents_that_are_not_those_of_a_form_are_refused_in_a_sentence(contents):
+    with pytest.raises(RequestError, match="What is filled in cannot be read"):
+        form_module.read(contents)
+
+
+@pytest.mark.parametrize(
+    "part, name, content, sentence",
+    [
+        ("prompts", 2, [], "Prompt 3 should be text"),
+        (None, "seed", "x", "Seed should be a whole number"),
+        ("settings", "steps", {}, "Steps should be a whole number"),
+        ("settings", "sampler", ["ddim"], "Sampler .* is unknown"),
+        ("settings", "size", "33×32", "sides are multiples of"),
+        ("settings", "size", "40000×40000", "too large"),
+        ("settings", "size", "wide×high", "should be a whole number"),
+        *(("settings", "size", content, "cannot be read") for content in ([], "512", "8×8×8")),
+        *(
+            ("own", 0, {"steps": content}, "Steps of prompt 1 should be a whole")
+            for content in ([], {}, 5.7, True, "5.7")
+        ),
+        ("own", 0, {"colour": "red"}, "Unknown settings of prompt 1: colour"),
+    ],
+)
+def test_contents_of_any_kind_are_refused_in_a_sentence(
+    form, page_engine, part, name, content, sentence
+):
+    assert Request.check(form_module.read(form), page_engine.catalog).indices() == [*range(8)]
+    (form[part] if part else form)[name] = content
+    with pytest.raises(RequestError, match=sentence):
+        Request.check(form_module.read(form), page_engine.catalog)
+
+
+def test_a_request_of_another_size_is_shown_and_read_with_it(page_engine):
+    here = page_engine.defaults
+    high = Request.check({"prompts": ["a cat"], "height": 2 * here.height}, page_engine.catalog)
+    shown = form_module.show(high.values(), page_engine.catalog)
+    assert shown["settings"]["size"] == f"{here.width}×{2 * here.height}"
+    read = Request.check(form_module.read(shown), page_engine.catalog)
+    assert [picture for picture in read.pictures if picture] == [*high.pictures]
+
+
+@pytest.mark.parametrize(
+    "values, found",
+    [
+        ({"prompts": ["a"], "steps": 0}, {"name": "steps"}),
+        (
+            {"prompts": ["a", "b"], "own": [None, {"guidance": "lots"}]},
+            {"name": "guidance", "place": 1},
+        ),
+        ({"prompts": ["a", 7]}, {"name": "prompt", "place": 1}),
+        ({"prompts": ["a"], "seed": "x"}, {"name": "seed"}),
+        ({"prompts": []}, {}),
+    ],
+)
+def test_the_field_that_a_refusal_is_about_is_found(values, found):
+    with pytest.raises(RequestError) as refused:
+        Request.check(values, Picture())
+    assert refused.value.culprit == found
+
+
+def test_the_first_prompt_is_copied_to_all_boxes_and_all_are_cleared(tab):
+    box(tab, 1).fill("")
+    box(tab, 2).fill("a fox")
+    tab.get_by_role("button", name="Copy the first to all").click()
+    expect(box(tab, 8)).to_have_value("a fox")
+    assert prompts(tab) == ["a fox"] * 8
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(box(tab, 1)).to_have_value("")
+    assert prompts(tab) == [""] * 8
+
+
+def test_sample_prompts_fill_the_boxes(tab):
+    first = prompts(tab)
+    assert all(first)
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(box(tab, 1)).to_have_value("")
+    tab.get_by_role("button", name="Sample prompts").click()
+    expect(box(tab, 1)).not_to_have_value("")
+
+
+def test_sample_prompts_come_by_the_eight():
+    assert sample_sets(tuple("abcdefghij")) == [list("abcdefgh"), ["i", "j", *[""] * 6]]
+    assert sample_sets(()) == [[""] * 8]
+
+
+def test_a_list_fills_the_boxes_line_by_line(tab):
+    unfold(tab, "Paste a list")
+    tab.get_by_label("One prompt a line").fill("\n".join(["one", "", " two ", "three"]))
+    tab.get_by_role("button", name="Fill the boxes").click()
+    says(tab, "The list is in the boxes.")
+    expect(tab.locator("#line")).to_be_in_viewport()
+    assert prompts(tab) == ["one", "two", "three", *[""] * 5]
+    expect(tab.locator("#sheet")).to_be_hidden()
+    unfold(tab, "Paste a list")
+    tab.get_by_label("One prompt a line").fill("\n".join(f"line {i}" for i in range(10)))
+    tab.get_by_role("button", name="Fill the boxes").click()
+    says(tab, "The list has 10 prompts; the first 8 are in the boxes.")
+    expect(box(tab, 8)).to_have_value("line 7")
+
+
+def test_each_box_counts_its_tokens_and_shows_what_is_cut_off(tab):
+    count = tab.locator(".card .told").first
+    before = corners(tab)
+    box(tab, 1).fill("word " * 70)
+    expect(count).to_have_text("72 / 77 tokens")
+    box(tab, 1).fill("word " * 224 + "and the unseen end")
+    expect(count).to_have_text("234 / 231 tokens, cut off: “the unseen end”")
+    box(tab, 1).fill("")
+    expect(count).to_have_text("")
+    box(tab, 1).fill("w " * 2001)
+    expect(count).to_have_text("4002 of at most 4000 characters")
+    box(tab, 1).fill("a cat")  # which is far from the limit
+    expect(count).to_have_text("")
+    assert corners(tab) == before, "the layout has shifted"
+
+
+def test_words_that_a_small_model_was_never_shown_are_named(page_engine, monkeypatch):
+    first = page_engine.catalog.open("").checkpoint
+    card = first.card.model_copy(update={"words": ("a", "cat", "s")})
+    monkeypatch.setattr(first, "card", card)
+    assert remark("a cat", "a cat", page_engine, "") == ("", "")
+    kind, told = remark("a WIZARD's <hat>", "a WIZARD's <hat>", page_engine, "")
+    assert (kind, ENGLISH.translate(told)) == ("unknown", "Unknown: “wizard, hat”")
+    emphasised = "a (cat:1.3) BREAK [a cat]"
+    assert remark(emphasised, emphasised, page_engine, "") == ("", ""), "signs of the grammar"
+
+
+@pytest.mark.parametrize("keys", ["Control+Enter", "Meta+Enter"])
+def test_control_enter_generates(tab, keys):
+    fill(tab, ["first", *EMPTY])
+    box(tab, 1).press(keys)
+    says(tab, "Done in")
+
+
+def test_nothing_can_be_done_before_what_was_saved_is_there(visitor, address):
+    with newcomer(visitor, address) as tab:
+        box(tab, 1).fill("saved")
+        tab.add_init_script("""Object.defineProperty(window, "sdTpu", { configurable: true,
+            get() { return window.held; },
+            set(page) {
+                const { arrive } = page;
+                window.held = page;
+                page.arrive = (saved) => { window.goOn = () => arrive.call(page, saved); };
+            } });""")
+        tab.reload()
+        tab.wait_for_function("window.goOn !== undefined")
+        for index in (box(tab, 1), generate(tab)):
+            assert index.evaluate("place => place.closest('[inert]') !== null")
+        tab.keyboard.press("Control+Enter")
+        tab.evaluate("window.goOn()")
+        expect(box(tab, 1)).to_have_value("saved")
+        assert tab.locator("[inert]").count() == 0
+        assert "Ready" in tab.locator("#line").inner_text(), "nothing was begun"
+
+
+def test_what_was_filled_in_survives_a_reload(tab):
+    fill(tab, PROMPTS, seed=77, steps=9)
+    setting(tab, "Negative prompt").fill("blur")
+    choose(setting(tab, "Sampler"), "DPM++ 2S")
+    choose(setting(tab, "Spacing"), "karras")
+    tab.reload()
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
+    assert prompts(tab) == PROMPTS
+    unfold(tab, "Settings")
+    expect(seed_box(tab)).to_have_value("77")
+    expect(setting(tab, "Steps")).to_have_value("9")
+    expect(setting(tab, "Negative prompt")).to_have_value("blur")
+    expect(setting(tab, "Sampler")).to_have_value("dpmpp_2s")
+    expect(setting(tab, "Spacing")).to_have_value("karras")
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "sentence"),
+    [
+        ("Seed", "-5", f"Seed should be from 0 to {MAX_SEED}, not -5."),
+        ("Steps", "0", "Steps should be from 1 to 200, not 0."),
+        ("Guidance", "51", "Guidance should be from 0 to 50, not 51."),
+    ],
+)
+def test_a_bad_value_is_answered_in_a_sentence_and_costs_no_prompt(tab, label, value, sentence):
+    fill(tab, PROMPTS)
+    setting(tab, label).fill(value)
+    generate(tab).click()
+    says(tab, sentence)
+    expect(tab.locator("#news")).to_contain_text(sentence)
+    assert box(tab, 8).input_value() == PROMPTS[7]
+    expect(generate(tab)).to_be_enabled()
+
+
+def test_a_refusal_stands_no_longer_than_its_reason_or_the_next_thing_done(tab):
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    generate(tab).click()
+    says(tab, "There is no prompt yet")
+    tab.get_by_role("button", name="Undo", exact=True).click()
+    says(tab, "Ready")
+    tab.get_by_role("button", name="Reuse last").click()
+    says(tab, "There is no seed to reuse yet")
+    unfold(tab, "Settings")
+    says(tab, "Ready")
+
+
+def test_an_emptied_setting_shows_what_is_taken_instead(tab):
+    fill(tab, ["first", *EMPTY])
+    setting(tab, "Steps").fill("")
+    expect(setting(tab, "Steps")).to_have_attribute("placeholder", "20 (the model's own)")
+    generate(tab).click()
+    says(tab, "Done in")
+    expect(tab.get_by_role("button", name="Copy link")).to_have_attribute(
+        "data-link", re.compile("&steps=20&")
+    )
+
+
+def test_every_sampler_offers_its_own_spacings(tab):
+    fill(tab, ["first", *EMPTY])
+    choose(setting(tab, "Sampler"), "DPM++ 2S")
+    expect(setting(tab, "Spacing").locator("option:enabled")).to_have_text(
+        ["the model's own", "linspace", "karras", "exponential"]
+    )
+    make(tab)
+
+
+def test_a_link_opens_the_page_with_the_same_prompts_seed_and_settings(tab, visitor, address):
+    fill(tab, ["a fox", "", "größer & schöner = 100 %", *[""] * 5], seed=12, steps=3)
+    make(tab)
+    tab.get_by_role("button", name="Copy link").click()
+    expect(tab.get_by_role("button", name="Link copied")).to_be_visible()
+    link = tab.evaluate("navigator.clipboard.readText()")
+    assert link.startswith(f"{address}#prompt=a+fox&")
+    with visitor.new_page() as other:
+        visit(other, link)
+        says(other, "The link's prompts, seed and settings are in the boxes.")
+        assert prompts(other) == ["a fox", "", "größer & schöner = 100 %", *[""] * 5]
+        expect(seed_box(other)).to_have_value("12")
+        expect(setting(other, "Steps")).to_have_value("3")
+        assert "#" not in other.url, "a reload should keep what has been changed since"
+
+
+@pytest.mark.parametrize(
+    ("fragment", "sentence"),
+    [
+        ("anything", "The link cannot be read."),
+        ("prompt=a&steps=900", "Steps should be from 1 to 200, not 900."),
+        ("prompt=a&colour=red", "Unknown settings: colour."),
+    ],
+)
+def test_a_bad_link_is_answered_in_a_sentence(tab, address, fragment, sentence):
+    tab.goto("about:blank")
+    visit(tab, f"{address}#{fragment}")
+    says(tab, sentence)
+    expect(box(tab, 1)).not_to_have_value("")
+
+
+def test_a_link_cannot_bring_markup_along_also_where_the_page_is_open_already(tab, address):
+    tab.goto(f"{address}#prompt=a&sampler=%3Cimg%20src%3Dx%20onerror%3D%22window.hit%3D1%22%3E")
+    says(tab, "is unknown; there are")
+    expect(tab.locator("#news")).to_contain_text("<img")
+    assert tab.locator("#news img, #line img").count() == 0
+    assert tab.evaluate("window.hit") is None
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        make_request(prompts=("a", "", "b&c=d#é"), seed=0, guidance=0.0, spacing="karras"),
+        make_request(prompts=("", "x\ny"), seed=MAX_SEED, negative_prompt='no, "none"', steps=1),
+    ],
+)
+def test_a_link_says_what_was_asked_for(request_):
+    assert Request.check(read_link(write_link(request_)), Picture(model="m")) == request_
+
+
+@pytest.mark.parametrize("text", ["prompt=a&" * 40, "prompt=" + "a" * (1 << 20), "a;b", "="])
+def test_a_link_that_is_none_of_ours_is_refused(text):
+    with pytest.raises(RequestError):
+        Request.check(read_link(text), Picture())
+
+
+def test_a_links_style_is_chosen_also_if_it_is_gone_or_newer_than_the_page(
+    tab, page_engine, monkeypatch
+):
+    monkeypatch.setattr(page_engine.catalog.styles, "templates", lambda: {"New": ("new", "")})
+    choose(setting(tab, "Style"), "Bright")
+    for style, shown in (("Ink", ""), ("New", "New")):
+        request = make_request(prompts=("a fox",), height=32, width=32, style=style)
+        tab.evaluate("link => { location.hash = link; }", write_link(request))
+        expect(setting(tab, "Style")).to_have_value(shown, timeout=PATIENCE)
+
+
+def png(text: str | None = None) -> bytes:
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    if text is None:
+        asked = make_request(
+            prompts=("a fox", "a hen"),
+            seed=31,
+            steps=7,
+            sampler="heun",
+            spacing="karras",
+            negative_prompt="blur",
+            height=4096,
+            width=4096,
+        )
+        return to_png(pixels, asked)
+    info, file = PngInfo(), BytesIO()
+    if text:
+        info.add_text("parameters", text)
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
+    return file.getvalue()
+
+
+def drop(tab, data: bytes, name: str = "picture.png") -> None:
+    unfold(tab, "Read a picture")
+    tab.locator("#read-panel input[type=file]").set_input_files(
+        {"name": name, "mimeType": "image/png", "buffer": data}
+    )
+
+
+def test_a_picture_of_ours_puts_its_settings_back(tab):
+    drop(tab, png())
+    says(
+        tab,
+        "of picture.png are in the boxes. It was drawn by m, which is not here. It was made "
+        "at 4096×4096; here pictures are 32×32.",
+    )
+    assert prompts(tab) == ["a fox", "a hen", *[""] * 6]
+    unfold(tab, "Settings")
+    expect(seed_box(tab)).to_have_value("31")
+    expect(setting(tab, "Steps")).to_have_value("7")
+    expect(setting(tab, "Sampler")).to_have_value("heun")
+    expect(setting(tab, "Spacing")).to_have_value("karras")
+    expect(setting(tab, "Negative prompt")).to_have_value("blur")
+    drop(
+        tab,
+        png(
+            "a hen\nNegative prompt: dark\nSteps: 5, Sampler: Euler a, CFG scale: 4, "
+            "Seed: 6, Size: 32x32"
+        ),
+        "a1111.png",
+    )
+    says(tab, "of a1111.png are in the boxes.")
+    assert prompts(tab) == ["a hen", *EMPTY]
+    expect(setting(tab, "Sampler")).to_have_value("euler_ancestral")
+    photo = BytesIO()
+    Image.new("RGB", (16, 16)).save(
+        photo, "JPEG", comment=b"a fox\nSteps: 5, Sampler: Heun, CFG scale: 4, Seed: 6, Size: 32x32"
+    )
+    drop(tab, photo.getvalue(), "photo.jpg")
+    says(tab, "of photo.jpg are in the boxes.")
+    assert prompts(tab) == ["a fox", *EMPTY]
+    drop(
+        tab,
+        png(
+            "a hen\nSteps: 5, Sampler: DDIM, CFG scale: 4, Seed: 6, Size: 32x32, "
+            "Token downsampling: 2"
+        ),
+    )
+    says(
+        tab,
+        "It was drawn with token downsampling 2, which is set when a page is started; here "
+        "it is 1.",
+    )
+    drop(tab, png("a cow\nSteps: 500, Sampler: Undefined, CFG scale: 4, Seed: 6, Size: 32x32"))
+    says(tab, "Sampler, Steps of the picture cannot be used here.")
+    assert prompts(tab) == ["a cow", *EMPTY]
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"no picture", "The file is not a picture, or is damaged."),
+        (png()[:-20], "The file is not a whole PNG picture."),
+        (png(""), "The picture carries no settings"),
+    ],
+    ids=["no picture", "truncated", "no settings"],
+)
+def test_a_file_that_cannot_be_read_is_answered_in_a_sentence(tab, data, sentence):
+    before = prompts(tab)
+    drop(tab, data)
+    says(tab, sentence)
+    assert prompts(tab) == before
+
+
+def test_a_huge_file_is_not_even_sent(tab, tmp_path):
+    (tmp_path / "huge.png").write_bytes(b"\0" * (MAX_FILE_BYTES + 1))
+    unfold(tab, "Read a picture")
+    tab.locator("#read-panel input[type=file]").set_input_files(tmp_path / "huge.png")
+    says(tab, "The file is larger than 64 MiB.")
+
+
+# --- what can be taken back ---------------------------------------------------------------------
+
+
+def test_what_was_replaced_comes_back_step_by_step_also_after_a_reload(tab):
+    undo = tab.get_by_role("button", name="Undo")
+    fill(tab, PROMPTS, seed=5, steps=7)
+    expect(undo).to_be_disabled()
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(box(tab, 1)).to_have_value("")
+    drop(tab, png())
+    says(tab, "of picture.png are in the boxes.")
+    tab.get_by_role("button", name="Copy the first to all").click()
+    expect(box(tab, 8)).to_have_value("a fox")
+    undo.click()
+    expect(tab.locator("#news")).to_have_text("The boxes are as they were.")
+    assert prompts(tab) == ["a fox", "a hen", *[""] * 6]
+    tab.reload()
+    tab.wait_for_function("window.sdTpu?.arrived")
+    undo.click()
+    expect(box(tab, 1)).to_have_value("")
+    undo.click()
+    expect(box(tab, 8)).to_have_value(PROMPTS[7])
+    assert prompts(tab) == PROMPTS
+    unfold(tab, "Settings")
+    expect(seed_box(tab)).to_have_value("5")
+    expect(setting(tab, "Steps")).to_have_value("7")
+    expect(undo).to_be_disabled()
+
+
+def test_what_is_typed_after_a_replacement_can_be_done_again(tab):
+    undo, redo = (tab.get_by_role("button", name=name) for name in ("Undo", "Redo"))
+    fill(tab, PROMPTS)
+    tab.get_by_role("button", name="Clear", exact=True).click()
+    expect(box(tab, 1)).to_have_value("")
+    box(tab, 1).fill("typed")
+    undo.press("Enter")
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
+    expect(undo).to_be_disabled()
+    expect(redo).to_be_focused()
+    drop(tab, b"no picture")  # which replaces nothing
+    says(tab, "The file is not a picture")
+    redo.click()
+    expect(box(tab, 1)).to_have_value("typed")
+    expect(redo).to_be_disabled()
+    undo.click()
+    expect(box(tab, 8)).to_have_value(PROMPTS[7])
+
+
+def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
+    undo = tab.get_by_role("button", name="Undo")
+    fill(tab, PROMPTS, seed=5, steps=3)
+    unfold(tab, "Own settings of prompt 2")
+    own = tab.locator("#own-panel").get_by_label("Steps")
+    own.fill("2")
+    make(tab)
+    unfold(tab, "Paste a list")
+    tab.get_by_label("One prompt a line").fill("one")
+    kept = [*PROMPTS, "5", "3", "2"]
+
+    def filled():
+        return [
+            *prompts(tab),
+            seed_box(tab).input_value(),
+            setting(tab, "Steps").input_value(),
+            own.input_value(),
+        ]
+
+    for name in (
+        "Copy the first to all",
+        "Clear",
+        "Sample prompts",
+        "Fill the boxes",
+        "Random",
+        "Clear the own settings of prompt 2",
+        "Again: put prompt, seed and settings of picture 3",
+    ):
+        expect(undo).to_be_disabled()
+        if name == "Fill the boxes":
+            unfold(tab, "Paste a list")
+        if name.startswith("Again"):
+            more(tab, 3)
+        tab.get_by_role("button", name=name, exact=name == "Clear").click()
+        expect(undo).to_be_enabled()
+        assert filled() != kept, name
+        undo.click()
+        expect(undo).to_be_disabled()
+        assert filled() == kept, name
+
+
+def test_a_link_takes_nothing_away_for_good(tab, address, page_engine):
+    fill(tab, PROMPTS)
+    tab.reload()
+    tab.wait_for_function("window.sdTpu?.arrived")
+    fox = Request.check({"prompts": ["a fox"], "seed": 1}, page_engine.catalog)
+    tab.goto(f"{address}#{write_link(fox)}")
+    expect(box(tab, 1)).to_have_value("a fox")
+    tab.get_by_role("button", name="Undo").click()
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
+    assert prompts(tab) == PROMPTS

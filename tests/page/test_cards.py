@@ -1,0 +1,402 @@
+"""What a card does on its own: it is kept, varied, drawn again where something has changed."""
+
+import json
+import re
+
+import pytest
+from axe_core_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from sd_tpu import BUNDLED_MODEL
+from sd_tpu.checkpoint.card import ModelCard
+from sd_tpu.language import ENGLISH
+from sd_tpu.page.layout import example
+from sd_tpu.page.parts import part
+from sd_tpu.pictures.images import read_png
+from tests.support.pages import png
+from tests.support.visitor import (
+    LONG,
+    PATIENCE,
+    PROMPTS,
+    alts,
+    box,
+    figures,
+    fill,
+    generate,
+    make,
+    more,
+    press,
+    prompts,
+    says,
+    seed_box,
+    setting,
+    stop,
+    unfold,
+)
+
+SOURCES = "() => [...document.querySelectorAll('#cards img')].map((image) => image.src)"
+
+
+def sources(tab) -> list[str]:
+    return tab.evaluate(SOURCES)
+
+
+def new(before: list[str], after: list[str]) -> list[int]:
+    """The places whose picture is another."""
+    return [index for index, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) > 1]
+
+
+def done(tab) -> None:
+    """Waits until eight pictures are there and nothing goes on."""
+    expect(tab.locator("figure.done")).to_have_count(8, timeout=PATIENCE)
+    expect(stop(tab)).to_be_disabled(timeout=PATIENCE)
+
+
+def keep(tab, number: int) -> None:
+    button = tab.get_by_role("button", name=f"Keep picture {number}")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+
+
+def test_generate_leaves_kept_cards_alone_also_after_a_reload(tab):
+    fill(tab, PROMPTS, seed=-1)
+    make(tab)
+    keep(tab, 2)
+    keep(tab, 5)
+    box(tab, 2).fill("something else")
+    before = sources(tab)
+    tab.reload()
+    done(tab)
+    expect(tab.get_by_role("button", name="Keep picture 5")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    make(tab)
+    assert new(before, sources(tab)) == [0, 2, 3, 5, 6, 7]
+    assert alts(tab)[1] == PROMPTS[1], "the picture is that of its own prompt"
+
+
+def test_only_what_has_changed_is_drawn_where_the_seed_is_fixed(tab, page_engine, monkeypatch):
+    fill(tab, PROMPTS, seed=3)
+    make(tab)
+    before, drawn, submit = sources(tab), [], page_engine.submit
+    monkeypatch.setattr(
+        page_engine,
+        "submit",
+        lambda request, **options: (drawn.append(request.indices()), submit(request, **options))[1],
+    )
+    generate(tab).click()
+    says(tab, "All pictures are there already, as they are asked for.")
+    box(tab, 4).fill("another")
+    make(tab)
+    done(tab)
+    assert new(before, sources(tab)) == [3] and drawn == [[3]]
+
+
+def test_vary_draws_at_once_and_undo_brings_prompts_and_pictures_back(tab):
+    fill(tab, PROMPTS, seed=40)
+    make(tab)
+    keep(tab, 8)
+    before = sources(tab)
+    tab.get_by_role("button", name="Vary picture 2").click()
+    expect(box(tab, 1)).to_have_value(PROMPTS[1])
+    says(tab, "Done in")
+    done(tab)
+    varied = sources(tab)
+    assert new(before, varied) == [0, 2, 3, 4, 5, 6]
+    assert prompts(tab) == [PROMPTS[1]] * 7 + [PROMPTS[7]]
+    seeds = figures(tab).locator(".seed").all_inner_texts()
+    assert len({*seeds}) == 8 and (seeds[1], seeds[7]) == ("Seed 41", "Seed 47")
+    tab.locator("#undo").click()
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
+    tab.wait_for_function(f"before => String(({SOURCES})()) === String(before)", arg=before)
+    assert alts(tab) == PROMPTS and prompts(tab) == PROMPTS
+    tab.locator("#redo").click()
+    tab.wait_for_function(f"varied => String(({SOURCES})()) === String(varied)", arg=varied)
+    assert prompts(tab) == [PROMPTS[1]] * 7 + [PROMPTS[7]]
+
+
+def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_back(tab, tmp_path):
+    fill(tab, PROMPTS, seed=3, steps=5)
+    make(tab)
+    small, undo = sources(tab), tab.get_by_role("button", name="Undo")
+    press(tab, more(tab, 3).get_by_role("button", name="Larger: draw picture 3"))
+    says(tab, "Done in")
+    large = sources(tab)
+    assert new(small, large) == [2] and prompts(tab) == PROMPTS
+    expect(figures(tab).nth(2)).to_contain_text("64")
+    foot, label = (
+        figures(tab)
+        .nth(2)
+        .evaluate("""figure => [
+        figure.querySelector("img").getBoundingClientRect().bottom,
+        figure.querySelector(".facts").getBoundingClientRect().top]""")
+    )
+    assert foot <= label + 0.5, "the label lies over the picture"
+    with tab.expect_download() as download:
+        tab.get_by_role("link", name="Download picture 3").click()
+    download.value.save_as(tmp_path / "large.png")
+    made = read_png(tmp_path / "large.png").pictures[0]
+    assert (made.width, made.height, made.seed, made.steps, made.strength) == (64, 64, 5, 5, 0.4)
+    tab.get_by_role("button", name="View picture 3").press("Enter")
+    dialog = tab.get_by_role("dialog")
+    expect(dialog.get_by_role("slider", name="Before and after")).to_be_visible()
+    dialog.get_by_role("button", name="Draw larger").click()
+    expect(figures(tab).nth(2)).to_contain_text("128", timeout=PATIENCE)  # by tiles
+    says(tab, "Done in")
+    assert new(large, sources(tab)) == [2]
+    undo.click()
+    tab.wait_for_function(
+        f"before => JSON.stringify(({SOURCES})()) === before",
+        arg=json.dumps(large).replace(", ", ","),
+        timeout=PATIENCE,
+    )
+    undo.click()
+    tab.wait_for_function(
+        f"before => JSON.stringify(({SOURCES})()) === before",
+        arg=json.dumps(small).replace(", ", ","),
+        timeout=PATIENCE,
+    )
+    tab.get_by_role("button", name="Redo").click()
+    tab.wait_for_function(
+        f"before => JSON.stringify(({SOURCES})()) === before",
+        arg=json.dumps(large).replace(", ", ","),
+        timeout=PATIENCE,
+    )
+
+
+def test_nothing_lies_over_a_picture_that_nobody_points_at_but_a_way_to_redraw_it(tab):
+    fill(tab, PROMPTS)
+    make(tab)
+    tab.mouse.move(0, 0)
+    figure = figures(tab).nth(1)
+    said = [figure.locator(".facts"), figure.locator("[data-do=keep]")]
+    for each in said:
+        expect(each).to_have_css("opacity", "0")
+    expect(figure.locator("[data-do=redraw]")).to_have_css("opacity", "1")
+    figure.hover()
+    for each in said:
+        expect(each).to_have_css("opacity", "1")
+
+
+INSIDE = """menu => {
+    const { left, right, top, bottom } = menu.getBoundingClientRect();
+    return left >= 0 && right <= innerWidth && top >= 0 && bottom <= innerHeight;
+}"""
+
+
+@pytest.mark.parametrize("phone", [False, True])
+def test_what_is_done_less_often_is_behind_one_button(tab, slow_engine, phone):
+    fill(tab, PROMPTS, steps=2)
+    make(tab)
+    if phone:
+        tab.set_viewport_size({"width": 390, "height": 844})
+    button = tab.get_by_role("button", name="More for picture 2", exact=True)
+    least = button.evaluate("button => button.offsetHeight")
+    assert least >= (44 if phone else 24)
+    for number in (1, 2, 8):
+        menu = more(tab, number)
+        expect(menu.get_by_role("button")).to_have_text(
+            [re.compile(f"^{word}") for word in ("Larger", "Journey", "Use", "Again")]
+        )
+        expect(menu.get_by_role("link")).to_have_count(1 if phone else 0)
+        assert menu.evaluate(INSIDE)
+        rows = menu.locator("> *:visible").evaluate_all("all => all.map(row => row.offsetHeight)")
+        assert min(rows) >= 44
+    assert Axe().run(tab)["violations"] == []
+    tab.keyboard.press("Escape")
+    expect(menu).to_be_hidden()
+    button.press("Enter")
+    tab.keyboard.press("Tab")
+    expect(tab.get_by_role("button", name="Larger: draw picture 2")).to_be_focused()
+    tab.keyboard.press("Escape")
+    setting(tab, "Steps").fill(str(LONG))
+    tab.keyboard.press("Escape")  # which closes the settings
+    tab.get_by_role("button", name="Redraw picture 1", exact=False).first.click()
+    says(tab, "Step")
+    button.press("Enter")
+    tab.keyboard.press("Escape")  # which closes the menu and stops nothing
+    expect(button).to_be_focused()
+    expect(stop(tab)).to_be_enabled()
+    tab.keyboard.press("Escape")
+    says(tab, "Stopped")
+
+
+def test_generate_answers_in_the_browser_and_stop_counts_before_the_server_does(tab, slow_engine):
+    while slow_engine.jobs():  # of pages that have been closed before
+        tab.wait_for_timeout(100)
+    fill(tab, PROMPTS, steps=LONG)
+    told = tab.evaluate("""() => {
+        document.querySelector("#generate").click();
+        const told = [document.querySelector("#line p").textContent,
+            document.querySelectorAll("figure.asked").length];
+        document.querySelector("#stop").disabled = false;
+        document.querySelector("#stop").click();
+        return told;
+    }""")
+    assert told == ["Starting…", 8], "not before the server was asked"
+    says(tab, "Stopped")
+    assert not slow_engine.jobs()
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "sentence"),
+    [
+        ("Steps", "x", "Steps should be a whole number, not 'x'."),
+        ("Seed", "seven", "Seed should be a whole number, not 'seven'."),
+        ("Cache interval", "30", "Cache interval should be from 1 to 10, not 30."),
+    ],
+)
+def test_a_wrong_field_is_shown_and_marked_until_it_is_right(tab, label, value, sentence):
+    field = setting(tab, label)
+    field.fill(value)
+    tab.keyboard.press("Escape")
+    tab.locator("#settings-panel .expert").evaluate("expert => { expert.open = false }")
+    generate(tab).click()
+    says(tab, sentence)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_be_focused()
+    expect(field).to_be_in_viewport()
+    field.fill("5")
+    says(tab, "Ready")
+    expect(tab.locator("[aria-invalid]")).to_have_count(0)
+    field.fill(value)
+    press(tab, generate(tab))
+    says(tab, sentence)
+    expect(tab.locator("#line p")).to_have_count(1)
+
+
+def test_a_wrong_field_of_a_single_box_is_shown_in_its_panel(tab):
+    unfold(tab, "Own settings of prompt 3")
+    steps = tab.locator("#own-panel").get_by_label("Steps")
+    steps.fill("900")
+    tab.keyboard.press("Escape")
+    unfold(tab, "Own settings of prompt 1")
+    tab.keyboard.press("Escape")
+    generate(tab).click()
+    says(tab, "Steps of prompt 3 should be from 1 to 200, not 900.")
+    expect(tab.get_by_role("group", name="Own settings of prompt 3")).to_be_visible()
+    expect(steps).to_have_value("900")
+    expect(steps).to_have_attribute("aria-invalid", "true")
+
+
+def test_a_run_that_ends_during_a_reload_says_so(tab, slow_engine):
+    fill(tab, ["first", *[""] * 7], steps=25)
+    generate(tab).click()
+    says(tab, re.compile("Step|Starting"))
+    run = tab.locator("#collection [data-run]")
+    expect(run).not_to_have_attribute("data-run", "", timeout=PATIENCE)
+    address = tab.url
+    tab.goto("about:blank")
+    while slow_engine.jobs():
+        tab.wait_for_timeout(50)
+    tab.goto(address)
+    says(tab, "Done in")
+    tab.reload()
+    expect(tab.locator("figure.done")).to_have_count(1, timeout=PATIENCE)
+    assert "Done" not in tab.locator("#line").inner_text(), "by now that is old news"
+
+
+def test_a_file_that_is_dropped_beside_its_zone_is_read(tab):
+    tab.evaluate(
+        """(bytes) => {
+        const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(bytes)], "beside.png", { type: "image/png" }));
+        const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+        window.taken = !document.querySelector("#cards").dispatchEvent(drop);
+    }""",
+        [*png()],
+    )
+    assert tab.evaluate("window.taken"), "the browser would open it"
+    says(tab, "of beside.png are in the boxes.")
+    expect(seed_box(tab)).to_have_value("31")
+
+
+def test_presets_set_the_steps_and_show_which_of_them_is_set(tab):
+    presets = tab.locator("#presets")
+    for name, steps in (("Fast", "10"), ("Balanced", "20"), ("Fine", "40")):
+        presets.get_by_role("button", name=name).click()
+        expect(setting(tab, "Steps")).to_have_value(steps)
+        expect(presets.locator("[aria-pressed=true]")).to_have_text([name])
+    setting(tab, "Steps").fill("7")
+    expect(presets.locator("[aria-pressed=true]")).to_have_count(0)
+
+
+def test_the_bundled_model_offers_examples_and_words_that_it_knows():
+    card = ModelCard.read(BUNDLED_MODEL, "bundled")
+    offered = [word for words in card.themes.values() for word in words]
+    assert list(card.themes) == "animals food nature vehicles things colours styles".split()
+    assert len(offered) > 200 and card.unknown_words(" ".join(offered)) == []
+    shown = part("chips", ENGLISH, card.themes)
+    assert all(f'data-do="word">{word}<' in shown for word in offered)
+    folder = BUNDLED_MODEL / "examples"
+    for index, prompt in enumerate(card.prompts):
+        shown = part("figure", ENGLISH, example(folder, index, prompt), (128, 128))
+        assert f'alt="{prompt}"' in shown and "data:image/webp" in shown
+        assert ">Example<" in shown and "data-do" not in shown
+    assert example(folder, 8, "none").state == "blank"
+
+
+def test_a_prompt_that_stands_for_several_fills_the_empty_boxes_and_stays(tab):
+    template = "a {red|green|blue} fox"
+    fill(tab, [template, "", "", "", "a dog", "", "", ""], seed=3)
+    expect(tab.locator(".told").nth(1)).to_have_text("Such as “a green fox”")
+    expect(tab.locator(".told").nth(3)).to_be_empty()
+    make(tab)
+    assert alts(tab) == ["a red fox", "a green fox", "a blue fox", "a dog"]
+    assert prompts(tab) == [template, "", "", "", "a dog", "", "", ""]
+    words = tab.locator("figure .words")
+    expect(words.nth(2)).to_have_text("a blue fox")  # which its box does not say
+    assert [each.bounding_box()["width"] > 9 for each in words.all()] == [True] * 3 + [False]
+    file = tab.locator("#cards a.icon").nth(1).evaluate("link => link.href")
+    assert read_png(tab.request.get(file).body()).prompts == ("a green fox",)
+    generate(tab).click()
+    says(tab, "All pictures are there already, as they are asked for.")
+    box(tab, 1).fill("{2$$a|b}")
+    generate(tab).click()
+    says(tab, "Prompt 1 has a sign that is not known here: 2$$")
+    expect(box(tab, 1)).to_have_attribute("aria-invalid", "true")
+
+
+def test_a_prompt_is_completed_by_keys_or_a_tap_and_favourites_are_offered(tab):
+    fill(tab, ["a red fox", *[""] * 7], seed=3)
+    make(tab)
+    offered = tab.locator("#suggestions").get_by_role("option")
+    second, third, last = (box(tab, number) for number in (2, 3, 8))
+    second.press_sequentially("in __C")
+    expect(offered).to_have_text(["__colour__"])
+    expect(tab.locator("#news")).to_have_text("Suggestions: 1")
+    assert Axe().run(tab)["violations"] == []
+    second.press("ArrowDown")
+    expect(second).to_have_attribute("aria-activedescendant", offered.get_attribute("id"))
+    expect(offered).to_have_attribute("aria-selected", "true")
+    second.press("Enter")
+    expect(second).to_have_value("in __colour__")
+    expect(second).to_be_focused()
+    expect(offered).to_have_count(0)
+    third.press_sequentially("a r")
+    expect(offered).to_have_text(["a red fox"])
+    third.press("Escape")
+    expect(offered).to_have_count(0)
+    third.press_sequentially("e")
+    expect(offered).to_have_text(["a red fox"])
+    third.press("Home")  # it goes on from elsewhere no longer
+    expect(offered).to_have_count(0)
+    third.press("ArrowDown")
+    third.press("End")
+    third.press("Backspace")
+    third.press_sequentially("e")
+    offered.click()
+    expect(third).to_have_value("a red fox")
+    expect(third).to_be_focused()
+    tab.get_by_role("button", name="Bookmark prompt 2").click()
+    tab.reload()
+    mark = tab.get_by_role("button", name="Bookmark prompt 2")
+    expect(mark).to_have_attribute("aria-pressed", "true")
+    last.focus()
+    expect(offered).to_have_text(["in __colour__"])
+    last.press("Tab")
+    expect(offered).to_have_count(0)
+    mark.click()
+    expect(mark).to_have_attribute("aria-pressed", "false")
+    last.focus()
+    expect(offered).to_have_count(0)

@@ -1,0 +1,192 @@
+"""The page in other languages, in a real browser set to each."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from axe_core_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from sd_tpu.language import LANGUAGES
+from sd_tpu.sampling.samplers import SAMPLERS
+from tests.support.pages import served
+from tests.support.visitor import LONG, PATIENCE, PROMPTS, figures, more, says, visit
+
+LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
+
+NAMES = {  # which are the same in all languages
+    *"API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL TPU ZIP".split(),
+    *(word for sampler in SAMPLERS.values() for word in re.findall("[A-Za-z]+", sampler.label)),
+}
+
+# Words in Latin letters that are to be seen, read out or shown as hints, but for prompts and what
+# is marked as foreign: what the model says of itself, and names of programs. Two elements have
+# names that Gradio says in English in every language.
+WORDS = """() => {
+    const foreign = "[lang=en], bdi, .words, option, #history-panel p, script, style, footer";
+    const seen = [...document.body.querySelectorAll("*")].filter(
+        (each) => each.checkVisibility() && !each.closest(foreign));
+    const texts = seen.flatMap((each) => [
+        ...[...each.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE)
+            .map((node) => node.data),
+        ...["aria-label", "title", "placeholder", "alt", "data-confirm", "data-copied"]
+            .map((name) => each.getAttribute(name) ?? ""),
+    ]);
+    return texts.flatMap((text) => text.match(/[A-Za-z_]{2,}[A-Za-z_0-9]*/g) ?? []);
+}"""
+
+
+@pytest.fixture(scope="module")
+def keeping(page_engine, tmp_path_factory):
+    """Where a page with a history is served."""
+    with served(page_engine, tmp_path_factory.mktemp("history")) as address:
+        yield address
+
+
+@pytest.fixture(params=LOCALES)
+def abroad(request, chromium, keeping):
+    """A tab of a browser in each language, and the language."""
+    with chromium.new_context(
+        locale=LOCALES[request.param], viewport={"width": 1440, "height": 900}
+    ) as context:
+        yield visit(context.new_page(), keeping), LANGUAGES[request.param]
+
+
+def fill(tab, prompts: list[str], steps: int = 2) -> None:
+    settings = tab.locator("[aria-controls=settings-panel]")
+    if settings.get_attribute("aria-expanded") == "false":
+        settings.click()
+    for number, prompt in enumerate([*prompts, *[""] * 8][:8]):
+        tab.locator(".prompt textarea").nth(number).fill(prompt)
+    number = tab.locator("#settings-panel [name=steps]")
+    number.fill(str(steps))
+    number.press("Escape")
+
+
+def unfold_each(tab) -> Iterator[None]:
+    """Opens one panel after the other; the settings, whose button comes last, stay open."""
+    tab.locator("summary").evaluate_all("all => all.forEach((each) => each.click())")
+    for fold in tab.locator(".fold").all():
+        fold.evaluate("fold => fold.click()")
+        if fold.get_attribute("aria-controls") == "history-panel":
+            expect(tab.locator("#history-panel img").first).to_be_visible(timeout=PATIENCE)
+        yield
+
+
+def make(tab) -> None:
+    tab.locator("#generate").click()
+    expect(tab.locator("#line .over")).to_be_visible(timeout=PATIENCE)
+
+
+def test_the_whole_page_is_in_the_visitors_language(abroad, slow_engine):
+    tab, language = abroad
+    say = language.say
+    root = tab.locator("html")
+    expect(root).to_have_attribute("lang", language.tag)
+    expect(root).to_have_attribute("dir", language.direction)
+    says(tab, say("Ready"))
+    fill(tab, ["1"] * 8, steps=LONG)
+    tab.get_by_role("button", name=say("Generate"), exact=True).click()
+    step = re.escape(say("Step {step} of {steps}", step=0, steps=LONG))
+    says(tab, re.compile(step.replace("0", r"\d+", 1)))
+    tab.get_by_role("button", name=say("Stop"), exact=True).click()
+    says(tab, say("Stopped"))
+    expect(figures(tab).first).to_contain_text(say("Stopped early"))
+    fill(tab, ["1", "2"])
+    make(tab)
+    done = re.escape(say("Done in {seconds:.1f} s, seed {seed}", seconds=0, seed=0))
+    says(tab, re.compile(done.replace("0", r"\d+")))
+    expect(tab.locator("#news")).to_contain_text(tab.locator("#line").inner_text().strip())
+    words = {word for _ in unfold_each(tab) for word in tab.evaluate(WORDS)}
+    expect(tab.locator("#history-panel img")).to_have_count(2, timeout=PATIENCE)
+    again = say("Again: put prompt, seed and settings of picture {number} back", number=1)
+    more(tab, 1).get_by_role("button", name=again).click()
+    says(tab, say("Prompt, seed and settings of the picture are in the boxes."))
+    spacing = tab.locator("#settings-panel").get_by_label(say("Spacing"), exact=True)
+    expect(spacing.locator("option").first).to_have_text(say("the model's own"))
+    figures(tab).first.locator(".view").click()
+    expect(tab.get_by_role("dialog").get_by_text(say("Close"))).to_be_visible()
+    assert (words | set(tab.evaluate(WORDS))) - NAMES == set()
+
+
+def test_a_refusal_is_in_the_visitors_language(abroad):
+    tab, language = abroad
+    fill(tab, ["1"], steps=0)
+    tab.locator("#generate").click()
+    told = language.messages["{name} should be from {least} to {most}, not {value}."]
+    says(tab, re.sub(".*{least}", "", told).split("{most}")[0] + "200")
+    expect(tab.locator("[aria-invalid]")).to_be_focused()
+    fill(tab, [])
+    tab.locator("#generate").click()
+    empty = "There is no prompt yet: write what you would like to see in a box."
+    says(tab, language.messages[empty])
+    expect(tab.locator("#news")).to_have_text(language.messages[empty])
+
+
+@pytest.mark.parametrize(
+    ("languages", "name"), [(["de-DE", "de", "ar", "ko"], "ar"), (["zh-HK"], "zh"), (["de"], "en")]
+)
+def test_a_page_is_in_the_first_language_that_it_speaks_or_that_is_chosen(
+    chromium, keeping, languages, name
+):
+    with chromium.new_context() as context:
+        context.add_init_script(f"""Object.defineProperty(Navigator.prototype, "languages",
+            {{ get: () => {languages} }})""")
+        tab = visit(context.new_page(), keeping)
+        shows(tab, LANGUAGES[name])
+        box = tab.locator(".prompt textarea").first
+        box.fill("kept")
+        tab.locator("#language").select_option("ko")
+        tab.wait_for_function("document.documentElement.lang === 'ko'")
+        tab.wait_for_function("window.sdTpu?.arrived")
+        shows(tab, LANGUAGES["ko"])
+        expect(box).to_have_value("kept")
+
+
+def shows(tab, language) -> None:
+    """Waits for a page in this language."""
+    expect(tab.locator("#generate")).to_have_text(language.say("Generate"))
+    expect(tab.get_by_role("heading")).to_have_text(language.say("Eight prompts, eight pictures"))
+    expect(tab.locator("html")).to_have_attribute("lang", language.tag)
+    expect(tab.locator("html")).to_have_attribute("dir", language.direction)
+    name = language.say("Prompt {number}", number=1)
+    expect(tab.get_by_label(name, exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_in_arabic_shows_everything_from_the_right(chromium, keeping, scheme):
+    with chromium.new_context(
+        locale="ar-EG", color_scheme=scheme, viewport={"width": 390, "height": 844}
+    ) as context:
+        tab = visit(context.new_page(), keeping)
+        fill(tab, ["w" * 300, *PROMPTS[1:]])
+        make(tab)
+        for _ in unfold_each(tab):
+            ends = tab.locator("textarea, input, button, figure, a, p, dd").evaluate_all(
+                "all => all.filter(each => each.checkVisibility() && !each.closest('#tools'))"
+                ".map(each => each.getBoundingClientRect()).flatMap(box => [box.left, box.right])"
+            )
+            assert min(ends) >= 0 and max(ends) <= 390, "something is cut off at the edge"
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        expect(tab.locator("#history-panel img")).to_have_count(8)
+        first, second = (figures(tab).nth(index).bounding_box() for index in (0, 1))
+        assert first["x"] > second["x"] and first["y"] == second["y"]
+        assert Axe().run(tab)["violations"] == []
+
+
+def test_the_full_screen_view_is_leafed_through_from_right_to_left(chromium, keeping):
+    with chromium.new_context(locale="ar-EG") as context:
+        tab = visit(context.new_page(), keeping)
+        fill(tab, ["first", "second", "third"])
+        make(tab)
+        figures(tab).first.locator(".view").click()
+        picture = tab.get_by_role("dialog").get_by_role("img")
+        tab.keyboard.press("ArrowLeft")
+        expect(picture).to_have_attribute("alt", "second")
+        tab.keyboard.press("ArrowRight")
+        expect(picture).to_have_attribute("alt", "first")
+        forth, back = (
+            tab.get_by_label(LANGUAGES["ar"].say(text)).bounding_box()
+            for text in ("Next picture", "Previous picture")
+        )
+        assert forth["x"] < back["x"]

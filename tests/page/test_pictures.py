@@ -1,0 +1,414 @@
+"""The pictures: what is downloaded, the full-screen view, what is put back; and looks."""
+
+import dataclasses
+import re
+import zipfile
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+from axe_core_python.sync_playwright import Axe
+from gradio.route_utils import delete_files_created_by_app
+from PIL import Image
+from playwright.sync_api import expect
+
+from sd_tpu.pictures.files import Files
+from sd_tpu.pictures.images import read_png
+from sd_tpu.settings import MAX_SEED
+from tests.support.asking import make_request
+from tests.support.visitor import (
+    LONG,
+    PATIENCE,
+    PROMPTS,
+    alts,
+    box,
+    corners,
+    figures,
+    fill,
+    generate,
+    make,
+    more,
+    newcomer,
+    prompts,
+    says,
+    seed_box,
+    setting,
+    stop,
+    unfold,
+    visit,
+)
+
+
+@pytest.fixture(scope="module")
+def made(visitor, address):
+    """A tab with three pictures in places 1, 2 and 4; tests leave them as they are."""
+    with visitor.new_page() as tab:
+        visit(tab, address)
+        fill(tab, ["first", "ein Café, größer", "", "fourth", *[""] * 4], seed=8, steps=3)
+        make(tab)
+        yield tab
+
+
+def test_the_downloaded_file_carries_the_settings_of_its_picture(made, tmp_path):
+    with made.expect_download() as download:
+        made.get_by_role("link", name="Download picture 2").click()
+    assert download.value.suggested_filename == "9-ein-café-größer.png"
+    download.value.save_as(tmp_path / "picture.png")
+    asked = read_png(tmp_path / "picture.png")
+    assert (asked.prompts, asked.seed, asked.pictures[0].steps) == (("ein Café, größer",), 9, 3)
+    assert asked.pictures[0].spacing == "leading", "the model's own is named"
+
+
+def test_the_page_itself_shows_webp(made):
+    image = figures(made).nth(1).locator("img")
+    assert image.get_attribute("src").endswith("webp")
+    assert image.get_attribute("decoding") == "sync", "or it is missing for a moment"
+
+
+def test_a_small_picture_is_shown_as_it_is(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    files = Files(tmp_path, lambda pixels, request: b"")
+    shown = files.add(make_request(prompts=("a",)), 0, pixels).shown
+    with Image.open(shown) as image:
+        assert np.array_equal(np.asarray(image.convert("RGB")), pixels)
+
+
+def test_a_file_that_gradio_prunes_takes_its_folder_with_it(tmp_path):
+    files = Files(tmp_path, lambda pixels, request: b"")
+    page = SimpleNamespace(temp_file_sets=[files.names], blocks={})
+    files.add(make_request(prompts=("a",)), 0, np.zeros((32, 32, 3), np.uint8))
+    (folder,) = tmp_path.iterdir()
+    assert len(list(folder.iterdir())) == 2, "all of a picture lies together"
+    delete_files_created_by_app(page, None)
+    assert not list(tmp_path.iterdir()) and not files.names
+
+
+def test_all_pictures_come_in_one_archive(made, tmp_path):
+    with made.expect_download() as download:
+        made.get_by_role("button", name="Download all (ZIP)").click()
+    download.value.save_as(tmp_path / "pictures.zip")
+    with zipfile.ZipFile(tmp_path / "pictures.zip") as archive:
+        assert archive.namelist() == ["1-8-first.png", "2-9-ein-café-größer.png", "4-11-fourth.png"]
+        assert read_png(archive.read("4-11-fourth.png")).seed == 11
+
+
+def test_the_grid_comes_as_one_picture_with_all_its_prompts(made, tmp_path):
+    with made.expect_download() as download:
+        made.get_by_role("button", name="Download as one picture").click()
+    assert download.value.suggested_filename == "8-grid.png"
+    download.value.save_as(tmp_path / "grid.png")
+    with Image.open(tmp_path / "grid.png") as image:
+        assert image.size == (4 * 256 + 3 * 8, 2 * (256 + 26) + 8), "large, with room for captions"
+    asked = read_png(tmp_path / "grid.png")
+    assert asked.prompts[:4] == ("first", "ein Café, größer", "", "fourth") and asked.seed == 8
+
+
+def test_the_full_screen_view_is_left_and_leafed_through_with_keys(made):
+    view = made.get_by_role("button", name="View picture 1: first")
+    view.press("Enter")
+    dialog = made.get_by_role("dialog")
+    expect(dialog.get_by_role("img")).to_have_attribute("alt", "first")
+    made.keyboard.press("ArrowRight")
+    made.keyboard.press("ArrowRight")
+    expect(dialog.get_by_role("img")).to_have_attribute("alt", "fourth")
+    expect(dialog).to_contain_text("Seed 11")
+    expect(dialog.get_by_role("link", name="Download PNG")).to_have_attribute(
+        "download", "11-fourth.png"
+    )
+    made.keyboard.press("ArrowRight")
+    expect(dialog.get_by_role("img")).to_have_attribute("alt", "first")
+    made.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(view).to_be_focused()
+
+
+def test_a_picture_is_downloaded_enlarged_with_its_settings(made, tmp_path):
+    made.get_by_role("button", name="View picture 2").press("Enter")
+    with made.expect_download() as download:
+        made.get_by_role("dialog").get_by_role("button", name="Enlarged").click()
+    made.keyboard.press("Escape")
+    assert download.value.suggested_filename == "9-ein-café-größer-1024.png"
+    download.value.save_as(tmp_path / "large.png")
+    with Image.open(tmp_path / "large.png") as image:
+        assert image.size == (1024, 1024)
+    assert read_png(tmp_path / "large.png").seed == 9
+
+
+def test_again_puts_prompt_seed_and_settings_of_a_picture_back(made):
+    setting(made, "Steps").fill("40")
+    more(made, 4).get_by_role("button", name="Again:").click()
+    says(made, "Prompt, seed and settings of the picture are in the boxes.")
+    assert prompts(made) == ["fourth", *[""] * 7]
+    expect(seed_box(made)).to_have_value("11")
+    expect(setting(made, "Steps")).to_have_value("3")
+    made.get_by_role("button", name="Undo").click()
+    expect(setting(made, "Steps")).to_have_value("40")
+    assert prompts(made)[1] == "ein Café, größer"
+
+
+def test_minus_one_draws_a_seed_that_can_be_used_again(tab):
+    fill(tab, ["first", *[""] * 7], seed=-1)
+    tab.get_by_role("button", name="Random").click()
+    says(tab, "Each run draws a new seed.")
+    seed_box(tab).fill("3")
+    tab.get_by_role("button", name="Random").click()
+    expect(seed_box(tab)).to_have_value("-1")
+    make(tab)
+    drawn = re.search(r"seed (\d+)", tab.locator("#line").inner_text())[1]
+    expect(figures(tab).first).to_contain_text(f"Seed {drawn}")
+    tab.get_by_role("button", name="Reuse last").click()
+    expect(seed_box(tab)).to_have_value(drawn)
+
+
+def test_before_there_are_pictures_nothing_can_be_done_with_them_and_it_says_why(tab):
+    for name in ("Download all (ZIP)", "Download as one picture", "Copy link"):
+        button = tab.get_by_role("button", name=name)
+        expect(button).to_be_disabled()
+        expect(button).to_have_attribute("title", "There are no pictures yet.")
+    tab.get_by_role("button", name="Reuse last").click()
+    says(tab, "There is no seed to reuse yet")
+    expect(seed_box(tab)).to_have_value("-1")
+
+
+def test_of_a_run_that_was_stopped_the_link_can_still_be_copied(tab, slow_engine):
+    fill(tab, ["a", *[""] * 7], seed=3, steps=LONG)
+    generate(tab).click()
+    says(tab, "Step")
+    stop(tab).click()
+    says(tab, "Stopped")
+    expect(tab.get_by_role("button", name="Copy link")).to_be_enabled()
+    expect(tab.get_by_role("button", name="Download all (ZIP)")).to_be_disabled()
+
+
+def test_a_single_picture_is_not_leafed_through(tab):
+    fill(tab, ["only", *[""] * 7])
+    make(tab)
+    tab.get_by_role("button", name="View picture 1: only").click()
+    dialog = tab.get_by_role("dialog")
+    expect(dialog.get_by_role("link", name="Download PNG")).to_be_visible()
+    expect(dialog.get_by_role("button")).to_have_text(
+        ["Use", "Start from it", "Draw larger", "Enlarged", "Close"]
+    )
+
+
+def test_the_server_says_what_it_is(tab):
+    tab.get_by_text("About this server").click()
+    about = tab.locator("details.about")
+    for words in ("1 × CPU, no TPU here", "float32", "32×32, compiled", "gradio 6", "ready"):
+        expect(about).to_contain_text(words)
+
+
+def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine, monkeypatch):
+    fewer = dataclasses.replace(page_engine.checkpoint.model, token_downsampling=2)
+    monkeypatch.setattr(page_engine.checkpoint, "model", fewer)
+    tab.get_by_text("About this server").click()
+    expect(tab.locator("details.about")).to_contain_text("Token downsampling2")
+
+
+def test_the_page_asks_no_other_host(visitor, address):
+    asked = []
+    with visitor.new_page() as tab:
+        tab.on("request", lambda request: asked.append(request.url))
+        visit(tab, address)
+        fill(tab, ["first", *[""] * 7])
+        make(tab)
+    others = [url for url in asked if not url.startswith((address, "data:", "blob:"))]
+    assert asked and not others
+
+
+@pytest.fixture(scope="module")
+def phone(chromium, address):
+    """The page on a phone, with pictures."""
+    with chromium.new_context(viewport={"width": 390, "height": 844}) as context:
+        tab = visit(context.new_page(), address)
+        fill(tab, ["w" * 300, *PROMPTS[1:]], seed=MAX_SEED)
+        make(tab)
+        yield tab
+
+
+def test_a_phone_needs_no_sideways_scrolling(phone):
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    ends = phone.locator("textarea, input, button, figure, a").evaluate_all(
+        "all => all.filter(each => !each.closest('#tools'))"  # which are pushed along by a finger
+        ".map(each => each.getBoundingClientRect().right)"
+    )
+    assert max(ends) <= 390, "something is cut off at the edge"
+    left = {round(x) for x, *_ in corners(phone)}
+    assert len(left) == 2, "the gallery should have two columns"
+    cut_off = phone.locator("#seed input").evaluate("seed => seed.scrollWidth > seed.clientWidth")
+    assert not cut_off, "the seed should show all of its ten digits"
+
+
+@pytest.mark.parametrize(("width", "height", "whole"), [(1440, 900, 8), (1366, 650, 4)])
+def test_pictures_are_in_sight_with_their_prompts_before_anybody_scrolls(tab, width, height, whole):
+    tab.set_viewport_size({"width": width, "height": height})
+    covered = tab.locator("#bar").bounding_box()["y"]
+    cards = tab.locator(".card").evaluate_all("""cards => cards.map(card => {
+        const { top, bottom } = card.getBoundingClientRect();
+        return [top, bottom];
+    })""")
+    assert sum(bottom <= covered for _, bottom in cards) == whole
+    assert all(covered - top > 90 for top, _ in cards), "the second row is begun"
+
+
+def test_nothing_is_cut_off_or_overlaps_at_any_width_with_seeds_of_ten_digits(phone):
+    for width in (390, 701, 820, 1000, 1240, 1920):
+        phone.set_viewport_size({"width": width, "height": 900})
+        phone.mouse.move(width / 4, 300)
+        cut = phone.evaluate("""() => [...document.querySelectorAll("#cards .seed, #bar button, "
+            + "#seed > span, #tools button")].filter((each) => each.checkVisibility()
+            && each.scrollWidth > each.clientWidth + 1).map((each) => each.outerHTML)""")
+        assert not cut, width
+        over = phone.evaluate("""() => ["#bar", "#cards .card:nth-child(2)"].flatMap((where) => {
+            const pressed = `${where} :is(button:not(.view), a, input)`;
+            const parts = [...document.querySelectorAll(pressed)]
+                .filter((each) => each.checkVisibility() && !each.closest("#sheet"));
+            const boxes = parts.map((each) => each.getBoundingClientRect());
+            return boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => a.left < b.right - 1
+                && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)
+                .map(() => parts[i].outerHTML));
+        })""")
+        assert not over, width
+    phone.set_viewport_size({"width": 390, "height": 844})
+
+
+def test_the_bar_covers_nothing_of_the_foot(tab):
+    for width, height in ((1440, 900), (1024, 768), (880, 800)):
+        tab.set_viewport_size({"width": width, "height": height})
+        tab.evaluate("scrollTo(0, document.body.scrollHeight)")
+        assert tab.locator("footer .show-api").evaluate("""link => {
+            const { x, y, width, height } = link.getBoundingClientRect();
+            return link.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+        }"""), width
+
+
+def test_a_long_prompt_is_seen_from_its_beginning_once_its_box_is_left(tab):
+    prompt = box(tab, 1)
+    prompt.fill("a very long prompt, " * 40)
+    prompt.press("End")
+    assert prompt.evaluate("box => { box.scrollTop = 1e6; return box.scrollTop }") > 0
+    prompt.blur()
+    assert prompt.evaluate("box => box.scrollTop") == 0
+
+
+def test_the_page_can_be_installed_and_is_sent_small(address):
+    manifest = httpx.get(f"{address}manifest.json").json()
+    assert (manifest["display"], manifest["start_url"]) == ("standalone", "./")
+    icon = httpx.get(f"{address}{manifest['icons'][0]['src'].lstrip('/')}")
+    assert icon.headers["content-type"] == "image/svg+xml" and "#4f46e5" in icon.text
+    page = httpx.get(address, headers={"accept-encoding": "gzip, br"})
+    assert page.headers["content-encoding"] == "br" and "manifest.json" in page.text
+    assert page.num_bytes_downloaded < len(page.content) / 5
+    plain = httpx.get(address, headers={"accept-encoding": "identity"})
+    assert len(plain.content) > 1e5 and "content-encoding" not in plain.headers
+    module = re.search(r'modulepreload" crossorigin href="\./(assets/\S+)">', page.text)[1]
+    for name in (module, "assets/nothing.js"):
+        file = httpx.get(f"{address}{name}")
+        assert ("immutable" in file.headers.get("cache-control", "")) is (name == module)
+
+
+def test_what_gradio_would_load_piece_by_piece_comes_at_once(chromium, address):
+    asked = []
+    with chromium.new_page() as tab:
+        tab.on("request", lambda request: asked.append(request.url))
+        visit(tab, address)
+        styled = "box => getComputedStyle(box.closest('.input-container')).display"
+        assert tab.locator("#prompt-1 textarea").evaluate(styled) == "flex"
+    styles = [url for url in asked if ".css" in url]
+    # Gradio's own, all that its components have, and the theme.
+    assert len(asked) <= 38 and len(styles) == 3, styles
+    assert not any("iframeResizer" in url for url in asked)
+
+
+def test_no_panel_moves_a_picture(tab):
+    before, folds = corners(tab), tab.locator(".fold")
+    assert folds.count() == 12
+    for fold in folds.all():
+        fold.evaluate("fold => fold.click()")
+        expect(tab.locator("#sheet [data-open]")).to_have_count(1)
+        assert corners(tab) == before
+    tab.keyboard.press("Escape")
+    expect(tab.locator("#sheet")).to_be_hidden()
+    expect(folds.last).to_be_focused()
+
+
+TARGETS = """least => [...document.querySelectorAll("button, a, summary, input, textarea, select")]
+    .filter(each => each.checkVisibility() && !each.closest("footer"))
+    .filter(each => !each.matches("figure .view, [type=range], textarea, [type=checkbox]"))
+    .map(each => [each.outerHTML.slice(0, 80), each.getBoundingClientRect()])
+    .filter(([_, box]) => box.width && Math.min(box.width, box.height) < least)
+    .map(([name]) => name)"""
+
+
+def test_everything_to_be_touched_is_large_enough(phone, tab):
+    assert phone.evaluate(TARGETS, 44) == []
+    assert tab.evaluate(TARGETS, 24) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_that_keeps_people_out(visitor, address, scheme):
+    with newcomer(visitor, address, scheme) as tab:
+        fill(tab, ["word " * 70, *[""] * 7])  # whose tokens are counted
+        make(tab)
+        for name in ("Paste a list", "Read a picture"):
+            unfold(tab, name)
+        tab.get_by_text("About this server").click()
+        assert Axe().run(tab)["violations"] == []
+        setting(tab, "Steps").fill("0")
+        tab.locator("#generate").click()
+        says(tab, "Steps should be")
+        assert Axe().run(tab)["violations"] == []
+        figures(tab).first.get_by_role("button", name="View picture").click()
+        # Not what is behind it, which nobody can reach: Axe would see it against the wrong ground.
+        assert Axe().run(tab, "#viewer")["violations"] == []
+
+
+def test_everything_is_reached_by_keyboard_alone(tab):
+    fill(tab, ["first", *[""] * 7])
+    tab.get_by_role("button", name="Copy the first to all").focus()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Tab")
+    expect(tab.get_by_role("button", name="Paste a list")).to_be_focused()
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_label("One prompt a line")).to_be_visible()
+    tab.keyboard.press("Tab")
+    expect(tab.get_by_label("One prompt a line")).to_be_focused()
+    tab.keyboard.press("Escape")
+    expect(tab.get_by_role("button", name="Paste a list")).to_be_focused()
+    tab.get_by_role("button", name="Reuse last").focus()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    says(tab, "Done in")
+    expect(generate(tab)).to_be_focused()
+    drawn = tab.locator("figure.done img")
+    before = drawn.get_attribute("src")
+    tab.get_by_role("button", name="Redraw picture 1").focus()
+    tab.keyboard.press("Enter")
+    expect(drawn).not_to_have_attribute("src", before, timeout=PATIENCE)
+    expect(stop(tab)).to_be_disabled(timeout=PATIENCE)
+    expect(tab.get_by_role("button", name="Redraw picture 1")).to_be_focused(timeout=PATIENCE)
+    tab.get_by_role("button", name="Compare", exact=True).focus()
+    reached = set()
+    for _ in range(12):
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("document.activeElement.getAttribute('aria-label')"))
+    assert "View picture 1: first" in reached and "Download picture 1 as PNG" in reached
+    assert alts(tab) == ["first"]
+    expect(tab.locator("figure.done")).to_have_count(1, timeout=PATIENCE)
+
+
+def test_a_browser_finds_nothing_on_the_page_that_it_was_told_not_to_load(visitor, address):
+    with visitor.new_page() as tab:
+        refused = []
+        tab.on(
+            "console",
+            lambda message: (
+                refused.append(message.text) if "Content Security Policy" in message.text else None
+            ),
+        )
+        visit(tab, address)
+        fill(tab, ["a fox"])
+        make(tab)
+        assert refused == []

@@ -1,0 +1,67 @@
+"""Pages with a history, and what is handed in to them."""
+
+import base64
+from contextlib import contextmanager
+from io import BytesIO
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import Page
+
+from sd_tpu.page import build, close, launch
+from sd_tpu.pictures.history import History
+from sd_tpu.pictures.images import read_png
+from tests.support.visitor import figures
+
+
+@contextmanager
+def served(engine, folder, port=None):
+    """The address of a page with the history in this folder, until the server ends."""
+    kept = History(folder)
+    page = build(engine, kept)
+    assert engine.ready.wait(300)
+    try:
+        yield launch(page, port=port)
+    finally:
+        close(page)
+        kept.close()
+
+
+PHOTO = np.random.default_rng(0).integers(0, 256, (48, 32, 3), np.uint8)
+
+
+def png(pixels: np.ndarray = PHOTO) -> bytes:
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def hand_in(tab: Page, how: str, where: str, file: bytes, name: str = "photo.png") -> None:
+    """Drops a file on an element, or pastes it there."""
+    tab.locator(where).first.evaluate(
+        """(element, [how, bytes, name]) => {
+        const held = new DataTransfer(), raw = Uint8Array.from(atob(bytes), (c) => c.charCodeAt());
+        held.items.add(new File([raw], name, { type: "image/png" }));
+        element.dispatchEvent(how === "drop"
+            ? new DragEvent("drop", { dataTransfer: held, bubbles: true })
+            : new ClipboardEvent("paste", { clipboardData: held, bubbles: true }));
+    }""",
+        [how, base64.b64encode(file).decode(), name],
+    )
+
+
+def made_from(tab: Page, number: int):
+    """What the picture says of itself."""
+    address = figures(tab).nth(number - 1).locator("a.icon").get_attribute("href")
+    return read_png(tab.request.get(f"{tab.url.split('#')[0]}{address}").body()).pictures[0]
+
+
+def slide(tab: Page, panel: str, value: float, name: str = "strength") -> None:
+    """Moves a slider of a panel."""
+    tab.locator(f"#{panel}-panel [name={name}] + [type=range]").evaluate(
+        """(slider, value) => {
+        slider.value = value;
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+    }""",
+        value,
+    )

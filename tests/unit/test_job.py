@@ -1,0 +1,95 @@
+"""What whoever made a job is told, and whether anybody listens."""
+
+import json
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sd_tpu.pictures.inputs import Canvas
+from sd_tpu.sentence import Sentence
+from sd_tpu.serving import journal
+from sd_tpu.serving.job import Cancelled, Done, Failed, ImageReady, Job, Progress, Queued
+from tests.support.asking import make_request
+
+
+def make_job(cancel=None) -> Job:
+    return Job(make_request(prompts=("a cat",)), 1, "", cancel)
+
+
+@pytest.mark.parametrize("end", [Done(1.0), Cancelled(), Failed("It broke.")])
+def test_nothing_is_told_after_the_end(end):
+    job = make_job()
+    for event in (Queued(1, "a reason"), end, Progress(1, 4, {}), Done(2.0)):
+        job.tell(event)
+    assert list(job.events()) == [Queued(1, "a reason"), end]
+    assert list(job.events()) == [], "each event is told once"
+    assert job.end == end
+
+
+def test_what_is_kept_of_a_start_picture_is_put_in_by_whoever_takes_the_events():
+    kept = np.full((4, 4, 3), 9, np.uint8)
+    job = Job(
+        make_request(prompts=("a cat",)),
+        1,
+        "",
+        None,
+        {0: Canvas(kept, np.zeros((4, 4), np.float32))},
+    )
+    job.tell(Progress(1, 4, {0: np.ones((3, 3, 3), np.uint8)}))  # of a size that cannot be
+    job.tell(ImageReady(0, np.zeros((4, 4, 3), np.uint8)))
+    with pytest.raises(ValueError):
+        next(job.events())
+    assert np.array_equal(next(job.events()).pixels, kept)
+
+
+def test_cancelling_says_which_job_and_which_of_its_pictures():
+    cancelled = []
+    job = make_job(lambda *which: cancelled.append(which))
+    job.cancel(3)
+    job.cancel()
+    assert cancelled == [(1, 3), (1, None)]
+
+
+def test_a_job_is_unheard_while_nobody_takes_or_awaits_its_events():
+    job = make_job()
+    time.sleep(0.02)
+    assert job.unheard() >= 0.02
+    listener = threading.Thread(target=list, args=[job.events()])
+    listener.start()
+    deadline = time.monotonic() + 60
+    while job.unheard():
+        assert time.monotonic() < deadline, "nobody waits for its events"
+        time.sleep(0.01)
+    before = time.monotonic()
+    job.tell(Done(1.0))
+    listener.join()
+    assert job.unheard() <= time.monotonic() - before
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_a_job_is_written_down_without_its_prompts_unless_they_are_asked_for(tmp_path, prompts):
+    kept = journal.log.handlers.copy()
+    journal.keep(tmp_path / "log", prompts=prompts)
+    try:
+        for end in (Done(0.25), Failed(Sentence("The reason."))):
+            job = Job(make_request(["a secret", "", "two"], steps=3), 7, "a browser's name", None)
+            job.tell(end)
+            journal.note(job)
+    finally:
+        for handler in set(journal.log.handlers) - set(kept):
+            journal.log.removeHandler(handler)
+            handler.close()
+        journal.log.setLevel(logging.NOTSET)
+    text = (tmp_path / "log").read_text()
+    done, failed = map(json.loads, text.splitlines())
+    assert (done["end"], done["pictures"], done["steps"], done["size"]) == (
+        "done",
+        2,
+        [3, 3],
+        "512x512",
+    )
+    assert failed["end"] == "failed" and failed["reason"] == "The reason."
+    assert "browser" not in text and ("a secret" in text) is prompts
