@@ -35,7 +35,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
-from sd_tpu.runtime.slots import Entry, Given, gaussian, is_guided
+from sd_tpu.runtime.slots import SlotInputs, StartImage, gaussian, is_guided
 from sd_tpu.sampling.samplers import make_table, steps_taken
 
 PROMPT = "a castle in the clouds, watercolour"
@@ -78,7 +78,7 @@ class OneSlot:
             steps: of the whole table.
             guidance: the scale.
             start: what it begins with, which is encoded each time.
-            values: of the entry; "told" are inputs beside the texts.
+            values: of `SlotInputs.of`; "added" are inputs beside the texts.
         """
         programs, begin = self._programs, 0
         height, width = (side * programs.model.downscale for side in programs.latent_shape[:2])
@@ -87,22 +87,22 @@ class OneSlot:
         )
         if start:
             begin = steps - steps_taken(steps, start.strength)
-            values["given"] = Given.of(
+            values["start_image"] = StartImage.of(
                 programs.model, programs.latent_shape, start.image, start.mask, start.strength
             )
         else:
             values["latents"] = first_latents(programs.latent_shape)
-        entry = Entry.of(
+        slot_inputs = SlotInputs.of(
             make_table("ddim", self._checkpoint.schedule, steps, begin=begin),
-            {**inputs, **values.pop("told", {})},
+            {**inputs, **values.pop("added", {})},
             key=KEY,
             guidance=programs.model.cfg_scale(guidance),
             **values,
         )
-        entries = {0: entry}
+        entering = {0: slot_inputs}
         for encoder in self._encoders:
-            entries = encoder.encode(self._params, entries, programs.device)
-        self._slots = jax.block_until_ready(programs.encode(self._params, self._slots, entries))
+            entering = encoder.encode(self._params, entering, programs.device)
+        self._slots = jax.block_until_ready(programs.encode(self._params, self._slots, entering))
 
     def step(self, count: int = 1) -> None:
         """Takes so many."""
@@ -145,7 +145,7 @@ def ours(
         extra = ControlNet.open(control, dtype=dtype)
         model = extra.joined(model, **sizes)
         params = {**params, extra.part: extra.load(replicated(mesh))}
-        follows = dict(told={"control": control_picture(size)}, control_scale=1.0)
+        follows = dict(added={"control": control_picture(size)}, control_scale=1.0)
     guided = bool(is_guided(model.cfg_scale(guidance)))
     slot = OneSlot(
         checkpoint,

@@ -20,7 +20,7 @@ from benchmarks.report import parser, report, side_by_side
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import Programs
-from sd_tpu.runtime.slots import Entry
+from sd_tpu.runtime.slots import SlotInputs
 from sd_tpu.sampling.samplers import make_table
 from sd_tpu.serving.engine import ACCELERATOR_GROUP
 
@@ -86,11 +86,11 @@ class Ours:
         def draw(steps: int) -> np.ndarray:
             inputs = pipeline.prompt_inputs(PROMPT)
             table = make_table("ddim", pipeline.schedule, steps)
-            entries = {
-                i: Entry.of(table, inputs, guidance=GUIDANCE, key=np.array([0, i], np.uint32))
+            entering = {
+                i: SlotInputs.of(table, inputs, guidance=GUIDANCE, key=np.array([0, i], np.uint32))
                 for i in range(batch)
             }
-            slots = programs.encode(params, programs.empty(), entries)
+            slots = programs.encode(params, programs.empty(), entering)
             slots = programs.advance(params, slots, steps)
             wanted = np.arange(programs.slots) < batch
             return np.asarray(programs.decode(params, slots.latents, wanted))[:batch]

@@ -47,7 +47,7 @@ from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import LARGER_STRENGTH, Request, larger
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
-from sd_tpu.runtime.slots import SEEN
+from sd_tpu.runtime.slots import REFERENCE_PICTURE
 from sd_tpu.sampling.samplers import steps_taken
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
@@ -129,7 +129,7 @@ def operations(model: LatentDiffusion, params: Params, size: int) -> float:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), shapes)
 
     of_each = jax.ShapeDtypeStruct((2,), np.float32)
-    strength = {"strength": of_each} if model.steered else {}
+    strength = {"strength": of_each} if model.uses_controlnet else {}
     x = jax.ShapeDtypeStruct((2, *latent_shape), np.float32)
     lowered = jax.jit(model.denoise).lower(params, x, of_each, both(model.cond_shapes), **strength)
     return lowered.cost_analysis()["flops"]
@@ -157,7 +157,7 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
             width=side,
             network_dtype=sees.dtype,
             dtype=np.uint8,
-            names=(SEEN,),
+            names=(REFERENCE_PICTURE,),
         ),
     ]
     drawn = dict.fromkeys((PLAIN, START, MASK), (checkpoint.model, params))
@@ -179,11 +179,11 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
         START: dict(start=cpu.Start(image, NEARLY_ALL)),
         MASK: dict(start=cpu.Start(image, NEARLY_ALL, np.tri(size, dtype=np.float32))),
         CONTROLLED: dict(
-            told={"control": noise.integers(0, 256, (size, size, 3), np.uint8)}, control_scale=1.0
+            added={"control": noise.integers(0, 256, (size, size, 3), np.uint8)}, control_scale=1.0
         ),
         REFERRING: dict(
-            told={"reference_scale": np.ones(1, np.float32)},
-            seen=noise.integers(0, 256, (side, side, 3), np.uint8),
+            added={"reference_scale": np.ones(1, np.float32)},
+            reference=noise.integers(0, 256, (side, side, 3), np.uint8),
         ),
     }
     entering = side_by_side(

@@ -37,7 +37,7 @@ from benchmarks.report import in_fresh_process, parser, report
 from sd_tpu.families import find_family
 from sd_tpu.runtime.mesh import AXIS, replicated, split
 from sd_tpu.runtime.programs import Programs
-from sd_tpu.runtime.slots import empty_slots, stack_entries
+from sd_tpu.runtime.slots import empty_slots, stack_slot_inputs
 
 PUBLISHED = (
     "Published: 7.07 s for eight pictures of SD 1.4 on v2-8, 50 steps (the guide's old "
@@ -222,16 +222,16 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
         )
 
-    entries = jax.eval_shape(partial(stack_entries, network, count, programs.latent_shape, {}))
+    entering = jax.eval_shape(partial(stack_slot_inputs, network, count, programs.latent_shape, {}))
     params = placed(params, replicated(mesh))
-    slots, entries = placed((slots, entries), split(mesh))
+    slots, entering = placed((slots, entering), split(mesh))
     steps, wanted = (
         placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh)) for dtype in (jnp.int32, bool)
     )
     return {
         name: partial(getattr(programs, f"_{name}").lower, params, *arguments)
         for name, arguments in (
-            ("encode", (slots, entries)),
+            ("encode", (slots, entering)),
             ("advance", (slots, steps)),
             ("decode", (slots.latents, wanted)),
         )

@@ -703,12 +703,12 @@ class Picture:
     )
 
     @property
-    def steered(self) -> bool:
+    def uses_controlnet(self) -> bool:
         """Whether it follows a control picture."""
         return bool(self.control_image and self.control_scale)
 
     @property
-    def referring(self) -> bool:
+    def uses_ip_adapter(self) -> bool:
         """Whether it is drawn after a reference picture."""
         return bool(self.reference and self.reference_scale)
 

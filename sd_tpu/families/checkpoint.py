@@ -252,7 +252,7 @@ class Checkpoint:
         return self.card.unknown_words(words_of(prompt)) if self.card.words else []
 
     def prompt_inputs(self, prompt: str, negative_prompt: str = "", **settings: Any) -> Any:
-        """A picture's prompts as `Entry` takes them; settings as `Model.prompt_inputs` does, by
+        """A picture's prompts as `SlotInputs` takes them; settings as `Model.prompt_inputs` does, by
         default for a picture of the model's own size."""
         height, width = self.default_size
         return self.model.prompt_inputs(
@@ -336,7 +336,7 @@ class Parameters:
                 ]
             )
         )
-        return tuple(told for file in files if (told := weights.written(file)))
+        return tuple(stamps for file in files if (stamps := weights.written(file)))
 
     def hash(self) -> str:
         """What A1111 calls the hash of a model: ten digits of the single file's SHA-256; nothing

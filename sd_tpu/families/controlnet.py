@@ -71,7 +71,7 @@ class ControlNet(ExtraNetwork):
 
     def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
         """As `ExtraNetwork.joined`."""
-        return model.steered_by(self.network, height, width)
+        return model.with_controlnet(self.network, height, width)
 
 
 def check(config: ControlNetConfig, model: LatentDiffusion, whose: str) -> None:
@@ -90,15 +90,15 @@ def check(config: ControlNetConfig, model: LatentDiffusion, whose: str) -> None:
             ("takes {} pixels along a side for each latent", config.downscale, model.downscale),
             (
                 "is made for another family: it is told {} numbers beside the text",
-                _told(config),
-                _told(unet),
+                _added_widths(config),
+                _added_widths(unet),
             ),
             ("adds to maps of {} channels", config.skip_widths, unet.skip_widths),
         ),
     )
 
 
-def _told(config: UNetConfig) -> tuple[int | None, ...]:
+def _added_widths(config: UNetConfig) -> tuple[int | None, ...]:
     """How many numbers a network is told beside the text, for each size and in all."""
     return (
         (config.addition_time_embed_dim, config.projection_class_embeddings_input_dim)

@@ -123,7 +123,7 @@ class IPAdapter(ExtraNetwork):
 
     def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
         """As `ExtraNetwork.joined`; the size makes no difference."""
-        return model.referring_by(self.network, self.config)
+        return model.with_ip_adapter(self.network, self.config)
 
 
 def _find(name: str | Path) -> tuple[Path, Path, str]:

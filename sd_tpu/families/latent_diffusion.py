@@ -194,16 +194,20 @@ class LatentDiffusion:
         texts, chunks, _ = inputs[next(iter(self.encoders))]["ids"].shape
         return dataclasses.replace(self, texts=texts, chunks=chunks)
 
-    def steered_by(self, controlnet: nnx.GraphDef, height: int, width: int) -> "LatentDiffusion":
+    def with_controlnet(
+        self, controlnet: nnx.GraphDef, height: int, width: int
+    ) -> "LatentDiffusion":
         """The same networks with a ControlNet, for control pictures of this size."""
         return dataclasses.replace(self, controlnet=controlnet, control_size=(height, width))
 
     @property
-    def steered(self) -> bool:
+    def uses_controlnet(self) -> bool:
         """Whether it has a ControlNet."""
         return self.controlnet is not None
 
-    def referring_by(self, ip_adapter: nnx.GraphDef, config: IPAdapterConfig) -> "LatentDiffusion":
+    def with_ip_adapter(
+        self, ip_adapter: nnx.GraphDef, config: IPAdapterConfig
+    ) -> "LatentDiffusion":
         """The same networks with an IP-Adapter of this config."""
         return dataclasses.replace(self, ip_adapter=ip_adapter, ip_adapter_config=config)
 
@@ -266,14 +270,14 @@ class LatentDiffusion:
         return 1.0 if self.guidance_size else guidance
 
     @property
-    def told_input_shapes(self) -> Arrays:
+    def added_input_shapes(self) -> Arrays:
         """Of the inputs beside the texts: those of `guidance_inputs`, the control picture, and the
         reference picture's tokens with their scale, and the share of the way between two prompts.
         """
         shapes = {}
         if self.guidance_size:
             shapes["guidance"] = jax.ShapeDtypeStruct((2,), jnp.float32)
-        if self.steered:
+        if self.uses_controlnet:
             shapes["control"] = jax.ShapeDtypeStruct((*self.control_size, 3), jnp.uint8)
         if config := self.ip_adapter_config:
             shapes["reference"] = jax.ShapeDtypeStruct(
@@ -285,12 +289,12 @@ class LatentDiffusion:
         return shapes
 
     @property
-    def told_cond_shapes(self) -> Arrays:
-        """Of what `encode_told` returns."""
+    def added_cond_shapes(self) -> Arrays:
+        """Of what `encode_added_cond` returns."""
         shapes = {}
         if self.guidance_size:
             shapes["timestep_cond"] = jax.ShapeDtypeStruct((2, self.guidance_size), jnp.float32)
-        if self.steered:
+        if self.uses_controlnet:
             h, w = (side // self.downscale for side in self.control_size)
             features = self.unet_config.block_out_channels[0]
             shapes["control"] = jax.ShapeDtypeStruct((1, h, w, features), self.dtype)
@@ -306,20 +310,20 @@ class LatentDiffusion:
         """The part of a picture's inputs that says its guidance."""
         return {"guidance": np.full(2, guidance, np.float32)} if self.guidance_size else {}
 
-    def encode_told(self, params: Params, inputs: Arrays) -> Arrays:
+    def encode_added_cond(self, params: Params, inputs: Arrays) -> Arrays:
         """The part of a picture's conditions that comes of the inputs beside the texts."""
-        told = {}
+        added = {}
         if self.guidance_size:
             # As in diffusers: in the paper's scale no guidance is 0, where people write 1.
-            told["timestep_cond"] = guidance_encoding(inputs["guidance"] - 1, self.guidance_size)
-        if self.steered:
+            added["timestep_cond"] = guidance_encoding(inputs["guidance"] - 1, self.guidance_size)
+        if self.uses_controlnet:
             picture = inputs["control"][None].astype(jnp.float32) / 255
-            told["control"] = nnx.merge(self.controlnet, params[CONTROL]).embed(picture)
+            added["control"] = nnx.merge(self.controlnet, params[CONTROL]).embed(picture)
         if self.ip_adapter_config:
             adapter = nnx.merge(self.ip_adapter, params[REFERENCE])
-            told["reference"] = adapter(inputs["reference"])
-            told["reference_scale"] = inputs["reference_scale"]
-        return told
+            added["reference"] = adapter(inputs["reference"])
+            added["reference_scale"] = inputs["reference_scale"]
+        return added
 
     # --- on the devices -------------------------------------------------------------------------
 
@@ -332,7 +336,7 @@ class LatentDiffusion:
         strength: Float[Array, " b"] | None = None,
     ) -> Float[Array, "b h w C"]:
         """The UNet's output."""
-        control = self._control(params, x, t, cond, strength) if self.steered else None
+        control = self._control(params, x, t, cond, strength) if self.uses_controlnet else None
         return nnx.merge(self.unet, params["unet"])(x, t, cond["text"], cond, control)
 
     def _control(

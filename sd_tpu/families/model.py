@@ -37,7 +37,7 @@ class Model(Protocol):
     autoencoder: str  # the component of its parameters that `encode` and `decode` use
     # Whether a control picture steers it, which is then among its inputs; slots say how strongly in
     # each row.
-    steered: bool
+    uses_controlnet: bool
     previewer: str  # the component of its parameters that draws previews; "" if none does
     checks_safety: bool  # whether it has what tells pictures that are not safe for work
 

@@ -134,13 +134,13 @@ class StableDiffusion(LatentDiffusion):
     @property
     def input_shapes(self) -> Arrays:
         """Of what `prompt_inputs` returns."""
-        return {**self.text_input_shapes, **self.told_input_shapes}
+        return {**self.text_input_shapes, **self.added_input_shapes}
 
     @property
     def cond_shapes(self) -> Arrays:
         """Of what `encode_prompt` returns."""
         shape = (2, self.chunks * LENGTH, self.text_config.hidden_size)
-        return {"text": jax.ShapeDtypeStruct(shape, self.dtype), **self.told_cond_shapes}
+        return {"text": jax.ShapeDtypeStruct(shape, self.dtype), **self.added_cond_shapes}
 
     # --- on the host ----------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class StableDiffusion(LatentDiffusion):
         # Of both texts, as in A1111; diffusers takes the negative prompt's last layer always.
         found = encoder(*text.flat(taken), skip=inputs["clip_skip"] - 1)
         embeddings = text.joined(found, taken)
-        return {"text": text.between(embeddings, inputs), **self.encode_told(params, inputs)}
+        return {"text": text.between(embeddings, inputs), **self.encode_added_cond(params, inputs)}
 
 
 def _check(encoder: TextEncoderConfig, unet: UNetConfig) -> None:

@@ -131,7 +131,7 @@ class StableDiffusionXL(LatentDiffusion):
             **self.text_input_shapes,
             "written": jax.ShapeDtypeStruct((self.texts,), jnp.bool),
             "time_ids": jax.ShapeDtypeStruct((2, SIZES), jnp.float32),
-            **self.told_input_shapes,
+            **self.added_input_shapes,
         }
 
     @property
@@ -142,7 +142,7 @@ class StableDiffusionXL(LatentDiffusion):
             "text": jax.ShapeDtypeStruct(shape, self.dtype),
             "text_embeds": jax.ShapeDtypeStruct((2, self.text_config_2.projection_dim), self.dtype),
             "time_ids": self.input_shapes["time_ids"],
-            **self.told_cond_shapes,
+            **self.added_cond_shapes,
         }
 
     # --- on the host ----------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class StableDiffusionXL(LatentDiffusion):
         prompts = len(texts["text_encoder"]["ids"]) - 1
         return {
             **texts,
-            **_told([written, *[True] * prompts], height, width),
+            **_size_inputs([written, *[True] * prompts], height, width),
             **self.guidance_inputs(guidance),
         }
 
@@ -188,7 +188,7 @@ class StableDiffusionXL(LatentDiffusion):
         written = negative_prompt is not None
         return {
             **self.plain_text_inputs(negative_prompt if written else prompt, prompt),
-            **_told([written, True], height, width),
+            **_size_inputs([written, True], height, width),
             **self.guidance_inputs(guidance),
         }
 
@@ -215,11 +215,11 @@ class StableDiffusionXL(LatentDiffusion):
             "text": text.between(whole, inputs),
             "text_embeds": text.between(pooled, inputs),
             "time_ids": inputs["time_ids"],
-            **self.encode_told(params, inputs),
+            **self.encode_added_cond(params, inputs),
         }
 
 
-def _told(written: Sequence[bool], height: int, width: int) -> Arrays:
+def _size_inputs(written: Sequence[bool], height: int, width: int) -> Arrays:
     """Which of the texts there are, and the sizes: as in diffusers, the picture is all of one that
     was of this size."""
     sizes = np.float32([height, width, 0, 0, height, width])
@@ -239,10 +239,10 @@ def _check(first: TextEncoderConfig, second: ProjectedTextEncoderConfig, unet: U
             f"The text encoders give {length} embeddings of {width}, the UNet takes {LENGTH} of "
             f"{unet.cross_attention_dim}."
         )
-    told = second.projection_dim + SIZES * unet.addition_time_embed_dim
-    if told != unet.projection_class_embeddings_input_dim:
+    added = second.projection_dim + SIZES * unet.addition_time_embed_dim
+    if added != unet.projection_class_embeddings_input_dim:
         raise CheckpointError(
             f"The UNet takes {unet.projection_class_embeddings_input_dim} numbers beside the text, "
-            f"SDXL tells it {told}: a pooled text of {second.projection_dim} and {SIZES} sizes of "
+            f"SDXL tells it {added}: a pooled text of {second.projection_dim} and {SIZES} sizes of "
             f"{unet.addition_time_embed_dim}. The refiner of SDXL is not supported."
         )

@@ -15,10 +15,10 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
-def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], given: PyTree) -> PyTree:
-    """What `draw(given)` gives where it is wanted; else zeros, at no cost."""
+def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
+    """What `draw(operand)` gives where it is wanted; else zeros, at no cost."""
     draw = jax.jit(draw, inline=True)  # traced once, for its shapes and for what it draws
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, given))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, operand))
     # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and products;
     # for a TPU v6e it makes large convolutions slower in a loop's own body than in a branch
     # (benchmarks/RESULTS.md).
@@ -26,10 +26,10 @@ def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], given: Py
 
         def turn(i, _):
             # XLA takes what does not depend on the turn out of the loop, where it is done always.
-            return draw(lax.optimization_barrier((given, i))[0])
+            return draw(lax.optimization_barrier((operand, i))[0])
 
         return lax.fori_loop(0, wanted.astype(jnp.int32), turn, zeros)
-    return lax.cond(wanted, draw, lambda _: zeros, given)
+    return lax.cond(wanted, draw, lambda _: zeros, operand)
 
 
 TILE = 4  # pictures, where the compiler lays them out side by side

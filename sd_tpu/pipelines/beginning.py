@@ -15,7 +15,7 @@ from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.pipelines.pipeline import ImageOutput, each_scale, flat, image_keys
 from sd_tpu.pipelines.stable_diffusion import FlaxStableDiffusionPipeline
-from sd_tpu.runtime.slots import KNOWN, MASKED, Given
+from sd_tpu.runtime.slots import MASKED_PICTURE, START_PICTURE, StartImage
 from sd_tpu.sampling.samplers import Table, steps_taken
 
 UNIT = 32  # pixels: the sides of prepared pictures are multiples of it
@@ -90,7 +90,10 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
             each_scale(guidance_scale, count),
             None,
             image_keys(prng_seed, count),
-            [Given({KNOWN: each}) for each in _channels_last(image, "image", count, size)],
+            [
+                StartImage({START_PICTURE: each})
+                for each in _channels_last(image, "image", count, size)
+            ],
             None if noise is None else flat(noise, 3, "noise"),
         )
         return self._output(images, prompt_ids, params, return_dict)
@@ -159,7 +162,7 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
         kept = jax.image.resize(kept, (*kept.shape[:2], *size), "bicubic")
         shown = jax.image.resize(shown, (*shown.shape[:2], *size), "nearest")
         latent = [side // self.vae_scale_factor for side in size]
-        told = jax.image.resize(shown, (*shown.shape[:2], *latent), "nearest")
+        mask_channels = jax.image.resize(shown, (*shown.shape[:2], *latent), "nearest")
         images = self._run(
             params,
             _known(self._table(params, num_inference_steps)),
@@ -169,10 +172,10 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
             None if latents is None else flat(latents, 3, "latents"),
             image_keys(prng_seed, count),
             [
-                Given({MASKED: picture}, under_noise=False, told=where)
+                StartImage({MASKED_PICTURE: picture}, under_noise=False, mask_channels=where)
                 for picture, where in zip(
                     _channels_last(kept, "masked_image", count, size),
-                    _channels_last(told, "mask", count, latent),
+                    _channels_last(mask_channels, "mask", count, latent),
                     strict=True,
                 )
             ],

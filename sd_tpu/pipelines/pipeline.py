@@ -33,7 +33,7 @@ from sd_tpu.pipelines.schedulers import Scheduler, SchedulerState, scheduler_for
 from sd_tpu.reading import expanded
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, make_mesh, replicated, split
 from sd_tpu.runtime.programs import ImageEncoder, Programs
-from sd_tpu.runtime.slots import Entry, Given
+from sd_tpu.runtime.slots import SlotInputs, StartImage
 from sd_tpu.sampling.samplers import Table, default_sampler, make_table
 from sd_tpu.sampling.schedule import NoiseSchedule
 
@@ -404,7 +404,7 @@ class FlaxDiffusionPipeline:
         guidance: np.ndarray,
         latents: np.ndarray | None,
         keys: jax.Array,
-        given: Sequence[Given] = (),
+        start_images: Sequence[StartImage] = (),
         noise: np.ndarray | None = None,
         *,
         decoded: bool = True,
@@ -414,27 +414,28 @@ class FlaxDiffusionPipeline:
         model, expected = self._structure()
         ours = {name: to_ours(params.get(name, {}), expected[name]) for name in self.networks}
         programs = self._programs_for(model, len(positive), size, is_stacked(params))
-        entries = dict(
+        entering = dict(
             enumerate(
-                self._entries(
-                    programs, table, size, positive, negative, guidance, latents, keys, given
+                self._slot_inputs(
+                    programs, table, size, positive, negative, guidance, latents, keys, start_images
                 )
             )
         )
         where = split if programs.stacked else replicated
         ours = jax.device_put(ours, where(programs.mesh))
-        if given:
+        if start_images:
             encoder = self._encoder_for(model, ours, size, programs.stacked)
-            entries = encoder.encode(ours, entries, programs.device)
+            entering = encoder.encode(ours, entering, programs.device)
         if noise is not None:
             fresh = self._as_ours(programs, noise, "noise", len(positive))
-            entries = {
-                index: entry.replace(
-                    start=entry.start + entry.spread * fresh[index], spread=np.float32(0)
+            entering = {
+                index: slot_inputs.replace(
+                    start=slot_inputs.start + slot_inputs.spread * fresh[index],
+                    spread=np.float32(0),
                 )
-                for index, entry in entries.items()
+                for index, slot_inputs in entering.items()
             }
-        slots = programs.encode(ours, programs.empty(), entries)
+        slots = programs.encode(ours, programs.empty(), entering)
         slots = programs.advance(ours, slots, len(table.rows))
         if not decoded:
             return np.asarray(slots.latents)[: len(positive)].transpose(0, 3, 1, 2)
@@ -502,7 +503,7 @@ class FlaxDiffusionPipeline:
             begin=begin,
         )
 
-    def _entries(
+    def _slot_inputs(
         self,
         programs: Programs,
         table: Table,
@@ -512,19 +513,19 @@ class FlaxDiffusionPipeline:
         guidance: np.ndarray,
         latents: np.ndarray | None,
         keys: jax.Array,
-        given: Sequence[Given],
-    ) -> list[Entry]:
+        start_images: Sequence[StartImage],
+    ) -> list[SlotInputs]:
         model, count, (height, width) = programs.model, len(positive), size
         nothing = [None] * count
         starts = nothing if latents is None else self._as_ours(programs, latents, "latents", count)
         return [
-            Entry.of(
+            SlotInputs.of(
                 table,
                 model.plain_inputs(prompt, unwanted, height=height, width=width, guidance=scale),
                 guidance=model.cfg_scale(scale),
                 key=key,
                 latents=start,
-                given=begun,
+                start_image=begun,
             )
             for prompt, unwanted, scale, key, start, begun in zip(
                 positive,
@@ -532,7 +533,7 @@ class FlaxDiffusionPipeline:
                 guidance.tolist(),
                 np.asarray(keys),
                 starts,
-                given or nothing,
+                start_images or nothing,
                 strict=True,
             )
         ]

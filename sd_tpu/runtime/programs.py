@@ -25,9 +25,9 @@ from sd_tpu.runtime.compiler import compiler_options
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicated, split
 from sd_tpu.runtime.slots import (
     GUIDED,
-    KNOWN,
-    MASKED,
-    Entry,
+    MASKED_PICTURE,
+    START_PICTURE,
+    SlotInputs,
     Slots,
     advance_slots,
     check_slots,
@@ -37,7 +37,7 @@ from sd_tpu.runtime.slots import (
     encode_slots,
     preview_slots,
     signed,
-    stack_entries,
+    stack_slot_inputs,
 )
 
 KEPT_BYTES = 16 * 2**20  # of encodings that an encoder remembers; of 1024x1024 pixels one has 2**18
@@ -128,16 +128,20 @@ class Programs:
         """Idle slots, divided over the devices."""
         return self._empty()
 
-    def encode(self, params: Params, slots: Slots, entries: Mapping[int, Entry | None]) -> Slots:
+    def encode(
+        self, params: Params, slots: Slots, entering: Mapping[int, SlotInputs | None]
+    ) -> Slots:
         """Puts images into the slots with these numbers; None vacates one. Donates `slots`."""
-        return self._call("encode", params, slots, self.gather(entries))
+        return self._call("encode", params, slots, self.gather(entering))
 
-    def gather(self, entries: Mapping[int, Entry | None]) -> Entry:
+    def gather(self, entering: Mapping[int, SlotInputs | None]) -> SlotInputs:
         """What the compiled `encode` takes of these images, divided over the devices; raises
         ValueError for one with guidance where none may be."""
-        if not self._guided and any(entry and GUIDED in entry.kinds for entry in entries.values()):
+        if not self._guided and any(
+            slot_inputs and GUIDED in slot_inputs.kinds for slot_inputs in entering.values()
+        ):
             raise ValueError("These programs are compiled for pictures without guidance.")
-        stacked = stack_entries(self.model, self.slots, self.latent_shape, entries)
+        stacked = stack_slot_inputs(self.model, self.slots, self.latent_shape, entering)
         return jax.device_put(stacked, split(self.mesh))
 
     def advance(self, params: Params, slots: Slots, n: int | np.ndarray) -> Slots:
@@ -199,7 +203,7 @@ class ImageEncoder:
         width: int,
         network_dtype: Any,
         dtype: Any = np.float32,
-        names: Sequence[str] = (KNOWN, MASKED),
+        names: Sequence[str] = (START_PICTURE, MASKED_PICTURE),
         stacked: bool = False,
     ):
         """Compiles it.
@@ -235,10 +239,10 @@ class ImageEncoder:
     def encode(
         self,
         params: Params,
-        entries: Mapping[int, Entry | None],
+        entering: Mapping[int, SlotInputs | None],
         device: Callable[[int], int],
         whose: Mapping[int, Hashable] = MappingProxyType({}),
-    ) -> dict[int, Entry | None]:
+    ) -> dict[int, SlotInputs | None]:
         """The entries with what they take of their pictures in place of these.
 
         Args:
@@ -249,9 +253,9 @@ class ImageEncoder:
                 does, and nothing is kept.
         """
         keys, waiting = {}, {}
-        for slot, entry in entries.items():
-            for name in (entry.pictures or {} if entry else {}).keys() & self._names:
-                image = np.ascontiguousarray(entry.pictures[name])
+        for slot, slot_inputs in entering.items():
+            for name in (slot_inputs.pictures or {} if slot_inputs else {}).keys() & self._names:
+                image = np.ascontiguousarray(slot_inputs.pictures[name])
                 there = device(slot)
                 key = keys[slot, name] = whose.get(there, there), hashlib.sha256(image).digest()
                 if not (whose and key in self._kept):
@@ -262,8 +266,8 @@ class ImageEncoder:
         if whose:
             self._keep({key: found[key] for key in keys.values()})
         return {
-            slot: entry.encoded(latents[slot]) if slot in latents else entry
-            for slot, entry in entries.items()
+            slot: slot_inputs.encoded(latents[slot]) if slot in latents else slot_inputs
+            for slot, slot_inputs in entering.items()
         }
 
     def _keep(self, used: Mapping[Key, np.ndarray]) -> None:

@@ -28,9 +28,9 @@ MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's ex
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
 # Pictures that are encoded before an image enters: those that it may begin with, and that whose
 # encoding is among its inputs under the same name.
-KNOWN, MASKED, SEEN = "known", "masked", "reference"
-# The settings of a picture that `Entry.of` takes, by their names.
-TAKEN = (
+START_PICTURE, MASKED_PICTURE, REFERENCE_PICTURE = "start", "masked", "reference"
+# The settings of a picture that `SlotInputs.of` takes, by their names.
+SLOT_SETTINGS = (
     "guidance",
     "guidance_start",
     "guidance_stop",
@@ -60,31 +60,31 @@ class Slots:
     row: Int32[Array, " S"]  # the next row
     end: Int32[Array, " S"]  # rows of this image; row == end is an idle slot
     key: UInt32[Array, "S 2"]
-    known: Float[Array, "S h w C"]  # clean latents of the picture that a mask is of
+    init_latents: Float[Array, "S h w C"]  # clean latents of the picture that a mask is of
     noise: Float[Array, "S h w C"]  # the first, under which they are put back in
-    keep: Float[Array, "S h w 1"]  # the share of them that is put back in after every row
+    keep_mask: Float[Array, "S h w 1"]  # the share of them that is put back in after every row
     levels: Float[Array, "S R 2"]  # alpha and sigma after each row
-    told: Float[Array, "S h w M"]  # the mask's channels, where the model takes any
-    strength: Float[Array, "S steered"]  # of each row's control, R where the model is steered
+    mask_channels: Float[Array, "S h w M"]  # the mask's channels, where the model takes any
+    strength: Float[Array, "S control"]  # of each row's control, R where the model is steered
     evaluated: Float[Array, "S 2 h w C"]  # the last two of history that were not forecast
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class StartImage:
     """What an image begins with besides noise.
 
     Attributes:
-        pictures: that are to be encoded, [H, W, 3] as `signed` takes them: KNOWN is the start,
-            MASKED what is kept of it, for models that are told of masks.
+        pictures: that are to be encoded, [H, W, 3] as `signed` takes them: START_PICTURE is the
+            start, MASKED_PICTURE what is kept of it, for models that take masks.
         under_noise: whether it begins with the start picture under noise; else with noise alone.
-        keep: as `Slots` has it, or 0.
-        told: the mask [h, w, 1] that such models are told, 1 where they draw; or 0.
+        keep_mask: as in `Slots`, or 0.
+        mask_channels: the mask [h, w, 1] for such models, 1 where they draw; or 0.
     """
 
     pictures: Mapping[str, np.ndarray]
     under_noise: bool = True
-    keep: np.ndarray | float = 0.0
-    told: np.ndarray | float = 0.0
+    keep_mask: np.ndarray | float = 0.0
+    mask_channels: np.ndarray | float = 0.0
 
     @classmethod
     def of(
@@ -94,7 +94,7 @@ class Given:
         image: np.ndarray | None,
         mask: np.ndarray | None,
         strength: float,
-    ) -> "Given | None":
+    ) -> "StartImage | None":
         """What a model takes of a start picture; None if that is nothing.
 
         Args:
@@ -112,15 +112,15 @@ class Given:
             mask = np.ones((h * scale, w * scale), np.float32)
         drawn = _drawn_latents(mask, scale)[..., None]
         under_noise = image is not None and not (strength == 1 and (mask < 1).any())
-        pictures = {} if image is None else {KNOWN: image}
+        pictures = {} if image is None else {START_PICTURE: image}
         if not model.mask_channels:
-            return cls(pictures, under_noise, keep=1 - drawn)
+            return cls(pictures, under_noise, keep_mask=1 - drawn)
         blank = np.zeros((h * scale, w * scale, 3), np.float32)
         masked = blank if image is None else signed(image) * (mask < 0.5)[..., None]
         return cls(
-            {**(pictures if under_noise else {}), MASKED: masked},
+            {**(pictures if under_noise else {}), MASKED_PICTURE: masked},
             under_noise,
-            told=(drawn >= 0.5).astype(np.float32),
+            mask_channels=(drawn >= 0.5).astype(np.float32),
         )
 
 
@@ -141,7 +141,7 @@ def _drawn_latents(mask: Float[np.ndarray, "H W"], scale: int) -> Float[np.ndarr
 
 @no_type_check  # likewise
 @flax.struct.dataclass
-class Entry:
+class SlotInputs:
     """An image as it enters a slot, in NumPy's arrays; or, by `stack_entries`, all that enter.
 
     The first latents are start + spread * noise: pure noise from a seed (start 0), latents that
@@ -159,10 +159,10 @@ class Entry:
     key: UInt32[np.ndarray, "*S 2"]
     start: Float[np.ndarray, "..."]  # [*S, h, w, C], or the number 0
     spread: Float[np.ndarray, "*S"]
-    known: Float[np.ndarray, "..."]  # this and the next two as `Slots` has them, or 0
-    keep: Float[np.ndarray, "..."]
-    told: Float[np.ndarray, "..."]
-    strength: Float[np.ndarray, "*S steered"]  # as `control_strength` says
+    init_latents: Float[np.ndarray, "..."]  # this and the next two as `Slots` has them, or 0
+    keep_mask: Float[np.ndarray, "..."]
+    mask_channels: Float[np.ndarray, "..."]
+    strength: Float[np.ndarray, "*S control"]  # as `control_strength` says
     levels: Float[np.ndarray, "*S R 2"]
     fresh: Bool[np.ndarray, "*S"]  # where false the slot is left alone
     pictures: dict[str, Shaped[np.ndarray, "H W 3"]] | None = None
@@ -177,8 +177,8 @@ class Entry:
         guidance: float,
         key: np.ndarray,
         latents: np.ndarray | None = None,
-        given: Given | None = None,
-        seen: np.ndarray | None = None,
+        start_image: StartImage | None = None,
+        reference: np.ndarray | None = None,
         guidance_start: float = 0.0,
         guidance_stop: float = 1.0,
         cache_interval: int = 1,
@@ -195,8 +195,8 @@ class Entry:
             guidance: the scale.
             key: [2] u32, of all noise.
             latents: [h, w, C], first latents of unit variance in place of the key's noise.
-            given: what it begins with besides noise.
-            seen: a reference picture, uint8 [S, S, 3].
+            start_image: what it begins with besides noise.
+            reference: a reference picture, uint8 [S, S, 3].
             guidance_start: this and the next two as `row_kinds` takes them.
             guidance_stop: see there.
             cache_interval: see there.
@@ -216,11 +216,14 @@ class Entry:
             )
         guidance, sigma = np.float32(guidance), table.init_noise_sigma
         start, spread = (0, sigma) if latents is None else (latents * sigma, 0)
-        given = given or Given({}, under_noise=False)
-        pictures = {**given.pictures, **({} if seen is None else {SEEN: seen})}
-        if given.under_noise:
+        start_image = start_image or StartImage({}, under_noise=False)
+        pictures = {
+            **start_image.pictures,
+            **({} if reference is None else {REFERENCE_PICTURE: reference}),
+        }
+        if start_image.under_noise:
             start, spread = table.levels[0]
-        noise = np.float32(latents) if given.under_noise and latents is not None else None
+        noise = np.float32(latents) if start_image.under_noise and latents is not None else None
         kinds = row_kinds(
             table, guidance, start=guidance_start, stop=guidance_stop, interval=cache_interval
         )
@@ -235,10 +238,10 @@ class Entry:
             key=np.asarray(key),
             start=np.float32(start),
             spread=np.float32(spread),
-            known=np.float32(0),
+            init_latents=np.float32(0),
             levels=np.vstack([table.levels[1:], [1, 0]], dtype="f4"),
-            keep=given.keep,
-            told=given.told,
+            keep_mask=start_image.keep_mask,
+            mask_channels=start_image.mask_channels,
             fresh=np.True_,
             strength=control_strength(
                 len(kinds), control_scale, start=control_start, stop=control_stop
@@ -250,33 +253,41 @@ class Entry:
     def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
         """The same with what some of its pictures were encoded as: latents [h, w, C], tokens."""
         left = {name: picture for name, picture in self.pictures.items() if name not in latents}
-        entry = self.replace(pictures=left or None)
-        if KNOWN in latents:
-            entry = entry.replace(start=self.start * latents[KNOWN], known=latents[KNOWN])
+        slot_inputs = self.replace(pictures=left or None)
+        if START_PICTURE in latents:
+            slot_inputs = slot_inputs.replace(
+                start=self.start * latents[START_PICTURE], init_latents=latents[START_PICTURE]
+            )
             if self.noise is not None:
-                entry = entry.replace(
-                    start=entry.start + self.spread * self.noise, spread=np.float32(0), noise=None
+                slot_inputs = slot_inputs.replace(
+                    start=slot_inputs.start + self.spread * self.noise,
+                    spread=np.float32(0),
+                    noise=None,
                 )
-        if MASKED in latents:
-            entry = entry.replace(told=np.concatenate([self.told, latents[MASKED]], axis=-1))
-        if SEEN in latents:
-            entry = entry.replace(inputs={**self.inputs, SEEN: latents[SEEN]})
-        return entry
+        if MASKED_PICTURE in latents:
+            slot_inputs = slot_inputs.replace(
+                mask_channels=np.concatenate([self.mask_channels, latents[MASKED_PICTURE]], axis=-1)
+            )
+        if REFERENCE_PICTURE in latents:
+            slot_inputs = slot_inputs.replace(
+                inputs={**self.inputs, REFERENCE_PICTURE: latents[REFERENCE_PICTURE]}
+            )
+        return slot_inputs
 
 
-def stack_entries(
+def stack_slot_inputs(
     model: Model,
     count: int,
     latent_shape: tuple[int, int, int],
-    entries: Mapping[int, Entry | None],
-) -> Entry:
+    entering: Mapping[int, SlotInputs | None],
+) -> SlotInputs:
     """What `encode_slots` takes: images for the slots with these numbers, None to vacate one. The
     other slots are left alone."""
 
     def zeros(*shape, dtype=np.float32):
         return np.zeros((count, *shape), dtype)
 
-    stacked = Entry(
+    stacked = SlotInputs(
         inputs=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), model.input_shapes),
         guidance=zeros(),
         rescale=zeros(),
@@ -286,24 +297,28 @@ def stack_entries(
         key=zeros(2, dtype=np.uint32),
         start=zeros(*latent_shape),
         spread=zeros(),
-        known=zeros(*latent_shape),
-        keep=zeros(*latent_shape[:2], 1),
-        told=zeros(*latent_shape[:2], model.mask_channels),
+        init_latents=zeros(*latent_shape),
+        keep_mask=zeros(*latent_shape[:2], 1),
+        mask_channels=zeros(*latent_shape[:2], model.mask_channels),
         levels=zeros(MAX_ROWS, 2),
-        strength=zeros(MAX_ROWS * model.steered),
+        strength=zeros(MAX_ROWS * model.uses_controlnet),
         fresh=zeros(dtype=bool),
     )
-    for i, entry in entries.items():
+    for i, slot_inputs in entering.items():
         stacked.fresh[i] = True
-        if entry is not None:
-            padding = (0, MAX_ROWS - entry.end)  # zeros are IDLE
-            entry = entry.replace(
-                rows=np.pad(entry.rows, (padding, (0, 0))),
-                levels=np.pad(entry.levels, (padding, (0, 0))),
-                strength=np.pad(entry.strength, padding) if model.steered else stacked.strength[i],
-                kinds=np.pad(entry.kinds, padding),
+        if slot_inputs is not None:
+            padding = (0, MAX_ROWS - slot_inputs.end)  # zeros are IDLE
+            slot_inputs = slot_inputs.replace(
+                rows=np.pad(slot_inputs.rows, (padding, (0, 0))),
+                levels=np.pad(slot_inputs.levels, (padding, (0, 0))),
+                strength=np.pad(slot_inputs.strength, padding)
+                if model.uses_controlnet
+                else stacked.strength[i],
+                kinds=np.pad(slot_inputs.kinds, padding),
             )
-            jax.tree.map(lambda into, one, i=i: operator.setitem(into, i, one), stacked, entry)
+            jax.tree.map(
+                lambda into, one, i=i: operator.setitem(into, i, one), stacked, slot_inputs
+            )
     return stacked
 
 
@@ -325,54 +340,54 @@ def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) ->
         row=zeros(dtype=jnp.int32),
         end=zeros(dtype=jnp.int32),
         key=zeros(2, dtype=jnp.uint32),
-        known=zeros(*latent_shape),
+        init_latents=zeros(*latent_shape),
         noise=zeros(*latent_shape),
-        keep=zeros(*latent_shape[:2], 1),
+        keep_mask=zeros(*latent_shape[:2], 1),
         levels=zeros(MAX_ROWS, 2),
-        told=zeros(*latent_shape[:2], model.mask_channels),
-        strength=zeros(MAX_ROWS * model.steered),
+        mask_channels=zeros(*latent_shape[:2], model.mask_channels),
+        strength=zeros(MAX_ROWS * model.uses_controlnet),
         evaluated=zeros(2, *latent_shape),
     )
 
 
-def encode_slots(model: Model, params: Params, slots: Slots, entries: Entry) -> Slots:
+def encode_slots(model: Model, params: Params, slots: Slots, entering: SlotInputs) -> Slots:
     """Fills the fresh slots: conditions, first latents, table; leaves the others alone."""
-    occupied = entries.fresh & (entries.end > 0)
+    occupied = entering.fresh & (entering.end > 0)
     order = jnp.argsort(~occupied, stable=True)
 
     def one(i, cond):
-        encoded = model.encode_prompt(params, jax.tree.map(lambda x: x[order[i]], entries.inputs))
+        encoded = model.encode_prompt(params, jax.tree.map(lambda x: x[order[i]], entering.inputs))
         return jax.tree.map(
             lambda into, x: into.at[order[i]].set(x.astype(into.dtype)), cond, encoded
         )
 
     cond = lax.fori_loop(0, occupied.sum(), one, slots.cond)
     draw = jax.vmap(partial(gaussian, shape=slots.latents.shape[1:]))
-    noise = draw(entries.key)
-    latents = entries.start + _column(entries.spread, noise) * noise
-    entering = Slots(
+    noise = draw(entering.key)
+    latents = entering.start + _column(entering.spread, noise) * noise
+    filled = Slots(
         latents=latents,
         history=jnp.zeros_like(slots.history),
         clean=latents,
         cond=cond,
-        guidance=entries.guidance,
-        rescale=entries.rescale,
-        rows=entries.rows,
-        kinds=entries.kinds,
+        guidance=entering.guidance,
+        rescale=entering.rescale,
+        rows=entering.rows,
+        kinds=entering.kinds,
         row=jnp.zeros_like(slots.row),
-        end=entries.end,
-        key=entries.key,
-        known=entries.known,
+        end=entering.end,
+        key=entering.key,
+        init_latents=entering.init_latents,
         # Drawn anew: if the one above left the program, it would be rounded before it is scaled,
         # and pictures would not be what they are without masks.
-        noise=draw(lax.optimization_barrier(entries.key)),
-        keep=entries.keep,
-        levels=entries.levels,
-        told=entries.told,
-        strength=entries.strength,
+        noise=draw(lax.optimization_barrier(entering.key)),
+        keep_mask=entering.keep_mask,
+        levels=entering.levels,
+        mask_channels=entering.mask_channels,
+        strength=entering.strength,
         evaluated=jnp.zeros_like(slots.evaluated),
     )
-    return _where(entries.fresh, entering, slots)
+    return _where(entering.fresh, filled, slots)
 
 
 def advance_slots(
@@ -538,9 +553,9 @@ def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Arr
     """
     row = _next_row(lanes)
     taken = row["c_in"] * lanes.latents
-    if lanes.told.shape[-1]:
-        taken = jnp.concatenate([taken, lanes.told], axis=-1)
-    steered = (
+    if lanes.mask_channels.shape[-1]:
+        taken = jnp.concatenate([taken, lanes.mask_channels], axis=-1)
+    control = (
         {}
         if not lanes.strength.size
         else {
@@ -550,7 +565,7 @@ def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Arr
         }
     )
     with jax.named_scope("evaluation"):  # told apart so in a profile
-        out = denoise(taken, row["t"].reshape(-1), lanes.cond, **steered)
+        out = denoise(taken, row["t"].reshape(-1), lanes.cond, **control)
     if guided:
         out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
     newest = row["u"] * lanes.latents + row["v"] * out
@@ -578,7 +593,7 @@ def _moved(
     latents = row["a"] * x + row["s"] * noise
     for k in range(HISTORY):
         latents += row[f"b{k}"] * history[:, k]
-    latents = jnp.where(slots.keep > 0, _kept(slots, latents), latents)
+    latents = jnp.where(slots.keep_mask > 0, _kept(slots, latents), latents)
     return slots.replace(
         latents=latents, history=history, row=slots.row + 1, clean=row["p"] * x + row["q"] * out
     )
@@ -589,8 +604,8 @@ def _kept(lanes: Slots, latents: Float[Array, "lanes h w C"]) -> Float[Array, "l
     noise (Lugmayr et al. 2022, arXiv:2201.09865, without its resampling)."""
     after = jnp.take_along_axis(lanes.levels, lanes.row[:, None, None], axis=1, mode="clip")[:, 0]
     alpha, sigma = (_column(after[:, i], latents) for i in range(2))
-    known = alpha * lanes.known + sigma * lanes.noise
-    return lanes.keep * known + (1 - lanes.keep) * latents
+    noised = alpha * lanes.init_latents + sigma * lanes.noise
+    return lanes.keep_mask * noised + (1 - lanes.keep_mask) * latents
 
 
 def _guided(
@@ -657,10 +672,10 @@ def encode_images(
 
 
 def _where_wanted(
-    draw: Callable[[jax.Array], jax.Array], given: jax.Array, wanted: Bool[Array, " n"]
+    draw: Callable[[jax.Array], jax.Array], inputs: jax.Array, wanted: Bool[Array, " n"]
 ) -> jax.Array:
     """What is drawn of each, one after the other; zeros where nothing is wanted."""
-    return lax.map(lambda one: only_if(one[0], draw, one[1]), (wanted, given))
+    return lax.map(lambda one: only_if(one[0], draw, one[1]), (wanted, inputs))
 
 
 def gaussian(key: UInt32[Array, "2"], shape: tuple[int, int, int]) -> Float[Array, "h w C"]:

@@ -176,11 +176,11 @@ class Catalog:
             RequestError: there is none of the name that it asks for, or none for its model.
         """
         found = []
-        if picture.steered:
+        if picture.uses_controlnet:
             if not self.controlnets:
                 raise RequestError("Control pictures need a ControlNet, and this server has none.")
             found.append(self._extra(picture, ControlNet.part))
-        if picture.referring:
+        if picture.uses_ip_adapter:
             if not self.ip_adapters:
                 raise RequestError(
                     "Reference pictures need an IP-Adapter, and this server has none."

@@ -37,12 +37,12 @@ from sd_tpu.runtime.dtype import fastest_dtype
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import (
-    KNOWN,
-    MASKED,
-    SEEN,
-    TAKEN,
-    Entry,
-    Given,
+    MASKED_PICTURE,
+    REFERENCE_PICTURE,
+    SLOT_SETTINGS,
+    START_PICTURE,
+    SlotInputs,
+    StartImage,
     empty_slots,
     gaussian,
     is_guided,
@@ -208,13 +208,13 @@ class Engine(EngineClient):
                     index=where,
                     client=client,
                     address=address,
-                    batch=self._batch(picture, arrival),
+                    batch=self._batch(picture, slot_inputs),
                     weights=self._weights_of(request, index),
-                    kinds=arrival.kinds,
+                    kinds=slot_inputs.kinds,
                     previews=previews and not tiling,
-                    entry=arrival,
+                    slot_inputs=slot_inputs,
                 )
-                for where, (picture, arrival) in zip(
+                for where, (picture, slot_inputs) in zip(
                     tile_indices(request, index, tiling),
                     self._drawn(request, index, tiling, canvas, followed[index]),
                     strict=True,
@@ -225,7 +225,7 @@ class Engine(EngineClient):
         self._submitting[number] = {ticket.batch for ticket in tickets}
         try:
             for ticket in tickets:
-                self._encoders_of(ticket.batch, {*(ticket.entry.pictures or ())}, number)
+                self._encoders_of(ticket.batch, {*(ticket.slot_inputs.pictures or ())}, number)
             with self._change:
                 self._check_room(tickets)
                 steps = max(_steps(request.pictures[index]) for index in canvases)
@@ -263,13 +263,13 @@ class Engine(EngineClient):
             self.tally.refused += 1
             raise
 
-    def arrival(
+    def slot_inputs(
         self,
         request: Request,
         index: int,
         canvas: Canvas | None = None,
         followed: Mapping[str, np.ndarray] = MappingProxyType({}),
-    ) -> Entry:
+    ) -> SlotInputs:
         """The picture at `index` as the programs take it, with what it begins with, and what the
         networks beside its model's are told, as `_followed` says.
 
@@ -278,7 +278,7 @@ class Engine(EngineClient):
         """
         picture = request.pictures[index]
         with told_by_whose(request, index):
-            return self._entry(
+            return self._make_slot_inputs(
                 self.catalog.open(picture.model).checkpoint, picture, canvas, followed
             )
 
@@ -289,11 +289,11 @@ class Engine(EngineClient):
         tiling: Tiling | None,
         canvas: Canvas | None,
         followed: Mapping[str, np.ndarray],
-    ) -> list[tuple[Picture, Entry]]:
-        """The pictures that a picture is drawn as, itself or its tiles, each with its `arrival`."""
+    ) -> list[tuple[Picture, SlotInputs]]:
+        """The pictures that a picture is drawn as, itself or its tiles, each with its `slot_inputs`."""
         whole = request.pictures[index]
         if not tiling:
-            return [(whole, self.arrival(request, index, canvas, followed))]
+            return [(whole, self.slot_inputs(request, index, canvas, followed))]
         checkpoint = self.catalog.open(whole.model).checkpoint
         shape = checkpoint.model.latent_shape(whole.height, whole.width)
         noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
@@ -305,7 +305,7 @@ class Engine(EngineClient):
                 for name, told in followed.items()
             }
             with told_by_whose(request, index):
-                entry = self._entry(
+                slot_inputs = self._make_slot_inputs(
                     checkpoint,
                     picture,
                     Canvas(tiling.part(number, canvas.pixels)),
@@ -313,7 +313,9 @@ class Engine(EngineClient):
                     tiling.part(number, noise, checkpoint.model.downscale),
                 )
             # Or what a sampler adds after a row would be the same in all.
-            tiles.append((picture, entry.replace(key=np.array([number, whole.seed], np.uint32))))
+            tiles.append(
+                (picture, slot_inputs.replace(key=np.array([number, whole.seed], np.uint32)))
+            )
         return tiles
 
     def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
@@ -339,9 +341,11 @@ class Engine(EngineClient):
     def _followed(
         self, request: Request, inputs: Mapping[str, Input]
     ) -> dict[int, dict[str, np.ndarray]]:
-        """What the networks beside their models' are told of pictures, by index and by the names of
-        inputs, with the reference picture that is yet to be encoded as SEEN; those that are told
-        the same share it."""
+        """Return the inputs of ControlNets and IP-Adapters by picture index, then by input name.
+
+        A reference picture, yet to be encoded, is there as REFERENCE_PICTURE. Pictures with equal
+        inputs share the arrays.
+        """
         made: dict[tuple, np.ndarray] = {}
 
         def once(make: Callable[[], np.ndarray], *key: Any) -> np.ndarray:
@@ -365,7 +369,7 @@ class Engine(EngineClient):
                         )
                     if extra.part == REFERENCE:
                         side = extra.config.image_encoder.image_size
-                        told[SEEN] = once(
+                        told[REFERENCE_PICTURE] = once(
                             partial(reference_pixels, picture, inputs, side),
                             picture.reference,
                             side,
@@ -373,17 +377,17 @@ class Engine(EngineClient):
                         told["reference_scale"] = np.float32([picture.reference_scale])
         return followed
 
-    def _entry(
+    def _make_slot_inputs(
         self,
         checkpoint: Checkpoint,
         picture: Picture,
         canvas: Canvas | None = None,
         followed: Mapping[str, np.ndarray] = MappingProxyType({}),
         noise: np.ndarray | None = None,
-    ) -> Entry:
-        """A picture as the programs take it, as `arrival`; with noise [h, w, C] in place of that of
+    ) -> SlotInputs:
+        """A picture as the programs take it, as `slot_inputs`; with noise [h, w, C] in place of that of
         its seed."""
-        settings = {name: getattr(picture, name) for name in TAKEN}
+        settings = {name: getattr(picture, name) for name in SLOT_SETTINGS}
         model = checkpoint.model
         settings["guidance"] = model.cfg_scale(picture.guidance)
         inputs = checkpoint.prompt_inputs(
@@ -398,13 +402,16 @@ class Engine(EngineClient):
             options=self.adapters.options(model),
         )
         latent_shape = model.latent_shape(picture.height, picture.width)
-        return Entry.of(
+        return SlotInputs.of(
             _table(checkpoint, picture),
-            {**inputs, **{name: value for name, value in followed.items() if name != SEEN}},
+            {
+                **inputs,
+                **{name: value for name, value in followed.items() if name != REFERENCE_PICTURE},
+            },
             **settings,
-            seen=followed.get(SEEN),
+            reference=followed.get(REFERENCE_PICTURE),
             latents=_between_seeds(picture, latent_shape) if noise is None else noise,
-            given=Given.of(
+            start_image=StartImage.of(
                 model,
                 latent_shape,
                 canvas and canvas.pixels,
@@ -456,12 +463,14 @@ class Engine(EngineClient):
             tiling = self.catalog.tiling(picture)
             if tiling:
                 picture = dataclasses.replace(picture, height=tiling.size[0], width=tiling.size[1])
-            entry = self._entry(self.catalog.open(picture.model).checkpoint, picture)
-            latency = self.latency.known(self._batch(picture, entry))
+            slot_inputs = self._make_slot_inputs(
+                self.catalog.open(picture.model).checkpoint, picture
+            )
+            latency = self.latency.known(self._batch(picture, slot_inputs))
         except ValueError:
             return None
         pictures = len(tiling) if tiling else 1
-        return latency and pictures * latency.of_picture(entry.kinds)
+        return latency and pictures * latency.of_picture(slot_inputs.kinds)
 
     def drain(self, seconds: float) -> bool:
         """As `EngineClient.drain`."""
@@ -561,14 +570,14 @@ class Engine(EngineClient):
             raise CheckpointError("The model's own parameters are not there any more.")
         return there.spread(sharding, placed)
 
-    def _batch(self, picture: Picture, entry: Entry | None = None) -> Batch:
+    def _batch(self, picture: Picture, slot_inputs: SlotInputs | None = None) -> Batch:
         """What draws a picture of this model and size, with guidance or without, of texts as in the
         entry."""
         weights = self.catalog.open(picture.model).weights
         architecture, extras = weights.architecture, self.catalog.extras(picture)
         checkpoint, _ = self.catalog.sample(architecture)
         model = checkpoint.model
-        model = model.for_inputs(entry.inputs) if entry else model
+        model = model.for_inputs(slot_inputs.inputs) if slot_inputs else model
         for extra in extras:
             model = extra.joined(model, picture.height, picture.width)
             weights = self.catalog.with_extra(weights, extra)
@@ -612,7 +621,7 @@ class Engine(EngineClient):
         slots_there = jax.eval_shape(partial(empty_slots, model, slots, shape))
         return 2 * bytes_of(slots_there) // self.mesh.size
 
-    def _build(self, batch: Batch) -> tuple[Programs, Entry, Params]:
+    def _build(self, batch: Batch) -> tuple[Programs, SlotInputs, Params]:
         """The programs of a batch, an entry to time them with, and its parameters' shapes."""
         kind = self._kinds[batch]
         checkpoint, defaults = self.catalog.sample(kind.architecture)
@@ -627,9 +636,11 @@ class Engine(EngineClient):
         programs = self.programs if batch == self.batch else self._programs_of(batch)
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
-        entry = self._entry(checkpoint, sample).replace(inputs=inputs, pictures=None)
+        slot_inputs = self._make_slot_inputs(checkpoint, sample).replace(
+            inputs=inputs, pictures=None
+        )
         extras = {extra.part: extra.shapes for extra in kind.extras}
-        return programs, entry, {**checkpoint.parameters.shapes, **extras}
+        return programs, slot_inputs, {**checkpoint.parameters.shapes, **extras}
 
     def _programs_of(self, batch: Batch) -> Programs:
         return Programs(
@@ -643,16 +654,16 @@ class Engine(EngineClient):
             stacked=True,
         )
 
-    def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, Entry]:
+    def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, SlotInputs]:
         """The entries that enter by a plan, with latents in place of their pictures."""
-        entries = {slot: ticket.entry for slot, ticket in plan.enter.items()}
-        names = {name for entry in entries.values() for name in entry.pictures or ()}
+        entering = {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
+        names = {name for slot_inputs in entering.values() for name in slot_inputs.pictures or ()}
         for encoder, of in self._encoders_of(plan.batch, names):
             whose = {
                 device: (of(weights), self._brought) for device, weights in plan.weights.items()
             }
-            entries = encoder.encode(params, entries, programs.device, whose)
-        return entries
+            entering = encoder.encode(params, entering, programs.device, whose)
+        return entering
 
     def _encoders_of(
         self, batch: Batch, names: Set[str], job: int | None = None
@@ -660,7 +671,7 @@ class Engine(EngineClient):
         """What encodes pictures of these names for a batch, and what of weights tells those that do
         it alike. A `job` keeps them until it is over, so that they are compiled by no plan."""
         kind, found = self._kinds[batch], []
-        if names & {KNOWN, MASKED}:
+        if names & {START_PICTURE, MASKED_PICTURE}:
             checkpoint, _ = self.catalog.sample(kind.architecture)
             found.append(
                 (
@@ -676,7 +687,7 @@ class Engine(EngineClient):
                     lambda weights: weights.root,
                 )
             )
-        if SEEN in names:
+        if REFERENCE_PICTURE in names:
             seeing = next(extra for extra in kind.extras if extra.part == REFERENCE)
             side = seeing.config.image_encoder.image_size
             found.append(
@@ -690,7 +701,7 @@ class Engine(EngineClient):
                         width=side,
                         network_dtype=seeing.dtype,
                         dtype=np.uint8,
-                        names=(SEEN,),
+                        names=(REFERENCE_PICTURE,),
                     ),
                     lambda weights: weights.extra,
                 )

@@ -86,7 +86,7 @@ class Ticket:
     weights: Weights
     kinds: np.ndarray  # [R] of `slots.row_kinds`: what each row of its table evaluates
     previews: bool = True  # whether it is to be seen while it forms
-    entry: Any = None
+    slot_inputs: Any = None
 
     @property
     def account(self) -> Account:

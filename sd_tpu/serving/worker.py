@@ -107,12 +107,12 @@ class Worker:
         programs, params = self._programs[plan.batch], self._params_of(plan)
         slots = self._slots.pop(plan.batch, None) or programs.empty()
         if plan.enter:
-            entries = (
+            entering = (
                 self._prepare(plan, programs, params)
                 if self._prepare
-                else {slot: ticket.entry for slot, ticket in plan.enter.items()}
+                else {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
             )
-            slots = programs.encode(params, slots, entries)
+            slots = programs.encode(params, slots, entering)
         rows = np.zeros(programs.slots, np.int32)
         rows[list(plan.rows)] = list(plan.rows.values())
         slots, seconds = _timed(lambda: programs.advance(params, slots, rows))
@@ -241,16 +241,18 @@ class Worker:
         if not batch.zeros and not self._held(batch.architecture):
             self._loader.wait()  # on one device a stand-in would take as much as what is coming
         begun = time.monotonic()
-        programs, entry, self._shapes[batch.architecture] = self._build(batch)
+        programs, slot_inputs, self._shapes[batch.architecture] = self._build(batch)
         try:
-            return self._compiled(batch, programs, entry, begun)
+            return self._compiled(batch, programs, slot_inputs, begun)
         finally:
             if not batch.zeros:  # nothing needs a stand-in once this is over
                 with self._lock:
                     for device in self._devices:
                         self._drop(device, _nameless(batch.architecture))
 
-    def _compiled(self, batch: Batch, programs: Programs, entry: Any, begun: float) -> Compiled:
+    def _compiled(
+        self, batch: Batch, programs: Programs, slot_inputs: Any, begun: float
+    ) -> Compiled:
         params = self._together(batch.architecture, {})
         slots = programs.advance(params, programs.encode(params, programs.empty(), {}), 0)
         _drawn(programs, programs.decode, params, slots.latents, [], always=True)
@@ -259,7 +261,7 @@ class Worker:
         if programs.has_previewer:
             _drawn(programs, programs.preview, params, slots.clean, [], always=True)
         seconds = time.monotonic() - begun
-        slots = programs.encode(params, slots, {0: entry})
+        slots = programs.encode(params, slots, {0: slot_inputs})
         for _ in range(2):
             slots, row = _timed(lambda: programs.advance(params, slots, 1))  # noqa: B023
         with self._lock:  # by now the parameters may be there

@@ -731,7 +731,7 @@ def with_unit(*units: webuiapi.ControlNetUnit) -> dict:
 
 
 @pytest.fixture(scope="module")
-def steered(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[tuple]:
+def controlled(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[tuple]:
     """(an engine with two ControlNets and an IP-Adapter, a program of A1111's users)."""
     folder = tmp_path_factory.mktemp("controlnets")
     for seed, name in enumerate(("lines", "depth")):
@@ -766,8 +766,8 @@ def steered(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[tuple]:
         (dict(module="scribble_xdog", resize_mode="Crop and Resize"), dict(detector="scribble")),
     ],
 )
-def test_webuiapi_has_pictures_follow_another_by_units_of_controlnet(steered, unit, values):
-    engine, api = steered
+def test_webuiapi_has_pictures_follow_another_by_units_of_controlnet(controlled, unit, values):
+    engine, api = controlled
     unit = webuiapi.ControlNetUnit(image=Image.fromarray(PHOTO), **unit)
     result = api.txt2img(prompt="a fox", seed=7, width=32, height=32, **with_unit(unit))
     (alone,) = drawn_by(
@@ -777,8 +777,8 @@ def test_webuiapi_has_pictures_follow_another_by_units_of_controlnet(steered, un
     assert "ControlNet 0: " in result.info["infotexts"][0]
 
 
-def test_webuiapi_follows_what_a_picture_begins_with_and_lists_what_there_is(steered):
-    _, api = steered
+def test_webuiapi_follows_what_a_picture_begins_with_and_lists_what_there_is(controlled):
+    _, api = controlled
     unit = webuiapi.ControlNetUnit(module="canny", model="lines")  # at 64, as the client has it
     asked = dict(
         images=[Image.fromarray(PHOTO)],
@@ -807,8 +807,8 @@ def test_webuiapi_follows_what_a_picture_begins_with_and_lists_what_there_is(ste
     ]
 
 
-def test_webuiapi_has_a_picture_drawn_after_another_by_a_unit_for_ip_adapters(steered):
-    engine, api = steered
+def test_webuiapi_has_a_picture_drawn_after_another_by_a_unit_for_ip_adapters(controlled):
+    engine, api = controlled
     assert "eyes" in api.controlnet_model_list()
     unit = webuiapi.ControlNetUnit(
         image=Image.fromarray(PHOTO),
@@ -853,9 +853,9 @@ def test_webuiapi_has_a_picture_drawn_after_another_by_a_unit_for_ip_adapters(st
         (dict(image=Image.fromarray(PHOTO), mask=Image.fromarray(HOLE)), "of controlnet: mask"),
     ],
 )
-def test_webuiapi_is_told_what_is_wrong_with_what_is_followed(steered, asked, sentence):
+def test_webuiapi_is_told_what_is_wrong_with_what_is_followed(controlled, asked, sentence):
     with pytest.raises(RuntimeError) as refused:
-        steered[1].txt2img(
+        controlled[1].txt2img(
             prompt="a fox", width=32, height=32, **with_unit(webuiapi.ControlNetUnit(**asked))
         )
     status, text = refused.value.args

@@ -22,7 +22,7 @@ from sd_tpu.runtime import slots as denoise
 from sd_tpu.runtime.compiler import ADVANCE_OPTIONS, compiler_options
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
-from sd_tpu.runtime.slots import KNOWN, MAX_ROWS, Entry, gaussian
+from sd_tpu.runtime.slots import MAX_ROWS, START_PICTURE, SlotInputs, gaussian
 from sd_tpu.runtime.weights import MAX_TOGETHER, DeviceWeights
 from sd_tpu.sampling.samplers import COLUMNS, REACH, make_table
 
@@ -54,8 +54,8 @@ def enter(
     guidance,
     seed,
     inexact=MappingProxyType({}),
-) -> Entry:
-    return Entry.of(
+) -> SlotInputs:
+    return SlotInputs.of(
         make_table(sampler, checkpoint.schedule, steps, spacing=spacing),
         checkpoint.prompt_inputs(prompt, negative),
         guidance=guidance,
@@ -64,14 +64,14 @@ def enter(
     )
 
 
-def draw(programs, params, entries: dict[int, Entry], rows_a_call: int = ALL) -> np.ndarray:
+def draw(programs, params, entering: dict[int, SlotInputs], rows_a_call: int = ALL) -> np.ndarray:
     """Pictures [S, H, W, 3] uint8 of what enters empty slots together."""
-    slots = programs.encode(params, programs.empty(), entries)
-    longest = max(len(entry.rows) for entry in entries.values())
+    slots = programs.encode(params, programs.empty(), entering)
+    longest = max(len(slot_inputs.rows) for slot_inputs in entering.values())
     for _ in range(-(-longest // rows_a_call)):
         slots = programs.advance(params, slots, rows_a_call)
     return np.asarray(
-        programs.decode(params, slots.latents, np.isin(range(programs.slots), list(entries)))
+        programs.decode(params, slots.latents, np.isin(range(programs.slots), list(entering)))
     )
 
 
@@ -93,8 +93,8 @@ def drawn(sd1):
     def draw_on(name: str):
         programs = make_programs(checkpoint, *LAYOUTS[name])
         everywhere = jax.device_put(params, replicated(programs.mesh))
-        entries = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
-        return (checkpoint, everywhere, programs), draw(programs, everywhere, entries)
+        entering = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
+        return (checkpoint, everywhere, programs), draw(programs, everywhere, entering)
 
     return draw_on
 
@@ -149,14 +149,14 @@ def test_an_image_that_enters_while_others_are_on_their_way_is_the_same(on, toge
 
 def test_one_row_at_a_time_is_all_at_once(on, together):
     checkpoint, params, programs = on
-    entries = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
-    assert np.array_equal(draw(programs, params, entries, rows_a_call=1), together)
+    entering = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
+    assert np.array_equal(draw(programs, params, entering, rows_a_call=1), together)
 
 
 def test_slots_that_take_rows_at_different_times_draw_the_same(on, together):
     checkpoint, params, programs = on
-    entries = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
-    slots = programs.encode(params, programs.empty(), entries)
+    entering = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
+    slots = programs.encode(params, programs.empty(), entering)
     for n in ([0, 3, 1, 0, 2, 0, 1, 5], [2, 0, 0, 1, 0, 9, 0, 0]):
         taken = np.minimum(slots.row + np.array(n), slots.end)
         slots = programs.advance(params, slots, np.array(n))
@@ -168,9 +168,9 @@ def test_slots_that_take_rows_at_different_times_draw_the_same(on, together):
 
 def test_slots_and_entries_have_the_shapes_that_they_declare(on):
     checkpoint, params, programs = on
-    entries = {1: enter(checkpoint, *DIFFERENT[0]), 2: None}
-    slots = programs.advance(params, programs.encode(params, programs.empty(), entries), 1)
-    gathered = jax.tree.map(np.asarray, programs.gather(entries))
+    entering = {1: enter(checkpoint, *DIFFERENT[0]), 2: None}
+    slots = programs.advance(params, programs.encode(params, programs.empty(), entering), 1)
+    gathered = jax.tree.map(np.asarray, programs.gather(entering))
     with jaxtyped("context"):  # a letter means the same number everywhere
         for struct in (slots, gathered):
             for field in dataclasses.fields(struct):
@@ -181,8 +181,8 @@ def test_slots_and_entries_have_the_shapes_that_they_declare(on):
 
 def test_a_vacated_slot_is_idle_and_its_neighbour_goes_on(on, together):
     checkpoint, params, programs = on
-    entries = {i: enter(checkpoint, *DIFFERENT[i]) for i in (0, 3)}
-    slots = programs.advance(params, programs.encode(params, programs.empty(), entries), 2)
+    entering = {i: enter(checkpoint, *DIFFERENT[i]) for i in (0, 3)}
+    slots = programs.advance(params, programs.encode(params, programs.empty(), entering), 2)
     slots = programs.encode(params, slots, {0: None})
     slots = programs.advance(params, slots, ALL)
     assert int(slots.row[0]) == int(slots.end[0]) == 0
@@ -217,7 +217,7 @@ def evaluations(sd1):
             draw_here({0: simple()})  # compiles
         return draw_here, seen
 
-    def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> Entry:
+    def simple(steps: int = 1, guidance: float = 1.0, inexact=MappingProxyType({})) -> SlotInputs:
         return enter(checkpoint, "a cat", "a dog", "ddim", None, steps, guidance, 0, inexact)
 
     def evaluate(group: int, *asked: dict, guided: bool = True) -> list[int]:
@@ -271,8 +271,8 @@ def test_pictures_without_guidance_are_those_of_programs_that_guide_others(sd1):
     checkpoint, params = sd1
     plain, both = (make_programs(checkpoint, 1, guided=guided) for guided in (False, True))
     params = jax.device_put(params, replicated(plain.mesh))
-    entries = {i: enter(checkpoint, *DIFFERENT[index]) for i, index in enumerate((2, 5))}
-    apart = np.abs(draw(plain, params, entries).astype(int) - draw(both, params, entries))
+    entering = {i: enter(checkpoint, *DIFFERENT[index]) for i, index in enumerate((2, 5))}
+    apart = np.abs(draw(plain, params, entering).astype(int) - draw(both, params, entering))
     assert apart.max() <= 1
     with pytest.raises(ValueError, match="without guidance"):
         plain.encode(params, plain.empty(), {0: enter(checkpoint, *DIFFERENT[0])})
@@ -395,14 +395,14 @@ def test_eight_checkpoints_on_eight_devices_give_the_bytes_that_each_gives_alone
     weights = DeviceWeights(programs.mesh)
     for device, params in enumerate(fine_tunes):
         weights.put(device, "tuned", params)
-    entries = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
-    together = draw(programs, weights.together(["tuned"] * 8), entries)
+    entering = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
+    together = draw(programs, weights.together(["tuned"] * 8), entering)
     for i, params in enumerate(fine_tunes):
         params = jax.device_put(params, replicated(plain.mesh))
-        assert np.array_equal(draw(plain, params, {i: entries[i]})[i], together[i])
+        assert np.array_equal(draw(plain, params, {i: entering[i]})[i], together[i])
     weights.put(3, "another", fine_tunes[5])
     names = ["another" if device == 3 else "tuned" for device in range(8)]
-    again = draw(programs, weights.together(names), entries | {3: entries[5]})
+    again = draw(programs, weights.together(names), entering | {3: entering[5]})
     assert np.array_equal(again[3], together[5]) and not np.array_equal(again[3], together[3])
     assert np.array_equal(np.delete(again, 3, axis=0), np.delete(together, 3, axis=0))
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
@@ -494,14 +494,14 @@ def compiled_plainly(drawn):
     return jax.jit(encoder), jax.jit(unet)
 
 
-def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], evaluated: set[int]):
+def drawn_plainly(compiled, shape, slot_inputs: SlotInputs, guided: set[int], evaluated: set[int]):
     """Latents [h, w, C] made row by row, with one text at a time: guidance in the rows `guided`,
     and in those that are not `evaluated` history on a line through what was before."""
     encode, evaluate = compiled
-    texts = encode(entry.inputs["text_encoder"]["ids"][:, 0])
-    x = entry.spread * gaussian(jnp.asarray(entry.key), shape)
+    texts = encode(slot_inputs.inputs["text_encoder"]["ids"][:, 0])
+    x = slot_inputs.spread * gaussian(jnp.asarray(slot_inputs.key), shape)
     history, known = jnp.zeros((5, *shape)), []
-    for i, row in enumerate(entry.rows):
+    for i, row in enumerate(slot_inputs.rows):
         c = dict(zip(COLUMNS, row, strict=True))
         if i in evaluated:
             negative, positive = (
@@ -509,7 +509,7 @@ def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], evaluated: se
             )
             out = positive
             if i in guided:
-                out = negative + entry.guidance * (positive - negative)
+                out = negative + slot_inputs.guidance * (positive - negative)
             newest = c["u"] * x + c["v"] * out
             known = [*known, (c["t"], newest)][-2:]
         else:
@@ -517,7 +517,7 @@ def drawn_plainly(compiled, shape, entry: Entry, guided: set[int], evaluated: se
             near = t1 - c["t"] <= REACH
             newest = h0 + (h1 - h0) * (c["t"] - t0) / (t1 - t0) if near else h1
         history = jnp.concatenate([newest[None], history[:-1]])
-        noise = gaussian(jax.random.fold_in(entry.key, i), shape)
+        noise = gaussian(jax.random.fold_in(slot_inputs.key, i), shape)
         x = c["a"] * x + sum(c[f"b{k}"] * history[k] for k in range(5)) + c["s"] * noise
     return x
 
@@ -606,12 +606,12 @@ def test_an_encoder_keeps_what_was_used_last_as_far_as_there_is_room(sd1, monkey
     )
 
     def ask(*shades: float, **whose) -> list[float]:
-        entries = {
-            slot: empty.replace(pictures={KNOWN: np.full((4, 4, 3), shade, np.float32)})
+        entering = {
+            slot: empty.replace(pictures={START_PICTURE: np.full((4, 4, 3), shade, np.float32)})
             for slot, shade in enumerate(shades)
         }
-        made = encoder.encode({}, entries, lambda slot: 0, **whose)
-        return [float(made[slot].known.mean()) for slot in entries]
+        made = encoder.encode({}, entering, lambda slot: 0, **whose)
+        return [float(made[slot].init_latents.mean()) for slot in entering]
 
     ours = dict(whose={0: "a checkpoint"})
     assert ask(0.25, 0.5, 0.25, **ours) == [0.25, 0.5, 0.25]

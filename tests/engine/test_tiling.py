@@ -196,15 +196,17 @@ def test_neighbours_begin_with_the_same_where_they_overlap(engine):
     whole = np.asarray(
         gaussian(jax.random.PRNGKey(1), engine.checkpoint.model.latent_shape(512, 512))
     )
-    for number, (tile, entry) in enumerate(tiles):
+    for number, (tile, slot_inputs) in enumerate(tiles):
         assert (tile.height, tile.width, tile.seed) == (128, 128, picture.seed)
-        assert np.array_equal(entry.noise, tiling.part(number, whole, unit))
-        assert np.array_equal(entry.pictures["known"], tiling.part(number, canvas.pixels))
-    latents = RNG.standard_normal(entry.noise.shape).astype(np.float32)
-    encoded = entry.encoded({"known": latents})
+        assert np.array_equal(slot_inputs.noise, tiling.part(number, whole, unit))
+        assert np.array_equal(slot_inputs.pictures["start"], tiling.part(number, canvas.pixels))
+    latents = RNG.standard_normal(slot_inputs.noise.shape).astype(np.float32)
+    encoded = slot_inputs.encoded({"start": latents})
     assert encoded.spread == 0 and encoded.noise is None
     np.testing.assert_allclose(
-        encoded.start, entry.start * latents + entry.spread * entry.noise, rtol=1e-6
+        encoded.start,
+        slot_inputs.start * latents + slot_inputs.spread * slot_inputs.noise,
+        rtol=1e-6,
     )
 
 

@@ -24,7 +24,7 @@ from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.runtime.programs import Programs
-from sd_tpu.runtime.slots import Entry, advance_slots, control_strength, empty_slots
+from sd_tpu.runtime.slots import SlotInputs, advance_slots, control_strength, empty_slots
 from sd_tpu.sampling.samplers import make_table
 from sd_tpu.serving import catalog
 from sd_tpu.serving.engine import Engine
@@ -47,7 +47,7 @@ from tests.support.networks import make_controlnet
 
 
 @pytest.fixture(scope="module", params=["sd1", "sd2", "sdxl"])
-def steered(request, tmp_path_factory):
+def controlled(request, tmp_path_factory):
     """(PyTorch's pipeline with a ControlNet, the checkpoint, programs and parameters of the same)
     of each layout in turn."""
     folder, made = tmp_path_factory.mktemp(request.param), make_pipeline(request.param)
@@ -61,7 +61,7 @@ def steered(request, tmp_path_factory):
     controlnet = ControlNet.open(folder / "controlnet")
     controlnet.check(checkpoint.model)
     programs = Programs(
-        checkpoint.model.steered_by(controlnet.network, SIDE, SIDE),
+        checkpoint.model.with_controlnet(controlnet.network, SIDE, SIDE),
         make_mesh(1),
         slots=2,
         height=SIDE,
@@ -72,8 +72,8 @@ def steered(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("scale, start, stop", [(1.0, 0.0, 1.0), (0.6, 0.2, 0.7)])
-def test_a_picture_that_follows_another_is_that_of_pytorch(steered, scale, start, stop):
-    reference, checkpoint, programs, params = steered
+def test_a_picture_that_follows_another_is_that_of_pytorch(controlled, scale, start, stop):
+    reference, checkpoint, programs, params = controlled
     h, w, channels = programs.latent_shape
     latents = np.random.default_rng(1).standard_normal((channels, h, w)).astype(np.float32)
 
@@ -95,7 +95,7 @@ def test_a_picture_that_follows_another_is_that_of_pytorch(steered, scale, start
         )
 
     inputs = checkpoint.prompt_inputs("a cat", "fog", height=SIDE, width=SIDE)
-    entry = Entry.of(
+    slot_inputs = SlotInputs.of(
         make_table(checkpoint.sampler, checkpoint.schedule, 6, spacing=checkpoint.spacing),
         {**inputs, "control": LINES},
         guidance=4.0,
@@ -105,7 +105,7 @@ def test_a_picture_that_follows_another_is_that_of_pytorch(steered, scale, start
         control_start=start,
         control_stop=stop,
     )
-    slots = programs.encode(params, programs.empty(), {0: entry})
+    slots = programs.encode(params, programs.empty(), {0: slot_inputs})
     slots = programs.advance(params, slots, 100)
     ours = programs.decode(params, slots.latents, np.array([True, False]))[0]
     expected = theirs(scale)
@@ -358,7 +358,7 @@ def test_a_controlnet_is_given_latents_without_the_channels_of_a_mask(folder):
     model, shapes = StableDiffusion.build(configs, jnp.float32)
     controlnet = ControlNet.open(folder / "lines")
     controlnet.check(model)
-    model = model.steered_by(controlnet.network, SIDE, SIDE)
+    model = model.with_controlnet(controlnet.network, SIDE, SIDE)
     slots = jax.eval_shape(partial(empty_slots, model, 2, model.latent_shape(SIDE, SIDE)))
     after = jax.eval_shape(
         partial(advance_slots, model, n=1, group=1),

@@ -26,7 +26,7 @@ from sd_tpu.pictures.inputs import Input, reference_pixels
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
-from sd_tpu.runtime.slots import Entry
+from sd_tpu.runtime.slots import SlotInputs
 from sd_tpu.sampling.samplers import make_table
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
@@ -148,7 +148,7 @@ def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, sca
         )
 
     inputs = checkpoint.prompt_inputs("a cat", "fog", height=SIDE, width=SIDE)
-    entry = Entry.of(
+    slot_inputs = SlotInputs.of(
         make_table(checkpoint.sampler, checkpoint.schedule, 6, spacing=checkpoint.spacing),
         {
             **inputs,
@@ -163,7 +163,7 @@ def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, sca
         key=np.zeros(2, np.uint32),
         latents=latents.transpose(1, 2, 0),
     )
-    slots = programs.encode(params, programs.empty(), {0: entry})
+    slots = programs.encode(params, programs.empty(), {0: slot_inputs})
     slots = programs.advance(params, slots, 100)
     ours = programs.decode(params, slots.latents, np.array([True, False]))[0]
     expected = theirs(scale)

@@ -553,15 +553,15 @@ def test_a_controlnet_and_the_unet_that_it_steers_are_those_of_diffusers(ported,
         if (kind == "SDXL, small")
         else kind
     )
-    steered = randomized(diffusers.UNet2DConditionModel(**UNETS[kind]))
-    ours = ported(steered, partial(UNet2DConditionModel, UNetConfig.from_dict(UNETS[kind])))
+    controlled = randomized(diffusers.UNet2DConditionModel(**UNETS[kind]))
+    ours = ported(controlled, partial(UNet2DConditionModel, UNetConfig.from_dict(UNETS[kind])))
 
     out = compiled(UNet2DConditionModel.__call__, ours, *arrays, found)
     assert_agrees(
         f"UNet2DConditionModel with a ControlNet, {kind}",
         out,
         nhwc(
-            steered(
+            controlled(
                 latents,
                 times,
                 text,

@@ -26,7 +26,7 @@ from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.runtime.programs import Programs
-from sd_tpu.runtime.slots import Entry, advance_slots, empty_slots
+from sd_tpu.runtime.slots import SlotInputs, advance_slots, empty_slots
 from sd_tpu.sampling.samplers import default_sampler, make_table
 from sd_tpu.sampling.schedule import NoiseSchedule
 from sd_tpu.serving.engine import Engine
@@ -158,8 +158,8 @@ def draw(
     table = make_table(sampler, NoiseSchedule.from_config(config), steps, spacing=spacing)
     height, width = (side * checkpoint.model.downscale for side in latents.shape[2:])
     model = checkpoint.model
-    entries = {
-        i: Entry.of(
+    entering = {
+        i: SlotInputs.of(
             table,
             checkpoint.prompt_inputs(
                 prompt, negative or "", height=height, width=width, guidance=guidance
@@ -170,7 +170,7 @@ def draw(
         )
         for i, prompt in enumerate(PROMPTS)
     }
-    slots = programs.encode(params, programs.empty(), entries)
+    slots = programs.encode(params, programs.empty(), entering)
     slots = programs.advance(params, slots, len(table.rows))
     return np.asarray(programs.decode(params, slots.latents, np.ones(2, bool)))
 

@@ -274,7 +274,7 @@ def test_pictures_that_begin_with_the_same_share_it(engine, monkeypatch):
     drawn(
         engine, prompts=["a", "b", "c"], init_image=START.name, own=[None, None, {"fit": "contain"}]
     )
-    first, second, third = (ticket.entry.pictures["known"] for ticket in made)
+    first, second, third = (ticket.slot_inputs.pictures["start"] for ticket in made)
     assert first is second and first is not third
 
 
@@ -311,7 +311,7 @@ def test_fewer_steps_are_taken_and_told_of_a_picture_that_begins_with_another(en
     )
     job = engine.submit(request, inputs=GIVEN)
     steps = {event.steps for event in job.events() if hasattr(event, "steps")}
-    assert steps == {3} and engine.arrival(request, 0).end == 3
+    assert steps == {3} and engine.slot_inputs(request, 0).end == 3
 
 
 @pytest.mark.parametrize(

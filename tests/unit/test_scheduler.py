@@ -620,16 +620,16 @@ def test_zeros_of_an_architecture_are_charged_once_whatever_the_sizes():
 
 def test_zeros_of_a_controlnet_are_charged_beside_those_of_its_model():
     plain = Weights(name="any", architecture="sd", memory=4)
-    steered = Weights(
-        name="any", architecture="steered", base=plain, memory=1, extra=("controlnet", "lines")
+    weights = Weights(
+        name="any", architecture="controlled", base=plain, memory=1, extra=("controlnet", "lines")
     )
     small, controlled = (
         dataclasses.replace(SMALL, architecture=each.architecture, zeros=each.zeros)
-        for each in (plain, steered)
+        for each in (plain, weights)
     )
     devices = warm(Devices(memory=2 * SMALL.memory + BASE.memory + 5), small, controlled)
     assert set(devices.slots) == {small, controlled}
-    assert controlled.needs == (*small.needs, steered.zeros)
+    assert controlled.needs == (*small.needs, weights.zeros)
     assert [each.memory for each in controlled.needs] == [4, 1]
 
 

@@ -32,9 +32,9 @@ class Programs:
     def empty(self):
         return SimpleNamespace(latents=np.zeros((4, 1, 1, 1)), clean=np.full((4, 1, 1, 1), 2.0))
 
-    def encode(self, params, slots, entries):
-        for slot, entry in entries.items():
-            slots.latents[slot] = entry
+    def encode(self, params, slots, entering):
+        for slot, slot_inputs in entering.items():
+            slots.latents[slot] = slot_inputs
         return slots
 
     def advance(self, params, slots, n):
@@ -55,9 +55,15 @@ def grey(value, **within):
     return pytest.approx(np.full((1, 1, 3), value), **within)
 
 
-def ticket(entry) -> Ticket:
+def ticket(slot_inputs) -> Ticket:
     return Ticket(
-        job=1, index=0, client="", batch=BATCH, weights=BASE, kinds=np.ones(5, int), entry=entry
+        job=1,
+        index=0,
+        client="",
+        batch=BATCH,
+        weights=BASE,
+        kinds=np.ones(5, int),
+        slot_inputs=slot_inputs,
     )
 
 
@@ -83,14 +89,14 @@ def worker() -> Worker:
 
 
 def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
-    nameless = Weights(name="", architecture="steered")
-    steered, seen = dataclasses.replace(BATCH, architecture="steered", zeros=nameless), []
+    nameless = Weights(name="", architecture="controlled")
+    controlled, seen = dataclasses.replace(BATCH, architecture="controlled", zeros=nameless), []
     shape = jax.ShapeDtypeStruct((2,), np.float32)
 
     class Seeing(Programs):
-        def encode(self, params, slots, entries):
+        def encode(self, params, slots, entering):
             seen.append(params)
-            return super().encode(params, slots, entries)
+            return super().encode(params, slots, entering)
 
     worker = Worker(
         make_mesh(1),
@@ -99,7 +105,7 @@ def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
     )
     model = {"vae": {"a": jax.device_put(np.full((1, 2), 5, np.float32))}}
     worker.weights.take(0, BASE, model)
-    report = worker.execute(Plan(compile=(steered,)))
+    report = worker.execute(Plan(compile=(controlled,)))
     while not report.compiled:
         report = worker.execute(Plan())
     lent = worker.weights.of(0, nameless)
@@ -123,9 +129,9 @@ def test_on_one_device_a_batch_is_compiled_on_the_parameters_that_are_coming():
     seen, reading = [], threading.Event()
 
     class Seeing(Programs):
-        def encode(self, params, slots, entries):
+        def encode(self, params, slots, entering):
             seen.append(params)
-            return super().encode(params, slots, entries)
+            return super().encode(params, slots, entering)
 
     def read(weights, sharding):
         assert not reading.wait(0.3), "compiled already"
