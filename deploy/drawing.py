@@ -7,7 +7,6 @@ from typing import Any
 
 from deploy.orders import Order
 from sd_tpu.cli.devices import find_devices
-from sd_tpu.http.drawing import events_of
 from sd_tpu.serving.client import Status
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Event, Job
@@ -55,7 +54,7 @@ class Drawing:
         self._jobs[order.key] = job
         try:
             yield None
-            async for event in events_of(job):
+            async for event in job.events_async():
                 yield event
         finally:
             del self._jobs[order.key]

@@ -1,5 +1,14 @@
-"""Stable Diffusion on JAX: the Flax classes that diffusers had, and the parts that the page is made
-of. Each is imported when it is first asked for: together they take seconds."""
+"""Stable Diffusion on JAX.
+
+>>> from sd_tpu import Engine
+>>> engine = Engine.open()  # the bundled model; or a folder, a file or a hub id
+>>> pictures = engine.draw(["a cat", "a castle"], seed=7)
+>>> pictures[0].save("cat.png")  # a PIL image; the file carries its settings
+>>> engine.close()
+
+The names of the package are listed in `__init__.pyi`. Each is imported when it is first used, so
+that `import sd_tpu` takes no time: together they take seconds.
+"""
 
 import os
 
@@ -9,34 +18,4 @@ import lazy_loader
 # to be: only its tokenizer is used. It reads this when it is imported.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "checkpoint.config": ["BUNDLED_MODEL", "CheckpointError"],
-        "pipelines.beginning": [
-            "FlaxStableDiffusionImg2ImgPipeline",
-            "FlaxStableDiffusionInpaintPipeline",
-        ],
-        "pipelines.controlnet": ["FlaxStableDiffusionControlNetPipeline"],
-        "pipelines.models": [
-            "FlaxAutoencoderKL",
-            "FlaxCLIPTextModel",
-            "FlaxCLIPTextModelWithProjection",
-            "FlaxControlNetModel",
-            "FlaxStableDiffusionSafetyChecker",
-            "FlaxUNet2DConditionModel",
-        ],
-        "pipelines.pipeline": ["FlaxDiffusionPipeline"],
-        "pipelines.schedulers": [
-            "FlaxDDIMScheduler",
-            "FlaxDDPMScheduler",
-            "FlaxDPMSolverMultistepScheduler",
-            "FlaxEulerDiscreteScheduler",
-            "FlaxKarrasVeScheduler",
-            "FlaxLMSDiscreteScheduler",
-            "FlaxPNDMScheduler",
-        ],
-        "pipelines.stable_diffusion": ["FlaxStableDiffusionPipeline"],
-        "pipelines.stable_diffusion_xl": ["FlaxStableDiffusionXLPipeline"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -115,7 +115,9 @@ class Request:
     pictures: tuple[Picture | None, ...] = ()
 
     @classmethod
-    def check(cls, values: Mapping[str, Any], catalog: ModelCatalog | Picture) -> Self:
+    def check(
+        cls, values: Mapping[str, Any], catalog: ModelCatalog | Picture, *, limit: int = MAX_PROMPTS
+    ) -> Self:
         """Fills a request in with untrusted values.
 
         Picture i has the seed `seed + i`, if it has none of its own. A blank prompt is a box left
@@ -131,13 +133,14 @@ class Request:
             catalog: what the server can draw; a Picture is that of its only model in its only size.
                 A model brings its defaults, also where only a single picture has it, but for the
                 size, which is then the others'.
+            limit: how many prompts there may be.
 
         Raises:
             RequestError: what is wrong with which value, and what it should be.
         """
         _check_names(values, _ACCEPTED)
         given = {name: value for name, value in values.items() if value is not None}
-        prompts = _prompts(given.pop("prompts", ()))
+        prompts = _prompts(given.pop("prompts", ()), limit)
         per_picture = _overrides(given.pop("own", ()), len(prompts))
         catalog = SingleModelCatalog(catalog) if isinstance(catalog, Picture) else catalog
         common = for_all(given, catalog)
@@ -447,12 +450,12 @@ def _check_names(values: Mapping[str, Any], known: Sequence[str], of: Sentence |
         raise RequestError("Unknown settings{of}: {names}.", of=of, names=names)
 
 
-def _prompts(values: Any) -> list[str]:
+def _prompts(values: Any, limit: int) -> list[str]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError("The prompts should be a list of texts.")
-    if len(values) > MAX_PROMPTS:
+    if len(values) > limit:
         raise RequestError(
-            "There are {count} prompts; at most {limit} fit.", count=len(values), limit=MAX_PROMPTS
+            "There are {count} prompts; at most {limit} fit.", count=len(values), limit=limit
         )
     kind = SETTINGS["prompt"].kind
     prompts = [

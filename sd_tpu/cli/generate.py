@@ -15,6 +15,7 @@ from sd_tpu.pictures.images import MAX_FILE_BYTES, framed, make_grid
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.reading import read_bytes
 from sd_tpu.request import LARGER, LARGER_STRENGTH, ModelCatalog, Request, larger, rounded
+from sd_tpu.serving.arguments import fill
 from sd_tpu.serving.job import ImageReady, Job
 from sd_tpu.settings import (
     HANDED_IN,
@@ -164,16 +165,13 @@ def _again(
 
 
 def _filled(values: dict[str, Any], catalog: ModelCatalog) -> Request:
-    """The request, with what a prompt stands for in as many places as there are."""
-    given = values["prompts"]
-    request = Request.check(
-        {**values, "prompts": [*given, *[""] * (MAX_PROMPTS - len(given))]}, catalog
-    )
+    """The checked request; raises ValueError where there is no prompt for a picture's settings."""
+    request = fill(values, catalog)
     indices = request.indices()
     for index, settings in enumerate(values.get("own", ())):
         if settings and index not in indices:
             raise ValueError(f"--own {index + 1}: there is no prompt {index + 1}.")
-    return Request(request.pictures[: max(len(given), indices[-1] + 1)])
+    return request
 
 
 def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 
 from sd_tpu.http import a1111, health, openai
 from sd_tpu.http.access import Access
-from sd_tpu.http.drawing import DrawingFailed
 from sd_tpu.pictures.images import VERSION
 from sd_tpu.serving.client import Closing, EngineClient
+from sd_tpu.serving.job import DrawingError
 from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import RequestError
 
@@ -50,7 +50,7 @@ def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
     # Whoever has an address of a picture was given it; browsers send no key with one.
     api.include_router(openai.make_file_router(kept), prefix="/v1", tags=["OpenAI"])
     api.add_exception_handler(RequestError, _refuse)
-    api.add_exception_handler(DrawingFailed, _refuse)
+    api.add_exception_handler(DrawingError, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_malformed)
     api.add_exception_handler(HTTPException, _refuse_http)
     return api
@@ -63,7 +63,7 @@ def _refuse(_: fastapi.Request, error: Exception) -> JSONResponse:
             return told(429, str(error), {"Retry-After": str(seconds)})
         case Closing():
             return told(503, str(error), {"Retry-After": "60"})
-        case DrawingFailed():
+        case DrawingError():
             return told(500, str(error))
     return told(400, str(error))
 

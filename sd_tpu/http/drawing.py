@@ -1,7 +1,6 @@
 """Has pictures drawn for handlers that run on an event loop, and hold no thread while they wait."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -14,9 +13,8 @@ from anyio.to_thread import run_sync
 from sd_tpu.http.access import visitor_network
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
-from sd_tpu.sentence import SentenceError
 from sd_tpu.serving.client import Closing, EngineClient
-from sd_tpu.serving.job import End, Event, Failed, Interrupted, Job
+from sd_tpu.serving.job import DrawingError, Event, Failed, Interrupted, Job
 from sd_tpu.settings import RequestError, shortened
 
 
@@ -38,10 +36,6 @@ def flag(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
         raise ParameterError(
             "{name} should be true or false, not {value}.", name=name, value=shortened(value)
         ) from None
-
-
-class DrawingFailed(SentenceError):
-    """Pictures could not be drawn for a reason that is not in the request."""
 
 
 async def drawn(
@@ -68,7 +62,7 @@ async def drawn(
 
     Raises:
         RequestError: as `EngineClient.submit`.
-        DrawingFailed: the reason is the server's.
+        DrawingError: the reason is the server's.
     """
     job = await run_sync(
         partial(
@@ -83,12 +77,12 @@ async def drawn(
     begun(job)
     watch = asyncio.create_task(_cancel_if_gone(job, visitor))
     try:
-        async for event in events_of(job):
+        async for event in job.events_async():
             match event:
                 case Interrupted(message):
                     raise Closing("{reason}", reason=message)
                 case Failed(message):
-                    raise DrawingFailed("{reason}", reason=message)
+                    raise DrawingError(message)
             yield event
     finally:
         watch.cancel()
@@ -106,24 +100,6 @@ async def png_of(
     return await run_sync(
         partial(engine.to_png, pixels, request.only(index), first_size=first_size)
     )
-
-
-async def events_of(job: Job) -> AsyncIterator[Event]:
-    """What a job tells, which comes from a thread that waits for it."""
-    loop, told = asyncio.get_running_loop(), asyncio.Queue()
-
-    def listen() -> None:
-        for event in job.events():
-            if loop.is_closed():  # with the server
-                return
-            loop.call_soon_threadsafe(told.put_nowait, event)
-
-    threading.Thread(target=listen, name="api", daemon=True).start()
-    while True:
-        event = await told.get()
-        yield event
-        if isinstance(event, End):
-            return
 
 
 async def _cancel_if_gone(job: Job, visitor: fastapi.Request) -> None:

@@ -30,14 +30,14 @@ from PIL import Image
 from starlette.datastructures import FormData, UploadFile
 
 from sd_tpu.http.access import client_of
-from sd_tpu.http.drawing import DrawingFailed, ParameterError, drawn, png_of
+from sd_tpu.http.drawing import ParameterError, drawn, png_of
 from sd_tpu.http.schema import Body, anything, field_of
 from sd_tpu.pictures.images import MAX_FILE_BYTES, to_webp
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.reading import composed
 from sd_tpu.request import Request
 from sd_tpu.serving.client import Closing, EngineClient
-from sd_tpu.serving.job import Event, ImageReady, Job, Progress
+from sd_tpu.serving.job import DrawingError, Event, ImageReady, Job, Progress
 from sd_tpu.settings import (
     MAX_PROMPTS,
     RANDOM,
@@ -305,7 +305,7 @@ async def _stream(
                     yield _event(
                         "completed", asked, await asked.file(engine, pixels, index), usage=tokens
                     )
-    except (Closing, DrawingFailed) as error:
+    except (Closing, DrawingError) as error:
         told = {
             "type": "error",
             "error": {"message": str(error), "type": "server_error", "param": None, "code": None},

@@ -227,12 +227,21 @@ def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
 def to_png(pixels: np.ndarray, request: Request, **facts: Any) -> bytes:
     """A PNG file of pixels uint8 [H, W, 3] that carries the request it was made from, and the facts
     that `format_parameters` takes."""
-    info, text = PngInfo(), format_parameters(request, **facts)
-    latin = text.encode("latin-1", "replace").decode("latin-1")
-    info.add_text(KEY, text if _decoded(latin) == text else iTXt(text))
+    return with_text(pixels, format_parameters(request, **facts))
+
+
+def with_text(pixels: np.ndarray, text: str) -> bytes:
+    """A PNG file of pixels uint8 [H, W, 3] that carries a text of `format_parameters`."""
     file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=png_info(text))
     return file.getvalue()
+
+
+def png_info(text: str) -> PngInfo:
+    """The chunk of a PNG file that carries a text of `format_parameters`, as Pillow takes it."""
+    info, latin = PngInfo(), text.encode("latin-1", "replace").decode("latin-1")
+    info.add_text(KEY, text if _decoded(latin) == text else iTXt(text))
+    return info
 
 
 def to_webp(pixels: np.ndarray, quality: int | None, *, effort: int = 0) -> bytes:

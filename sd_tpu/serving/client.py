@@ -5,12 +5,14 @@ finished pictures. An `Engine` draws in this process; others may have it done el
 """
 
 import abc
+import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Self, TypedDict, Unpack
 
 import numpy as np
 
@@ -23,18 +25,33 @@ from sd_tpu.families.decoder import TinyDecoder
 from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.families.prompt import PromptError
 from sd_tpu.families.text import Count, PromptOptions, count
-from sd_tpu.pictures.images import to_png
+from sd_tpu.pictures.drawn import DrawnImage
+from sd_tpu.pictures.images import format_parameters, with_text
 from sd_tpu.pictures.inputs import Input
+from sd_tpu.reading import expanded
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
+from sd_tpu.serving.arguments import Prompts, Settings, read_arguments
 from sd_tpu.serving.catalog import Catalog
-from sd_tpu.serving.job import Job
+from sd_tpu.serving.job import (
+    Cancelled,
+    Done,
+    DrawingError,
+    Event,
+    Failed,
+    ImageReady,
+    Job,
+    Progress,
+    Queued,
+)
 from sd_tpu.serving.plan import Weights
+from sd_tpu.serving.scheduler import Limits
 from sd_tpu.serving.tally import Tally
 from sd_tpu.settings import Picture, RequestError
 from sd_tpu.styles import Styles
 from sd_tpu.wildcards import Wildcards
 
+StreamEvent = Queued | Progress | DrawnImage | Done  # what `EngineClient.stream` yields
 UNHEARD_SECONDS = 30.0  # after which the job of a client ends whose events nobody takes
 
 
@@ -92,6 +109,137 @@ class EngineClient(abc.ABC):
         )
         self.ready = threading.Event()
         self.failure: Sentence | None = None
+
+    # --- pictures in one call ------------------------------------------------------------------
+
+    def draw(self, prompts: Prompts, **settings: Unpack[Settings]) -> list[DrawnImage]:
+        """Draws pictures and returns them once all are finished.
+
+        Picture i has the seed `seed + i`, unless it has one of its own. All that is asked for at
+        once, here and by other threads, shares batches.
+
+        >>> cat, castle = engine.draw(["a cat", "a castle"], seed=7, steps=2)
+        >>> cat.settings.seed, castle.settings.seed
+        (7, 8)
+        >>> cat.save("cat.png")
+
+        A dictionary in place of a prompt has settings for its picture alone, and the `Picture` that
+        an image carries draws that image again:
+
+        >>> pictures = engine.draw([{"prompt": "a cat", "steps": 3}, cat.settings], steps=2)
+        >>> [picture.settings.steps for picture in pictures]
+        [3, 2]
+        >>> pictures[1] == cat
+        True
+
+        Start pictures and masks are PIL images, arrays, files' contents or paths:
+
+        >>> (dog,) = engine.draw("a dog", init_image=cat, strength=0.5, steps=4)
+
+        Args:
+            prompts: one or several, each a text, a dictionary with a text and its settings, or a
+                complete `Picture`. A blank text makes no picture.
+            settings: for all of them, by name; what is left out is the model's default.
+
+        Returns:
+            The pictures in the order of their prompts.
+
+        Raises:
+            RequestError: what is wrong with which value, and what it should be.
+            OSError: the file of a picture cannot be read.
+            DrawingError: the pictures cannot be drawn for another reason.
+        """
+        events = self.stream(prompts, previews=False, **settings)
+        return _in_order(event for event in events if isinstance(event, DrawnImage))
+
+    def stream(
+        self, prompts: Prompts, *, previews: bool = True, **settings: Unpack[Settings]
+    ) -> Iterator[StreamEvent]:
+        """Draws pictures and tells how it goes: yields `Queued`, `Progress` with previews, each
+        picture as it is finished, and at last `Done`.
+
+        What is asked for is checked and begun at once, not when the first event is taken. Whoever
+        leaves the loop early cancels what is not drawn yet.
+
+        >>> for event in engine.stream("a cat", steps=2):
+        ...     match event:
+        ...         case Progress(step, steps):
+        ...             share = step / steps
+        ...         case DrawnImage():
+        ...             event.save(f"{event.index}.png")
+
+        Args:
+            prompts: as `draw` takes them.
+            previews: whether time goes into pictures of unfinished ones.
+            settings: as `draw` takes them.
+
+        Raises:
+            RequestError: as `draw`, like OSError and DrawingError.
+        """
+        return self._events(self._begin(prompts, settings, previews))
+
+    async def draw_async(self, prompts: Prompts, **settings: Unpack[Settings]) -> list[DrawnImage]:
+        """Draws as `draw` does, on an event loop.
+
+        >>> async def draw_two():
+        ...     return await asyncio.gather(
+        ...         engine.draw_async("a cat", steps=2), engine.draw_async("a dog", steps=2)
+        ...     )
+        >>> cats, dogs = asyncio.run(draw_two())
+        """
+        events = self.stream_async(prompts, previews=False, **settings)
+        return _in_order([event async for event in events if isinstance(event, DrawnImage)])
+
+    async def stream_async(
+        self, prompts: Prompts, *, previews: bool = True, **settings: Unpack[Settings]
+    ) -> AsyncIterator[StreamEvent]:
+        """Draws as `stream` does, on an event loop; begins with the first event that is taken."""
+        job = await asyncio.to_thread(self._begin, prompts, settings, previews)
+        try:
+            async for event in job.events_async():
+                yield await asyncio.to_thread(self._stream_event, job, event)
+        finally:
+            job.cancel()  # changes nothing once it is over
+
+    def _begin(self, prompts: Prompts, settings: Settings, previews: bool) -> Job:
+        request, inputs = read_arguments(
+            prompts, settings, self.catalog, limit=Limits.client_pictures
+        )
+        return self.submit(request, previews=previews, inputs=inputs)
+
+    def _events(self, job: Job) -> Iterator[StreamEvent]:
+        try:
+            for event in job.events():
+                yield self._stream_event(job, event)
+        finally:
+            job.cancel()  # changes nothing once it is over
+
+    def _stream_event(self, job: Job, event: Event) -> StreamEvent:
+        """An event of a job as programs take it; raises DrawingError for how it should not end."""
+        match event:
+            case ImageReady(index, pixels, unsafe):
+                request = self.as_drawn(job.request)
+                return DrawnImage(
+                    pixels,
+                    request.pictures[index],
+                    parameters=self.parameters(request.only(index)),
+                    index=index,
+                    unsafe=unsafe,
+                )
+            case Failed(message):
+                raise DrawingError(message)
+            case Cancelled():
+                raise DrawingError(Sentence("The drawing was cancelled."))
+        return event
+
+    def __enter__(self) -> Self:
+        """Lets `with` close the engine."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- jobs ----------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def submit(
@@ -189,15 +337,18 @@ class EngineClient(abc.ABC):
     def to_png(
         self, pixels: np.ndarray, request: Request, *, first_size: tuple[int, int] | None = None
     ) -> bytes:
-        """A PNG file of pixels uint8 [H, W, 3] that says which request and model made them, and
-        names the spacing of the steps also where that was left to the model. `first_size` is that
-        of the picture which this one is larger than, as `format_parameters` takes it."""
+        """A PNG file of pixels uint8 [H, W, 3] that carries the `parameters` of a request."""
+        return with_text(pixels, self.parameters(request, first_size=first_size))
+
+    def parameters(self, request: Request, *, first_size: tuple[int, int] | None = None) -> str:
+        """The text of PNG files that says which request and model made their pictures, and names
+        the spacing of the steps also where that was left to the model. `first_size` is that of the
+        picture which these are larger than, as `format_parameters` takes it."""
         request = self.as_drawn(request)  # that of a job is so already, and stays what was drawn
         drawn = [request.pictures[index] for index in request.indices()]
         checkpoint = self.catalog.known(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
-        return to_png(
-            pixels,
+        return format_parameters(
             request,
             model_hash=self.catalog.hash(request.common.model),
             token_downsampling=checkpoint.model.token_downsampling,
@@ -257,11 +408,35 @@ class EngineClient(abc.ABC):
         return weights
 
 
+class ModelOptions(TypedDict, total=False):
+    """The keyword arguments of `open_models`, which says what each means, but for the dtype."""
+
+    models: str | Path | None
+    revision: str | None
+    variant: str | None
+    size: tuple[int, int] | None
+    max_pixels: int | None
+    token_downsampling: int
+    decoder: str | Path | None
+    decoder_for: str
+    prediction_type: str | None
+    zero_snr: bool | None
+    lora_dir: str | Path | None
+    embedding_dir: str | Path | None
+    prompt_chunks: int
+    wildcard_dir: str | Path | None
+    styles: str | Path | None
+    safety_checker: bool
+    controlnets: Sequence[str | Path]
+    ip_adapters: Sequence[str | Path]
+    image_encoder: str | Path | None
+
+
 def open_models(
     model: str | Path = BUNDLED_MODEL,
     *,
     dtype: str,
-    models: Path | None = None,
+    models: str | Path | None = None,
     revision: str | None = None,
     variant: str | None = None,
     size: tuple[int, int] | None = None,
@@ -271,15 +446,15 @@ def open_models(
     decoder_for: str = "previews",
     prediction_type: str | None = None,
     zero_snr: bool | None = None,
-    lora_dir: Path | None = None,
-    embedding_dir: Path | None = None,
+    lora_dir: str | Path | None = None,
+    embedding_dir: str | Path | None = None,
     prompt_chunks: int = PromptOptions.chunks,
-    wildcard_dir: Path | None = None,
-    styles: Path | None = None,
+    wildcard_dir: str | Path | None = None,
+    styles: str | Path | None = None,
     safety_checker: bool = False,
     controlnets: Sequence[str | Path] = (),
     ip_adapters: Sequence[str | Path] = (),
-    image_encoder: Path | None = None,
+    image_encoder: str | Path | None = None,
 ) -> tuple[Catalog, Adapters]:
     """Finds the models of a server, and what prompts may use beside them; reads no parameters.
 
@@ -317,6 +492,10 @@ def open_models(
         ValueError: the size or the downsampling is not possible, or the decoder is for none of the
             models.
     """
+    models, lora_dir, embedding_dir, wildcard_dir, styles, image_encoder = (
+        path and expanded(path)
+        for path in (models, lora_dir, embedding_dir, wildcard_dir, styles, image_encoder)
+    )
     adapters = Adapters(lora_dir, embedding_dir, prompt_chunks)
     options = dict(
         dtype=dtype,
@@ -385,6 +564,10 @@ def told_by_whose(request: Request, index: int) -> Iterator[None]:
         named = overrides or (several and isinstance(error, PromptError))
         with as_request_errors(Sentence("Prompt {number}: ", number=index + 1) if named else ""):
             raise
+
+
+def _in_order(pictures: Iterable[DrawnImage]) -> list[DrawnImage]:
+    return sorted(pictures, key=lambda picture: picture.index)
 
 
 def _short(text: str) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,7 @@ from sd_tpu.serving.client import (
     UNHEARD_SECONDS,
     Closing,
     EngineClient,
+    ModelOptions,
     Status,
     open_models,
     told_by_whose,
@@ -151,9 +152,12 @@ class Engine(EngineClient):
         memory: int | None = None,
         group: int | None = None,
         dtype: str | None = None,
-        **options: Any,
+        **options: Unpack[ModelOptions],
     ) -> Self:
         """Loads a checkpoint and starts an engine for it.
+
+        >>> with Engine.open() as engine:
+        ...     (cat,) = engine.draw("a cat")
 
         Args:
             model: folder, single file or hub id, or the name of one of the other models.

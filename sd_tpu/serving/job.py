@@ -1,9 +1,11 @@
 """A job: a submitted request, and the events that tell whoever made it how it goes."""
 
+import asyncio
 import dataclasses
 import queue
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -85,6 +87,15 @@ class Interrupted(Failed):
     message: Sentence = ENDING
 
 
+class DrawingError(RuntimeError):
+    """Pictures were not drawn, for a reason that is not in the request; `sentence` says which."""
+
+    def __init__(self, sentence: Sentence):
+        """The message, for the person who waits."""
+        super().__init__(sentence)
+        self.sentence = sentence
+
+
 End = Done | Cancelled | Failed
 Event = Queued | Progress | ImageReady | End
 
@@ -128,6 +139,23 @@ class Job:
             # Here: the engine's thread has all clients waiting.
             if composed := self._composed(self._whole(event)):
                 yield composed
+
+    async def events_async(self) -> AsyncIterator[Event]:
+        """Yields what `events` does on an event loop; a thread waits for it."""
+        loop, told = asyncio.get_running_loop(), asyncio.Queue()
+
+        def listen() -> None:
+            for event in self.events():
+                if loop.is_closed():  # with the program
+                    return
+                loop.call_soon_threadsafe(told.put_nowait, event)
+
+        threading.Thread(target=listen, name="job", daemon=True).start()
+        while True:
+            event = await told.get()
+            yield event
+            if isinstance(event, End):
+                return
 
     def cancel(self, index: int | None = None) -> None:
         """Stops the job, or only its picture at `index`.
