@@ -21,7 +21,9 @@ from sd_tpu.settings import (
     Choice,
     Picture,
     RequestError,
+    about,
     check_together,
+    of_prompt,
     shortened,
 )
 
@@ -44,7 +46,7 @@ class ModelCatalog(Protocol):
             RequestError: there is no such model.
         """
 
-    def check(self, picture: Picture, of: Sentence | str = "") -> None:
+    def check(self, picture: Picture, index: int | None = None) -> None:
         """Raises RequestError if the model is not there, or cannot draw this size."""
 
     def size_unit(self, model: str) -> int:
@@ -77,12 +79,14 @@ class SingleModelCatalog(_NoWildcards):
         self.check(dataclasses.replace(self.picture, model=model or self.picture.model))
         return self.picture
 
-    def check(self, picture: Picture, of: Sentence | str = "") -> None:
+    def check(self, picture: Picture, index: int | None = None) -> None:
         """Raises RequestError for another model or size."""
         here = self.picture
         if picture.model != here.model:
             raise RequestError(
                 "There is no model {value}; there are {known}.",
+                setting="model",
+                index=index,
                 value=shortened(picture.model),
                 known=here.model,
             )
@@ -90,6 +94,8 @@ class SingleModelCatalog(_NoWildcards):
             raise RequestError(
                 "Pictures of {width}x{height} were asked for; this server makes "
                 "{here_width}x{here_height}.",
+                setting="width",
+                index=index,
                 width=picture.width,
                 height=picture.height,
                 here_width=here.width,
@@ -104,7 +110,7 @@ class AnyModelCatalog(_NoWildcards):
         """Those of the table."""
         return Picture(model=model)
 
-    def check(self, picture: Picture, of: Sentence | str = "") -> None:
+    def check(self, picture: Picture, index: int | None = None) -> None:
         """Refuses nothing."""
 
 
@@ -146,11 +152,11 @@ class Request:
         common = for_all(given, catalog)
         prompts = catalog.fill(prompts, common.seed)
         pictures = [
-            changed(_at(_of_model(common, given, overrides, catalog), index), overrides, _of(index))
+            changed(_base(common, given, overrides, catalog, index), overrides, index)
             for index, overrides in enumerate(per_picture)
         ]
         for index, picture in enumerate(pictures):
-            catalog.check(picture, _of(index))
+            catalog.check(picture, index)
         return cls(
             tuple(
                 dataclasses.replace(picture, prompt=prompt) if prompt else None
@@ -338,7 +344,7 @@ def for_all(given: Mapping[str, Any], catalog: ModelCatalog) -> Picture:
     return common
 
 
-def changed(picture: Picture, values: Mapping[str, Any], of: Sentence | str = "") -> Picture:
+def changed(picture: Picture, values: Mapping[str, Any], index: int | None = None) -> Picture:
     """The picture with other settings, by name; None changes nothing.
 
     A choice that does not go with what is new, such as the spacing with the sampler, is left to
@@ -347,13 +353,13 @@ def changed(picture: Picture, values: Mapping[str, Any], of: Sentence | str = ""
     Args:
         picture: as it is.
         values: untrusted, but for the names, which are OVERRIDABLE's.
-        of: whose values they are, for the sentence if one is refused.
+        index: of the picture whose own values they are.
 
     Raises:
         RequestError: what is wrong with which value, and what it should be.
     """
     given = {
-        name: OVERRIDABLE[name].check(value, of)
+        name: OVERRIDABLE[name].check(value, index)
         for name, value in values.items()
         if value is not None
     }
@@ -366,7 +372,7 @@ def changed(picture: Picture, values: Mapping[str, Any], of: Sentence | str = ""
         and getattr(picture, name) not in setting.kind.allowed(vars(picture))
     }
     picture = dataclasses.replace(picture, **left)
-    check_together(picture, of)
+    check_together(picture, index)
     return picture
 
 
@@ -443,11 +449,13 @@ def journey(first: Picture, to_prompt: str, to_seed: int, count: int) -> Request
     return Request((first, *between, last))
 
 
-def _check_names(values: Mapping[str, Any], known: Sequence[str], of: Sentence | str = "") -> None:
+def _check_names(values: Mapping[str, Any], known: Sequence[str], index: int | None = None) -> None:
     unknown = values.keys() - set(known)
     if unknown:
         names = ", ".join(sorted(repr(str(name)[:40])[1:-1] for name in unknown)[:5])
-        raise RequestError("Unknown settings{of}: {names}.", of=of, names=names)
+        raise RequestError(
+            "Unknown settings{of}: {names}.", index=index, of=of_prompt(index), names=names
+        )
 
 
 def _prompts(values: Any, limit: int) -> list[str]:
@@ -457,14 +465,15 @@ def _prompts(values: Any, limit: int) -> list[str]:
         raise RequestError(
             "There are {count} prompts; at most {limit} fit.", count=len(values), limit=limit
         )
-    kind = SETTINGS["prompt"].kind
-    prompts = [
-        kind.check(value, Sentence("Prompt {number}", number=number))
-        for number, value in enumerate(values, start=1)
-    ]
+    prompts = [_prompt(value, index) for index, value in enumerate(values)]
     if not any(prompts):
         raise RequestError("There is no prompt yet: write what you would like to see in a box.")
     return prompts
+
+
+def _prompt(value: Any, index: int) -> str:
+    with about("prompt", index):
+        return SETTINGS["prompt"].kind.check(value, Sentence("Prompt {number}", number=index + 1))
 
 
 def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
@@ -477,35 +486,36 @@ def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
         )
     per_picture = [{} if value is None else value for value in values]
     for index, value in enumerate(per_picture):
-        of = _of(index)
         if not isinstance(value, Mapping):
             raise RequestError(
                 "The own settings{of} should be values by name, not {value}.",
-                of=of,
+                index=index,
+                of=of_prompt(index),
                 value=shortened(value),
             )
-        _check_names(value, OVERRIDABLE, of)
+        _check_names(value, OVERRIDABLE, index)
     return [*per_picture, *[{}] * (count - len(per_picture))]
 
 
-def _of_model(
-    common: Picture, given: Mapping[str, Any], overrides: Mapping[str, Any], catalog: ModelCatalog
+def _base(
+    common: Picture,
+    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    catalog: ModelCatalog,
+    index: int,
 ) -> Picture:
-    """What a picture with a model of its own shares with the others: what was given for all, and
-    their size unless it has one of its own."""
-    if not overrides.get("model") or overrides["model"] == common.model:
-        return common
-    size = {name: overrides.get(name) or getattr(common, name) for name in SIDES}
-    return for_all({**given, **size, "model": overrides["model"]}, catalog)
+    """What a picture is before its overrides: what all share, and where it has a model of its own,
+    that model's defaults in place of what was left open, but for the size."""
+    if overrides.get("model") and overrides["model"] != common.model:
+        size = {name: overrides.get(name) or getattr(common, name) for name in SIDES}
+        with about("model", index):
+            common = for_all({**given, **size, "model": overrides["model"]}, catalog)
+    return _at(common, index)
 
 
 def _at(common: Picture, index: int) -> Picture:
     """What the picture at `index` has if nothing is overridden, as seeds run on."""
     return dataclasses.replace(common, seed=(common.seed + index) % (MAX_SEED + 1))
-
-
-def _of(index: int) -> Sentence:
-    return Sentence(" of prompt {number}", number=index + 1)
 
 
 def _most_frequent(values: Sequence[Any], default: Any) -> Any:

@@ -5,13 +5,14 @@ captions, comparisons, command-line flags, the API, links and PNG metadata follo
 setting is a field here, the arithmetic that it changes, and the translations of its texts.
 """
 
+import contextlib
 import dataclasses
 import math
 import numbers
 import random
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sd_tpu.reading import composed
@@ -30,28 +31,36 @@ MAX_SHOWN = 60  # characters of a bad value in a sentence
 
 
 class RequestError(SentenceError):
-    """A request that cannot be served; the message is for the person who made it."""
+    """A request that cannot be served; the message is for the person who made it.
 
-    @property
-    def culprit(self) -> dict[str, Any]:
-        """What it is about, as far as that is told: the setting's `name` and the `place` of the
-        picture that has it alone."""
-        found: dict[str, Any] = {}
-        labels = {setting.label.template: name for name, setting in SETTINGS.items()}
+    Attributes:
+        setting: the name of the setting that is wrong, if it is one; "prompt" is a prompt.
+        index: of the picture whose own value is wrong; None where the value is for all.
+    """
 
-        def search(sentence: Sentence) -> None:
-            for fact in sentence.facts.values():
-                if isinstance(fact, Sentence):
-                    if fact.template in labels:
-                        found["name"] = labels[fact.template]
-                    elif fact.template == "Prompt {number}":
-                        found["name"] = "prompt"
-                    if "number" in fact.facts:
-                        found["place"] = fact.facts["number"] - 1
-                    search(fact)
+    def __init__(
+        self, template: str, /, *, setting: str = "", index: int | None = None, **facts: Any
+    ):
+        """The message as a Sentence takes it, and what it is about."""
+        super().__init__(template, **facts)
+        self.setting, self.index = setting, index
 
-        search(self.sentence)
-        return found
+
+@contextlib.contextmanager
+def about(setting: str, index: int | None = None) -> Iterator[None]:
+    """Completes a RequestError that is raised inside: says which setting it is about, and whose,
+    unless it says so itself."""
+    try:
+        yield
+    except RequestError as error:
+        error.setting = error.setting or setting
+        error.index = index if error.index is None else error.index
+        raise
+
+
+def of_prompt(index: int | None) -> Sentence | str:
+    """Words that say whose a value is; none for the value of all."""
+    return "" if index is None else Sentence(" of prompt {number}", number=index + 1)
 
 
 # --- kinds of settings --------------------------------------------------------------------------
@@ -337,9 +346,11 @@ class Setting:
         nothing and are on no way to another."""
         return not (self.of_upload or self.section == JOURNEY)
 
-    def check(self, value: Any, of: Sentence | str = "") -> Any:
-        """The value as a picture holds it; `of` says whose it is. Raises RequestError."""
-        return self.kind.check(value, self.label, of)
+    def check(self, value: Any, index: int | None = None) -> Any:
+        """The value as a picture holds it; `index` is that of the picture whose own it is. Raises
+        RequestError."""
+        with about(self.name, index):
+            return self.kind.check(value, self.label, of_prompt(index))
 
     def told(self, value: Any) -> Sentence | str:
         """The value as a caption: `20 steps`."""
@@ -752,13 +763,16 @@ def captions(values: Mapping[str, Any]) -> list[Sentence | str]:
     return told
 
 
-def check_together(picture: Picture, of: Sentence | str = "") -> None:
+def check_together(picture: Picture, index: int | None = None) -> None:
     """Checks what only several settings together can say; raises RequestError."""
+    of = of_prompt(index)
     sampler, start, stop = SAMPLERS[picture.sampler], picture.guidance_start, picture.guidance_stop
     if picture.spacing and picture.spacing not in sampler.spacings:
         raise RequestError(
             "{sampler}{of} has no {spacing} spacing; it has {known}.",
             sampler=sampler.label,
+            setting="spacing",
+            index=index,
             of=of,
             spacing=picture.spacing,
             known=", ".join(sampler.spacings),
@@ -766,6 +780,8 @@ def check_together(picture: Picture, of: Sentence | str = "") -> None:
     if start >= stop:
         raise RequestError(
             "Guidance{of} should start before it stops, not start at {start} and stop at {stop}.",
+            setting="guidance_start",
+            index=index,
             of=of,
             start=f"{start:g}",
             stop=f"{stop:g}",
@@ -773,19 +789,28 @@ def check_together(picture: Picture, of: Sentence | str = "") -> None:
     if picture.control_start >= picture.control_stop:
         raise RequestError(
             "Control{of} should start before it stops, not start at {start} and stop at {stop}.",
+            setting="control_start",
+            index=index,
             of=of,
             start=f"{picture.control_start:g}",
             stop=f"{picture.control_stop:g}",
         )
     if picture.share and picture.init_image:
         raise RequestError(
-            "What begins with a picture{of} is on no way to another prompt or seed.", of=of
+            "What begins with a picture{of} is on no way to another prompt or seed.",
+            setting="share",
+            index=index,
+            of=of,
         )
     if picture.mask and not picture.init_image:
-        raise RequestError("The mask{of} needs a start picture that it is of.", of=of)
+        raise RequestError(
+            "The mask{of} needs a start picture that it is of.", setting="mask", index=index, of=of
+        )
     if picture.init_image and not steps_taken(picture.steps, picture.strength):
         raise RequestError(
             "A strength{of} of {strength} leaves none of {steps} steps to take.",
+            setting="strength",
+            index=index,
             of=of,
             strength=f"{picture.strength:g}",
             steps=picture.steps,

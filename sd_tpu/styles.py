@@ -14,8 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sd_tpu.reading import composed, read_text
-from sd_tpu.sentence import Sentence
-from sd_tpu.settings import SETTINGS, Picture, RequestError, shortened
+from sd_tpu.settings import SETTINGS, Picture, RequestError, of_prompt, shortened
 
 PLACE = "{prompt}"  # where a prompt goes; it stands before a style that says nothing of it
 MAX_NAMED = 10  # in a sentence
@@ -38,7 +37,7 @@ class Styles:
                 self._known = self._read()
         return self._known
 
-    def applied(self, picture: Picture, of: Sentence | str = "") -> Picture:
+    def applied(self, picture: Picture, index: int | None = None) -> Picture:
         """The picture with its prompts in its style, and no style.
 
         Raises:
@@ -50,21 +49,25 @@ class Styles:
         if not self._file:
             raise RequestError(
                 "The style {value}{of} was asked for, but no list of styles was given.",
-                of=of,
+                setting="style",
+                index=index,
+                of=of_prompt(index),
                 value=shortened(picture.style),
             )
         if (style := composed(picture.style)) not in known:
             more = "…" if len(known) > MAX_NAMED else ""
             raise RequestError(
                 "{name} {value}{of} is unknown; there are {known}.",
-                of=of,
+                setting="style",
+                index=index,
+                of=of_prompt(index),
                 name=SETTINGS["style"].label,
                 value=shortened(picture.style),
                 known=", ".join(list(known)[:MAX_NAMED]) + more or "–",
             )
         texts = zip(("prompt", "negative_prompt"), known[style], strict=True)
         put = {
-            name: SETTINGS[name].check(_put(getattr(picture, name), style), of)
+            name: SETTINGS[name].check(_put(getattr(picture, name), style), index)
             for name, style in texts
         }
         return dataclasses.replace(picture, style="", **put)

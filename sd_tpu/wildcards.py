@@ -17,7 +17,7 @@ from random import Random
 
 from sd_tpu.reading import composed, find_inside, read_text
 from sd_tpu.sentence import Sentence
-from sd_tpu.settings import MAX_PROMPT_LENGTH, SETTINGS, RequestError, shortened
+from sd_tpu.settings import MAX_PROMPT_LENGTH, SETTINGS, RequestError, about, shortened
 
 MAX_DEPTH = 20  # of values within values; a file may name itself
 MAX_WORK = 1 << 15  # of a prompt: texts joined, and 16 characters of them searched for signs
@@ -74,21 +74,27 @@ class Wildcards:
             above = prompt or above
             indices.setdefault(above, []).append(index)
         for text, taken in indices.items():
-            of = Sentence("Prompt {number}", number=taken[0] + 1)
-            values_of = _Values(self._folder, of)
-            if all(isinstance(piece, str) for piece in values_of.pieces(text)):
+            with about("prompt", taken[0]):
+                values = self._of_prompt(text, seed, taken)
+            if values is None:
                 continue
-            values = values_of.first(text, len(taken) + 1)
-            if len(values) > len(taken):
-                values = values_of.drawn(text, seed, taken)
-            if not all(value.strip() for value in values):
-                raise RequestError(
-                    "{name} stands for nothing: one of its values is empty.", name=of
-                )
             for number, index in enumerate(taken):
                 if prompts[index] or number < len(values):
                     filled[index] = values[number % len(values)].strip()
         return filled
+
+    def _of_prompt(self, text: str, seed: int, indices: Sequence[int]) -> list[str] | None:
+        """The values of a prompt that fills these places; None if it stands for itself alone."""
+        of = Sentence("Prompt {number}", number=indices[0] + 1)
+        values_of = _Values(self._folder, of)
+        if all(isinstance(piece, str) for piece in values_of.pieces(text)):
+            return None
+        values = values_of.first(text, len(indices) + 1)
+        if len(values) > len(indices):
+            values = values_of.drawn(text, seed, indices)
+        if not all(value.strip() for value in values):
+            raise RequestError("{name} stands for nothing: one of its values is empty.", name=of)
+        return values
 
     def value(self, text: str, seed: int, of: Sentence) -> str:
         """A text with a value, drawn by the seed; raises RequestError as `fill`, of what it is."""

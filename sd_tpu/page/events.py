@@ -395,7 +395,10 @@ class Answers:
         try:
             values = Request.check({**filled, "seed": seed}, self.engine.catalog).prompts
         except RequestError as error:
-            refused = {"wrong": language.translate(error.sentence), "culprit": error.culprit}
+            refused = {
+                "wrong": language.translate(error.sentence),
+                "culprit": {"setting": error.setting, "index": error.index},
+            }
         run = self._run(asked)
         faster = {
             name: value

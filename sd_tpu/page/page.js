@@ -324,19 +324,19 @@ function showPressed() {
 // Marks the field that something is wrong with, and shows it.
 function blame(culprit, open) {
     for (const field of $$("[aria-invalid]")) field.removeAttribute("aria-invalid");
-    const { name, place } = culprit ?? {};
-    if (!name) return;
-    const inOwn = place !== undefined && name !== "prompt";
-    const field = name === "prompt" ? boxes()[place ?? 0]
-        : name === "seed" && !inOwn ? seedBox()
+    const { setting, index } = culprit ?? {};
+    if (!setting) return;
+    const inOwn = index !== null && setting !== "prompt";
+    const field = setting === "prompt" ? boxes()[index ?? 0]
+        : setting === "seed" && !inOwn ? seedBox()
         : $(`${inOwn ? "#own-panel" : "#settings-panel"} [name=${
-            /^(height|width)$/.test(name) ? "size" : name}]`);
+            /^(height|width)$/.test(setting) ? "size" : setting}]`);
     const panel = field?.closest(".panel");
     if (open && panel) {
-        unfold(inOwn ? ownFold(place) : $(`[aria-controls=${panel.id}]`));
+        unfold(inOwn ? ownFold(index) : $(`[aria-controls=${panel.id}]`));
         field.closest("details")?.toggleAttribute("open", true);
     }
-    if (!inOwn || ownPlace === place) field?.setAttribute("aria-invalid", "true");
+    if (!inOwn || ownPlace === index) field?.setAttribute("aria-invalid", "true");
     if (open) field?.focus();
 }
 

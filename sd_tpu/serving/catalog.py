@@ -24,7 +24,7 @@ from sd_tpu.sampling.samplers import default_sampler
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.plan import Weights
 from sd_tpu.serving.tiling import Tiling
-from sd_tpu.settings import RANDOM, SETTINGS, Picture, RequestError, shortened
+from sd_tpu.settings import RANDOM, SETTINGS, Picture, RequestError, about, of_prompt, shortened
 from sd_tpu.styles import Styles
 from sd_tpu.wildcards import Wildcards
 
@@ -193,6 +193,7 @@ class Catalog:
         if named and named not in there:
             raise RequestError(
                 "There is no {kind} {value}; there are {known}.",
+                setting=part,
                 kind=SETTINGS[part].label,
                 value=shortened(named),
                 known=", ".join([*there][:MAX_NAMED]),
@@ -205,7 +206,7 @@ class Catalog:
                 return extra
             except CheckpointError as error:
                 refused = refused or str(error)
-        raise RequestError("{reason}", reason=refused)
+        raise RequestError("{reason}", setting=part, reason=refused)
 
     def with_extra(self, weights: Weights, extra: ExtraNetwork) -> Weights:
         """The same parameters with those of a network beside them."""
@@ -238,17 +239,20 @@ class Catalog:
         """The settings of pictures that leave them open; raises RequestError as `open`."""
         return self.open(model).defaults
 
-    def check(self, picture: Picture, of: Sentence | str = "") -> None:
+    def check(self, picture: Picture, index: int | None = None) -> None:
         """Raises RequestError if the model or the style is not there, or the model cannot draw
         this size."""
-        checkpoint = self.open(picture.model).checkpoint
-        self.styled(picture, of)
-        self.extras(picture)
+        with about("", index):
+            checkpoint = self.open(picture.model).checkpoint
+            self.styled(picture, index)
+            self.extras(picture)
         limit = self._limit(picture)
         if picture.height * picture.width > limit:
             raise RequestError(
                 "A picture of {width}x{height} is too large: here pictures have at "
                 "most {limit} pixels.",
+                setting="width",
+                index=index,
                 width=picture.width,
                 height=picture.height,
                 limit=limit,
@@ -256,7 +260,9 @@ class Catalog:
         try:
             checkpoint.model.latent_shape(picture.height, picture.width)
         except ValueError as error:
-            raise RequestError("{reason}", reason=str(error)) from None
+            raise RequestError(
+                "{reason}", setting="width", index=index, reason=str(error)
+            ) from None
 
     def size_unit(self, model: str) -> int:
         """Pixels of which the sides of a model's pictures are multiples; raises as `open`."""
@@ -296,24 +302,27 @@ class Catalog:
         """As `Wildcards.fill`."""
         return self.wildcards.fill(prompts, seed)
 
-    def styled(self, picture: Picture, of: Sentence | str = "") -> Picture:
+    def styled(self, picture: Picture, index: int | None = None) -> Picture:
         """The picture as it is drawn: its prompt in its style, as `Styles.applied`, and then, as in
         A1111, with values of the wildcards that it has there, by its own seed; raises RequestError
         as both.
         """
         if not picture.style:
             return picture
-        put = self.styles.applied(picture, of)
+        put = self.styles.applied(picture, index)
         if picture.to_prompt:
-            other = self.styles.applied(dataclasses.replace(picture, prompt=picture.to_prompt), of)
+            other = self.styles.applied(
+                dataclasses.replace(picture, prompt=picture.to_prompt), index
+            )
             put = dataclasses.replace(put, to_prompt=other.prompt)
-        whose = Sentence("{name}{of}", name=SETTINGS["style"].label, of=of)
+        whose = Sentence("{name}{of}", name=SETTINGS["style"].label, of=of_prompt(index))
         seed = picture.seed if picture.to_seed == RANDOM else picture.to_seed
-        return dataclasses.replace(
-            put,
-            prompt=self.wildcards.value(put.prompt, picture.seed, whose),
-            to_prompt=self.wildcards.value(put.to_prompt, seed, whose),
-        )
+        with about("style", index):
+            return dataclasses.replace(
+                put,
+                prompt=self.wildcards.value(put.prompt, picture.seed, whose),
+                to_prompt=self.wildcards.value(put.to_prompt, seed, whose),
+            )
 
     def sizes(self, model: str) -> Sizes:
         """Height and width of the pictures that people choose from: the default, then the usual
@@ -349,6 +358,7 @@ class Catalog:
             more = "…" if len(known) > MAX_NAMED else ""
             raise RequestError(
                 "There is no model {value}; there are {known}.",
+                setting="model",
                 value=shortened(name),
                 known=", ".join(known[:MAX_NAMED]) + more,
             )
@@ -359,6 +369,7 @@ class Catalog:
             told = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise RequestError(
                 "The model {name} cannot be loaded: {reason}",
+                setting="model",
                 name=name,
                 reason=told.splitlines()[0],
             ) from error

@@ -542,12 +542,19 @@ def open_models(
 
 
 @contextlib.contextmanager
-def as_request_errors(whose: str = "") -> Iterator[None]:
-    """Tells whoever asked what cannot be done."""
+def as_request_errors(index: int | None = None) -> Iterator[None]:
+    """Raises a RequestError for a ValueError, which is about the picture at `index` alone if there
+    is one."""
     try:
         yield
     except ValueError as error:
-        raise RequestError("{whose}{reason}", whose=whose, reason=error.args[0]) from error
+        raise RequestError(
+            "{whose}{reason}",
+            setting=error.setting if isinstance(error, RequestError) else "",
+            index=index,
+            whose="" if index is None else Sentence("Prompt {number}: ", number=index + 1),
+            reason=error.args[0],
+        ) from error
 
 
 @contextlib.contextmanager
@@ -562,7 +569,7 @@ def told_by_whose(request: Request, index: int) -> Iterator[None]:
         yield
     except ValueError as error:
         named = overrides or (several and isinstance(error, PromptError))
-        with as_request_errors(Sentence("Prompt {number}: ", number=index + 1) if named else ""):
+        with as_request_errors(index if named else None):
             raise
 
 

@@ -1,5 +1,6 @@
 """What is asked for: the boxes, the seed, the settings, and all that fills them."""
 
+import pickle
 import re
 from io import BytesIO
 
@@ -103,22 +104,34 @@ def test_a_request_of_another_size_is_shown_and_read_with_it(page_engine):
 
 
 @pytest.mark.parametrize(
-    "values, found",
+    "values, setting, index",
     [
-        ({"prompts": ["a"], "steps": 0}, {"name": "steps"}),
-        (
-            {"prompts": ["a", "b"], "own": [None, {"guidance": "lots"}]},
-            {"name": "guidance", "place": 1},
-        ),
-        ({"prompts": ["a", 7]}, {"name": "prompt", "place": 1}),
-        ({"prompts": ["a"], "seed": "x"}, {"name": "seed"}),
-        ({"prompts": []}, {}),
+        ({"prompts": ["a"], "steps": 0}, "steps", None),
+        ({"prompts": ["a", "b"], "own": [None, {"guidance": "lots"}]}, "guidance", 1),
+        ({"prompts": ["a", "b"], "own": [None, {"mask_blur": 99}]}, "mask_blur", 1),
+        ({"prompts": ["a"], "sampler": "none"}, "sampler", None),
+        ({"prompts": ["a"], "sampler": "ddim", "spacing": "karras"}, "spacing", None),
+        ({"prompts": ["a", "b"], "own": [None, {"guidance_start": 1}]}, "guidance_start", 1),
+        ({"prompts": ["a", "b"], "own": [None, {"mask": "0" * 64}]}, "mask", 1),
+        ({"prompts": ["a", 7]}, "prompt", 1),
+        ({"prompts": ["a", "b __c__"]}, "prompt", 1),
+        ({"prompts": ["a"], "seed": "x"}, "seed", None),
+        ({"prompts": ["a"], "style": "Inkk"}, "style", None),
+        ({"prompts": ["a", "b"], "own": [None, {"model": "x"}]}, "model", 1),
+        ({"prompts": ["a"], "width": 1}, "width", None),
+        ({"prompts": ["a", "b"], "own": [None, {"height": 60000}]}, "width", 1),
+        ({"prompts": []}, "", None),
+        ({"prompts": ["a", "b"], "own": [None, {"wrong": 1}]}, "", 1),
     ],
 )
-def test_the_field_that_a_refusal_is_about_is_found(values, found):
+def test_a_refusal_says_which_setting_of_which_picture_it_is_about(
+    page_engine, values, setting, index
+):
     with pytest.raises(RequestError) as refused:
-        Request.check(values, Picture())
-    assert refused.value.culprit == found
+        Request.check(values, page_engine.catalog)
+    assert (refused.value.setting, refused.value.index) == (setting, index)
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert (str(again), again.setting, again.index) == (str(refused.value), setting, index)
 
 
 def test_the_first_prompt_is_copied_to_all_boxes_and_all_are_cleared(tab):
