@@ -142,9 +142,9 @@ def ours(
     checkpoint, params = Checkpoint.from_pretrained(folder, dtype=dtype, sharding=replicated(mesh))
     model, sizes, follows = checkpoint.model, dict(height=size, width=size), {}
     if control:
-        extra = ControlNet.open(control, dtype=dtype)
-        model = extra.joined(model, **sizes)
-        params = {**params, extra.part: extra.load(replicated(mesh))}
+        network = ControlNet.open(control, dtype=dtype)
+        model = network.joined(model, **sizes)
+        params = {**params, network.part: network.load(replicated(mesh))}
         follows = dict(added={"control": control_picture(size)}, control_scale=1.0)
     guided = bool(is_guided(model.cfg_scale(guidance)))
     slot = OneSlot(

@@ -39,7 +39,7 @@ from sd_tpu.checkpoint.ip_adapter import TOKENS, IPAdapterConfig
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
-from sd_tpu.families.extra import ExtraNetwork
+from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.families.latent_diffusion import LatentDiffusion
 from sd_tpu.models import tiles
@@ -115,8 +115,8 @@ def beside(model: LatentDiffusion, configs: Mapping[str, Any]) -> list[ExtraNetw
             ),
         ),
     ]
-    for extra in found:
-        extra.check(model)
+    for network in found:
+        network.check(model)
     return found
 
 
@@ -139,7 +139,7 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     """Rows of the table of steps; each kind takes its turn in every round."""
     mesh, noise, sizes = make_mesh(1), np.random.default_rng(0), dict(height=size, width=size)
     checkpoint, params = Checkpoint.from_pretrained(folder, sharding=replicated(mesh))
-    _, sees = extras = beside(checkpoint.model, checkpoint.configs)
+    _, sees = networks = beside(checkpoint.model, checkpoint.configs)
     side = sees.config.image_encoder.image_size
     encoders = [
         ImageEncoder(
@@ -161,13 +161,13 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
         ),
     ]
     drawn = dict.fromkeys((PLAIN, START, MASK), (checkpoint.model, params))
-    for kind, extra in zip((CONTROLLED, REFERRING), extras, strict=True):
+    for kind, network in zip((CONTROLLED, REFERRING), networks, strict=True):
         own = jax.tree.map(
             lambda x, like: jax.device_put(x.astype(like.dtype)),
-            random_parameters(extra.shapes),
-            extra.shapes,
+            random_parameters(network.shapes),
+            network.shapes,
         )
-        drawn[kind] = extra.joined(checkpoint.model, **sizes), {**params, extra.part: own}
+        drawn[kind] = network.joined(checkpoint.model, **sizes), {**params, network.part: own}
     programs = {model: Programs(model, mesh, slots=1, **sizes) for model, _ in drawn.values()}
     slots = {
         kind: cpu.OneSlot(checkpoint, own, programs[model], encoders)
