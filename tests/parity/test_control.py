@@ -367,7 +367,7 @@ def test_a_controlnet_is_given_latents_without_the_channels_of_a_mask(folder):
         {**shapes, "controlnet": controlnet.shapes},
         slots,
     )
-    assert slots.told.shape[-1] == 5 and jax.tree.leaves(after) == jax.tree.leaves(slots)
+    assert slots.mask_channels.shape[-1] == 5 and jax.tree.leaves(after) == jax.tree.leaves(slots)
 
 
 def test_what_is_no_controlnet_is_refused_in_a_sentence(folder, tmp_path):
