@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 SLOTS = 8
 # Slots stepped together at most. By the TPU compiler's cycles for a step of SD 1.4, fours take 20%
 # less a picture than ones on v3 and v5e, a third less on v4 and v6e and a tenth less on v2, and on
-# v5e 5% less than eights (RESULTS.md).
+# v5e 5% less than eights (decision 0009).
 ACCELERATOR_GROUP = 4
 MAX_SIZES = 512  # of models that somebody has asked about and nobody draws
 
