@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: app check test test-all train
+.PHONY: app check test test-all docs train
 
 app: $(VENV)/.run
 	@trap : INT; $(BIN)/python app.py $(ARGS) || [ $$? = 130 ]  # Ctrl+C is no error
@@ -29,6 +29,10 @@ chromium:
 	@command -v chromium-headless-shell >/dev/null || \
 		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium-headless-shell; }
 
+# The documentation as a site, in site/; a dead link fails.
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --strict --clean
+
 # The bundled model from nothing: minutes on a GPU, days on a CPU (training/README.md), which huge
 # pages make fewer.
 train: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
@@ -49,6 +53,10 @@ $(VENV)/.run: requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -r requirements.txt
 	touch $@
 
-$(VENV)/.dev: requirements.txt requirements-dev.txt | $(BIN)/python
+$(VENV)/.dev: requirements.txt requirements-dev.txt requirements-docs.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	touch $@ $(VENV)/.run
+
+$(VENV)/.docs: requirements-docs.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -r requirements-docs.txt
+	touch $@

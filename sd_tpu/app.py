@@ -44,7 +44,7 @@ class _Terminated(BaseException):
 
 def main(arguments: list[str] | None = None) -> int:
     """Loads, compiles and serves until interrupted; the exit code."""
-    parser = _parser()
+    parser = make_parser()
     try:
         common = shlex.split(os.environ.get(FLAGS, ""))
     except ValueError as error:
@@ -233,7 +233,8 @@ def _check_proxies() -> None:
         ) from error
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the server's flags."""
     parser = argparse.ArgumentParser(
         description="Stable Diffusion's page: eight prompts, a seed.",
         epilog=f"Flags in the environment's {FLAGS} count as well, before those given here.",

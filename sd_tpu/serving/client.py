@@ -372,8 +372,7 @@ class EngineClient(abc.ABC):
         def one(picture: Picture) -> Picture:
             picture = self.catalog.styled(picture)
             return dataclasses.replace(
-                picture,
-                **{network.part: network.name for network in self.catalog.networks(picture)},
+                picture, **{extra.part: extra.name for extra in self.catalog.extras(picture)}
             )
 
         return Request(tuple(picture and one(picture) for picture in request.pictures))
@@ -404,8 +403,8 @@ class EngineClient(abc.ABC):
                     memory=memory,
                     files=self.adapters.states(asked),
                 )
-            for network in self.catalog.networks(picture):
-                weights = self.catalog.with_network(weights, network)
+            for extra in self.catalog.extras(picture):
+                weights = self.catalog.with_extra(weights, extra)
         return weights
 
 

@@ -195,7 +195,7 @@ def test_the_manifests_differ_in_their_chips_alone():
 
 
 def test_the_spaces_header_names_what_is_there():
-    _, head, text = (ROOT / "README.md").read_text("utf-8").split("---\n", 2)
+    _, head, _ = (ROOT / "README.md").read_text("utf-8").split("---\n", 2)
     header = yaml.safe_load(head)
     assert (ROOT / header["app_file"]).is_file() and header["sdk"] == "gradio"
     needed = (ROOT / "requirements.txt").read_text("utf-8")
@@ -206,6 +206,7 @@ def test_the_spaces_header_names_what_is_there():
     assert header["python_version"] in SpecifierSet(project["requires-python"])
     assert header["suggested_hardware"] == "cpu-basic"
     assert len(header["short_description"]) <= 60, "the Hub refuses longer ones"
+    text = (ROOT / "docs/host/space.md").read_text("utf-8")
     preset = next(line for line in text.splitlines() if line.startswith("    --model "))
     flags = argparse.ArgumentParser()
     add_page_flags(flags)
