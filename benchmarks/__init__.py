@@ -1,1 +1,1 @@
-"""Commands that measure: each prints a table and appends it to RESULTS.md."""
+"""Commands that measure: each prints its tables and records them under `benchmarks/results/`."""

@@ -1,7 +1,7 @@
-"""One address that asks for too much, and somebody at another: `python -m benchmarks.abuse`.
+"""Attacks from one address, and a visitor at another: `python -m benchmarks.abuse`.
 
 The attacker is 127.0.0.2, the visitor 127.0.0.3. Each attack is made on a server of its own, and
-the visitor's picture is timed before it and beside it.
+the visitor's picture is timed before the attack and during it.
 """
 
 import asyncio
@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from benchmarks.load import serve
-from benchmarks.report import parser, report
-from sd_tpu import BUNDLED_MODEL
+from benchmarks.report import add_model, parser, report
 
 KEY, ATTACKER, VISITOR = "key-of-the-visitor", "127.0.0.2", "127.0.0.3"
 ATTACKS = {"names": 200, "enlargements": 300, "connections": 2000, "uploads": 12}
@@ -157,35 +156,30 @@ async def measure(server: str, attack: str, count: int) -> dict[str, Any]:
             return await _seconds(mine, "/v1/images/generations", prompt="a cat")
 
         alone = statistics.median([await picture() for _ in range(5)])
-        came = await getattr(attacker, attack)(count)
-        health, beside = await _seconds(mine, "/healthz"), await picture()
+        outcome = await getattr(attacker, attack)(count)
+        health, during = await _seconds(mine, "/healthz"), await picture()
         await attacker.end()
         return {
             "attack": f"{count} {attack}",
-            "came of it": came,
+            "outcome": outcome,
             "/healthz, s": health,
-            "a picture alone, s": alone,
-            "beside it, s": beside,
-            "times": beside / alone,
+            "picture alone, s": alone,
+            "picture during it, s": during,
+            "during / alone": during / alone,
         }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures each attack."""
-    flags = parser(__doc__.splitlines()[0])
-    flags.add_argument(
-        "--model",
-        default=BUNDLED_MODEL,
-        metavar="DIR_OR_HUB_ID",
-        help="(default: the bundled model)",
-    )
+    flags = parser("abuse", __doc__.splitlines()[0])
+    add_model(flags)
     for attack, count in ATTACKS.items():
         flags.add_argument(f"--{attack}", type=int, default=count, help="(%(default)s)")
     args, rows = flags.parse_args(arguments), []
     for attack in ATTACKS:
         with serve(args.model, [KEY]) as (address, _):
             rows.append(asyncio.run(measure(address, attack, getattr(args, attack))))
-    report("One address that asks for too much, and somebody at another", rows, args.results)
+    report("Attacks from one address", rows, args)
 
 
 if __name__ == "__main__":

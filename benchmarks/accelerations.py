@@ -1,9 +1,10 @@
-"""What the accelerations gain and cost: `python -m benchmarks.accelerations`.
+"""What accelerations save, and what they change: `python -m benchmarks.accelerations`.
 
 Eight pictures of the same prompts and seeds, exact and accelerated in several ways: how long they
-take, and how far they are from the exact ones; beside them exact pictures of fewer steps. Then what
-an evaluation of the UNet takes, with all tokens and with fewer. For the bundled model, whose judge
-`python -m training.judge` makes, `--judged N` also asks it about N pictures of each of two kinds.
+take, and how far they are from the exact ones; beside them exact pictures of fewer steps. Then the
+time of one evaluation of the UNet, with all tokens and with fewer. For the bundled model, whose
+judge `python -m training.judge` makes, `--judged N` also asks it about N pictures of each of two
+kinds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.report import parser, report, side_by_side
-from sd_tpu import BUNDLED_MODEL
+from benchmarks.report import add_model, add_rounds, parser, report, side_by_side
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import SLOTS, Engine
 from sd_tpu.serving.job import ImageReady
@@ -157,13 +157,8 @@ def _rows(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures evaluations, and pictures unless there are to be none."""
-    flags = parser(__doc__.splitlines()[0])
-    flags.add_argument(
-        "--model",
-        default=BUNDLED_MODEL,
-        metavar="DIR_OR_HUB_ID",
-        help="(default: the bundled model)",
-    )
+    flags = parser("accelerations", __doc__.splitlines()[0])
+    add_model(flags)
     flags.add_argument(
         "--size", type=int, metavar="PIXELS", help="of the square pictures (default: the model's)"
     )
@@ -191,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="N",
         help="pictures of each kind that the bundled model's judge is asked about (%(default)s)",
     )
-    flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    add_rounds(flags, 3)
     args = flags.parse_args(arguments)
 
     single, times = [], {}
@@ -223,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(
         f"An evaluation: {model}",
         single,
-        args.results,
+        args,
         notes=[
             f"Medians of {args.rounds} rows each of one guided picture; in eights, one takes "
             "as long as eight."
@@ -234,9 +229,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report(
             f"Accelerations: {model}, {args.pictures} pictures",
             _rows(times, found),
-            args.results,
+            args,
             notes=[
-                f"Medians of {args.rounds} rounds side by side, from asking to the last "
+                f"Medians of {args.rounds} rounds, in turn, from the request to the last "
                 "picture. Differences are of values from 0 to 255, from the exact pictures "
                 f"of the same prompts and seeds.{asked}"
             ],

@@ -1,9 +1,9 @@
-"""How many pictures hosts of TPUs draw, who waits how long, and at what price:
-`python -m benchmarks.capacity`.
+"""Pictures, waiting and price on hosts of TPUs, simulated: `python -m benchmarks.capacity`.
 
-On paper: seconds of a step and of decoding are the compiler's cycles in RESULTS.md over the chip's
-clock. By simulation: the scheduler itself serves requests that come by chance, on devices that take
-so long; of several hosts each has its own, and requests are sent as `deploy.orders` has them sent.
+On paper: seconds of a step and of decoding are the compiler's cycles, as `benchmarks.tpu_compile`
+recorded them, over the chip's clock. By simulation: the scheduler itself serves requests that
+arrive at random, on devices that take that long. Each of several hosts has a scheduler of its own,
+and requests are divided among them as `deploy.orders` does it.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import heapq
 import itertools
 import math
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import RESULTS, parser, report
+from benchmarks import tpu_compile
+from benchmarks.records import RESULTS, Record, read_all
+from benchmarks.report import parser, report
 from deploy.orders import Host, ranked
 from sd_tpu.runtime.slots import GUIDED
 from sd_tpu.serving.engine import SLOTS
@@ -48,28 +49,21 @@ class Cost:
     decode: float
 
     @classmethod
-    def of(cls, model: str, text: str) -> "Cost":
-        """By the compiler's cycles for one picture a device, in the text of RESULTS.md."""
-        return cls(*(cycles(text, model, program) / CLOCK for program in ("advance", "decode")))
+    def of(cls, model: str, records: Sequence[Record]) -> "Cost":
+        """By the compiler's cycles for one picture a device, in the newest of these records."""
+        return cls(*(cycles(records, model, program) / CLOCK for program in ("advance", "decode")))
 
     def picture(self, steps: int) -> float:
         """Seconds of a whole one."""
         return steps * self.step + self.decode
 
 
-def cycles(text: str, model: str, program: str) -> float:
-    """What the compiler expects of a program on CHIP; raises ValueError if no table has it."""
-    head: list[str] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("| ").split("|")]
-        if cells[0] == "model":
-            head = cells
-        row = dict(zip(head, cells, strict=False))
-        if (cells[0], row.get("chip"), row.get("program")) == (model, CHIP, program) and (
-            re.sub(r"\D", "", row["images a device"]) == "1"
-        ):
-            return float(row["cycles M"]) * 1e6
-    raise ValueError(f"RESULTS.md has no cycles of {program} of {model} for {CHIP}.")
+def cycles(records: Sequence[Record], model: str, program: str) -> float:
+    """What the compiler expects of a program on CHIP; raises ValueError if no record has it."""
+    try:
+        return tpu_compile.rows(records)[model, CHIP, 1, program]["cycles M"] * 1e6
+    except KeyError:
+        raise ValueError(f"No record has cycles of {program} of {model} for {CHIP}.") from None
 
 
 class Simulated:
@@ -183,11 +177,11 @@ def simulate(
 
 
 def rows(
-    text: str, steps: int, price: float, requests: int, hosts: Sequence[int]
+    records: Sequence[Record], steps: int, price: float, requests: int, hosts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """The table's rows."""
     for name, model in MODELS.items():
-        cost = Cost.of(model, text)
+        cost = Cost.of(model, records)
         most = at_most(cost, steps)
         for count, load in itertools.product(hosts, LOADS):
             drawn = load * count * most
@@ -219,8 +213,8 @@ def rows(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table and appends it to the results."""
-    flags = parser(__doc__.splitlines()[0])
+    """Simulates each load and reports the table."""
+    flags = parser("capacity", __doc__.splitlines()[0])
     flags.add_argument("--steps", type=_positive, default=20, help="of a picture (%(default)s)")
     flags.add_argument(
         "--price",
@@ -242,15 +236,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--cycles",
         type=Path,
         default=RESULTS,
-        metavar="FILE",
-        help="with the compiler's (%(default)s)",
+        metavar="FOLDER",
+        help="of records, with the compiler's (default: benchmarks/results)",
     )
     args = flags.parse_args(arguments)
-    text = args.cycles.read_text(encoding="utf-8")
+    records = read_all(args.cycles, "tpu_compile")
     report(
         f"Capacity of {CHIP}, {args.steps} steps with guidance",
-        [*rows(text, args.steps, args.price, args.requests, args.hosts)],
-        args.results,
+        [*rows(records, args.steps, args.price, args.requests, args.hosts)],
+        args,
         notes=[
             f"On paper, not on a TPU: cycles as the compiler of {CHIP} expects them, at "
             f"{CLOCK / 1e9:.2f} GHz, without attention's kernels, for which it expects nothing, and "

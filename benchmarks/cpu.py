@@ -1,9 +1,9 @@
-"""Ours against diffusers on PyTorch and OpenVINO, on the CPU: `python -m benchmarks.cpu`.
+"""sd_tpu against diffusers on PyTorch and OpenVINO, on the CPU: `python -m benchmarks.cpu`.
 
-The same weights, the same latents, all cores for each, in one process after another, as memory does
-not hold all of them; peak memory is that of a process that loads the model and makes one picture.
-OpenVINO (`pip install openvino`) runs what it converts of diffusers' UNet and decoder; the text
-encoder beside it is PyTorch's. Who is not installed is left out.
+The same weights, the same latents and all cores for each contestant, in one process after another,
+as memory does not hold all of them; peak memory is that of a process that loads the model and makes
+one picture. OpenVINO (`pip install openvino`) runs diffusers' UNet and decoder, converted; the text
+encoder beside it is PyTorch's. Contestants that are not installed are left out.
 """
 
 import os
@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks.make_checkpoint import MODELS, checkpoint_folder
 from benchmarks.report import (
     Timing,
+    add_rounds,
     forget_peak,
     in_fresh_process,
     memory,
@@ -142,9 +143,9 @@ def ours(
     checkpoint, params = Checkpoint.from_pretrained(folder, dtype=dtype, sharding=replicated(mesh))
     model, sizes, follows = checkpoint.model, dict(height=size, width=size), {}
     if control:
-        extra = ControlNet.open(control, dtype=dtype)
-        model = extra.joined(model, **sizes)
-        params = {**params, extra.part: extra.load(replicated(mesh))}
+        network = ControlNet.open(control, dtype=dtype)
+        model = network.joined(model, **sizes)
+        params = {**params, network.part: network.load(replicated(mesh))}
         follows = dict(added={"control": control_picture(size)}, control_scale=1.0)
     guided = bool(is_guided(model.cfg_scale(guidance)))
     slot = OneSlot(
@@ -496,7 +497,7 @@ def on_cpu() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures times and peak memory."""
-    flags = parser(__doc__.splitlines()[0])
+    flags = parser("cpu", __doc__.splitlines()[0])
     flags.add_argument("--model", choices=MODELS, default="sd14", help="(%(default)s)")
     flags.add_argument(
         "--size", type=int, default=512, metavar="PIXELS", help="sides of the picture (%(default)s)"
@@ -509,7 +510,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="SCALE",
         help="up to 1 it is none (%(default)s)",
     )
-    flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    add_rounds(flags, 3)
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < LONG - 1:
         flags.error(f"--rounds should be from 1 to {LONG - 2}, not {args.rounds}")
@@ -527,10 +528,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(
         f"CPU, peak memory: {picture}",
         [{"": name, **peaks} for name, (peaks, _, _) in found.items()],
-        args.results,
+        args,
         notes=[
-            "Of a process that loads the float16 checkpoint and makes one picture, with all "
-            "that it has imported and compiled. PyTorch loads without `accelerate`, which "
+            "Of a process that loads the float16 checkpoint and makes one picture, with "
+            "everything it has imported and compiled. PyTorch loads without `accelerate`, which "
             "takes more memory than with it."
         ],
     )
@@ -539,10 +540,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(
         f"CPU, times: {picture}",
         _rows({name: times for name, (*_, times) in found.items()}),
-        args.results,
+        args,
         notes=[
             f"Seconds, medians of {args.rounds} rounds in one process after another; float32 "
-            f"where nothing else is said. The whole image has {args.steps} steps at a "
+            f"unless it says otherwise. The whole image has {args.steps} steps at a "
             f"guidance of {args.guidance:g}. Our picture in float32 and PyTorch's differ by "
             f"more than 1 of 255 in {differing:.2%} of their values.",
             *(f"{name} is left out: {why}." for name, why in missing.items()),

@@ -1,8 +1,8 @@
-"""Ours against diffusers on PyTorch, on a CUDA GPU: `python -m benchmarks.gpu`.
+"""sd_tpu against diffusers on PyTorch, on a CUDA GPU: `python -m benchmarks.gpu`.
 
-SD 1.4 in bfloat16 at 512x512, from prompts to uint8 pictures on the host. PyTorch has what makes it
-fastest: SDPA, channels last, and the UNet and the decoder through `torch.compile`. Without a GPU
-both run a tiny model on the CPU, to see that the script works, and the rows say "not measured yet".
+SD 1.4 in bfloat16 at 512x512, from prompts to uint8 pictures on the host. PyTorch gets its fastest
+settings: SDPA, channels last, and the UNet and decoder through `torch.compile`. Without a GPU both
+run a tiny model on the CPU, to show that the script works, and the rows say "not measured yet".
 """
 
 import os
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from benchmarks.make_checkpoint import checkpoint_folder
-from benchmarks.report import parser, report, side_by_side
+from benchmarks.report import add_rounds, parser, report, side_by_side
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import Programs
@@ -163,7 +163,7 @@ def measure(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, or shows that it would work."""
-    flags = parser(__doc__.splitlines()[0])
+    flags = parser("gpu", __doc__.splitlines()[0])
     flags.add_argument(
         "--batches",
         type=int,
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument(
         "--steps", type=int, nargs="+", default=(20, 50), metavar="N", help="(default: 20 50)"
     )
-    flags.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
+    add_rounds(flags, 5)
     args = flags.parse_args(arguments)
     # JAX would take most of the GPU's memory at its start, and PyTorch needs some beside it.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for steps in args.steps:
             rows += measure(contestants, batch, steps, args.rounds)
     notes.append(
-        f"Medians of {args.rounds} rounds side by side. The first call compiles, or finds "
+        f"Medians of {args.rounds} rounds, in turn. The first call compiles, or finds "
         "compiled what the other number of steps compiled before."
     )
     if not on_gpu:
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in rows
         ]
         notes[-1] = "There was no GPU: the script ran a tiny model on the CPU to see that it works."
-    report("GPU against PyTorch: SD 1.4, 512x512, bfloat16", rows, args.results, notes=notes)
+    report("GPU: sd14, 512x512, bfloat16", rows, args, notes=notes)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What pictures that are handed in cost: `python -m benchmarks.inputs`.
+"""The cost of input pictures, and of drawing larger: `python -m benchmarks.inputs`.
 
-A step with a start picture, a mask, a ControlNet or an IP-Adapter beside one without; eight
-pictures in one batch that each begin with another; whole pictures beside diffusers' PyTorch; and
-the memory of drawing a picture larger. Networks beside the checkpoint have random weights too, and
-the sizes of the published ones where it has.
+A step with a start picture, a mask, a ControlNet or an IP-Adapter beside a plain one; eight
+pictures in one batch with a start picture each; whole pictures against diffusers on PyTorch; and
+the memory of drawing a picture larger. ControlNets and adapters have random weights, too, and the
+sizes of the published ones where the checkpoint has a published size.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks import cpu
 from benchmarks.make_checkpoint import MODELS, checkpoint_folder, random_parameters
 from benchmarks.report import (
+    add_rounds,
     count_compilations,
     forget_peak,
     in_fresh_process,
@@ -39,7 +40,7 @@ from sd_tpu.checkpoint.ip_adapter import TOKENS, IPAdapterConfig
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
-from sd_tpu.families.extra import ExtraNetwork
+from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.families.latent_diffusion import LatentDiffusion
 from sd_tpu.models import tiles
@@ -115,8 +116,8 @@ def beside(model: LatentDiffusion, configs: Mapping[str, Any]) -> list[ExtraNetw
             ),
         ),
     ]
-    for extra in found:
-        extra.check(model)
+    for network in found:
+        network.check(model)
     return found
 
 
@@ -139,7 +140,7 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     """Rows of the table of steps; each kind takes its turn in every round."""
     mesh, noise, sizes = make_mesh(1), np.random.default_rng(0), dict(height=size, width=size)
     checkpoint, params = Checkpoint.from_pretrained(folder, sharding=replicated(mesh))
-    _, sees = extras = beside(checkpoint.model, checkpoint.configs)
+    _, sees = networks = beside(checkpoint.model, checkpoint.configs)
     side = sees.config.image_encoder.image_size
     encoders = [
         ImageEncoder(
@@ -161,13 +162,13 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
         ),
     ]
     drawn = dict.fromkeys((PLAIN, START, MASK), (checkpoint.model, params))
-    for kind, extra in zip((CONTROLLED, REFERRING), extras, strict=True):
+    for kind, network in zip((CONTROLLED, REFERRING), networks, strict=True):
         own = jax.tree.map(
             lambda x, like: jax.device_put(x.astype(like.dtype)),
-            random_parameters(extra.shapes),
-            extra.shapes,
+            random_parameters(network.shapes),
+            network.shapes,
         )
-        drawn[kind] = extra.joined(checkpoint.model, **sizes), {**params, extra.part: own}
+        drawn[kind] = network.joined(checkpoint.model, **sizes), {**params, network.part: own}
     programs = {model: Programs(model, mesh, slots=1, **sizes) for model, _ in drawn.values()}
     slots = {
         kind: cpu.OneSlot(checkpoint, own, programs[model], encoders)
@@ -416,7 +417,7 @@ def apart(measure: Callable[..., Any], *arguments: Any) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures all of it, each table in a process that holds nothing of the others."""
-    flags = parser(__doc__.splitlines()[0])
+    flags = parser("inputs", __doc__.splitlines()[0])
     flags.add_argument(
         "tables",
         nargs="*",
@@ -433,7 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="sides of the pictures (%(default)s)",
     )
     flags.add_argument("--steps", type=int, default=4, help="of whole pictures (%(default)s)")
-    flags.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
+    add_rounds(flags, 5)
     flags.add_argument(
         "--against",
         nargs="*",
@@ -483,9 +484,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for table in args.tables:
         what, rows, note = _TABLES[table](folder, args)
         report(
-            f"Pictures in, {what}: {args.model}, {args.size}x{args.size}, float32",
+            f"Input pictures, {what}: {args.model}, {args.size}x{args.size}, float32",
             rows,
-            args.results,
+            args,
             notes=[note],
         )
 
@@ -497,7 +498,7 @@ def _steps(folder: Path, args: argparse.Namespace) -> Table:
     return (
         "single steps",
         in_fresh_process(apart, single_steps, folder, args.size, args.rounds),
-        f"Medians of {args.rounds} rounds side by side, with guidance, one slot on one device. "
+        f"Medians of {args.rounds} rounds, in turn, with guidance, one slot on one device. "
         "Operations are XLA's count of one evaluation. To enter is to encode texts and "
         "pictures, once.",
     )
@@ -507,8 +508,8 @@ def _batch(folder: Path, args: argparse.Namespace) -> Table:
     return (
         "eight in one batch",
         in_fresh_process(apart, batch, folder, args.size, args.steps),
-        "Seconds from request to pictures on one device, with texts, decoding and, in the "
-        "first of its kind, compiling what encodes start pictures.",
+        "Seconds from the request to the pictures on one device, with texts, decoding and, for the "
+        "first of its kind, compiling the encoder of start pictures.",
     )
 
 
@@ -523,7 +524,7 @@ def _against(folder: Path, args: argparse.Namespace) -> Table:
     return (
         "against PyTorch",
         rows,
-        f"Medians of {args.rounds} rounds side by side; {args.steps} steps, with a start "
+        f"Medians of {args.rounds} rounds, in turn; {args.steps} steps, with a start "
         f"picture at a strength of {HALF}. Off are values that differ from PyTorch's by more "
         "than 1 of 255.",
     )

@@ -1,8 +1,8 @@
-"""A crowd: `python -m benchmarks.load --clients 50 --minutes 10`.
+"""Many clients at once: `python -m benchmarks.load --clients 50 --minutes 10`.
 
-Clients of the page and of all APIs ask for pictures without a pause, each under a key of its own.
-A third of the time they think better of it: they interrupt, or are gone. Every picture that comes
-is read for whose it is. The server is a process of its own, whose memory is followed.
+Clients of the page and of all APIs ask for pictures without a pause, each with a key of its own. A
+third of the time they give up: they interrupt, or disconnect. Every picture that arrives is checked
+for whose it is. The server is a process of its own, whose memory is watched.
 """
 
 import asyncio
@@ -29,8 +29,7 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
-from benchmarks.report import parser, report
-from sd_tpu import BUNDLED_MODEL
+from benchmarks.report import add_model, parser, report
 from sd_tpu.pictures.images import read_png
 
 APP = Path(__file__).resolve().parent.parent / "app.py"
@@ -335,13 +334,8 @@ def draw(samples: Sequence[Sample], file: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Has a crowd ask for pictures."""
-    flags = parser(__doc__.splitlines()[0])
-    flags.add_argument(
-        "--model",
-        default=BUNDLED_MODEL,
-        metavar="DIR_OR_HUB_ID",
-        help="(default: the bundled model)",
-    )
+    flags = parser("load", __doc__.splitlines()[0])
+    add_model(flags)
     flags.add_argument("--clients", type=int, default=50, help="(%(default)s)")
     flags.add_argument("--minutes", type=float, default=10, help="(%(default)s)")
     flags.add_argument(
@@ -360,13 +354,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first, last = np.median(settled[:10]) / 1e6, np.median(settled[-10:]) / 1e6
     told = collections.Counter(visit.told for visit in visits if visit.end in (LOST, CROSSED))
     report(
-        f"A crowd of {args.clients} for {args.minutes:g} minutes",
+        f"Clients: {args.clients} for {args.minutes:g} minutes",
         [*rows, row("all", visits)],
-        args.results,
+        args,
         notes=[
-            f"Seconds; {GIVES_UP:.0%} think better of it. The server's memory was {first:.0f} MB after "
-            f"{SETTLING:.0%} of the time and {last:.0f} MB at the end ({last / first - 1:+.1%}), "
-            f"{max(settled) / 1e6:.0f} MB at most. "
+            f"Seconds; {GIVES_UP:.0%} of the clients give up early. The server's memory was "
+            f"{first:.0f} MB after {SETTLING:.0%} of the time and {last:.0f} MB at the end "
+            f"({last / first - 1:+.1%}), {max(settled) / 1e6:.0f} MB at most. "
             f"{'Nothing' if empty else 'Something'} was left to be drawn when all had gone.",
             *(f"{count} times: {sentence}" for sentence, count in told.most_common(5)),
         ],

@@ -1,8 +1,8 @@
 """Makes full-size checkpoints with random weights: `python -m benchmarks.make_checkpoint`.
 
-Time and memory do not depend on what the weights are, so whoever cannot fetch the published ones
-can still measure. The files are in the diffusers layout, float16, and PyTorch's pipeline reads them
-as well. They lie in the user's cache folder and are made once.
+Time and memory do not depend on the values of weights, so whoever cannot download the published
+ones can still measure. The files are in the diffusers layout, float16, and PyTorch's pipeline reads
+them as well. They are made once, in the user's cache folder.
 """
 
 import argparse

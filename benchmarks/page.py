@@ -1,9 +1,9 @@
-"""What the page costs a browser, and what it gives: `python -m benchmarks.page`.
+"""The page in a browser: `python -m benchmarks.page`.
 
 How long Chromium's main thread is busy while the page opens, while somebody types, and during a
-run; the page answers keys and draws only between. Then what somebody sees who has never been there:
-how soon, how much of it moves, what can be reached. Debian's chromium-headless-shell is to be
-installed; the page is served by this process.
+run: the page answers keys and draws only in between. Then what a first visit shows: how soon, how
+much of it moves, what can be reached. Debian's chromium-headless-shell must be installed; the page
+is served by this process.
 """
 
 import re
@@ -19,8 +19,7 @@ from pathlib import Path
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from benchmarks.report import parser, report
-from sd_tpu import BUNDLED_MODEL
+from benchmarks.report import add_model, add_rounds, parser, report
 from sd_tpu import page as page_package
 from sd_tpu.page import build, close, launch
 from sd_tpu.pictures.history import History
@@ -113,11 +112,11 @@ def _open(tab: Page, address: str) -> None:
 
 
 def look(browser: Browser, address: str) -> list[dict[str, object]]:
-    """What somebody sees who has never been there, each with what was aimed at."""
+    """What a first visit shows, and the goal for each figure."""
     rows: list[dict[str, object]] = []
 
     def note(what: str, value: object, goal: object) -> None:
-        rows.append({"": what, "here": value, "goal": goal})
+        rows.append({"": what, "figure": value, "goal": goal})
 
     with browser.new_context(viewport=_size(LAPTOP)) as context:
         tab = context.new_page()
@@ -229,13 +228,8 @@ def column(slowdown: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures visits."""
-    flags = parser(__doc__.splitlines()[0])
-    flags.add_argument(
-        "--model",
-        default=BUNDLED_MODEL,
-        metavar="DIR_OR_HUB_ID",
-        help="behind the page (default: the bundled model)",
-    )
+    flags = parser("page", __doc__.splitlines()[0])
+    add_model(flags)
     flags.add_argument(
         "--slowdowns",
         type=float,
@@ -244,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="TIMES",
         help="how much slower than this machine's the browser's processor is (%(default)s)",
     )
-    flags.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    add_rounds(flags, 3)
     args = flags.parse_args(arguments)
 
     taken = defaultdict(list)
@@ -280,13 +274,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(
         f"The page in a browser: {engine.checkpoint.card.name}",
         rows,
-        args.results,
+        args,
         notes=[
-            f"Medians of {args.rounds} visits side by side, of somebody who has been there before; "
+            f"Medians of {args.rounds} visits, in turn, by somebody who has been there before; "
             "the model's own number of steps. Busy is Chromium's main thread."
         ],
     )
-    report("What somebody sees who has never been there", seen, args.results)
+    report("First visit", seen, args)
 
 
 if __name__ == "__main__":

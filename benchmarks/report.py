@@ -1,40 +1,55 @@
-"""What all benchmarks do alike: taking turns, medians, and tables with what they were measured on."""
+"""What all benchmarks share: a command line, calls that take turns, medians, memory, and reports."""
 
 import argparse
 import datetime
-import os
-import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import psutil
-from tabulate import tabulate
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
+from benchmarks import goals, machine
+from benchmarks.records import RESULTS, Record, cell
+from sd_tpu import BUNDLED_MODEL
+
 COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX reports each compilation under it
-PACKAGES = ("jax", "flax", "libtpu", "torch", "diffusers", "openvino")
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """A benchmark's command line, with the flag that all of them have."""
-    flags = argparse.ArgumentParser(description=description)
+def parser(benchmark: str, description: str) -> argparse.ArgumentParser:
+    """The command line of `python -m benchmarks.<benchmark>`, with the flag that all of them have."""
+    flags = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{benchmark}", description=description
+    )
     flags.add_argument(
         "--results",
         type=Path,
         default=RESULTS,
-        metavar="FILE",
-        help="Markdown file that the tables are appended to (%(default)s)",
+        metavar="FOLDER",
+        help="where a record of each table is written (default: benchmarks/results)",
     )
+    flags.set_defaults(benchmark=benchmark)
     return flags
+
+
+def add_model(flags: argparse.ArgumentParser) -> None:
+    """Adds `--model`, a folder or hub id, to a benchmark that runs the bundled model by default."""
+    flags.add_argument(
+        "--model",
+        default=BUNDLED_MODEL,
+        metavar="DIR_OR_HUB_ID",
+        help="(default: the bundled model)",
+    )
+
+
+def add_rounds(flags: argparse.ArgumentParser, default: int) -> None:
+    """Adds `--rounds`, of which medians are taken."""
+    flags.add_argument(
+        "--rounds", type=int, default=default, help="to take medians of (%(default)s)"
+    )
 
 
 class Timing(NamedTuple):
@@ -96,49 +111,58 @@ def forget_peak() -> None:
 
 
 def report(
-    title: str, rows: Sequence[Mapping[str, Any]], results: Path, *, notes: Sequence[str] = ()
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    args: argparse.Namespace,
+    *,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Prints rows as a table and appends it to the results.
+    """Prints rows as a table and records them.
 
     Args:
-        title: what was measured, without the date and the machine, which are added.
-        rows: the cells by column, empty where a row has none; numbers are shown with four digits
-            that count.
-        results: the Markdown file.
-        notes: sentences to stand below the table.
+        title: the table's; records with the same title and machine are compared over time.
+        rows: cells by column; a row may leave columns out.
+        args: the parsed command line, by `parser`: which benchmark it is, where results go, and the
+            flags that are recorded.
+        notes: sentences to print below the table.
     """
-    table = tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g")
-    measured_on = f"{datetime.date.today()}, {machine()}; {versions()}"
-    text = "\n\n".join([f"## {title}", f"Measured on: {measured_on}.", table, *notes])
-    print(text, flush=True)
-    with results.open("a", encoding="utf-8") as file:
-        file.write(f"\n{text}\n")
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    flags = {
+        name: value for name, value in vars(args).items() if name not in ("benchmark", "results")
+    }
+    record = Record(
+        benchmark=args.benchmark,
+        title=title,
+        date=datetime.datetime.now().isoformat(timespec="seconds"),
+        commit=machine.commit(),
+        machine=machine.key(),
+        host=machine.describe(),
+        versions=machine.versions(),
+        flags={name: _flag(value) for name, value in flags.items()},
+        columns=columns,
+        rows=[[cell(row.get(column)) for column in columns] for row in rows],
+        notes=list(notes),
+    )
+    packages = ", ".join(f"{package} {number}" for package, number in record.versions.items())
+    aims = [
+        f"- {each.what}: {each.figure:.4g}, goal {each.goal}: {'met' if each.met else 'missed'}"
+        for each in goals.check(record)
+    ]
+    parts = [
+        f"## {title}",
+        f"{record.host}; {packages}",
+        record.markdown(),
+        *notes,
+        "\n".join(aims),
+    ]
+    print("\n\n".join(filter(None, parts)), flush=True)
+    record.write(args.results)
 
 
-def machine() -> str:
-    """The devices and the host, in words."""
-    devices = jax.devices()
-    cores, memory = os.cpu_count(), psutil.virtual_memory().total / 2**30
-    host = f"{cores} cores of {processor()}, {memory:.0f} GiB"
-    kind = devices[0].device_kind
-    return host if devices[0].platform == "cpu" else f"{len(devices)} x {kind}, {host}"
-
-
-def processor() -> str:
-    """The processor's name as Linux has it, else its architecture."""
-    with suppress(OSError):
-        known = Path("/proc/cpuinfo").read_text("utf-8")
-        if name := re.search(r"^model name\s*: *(.+)", known, re.M):
-            return name[1]
-    return platform.machine()
-
-
-def versions() -> str:
-    """Of Python and of those packages that are installed."""
-    found = [f"Python {platform.python_version()}"]
-    for package in PACKAGES:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
+def _flag(value: Any) -> Any:
+    """A flag's value as JSON has it."""
+    if isinstance(value, list | tuple):
+        return [_flag(each) for each in value]
+    if isinstance(value, Path):
+        return "bundled" if value == BUNDLED_MODEL else str(value)
+    return value

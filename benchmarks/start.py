@@ -1,8 +1,8 @@
-"""From nothing to pictures, and what never happens again: `python -m benchmarks.start`.
+"""Start-up, memory while loading, and compilations in a session: `python -m benchmarks.start`.
 
-How long `python app.py` takes to be ready and to make its first pictures, without any compiled
-programs kept and with those of the start before; how much memory loading takes at the most; and
-whether anything is compiled again while somebody changes all that can be changed.
+How long `python app.py` takes to be ready and to make its first pictures, without compiled programs
+from an earlier start and with them; how much memory loading takes at most; and whether anything is
+compiled again while somebody changes everything that can be changed.
 """
 
 import os
@@ -21,6 +21,7 @@ from gradio_client import Client
 
 from benchmarks.make_checkpoint import MODELS, checkpoint_folder
 from benchmarks.report import (
+    add_model,
     count_compilations,
     in_fresh_process,
     memory,
@@ -28,7 +29,6 @@ from benchmarks.report import (
     report,
     seconds_of,
 )
-from sd_tpu import BUNDLED_MODEL
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS
@@ -39,11 +39,6 @@ from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, SETTINGS, RequestError
 APP = Path(__file__).resolve().parent.parent / "app.py"
 FIRST, SECOND = STARTS = ("first start", "second start")
 READY, EARLIEST, EIGHT = "ready", "first picture there", "eight pictures"
-GOALS = {
-    READY: "20 s, second start of the bundled model",
-    EIGHT: "10 s, bundled model",
-    EARLIEST: "second at most 40% of the first",
-}
 FEW = 5  # steps of a request in a session, where their number is not what is tried out
 STEPS, GUIDANCE = SETTINGS["steps"].kind, SETTINGS["guidance"].kind
 
@@ -101,12 +96,7 @@ def starts(model: str | Path, rounds: int) -> list[dict[str, Any]]:
     for part in taken[FIRST][0]:
         medians = {name: statistics.median(times[part] for times in taken[name]) for name in STARTS}
         rows.append(
-            {
-                "seconds": part,
-                **medians,
-                "second / first": medians[SECOND] / medians[FIRST],
-                "goal": GOALS.get(part, ""),
-            }
+            {"seconds": part, **medians, "second / first": medians[SECOND] / medians[FIRST]}
         )
     return rows
 
@@ -160,7 +150,6 @@ def session(engine: Engine) -> dict[str, Any]:
         "requests": requests + len(together),
         "traced again": engine.programs.traces.total() - traces,
         "compiled again": compiled(),
-        "goal": 0,
     }
 
 
@@ -204,13 +193,8 @@ def _wishes() -> Iterator[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures starts, loading and a session."""
-    flags = parser(__doc__.splitlines()[0])
-    flags.add_argument(
-        "--model",
-        default=BUNDLED_MODEL,
-        metavar="DIR_OR_HUB_ID",
-        help="that is started and used (default: the bundled model)",
-    )
+    flags = parser("start", __doc__.splitlines()[0])
+    add_model(flags)
     flags.add_argument(
         "--load",
         choices=MODELS,
@@ -221,17 +205,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = flags.parse_args(arguments)
 
     folder = checkpoint_folder(args.load)
-    peaks = [
-        {**in_fresh_process(loading_peak, folder, dtype), "goal": "at most 1.3"}
-        for dtype in ("float32", "bfloat16")
-    ]
+    peaks = [in_fresh_process(loading_peak, folder, dtype) for dtype in ("float32", "bfloat16")]
     report(
         f"Memory while loading: {args.load} from float16 files",
         peaks,
-        args.results,
+        args,
         notes=[
-            "How much the process grows by, on the host: where parameters live on a TPU or "
-            "GPU, they pass through it one tensor at a time."
+            "How much the process grows, on the host: parameters of a TPU or GPU pass through it "
+            "one tensor at a time."
         ],
     )
 
@@ -240,23 +221,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(
         f"Compilations in a session: {name}",
         [session(engine)],
-        args.results,
+        args,
         notes=[
             "Every number of prompts, sampler, spacing, the least and the most steps and "
-            "guidance, own settings, accelerations, texts as long as a chunk, previews or "
+            "guidance, per-picture settings, accelerations, texts as long as a chunk, previews or "
             "none, eight users at once, cancelled while running and while waiting."
         ],
     )
     engine.close()
 
     report(
-        f"Starting: python app.py, {name}",
+        f"Start-up: {name}",
         starts(args.model, args.rounds),
-        args.results,
+        args,
         notes=[
             f"Medians of {args.rounds} rounds; the first start finds no compiled programs, "
             "the second those of the first. Pictures are fetched over HTTP by a program that "
-            "is connected already; the model's own number of steps."
+            "is already connected; the model's own number of steps."
         ],
     )
 

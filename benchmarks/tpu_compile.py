@@ -1,7 +1,8 @@
-"""The three programs through the TPU compiler, for five kinds of TPU, without having one.
+"""The three programs as the TPU compiler sees them: `python -m benchmarks.tpu_compile`.
 
-libtpu holds the compiler and runs it on any x86 Linux machine (`pip install libtpu`). Weights are
-shapes only. What comes out is a bound and the compiler's own figures, not a measured time:
+No TPU is needed: libtpu holds the compiler and runs it on any x86 Linux machine (`pip install
+libtpu`). Weights are shapes only. The results are bounds and the compiler's own figures, not
+measured times:
 
 - "HBM" is what the program moves to and from main memory, counted by benchmarks.hlo; XLA's own
   "bytes accessed" also counts what stays on the core.
@@ -33,6 +34,7 @@ from jax.sharding import Mesh
 
 from benchmarks import hlo, old_flax
 from benchmarks.make_checkpoint import MODELS
+from benchmarks.records import Record
 from benchmarks.report import in_fresh_process, parser, report
 from sd_tpu.families import find_family
 from sd_tpu.runtime.mesh import AXIS, replicated, split
@@ -44,6 +46,8 @@ PUBLISHED = (
     "Flax pipeline); 2.33 s for four of SDXL on v5e-4, 20 steps (the sdxl_jax blog), of "
     "which each device makes one, as it does of eight here."
 )
+TITLE = "TPU compiler: one device"
+ROOFLINES = "TPU rooflines: the guide's eight pictures"
 PICTURES = 8  # of the guide
 PROGRAMS = ("encode", "advance", "decode")
 STEPS = (50, 20)
@@ -95,8 +99,8 @@ class Compiled:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Compiles the cases asked for, prints and appends their tables."""
-    flags = parser(__doc__.splitlines()[0])
+    """Compiles the cases asked for and reports their tables."""
+    flags = parser("tpu_compile", __doc__.splitlines()[0])
     flags.add_argument("--models", nargs="+", choices=SIDES, default=["sd14", "sd21", "sdxl"])
     flags.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
     flags.add_argument(
@@ -146,19 +150,19 @@ def run(options: argparse.Namespace) -> None:
         if options.old_flax:
             old = compile_apart(model, chip, images, old_flax.PROGRAMS, options.old_flax)
             rows += _rows({**case, "model": f"{model}, old Flax"}, old, options)
-    report(
-        "Compiled for TPUs: one device, a step of advance, one picture of encode and decode",
-        rows,
-        options.results,
-        notes=[__doc__.split("\n\n", 2)[2].strip()],
-    )
+    report(TITLE, rows, options, notes=[__doc__.split("\n\n", 2)[2].strip()])
     if predictions:
-        report(
-            "Bounds from the rooflines for the guide's eight pictures",
-            predictions,
-            options.results,
-            notes=[PUBLISHED],
-        )
+        report(ROOFLINES, predictions, options, notes=[PUBLISHED])
+
+
+def rows(records: Sequence[Record]) -> dict[tuple[str, str, int, str], dict[str, Any]]:
+    """The newest row of each model, chip, number of images a device and program."""
+    return {
+        (row["model"], row["chip"], row["images a device"], row["program"]): row
+        for record in records
+        if record.title == TITLE
+        for row in record.by_column()
+    }
 
 
 def _rows(
@@ -171,7 +175,7 @@ def _rows(
                 f"{one.program} of {case['model']} on {case['chip']}, "
                 f"{case['images a device']} a device, by operation",
                 one.operations[: options.by_operation],
-                options.results,
+                options,
             )
     return [{**case, **_row(CHIPS[case["chip"]], one)} for one in compiled]
 

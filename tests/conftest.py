@@ -36,7 +36,7 @@ def configure_jax() -> None:
     LLVM does little, and XLA's simpler emitters write its input: a tiny UNet is compiled in a third
     of the time, and takes 1.6 times as long to run. Where a processor has no AVX-512, a slot's
     bytes depend on its index within a group with oneDNN's kernels, but not with Eigen's own
-    (benchmarks/RESULTS.md).
+    (decision 0017).
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
     # The tests' processes have all cores busy: threads of PyTorch's would wait for one another.

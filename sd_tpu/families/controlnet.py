@@ -17,7 +17,7 @@ from sd_tpu.checkpoint.config import (
     read_json,
 )
 from sd_tpu.checkpoint.weights import Stored
-from sd_tpu.families.extra import ExtraNetwork, check_equal
+from sd_tpu.families.extra_network import ExtraNetwork, check_equal
 from sd_tpu.families.latent_diffusion import CONTROL, LatentDiffusion
 from sd_tpu.models import ControlNetModel
 from sd_tpu.reading import expanded
@@ -71,7 +71,7 @@ class ControlNet(ExtraNetwork):
 
     def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
         """As `ExtraNetwork.joined`."""
-        return model.with_controlnet(self.network, height, width)
+        return model.with_controlnet(self.graph, height, width)
 
 
 def check(config: ControlNetConfig, model: LatentDiffusion, whose: str) -> None:

@@ -20,7 +20,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
 from sd_tpu.checkpoint.single_file import SUFFIX
 from sd_tpu.checkpoint.weights import Params, Stored
-from sd_tpu.families.extra import ExtraNetwork, check_equal
+from sd_tpu.families.extra_network import ExtraNetwork, check_equal
 from sd_tpu.families.latent_diffusion import REFERENCE, LatentDiffusion
 from sd_tpu.models import IPAdapter as Network
 from sd_tpu.reading import expanded
@@ -119,11 +119,11 @@ class IPAdapter(ExtraNetwork):
 
     def tokens(self, params: Params, picture: UInt8[Array, "side side 3"]) -> Float[Array, "2 t d"]:
         """What pictures that are drawn after this one are told of it."""
-        return nnx.merge(self.network, params[self.part]).tokens(picture)
+        return nnx.merge(self.graph, params[self.part]).tokens(picture)
 
     def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
         """As `ExtraNetwork.joined`; the size makes no difference."""
-        return model.with_ip_adapter(self.network, self.config)
+        return model.with_ip_adapter(self.graph, self.config)
 
 
 def _find(name: str | Path) -> tuple[Path, Path, str]:

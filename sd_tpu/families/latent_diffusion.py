@@ -212,7 +212,7 @@ class LatentDiffusion:
         return dataclasses.replace(self, ip_adapter=ip_adapter, ip_adapter_config=config)
 
     @property
-    def extras(self) -> tuple[str, ...]:
+    def shape_key(self) -> tuple[str, ...]:
         """What tells these programs from those for one prompt of one chunk."""
         long, way = [f"{self.chunks} chunks"], ["between prompts"]
         return (*long * (self.chunks > 1), *way * (self.texts > 2))

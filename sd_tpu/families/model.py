@@ -29,7 +29,7 @@ class Model(Protocol):
     size_unit: int  # pixels of which the sides of pictures are multiples
     input_shapes: Shapes  # of what `prompt_inputs` returns
     cond_shapes: Shapes  # of what `encode_prompt` returns
-    extras: tuple[str, ...]  # what tells its programs from those for inputs of the usual shapes
+    shape_key: tuple[str, ...]  # what tells its programs from those for inputs of the usual shapes
     text_widths: Mapping[str, int]  # the hidden size of each text encoder, by component
     # That a UNet takes beside those of the latents: 0, or what is drawn anew of a picture and the
     # latents of what is kept of it, 1 + C.

@@ -2,7 +2,7 @@
 
 On CPUs large 3x3 convolutions are Winograd's minimal filtering, made of plain products of matrices,
 and in bfloat16, which XLA's convolutions make float32, smaller ones a product as well
-(benchmarks/RESULTS.md).
+(decisions 0011 and 0014).
 """
 
 import math
@@ -30,10 +30,11 @@ WINOGRAD_ENLARGED = (
     ((1, 1, 0), (0, 1, -1)),
 )
 # From how many channels and pixels on F(2x2, 3x3) is faster than XLA's convolution, as measured
-# (benchmarks/RESULTS.md): the transforms of few channels take longer than what they save, and so
+# (decision 0011): the transforms of few channels take longer than what they save, and so
 # does the kernel's for few pixels.
 LEAST_CHANNELS, LEAST_PIXELS = 256, 1024
-# From how many channels on one product of bfloat16 is faster, and up to how many bytes of patches.
+# From how many channels on one product of bfloat16 is faster, and up to how many bytes of patches
+# (decision 0014).
 MOST_PATCHES = {32: 16 << 20, 256: 48 << 20}
 
 

@@ -21,7 +21,7 @@ def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], operand: 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, operand))
     # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and products;
     # for a TPU v6e it makes large convolutions slower in a loop's own body than in a branch
-    # (benchmarks/RESULTS.md).
+    # (decision 0007).
     if platform() == "cpu":
 
         def turn(i, _):
@@ -39,7 +39,7 @@ def row_major(x: jax.Array) -> jax.Array:
     """x, laid out in a TPU's memory in the order of its axes if its first one is short.
 
     Left to itself, the compiler may put the pictures of a batch innermost but for the channels, in
-    tiles of two or four (benchmarks/RESULTS.md): mostly padding where there is one picture.
+    tiles of two or four (decision 0008): mostly padding where there is one picture.
     """
     if platform() != "tpu" or len(x) >= TILE:
         return x

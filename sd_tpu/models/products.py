@@ -9,7 +9,7 @@ from jax import lax
 
 from sd_tpu.models.platform import platform
 
-# How many rows are taken at a time on CPUs, of how many numbers on (benchmarks/RESULTS.md).
+# How many rows are taken at a time on CPUs, of how many numbers on (decision 0015).
 ROWS, LARGE = 512, 1 << 20
 
 
@@ -17,7 +17,7 @@ def dot_general(a: jax.Array, b: jax.Array, dimension_numbers, **options) -> jax
     """`lax.dot_general` in the dtype of `a`, with sums in float32."""
     if platform() == "cpu":
         # XLA makes a product of bfloat16 that is to be bfloat16 one of float32, which takes twice
-        # as long or longer; one that is to be float32 is computed as it is (benchmarks/RESULTS.md).
+        # as long or longer; one that is to be float32 is computed as it is (decision 0014).
         options["preferred_element_type"] = jnp.float32
     return lax.dot_general(a, b, dimension_numbers, **options).astype(a.dtype)
 

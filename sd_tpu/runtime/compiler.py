@@ -8,7 +8,7 @@ import jax.numpy as jnp
 #
 # XLA leaves a CPU's products, convolutions and reductions to YNNPACK. With this option that gets
 # only what it can fuse with a reduction, such as scores with their softmax, and Eigen the rest:
-# faster on the processors where it was measured (benchmarks/RESULTS.md). For bfloat16, which Eigen
+# faster on the processors where it was measured (decision 0012). For bfloat16, which Eigen
 # would make float32, it gets products as well.
 YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
 REDUCTIONS, PRODUCTS = "LIBRARY_FUSION_TYPE_REDUCE", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
@@ -18,7 +18,7 @@ ADVANCE_OPTIONS = {
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
     # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
     # decoder's large convolutions are three times as fast so, but the UNet's no faster, and
-    # everything between them moves float32 copies (benchmarks/RESULTS.md).
+    # everything between them moves float32 copies (decision 0002).
     "tpu": {
         "xla_tpu_run_space_to_batch": False,
         "xla_tpu_run_space_to_batch_on_new_platforms": False,

@@ -15,7 +15,7 @@ from sd_tpu.checkpoint.config import CheckpointError, paths_within
 from sd_tpu.checkpoint.library import RESCAN_SECONDS, Library
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
-from sd_tpu.families.extra import ExtraNetwork
+from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.pictures.inputs import MAX_PIXELS
 from sd_tpu.reading import composed
@@ -96,14 +96,16 @@ class Catalog:
         self._opened: dict[str, OpenedModel] = {}
         self._opened[self.first] = self._opened_model(self.first, first)
         # By component and name. Each component is called like the setting that names one of them.
-        self._extras: dict[str, dict[str, ExtraNetwork]] = {
+        self._networks: dict[str, dict[str, ExtraNetwork]] = {
             ControlNet.part: _by_name(controlnets),
             IPAdapter.part: _by_name(ip_adapters),
         }
-        self._numbers = {part: _numbered(extras.values()) for part, extras in self._extras.items()}
+        self._numbers = {
+            part: _numbered(networks.values()) for part, networks in self._networks.items()
+        }
         if len(self.models()) == 1:
-            for extra in (*controlnets, *ip_adapters):
-                extra.check(first.model)
+            for network in (*controlnets, *ip_adapters):
+                network.check(first.model)
 
     # --- models and networks ---------------------------------------------------------------------
 
@@ -162,14 +164,14 @@ class Catalog:
     @property
     def controlnets(self) -> list[str]:
         """Their names."""
-        return [*self._extras[ControlNet.part]]
+        return [*self._networks[ControlNet.part]]
 
     @property
     def ip_adapters(self) -> list[str]:
         """Their names."""
-        return [*self._extras[IPAdapter.part]]
+        return [*self._networks[IPAdapter.part]]
 
-    def extras(self, picture: Picture) -> list[ExtraNetwork]:
+    def networks(self, picture: Picture) -> list[ExtraNetwork]:
         """The networks beside the model's that the picture is drawn with.
 
         Raises:
@@ -179,17 +181,17 @@ class Catalog:
         if picture.uses_controlnet:
             if not self.controlnets:
                 raise RequestError("Control pictures need a ControlNet, and this server has none.")
-            found.append(self._extra(picture, ControlNet.part))
+            found.append(self._network(picture, ControlNet.part))
         if picture.uses_ip_adapter:
             if not self.ip_adapters:
                 raise RequestError(
                     "Reference pictures need an IP-Adapter, and this server has none."
                 )
-            found.append(self._extra(picture, IPAdapter.part))
+            found.append(self._network(picture, IPAdapter.part))
         return found
 
-    def _extra(self, picture: Picture, part: str) -> ExtraNetwork:
-        there, named = self._extras[part], composed(getattr(picture, part))
+    def _network(self, picture: Picture, part: str) -> ExtraNetwork:
+        there, named = self._networks[part], composed(getattr(picture, part))
         if named and named not in there:
             raise RequestError(
                 "There is no {kind} {value}; there are {known}.",
@@ -200,33 +202,33 @@ class Catalog:
             )
         model = self.open(picture.model).checkpoint.model
         refused = ""
-        for extra in [there[named]] if named else there.values():
+        for network in [there[named]] if named else there.values():
             try:
-                extra.check(model)
-                return extra
+                network.check(model)
+                return network
             except CheckpointError as error:
                 refused = refused or str(error)
         raise RequestError("{reason}", setting=part, reason=refused)
 
-    def with_extra(self, weights: Weights, extra: ExtraNetwork) -> Weights:
+    def with_network(self, weights: Weights, network: ExtraNetwork) -> Weights:
         """The same parameters with those of a network beside them."""
-        kind = f"{weights.architecture} with {self.kind(extra)}"
+        kind = f"{weights.architecture} with {self.kind(network)}"
         return dataclasses.replace(
             weights,
             architecture=kind,
-            extra=(extra.part, extra.name),
+            network=(network.part, network.name),
             base=weights,
-            memory=extra.memory,
+            memory=network.memory,
         )
 
-    def kind(self, extra: ExtraNetwork) -> str:
+    def kind(self, network: ExtraNetwork) -> str:
         """The name that all networks of this architecture have."""
-        return f"{extra.kind} {self._numbers[extra.part][extra.name]}"
+        return f"{network.kind} {self._numbers[network.part][network.name]}"
 
-    def extra(self, weights: Weights) -> ExtraNetwork:
-        """What `with_extra` put beside such weights."""
-        part, name = weights.extra
-        return self._extras[part][name]
+    def network_of(self, weights: Weights) -> ExtraNetwork:
+        """The network that `with_network` put beside such weights."""
+        part, name = weights.network
+        return self._networks[part][name]
 
     def sample(self, architecture: str) -> tuple[Checkpoint, Picture]:
         """A checkpoint of the architecture, and its defaults."""
@@ -245,7 +247,7 @@ class Catalog:
         with about("", index):
             checkpoint = self.open(picture.model).checkpoint
             self.styled(picture, index)
-            self.extras(picture)
+            self.networks(picture)
         limit = self._limit(picture)
         if picture.height * picture.width > limit:
             raise RequestError(
@@ -398,26 +400,26 @@ class Catalog:
         return name
 
 
-def _by_name(extras: Sequence[ExtraNetwork]) -> dict[str, ExtraNetwork]:
+def _by_name(networks: Sequence[ExtraNetwork]) -> dict[str, ExtraNetwork]:
     """By names of which each is another: what has the name of an earlier one gets a number."""
     found: dict[str, ExtraNetwork] = {}
-    for extra in extras:
-        own = name = composed(extra.name)
+    for network in networks:
+        own = name = composed(network.name)
         number = 1
         while name in found:
             number += 1
             name = f"{own} ({number})"
-        found[name] = dataclasses.replace(extra, name=name)
+        found[name] = dataclasses.replace(network, name=name)
     return found
 
 
-def _numbered(extras: Iterable[ExtraNetwork]) -> dict[str, int]:
+def _numbered(networks: Iterable[ExtraNetwork]) -> dict[str, int]:
     """By name, the number of its architecture: those of one share their programs."""
-    numbers, networks = {}, []
-    for extra in extras:
-        if extra.network not in networks:
-            networks.append(extra.network)
-        numbers[extra.name] = networks.index(extra.network) + 1
+    numbers, architectures = {}, []
+    for network in networks:
+        if network.graph not in architectures:
+            architectures.append(network.graph)
+        numbers[network.name] = architectures.index(network.graph) + 1
     return numbers
 
 

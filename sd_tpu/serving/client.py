@@ -372,7 +372,8 @@ class EngineClient(abc.ABC):
         def one(picture: Picture) -> Picture:
             picture = self.catalog.styled(picture)
             return dataclasses.replace(
-                picture, **{extra.part: extra.name for extra in self.catalog.extras(picture)}
+                picture,
+                **{network.part: network.name for network in self.catalog.networks(picture)},
             )
 
         return Request(tuple(picture and one(picture) for picture in request.pictures))
@@ -403,8 +404,8 @@ class EngineClient(abc.ABC):
                     memory=memory,
                     files=self.adapters.states(asked),
                 )
-            for extra in self.catalog.extras(picture):
-                weights = self.catalog.with_extra(weights, extra)
+            for network in self.catalog.networks(picture):
+                weights = self.catalog.with_network(weights, network)
         return weights
 
 

@@ -27,7 +27,7 @@ from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_withi
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint, bytes_of
-from sd_tpu.families.extra import ExtraNetwork
+from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import CONTROL, REFERENCE
 from sd_tpu.families.model import Model
 from sd_tpu.models.slerp import slerp
@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 SLOTS = 8
 # Slots stepped together at most. By the TPU compiler's cycles for a step of SD 1.4, fours take 20%
 # less a picture than ones on v3 and v5e, a third less on v4 and v6e and a tenth less on v2, and on
-# v5e 5% less than eights (RESULTS.md).
+# v5e 5% less than eights (decision 0009).
 ACCELERATOR_GROUP = 4
 MAX_SIZES = 512  # of models that somebody has asked about and nobody draws
 
@@ -88,7 +88,7 @@ class _Kind:
 
     architecture: str
     model: Model
-    extras: tuple[ExtraNetwork, ...] = ()
+    networks: tuple[ExtraNetwork, ...] = ()
 
 
 class Engine(EngineClient):
@@ -361,8 +361,8 @@ class Engine(EngineClient):
         for index in request.indices():
             picture, told = request.pictures[index], followed.setdefault(index, {})
             with told_by_whose(request, index):
-                for extra in self.catalog.extras(picture):
-                    if extra.part == CONTROL:
+                for network in self.catalog.networks(picture):
+                    if network.part == CONTROL:
                         told["control"] = once(
                             partial(control_pixels, picture, inputs),
                             picture.control_image,
@@ -371,8 +371,8 @@ class Engine(EngineClient):
                             picture.height,
                             picture.width,
                         )
-                    if extra.part == REFERENCE:
-                        side = extra.config.image_encoder.image_size
+                    if network.part == REFERENCE:
+                        side = network.config.image_encoder.image_size
                         told[REFERENCE_PICTURE] = once(
                             partial(reference_pixels, picture, inputs, side),
                             picture.reference,
@@ -540,11 +540,11 @@ class Engine(EngineClient):
 
     def _read(self, weights: Weights, sharding: Sharding) -> Params:
         """The parameters of weights that are to be brought."""
-        if weights.extra:
-            extra = self.catalog.extra(weights)
-            with paths_within(*(path.parent for path in extra.paths)):
-                own = extra.load(sharding, leading=True)
-            return {**self._on_devices(weights.base, sharding), extra.part: own}
+        if weights.network:
+            network = self.catalog.network_of(weights)
+            with paths_within(*(path.parent for path in network.paths)):
+                own = network.load(sharding, leading=True)
+            return {**self._on_devices(weights.base, sharding), network.part: own}
         if weights.adapters:
             shapes = self.catalog.known(weights.name).checkpoint.parameters.shapes
             return merge(
@@ -578,15 +578,15 @@ class Engine(EngineClient):
         """What draws a picture of this model and size, with guidance or without, of texts as in the
         entry."""
         weights = self.catalog.open(picture.model).weights
-        architecture, extras = weights.architecture, self.catalog.extras(picture)
+        architecture, networks = weights.architecture, self.catalog.networks(picture)
         checkpoint, _ = self.catalog.sample(architecture)
         model = checkpoint.model
         model = model.for_inputs(slot_inputs.inputs) if slot_inputs else model
-        for extra in extras:
-            model = extra.joined(model, picture.height, picture.width)
-            weights = self.catalog.with_extra(weights, extra)
+        for network in networks:
+            model = network.joined(model, picture.height, picture.width)
+            weights = self.catalog.with_network(weights, network)
         guided = bool(is_guided(model.cfg_scale(picture.guidance)))
-        key = weights.architecture, picture.height, picture.width, model.extras, guided
+        key = weights.architecture, picture.height, picture.width, model.shape_key, guided
         if key in self._batches:
             self._batches[key] = self._batches.pop(key)  # the last is that asked about last
         else:
@@ -601,11 +601,11 @@ class Engine(EngineClient):
                 slots=slots,
                 group=self._group,
                 guided=guided,
-                extras=model.extras,
+                shape_key=model.shape_key,
                 zeros=weights.zeros if self.mesh.size > 1 else None,
                 memory=self._memory_of(model, picture, slots),
             )
-            self._kinds[batch] = _Kind(architecture, model, tuple(extras))
+            self._kinds[batch] = _Kind(architecture, model, tuple(networks))
             self._batches[key] = batch
             if len(self._batches) > MAX_SIZES:
                 self._forget_sizes()
@@ -643,8 +643,8 @@ class Engine(EngineClient):
         slot_inputs = self._make_slot_inputs(checkpoint, sample).replace(
             inputs=inputs, pictures=None
         )
-        extras = {extra.part: extra.shapes for extra in kind.extras}
-        return programs, slot_inputs, {**checkpoint.parameters.shapes, **extras}
+        networks = {network.part: network.shapes for network in kind.networks}
+        return programs, slot_inputs, {**checkpoint.parameters.shapes, **networks}
 
     def _programs_of(self, batch: Batch) -> Programs:
         return Programs(
@@ -692,7 +692,7 @@ class Engine(EngineClient):
                 )
             )
         if REFERENCE_PICTURE in names:
-            seeing = next(extra for extra in kind.extras if extra.part == REFERENCE)
+            seeing = next(network for network in kind.networks if network.part == REFERENCE)
             side = seeing.config.image_encoder.image_size
             found.append(
                 (
@@ -707,7 +707,7 @@ class Engine(EngineClient):
                         dtype=np.uint8,
                         names=(REFERENCE_PICTURE,),
                     ),
-                    lambda weights: weights.extra,
+                    lambda weights: weights.network,
                 )
             )
         return found

@@ -24,7 +24,7 @@ class Weights:
     architecture: str = ""  # as `Batch` has it
     adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
     files: tuple[Hashable, ...] = ()  # what tells its files from others of the same names
-    extra: tuple[str, str] | None = None  # the component and the name of a network beside them
+    network: tuple[str, str] | None = None  # the component and the name of a network beside them
     # What that is beside, or what adapters are merged into; all of whose other arrays are shared.
     base: "Weights | None" = None
     # Bytes on each device that holds them, beside those of the base.
@@ -58,7 +58,7 @@ class Batch:
     architecture: str
     height: int
     width: int
-    extras: tuple[str, ...] = ()
+    shape_key: tuple[str, ...] = ()
     slots: int = 16  # over all devices; as many on each
     group: int = 1  # slots that a device steps together
     guided: bool = True  # whether any of its pictures are

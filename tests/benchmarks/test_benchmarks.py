@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,9 @@ from benchmarks import (
     page,
     start,
 )
-from benchmarks.report import in_fresh_process, memory, processor, report, side_by_side
+from benchmarks.machine import processor
+from benchmarks.records import Record
+from benchmarks.report import in_fresh_process, memory, parser, report, side_by_side
 from sd_tpu import FlaxStableDiffusionPipeline
 from tests.support.tiny import flags_of_devices
 from training import evaluate
@@ -73,26 +76,31 @@ def one_process(monkeypatch):
     monkeypatch.setattr(cpu, "on_cpu", lambda: None)
 
 
-def tables(benchmark, tmp_path, *arguments: str) -> dict[str, list[dict[str, str]]]:
+def recorded(benchmark, tmp_path, *arguments: str) -> list[Record]:
+    """Runs a benchmark and returns the records it wrote, in the order of its tables."""
+    folder = tmp_path / "results"
+    before = set(folder.rglob("*.json"))
+    titles = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            benchmark,
+            "report",
+            lambda title, *args, **kwargs: titles.append(title) or report(title, *args, **kwargs),
+        )
+        benchmark.main([*arguments, "--results", str(folder)])
+    found = {
+        record.title: record for record in map(Record.read, set(folder.rglob("*.json")) - before)
+    }
+    for record in found.values():
+        assert record.benchmark == benchmark.__name__.removeprefix("benchmarks.")
+        assert record.versions["jax"] == jax.__version__ and processor() in record.host
+    return [found[title] for title in titles]
+
+
+def tables(benchmark, tmp_path, *arguments: str) -> dict[str, list[dict[str, Any]]]:
     """Runs a benchmark; its tables' rows by column, by the tables' titles."""
-    file = tmp_path / "results.md"
-    benchmark.main([*arguments, "--results", str(file)])
-    found = {}
-    for text in file.read_text(encoding="utf-8").split("\n## ")[1:]:
-        title, *lines = text.splitlines()
-        assert any(
-            line.startswith("Measured on: ")
-            and f"jax {jax.__version__}" in line
-            and processor() in line
-            for line in lines
-        )
-        head, _, *rows = (
-            [cell.strip() for cell in line.strip("|").split("|")]
-            for line in lines
-            if line.startswith("|")
-        )
-        found[title] = [dict(zip(head, row, strict=True)) for row in rows]
-    return found
+    records = recorded(benchmark, tmp_path, *arguments)
+    return {record.title: record.by_column() for record in records}
 
 
 def test_contestants_take_turns_and_the_first_call_is_kept_apart():
@@ -102,13 +110,22 @@ def test_contestants_take_turns_and_the_first_call_is_kept_apart():
     assert all(timing.first > 0 and timing.median > 0 for timing in times.values())
 
 
-def test_tables_are_appended(tmp_path, capsys):
-    for title in ("one", "two"):
-        report(title, [{"a": 1.23456, "b": "x"}], tmp_path / "file.md", notes=["A note."])
-    text = (tmp_path / "file.md").read_text(encoding="utf-8")
-    assert text.count("|     a | b   |") == 2 == text.count("| 1.235 | x   |")
-    assert text.index("## one") < text.index("A note.") < text.index("## two")
-    assert "## two" in capsys.readouterr().out
+def test_a_report_is_printed_and_recorded(tmp_path, capsys):
+    args = parser("cpu", "").parse_args(["--results", str(tmp_path)])
+    args.rounds = 3
+    rows = [{"a": 1.23456789, "b": "x"}, {"a": 2, "c": ""}]
+    report("one, two", rows, args, notes=["A note."])
+    printed = capsys.readouterr().out
+    assert "## one, two" in printed and "| 1.235 | x   |" in printed and "A note." in printed
+    (file,) = tmp_path.glob("cpu/*.json")
+    record = Record.read(file)
+    assert file.name.endswith(f"-{record.machine}-one-two.json")
+    assert record.by_column() == [
+        {"a": 1.23457, "b": "x", "c": None},
+        {"a": 2, "b": None, "c": None},
+    ]
+    assert (record.flags, record.notes) == ({"rounds": 3}, ["A note."])
+    assert file.read_text(encoding="utf-8") == record.text()
 
 
 def test_memory_is_that_of_this_process_at_present_and_at_the_most():
@@ -155,9 +172,8 @@ def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
     """OpenVINO where it is installed, as it is for those who measure with it."""
     for name in (cpu.CHANNELS_LAST, cpu.COMPILED):
         monkeypatch.delitem(cpu.CONTESTANTS, name)
-    peaks, times = tables(
-        cpu, tmp_path, "--model=tinyxl", "--size=32", "--rounds=1", "--steps=1"
-    ).values()
+    records = recorded(cpu, tmp_path, "--model=tinyxl", "--size=32", "--rounds=1", "--steps=1")
+    peaks, times = (record.by_column() for record in records)
     there = [name for name in cpu.CONTESTANTS if name not in cpu.left_out()]
     assert [row[""] for row in peaks] == there
     for row in peaks:
@@ -169,20 +185,20 @@ def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
         assert float(row["ours / best other, float32"]) == pytest.approx(
             float(row[cpu.OURS]) / min(others), rel=0.01
         )
-    text = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert "more than 1 of 255 in 0.00%" in text
-    assert all(f"{name} is left out: {why}." in text for name, why in cpu.left_out().items())
+    note, *left_out = records[1].notes
+    assert "more than 1 of 255 in 0.00%" in note
+    assert left_out == [f"{name} is left out: {why}." for name, why in cpu.left_out().items()]
 
 
 @WHOLE
 def test_cpu_compares_what_takes_few_steps_and_no_guidance(tmp_path, one_process, monkeypatch):
     for name in cpu.CONTESTANTS.keys() - {cpu.OURS, cpu.PYTORCH, "sd_tpu, bfloat16"}:
         monkeypatch.delitem(cpu.CONTESTANTS, name)
-    tables(
+    _, times = recorded(
         cpu, tmp_path, "--model=tinylcm", "--size=32", "--rounds=1", "--steps=2", "--guidance=8.5"
     )
-    text = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert "2 steps at a guidance of 8.5." in text and "more than 1 of 255 in 0.00%" in text
+    (note, *_) = times.notes
+    assert "2 steps at a guidance of 8.5." in note and "more than 1 of 255 in 0.00%" in note
 
 
 def test_cpu_leaves_out_who_is_not_installed(monkeypatch):
@@ -245,18 +261,18 @@ def test_inputs(tmp_path, one_process):
     plain, start, mask, control, reference = (float(row["times its operations"]) for row in steps)
     assert plain == start == mask == 1 < reference < control < 2
     first, second, third = batch
-    assert third["compiled"] == "0" < second["compiled"] and third["bytes as alone"] == "8 of 8"
-    assert (first["steps in all"], second["steps in all"]) == ("32", "4")
+    assert third["compiled"] == 0 < second["compiled"] and third["bytes as alone"] == "8 of 8"
+    assert (first["steps in all"], second["steps in all"]) == (32, 4)
     assert [(row[""], row["values off"]) for row in pytorch] == [
-        (f"{kind}: {name}", "0.00%" if name == cpu.OURS else "")
+        (f"{kind}: {name}", "0.00%" if name == cpu.OURS else None)
         for kind in inputs.COMPARED
         for name in inputs.CONTESTANTS
     ]
     assert [(row[""], row["tiles"]) for row in larger] == [
-        ("64x64", ""),
-        ("64x64", "4"),
-        ("32x32, decoding alone", ""),
-        ("32x32, decoding alone, whole", ""),
+        ("64x64", None),
+        ("64x64", 4),
+        ("32x32, decoding alone", None),
+        ("32x32, decoding alone, whole", None),
     ]
     assert all(0.1 < float(row["peak, GB"]) < 5 for row in larger)
 
@@ -266,9 +282,9 @@ def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
     assert {row[""] for row in rows} == {"sd_tpu, slots by 1", "sd_tpu, slots by 2", gpu.PYTORCH}
     assert {row["pictures/s"] for row in rows} == {"not measured yet"}
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    (*_, rows) = tables(gpu, tmp_path).values()
-    assert gpu.PYTORCH not in {row[""] for row in rows}
-    assert "To have it: pip install" in (tmp_path / "results.md").read_text(encoding="utf-8")
+    (record,) = recorded(gpu, tmp_path / "again")
+    assert gpu.PYTORCH not in {row[""] for row in record.by_column()}
+    assert any("To have it: pip install" in note for note in record.notes)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +317,7 @@ def test_start(tmp_path, one_process, monkeypatch):
     assert float(loading[0]["GB"]) == pytest.approx(2 * float(loading[1]["GB"]), rel=0.01)
     assert all(float(row["peak / parameters"]) > 0.5 for row in loading)
     assert int(compiled[0]["requests"]) > 50
-    assert compiled[0]["traced again"] == compiled[0]["compiled again"] == "0"
+    assert compiled[0]["traced again"] == compiled[0]["compiled again"] == 0
     seconds = {row["seconds"]: float(row[start.SECOND]) for row in started}
     assert 0 < seconds[start.READY] < seconds[start.EARLIEST]
 
@@ -343,10 +359,10 @@ def test_overhead(tmp_path, one_process, monkeypatch):
     for row in users:
         assert float(row["pictures/s"]) > 0
         if row[""] == "1 device, slots one by one":
-            assert row["occupancy, %"] == row["gain in rows"] == ""
+            assert row["occupancy, %"] == row["gain in rows"] is None
             continue
         assert 0 < float(row["occupancy, %"]) <= 100
-        if row["users"] == "4":
+        if row["users"] == 4:
             assert float(row["gain in rows"]) > 1
 
 
@@ -356,7 +372,7 @@ def test_page(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "TYPED", "a red")
     tiny = make_checkpoint.checkpoint_folder("tiny")
     rows, seen = tables(page, tmp_path, f"--model={tiny}", "--slowdowns=2", "--rounds=1").values()
-    told = {row[""]: float(row["here"]) for row in seen}
+    told = {row[""]: float(row["figure"]) for row in seen}
     assert told["pictures changed by one click on Redraw"] == 1
     assert told["axe's violations with all panels open, dark"] == 0
     assert [row["seconds"] for row in rows] == list(page.PARTS)
@@ -434,15 +450,10 @@ def test_capacity(tmp_path, few_requests):
     assert [(row["model"], row["chips"], row["load"]) for row in rows] == [
         (model, chips, load)
         for model in capacity.MODELS
-        for chips in ("8", "16")
+        for chips in (8, 16)
         for load in ("50%", "80%", "95%")
     ]
     for row in rows:
-        row |= {
-            name: float(value)
-            for name, value in row.items()
-            if "%" not in value and name != "model"
-        }
         drawn = float(row["load"].strip("%")) / 100 * row["at most/s"]
         assert row["paper/s"] == pytest.approx(row["chips"] / row["s a picture"], rel=1e-3)
         assert row["at most/s"] < row["paper/s"]
@@ -479,8 +490,8 @@ def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_a
 
 
 def test_the_cycles_of_a_program_that_was_not_compiled_are_no_figure():
-    with pytest.raises(ValueError, match="no cycles of advance of sd3"):
-        capacity.Cost.of("sd3", "")
+    with pytest.raises(ValueError, match="No record has cycles of advance of sd3"):
+        capacity.Cost.of("sd3", [])
 
 
 @WHOLE
@@ -488,13 +499,15 @@ def test_an_attack_of_each_kind_is_measured_beside_a_visitor(tmp_path):
     (rows,) = tables(
         abuse, tmp_path, "--names=2", "--enlargements=3", "--connections=2", "--uploads=1"
     ).values()
-    assert [row["came of it"] for row in rows] == [
+    assert [row["outcome"] for row in rows] == [
         "2 runs",
         "3 asked for",
         "0 are open after 12 s",
         "1 taken",
     ]
-    assert all(float(row["beside it, s"]) > 0 and float(row["times"]) > 0 for row in rows)
+    assert all(
+        float(row["picture during it, s"]) > 0 and float(row["during / alone"]) > 0 for row in rows
+    )
 
 
 @WHOLE

@@ -61,7 +61,7 @@ def controlled(request, tmp_path_factory):
     controlnet = ControlNet.open(folder / "controlnet")
     controlnet.check(checkpoint.model)
     programs = Programs(
-        checkpoint.model.with_controlnet(controlnet.network, SIDE, SIDE),
+        checkpoint.model.with_controlnet(controlnet.graph, SIDE, SIDE),
         make_mesh(1),
         slots=2,
         height=SIDE,
@@ -202,9 +202,9 @@ def test_what_follows_nothing_is_drawn_by_the_programs_of_those_without_control(
 
 
 def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(engine):
-    there = engine.catalog._extras["controlnet"]
+    there = engine.catalog._networks["controlnet"]
     kinds = {
-        name: engine.catalog.with_extra(engine.weights, each).architecture
+        name: engine.catalog.with_network(engine.weights, each).architecture
         for name, each in there.items()
     }
     assert kinds["lines"] == kinds["depth"] != kinds["blue"]
@@ -238,15 +238,17 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
 
 def test_a_controlnet_is_found_by_either_normal_form_of_its_name(engine, monkeypatch):
     name = "수채화"
-    extra = dataclasses.replace(
-        next(iter(engine.catalog._extras["controlnet"].values())),
+    network = dataclasses.replace(
+        next(iter(engine.catalog._networks["controlnet"].values())),
         name=unicodedata.normalize("NFD", name),
     )
-    monkeypatch.setitem(engine.catalog._extras, "controlnet", catalog._by_name([extra, extra]))
+    monkeypatch.setitem(
+        engine.catalog._networks, "controlnet", catalog._by_name([network, network])
+    )
     assert engine.catalog.controlnets == [name, f"{name} (2)"]
     for form in ("NFC", "NFD"):
         asked = Picture(prompt="a", control_image="x", controlnet=unicodedata.normalize(form, name))
-        assert [each.name for each in engine.catalog.extras(asked)] == [name]
+        assert [each.name for each in engine.catalog.networks(asked)] == [name]
 
 
 def test_what_lies_on_a_device_is_shared_by_a_model_and_its_controlnets(engine):
@@ -254,7 +256,7 @@ def test_what_lies_on_a_device_is_shared_by_a_model_and_its_controlnets(engine):
     held = engine.worker.weights
     base = held.of(0, engine.weights)
     other = next(
-        held.of(0, name) for name in held.names(0) if name.extra == ("controlnet", "lines")
+        held.of(0, name) for name in held.names(0) if name.network == ("controlnet", "lines")
     )
     kernels = [params["unet"]["conv_in"]["kernel"] for params in (base, other)]
     assert len({kernel.unsafe_buffer_pointer() for kernel in kernels}) == 1
@@ -358,14 +360,14 @@ def test_a_controlnet_is_given_latents_without_the_channels_of_a_mask(folder):
     model, shapes = StableDiffusion.build(configs, jnp.float32)
     controlnet = ControlNet.open(folder / "lines")
     controlnet.check(model)
-    model = model.with_controlnet(controlnet.network, SIDE, SIDE)
+    model = model.with_controlnet(controlnet.graph, SIDE, SIDE)
     slots = jax.eval_shape(partial(empty_slots, model, 2, model.latent_shape(SIDE, SIDE)))
     after = jax.eval_shape(
         partial(advance_slots, model, n=1, group=1),
         {**shapes, "controlnet": controlnet.shapes},
         slots,
     )
-    assert slots.told.shape[-1] == 5 and jax.tree.leaves(after) == jax.tree.leaves(slots)
+    assert slots.mask_channels.shape[-1] == 5 and jax.tree.leaves(after) == jax.tree.leaves(slots)
 
 
 def test_what_is_no_controlnet_is_refused_in_a_sentence(folder, tmp_path):

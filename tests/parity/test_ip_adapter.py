@@ -77,7 +77,7 @@ def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
     reference, _, adapter, programs, params = referring
     image = reference_pixels(Picture(reference=REFERENCE.name), GIVEN, ENCODER["image_size"])
     taken = reference.feature_extractor(Image.fromarray(PHOTO), return_tensors="np").pixel_values
-    network = nnx.merge(adapter.network, params["ip_adapter"])
+    network = nnx.merge(adapter.graph, params["ip_adapter"])
     with torch.no_grad():
         embeds = reference.prepare_ip_adapter_image_embeds(
             Image.fromarray(PHOTO), None, "cpu", 1, True

@@ -621,7 +621,7 @@ def test_zeros_of_an_architecture_are_charged_once_whatever_the_sizes():
 def test_zeros_of_a_controlnet_are_charged_beside_those_of_its_model():
     plain = Weights(name="any", architecture="sd", memory=4)
     weights = Weights(
-        name="any", architecture="controlled", base=plain, memory=1, extra=("controlnet", "lines")
+        name="any", architecture="controlled", base=plain, memory=1, network=("controlnet", "lines")
     )
     small, controlled = (
         dataclasses.replace(SMALL, architecture=each.architecture, zeros=each.zeros)

@@ -45,7 +45,7 @@ class ExtraNetwork(abc.ABC):
         return weights.architecture(self.module, self.config, dtype=self.dtype)
 
     @property
-    def network(self) -> nnx.GraphDef:
+    def graph(self) -> nnx.GraphDef:
         """Without its parameters; those of one architecture have equal ones."""
         return self._structure[0]
 

@@ -1,0 +1,320 @@
+"""The pages of docs/performance, written from the newest records: `python -m benchmarks.pages`.
+
+Pages show the newest record of each table and machine, in few columns; records hold the rest.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import goals, tpu_compile
+from benchmarks.machine import name
+from benchmarks.records import RESULTS, Record, newest, read_all, table
+
+DOCS = Path(__file__).parent.parent / "docs" / "performance"
+WRITTEN = "<!-- Written by `python -m benchmarks.pages`. -->"
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+OURS = {FLOAT32: "sd_tpu", BFLOAT16: "sd_tpu, bfloat16"}
+CHECKPOINTS = {
+    "SD 1.4, 512x512": "sd14, 512x512",
+    "SDXL, 512x512": "sdxl, 512x512",
+    "SDXL, 1024x1024": "sdxl, 1024x1024",
+    "SD-Turbo, 512x512, 1 step": "turbo, 512x512",
+    "LCM, 512x512, 4 steps": "lcm, 512x512",
+}
+Rows = list[dict[str, Any]]
+
+
+def pages(records: Sequence[Record]) -> dict[str, str]:
+    """The text of each page by its file's name."""
+    return {
+        f"{page.__name__}.md": f"{WRITTEN}\n{page(records)}\n"
+        for page in (index, cpu, tpu, gpu, serving, inputs)
+    }
+
+
+def index(records: Sequence[Record]) -> str:
+    """All goals, the missed ones first."""
+    current = [*_current(records)]
+    checked = [(check, record) for record in current for check in goals.check(record)]
+    missed, met = ([pair for pair in checked if pair[0].met is wanted] for wanted in (False, True))
+    return _text(
+        "# Performance",
+        "Figures are of the newest run of each benchmark on each machine; "
+        "[how we measure](how-we-measure.md) says how to run them, and the "
+        "[decisions](../decisions/index.md) what was tried. No TPU has been measured yet: figures "
+        "for TPUs are the compiler's own.",
+        "Machines: "
+        + "; ".join(f"`{key}` {name(key)}" for key in sorted({each.machine for each in current}))
+        + ".",
+        f"## Missed goals: {len(missed)} of {len(checked)} figures",
+        _goals(missed),
+        "## Goals that are met",
+        _goals(met),
+        "## What bounds each machine",
+        *(record.markdown() for record in newest(records, "What bounds each machine")),
+    )
+
+
+def cpu(records: Sequence[Record]) -> str:
+    """Networks, pictures and memory on CPUs, against PyTorch and OpenVINO."""
+    return _text(
+        "# CPU",
+        "Seconds, the same weights and latents, all cores for each contestant. *Best other* is the "
+        "fastest of PyTorch (eager, channels last, compiled) and, where it was installed, OpenVINO.",
+        _table([row for model in CHECKPOINTS for row in _times(records, model)]),
+        "## In turns with OpenVINO: SD 1.4, 512x512",
+        _table(
+            [
+                {"machine": record.machine, "dtype": dtype, "date": record.date[:10]}
+                | {
+                    f"{row['seconds']}, {column}": row[column]
+                    for row in record.by_column()
+                    for column in ("sd_tpu", "ours / theirs")
+                    if row["seconds"] != "text"
+                }
+                for dtype in (FLOAT32, BFLOAT16)
+                for record in newest(records, f"CPU beside OpenVINO: sd14, 512x512, {dtype}")
+            ]
+        ),
+        "## Peak memory",
+        "Gigabytes of a process that loads float16 files and draws one picture.",
+        _table(
+            [
+                {"model": model, "machine": record.machine}
+                | {row[""]: row["a picture, GB"] for row in record.by_column()}
+                for model, title in CHECKPOINTS.items()
+                for record in newest(records, f"CPU, peak memory: {title}")
+            ]
+        ),
+    )
+
+
+def tpu(records: Sequence[Record]) -> str:
+    """What the TPU compiler says of the programs, and what that would come to."""
+    found = tpu_compile.rows(records)
+    cases = sorted({key[:2] for key in found if "old" not in key[0]})
+    (bounds,) = newest(records, tpu_compile.ROOFLINES)
+    fastest = {(row["model"], row["chip"]): row["s, 50 steps"] for row in bounds.by_column()}
+    rows = []
+    for model, chip in cases:
+        step, decode, old_step, old_decode = (
+            found.get((network, chip, 1, program), {})
+            for network, program in (
+                (model, "advance"),
+                (model, "decode"),
+                (f"{model}, old Flax", "UNet"),
+                (f"{model}, old Flax", "decode"),
+            )
+        )
+        rows.append(
+            {
+                "model": model,
+                "chip": chip,
+                "step, M cycles": _beside(step, old_step, "cycles M"),
+                "step, HBM GB": _beside(step, old_step, "HBM GB"),
+                "decode, M cycles": _beside(decode, old_decode, "cycles M"),
+                "step, memory GB": (step["arguments MB"] + step["temporary MB"]) / 1000,
+                "8 pictures, 50 steps, s": fastest.get((model, chip)),
+            }
+        )
+    return _text(
+        "# TPU",
+        "These are the TPU compiler's own figures (libtpu, bfloat16, one guided picture a device; "
+        "SD at 512x512, SDXL at 1024x1024), in brackets those of the old Flax networks of diffusers "
+        "0.35.2. Cycles leave out attention's kernel, for which the compiler has no estimate; the "
+        "old networks' attention is among their cycles. Memory is that of weights, slots and "
+        "temporaries on one device. The last column is a bound by the rooflines: no run can be "
+        "faster. " + tpu_compile.PUBLISHED,
+        _table(rows),
+        "MLPerf 4.1 published, for SDXL offline in Flax, 0.44 samples a second and chip on v5e and 1.36 "
+        "on v6e.",
+        "## Capacity of hosts of v5e-8, simulated",
+        "The scheduler itself, on devices that take the compiler's cycles, at list price, under 80% "
+        "of the load that it can carry; pictures of 20 guided steps; seconds.",
+        _table(
+            _merged(
+                records,
+                "Capacity of v5e-8, 20 steps with guidance",
+                "model|chips|pictures/s|waiting p50|waiting p95|in all p50|in all p95|$ per 1,000",
+                rows=lambda row: row["load"] == "80%",
+                machines=False,
+            )
+        ),
+    )
+
+
+def _beside(ours: dict[str, Any], old: dict[str, Any], column: str) -> str | None:
+    if not ours:
+        return None
+    return f"{ours[column]:.4g}" + (f" ({old[column]:.4g})" if old else "")
+
+
+def gpu(records: Sequence[Record]) -> str:
+    """A CUDA GPU."""
+    title = "GPU: sd14, 512x512, bfloat16"
+    return _text(
+        "# GPU",
+        "SD 1.4 at 512x512 in bfloat16, random weights, from prompts to uint8 pictures on the host.",
+        _table(_merged(records, title)),
+        *(note for record in newest(records, title) for note in record.notes),
+        "Published for one picture of SD 1.5 on an A100 80GB, 50 steps in float16 "
+        "(stable-diffusion-benchmarks): PyTorch with SDPA 1.591 s, compiled with channels last 1.066 s, "
+        "TensorRT 0.819 s.",
+    )
+
+
+def serving(records: Sequence[Record]) -> str:
+    """Start-up, switching models, users, attacks, and the page in a browser."""
+    bundled = "sd_tpu emoji 128"
+    return _text(
+        "# Serving",
+        "The bundled model unless another is named; seconds unless a unit is given.",
+        "## Start-up",
+        _table(
+            _merged(
+                records,
+                f"Start-up: {bundled}",
+                "seconds|first start|second start|second / first",
+                rows=lambda row: (
+                    row["seconds"] in ("ready", "first picture there", "eight pictures")
+                ),
+            )
+        ),
+        "## Loading SD 1.4 from float16 files",
+        _table(
+            [
+                {"files": files, **row}
+                for files, title in (
+                    ("a folder", "sd14 from float16 files"),
+                    ("a single file", "sd14, a single float16 file"),
+                )
+                for row in _merged(records, f"Memory while loading: {title}")
+            ]
+        ),
+        "## Switching, SD 1.4: seconds that the first picture waits longer",
+        _table(_merged(records, "Switching: sd14")),
+        "## Eight pictures: the engine's part",
+        _table(
+            _merged(
+                records,
+                f"Engine overhead: {bundled}",
+                "|eight pictures|seconds|advance, %|decode, %|outside advance and decode, %",
+                rows=lambda row: row["eight pictures"] == "without previews",
+            )
+        ),
+        "## Concurrent users",
+        _table(
+            _merged(
+                records,
+                f"Concurrent users: {bundled}",
+                "|users|pictures/s|one at a time|gain|gain in rows|occupancy, %",
+                rows=lambda row: row["users"] == 16,
+            )
+        ),
+        "## 50 clients of the page and all APIs for 10 minutes",
+        _table(_merged(records, "Clients: 50 for 10 minutes", rows=goals.named("all"))),
+        "![Memory and requests over those minutes](crowd.webp)",
+        "## One address that asks for too much, and a visitor at another",
+        _table(_merged(records, "Attacks from one address")),
+        "## The page in a browser",
+        _table(_merged(records, f"The page in a browser: {bundled}")),
+    )
+
+
+def inputs(records: Sequence[Record]) -> str:
+    """Start pictures, masks, ControlNets, IP-Adapters, and larger pictures, on CPUs."""
+    tables = {
+        "Single steps: SD 1.4, 256x256": "single steps: sd14, 256x256, float32",
+        "Against PyTorch: SD 1.4, 256x256": "against PyTorch: sd14, 256x256, float32",
+        "Eight in one batch: the bundled model": (
+            "eight in one batch: sd_tpu emoji 128, 128x128, float32"
+        ),
+        "Drawn larger: the bundled model": "drawn larger: sd_tpu emoji 128, 128x128, float32",
+    }
+    return _text(
+        "# Pictures to begin with, and larger ones",
+        *(
+            part
+            for heading, title in tables.items()
+            for part in (f"## {heading}", _table(_merged(records, f"Input pictures, {title}")))
+        ),
+    )
+
+
+def _current(records: Sequence[Record]) -> Iterator[Record]:
+    """The newest records of all tables that are not superseded."""
+    for title in sorted({record.title for record in records}):
+        yield from newest(records, title)
+
+
+def _goals(checked: Sequence[tuple[goals.Check, Record]]) -> str:
+    """A row for each goal, with the figures of all machines."""
+    figures: dict[tuple[str, str], list[str]] = {}
+    for check, record in checked:
+        key = check.what, check.goal
+        figures.setdefault(key, []).append(f"{check.figure:.4g} ({record.machine})")
+    return _table(
+        [
+            {"what": what, "goal": goal, "figures (machine)": ", ".join(found)}
+            for (what, goal), found in figures.items()
+        ]
+    )
+
+
+def _times(records: Sequence[Record], model: str) -> Iterator[dict[str, Any]]:
+    """A row for each machine and dtype: what a step, decoding and the picture take."""
+    for record in newest(records, f"CPU, times: {CHECKPOINTS[model]}"):
+        parts = {row["seconds"]: row for row in record.by_column()}
+        for dtype, ours in OURS.items():
+            if ours in record.columns:
+                row = {"model": model, "machine": record.machine, "dtype": dtype}
+                for part, short in (
+                    ("UNet step", "step"),
+                    ("autoencoder, decoding", "decoding"),
+                    ("whole image", "image"),
+                ):
+                    row[short] = parts[part][ours]
+                    row[f"{short} / best other"] = parts[part][f"ours / best other, {dtype}"]
+                yield row
+
+
+def _merged(
+    records: Sequence[Record],
+    title: str,
+    columns: str | None = None,
+    *,
+    rows: Callable[[dict[str, Any]], bool] = lambda row: True,
+    machines: bool = True,
+) -> Rows:
+    """The rows of the newest record of each machine, with the machine and the date before them.
+
+    `columns`, separated by |, are those to show, all by default.
+    """
+    return [
+        ({"machine": record.machine, "date": record.date[:10]} if machines else {})
+        | {column: row[column] for column in (columns.split("|") if columns else record.columns)}
+        for record in newest(records, title)
+        for row in record.by_column()
+        if rows(row)
+    ]
+
+
+def _table(rows: Rows) -> str:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    return table(columns, [[row.get(column) for column in columns] for row in rows])
+
+
+def _text(*parts: str) -> str:
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    """Writes the pages."""
+    DOCS.mkdir(parents=True, exist_ok=True)
+    for file, text in pages(read_all(RESULTS)).items():
+        (DOCS / file).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
