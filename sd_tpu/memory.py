@@ -12,7 +12,7 @@ def keep_freed_memory_together() -> None:
     """Has all threads use what any of them has freed.
 
     Otherwise glibc makes up to eight arenas a core for threads, and each keeps what was freed in
-    it: under a crowd a server grows for minutes. To be called before there are threads.
+    it: under a crowd a server grows for minutes (decision 0022). To be called before there are threads.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, ARENAS)

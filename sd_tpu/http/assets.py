@@ -35,7 +35,8 @@ _RESIZING = (
     b"document.head.appendChild(script)",
     b"if (window.parent !== window) document.head.appendChild(script)",
 )
-ONCE, EACH_TIME = 11, 9  # qualities of Brotli: of files, and of the page, which is each visitor's
+# Qualities of Brotli: of files, and of the page, which is each visitor's (decision 0026).
+ONCE, EACH_TIME = 11, 9
 FOR_GOOD = "public, max-age=31536000, immutable"  # a file's name changes with its content
 
 

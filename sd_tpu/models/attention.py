@@ -60,7 +60,8 @@ def plain(
 
 
 def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
-    """For CPUs: one head and at most CHUNK queries at a time, so that scores stay in the cache.
+    """For CPUs: one head and at most CHUNK queries at a time, so that scores stay in the cache
+    (decision 0010).
 
     q [B, N, C], k and v [B, M, C] -> like q.
     """
@@ -127,7 +128,8 @@ def fused(
     It goes through the keys in blocks and corrects the sums whenever the maximum grows (Milakov and
     Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135). Heads are cut from the
     channels inside, where they cost nothing: JAX's flash and splash kernels take an axis of heads
-    in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes.
+    in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes
+    (decision 0001).
     The gradient is the plain form's, score matrix and all: only drawing is tuned.
 
     q [B, N, C], k and v [B, M, C], all of one dtype; N a multiple of QUERIES -> like q.

@@ -23,7 +23,7 @@ def _normalized(x: jax.Array, mean_of, eps: float, scale: nnx.Param, bias: nnx.P
 
     A bfloat16 x is read once less, by E[x^2] - E[x]^2. That is off by about 2^-24 of E[x]^2, less
     than the rounding of x to 2^-9 has done to it unless nearly all of x is the same. For that the
-    variance is taken for no less than can be told from 0.
+    variance is taken for no less than can be told from 0 (decision 0003).
     """
     wide = x.astype(jnp.float32)
     mean = mean_of(wide)
@@ -136,7 +136,8 @@ def pointwise(
     """A convolution of single pixels [B, H, W, inputs] -> [B, H, W, outputs], as a product.
 
     Given a convolution, the TPU compiler changes the layout before and after it. It is `conv` that
-    is faster where the input was joined from two parts, which a convolution reads as they are.
+    is faster where the input was joined from two parts, which a convolution reads as they are
+    (decision 0005).
     """
     return nnx.Conv(
         inputs,

@@ -87,7 +87,8 @@ def _without_last(states: list[jax.Array], skip: Skip) -> jax.Array:
     last = len(states) - 1
     if isinstance(skip, int):
         return states[max(last - skip, 0)]
-    # One of a stack of them all, the TPU compiler moves twice the bytes of SDXL's encoders.
+    # One of a stack of them all, the TPU compiler moves twice the bytes of SDXL's encoders
+    # (decision 0027).
     chosen = states[0]
     for number, state in enumerate(states[1:], start=1):
         chosen = jnp.where(number == last - skip, state, chosen)

@@ -53,7 +53,7 @@ class WayDown(nnx.Module):
             config: of the checkpoint.
             token_downsampling: the self-attention of the finest level that has any takes its keys
                 and values from every so many rows and columns only, its queries from all (ToDo,
-                Smith et al. 2024, arXiv:2402.13573); 1 is exact.
+                Smith et al. 2024, arXiv:2402.13573); 1 is exact (decision 0020).
             dtype: of the parameters and the arithmetic.
             rngs: for the parameters.
 

@@ -39,7 +39,8 @@ from sd_tpu.serving.scheduler import Busy, Limits
 log = logging.getLogger(__name__)
 
 # At each event Gradio's browser part visits all components on which any event so far shows its
-# progress, by default its outputs, also where nothing of it is to be seen.
+# progress, by default its outputs, also where nothing of it is to be seen
+# (decision 0026).
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
 # That go on at the same time: more than one address can have, as those that follow a run hold one.
 EVENTS = (MAX_FOLLOWERS + 1) * Limits().address_jobs

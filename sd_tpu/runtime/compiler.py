@@ -14,7 +14,8 @@ YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
 REDUCTIONS, PRODUCTS = "LIBRARY_FUSION_TYPE_REDUCE", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 ADVANCE_OPTIONS = {
     # By default XLA transforms the kernels of all the UNet's convolutions early in a step, which
-    # takes four times the temporary memory. The decoder would take a quarter more with this.
+    # takes four times the temporary memory. The decoder would take a quarter more with this
+    # (decision 0013).
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
     # For small batches the TPU compiler cuts the rows of a picture into a larger batch. The
     # decoder's large convolutions are three times as fast so, but the UNet's no faster, and

@@ -479,7 +479,7 @@ def with_forecasts(table: Table, skipped: Bool[np.ndarray, " R"]) -> Table:
     the last, or where both have the same t, as in PLMS, it is that of the last.
 
     It is TaylorSeer's of order 1 (Liu et al. 2025, https://arxiv.org/abs/2503.06923), of the
-    sampler's history instead of features inside the model.
+    sampler's history instead of features inside the model (decision 0018).
     """
     rows, t = table.rows.copy(), table.rows[:, 0]
     for r in np.flatnonzero(skipped):
