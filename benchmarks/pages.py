@@ -40,10 +40,11 @@ def index(records: Sequence[Record]) -> str:
     missed, met = ([pair for pair in checked if pair[0].met is wanted] for wanted in (False, True))
     return _text(
         "# Performance",
-        "Figures are of the newest run of each benchmark on each machine; "
-        "[how we measure](how-we-measure.md) says how to run them, and the "
-        "[decisions](../decisions/index.md) what was tried. No TPU has been measured yet: figures "
-        "for TPUs are the compiler's own.",
+        "How long pictures take: [on CPUs](cpu.md), [on a GPU](gpu.md), [on TPUs](tpu.md) by the "
+        "compiler (none has been measured), [for people at the page and its APIs](serving.md), "
+        "[with start pictures and larger ones](inputs.md). Figures are of the newest run of each "
+        "benchmark on each machine. [How we measure](how-we-measure.md) says how to run them, and "
+        "the [decisions](../decisions/index.md) what was tried.",
         "Machines: "
         + "; ".join(f"`{key}` {name(key)}" for key in sorted({each.machine for each in current}))
         + ".",
