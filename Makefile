@@ -13,6 +13,8 @@ app: $(VENV)/.run
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check .
 
+unexport PYTHONDONTWRITEBYTECODE  # or each process would compile all that it imports
+
 check: $(VENV)/.dev
 	$(LINT)
 	$(PYTEST) tests/unit $(ARGS)

@@ -76,6 +76,10 @@ def _compiled() -> Path:
 
 configure_jax()
 
+# What a module that is checked imports itself is compiled anew in each process, so these come first.
+import beartype  # noqa: E402, F401
+import flax.nnx  # noqa: E402, F401
+
 # From here on the shapes and types that functions of these modules declare are checked.
 FAMILIES = ("latent_diffusion", "stable_diffusion", "stable_diffusion_xl")
 install_import_hook(

@@ -91,7 +91,9 @@ class LatencyModel:
 
     def of(self, batch: Batch) -> BatchLatency:
         """What is known of a batch."""
-        return self._batches.setdefault(batch, BatchLatency(batch.group, batch.guided))
+        if batch not in self._batches:
+            self._batches[batch] = BatchLatency(batch.group, batch.guided)
+        return self._batches[batch]
 
     def known(self, batch: Batch) -> BatchLatency | None:
         """What was measured of a batch, if it was compiled."""

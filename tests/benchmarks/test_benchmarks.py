@@ -277,6 +277,7 @@ def test_inputs(tmp_path, one_process):
     assert all(0.1 < float(row["peak, GB"]) < 5 for row in larger)
 
 
+@WHOLE
 def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
     (rows,) = tables(gpu, tmp_path).values()
     assert {row[""] for row in rows} == {"sd_tpu, slots by 1", "sd_tpu, slots by 2", gpu.PYTORCH}
@@ -445,6 +446,7 @@ def few_requests(monkeypatch):
     monkeypatch.setattr(capacity, "SATURATING", 60)
 
 
+@WHOLE
 def test_capacity(tmp_path, few_requests):
     (rows,) = tables(capacity, tmp_path, "--requests", "20", "--hosts", "1", "2").values()
     assert [(row["model"], row["chips"], row["load"]) for row in rows] == [
@@ -464,6 +466,7 @@ def test_capacity(tmp_path, few_requests):
         assert row["in all p50"] >= row["s a picture"] >= 20 * row["s a step"]
 
 
+@WHOLE
 def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for(
     few_requests,
 ):
