@@ -5,6 +5,7 @@ Texts stand in the code in English, and by that are found in the gettext catalog
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,27 @@ LOCALE = Path(__file__).parent / "locale"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Language:
-    """A language of the page: `tag` and `direction` are what HTML calls `lang` and `dir`, `name` is
-    what its readers call it, and `messages` has translations by their English texts."""
+    """A language of the page.
+
+    Attributes:
+        tag: what HTML calls `lang`.
+        direction: what HTML calls `dir`.
+        name: what its readers call it.
+        folder: of its catalogue in LOCALE; "" is the language of the code.
+    """
 
     tag: str
     direction: str
     name: str
-    messages: Mapping[str, str]
+    folder: str = ""
+
+    @functools.cached_property
+    def messages(self) -> Mapping[str, str]:
+        """Translations by their English texts, read when they are first needed."""
+        if not self.folder:
+            return {}
+        with (LOCALE / self.folder / "LC_MESSAGES" / "sd_tpu.po").open("rb") as file:
+            return {message.id: message.string for message in read_po(file) if message.id}
 
     def say(self, text: str, /, **facts: Any) -> str:
         """The translation of an English text, with the facts it speaks of."""
@@ -46,19 +61,12 @@ class Language:
         return value
 
 
-def _language(folder: str, tag: str, name: str) -> Language:
-    with (LOCALE / folder / "LC_MESSAGES" / "sd_tpu.po").open("rb") as file:
-        catalog = read_po(file)
-    messages = {message.id: message.string for message in catalog if message.id}
-    return Language(tag, catalog.locale.text_direction, name, messages)
-
-
-ENGLISH = Language("en", "ltr", "English", {})
+ENGLISH = Language("en", "ltr", "English")
 LANGUAGES = {  # by what Gradio's frontend calls them; "zh" is where its zh-CN and zh-TW look too
     "en": ENGLISH,
-    "ko": _language("ko", "ko", "한국어"),
-    "zh": _language("zh_Hans", "zh-Hans", "中文"),
-    "ar": _language("ar", "ar", "العربية"),
+    "ko": Language("ko", "ltr", "한국어", "ko"),
+    "zh": Language("zh-Hans", "ltr", "中文", "zh_Hans"),
+    "ar": Language("ar", "rtl", "العربية", "ar"),
 }
 
 

@@ -3,6 +3,7 @@ reading and writing, and drawing on the compiled programs or in a loop that can 
 
 import copy
 import dataclasses
+import importlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,8 @@ from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import find_family
 from sd_tpu.families.checkpoint import SAFETY_CHECKERS, keep_compiled
 from sd_tpu.families.latent_diffusion import LatentDiffusion
+from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.families.tokenizer import Tokenizer, clip_tokenizer
 from sd_tpu.models.unet import guidance_encoding
 from sd_tpu.pipelines.configs import Config, warn_of_unknown, write_json
@@ -38,6 +41,22 @@ from sd_tpu.sampling.samplers import Table, default_sampler, make_table
 from sd_tpu.sampling.schedule import NoiseSchedule
 
 CHECKER, EXTRACTOR = OPTIONAL = "safety_checker", "feature_extractor"  # parts that may be None
+_SD = "sd_tpu.pipelines.stable_diffusion:FlaxStableDiffusionPipeline"
+_XL = "sd_tpu.pipelines.stable_diffusion_xl:FlaxStableDiffusionXLPipeline"
+_OTHERS = {
+    "StableDiffusionImg2ImgPipeline": "beginning:FlaxStableDiffusionImg2ImgPipeline",
+    "StableDiffusionInpaintPipeline": "beginning:FlaxStableDiffusionInpaintPipeline",
+    "StableDiffusionControlNetPipeline": "controlnet:FlaxStableDiffusionControlNetPipeline",
+}
+CLASSES = {  # module and class by the `_class_name` of the checkpoints that they are for
+    **dict.fromkeys(StableDiffusion.pipelines, _SD),
+    **dict.fromkeys(StableDiffusionXL.pipelines, _XL),
+    **{
+        f"{prefix}{name}": f"sd_tpu.pipelines.{where}"
+        for prefix in ("", "Flax")
+        for name, where in _OTHERS.items()
+    },
+}
 
 
 @flax.struct.dataclass
@@ -177,16 +196,14 @@ class FlaxDiffusionPipeline:
 
     @classmethod
     def _class_for(cls, index: Mapping[str, Any]) -> type[Self]:
-        # Each is one of the subclasses only from its import on.
-        from sd_tpu.pipelines import beginning, controlnet, stable_diffusion_xl  # noqa: F401
-
         name = index.get("_class_name")
         if name in cls.checkpoints:
             return cls
-        for made in cls.__subclasses__():
-            if name in made.checkpoints:
-                own = {each.__name__: each for each in made.__subclasses__()}
-                return own.get(name) or own.get(f"Flax{name}") or made
+        if name in CLASSES:
+            module, _, found = CLASSES[name].partition(":")
+            made = getattr(importlib.import_module(module), found)
+            if issubclass(made, cls):
+                return made
         find_family(index)  # says it where nothing here draws with such a checkpoint
         raise CheckpointError(f"{cls.__name__} cannot draw with a checkpoint for {name}.")
 
