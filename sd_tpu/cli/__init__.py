@@ -6,6 +6,7 @@ for: what draws takes seconds to import.
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def leave(code: int) -> NoReturn:
     """Ends the process with this exit code, perhaps while something compiles in a thread, on which
     Python's own way out crashes."""
+    logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -470,9 +470,11 @@ class Engine(EngineClient):
             slot_inputs = self._make_slot_inputs(
                 self.catalog.open(picture.model).checkpoint, picture
             )
-            latency = self.latency.known(self._batch(picture, slot_inputs))
+            key, *_ = self._kind_of(picture, slot_inputs)
         except ValueError:
             return None
+        batch = self._batches.get(key)  # an estimate of what nobody has asked for adds none
+        latency = batch and self.latency.known(batch)
         pictures = len(tiling) if tiling else 1
         return latency and pictures * latency.of_picture(slot_inputs.kinds)
 
@@ -563,7 +565,7 @@ class Engine(EngineClient):
             self.catalog.forget(weights.name)
             raise
         # For the picture's file; reading the file again takes seconds.
-        threading.Thread(target=self.catalog.hash, args=(weights.name,), daemon=True).start()
+        self.worker.load_later(partial(self.catalog.hash, weights.name))
         return params
 
     def _on_devices(self, weights: Weights, sharding: Sharding) -> Params:
@@ -575,8 +577,38 @@ class Engine(EngineClient):
         return there.spread(sharding, placed)
 
     def _batch(self, picture: Picture, slot_inputs: SlotInputs | None = None) -> Batch:
-        """What draws a picture of this model and size, with guidance or without, of texts as in the
-        entry."""
+        """What draws a picture of this model and size, with guidance or without, of texts as in
+        the slot's inputs; from now on it can be compiled."""
+        key, kind, weights = self._kind_of(picture, slot_inputs)
+        if key in self._batches:
+            self._batches[key] = self._batches.pop(key)  # the last is that asked about last
+        else:
+            share = self.mesh.size * self._group
+            # As many again as one client can fill: there is always a free one for another.
+            slots = -(-2 * SLOTS // share) * share
+            # On several devices some draw while others have no parameters yet, or none any more.
+            batch = Batch(
+                architecture=weights.architecture,
+                height=picture.height,
+                width=picture.width,
+                slots=slots,
+                group=self._group,
+                guided=key[-1],
+                shape_key=kind.model.shape_key,
+                zeros=weights.zeros if self.mesh.size > 1 else None,
+                memory=self._memory_of(kind.model, picture, slots),
+            )
+            self._kinds[batch] = kind
+            self._batches[key] = batch
+            if len(self._batches) > MAX_SIZES:
+                self._forget_sizes()
+        return self._batches[key]
+
+    def _kind_of(
+        self, picture: Picture, slot_inputs: SlotInputs | None = None
+    ) -> tuple[tuple, _Kind, Weights]:
+        """The key in `_batches` of what draws a picture, as `_batch`, what its programs are for,
+        and the weights."""
         weights = self.catalog.open(picture.model).weights
         architecture, networks = weights.architecture, self.catalog.networks(picture)
         checkpoint, _ = self.catalog.sample(architecture)
@@ -587,29 +619,7 @@ class Engine(EngineClient):
             weights = self.catalog.with_network(weights, network)
         guided = bool(is_guided(model.cfg_scale(picture.guidance)))
         key = weights.architecture, picture.height, picture.width, model.shape_key, guided
-        if key in self._batches:
-            self._batches[key] = self._batches.pop(key)  # the last is that asked about last
-        else:
-            share = self.mesh.size * self._group
-            # As many again as one client can fill: there is always a free one for another.
-            slots = -(-2 * SLOTS // share) * share
-            # On several devices some draw while others have no parameters yet, or none any more.
-            batch = Batch(
-                architecture=key[0],
-                height=picture.height,
-                width=picture.width,
-                slots=slots,
-                group=self._group,
-                guided=guided,
-                shape_key=model.shape_key,
-                zeros=weights.zeros if self.mesh.size > 1 else None,
-                memory=self._memory_of(model, picture, slots),
-            )
-            self._kinds[batch] = _Kind(architecture, model, tuple(networks))
-            self._batches[key] = batch
-            if len(self._batches) > MAX_SIZES:
-                self._forget_sizes()
-        return self._batches[key]
+        return key, _Kind(architecture, model, tuple(networks)), weights
 
     def _forget_sizes(self) -> None:
         """Forgets half of the batches that were asked about, but for those that are in use."""

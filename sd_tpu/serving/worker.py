@@ -88,6 +88,10 @@ class Worker:
         drawn = {} if plan.batch is None else self._draw_or_fail(plan)
         return Report(**drawn, **self._finished_in_background(wait=plan.batch is None))
 
+    def load_later(self, job: Callable[[], object]) -> None:
+        """Does what reads files once all is read that devices wait for by now."""
+        self._loader.do(job, lambda reason: None)
+
     def close(self) -> None:
         """Waits for what is in the background, which cannot be stopped."""
         self._loader.close()
@@ -315,7 +319,7 @@ class _Background:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def do(self, job: Callable[[], None], failed: Callable[[str], None]) -> None:
+    def do(self, job: Callable[[], object], failed: Callable[[str], None]) -> None:
         """Does it after what was given before; what it raises goes to `failed`, in short."""
 
         def run() -> None:

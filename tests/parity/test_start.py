@@ -363,10 +363,17 @@ def test_an_encoder_that_fails_is_tried_again_by_the_next_job():
     assert encoders.get(("sd", 8, 8), lambda: "made", 2) == "made"
 
 
-def test_sizes_that_are_asked_about_and_not_drawn_are_forgotten(engine, monkeypatch):
-    monkeypatch.setattr(engines, "MAX_SIZES", 8)
+def test_an_estimate_keeps_nothing_of_what_nobody_draws(engine):
+    before = [*engine._batches], len(engine._kinds)
     for number in range(40):
         picture = dataclasses.replace(engine.defaults, prompt="a cat", width=64 + 8 * number)
         engine.seconds(picture)
+    assert ([*engine._batches], len(engine._kinds)) == before
+
+
+def test_sizes_that_are_not_drawn_are_forgotten(engine, monkeypatch):
+    monkeypatch.setattr(engines, "MAX_SIZES", 8)
+    for number in range(40):
+        engine._batch(dataclasses.replace(engine.defaults, prompt="a cat", width=64 + 8 * number))
     assert len(engine._batches) <= 8 and len(engine._kinds) <= 8
     list(engine.submit(Request.check({"prompts": ["a cat"], "steps": 2}, engine.catalog)).events())

@@ -69,20 +69,27 @@ def test_a_job_is_unheard_while_nobody_takes_or_awaits_its_events():
     assert job.unheard() <= time.monotonic() - before
 
 
+@pytest.fixture
+def kept():
+    """Leaves the journal as it was before."""
+    before = journal.log.handlers.copy()
+    yield
+    for handler in set(journal.log.handlers) - set(before):
+        journal.log.removeHandler(handler)
+        handler.close()
+    journal.log.setLevel(logging.NOTSET)
+
+
 @pytest.mark.parametrize("prompts", [False, True])
-def test_a_job_is_written_down_without_its_prompts_unless_they_are_asked_for(tmp_path, prompts):
-    kept = journal.log.handlers.copy()
+def test_a_job_is_written_down_without_its_prompts_unless_they_are_asked_for(
+    tmp_path, kept, prompts
+):
     journal.keep(tmp_path / "log", prompts=prompts)
-    try:
-        for end in (Done(0.25), Failed(Sentence("The reason."))):
-            job = Job(make_request(["a secret", "", "two"], steps=3), 7, "a browser's name", None)
-            job.tell(end)
-            journal.note(job)
-    finally:
-        for handler in set(journal.log.handlers) - set(kept):
-            journal.log.removeHandler(handler)
-            handler.close()
-        journal.log.setLevel(logging.NOTSET)
+    for end in (Done(0.25), Failed(Sentence("The reason."))):
+        job = Job(make_request(["a secret", "", "two"], steps=3), 7, "a browser's name", None)
+        job.tell(end)
+        journal.note(job)
+    journal.log.handlers[-1].close()
     text = (tmp_path / "log").read_text()
     done, failed = map(json.loads, text.splitlines())
     assert (done["end"], done["pictures"], done["steps"], done["size"]) == (
@@ -93,3 +100,16 @@ def test_a_job_is_written_down_without_its_prompts_unless_they_are_asked_for(tmp
     )
     assert failed["end"] == "failed" and failed["reason"] == "The reason."
     assert "browser" not in text and ("a secret" in text) is prompts
+
+
+def test_whoever_notes_a_job_does_not_wait_for_the_disk(tmp_path, kept, monkeypatch):
+    disk, emit = threading.Event(), logging.FileHandler.emit
+    monkeypatch.setattr(logging.FileHandler, "emit", lambda *given: disk.wait(60) and emit(*given))
+    journal.keep(tmp_path / "log", prompts=False)
+    job = make_job()
+    job.tell(Done(1.0))
+    journal.note(job)
+    assert not (tmp_path / "log").read_text()
+    disk.set()
+    journal.log.handlers[-1].close()
+    assert len((tmp_path / "log").read_text().splitlines()) == 1

@@ -246,3 +246,22 @@ def test_weights_that_cannot_be_read_are_reported_in_a_sentence():
         report = worker.execute(Plan())
     worker.close()
     assert report.failed == {(0, BASE): "The file is gone."}
+
+
+def test_what_can_wait_is_done_after_what_devices_wait_for():
+    done, begin = [], threading.Event()
+
+    def read(weights, sharding):
+        begin.wait(60)
+        if weights == BASE:
+            worker.load_later(lambda: done.append(("later", threading.current_thread().name)))
+        done.append(weights.name)
+        return {"vae": {"weight": np.zeros((1, 1), np.float32)}}
+
+    worker = Worker(make_mesh(1), read, None)
+    other = Weights(name="other", architecture="sd")
+    worker.execute(Plan(bring=((0, BASE), (0, other))))
+    begin.set()
+    worker._loader.wait()
+    worker.close()
+    assert done == ["base", "other", ("later", "load")]

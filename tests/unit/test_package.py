@@ -1,0 +1,49 @@
+"""How the package is put together: its modules import downwards only, and reading waits for use."""
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import sd_tpu
+
+ROOT = Path(sd_tpu.__file__).parent
+UNREAD = """
+from sd_tpu.language import LANGUAGES
+assert not any("messages" in vars(language) for language in LANGUAGES.values())
+assert LANGUAGES["ko"].say("Steps") != "Steps" == LANGUAGES["en"].say("Steps")
+"""
+
+
+def modules() -> dict[str, Path]:
+    """The package's modules by name."""
+    files = {file.relative_to(ROOT.parent).with_suffix(""): file for file in ROOT.rglob("*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): file for name, file in files.items()}
+
+
+def imports(file: Path, known: dict[str, Path]) -> set[str]:
+    """The modules of the package that a module imports, wherever in it, but for type checkers."""
+    found, left = set(), [ast.parse(file.read_text(encoding="utf-8"))]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        if isinstance(node, ast.ImportFrom):
+            paths = {f"{node.module}.{each.name}" for each in node.names}
+            found |= {path if path in known else node.module for path in paths}
+        left += ast.iter_child_nodes(node)
+    return found & known.keys()
+
+
+def test_no_modules_import_one_another():
+    known = modules()
+    graph = {name: imports(file, known) for name, file in known.items()}
+    assert "sd_tpu.settings" in graph["sd_tpu.request"]
+    assert [*TopologicalSorter(graph).static_order()]  # raises CycleError for a circle
+
+
+def test_translations_are_read_when_something_is_said():
+    subprocess.run([sys.executable, "-c", UNREAD], check=True)
