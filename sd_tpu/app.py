@@ -1,7 +1,6 @@
 """The server: flags -> engine -> page and APIs. `python app.py` and `sd-tpu page` start it."""
 
 import argparse
-import inspect
 import os
 import shlex
 import signal
@@ -12,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
-from unittest import mock
+from typing import NoReturn
 
 import fastapi
 import httpx
@@ -23,6 +21,7 @@ from sd_tpu import http
 from sd_tpu.cli import INTERRUPTED
 from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
+from sd_tpu.gradio_compat import no_editor_stubs
 from sd_tpu.http.access import LOCAL_NAMES, Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names, is_shared_unasked
 from sd_tpu.http.server import bind, server_name
@@ -146,19 +145,8 @@ def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI
 
 
 def _import_page() -> ModuleType:
-    """The page's module, which imports Gradio.
-
-    Gradio then writes stubs for editors beside the files of its components, which takes a third of
-    the time. Where it is told that there is no such file, it goes on without.
-    """
-    getfile = inspect.getfile
-
-    def others(thing: Any) -> str:
-        if isinstance(thing, type) and thing.__module__.startswith("gradio."):
-            raise OSError("not told")
-        return getfile(thing)
-
-    with mock.patch("inspect.getfile", others):
+    """The page's module, which imports Gradio."""
+    with no_editor_stubs():
         from sd_tpu import page
     return page
 
