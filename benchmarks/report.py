@@ -160,9 +160,11 @@ def report(
 
 
 def _flag(value: Any) -> Any:
-    """A flag's value as JSON has it."""
+    """A flag's value as JSON has it, of a folder or file its name alone."""
     if isinstance(value, list | tuple):
         return [_flag(each) for each in value]
-    if isinstance(value, Path):
-        return "bundled" if value == BUNDLED_MODEL else str(value)
+    if value == BUNDLED_MODEL:
+        return "bundled"
+    if isinstance(value, Path) or (isinstance(value, str) and Path(value).is_absolute()):
+        return Path(value).name
     return value

@@ -112,7 +112,7 @@ def test_contestants_take_turns_and_the_first_call_is_kept_apart():
 
 def test_a_report_is_printed_and_recorded(tmp_path, capsys):
     args = parser("cpu", "").parse_args(["--results", str(tmp_path)])
-    args.rounds = 3
+    args.rounds, args.model, args.folder = 3, "hub/id", tmp_path / "model"
     rows = [{"a": 1.23456789, "b": "x"}, {"a": 2, "c": ""}]
     report("one, two", rows, args, notes=["A note."])
     printed = capsys.readouterr().out
@@ -124,7 +124,10 @@ def test_a_report_is_printed_and_recorded(tmp_path, capsys):
         {"a": 1.23457, "b": "x", "c": None},
         {"a": 2, "b": None, "c": None},
     ]
-    assert (record.flags, record.notes) == ({"rounds": 3}, ["A note."])
+    assert (record.flags, record.notes) == (
+        {"rounds": 3, "model": "hub/id", "folder": "model"},
+        ["A note."],
+    )
     assert file.read_text(encoding="utf-8") == record.text()
 
 
