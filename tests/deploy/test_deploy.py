@@ -207,7 +207,7 @@ def test_the_spaces_header_names_what_is_there():
     assert header["suggested_hardware"] == "cpu-basic"
     assert len(header["short_description"]) <= 60, "the Hub refuses longer ones"
     text = (ROOT / "docs/host/space.md").read_text("utf-8")
-    preset = next(line for line in text.splitlines() if line.startswith("    --model "))
+    preset = next(line for line in text.splitlines() if line.startswith("--model "))
     flags = argparse.ArgumentParser()
     add_page_flags(flags)
     asked = flags.parse_args(preset.split())

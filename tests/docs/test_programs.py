@@ -21,6 +21,8 @@ MODEL = "CompVis/stable-diffusion-v1-4"
 EXCERPT = re.compile(r"<!-- excerpt: (\S+) -->")
 PORT = re.compile(r"(?<=127\.0\.0\.1:)7860|(?<=port=)7860")
 
+pytestmark = pytest.mark.slow("compiles what the programs draw with, for sizes of their own")
+
 
 def blocks(*languages: str) -> Iterator:
     """The blocks in these languages, each with the comment before it."""
