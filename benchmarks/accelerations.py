@@ -82,7 +82,7 @@ def speeds(
 def differences(
     engines: Mapping[int, Engine], prompts: Sequence[str], **settings
 ) -> dict[str, dict[str, float]]:
-    """How far the pictures of each way are from the exact ones."""
+    """Measures how far the pictures of each way are from the exact ones."""
     drawn = {
         way: draw(engines, prompts, **settings, **differing).astype(int)
         for way, differing in WAYS.items()

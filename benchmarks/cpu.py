@@ -106,13 +106,13 @@ class OneSlot:
         self._slots = jax.block_until_ready(programs.encode(self._params, self._slots, entering))
 
     def step(self, count: int = 1) -> None:
-        """Takes so many."""
+        """Advances the slot by `count` steps."""
         self._slots = jax.block_until_ready(
             self._programs.advance(self._params, self._slots, count)
         )
 
     def pixels(self) -> np.ndarray:
-        """Its picture as it is now, uint8 [H, W, 3]."""
+        """Decodes the slot as it is now, uint8 [H, W, 3]."""
         return np.asarray(
             self._programs.decode(self._params, self._slots.latents, np.ones(1, bool))
         )[0]
@@ -135,8 +135,8 @@ def ours(
         size: sides of the picture in pixels.
         steps: of the whole image, with DDIM on all sides.
         guidance: the scale; up to 1 it is none.
-        start: what the whole image begins with.
-        control: the folder of a ControlNet by which it follows `control_picture`.
+        start: the start picture of the whole image.
+        control: the folder of a ControlNet, which follows `control_picture`.
         dtype: of the parameters and the arithmetic.
     """
     mesh = make_mesh(1)
@@ -179,7 +179,7 @@ def ours(
 
 
 class PyTorch:
-    """The same calls of diffusers' pipeline."""
+    """The calls of `ours`, by diffusers' pipeline on PyTorch."""
 
     def __init__(
         self,
@@ -193,18 +193,18 @@ class PyTorch:
         layout: str,
         prepare: Callable[[Any, int, int], None] = lambda pipe, size, count: None,
     ):
-        """Loads it.
+        """Loads the pipeline.
 
         Args:
-            folder: this and the next five as `ours` takes them.
-            size: see there.
-            steps: see there.
-            guidance: see there.
-            start: see there.
-            control: see there.
-            layout: of the networks' weights.
-            prepare: puts something faster in the place of the pipeline's networks, for a size in
-                pixels and so many evaluations at once.
+            folder: the checkpoint.
+            size: sides of the picture in pixels.
+            steps: of the whole image, with DDIM.
+            guidance: the scale; up to 1 it is none.
+            start: the start picture of the whole image.
+            control: the folder of a ControlNet, which follows `control_picture`.
+            layout: memory format of the networks' weights.
+            prepare: replaces the pipeline's networks by something faster, for a size in pixels and
+                a number of evaluations at once.
         """
         # Here, because the process that measures our own memory must not hold PyTorch.
         import torch
@@ -428,7 +428,7 @@ def convert_networks(pipe, size: int, count: int, precision: str) -> None:
 
 
 def control_picture(size: int) -> np.ndarray:
-    """What is followed, uint8 [size, size, 3], the same for everybody."""
+    """The control picture of all contestants, uint8 [size, size, 3]."""
     return np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
 
 
@@ -475,8 +475,10 @@ def left_out() -> dict[str, str]:
 def alone(
     contestant: str, folder: Path, size: int, steps: int, guidance: float, rounds: int
 ) -> tuple[dict[str, float], np.ndarray, Timings]:
-    """Gigabytes that this process takes at the most while it loads, and while it makes a picture;
-    the picture; and what each part takes then."""
+    """Measures one contestant in this process.
+
+    Returns peak gigabytes while loading and while drawing, the picture, and each part's seconds.
+    """
     on_cpu()
     calls = CONTESTANTS[contestant](folder, size, steps, guidance)
     loading = memory("VmHWM")
@@ -490,7 +492,7 @@ def alone(
 
 
 def on_cpu() -> None:
-    """Settles where JAX works, and that it compiles: kept programs would hide what that takes."""
+    """Puts JAX on the CPU without its compilation cache, which would hide the time of compiling."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
 
@@ -552,7 +554,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _rows(timings: Mapping[str, Timings]) -> list[dict[str, Any]]:
-    """What each part takes, by contestant, and ours beside the best other's of the same dtype."""
+    """Rows of each part's seconds by contestant, with ours over the best other's of the same dtype."""
     rows = []
     for part in PARTS:
         medians = {name: timing[part].median for name, timing in timings.items()}

@@ -53,7 +53,7 @@ PEAKS = {
 
 
 def operations(steps: int) -> float:
-    """What one guided picture takes with a sampler that evaluates the model once a step."""
+    """Operations of one guided picture with a sampler that evaluates the model once a step."""
     return steps * 2 * UNET + DECODER + 2 * TEXT_ENCODER
 
 

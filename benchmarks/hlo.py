@@ -1,4 +1,4 @@
-"""What a compiled TPU program moves, operation by operation, read from its text.
+"""The memory traffic of a compiled TPU program, operation by operation, read from its text.
 
 XLA's own "bytes accessed" counts what stays in a core's vector memory (VMEM) like what goes to the
 chip's main memory (HBM), and a weight that is fetched ahead several times. Only HBM limits a
@@ -79,7 +79,7 @@ def operations(text: str) -> Iterator[Operation]:
 
 
 def around(found: list[Operation], scope: str) -> list[Operation]:
-    """Those in the computation that holds most of a `jax.named_scope`, such as the body of a loop.
+    """Operations of the computation that holds most of a `jax.named_scope`, as a loop's body does.
 
     Among them are copies that have no path, but not what was moved out of the loop and still bears
     the name.

@@ -287,8 +287,7 @@ def batch(folder: Path, size: int, steps: int) -> list[dict[str, Any]]:
 
 
 def controlnet_folder(folder: Path) -> Path:
-    """That of a ControlNet for a checkpoint, beside it, with random weights; made if it is not
-    there."""
+    """The folder of a ControlNet with random weights beside a checkpoint; made if it is missing."""
     made = folder.with_name(f"{folder.name}-controlnet")
     if not made.is_dir():
         import torch
@@ -349,9 +348,11 @@ def trained_at(folder: Path, size: int, parent: str) -> Path:
 def larger_peak(
     folder: Path, size: int, tile: int, times: int, steps: int, at_once: bool
 ) -> dict[str, Any]:
-    """Seconds, and gigabytes that this process takes at the most, of drawing a picture again so
-    many times as large, at once or by tiles of this size, or for 1 of drawing it; it must do
-    nothing else before."""
+    """Measures seconds and peak gigabytes of drawing a picture again `times` as large.
+
+    It is drawn at once or by tiles of `tile` pixels; with `times` 1 it is drawn from noise. The
+    process must have done nothing else before.
+    """
     with TemporaryDirectory() as parent:
         return _larger_peak(
             trained_at(folder, tile, parent),
@@ -363,7 +364,7 @@ def larger_peak(
 
 
 def _larger_peak(folder: Path, size: int, times: int, steps: int, most: int) -> dict[str, Any]:
-    """The same with a model that draws sides of `most` pixels at once."""
+    """Measures `larger_peak` with a model that draws sides of `most` pixels at once."""
     side = times * size
     engine = Engine.open(folder, devices=1, max_pixels=most**2)
     engine.ready.wait()
@@ -387,8 +388,11 @@ def _larger_peak(folder: Path, size: int, times: int, steps: int, most: int) -> 
 
 
 def decoding_peak(folder: Path, side: int, whole: bool) -> dict[str, Any]:
-    """The same of decoding latents alone, with random weights, where the autoencoder is all that
-    is in memory: as it works, which is by tiles above a number of pixels, or whole in any case."""
+    """Measures seconds and peak gigabytes of decoding alone, with random weights.
+
+    The autoencoder is all that is in memory. It decodes by tiles above a number of pixels, as
+    always, or with `whole` never.
+    """
     checkpoint, mesh = Checkpoint.open(folder, dtype="float32"), make_mesh(1)
     programs = Programs(checkpoint.model, mesh, slots=1, height=side, width=side)
     shapes = checkpoint.parameters.shapes[programs.autoencoder]
@@ -410,7 +414,7 @@ def decoding_peak(folder: Path, side: int, whole: bool) -> dict[str, Any]:
 
 
 def apart(measure: Callable[..., Any], *arguments: Any) -> Any:
-    """What is measured, on the CPU."""
+    """Measures on the CPU."""
     cpu.on_cpu()
     return measure(*arguments)
 

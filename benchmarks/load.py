@@ -49,7 +49,7 @@ DONE, GONE, REFUSED, LOST, CROSSED = "done", "gave up", "refused", "lost", "cros
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """What came of a request; seconds are None where they are not known."""
+    """A request and how it ended; seconds are None where they are not known."""
 
     kind: str
     end: str
@@ -69,7 +69,7 @@ class Sample:
 
 
 class Client:
-    """One of the crowd, who asks again and again for as long as it is told to."""
+    """A client that sends one request after another until its time is over."""
 
     def __init__(self, number: int, key: str, http: httpx.AsyncClient):
         self._http, self._random, self._numbers = http, random.Random(number), itertools.count()
@@ -274,8 +274,10 @@ def serve(model: str | Path, keys: Sequence[str]) -> Iterator[tuple[str, subproc
 async def crowd(
     address: str, process: subprocess.Popen, keys: Sequence[str], minutes: float
 ) -> tuple[list[Visit], list[Sample], bool]:
-    """What came of all that so many clients asked for, the server meanwhile, and whether nothing
-    was left there when they had gone."""
+    """Lets a client for each key send requests for some minutes.
+
+    Returns the requests, samples of the server, and whether nothing was left to be drawn in the end.
+    """
     until = time.monotonic() + 60 * minutes
     async with httpx.AsyncClient(
         base_url=address,
@@ -305,7 +307,7 @@ async def _watch(
         await asyncio.sleep(1)
 
 
-# --- what is told of it -------------------------------------------------------------------------
+# --- reports ------------------------------------------------------------------------------------
 
 
 def row(kind: str, visits: Sequence[Visit]) -> dict[str, Any]:

@@ -48,10 +48,10 @@ def lowered(
     unet = _build(FlaxUNet2DConditionModel, MODELS[model]["unet"])
     vae = _build(FlaxAutoencoderKL, MODELS[model]["vae"])
 
-    def guided(params, latents, t, text, told, guidance):
+    def guided(params, latents, t, text, added, guidance):
         twice = jnp.concatenate([latents] * 2)
         both = unet.apply(
-            {"params": params}, twice, jnp.broadcast_to(t, len(twice)), text, told
+            {"params": params}, twice, jnp.broadcast_to(t, len(twice)), text, added
         ).sample
         negative, positive = jnp.split(both, 2)
         return negative + guidance * (positive - negative)
@@ -77,7 +77,7 @@ def lowered(
     latents = shape((count, unet.in_channels, side, side), jnp.float32)
     t = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     text = shape((2 * count, LENGTH, unet.cross_attention_dim), jnp.bfloat16)
-    told = _told_xl(unet, 2 * count, shape) if unet.addition_embed_type else None
+    added = _added_conditions(unet, 2 * count, shape) if unet.addition_embed_type else None
     guidance = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
 
     def params(network):
@@ -88,13 +88,13 @@ def lowered(
 
     step = each(guided, SPLIT, REPLICATED, SPLIT, SPLIT, REPLICATED)
     return {
-        "UNet": partial(step.lower, params(unet), latents, t, text, told, guidance),
+        "UNet": partial(step.lower, params(unet), latents, t, text, added, guidance),
         "decode": partial(each(decode, SPLIT).lower, params(vae), latents),
     }
 
 
-def _told_xl(unet: Any, count: int, shape: Callable) -> dict[str, jax.ShapeDtypeStruct]:
-    """What SDXL's UNet takes beside the text: the pooled one, and six numbers of the size."""
+def _added_conditions(unet: Any, count: int, shape: Callable) -> dict[str, jax.ShapeDtypeStruct]:
+    """SDXL's added conditions as shapes: the pooled text, and six numbers of the size."""
     pooled = unet.projection_class_embeddings_input_dim - 6 * unet.addition_time_embed_dim
     return {
         "text_embeds": shape((count, pooled), jnp.bfloat16),

@@ -135,7 +135,7 @@ def gallery(engine: Engine, rounds: int, **settings) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass
 class Service:
-    """How an engine served some requests."""
+    """Seconds and work of an engine that served some requests."""
 
     seconds: float
     pictures: int
@@ -144,7 +144,7 @@ class Service:
 
 
 def together(engine: Engine, users: int, requests: int, **settings) -> Service:
-    """Each user asks for so many requests one after the other; the users do so at once."""
+    """Serves users at once, each of whom sends requests one after the other."""
 
     def use(user: int) -> None:
         for boxes in _boxes(user, requests):
@@ -158,7 +158,7 @@ def together(engine: Engine, users: int, requests: int, **settings) -> Service:
 
 
 def one_at_a_time(engine: Engine, users: int, requests: int, **settings) -> Service:
-    """The same requests, each of which has the engine to itself."""
+    """Serves the requests of `together` one at a time."""
 
     def queue() -> None:
         for user in range(users):
@@ -219,7 +219,7 @@ def load(
 
 @dataclasses.dataclass
 class Findings:
-    """What was measured of a layout: the model's name, and rows of the two tables."""
+    """Findings of a layout: the model's name, and rows of the two tables."""
 
     model: str
     parts: list[dict[str, Any]]

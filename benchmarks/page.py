@@ -112,7 +112,7 @@ def _open(tab: Page, address: str) -> None:
 
 
 def look(browser: Browser, address: str) -> list[dict[str, object]]:
-    """What a first visit shows, and the goal for each figure."""
+    """Measures a first visit; rows with the goal for each figure."""
     rows: list[dict[str, object]] = []
 
     def note(what: str, value: object, goal: object) -> None:
@@ -208,7 +208,7 @@ def _size(size: tuple[int, int]) -> dict[str, int]:
 
 
 def _shift(tab: Page) -> float:
-    """What has moved since the last call."""
+    """Layout shift since the last call."""
     shift = tab.evaluate("watched.shift")
     tab.evaluate("() => { watched.shift = 0; }")
     return shift

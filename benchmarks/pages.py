@@ -92,7 +92,7 @@ def cpu(records: Sequence[Record]) -> str:
 
 
 def tpu(records: Sequence[Record]) -> str:
-    """What the TPU compiler says of the programs, and what that would come to."""
+    """The TPU compiler's figures for the programs, and the capacity that follows from them."""
     found = tpu_compile.rows(records)
     cases = sorted({key[:2] for key in found if "old" not in key[0]})
     (bounds,) = newest(records, tpu_compile.ROOFLINES)

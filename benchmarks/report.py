@@ -1,4 +1,4 @@
-"""What all benchmarks share: a command line, calls that take turns, medians, memory, and reports."""
+"""Helpers of all benchmarks: command line, calls in turn, medians, memory, and reports."""
 
 import argparse
 import datetime
@@ -53,17 +53,17 @@ def add_rounds(flags: argparse.ArgumentParser, default: int) -> None:
 
 
 class Timing(NamedTuple):
-    """Seconds of a contestant's first call, in which it compiles, and the median of the others."""
+    """Seconds of a contestant's first call, which compiles, and the median of the others."""
 
     first: float
     median: float
 
 
 def side_by_side(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
-    """Times each contestant's first call, and then those of several rounds.
+    """Times each contestant's first call, and then the calls of several rounds.
 
-    They take turns in every round, so that whatever else the machine does meets them all alike. A
-    contestant returns only when its work is done (`jax.block_until_ready`).
+    Contestants take turns in every round, so that other work on the machine slows all of them. A
+    contestant must return only when its work is done (`jax.block_until_ready`).
     """
     first = {name: seconds_of(call) for name, call in contestants.items()}
     taken: dict[str, list[float]] = {name: [] for name in contestants}
@@ -81,7 +81,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def count_compilations() -> Callable[[], int]:
-    """What tells how many programs this process has compiled from now on."""
+    """Returns a function that counts the programs this process has compiled since."""
     events = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: events.append(event)
@@ -90,15 +90,15 @@ def count_compilations() -> Callable[[], int]:
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns in a process of its own, whose memory holds nothing else yet."""
+    """Calls a function in a new process, whose memory holds nothing else yet, and returns its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
 
 def memory(what: str) -> int:
-    """Bytes of this process that Linux counts: "VmRSS" resident now, "VmHWM" at the most so far.
+    """Bytes of this process as Linux counts them: "VmRSS" resident now, "VmHWM" the peak so far.
 
-    The peak that `getrusage` tells begins with that of the process that started this one.
+    The peak of `getrusage` starts at that of the parent process.
     """
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith(f"{what}:"))
@@ -106,7 +106,7 @@ def memory(what: str) -> int:
 
 
 def forget_peak() -> None:
-    """Lets this process's peak begin anew at what is resident now."""
+    """Resets this process's peak memory to what is resident now."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 

@@ -105,7 +105,7 @@ def starts(model: str | Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def loading_peak(folder: Path, dtype: str) -> dict[str, Any]:
-    """How much this process grows at the most while it loads; it must do nothing else before."""
+    """Measures how much this process grows while loading; it must have done nothing else before."""
     jax.block_until_ready(jax.device_put(0))  # JAX's own beginnings are not the loader's
     before = memory("VmRSS")
     _, params = Checkpoint.from_pretrained(folder, dtype=dtype)
@@ -158,7 +158,7 @@ def _submit(engine: Engine, **values) -> Job:
 
 
 def _wishes() -> Iterator[dict[str, Any]]:
-    """What somebody asks for who tries everything out, a request after the other."""
+    """Requests of somebody who tries out everything, one after the other."""
     for count in range(1, MAX_PROMPTS + 1):
         yield dict(prompts=["a cat"] * count, seed=count)
     yield dict(prompts=["", "a dog", "", "", "a house"], seed=MAX_SEED)

@@ -55,7 +55,7 @@ STEPS = (50, 20)
 
 @dataclass(frozen=True)
 class Chip:
-    """What a JAX device of this TPU is and can do."""
+    """A JAX device of a kind of TPU: how to compile for it, and its limits."""
 
     topology: str
     accelerator: str

@@ -1,6 +1,6 @@
-"""Each benchmark at tiny size: that it runs, and that its tables say what they are to say.
+"""Each benchmark at tiny size: it runs, and its records have the right rows.
 
-No figure is held to a time here: the machine that tests is busy.
+No test expects a time, as the machine that tests is busy.
 """
 
 import dataclasses
@@ -50,14 +50,14 @@ def cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def small_servers(monkeypatch):
-    """What benchmarks start has one device, not the eight of these tests."""
+    """Servers that benchmarks start have one device, not the eight of these tests."""
     assert jax.device_count() == 8, "which are there by then"
     monkeypatch.setenv("XLA_FLAGS", flags_of_devices(1))
 
 
 @pytest.fixture(autouse=True)
 def compiled_once():
-    """What benchmarks switch off to time it is switched on again for the tests that follow."""
+    """Switches JAX's compilation cache on again after a benchmark has switched it off."""
     yield
     jax.config.update("jax_enable_compilation_cache", True)
 
@@ -103,7 +103,7 @@ def tables(benchmark, tmp_path, *arguments: str) -> dict[str, list[dict[str, Any
     return {record.title: record.by_column() for record in records}
 
 
-def test_contestants_take_turns_and_the_first_call_is_kept_apart():
+def test_contestants_take_turns_after_a_first_call():
     calls = []
     times = side_by_side({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=2)
     assert "".join(calls) == "ababab"
@@ -131,18 +131,18 @@ def test_a_report_is_printed_and_recorded(tmp_path, capsys):
     assert file.read_text(encoding="utf-8") == record.text()
 
 
-def test_memory_is_that_of_this_process_at_present_and_at_the_most():
+def test_memory_of_this_process():
     assert 50e6 < memory("VmRSS") <= memory("VmHWM") < 50e9
 
 
-def test_what_a_process_of_its_own_measures_holds_nothing_of_this_one():
+def test_a_fresh_process_starts_with_its_own_memory():
     assert in_fresh_process(os.getppid) == os.getpid()
     tiny = make_checkpoint.checkpoint_folder("tiny")
     row = in_fresh_process(start.loading_peak, tiny, "float32")
     assert 0.5 * row["GB"] < row["peak while loading, GB"] < memory("VmRSS") / 1e9
 
 
-def test_a_made_checkpoint_is_read_alike_by_pytorch_and_is_made_once(cache, capsys):
+def test_a_made_checkpoint_draws_as_in_pytorch_and_is_made_once(cache, capsys):
     make_checkpoint.main(["tiny"])
     folder = cache / "sd_tpu" / "checkpoints" / "tiny"
     assert capsys.readouterr().out.startswith(f"{folder}: ")
@@ -164,14 +164,14 @@ def test_a_made_checkpoint_is_read_alike_by_pytorch_and_is_made_once(cache, caps
     assert np.mean(np.abs(np.asarray(ours) - theirs) > 1.5 / 255) <= 0.001
 
 
-def test_a_model_that_cannot_be_made_is_refused(capsys):
+def test_an_unknown_model_is_refused(capsys):
     with pytest.raises(SystemExit):
         make_checkpoint.main(["sd3"])
     assert "there is no model sd3" in capsys.readouterr().err
 
 
 @WHOLE
-def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
+def test_cpu(tmp_path, one_process, monkeypatch):
     """OpenVINO where it is installed, as it is for those who measure with it."""
     for name in (cpu.CHANNELS_LAST, cpu.COMPILED):
         monkeypatch.delitem(cpu.CONTESTANTS, name)
@@ -194,7 +194,7 @@ def test_cpu_compares_those_who_are_there(tmp_path, one_process, monkeypatch):
 
 
 @WHOLE
-def test_cpu_compares_what_takes_few_steps_and_no_guidance(tmp_path, one_process, monkeypatch):
+def test_cpu_with_few_steps(tmp_path, one_process, monkeypatch):
     for name in cpu.CONTESTANTS.keys() - {cpu.OURS, cpu.PYTORCH, "sd_tpu, bfloat16"}:
         monkeypatch.delitem(cpu.CONTESTANTS, name)
     _, times = recorded(
@@ -204,7 +204,7 @@ def test_cpu_compares_what_takes_few_steps_and_no_guidance(tmp_path, one_process
     assert "2 steps at a guidance of 8.5." in note and "more than 1 of 255 in 0.00%" in note
 
 
-def test_cpu_leaves_out_who_is_not_installed(monkeypatch):
+def test_cpu_leaves_out_contestants_that_are_not_installed(monkeypatch):
     monkeypatch.setattr(cpu, "find_spec", lambda name: None)
     monkeypatch.setattr(cpu.shutil, "which", lambda name: None)
     missing = cpu.left_out()
@@ -240,7 +240,7 @@ def test_openvino_draws_what_pytorch_draws(model, precision):
 
 
 @pytest.mark.parametrize("rounds", ["0", "100"])
-def test_cpu_refuses_rounds_in_which_nothing_would_be_measured(rounds, capsys):
+def test_cpu_refuses_too_few_or_too_many_rounds(rounds, capsys):
     with pytest.raises(SystemExit):
         cpu.main(["--rounds", rounds])
     assert f"--rounds should be from 1 to 98, not {rounds}" in capsys.readouterr().err
@@ -281,7 +281,7 @@ def test_inputs(tmp_path, one_process):
 
 
 @WHOLE
-def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
+def test_gpu_without_a_gpu_measures_nothing(tmp_path, monkeypatch):
     (rows,) = tables(gpu, tmp_path).values()
     assert {row[""] for row in rows} == {"sd_tpu, slots by 1", "sd_tpu, slots by 2", gpu.PYTORCH}
     assert {row["pictures/s"] for row in rows} == {"not measured yet"}
@@ -302,7 +302,7 @@ def test_gpu_without_a_gpu_says_that_nothing_is_measured(tmp_path, monkeypatch):
         ("something new", None),
     ],
 )
-def test_the_peak_of_a_gpu_is_found_by_its_name(name, expected):
+def test_peak_of_a_gpu_by_its_name(name, expected):
     class Device:
         device_kind = name
 
@@ -411,7 +411,7 @@ def test_accelerations(tmp_path):
 
 
 @WHOLE
-def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
+def test_accelerations_without_pictures(tmp_path):
     tiny = make_checkpoint.checkpoint_folder("tiny")
     (single,) = tables(
         accelerations,
@@ -428,7 +428,7 @@ def test_accelerations_of_no_picture_are_evaluations_only(tmp_path):
     ]
 
 
-def test_the_judge_is_asked_about_the_pictures_of_each_way(monkeypatch):
+def test_the_judge_sees_the_pictures_of_each_way(monkeypatch):
     trial = evaluate.Trial([], ["a", "b", "c"], np.zeros((3, 8, 8, 3), np.uint8))
     monkeypatch.setattr(accelerations.judge, "trained", lambda: None)
     monkeypatch.setattr(evaluate.Trial, "of", lambda mix, count, seed: trial)
@@ -470,9 +470,7 @@ def test_capacity(tmp_path, few_requests):
 
 
 @WHOLE
-def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_asked_for(
-    few_requests,
-):
+def test_waiting_grows_with_the_load_from_none(few_requests):
     cost, steps = capacity.Cost(step=0.05, decode=0.2), 20
     most = capacity.at_most(cost, steps)
     waited = {
@@ -495,13 +493,13 @@ def test_waiting_grows_with_the_load_and_is_what_queueing_says_where_little_is_a
     assert min(visit.done - visit.came for visit in visits) == pytest.approx(cost.picture(steps))
 
 
-def test_the_cycles_of_a_program_that_was_not_compiled_are_no_figure():
+def test_capacity_refuses_a_program_without_recorded_cycles():
     with pytest.raises(ValueError, match="No record has cycles of advance of sd3"):
         capacity.Cost.of("sd3", [])
 
 
 @WHOLE
-def test_an_attack_of_each_kind_is_measured_beside_a_visitor(tmp_path):
+def test_abuse(tmp_path):
     (rows,) = tables(
         abuse, tmp_path, "--names=2", "--enlargements=3", "--connections=2", "--uploads=1"
     ).values()
@@ -517,7 +515,7 @@ def test_an_attack_of_each_kind_is_measured_beside_a_visitor(tmp_path):
 
 
 @WHOLE
-def test_a_crowd_is_counted_by_what_came_of_its_requests_and_drawn_over_time(tmp_path):
+def test_load_counts_requests_by_outcome_and_draws_memory(tmp_path):
     visits = [
         load.Visit(load.PAGE, load.DONE, 1.0, 2.0, 3.0),
         load.Visit(load.PAGE, load.GONE),
