@@ -172,25 +172,17 @@ def serving(records: Sequence[Record]) -> str:
         "# Serving",
         "The bundled model unless another is named; seconds unless a unit is given.",
         "## Start-up",
-        _table(
-            _merged(
-                records,
-                f"Start-up: {bundled}",
-                "seconds|first start|second start|second / first",
-                rows=lambda row: (
-                    row["seconds"] in ("ready", "first picture there", "eight pictures")
-                ),
-            )
-        ),
-        "## Loading SD 1.4 from float16 files",
+        "`python app.py` without compiled programs from an earlier start, and with them.",
         _table(
             [
-                {"files": files, **row}
-                for files, title in (
-                    ("a folder", "sd14 from float16 files"),
-                    ("a single file", "sd14, a single float16 file"),
-                )
-                for row in _merged(records, f"Memory while loading: {title}")
+                {"machine": record.machine, "date": record.date[:10]}
+                | {
+                    f"{row['seconds']}, {start}": row[start]
+                    for row in record.by_column()
+                    for start in ("first start", "second start")
+                    if row["seconds"] in ("ready", "first picture there")
+                }
+                for record in newest(records, f"Start-up: {bundled}")
             ]
         ),
         "## Switching, SD 1.4: seconds that the first picture waits longer",
@@ -225,21 +217,24 @@ def serving(records: Sequence[Record]) -> str:
 
 def inputs(records: Sequence[Record]) -> str:
     """Start pictures, masks, ControlNets, IP-Adapters, and larger pictures, on CPUs."""
-    tables = {
-        "Single steps: SD 1.4, 256x256": "single steps: sd14, 256x256, float32",
-        "Against PyTorch: SD 1.4, 256x256": "against PyTorch: sd14, 256x256, float32",
-        "Eight in one batch: the bundled model": (
-            "eight in one batch: sd_tpu emoji 128, 128x128, float32"
-        ),
-        "Drawn larger: the bundled model": "drawn larger: sd_tpu emoji 128, 128x128, float32",
-    }
+    sd14, bundled = "sd14, 256x256, float32", "sd_tpu emoji 128, 128x128, float32"
     return _text(
         "# Pictures to begin with, and larger ones",
-        *(
-            part
-            for heading, title in tables.items()
-            for part in (f"## {heading}", _table(_merged(records, f"Input pictures, {title}")))
+        "SD 1.4 at 256x256, or the bundled model at 128x128, in float32 on CPUs.",
+        "## Single steps: SD 1.4",
+        _table(_merged(records, f"Input pictures, single steps: {sd14}")),
+        "## Whole pictures against PyTorch: SD 1.4",
+        _table(
+            _merged(
+                records,
+                f"Input pictures, against PyTorch: {sd14}",
+                rows=lambda row: row[""].endswith(": sd_tpu"),
+            )
         ),
+        "## Eight in one batch: the bundled model",
+        _table(_merged(records, f"Input pictures, eight in one batch: {bundled}")),
+        "## Drawn larger: the bundled model",
+        _table(_merged(records, f"Input pictures, drawn larger: {bundled}")),
     )
 
 
