@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import itertools
+import json
 import re
 import shlex
 import shutil
@@ -184,6 +185,11 @@ def test_commands_are_taken_by_their_parsers(file, capsys):
             parser.parse_args(given)
         elif words[:1] == ["sd-tpu"]:
             pytest.fail(f"There is no such command: {line}")
+
+
+def test_json_that_is_shown_can_be_read():
+    shown = [each for file in WRITTEN for each in tokens(file) if each.info.strip() == "json"]
+    assert shown and all(json.loads(each.content) for each in shown)
 
 
 @pytest.mark.parametrize("file", WRITTEN, ids=name_of)
