@@ -52,6 +52,30 @@ def _on_desktop(browser: Browser, address: str) -> None:
         tab.locator("#compare-go").click()
         expect(tab.locator("#line .over")).to_contain_text("Done in", timeout=PATIENCE)
         _take(tab, "compare")
+        _unfold(tab, "History")
+        tab.locator("#history-panel section").nth(1).wait_for()
+        _take(tab, "history")
+        _unfold(tab, "History")
+        _paint(tab)
+        _take(tab, "mask")
+
+
+def _paint(tab: Page) -> None:
+    """Has the first box start from its picture, and paints a stroke of a mask on that."""
+    card = tab.locator("#cards figure").first
+    card.locator("[popovertarget]").click()
+    card.locator("[data-do=begin]").click()
+    expect(tab.locator(".below .own").first).to_contain_text("from a picture")
+    if tab.locator(".below .fold").first.get_attribute("aria-expanded") == "false":
+        tab.locator(".below .fold").first.click()
+    tab.locator("#own-panel .handed").evaluate("start => { start.open = true }")
+    tab.locator("#own-panel [data-do=paint]").click()
+    spot = tab.locator("#painter canvas").bounding_box()
+    x, y = spot["x"] + spot["width"] / 2, spot["y"] + spot["height"] / 3
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x + spot["width"] / 4, y)
+    tab.mouse.up()
 
 
 def _on_phone(browser: Browser, address: str) -> None:
