@@ -18,7 +18,7 @@ from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
-from sd_tpu.serving.client import UNHEARD_SECONDS, Closing, EngineClient, Status, open_models
+from sd_tpu.serving.client import ABANDONED_SECONDS, Closing, EngineClient, Status, open_models
 from sd_tpu.serving.job import Cancelled, Done, End, Event, Failed, ImageReady, Interrupted, Job
 from sd_tpu.serving.tally import Tally
 from sd_tpu.settings import Picture, RequestError
@@ -70,7 +70,7 @@ class RemoteEngine(EngineClient):
         """As `EngineClient.submit`."""
         if self._closing.is_set():
             raise Closing("The server is shutting down.")
-        request = self._settled(request)
+        request = self._resolved(request)
         pictures = [request.pictures[index] for index in request.indices()]
         for picture in pictures:
             self.catalog.check(picture)
@@ -132,14 +132,14 @@ class RemoteEngine(EngineClient):
         with self._lock:
             done = self._lock.wait_for(lambda: not self._jobs, seconds)
             for job in self._jobs.values():
-                job.tell(Interrupted())
+                job.put(Interrupted())
             return done
 
     def close(self) -> None:
         """As `EngineClient.close`; the hosts are Serve's to end."""
         self._closing.set()
         for job in list(self._jobs.values()):
-            job.tell(Interrupted())
+            job.put(Interrupted())
             job.cancel()
         self._pool.shutdown()
 
@@ -183,10 +183,10 @@ class RemoteEngine(EngineClient):
     def _pass_on(self, job: Job, told: Iterator[Event]) -> None:
         try:
             for event in told:
-                job.tell(event)
+                job.put(event)
         except Exception:  # whoever waits is told
             log.exception("a job failed")
-            job.tell(Failed(Sentence("The server failed; please try again.")))
+            job.put(Failed(Sentence("The server failed; please try again.")))
         journal.note(job)
         with self._lock:
             del self._jobs[job.number], self._orders[self._keys.pop(job.number)]
@@ -211,7 +211,7 @@ class RemoteEngine(EngineClient):
         while not self._closing.wait(STATUS_SECONDS):
             self._statuses = [each for each in self._all("status") if isinstance(each, Status)]
             for job in list(self._jobs.values()):
-                if job.client and job.unheard() > UNHEARD_SECONDS:
+                if job.client and job.idle_seconds() > ABANDONED_SECONDS:
                     job.cancel()
 
     def _all(self, method: str, *values: Any) -> list[Any]:

@@ -281,7 +281,7 @@ class Request:
         pictures[index] = picture
         return type(self)(tuple(pictures))
 
-    def known(self, models: Collection[str]) -> Self:
+    def with_known_models(self, models: Collection[str]) -> Self:
         """The same with models that are not among these left to the server."""
         return type(self)(
             tuple(

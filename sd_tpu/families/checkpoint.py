@@ -291,7 +291,7 @@ class Parameters:
 
         Args:
             sharding: where they go; by default on JAX's default device.
-            leading: with an axis of 1 in front, as `DeviceWeights.take` wants them.
+            leading: with an axis of 1 in front, as `DeviceWeights.record` wants them.
 
         Raises:
             CheckpointError: files are missing or damaged, or do not fit the model.

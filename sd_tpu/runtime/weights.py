@@ -66,13 +66,13 @@ class DeviceWeights:
         """
         self.drop(device, name)
         target = self._mesh.devices.flat[device]
-        self.take(
+        self.record(
             device,
             name,
             jax.tree.map(lambda x: jax.device_put(np.asarray(x)[None], target), params),
         )
 
-    def take(self, device: int, name: Hashable, params: Params) -> None:
+    def record(self, device: int, name: Hashable, params: Params) -> None:
         """Takes down parameters that lie on a device already.
 
         Args:

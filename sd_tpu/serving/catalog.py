@@ -153,7 +153,7 @@ class Catalog:
         """As `Parameters.hash`, which reads all of a single file, but only once."""
         with self._hashing[model]:  # others' pictures need not wait for it
             if model not in self._hashes:
-                self._hashes[model] = self.known(model).checkpoint.parameters.hash()
+                self._hashes[model] = self.opened(model).checkpoint.parameters.hash()
             return self._hashes[model]
 
     def of_hash(self, digits: str) -> str:

@@ -52,7 +52,7 @@ from sd_tpu.styles import Styles
 from sd_tpu.wildcards import Wildcards
 
 StreamEvent = Queued | Progress | DrawnImage | Done  # what `EngineClient.stream` yields
-UNHEARD_SECONDS = 30.0  # after which the job of a client ends whose events nobody takes
+ABANDONED_SECONDS = 30.0  # after which the job of a client ends whose events nobody takes
 
 
 class Closing(RequestError):
@@ -294,7 +294,7 @@ class EngineClient(abc.ABC):
         Raises:
             RequestError: a prompt cannot be drawn.
         """
-        request = self._settled(request)
+        request = self._resolved(request)
         pictures = {index: request.pictures[index] for index in request.indices()}
         models = {
             index: self.catalog.open(picture.model).checkpoint
@@ -346,7 +346,7 @@ class EngineClient(abc.ABC):
         picture which these are larger than, as `format_parameters` takes it."""
         request = self.as_drawn(request)  # that of a job is so already, and stays what was drawn
         drawn = [request.pictures[index] for index in request.indices()]
-        checkpoint = self.catalog.known(request.common.model).checkpoint
+        checkpoint = self.catalog.opened(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
         return format_parameters(
             request,
@@ -362,11 +362,11 @@ class EngineClient(abc.ABC):
     def as_drawn(self, request: Request) -> Request:
         """The same as its files tell it, with what was left open to its models, which have been
         opened."""
-        return self._settled(request).explicit(
-            lambda picture: self.catalog.known(picture.model).checkpoint.schedule
+        return self._resolved(request).explicit(
+            lambda picture: self.catalog.opened(picture.model).checkpoint.schedule
         )
 
-    def _settled(self, request: Request) -> Request:
+    def _resolved(self, request: Request) -> Request:
         """The same with styles applied, and ControlNets and IP-Adapters named that were left open."""
 
         def one(picture: Picture) -> Picture:
@@ -386,7 +386,7 @@ class EngineClient(abc.ABC):
         """
         picture = request.pictures[index]
         opened = self.catalog.open(picture.model)
-        with told_by_whose(request, index):
+        with naming_prompt(request, index):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
             if picture.to_prompt and asked != self.adapters.asked(
                 picture.to_prompt, picture.negative_prompt
@@ -559,7 +559,7 @@ def as_request_errors(index: int | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_by_whose(request: Request, index: int) -> Iterator[None]:
+def naming_prompt(request: Request, index: int) -> Iterator[None]:
     """The same of one of several pictures, where it has something of its own that may be wrong."""
     overrides = request.overrides(index).keys() - {
         "seed",

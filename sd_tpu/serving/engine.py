@@ -53,13 +53,13 @@ from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import (
-    UNHEARD_SECONDS,
+    ABANDONED_SECONDS,
     Closing,
     EngineClient,
     ModelOptions,
     Status,
+    naming_prompt,
     open_models,
-    told_by_whose,
 )
 from sd_tpu.serving.encoders import Encoders
 from sd_tpu.serving.job import Cancelled, Event, Interrupted, Job, tile_indices
@@ -119,8 +119,8 @@ class Engine(EngineClient):
         super().__init__(catalog, adapters)
         self.mesh, self._group = mesh, group
         self._encoders = Encoders()
-        self._over: list[int] = []  # jobs whose encoders may still be used by a plan
-        self._brought = 0  # parameters, which may be others each time
+        self._finished_jobs: list[int] = []  # jobs whose encoders may still be used by a plan
+        self._loaded = 0  # parameters, which may be others each time
         self.worker = Worker(mesh, self._read, self._build, self._prepare)
         params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
         self._batches: dict[tuple, Batch] = {}
@@ -134,7 +134,7 @@ class Engine(EngineClient):
         self.scheduler = Scheduler(mesh.size, self.latency, memory=limit)
         for device in range(mesh.size):
             self.scheduler.hold(device, self.weights)
-            self.worker.weights.take(device, self.weights, params)
+            self.worker.weights.record(device, self.weights, params)
         self.tally = Tally()
         self._jobs: dict[int, Job] = {}
         self._numbers = itertools.count(1)
@@ -195,7 +195,7 @@ class Engine(EngineClient):
         inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> Job:
         """As `EngineClient.submit`."""
-        request = self._settled(request)
+        request = self._resolved(request)
         canvases, followed = self._canvases(request, inputs), self._followed(request, inputs)
         tilings = {
             index: tiling
@@ -237,7 +237,7 @@ class Engine(EngineClient):
                 job = self._jobs[number] = Job(
                     request, number, client, self._cancel, canvases, address, tilings
                 )
-                self._tell()
+                self._emit_events()
                 self._change.notify_all()
         except BaseException:
             self._encoders.release(number)
@@ -281,7 +281,7 @@ class Engine(EngineClient):
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
         """
         picture = request.pictures[index]
-        with told_by_whose(request, index):
+        with naming_prompt(request, index):
             return self._make_slot_inputs(
                 self.catalog.open(picture.model).checkpoint, picture, canvas, followed
             )
@@ -308,7 +308,7 @@ class Engine(EngineClient):
                 name: tiling.part(number, told) if name == "control" else told
                 for name, told in followed.items()
             }
-            with told_by_whose(request, index):
+            with naming_prompt(request, index):
                 slot_inputs = self._make_slot_inputs(
                     checkpoint,
                     picture,
@@ -337,7 +337,7 @@ class Engine(EngineClient):
                 picture.width,
             )
             if key not in made:
-                with told_by_whose(request, index):
+                with naming_prompt(request, index):
                     made[key] = Canvas.of(picture, inputs)
             canvases[index] = made[key]
         return canvases
@@ -360,7 +360,7 @@ class Engine(EngineClient):
         followed = {}
         for index in request.indices():
             picture, told = request.pictures[index], followed.setdefault(index, {})
-            with told_by_whose(request, index):
+            with naming_prompt(request, index):
                 for network in self.catalog.networks(picture):
                     if network.part == CONTROL:
                         told["control"] = once(
@@ -502,19 +502,19 @@ class Engine(EngineClient):
         while plan:
             report = self.worker.execute(plan)
             with self._change:
-                self.tally.take(plan, report)
+                self.tally.record(plan, report)
                 self._note_compiled(report)
-                self._brought += len(report.brought)
+                self._loaded += len(report.loaded)
                 try:
                     self.scheduler.update(report, time.monotonic())
-                    self._tell()  # before it waits for whoever asks next
+                    self._emit_events()  # before it waits for whoever asks next
                     plan = self._next_plan()
                 except Exception as error:  # a fault of ours: who waits is told, others are served
                     log.exception("the scheduler failed")
                     self.scheduler.abandon(
                         Sentence("Making the pictures failed: {reason}", reason=reason_of(error))
                     )
-                    self._tell()
+                    self._emit_events()
                     plan = Plan()
 
     def _next_plan(self) -> Plan | None:
@@ -526,12 +526,12 @@ class Engine(EngineClient):
                 self._pass_on(number, Cancelled())
             return None
         for job in list(self._jobs.values()):
-            if job.client and job.unheard() > UNHEARD_SECONDS:
+            if job.client and job.idle_seconds() > ABANDONED_SECONDS:
                 self.scheduler.cancel(job.number, time.monotonic())
         plan = self.scheduler.schedule(time.monotonic())
-        self._tell()
-        while self._over:
-            self._encoders.release(self._over.pop())
+        self._emit_events()
+        while self._finished_jobs:
+            self._encoders.release(self._finished_jobs.pop())
         return plan
 
     def _note_compiled(self, report: Report) -> None:
@@ -548,12 +548,12 @@ class Engine(EngineClient):
                 own = network.load(sharding, leading=True)
             return {**self._on_devices(weights.base, sharding), network.part: own}
         if weights.adapters:
-            shapes = self.catalog.known(weights.name).checkpoint.parameters.shapes
+            shapes = self.catalog.opened(weights.name).checkpoint.parameters.shapes
             return merge(
                 self._on_devices(weights.base, sharding),
                 self.adapters.deltas(weights.adapters, shapes),
             )
-        opened = self.catalog.known(weights.name)
+        opened = self.catalog.opened(weights.name)
         if opened.weights != weights:
             raise CheckpointError("its files have been written anew; please ask for it again.")
         parameters = opened.checkpoint.parameters
@@ -674,7 +674,7 @@ class Engine(EngineClient):
         names = {name for slot_inputs in entering.values() for name in slot_inputs.pictures or ()}
         for encoder, of in self._encoders_of(plan.batch, names):
             whose = {
-                device: (of(weights), self._brought) for device, weights in plan.weights.items()
+                device: (of(weights), self._loaded) for device, weights in plan.weights.items()
             }
             entering = encoder.encode(params, entering, programs.device, whose)
         return entering
@@ -746,10 +746,10 @@ class Engine(EngineClient):
         """Gives up a job or a picture of it, for `Job.cancel`."""
         with self._change:
             self.scheduler.cancel(number, time.monotonic(), index)
-            self._tell()
+            self._emit_events()
             self._change.notify_all()
 
-    def _tell(self) -> None:
+    def _emit_events(self) -> None:
         """Passes on what the scheduler has to tell. Needs the lock."""
         for number, event in self.scheduler.events():
             self._pass_on(number, event)
@@ -759,12 +759,12 @@ class Engine(EngineClient):
         job = self._jobs.get(number)
         if job is None:  # over already: after a fault jobs are ended wherever they are
             return
-        job.tell(event)
+        job.put(event)
         if job.end:
             self.tally.ended[type(job.end).__name__.lower()] += 1
             journal.note(job)
             del self._jobs[number]
-            self._over.append(number)
+            self._finished_jobs.append(number)
             self._change.notify_all()  # whoever waits for all of them
 
 

@@ -123,19 +123,19 @@ class Job:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._tilings = tilings
         self._tiles: dict[int, dict[int, ImageReady]] = {index: {} for index in tilings}
-        self._told = self._listening = False
-        self._heard = self.since
+        self._ended = self._listening = False
+        self._read_at = self.since
 
     def events(self) -> Iterator[Event]:
         """Yields events as they happen, each once; the last is Done, Cancelled or Failed."""
-        while not self._told:
+        while not self._ended:
             self._listening = True
             try:
                 event = self._events.get()
             finally:
-                self._listening, self._heard = False, time.monotonic()
+                self._listening, self._read_at = False, time.monotonic()
             if isinstance(event, End):
-                self._told, self._canvases, self._tiles = True, {}, {}
+                self._ended, self._canvases, self._tiles = True, {}, {}
             # Here: the engine's thread has all clients waiting.
             if composed := self._composed(self._whole(event)):
                 yield composed
@@ -166,7 +166,7 @@ class Job:
         for each in tile_indices(self.request, index, self._tilings.get(index)):
             self._cancel(self.number, each)
 
-    def tell(self, event: Event) -> None:
+    def put(self, event: Event) -> None:
         """Adds an event, for the engine; after one that ends the job there are no more."""
         if self.end is None:
             self._events.put(event)
@@ -209,9 +209,9 @@ class Job:
         canvas = self._canvases.get(index)
         return canvas.composed(drawn) if canvas else drawn
 
-    def unheard(self) -> float:
+    def idle_seconds(self) -> float:
         """Seconds since anybody took an event or waited for one."""
-        return 0.0 if self._listening else time.monotonic() - self._heard
+        return 0.0 if self._listening else time.monotonic() - self._read_at
 
 
 def tile_indices(request: Request, index: int | None, tiling: Tiling | None) -> list[int | None]:

@@ -25,15 +25,15 @@ class BatchLatency:
 
     def __init__(self, group: int, guided: bool = True):
         """Knows nothing yet."""
-        self.known = False
+        self.is_measured = False
         self._group, self._lanes = group, lanes_of(group, guided)
         self.row_seconds = CALL_SECONDS
         self.decode_seconds = 0.0
 
-    def measured(self, compiled: Compiled) -> None:
+    def record_compiled(self, compiled: Compiled) -> None:
         """Takes down what was measured when the batch was compiled."""
         self.row_seconds, self.decode_seconds = compiled.row_seconds, compiled.decode_seconds
-        self.known = True
+        self.is_measured = True
 
     def of_picture(self, kinds: np.ndarray) -> float:
         """Seconds of a picture whose rows are of these kinds [R] while no other is made."""
@@ -67,7 +67,7 @@ class BatchLatency:
         rows = max(1, int(np.sum(rounds * self.row_seconds <= CALL_SECONDS)))
         return rows, int(rounds[rows - 1])
 
-    def learn(self, evaluations: int, seconds: float) -> None:
+    def record_rows(self, evaluations: int, seconds: float) -> None:
         """Takes down how long so many evaluations took: the mean with what was known, as a single
         call may have been held up by something else."""
         if evaluations:
@@ -95,27 +95,27 @@ class LatencyModel:
             self._batches[batch] = BatchLatency(batch.group, batch.guided)
         return self._batches[batch]
 
-    def known(self, batch: Batch) -> BatchLatency | None:
+    def measured(self, batch: Batch) -> BatchLatency | None:
         """What was measured of a batch, if it was compiled."""
         found = self._batches.get(batch)
-        return found if found and found.known else None
+        return found if found and found.is_measured else None
 
-    def compiled(self, batch: Batch, result: Compiled) -> None:
+    def record_compiled(self, batch: Batch, result: Compiled) -> None:
         """Takes down what compiling a batch took, and what it takes since."""
-        self.of(batch).measured(result)
+        self.of(batch).record_compiled(result)
         self._compile_seconds = result.seconds
 
-    def of_compiling(self) -> float | None:
+    def compile_seconds(self) -> float | None:
         """Seconds, by the last batch that was compiled; None before any was."""
         return self._compile_seconds
 
-    def brought(self, weights: Weights, seconds: float) -> None:
+    def record_loaded(self, weights: Weights, seconds: float) -> None:
         """Takes down what bringing weights to a device took; those beside others on it are made
         from small files, which tells nothing of others."""
         if not weights.base:
             self._seconds_per_byte = seconds / max(weights.memory, 1)
 
-    def of_bringing(self, weights: Weights) -> float:
+    def load_seconds(self, weights: Weights) -> float:
         """Seconds until weights are on a device, by the last that were brought."""
         return weights.memory * self._seconds_per_byte
 

@@ -109,7 +109,7 @@ class Plan:
 
     release: tuple[Batch, ...] = ()  # whose programs and slots are given up
     drop: tuple[tuple[int, Weights], ...] = ()  # by device
-    bring: tuple[tuple[int, Weights], ...] = ()  # to devices, in the background
+    load: tuple[tuple[int, Weights], ...] = ()  # to devices, in the background
     compile: tuple[Batch, ...] = ()  # in the background
     batch: Batch | None = None  # None: wait until something in the background is over
     weights: dict[int, Weights] = dataclasses.field(default_factory=dict)  # by device
@@ -139,7 +139,7 @@ class Report:
     unsafe: frozenset[int] = frozenset()  # slots whose pictures are blurred, not safe for work
     previews: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # smaller ones
     compiled: dict[Batch, Compiled] = dataclasses.field(default_factory=dict)
-    brought: dict[tuple[int, Weights], float] = dataclasses.field(default_factory=dict)  # seconds
+    loaded: dict[tuple[int, Weights], float] = dataclasses.field(default_factory=dict)  # seconds
     # Why what was to be compiled or brought is not there, and why nothing was drawn: then whatever
     # was in the slots of the plan's batch is lost.
     failed: dict[Batch | tuple[int, Weights], str] = dataclasses.field(default_factory=dict)

@@ -76,7 +76,7 @@ class Runs:
         """What this browser has drawn of a request, as a run that is over; None if nothing of it is
         there any more, or it cannot be served."""
         catalog = self.studio.engine.catalog
-        request = request.known(catalog.models())
+        request = request.with_known_models(catalog.models())
         try:
             for index in request.indices():
                 catalog.check(request.pictures[index])
@@ -131,7 +131,7 @@ class Runs:
         pictures = [*filter(None, request.pictures)]
         if missing := {picture.model for picture in pictures} - {"", *catalog.models()}:
             said.append(Sentence("It was drawn by {models}, which is not here.", models=[*missing]))
-        request = request.known(catalog.models())
+        request = request.with_known_models(catalog.models())
         if missing := {picture.style for picture in pictures} - {"", *catalog.styles.templates()}:
             said.append(
                 Sentence(

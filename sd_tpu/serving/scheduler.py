@@ -119,7 +119,7 @@ class _Job:
         self.pictures, self.steps = pictures, steps
         self.unfinished = set(pictures)
         self.begun: float | None = None
-        self.told: tuple[int, str] | None = None  # its position and what it waits for
+        self.reported: tuple[int, str] | None = None  # its position and what it waits for
 
     def waiting(self) -> list[_Picture]:
         return [self.pictures[index] for index in sorted(self.unfinished)]
@@ -131,7 +131,7 @@ class _Job:
         return self.steps * (rows - sum(picture.left for picture in wanted)) // rows
 
 
-class _Bench:
+class _BatchState:
     """A batch's slots, and whether its programs are there."""
 
     def __init__(self, batch: Batch, devices: int, now: float):
@@ -165,7 +165,7 @@ class _Moves:
 
     release: list[Batch] = dataclasses.field(default_factory=list)
     drop: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
-    bring: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
+    load: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
     compile: list[Batch] = dataclasses.field(default_factory=list)
 
     def as_tuples(self) -> dict[str, tuple]:
@@ -192,9 +192,9 @@ class Scheduler:
         self._shares = AddressShares()
         self._jobs: dict[int, _Job] = {}
         self._waiting: dict[_QueueKey, deque[_Picture]] = {}
-        self._benches: dict[Batch, _Bench] = {}
-        self._coming: set[tuple[int, Weights]] = set()
-        self._taken_in = [-math.inf] * devices  # when a device was last given other weights
+        self._batch_states: dict[Batch, _BatchState] = {}
+        self._loading: set[tuple[int, Weights]] = set()
+        self._switched_at = [-math.inf] * devices  # when a device was last given other weights
         self._reserved: dict[int, _Picture] = {}  # devices that take in nothing else
         self._plan = Plan()
         self._evaluations = 0  # of the device with most to do in the plan
@@ -224,7 +224,7 @@ class Scheduler:
         for ticket, picture in zip(tickets, pictures.values(), strict=True):
             queue = self._waiting.setdefault((account, ticket.batch, ticket.weights), deque())
             queue.append(picture)
-        self._tell_positions(now)
+        self._emit_positions(now)
 
     def check_room(self, tickets: Sequence[Ticket]) -> None:
         """Raises Busy or RequestError as `submit` would now."""
@@ -269,13 +269,13 @@ class Scheduler:
             picture.wanted = False
             if picture.slot is None:
                 self._unqueue(picture)
-                self._over(picture, now)
-        self._tell_positions(now)
+                self._finish(picture, now)
+        self._emit_positions(now)
 
     def events(self) -> list[tuple[int, Event]]:
         """What has happened since the last call, each with the number of its job."""
-        told, self._events = self._events, []
-        return told
+        events, self._events = self._events, []
+        return events
 
     @property
     def idle(self) -> bool:
@@ -285,7 +285,7 @@ class Scheduler:
     @property
     def occupied(self) -> int:
         """How many slots have a picture on its way."""
-        return sum(len(bench.pictures()) for bench in self._benches.values())
+        return sum(len(state.pictures()) for state in self._batch_states.values())
 
     @property
     def waiting(self) -> int:
@@ -295,7 +295,7 @@ class Scheduler:
     @property
     def batches(self) -> set[Batch]:
         """Those that are compiled or that a picture needs."""
-        return {*self._benches, *(batch for _, batch, _ in self._waiting)}
+        return {*self._batch_states, *(batch for _, batch, _ in self._waiting)}
 
     @property
     def rows(self) -> int:
@@ -331,49 +331,49 @@ class Scheduler:
         for picture in self._placed():
             if not picture.wanted:
                 self._vacate(picture)
-                self._over(picture, now)
+                self._finish(picture, now)
         moves = _Moves()
         self._place_all(moves, now)
         self._plan = self._draw(moves, now)
-        self._tell_positions(now)
+        self._emit_positions(now)
         return self._plan
 
     def update(self, report: Report, now: float) -> None:
         """Takes in what came of the last plan, and what is over in the background."""
         for batch, compiled in report.compiled.items():
-            self._model.compiled(batch, compiled)
-            bench = self._benches.get(batch) or self._open(batch, now)
-            bench.ready = True
-        for (device, weights), seconds in report.brought.items():
-            self._coming.discard((device, weights))
+            self._model.record_compiled(batch, compiled)
+            state = self._batch_states.get(batch) or self._open(batch, now)
+            state.ready = True
+        for (device, weights), seconds in report.loaded.items():
+            self._loading.discard((device, weights))
             self._memory.use(device, weights)
-            self._model.brought(weights, seconds)
+            self._model.record_loaded(weights, seconds)
         if self._plan.batch and report.error:
             self._fail(
-                self._benches[self._plan.batch].pictures(),
+                self._batch_states[self._plan.batch].pictures(),
                 Sentence("Making the pictures failed: {reason}", reason=report.error),
             )
         elif self._plan.batch:
-            self._take_in(self._benches[self._plan.batch], report, now)
+            self._record_drawn(self._batch_states[self._plan.batch], report, now)
         for what, reason in report.failed.items():  # whose jobs may be among what was drawn
-            self._give_up(what, reason)
+            self._discard(what, reason)
         self._plan = Plan()
 
     def abandon(self, message: Sentence) -> None:
         """Ends all jobs and forgets what waits and is in slots, after a fault; what is on the
         devices stays, and what was to be prepared is asked for anew."""
         for number in self.jobs():
-            self._tell(number, Failed(message))
+            self._emit(number, Failed(message))
         self._shares, self._plan = AddressShares(), Plan()
         for account in (self._jobs, self._waiting, self._reserved):
             account.clear()
-        for device, weights in self._coming:
+        for device, weights in self._loading:
             self._memory.remove(device, weights)
-        self._coming.clear()
-        for batch, bench in list(self._benches.items()):
-            bench.slots = [None] * batch.slots
-            if not bench.ready:
-                self._let_go(0, batch, _Moves())
+        self._loading.clear()
+        for batch, state in list(self._batch_states.items()):
+            state.slots = [None] * batch.slots
+            if not state.ready:
+                self._evict(0, batch, _Moves())
 
     def _seconds_of(self, jobs: Iterable[_Job]) -> float:
         """What is left of them, on all devices together."""
@@ -417,54 +417,54 @@ class Scheduler:
         return sorted(queues, key=turn)
 
     def _is_open(self, batch: Batch) -> bool:
-        bench = self._benches.get(batch)
-        return bench is None or (bench.ready and None in bench.slots)
+        state = self._batch_states.get(batch)
+        return state is None or (state.ready and None in state.slots)
 
     def _place(self, picture: _Picture, moves: _Moves, now: float) -> bool:
         """Gives the picture a slot on a device that holds its weights or can; whether it did."""
         ticket = picture.ticket
-        bench = self._benches.get(ticket.batch)
-        if bench is None:
-            if any(not other.ready for other in self._benches.values()):
+        state = self._batch_states.get(ticket.batch)
+        if state is None:
+            if any(not other.ready for other in self._batch_states.values()):
                 return False  # they are compiled one after the other: turns are taken until then
             if self._has_room_for_batch(picture, moves) and self._make_room(
                 self._devices, picture, ticket.batch, moves, now
             ):
                 moves.compile.append(self._open(ticket.batch, now).batch)
             return False
-        if not bench.ready or not bench.has_room_for(ticket.account):
+        if not state.ready or not state.has_room_for(ticket.account):
             return False
-        device = self._best_device(bench, picture)
+        device = self._best_device(state, picture)
         if device is None:
             self._reserve(self._devices, picture, ticket.weights, now)
             return False
         if missing := self._missing(device, ticket.weights):
             if not self._make_room([device], picture, ticket.weights, moves, now):
                 return False
-            moves.bring += missing
-            self._coming.update(missing)
-            self._taken_in[device] = now
+            moves.load += missing
+            self._loading.update(missing)
+            self._switched_at[device] = now
         for item in (ticket.batch, ticket.weights):
             self._memory.use(device, item)
-        picture.device, picture.slot = device, bench.free(device)[0]
-        bench.slots[picture.slot] = picture
-        bench.served = True
+        picture.device, picture.slot = device, state.free(device)[0]
+        state.slots[picture.slot] = picture
+        state.served = True
         return True
 
-    def _best_device(self, bench: _Bench, picture: _Picture) -> int | None:
+    def _best_device(self, state: _BatchState, picture: _Picture) -> int | None:
         """Where it is drawn first by what is there already; None if there is no room for it."""
         placed = Counter(other.device for other in self._placed())
         seconds = picture.in_crowd(self._model)
 
         def ready_after(device: int) -> tuple[float, int]:
             missing = self._missing(device, picture.ticket.weights)
-            bring = sum(self._model.of_bringing(weights) for _, weights in missing)
-            return bring + seconds * placed[device], len(missing), placed[device], device
+            load = sum(self._model.load_seconds(weights) for _, weights in missing)
+            return load + seconds * placed[device], len(missing), placed[device], device
 
         free = [
             device
             for device in self._devices
-            if bench.free(device)
+            if state.free(device)
             and self._admits(device, picture)
             and (
                 self._memory.holds(device, picture.ticket.weights)
@@ -495,7 +495,7 @@ class Scheduler:
             device
             for device in devices
             if device not in self._reserved
-            and now - max(picture.since, self._taken_in[device]) >= SWITCH_SECONDS
+            and now - max(picture.since, self._switched_at[device]) >= SWITCH_SECONDS
         ]
         if isinstance(item, Batch):
             if len(free) == len(self._devices):
@@ -517,7 +517,7 @@ class Scheduler:
         return (
             picture.wanted
             and picture.slot is None
-            and (everywhere or picture.ticket.batch in self._benches)
+            and (everywhere or picture.ticket.batch in self._batch_states)
         )
 
     def _room(self, device: int, picture: _Picture, item: Item) -> list[Item] | None:
@@ -527,7 +527,7 @@ class Scheduler:
         def needed(device: int, other: Item) -> bool:
             if isinstance(other, Batch):
                 return self._needs_batch(other, device, picture)
-            return (device, other) in self._coming or any(
+            return (device, other) in self._loading or any(
                 (p.device, p.ticket.weights) == (device, other) for p in placed
             )
 
@@ -535,18 +535,18 @@ class Scheduler:
 
     def _needs_batch(self, batch: Batch, device: int, picture: _Picture) -> bool:
         """Whether a batch has to stay when a picture needs room."""
-        bench, comes_first = self._benches[batch], self._reserved.get(device) is picture
+        state, comes_first = self._batch_states[batch], self._reserved.get(device) is picture
         return bool(
-            not bench.ready
-            or bench.pictures()
+            not state.ready
+            or state.pictures()
             or batch == picture.ticket.batch
-            or not (bench.served or comes_first)
+            or not (state.served or comes_first)
         )
 
     def _has_room_for_batch(self, picture: _Picture, moves: _Moves) -> bool:
         """Whether another batch may be compiled; of MAX_BATCHES the one goes that was used least
         recently."""
-        if len(self._benches) < MAX_BATCHES:
+        if len(self._batch_states) < MAX_BATCHES:
             return True
         idle = [
             item
@@ -554,7 +554,7 @@ class Scheduler:
             if isinstance(item, Batch) and not self._needs_batch(item, 0, picture)
         ]
         if idle:
-            self._let_go(0, idle[0], moves)
+            self._evict(0, idle[0], moves)
         return bool(idle)
 
     def _make_room(
@@ -569,25 +569,25 @@ class Scheduler:
             return False
         for device, others in gone.items():
             for other in others:
-                self._let_go(device, other, moves)
+                self._evict(device, other, moves)
             self._memory.use(device, item)
         return True
 
-    def _let_go(self, device: int, item: Item, moves: _Moves) -> None:
+    def _evict(self, device: int, item: Item, moves: _Moves) -> None:
         if isinstance(item, Weights):
             self._memory.remove(device, item)
             moves.drop.append((device, item))
-        elif item in self._benches:
+        elif item in self._batch_states:
             for everywhere in self._devices:
                 self._memory.remove(everywhere, item)
-            del self._benches[item]
+            del self._batch_states[item]
             moves.release.append(item)
 
-    def _open(self, batch: Batch, now: float) -> _Bench:
-        bench = self._benches[batch] = _Bench(batch, len(self._devices), now)
+    def _open(self, batch: Batch, now: float) -> _BatchState:
+        state = self._batch_states[batch] = _BatchState(batch, len(self._devices), now)
         for device in self._devices:
             self._memory.use(device, batch)
-        return bench
+        return state
 
     # --- turns on the devices -------------------------------------------------------------------
 
@@ -610,29 +610,29 @@ class Scheduler:
         able = [
             picture
             for picture in self._placed()
-            if (picture.device, picture.ticket.weights) not in self._coming
+            if (picture.device, picture.ticket.weights) not in self._loading
         ]
         if not able:
             return Plan(**moves.as_tuples())
-        bench = self._benches[self._in_turn(able)[0].ticket.batch]
+        state = self._batch_states[self._in_turn(able)[0].ticket.batch]
         drawn = [
-            self._deal(bench.batch, pictures)
+            self._drawn_on_device(state.batch, pictures)
             for device in self._devices
-            if (pictures := [p for p in bench.pictures() if p.device == device and p in able])
+            if (pictures := [p for p in state.pictures() if p.device == device and p in able])
         ]
         everywhere = [picture for pictures in drawn for picture in pictures]
         least = min(picture.at_once for picture in everywhere)
-        rows, evaluations = self._model.of(bench.batch).next_rows(
+        rows, evaluations = self._model.of(state.batch).next_rows(
             [np.stack([picture.kinds_left[:least] for picture in pictures]) for pictures in drawn]
         )
         self._evaluations = evaluations
         finish = [picture.slot for picture in everywhere if picture.left == rows]
         for picture in everywhere:
             job = self._jobs[picture.ticket.job]
-            job.begun, job.told = now if job.begun is None else job.begun, None
+            job.begun, job.reported = now if job.begun is None else job.begun, None
         return Plan(
             **moves.as_tuples(),
-            batch=bench.batch,
+            batch=state.batch,
             weights={pictures[0].device: pictures[0].ticket.weights for pictures in drawn},
             enter={p.slot: p.ticket for p in everywhere if not p.entered},
             rows={picture.slot: rows for picture in everywhere},
@@ -640,7 +640,7 @@ class Scheduler:
             preview=tuple(p.slot for p in everywhere if self._previewed(p, rows)),
         )
 
-    def _deal(self, batch: Batch, pictures: list[_Picture]) -> list[_Picture]:
+    def _drawn_on_device(self, batch: Batch, pictures: list[_Picture]) -> list[_Picture]:
         """Those of a device's pictures that take rows now: all of the client whose turn it is that
         have the same weights, and others of these weights if they cost nothing."""
         first, *others = self._in_turn(pictures)
@@ -666,11 +666,11 @@ class Scheduler:
 
     # --- what came of a plan --------------------------------------------------------------------
 
-    def _take_in(self, bench: _Bench, report: Report, now: float) -> None:
-        plan, latency = self._plan, self._model.of(bench.batch)
-        pictures = {slot: bench.slots[slot] for slot in plan.rows}
+    def _record_drawn(self, state: _BatchState, report: Report, now: float) -> None:
+        plan, latency = self._plan, self._model.of(state.batch)
+        pictures = {slot: state.slots[slot] for slot in plan.rows}
         decoded = _most_on_a_device(pictures[slot] for slot in plan.finish)
-        latency.learn(self._evaluations, report.advance_seconds)
+        latency.record_rows(self._evaluations, report.advance_seconds)
         if decoded:
             latency.decode_seconds = report.decode_seconds / decoded
         self._charge(
@@ -682,15 +682,15 @@ class Scheduler:
             picture.entered, picture.drawn_at = True, now
         for slot in plan.finish:
             picture = pictures[slot]
-            self._tell(
+            self._emit(
                 picture.ticket.job,
                 ImageReady(
                     picture.ticket.index, report.pictures[slot], unsafe=slot in report.unsafe
                 ),
             )
             self._vacate(picture)
-            self._over(picture, now)
-        self._tell_progress([p for p in pictures.values() if p.left and p.wanted], report)
+            self._finish(picture, now)
+        self._emit_progress([p for p in pictures.values() if p.left and p.wanted], report)
 
     def _charge(self, pictures: Iterable[_Picture], seconds: float) -> None:
         lanes: Counter[Account] = Counter()
@@ -700,7 +700,7 @@ class Scheduler:
         total = sum(lanes.values())
         self._shares.charge({account: seconds * of / total for account, of in lanes.items()})
 
-    def _tell_progress(self, pictures: list[_Picture], report: Report) -> None:
+    def _emit_progress(self, pictures: list[_Picture], report: Report) -> None:
         for number in dict.fromkeys(picture.ticket.job for picture in pictures):
             job = self._jobs[number]
             previews = {
@@ -708,18 +708,18 @@ class Scheduler:
                 for p in pictures
                 if p.ticket.job == number and p.slot in report.previews
             }
-            self._tell(number, Progress(job.step(), job.steps, previews, self._seconds_left(job)))
+            self._emit(number, Progress(job.step(), job.steps, previews, self._seconds_left(job)))
 
-    def _give_up(self, what: Batch | tuple[int, Weights], reason: str) -> None:
+    def _discard(self, what: Batch | tuple[int, Weights], reason: str) -> None:
         """What could not be prepared is asked for by nobody any more."""
         if isinstance(what, Batch):
-            self._benches.pop(what, None)
+            self._batch_states.pop(what, None)
             for device in self._devices:
                 self._memory.remove(device, what)
             message = Sentence("Compiling failed: {reason}", reason=reason)
             lost = [p for p in self._unfinished() if p.ticket.batch == what]
         else:
-            self._coming.discard(what)
+            self._loading.discard(what)
             self._memory.remove(*what)
             message = Sentence("Loading the model failed: {reason}", reason=reason)
             lost = [
@@ -742,10 +742,10 @@ class Scheduler:
 
     # --- what is told ---------------------------------------------------------------------------
 
-    def _tell(self, number: int, event: Event) -> None:
+    def _emit(self, number: int, event: Event) -> None:
         self._events.append((number, event))
 
-    def _tell_positions(self, now: float) -> None:
+    def _emit_positions(self, now: float) -> None:
         """Tells each job that waits its position, if that or the reason has changed; likewise one
         that has begun, if all that is left of it waits until something is compiled.
 
@@ -763,26 +763,26 @@ class Scheduler:
         }
         changed = {}
         for number, position in positions.items():
-            told = position, self._reason(self._jobs[number])
-            if self._jobs[number].told != told:
-                changed[number] = self._jobs[number].told = told
+            queued = position, self._reason(self._jobs[number])
+            if self._jobs[number].reported != queued:
+                changed[number] = self._jobs[number].reported = queued
         if changed:
             waits = self._waits(changed, now)
-            for number, told in changed.items():
-                self._tell(number, Queued(*told, waits[number]))
+            for number, queued in changed.items():
+                self._emit(number, Queued(*queued, waits[number]))
 
     def _reason(self, job: _Job) -> str:
         first = job.waiting()[0]
         if not self._is_ready(first.ticket.batch):
             return COMPILING
-        return LOADING if (first.device, first.ticket.weights) in self._coming else WAITING
+        return LOADING if (first.device, first.ticket.weights) in self._loading else WAITING
 
     def _stalled(self, job: _Job) -> bool:
         return all(not self._is_ready(picture.ticket.batch) for picture in job.waiting())
 
     def _is_ready(self, batch: Batch) -> bool:
-        bench = self._benches.get(batch)
-        return bench is not None and bench.ready
+        state = self._batch_states.get(batch)
+        return state is not None and state.ready
 
     def _waits(self, numbers: Iterable[int], now: float) -> dict[int, float | None]:
         """How long these jobs wait for their turn, where that is known: until what their clients
@@ -805,31 +805,31 @@ class Scheduler:
     def _seconds_until_ready(self, picture: _Picture, now: float) -> float | None:
         """Until a picture's batch is compiled, after those that come before it, and a device has
         its weights, if that is known."""
-        ticket, seconds = picture.ticket, self._model.of_compiling()
-        bringing = min(
+        ticket, seconds = picture.ticket, self._model.compile_seconds()
+        loading = min(
             sum(
-                self._model.of_bringing(weights)
+                self._model.load_seconds(weights)
                 for _, weights in self._missing(device, ticket.weights)
             )
             for device in self._devices
         )
         if self._is_ready(ticket.batch):
-            return bringing
+            return loading
         if seconds is None:
             return None
         left = sum(
-            max(0.0, seconds - (now - bench.since))
-            for bench in self._benches.values()
-            if not bench.ready
+            max(0.0, seconds - (now - state.since))
+            for state in self._batch_states.values()
+            if not state.ready
         )
-        if ticket.batch in self._benches:
-            return bringing + left
+        if ticket.batch in self._batch_states:
+            return loading + left
         cold = {
             batch
             for (_, batch, _), queue in self._waiting.items()
-            if batch not in self._benches and queue[0].number < picture.number
+            if batch not in self._batch_states and queue[0].number < picture.number
         }
-        return bringing + left + seconds * len(cold | {ticket.batch})
+        return loading + left + seconds * len(cold | {ticket.batch})
 
     def _seconds_left(self, job: _Job) -> float | None:
         """How long a job that has begun still takes, if that is known: its pictures in slots beside
@@ -862,13 +862,13 @@ class Scheduler:
     # --- the account ----------------------------------------------------------------------------
 
     def _placed(self) -> list[_Picture]:
-        return [picture for bench in self._benches.values() for picture in bench.pictures()]
+        return [picture for state in self._batch_states.values() for picture in state.pictures()]
 
     def _unfinished(self) -> list[_Picture]:
         return [picture for job in self._jobs.values() for picture in job.waiting()]
 
     def _vacate(self, picture: _Picture) -> None:
-        self._benches[picture.ticket.batch].slots[picture.slot] = None
+        self._batch_states[picture.ticket.batch].slots[picture.slot] = None
 
     def _unqueue(self, picture: _Picture) -> None:
         ticket = picture.ticket
@@ -877,7 +877,7 @@ class Scheduler:
         if not self._waiting[key]:
             del self._waiting[key]
 
-    def _over(self, picture: _Picture, now: float) -> None:
+    def _finish(self, picture: _Picture, now: float) -> None:
         """Takes down that nothing more is done for a picture, and ends its job after the last."""
         job = self._jobs[picture.ticket.job]
         job.unfinished.discard(picture.ticket.index)
@@ -887,7 +887,7 @@ class Scheduler:
         self._end(job, Done(now - job.begun) if wanted else Cancelled())
 
     def _end(self, job: _Job, event: Event) -> None:
-        self._tell(job.number, event)
+        self._emit(job.number, event)
         del self._jobs[job.number]
         if not any(other.account == job.account for other in self._jobs.values()):
             self._shares.leave(job.account)

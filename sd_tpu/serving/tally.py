@@ -25,7 +25,7 @@ class Tally:
     ended: Counter[str] = dataclasses.field(default_factory=Counter)
     seconds: Counter[str] = dataclasses.field(default_factory=Counter)
 
-    def take(self, plan: Plan, report: Report) -> None:
+    def record(self, plan: Plan, report: Report) -> None:
         """Adds what came of a plan."""
         self.pictures += len(report.pictures)
         if not report.error:
@@ -36,5 +36,5 @@ class Tally:
         self.seconds["compile"] += sum(each.seconds for each in report.compiled.values())
         # What came to several devices was read once.
         self.seconds["load"] += sum(
-            {weights: seconds for (_, weights), seconds in report.brought.items()}.values()
+            {weights: seconds for (_, weights), seconds in report.loaded.items()}.values()
         )

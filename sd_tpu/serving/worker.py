@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1  # that a plan without rows waits for the background at most
 
-Over = tuple[Batch, Compiled | str] | tuple[Weights, list[int], str | None, float]
+BackgroundResult = tuple[Batch, Compiled | str] | tuple[Weights, list[int], str | None, float]
 
 
 class Worker:
@@ -59,13 +59,13 @@ class Worker:
         self._devices = range(mesh.size)
         self._shapes: dict[str, Params] = {}  # by architecture
         # By device and stand-in, whose parameters are in it.
-        self._lent: dict[tuple[int, Weights], set[Weights]] = {}
+        self._borrowed: dict[tuple[int, Weights], set[Weights]] = {}
         self._programs: dict[Batch, Programs] = {}
         self._slots: dict[Batch, Slots] = {}
         # By architecture and what its autoencoder's parameters are, which fine-tunes may share.
         self._previews: dict[tuple[str, str], LatentPreview] = {}
         self._digests: dict[Weights, str] = {}  # of autoencoders
-        self._over: queue.SimpleQueue[Over] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[BackgroundResult] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the weights, which compiling uses as well
         self._loader, self._compiler = _Background("load"), _Background("compile")
 
@@ -77,13 +77,13 @@ class Worker:
         with self._lock:
             for device, weights in plan.drop:
                 self._drop(device, weights)
-        wanted = dict.fromkeys(weights for _, weights in plan.bring)
+        wanted = dict.fromkeys(weights for _, weights in plan.load)
         for weights in sorted(wanted, key=lambda each: len(each.needs)):  # what others need first
-            self._bring(weights, [device for device, other in plan.bring if other == weights])
+            self._load(weights, [device for device, other in plan.load if other == weights])
         for batch in plan.compile:
             self._compiler.do(
-                lambda batch=batch: self._over.put((batch, self._compile(batch))),
-                lambda reason, batch=batch: self._over.put((batch, reason)),
+                lambda batch=batch: self._results.put((batch, self._compile(batch))),
+                lambda reason, batch=batch: self._results.put((batch, reason)),
             )
         drawn = {} if plan.batch is None else self._draw_or_fail(plan)
         return Report(**drawn, **self._finished_in_background(wait=plan.batch is None))
@@ -148,11 +148,13 @@ class Worker:
             return _drawn(programs, programs.preview, params, clean, plan.preview)
         latents = np.asarray(clean)
         return {
-            slot: self._map_of(programs, params, plan.weights, programs.device(slot))(latents[slot])
+            slot: self._previewer_of(programs, params, plan.weights, programs.device(slot))(
+                latents[slot]
+            )
             for slot in plan.preview
         }
 
-    def _map_of(
+    def _previewer_of(
         self, programs: Programs, params: Params, weights: dict[int, Weights], device: int
     ) -> LatentPreview:
         """What previews the latents of a device, fitted when its autoencoder is first seen."""
@@ -192,7 +194,7 @@ class Worker:
         """Parameters that nothing is drawn with: components of the same shapes that lie on the
         device, as a ControlNet's model may, and zeros for the others."""
         shapes, found, zeros = self._shapes[architecture], {}, _nameless(architecture)
-        lent = self._lent[device, zeros] = set()
+        borrowed = self._borrowed[device, zeros] = set()
         for weights in self.weights.names(device):
             there = self.weights.of(device, weights)
             alike = {
@@ -201,10 +203,10 @@ class Worker:
                 if weights.name and _alike(there[part], shapes[part])
             }
             found |= alike
-            lent |= {weights} if alike else set()
+            borrowed |= {weights} if alike else set()
         missing = {part: shapes[part] for part in shapes.keys() - found.keys()}
         self.weights.put(device, zeros, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), missing))
-        self.weights.take(device, zeros, {**self.weights.of(device, zeros), **found})
+        self.weights.record(device, zeros, {**self.weights.of(device, zeros), **found})
         return zeros
 
     def _drop(self, device: int, weights: Weights) -> None:
@@ -212,31 +214,31 @@ class Worker:
         if not weights.name:
             weights = _nameless(weights.architecture)
         self.weights.drop(device, weights)
-        for (where, zeros), lent in self._lent.items():
-            if where == device and weights in lent:
+        for (where, zeros), borrowed in self._borrowed.items():
+            if where == device and weights in borrowed:
                 self.weights.drop(device, zeros)
 
     # --- the background -------------------------------------------------------------------------
 
-    def _bring(self, weights: Weights, devices: list[int]) -> None:
+    def _load(self, weights: Weights, devices: list[int]) -> None:
         """Begins to bring weights to devices."""
         with self._lock:
             for device in devices:  # what comes takes the place of a stand-in
                 self._drop(device, _nameless(weights.architecture))
 
-        def over(reason: str | None, seconds: float = 0.0) -> None:
-            self._over.put((weights, devices, reason, seconds))
+        def put_result(reason: str | None, seconds: float = 0.0) -> None:
+            self._results.put((weights, devices, reason, seconds))
 
         def read() -> None:
             begun = time.monotonic()  # not before: others may have been waited for
             params = jax.block_until_ready(self._read(weights, self.weights.on(devices)))
             with self._lock:  # at once: what is read next may be merged into these
                 for device in devices:
-                    self.weights.take(device, weights, params)
+                    self.weights.record(device, weights, params)
                 self._digests.pop(weights, None)  # the file may have changed
-            over(None, time.monotonic() - begun)
+            put_result(None, time.monotonic() - begun)
 
-        self._loader.do(read, over)
+        self._loader.do(read, put_result)
 
     def _compile(self, batch: Batch) -> Compiled:
         """Compiles the programs on slots of their own, and times the second evaluation for a
@@ -291,23 +293,25 @@ class Worker:
         }
 
     def _finished_in_background(self, *, wait: bool) -> dict[str, Any]:
-        found = dict(compiled={}, brought={}, failed={})
+        found = dict(compiled={}, loaded={}, failed={})
         try:
             for first in itertools.chain([wait], itertools.repeat(False)):
-                self._note(self._over.get(first, WAIT_SECONDS), **found)
+                self._sort_result(self._results.get(first, WAIT_SECONDS), **found)
         except queue.Empty:
             return found
 
-    def _note(self, over: Over, compiled: dict, brought: dict, failed: dict) -> None:
-        match over:
-            case (Batch() as batch, Compiled() as result):
-                compiled[batch] = result
+    def _sort_result(
+        self, result: BackgroundResult, compiled: dict, loaded: dict, failed: dict
+    ) -> None:
+        match result:
+            case (Batch() as batch, Compiled() as measured):
+                compiled[batch] = measured
             case (Batch() as batch, reason):
                 failed[batch] = reason
             case (weights, devices, str() as reason, _):
                 failed.update({(device, weights): reason for device in devices})
             case (weights, devices, None, seconds):
-                brought.update({(device, weights): seconds for device in devices})
+                loaded.update({(device, weights): seconds for device in devices})
 
 
 class _Background:

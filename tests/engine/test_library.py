@@ -171,7 +171,7 @@ def test_eight_fine_tunes_draw_in_one_batch_as_each_does_alone_and_nothing_is_co
         alone = drawn(engine.submit(request.only(index)))
         assert np.array_equal(alone[0], together[index])
     assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
-    assert set(engine.scheduler._benches) == {engine.batch}
+    assert set(engine.scheduler._batch_states) == {engine.batch}
 
 
 def test_what_cannot_be_loaded_is_a_sentence_and_the_others_go_on(engine, monkeypatch):
@@ -231,7 +231,7 @@ def test_pictures_of_one_request_may_differ_in_size_and_are_as_each_is_alone(eng
     ]
     for index, pixels in together.items():
         assert np.array_equal(drawn(engine.submit(request.only(index)))[0], pixels)
-    assert len(engine.scheduler._benches) == 2
+    assert len(engine.scheduler._batch_states) == 2
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_model_that_is_written_anew_is_drawn_anew(engine, shelf, monkeypatch):
     shutil.copytree(shelf / "tune 1", there)
     try:
         before = drawn(engine.submit(ask(engine, ["a"], model="anew")))[0]
-        queued = engine.catalog.known("anew").weights
+        queued = engine.catalog.opened("anew").weights
         (there / "notes.txt").write_text("nothing of the model's")
         assert engine.catalog.open("anew").weights == queued
         shutil.copy(shelf / "tune 2" / file, there / file)
@@ -302,7 +302,7 @@ def test_a_model_that_is_written_anew_is_drawn_anew(engine, shelf, monkeypatch):
         np.testing.assert_array_equal(
             pixels, drawn(engine.submit(ask(engine, ["a"], model=model)))[0]
         )
-    assert engine.catalog.open("anew") is engine.catalog.known("anew"), "gone, but on the devices"
+    assert engine.catalog.open("anew") is engine.catalog.opened("anew"), "gone, but on the devices"
 
 
 def test_a_file_that_is_hashed_keeps_no_other_model_waiting(engine, monkeypatch):

@@ -430,7 +430,7 @@ def test_weights_of_a_device_are_handed_to_the_programs_without_a_copy(fine_tune
     with pytest.raises(ValueError, match=r"devices \[1\] hold no parameters"):
         weights.together("ab")
     for number in range(MAX_TOGETHER + 1):  # as many combinations as there may be are not kept
-        weights.take(1, number, weights.of(1, "c"))
+        weights.record(1, number, weights.of(1, "c"))
         weights.together(["a", number])
     assert len(weights._together) == MAX_TOGETHER
 

@@ -82,7 +82,7 @@ def test_a_picture_is_told_of_when_all_its_tiles_are_there():
         ImageReady(3, tile, True),
         Done(1.0),
     ):
-        job.tell(event)
+        job.put(event)
     first, second, done = job.events()
     assert (first.index, first.unsafe) == (0, False)
     assert (second.index, second.unsafe, second.pixels.shape) == (1, True, (100, 40, 3))
@@ -92,7 +92,7 @@ def test_a_picture_is_told_of_when_all_its_tiles_are_there():
 def test_a_whole_picture_is_blurred_where_one_of_its_tiles_is_not_safe():
     job, tiles = make_job(), [RNG.integers(0, 256, (40, 40, 3), np.uint8) for _ in range(3)]
     for number, tile in enumerate(tiles):
-        job.tell(ImageReady(1 + 2 * number, tile, number == 2))
+        job.put(ImageReady(1 + 2 * number, tile, number == 2))
     shown = next(job.events())
     assert shown.unsafe
     assert np.array_equal(shown.pixels, blurred(TALL.blended(dict(enumerate(tiles)))))

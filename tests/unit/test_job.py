@@ -23,7 +23,7 @@ def make_job(cancel=None) -> Job:
 def test_nothing_is_told_after_the_end(end):
     job = make_job()
     for event in (Queued(1, "a reason"), end, Progress(1, 4, {}), Done(2.0)):
-        job.tell(event)
+        job.put(event)
     assert list(job.events()) == [Queued(1, "a reason"), end]
     assert list(job.events()) == [], "each event is told once"
     assert job.end == end
@@ -38,8 +38,8 @@ def test_what_is_kept_of_a_start_picture_is_put_in_by_whoever_takes_the_events()
         None,
         {0: Canvas(kept, np.zeros((4, 4), np.float32))},
     )
-    job.tell(Progress(1, 4, {0: np.ones((3, 3, 3), np.uint8)}))  # of a size that cannot be
-    job.tell(ImageReady(0, np.zeros((4, 4, 3), np.uint8)))
+    job.put(Progress(1, 4, {0: np.ones((3, 3, 3), np.uint8)}))  # of a size that cannot be
+    job.put(ImageReady(0, np.zeros((4, 4, 3), np.uint8)))
     with pytest.raises(ValueError):
         next(job.events())
     assert np.array_equal(next(job.events()).pixels, kept)
@@ -56,17 +56,17 @@ def test_cancelling_says_which_job_and_which_of_its_pictures():
 def test_a_job_is_unheard_while_nobody_takes_or_awaits_its_events():
     job = make_job()
     time.sleep(0.02)
-    assert job.unheard() >= 0.02
+    assert job.idle_seconds() >= 0.02
     listener = threading.Thread(target=list, args=[job.events()])
     listener.start()
     deadline = time.monotonic() + 60
-    while job.unheard():
+    while job.idle_seconds():
         assert time.monotonic() < deadline, "nobody waits for its events"
         time.sleep(0.01)
     before = time.monotonic()
-    job.tell(Done(1.0))
+    job.put(Done(1.0))
     listener.join()
-    assert job.unheard() <= time.monotonic() - before
+    assert job.idle_seconds() <= time.monotonic() - before
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_job_is_written_down_without_its_prompts_unless_they_are_asked_for(
     journal.keep(tmp_path / "log", prompts=prompts)
     for end in (Done(0.25), Failed(Sentence("The reason."))):
         job = Job(make_request(["a secret", "", "two"], steps=3), 7, "a browser's name", None)
-        job.tell(end)
+        job.put(end)
         journal.note(job)
     journal.log.handlers[-1].close()
     text = (tmp_path / "log").read_text()

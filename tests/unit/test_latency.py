@@ -60,9 +60,9 @@ def test_a_call_takes_as_many_rows_as_its_time_has_room_for(seconds, rows):
 
 def test_what_was_known_moves_half_way_to_what_is_new_where_anything_was_evaluated():
     latency = measured(seconds=0.1)
-    latency.learn(2, 0.4)
+    latency.record_rows(2, 0.4)
     assert latency.row_seconds == pytest.approx(0.15)
-    latency.learn(0, 0.1)
+    latency.record_rows(0, 0.1)
     assert latency.row_seconds == pytest.approx(0.15)
 
 
@@ -84,14 +84,14 @@ def test_a_picture_in_a_crowd_takes_its_share_of_full_groups():
 
 def test_what_was_compiled_and_brought_says_how_long_the_next_will_take():
     model, batch = LatencyModel(), Batch(architecture="sd", height=8, width=8)
-    assert model.of_compiling() is None and not model.of(batch).known
-    model.compiled(batch, Compiled(seconds=30, row_seconds=0.2, decode_seconds=0.3))
-    assert model.of_compiling() == 30 and model.of(batch).row_seconds == 0.2
-    model.brought(Weights(name="a", memory=100), 2.0)
-    assert model.of_bringing(Weights(name="b", memory=300)) == pytest.approx(6.0)
+    assert model.compile_seconds() is None and not model.of(batch).is_measured
+    model.record_compiled(batch, Compiled(seconds=30, row_seconds=0.2, decode_seconds=0.3))
+    assert model.compile_seconds() == 30 and model.of(batch).row_seconds == 0.2
+    model.record_loaded(Weights(name="a", memory=100), 2.0)
+    assert model.load_seconds(Weights(name="b", memory=300)) == pytest.approx(6.0)
     merged = Weights(name="a", adapters=(("lora", 1.0),), base=Weights(name="a"), memory=10)
-    model.brought(merged, 2.0)
-    assert model.of_bringing(Weights(name="b", memory=300)) == pytest.approx(6.0)
+    model.record_loaded(merged, 2.0)
+    assert model.load_seconds(Weights(name="b", memory=300)) == pytest.approx(6.0)
 
 
 def test_in_turns_nobody_gets_more_than_they_want_or_more_than_i_do():

@@ -126,7 +126,7 @@ class Devices:
         for device, weights in plan.drop:
             if weights.name:  # zeros are there or not, as the worker needs them
                 self.held[device].remove(weights)
-        for what in plan.bring:
+        for what in plan.load:
             self.background.append((self.now + BRING, what))
         for batch in plan.compile:
             self.compiler = max(self.compiler, self.now) + COMPILE
@@ -199,7 +199,7 @@ class Devices:
         return dict(
             failed=dict.fromkeys(failed, "no memory"),
             compiled={what: speed for what in over if isinstance(what, Batch)},
-            brought={what: BRING for what in over if not isinstance(what, Batch)},
+            loaded={what: BRING for what in over if not isinstance(what, Batch)},
         )
 
     def _check_memory(self) -> None:
@@ -546,10 +546,10 @@ def test_no_room_is_kept_for_a_picture_that_failed():
 def test_a_picture_goes_to_a_device_that_has_its_weights():
     devices = warm(Devices(2))
     devices.took(devices.ask(weights=OTHER))
-    brought = [set(held) for held in devices.held]
+    loaded = [set(held) for held in devices.held]
     for weights in (BASE, OTHER, OTHER, BASE):
         devices.took(devices.ask(weights=weights))
-    assert devices.held == brought, "weights were brought to where they were not needed"
+    assert devices.held == loaded, "weights were brought to where they were not needed"
 
 
 def test_weights_that_come_are_waited_for_and_others_go_on(one):
@@ -573,7 +573,7 @@ def test_weights_take_turns_where_only_one_fits_and_nobody_starves():
     assert devices.now - begun < 2 * SWITCH_SECONDS + BRING + 8 * 44 * ROW
     while not devices.scheduler.idle:
         plans.append(devices.step())
-    switches = sum(len(plan.bring) for plan in plans)
+    switches = sum(len(plan.load) for plan in plans)
     assert 1 <= switches < devices.now / SWITCH_SECONDS
 
 
@@ -603,7 +603,7 @@ def test_adapters_take_what_they_change_and_their_base_stays_with_them():
 
 def test_a_base_that_cannot_be_read_fails_what_is_merged_into_it(one):
     job, other = one.ask(weights=dataclasses.replace(ADAPTED[0], base=OTHER)), one.ask(steps=30)
-    assert one.scheduler.schedule(one.now).bring[0] == (0, OTHER)
+    assert one.scheduler.schedule(one.now).load[0] == (0, OTHER)
     one.scheduler.update(Report(failed={(0, OTHER): "It is gone."}), one.now)
     failed = [number for number, event in one.scheduler.events() if isinstance(event, Failed)]
     assert failed == [job] and one.scheduler.jobs() == [other]

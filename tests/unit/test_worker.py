@@ -84,7 +84,7 @@ def compiled(build) -> tuple[Worker, object]:
 def worker() -> Worker:
     worker, report = compiled(lambda batch: (Programs(), 7.0, {}))
     assert report.compiled[BATCH].decode_seconds > 0
-    worker.weights.take(0, BASE, {"vae": {}})
+    worker.weights.record(0, BASE, {"vae": {}})
     return worker
 
 
@@ -104,7 +104,7 @@ def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
         lambda batch: (Seeing(), 7.0, {"vae": {"a": shape}, "controlnet": {"a": shape}}),
     )
     model = {"vae": {"a": jax.device_put(np.full((1, 2), 5, np.float32))}}
-    worker.weights.take(0, BASE, model)
+    worker.weights.record(0, BASE, model)
     report = worker.execute(Plan(compile=(controlled,)))
     while not report.compiled:
         report = worker.execute(Plan())
@@ -142,7 +142,7 @@ def test_on_one_device_a_batch_is_compiled_on_the_parameters_that_are_coming():
         return Seeing(), 7.0, {"vae": {"a": jax.ShapeDtypeStruct((2,), np.float32)}}
 
     worker = Worker(make_mesh(1), read, build)
-    report = worker.execute(Plan(bring=((0, BASE),), compile=(BATCH,)))
+    report = worker.execute(Plan(load=((0, BASE),), compile=(BATCH,)))
     while not report.compiled:
         report = worker.execute(Plan())
     worker.close()
@@ -191,15 +191,15 @@ def test_weights_are_brought_to_the_devices_that_want_them_and_dropped_again():
 
     worker = Worker(make_mesh(4), read, lambda batch: 1 / 0)
     one, two = Weights(name="1"), Weights(name="2")
-    report = worker.execute(Plan(bring=((0, one), (2, one), (3, two))))
-    brought = dict(report.brought)
-    while len(brought) < 3:
-        brought |= worker.execute(Plan()).brought
+    report = worker.execute(Plan(load=((0, one), (2, one), (3, two))))
+    loaded = dict(report.loaded)
+    while len(loaded) < 3:
+        loaded |= worker.execute(Plan()).loaded
     worker.close()
     assert asked == [("1", 2), ("2", 1)], "each is read once, whoever wants it"
-    assert set(brought) == {(0, one), (2, one), (3, two)}
+    assert set(loaded) == {(0, one), (2, one), (3, two)}
     assert worker.weights.of(2, one)["a"].device == worker.weights.on([2]).mesh.devices.flat[0]
-    worker.execute(Plan(drop=((2, one),), bring=()))
+    worker.execute(Plan(drop=((2, one),), load=()))
     assert worker.weights.of(2, one) is None and worker.weights.of(0, one) is not None
 
 
@@ -213,9 +213,9 @@ def test_what_is_merged_finds_its_base_though_both_come_by_one_plan():
         return {"a": jax.device_put(np.ones((1, 3)), sharding)}
 
     worker = Worker(make_mesh(1), read, lambda batch: 1 / 0)
-    brought = dict(worker.execute(Plan(bring=((0, base), (0, merged)))).brought)
-    while len(brought) < 2:
-        brought |= worker.execute(Plan()).brought
+    loaded = dict(worker.execute(Plan(load=((0, base), (0, merged)))).loaded)
+    while len(loaded) < 2:
+        loaded |= worker.execute(Plan()).loaded
     worker.close()
     assert found == [worker.weights.of(0, base)] != [None]
 
@@ -229,9 +229,9 @@ def test_what_others_need_is_brought_before_them_to_whichever_devices():
         return {"a": jax.device_put(np.ones((1, 3)), sharding)}
 
     worker = Worker(make_mesh(2), read, lambda batch: 1 / 0)
-    brought = dict(worker.execute(Plan(bring=((0, merged), (1, base), (1, merged)))).brought)
-    while len(brought) < 3:
-        brought |= worker.execute(Plan()).brought
+    loaded = dict(worker.execute(Plan(load=((0, merged), (1, base), (1, merged)))).loaded)
+    while len(loaded) < 3:
+        loaded |= worker.execute(Plan()).loaded
     worker.close()
     assert order == [(base, 1), (merged, 2)]
 
@@ -241,7 +241,7 @@ def test_weights_that_cannot_be_read_are_reported_in_a_sentence():
         raise CheckpointError("The file is gone.\nMore of it.")
 
     worker = Worker(make_mesh(1), read, lambda batch: 1 / 0)
-    report = worker.execute(Plan(bring=((0, BASE),)))
+    report = worker.execute(Plan(load=((0, BASE),)))
     while not report.failed:
         report = worker.execute(Plan())
     worker.close()
