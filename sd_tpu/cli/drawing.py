@@ -76,7 +76,7 @@ def early_defaults(model: str | Path) -> Picture:
     return card_defaults(ModelCard.read(folder, folder.name), read_json(scheduler))
 
 
-def take_all(job: Job, take: Callable[[ImageReady], None], line: "Line") -> bool:
+def take_all(job: Job, take: Callable[[ImageReady], None], line: "ProgressLine") -> bool:
     """Shows how a job goes and takes its pictures as they come; whether all did."""
     unsafe = False
     try:
@@ -112,7 +112,7 @@ def _sentence(event: Event) -> str:
     return ""
 
 
-class Line:
+class ProgressLine:
     """A line on stderr: on a terminal the next takes its place, elsewhere it comes below."""
 
     def __init__(self):

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sd_tpu.cli.drawing import FLAGGED, Line, add_setting_flags, early_defaults, take_all, write
+from sd_tpu.cli.drawing import (
+    FLAGGED,
+    ProgressLine,
+    add_setting_flags,
+    early_defaults,
+    take_all,
+    write,
+)
 from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.pictures.images import MAX_FILE_BYTES, framed, make_grid
 from sd_tpu.pictures.inputs import Input
@@ -94,7 +101,7 @@ def _generate(args: argparse.Namespace) -> int:
     values |= {"seed": drawn_seed(args.seed), "own": per_picture}
     seed = Request.check(_early(values), early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
-    line = Line()
+    line = ProgressLine()
     line.show(f"Seed {seed}")
     line.keep()
     line.show(f"Loading {args.model} ...")
@@ -128,7 +135,7 @@ def _again(
     said: Sequence[float | None],
     engine: "Engine",
     given: dict[str, Input],
-    line: Line,
+    line: ProgressLine,
 ) -> Request | None:
     """What draws the pictures again so many times as large, or as near to it as their models can,
     once they are drawn, and are in what is given; None if that failed. A strength that has been
@@ -241,7 +248,7 @@ def _save(
     job: Job,
     folder: Path,
     to_png: Callable[..., bytes],
-    line: Line,
+    line: ProgressLine,
     sizes: Mapping[int, tuple[int, int]],
 ) -> int:
     """Writes the pictures as they come and the grid at the end; returns the exit code. `sizes` are

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sd_tpu.cli.drawing import FLAGGED, Line, add_setting_flags, early_defaults, take_all, write
+from sd_tpu.cli.drawing import (
+    FLAGGED,
+    ProgressLine,
+    add_setting_flags,
+    early_defaults,
+    take_all,
+    write,
+)
 from sd_tpu.cli.flags import add_model_flags, open_engine, positive
 from sd_tpu.pictures.movie import KINDS, MILLISECONDS, find_ffmpeg, write_movie
 from sd_tpu.request import JOURNEYS, ModelCatalog, Request, journey
@@ -65,7 +72,7 @@ def _journey(args: argparse.Namespace) -> int:
 
     request(early_defaults(args.model))
     args.out.mkdir(parents=True, exist_ok=True)
-    line = Line()
+    line = ProgressLine()
     line.show(f"Loading {args.model} ...")
     engine = open_engine(args)
     try:

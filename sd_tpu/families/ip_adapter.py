@@ -22,7 +22,7 @@ from sd_tpu.checkpoint.single_file import SUFFIX
 from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families.extra_network import ExtraNetwork, check_equal
 from sd_tpu.families.latent_diffusion import REFERENCE, LatentDiffusion
-from sd_tpu.models import IPAdapter as Network
+from sd_tpu.models import IPAdapterModel
 from sd_tpu.reading import expanded
 
 ENCODER, STEM = "image_encoder", "model"
@@ -40,7 +40,7 @@ class IPAdapter(ExtraNetwork):
 
     kind: ClassVar = "IP-Adapter"
     part: ClassVar = REFERENCE
-    module: ClassVar = Network
+    module: ClassVar = IPAdapterModel
 
     @classmethod
     def open(

@@ -11,7 +11,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "controlnet": ["ControlNetModel"],
-        "ip_adapter": ["IPAdapter"],
+        "ip_adapter": ["IPAdapterModel"],
         "safety_checker": ["StableDiffusionSafetyChecker"],
         "text_encoder": ["CLIPTextModel", "CLIPTextModelWithProjection"],
         "tiny_vae": ["AutoencoderTiny"],

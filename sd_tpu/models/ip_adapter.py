@@ -14,7 +14,7 @@ from sd_tpu.models.vision_encoder import CLIPVisionModelWithProjection, normaliz
 Pairs = list[tuple[jax.Array, jax.Array]]  # keys and values of each transformer block
 
 
-class IPAdapter(nnx.Module):
+class IPAdapterModel(nnx.Module):
     """CLIP's look at a picture, tokens made of it, and what each attention makes of these."""
 
     def __init__(self, config: IPAdapterConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):

@@ -21,7 +21,7 @@ from sd_tpu.http.assets import Assets
 from sd_tpu.http.server import Server, bind
 from sd_tpu.logs import log_printed_errors
 from sd_tpu.page import api
-from sd_tpu.page.events import WITH_FILES, Answers, Asked, Watch
+from sd_tpu.page.events import WITH_FILES, ActionRequest, Actions, RunStream
 from sd_tpu.page.files import Uploads, fetch_nothing
 from sd_tpu.page.layout import Translations, make_page
 from sd_tpu.page.sessions import remember_nothing
@@ -65,22 +65,22 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         files = Files(Path(page.GRADIO_CACHE) / "pictures", engine.to_png)
         page.temp_file_sets.append(files.names)  # Gradio prunes them
         runs = Runs(Studio(engine, files, Inputs(), history))
-        answers = Answers(runs)
+        actions = Actions(runs)
         work = Turns(parallel=PARALLEL, most=MOST)
         kept = Turns(parallel=4 * PARALLEL, most=MOST)  # whose database another may hold
         looks = Turns(parallel=EVENTS, most=MOST)
 
         async def answer(asked: Any, visitor: gr.Request) -> dict:
-            asked = Asked.of(asked, visitor)
+            asked = ActionRequest.of(asked, visitor)
             action = asked.data.get("do")
             turns = work if action in WITH_FILES else kept if action == "history" else looks
             try:
-                return await turns.call(asked.address, answers.answer, asked)
+                return await turns.call(asked.address, actions.answer, asked)
             except Busy as error:
-                return answers.refuse(error, asked)
+                return actions.refuse(error, asked)
 
         async def watch(event: gr.EventData, visitor: gr.Request) -> AsyncIterator[dict]:
-            asked = Asked.of(event._data, visitor)
+            asked = ActionRequest.of(event._data, visitor)
             async for updates in shown.follow(asked, visitor.session_hash):
                 yield updates
 
@@ -88,7 +88,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
             runs.leave(visitor.session_hash)
 
         view = make_page(engine, texts, answer, history=history is not None)
-        shown = Watch(runs, view)
+        shown = RunStream(runs, view)
         view.hub.click(
             watch, None, view.outputs(), trigger_mode="multiple", concurrency_limit=None, **QUIET
         )

@@ -1,6 +1,6 @@
 """What happens on the page: what page.js asks for, and what the server does about it.
 
-All is answered at once (`Answers`): with texts, files, forms to fill in, and runs, which page.js
+All is answered at once (`Actions`): with texts, files, forms to fill in, and runs, which page.js
 shows. How a run goes is told as it happens (`Watch`).
 """
 
@@ -47,7 +47,7 @@ from sd_tpu.request import LARGER, AnyModelCatalog, Request, for_all, journey, l
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import BLANK, BROKEN, Card, Line, Run, refusal
+from sd_tpu.serving.run import BLANK, BROKEN, Card, Run, StatusLine, refusal
 from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import (
     FASTER,
@@ -81,7 +81,7 @@ Updates = dict[Component, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ActionRequest:
     """What page.js asks for: `data` is whatever a browser has sent."""
 
     data: Mapping[str, Any]
@@ -121,14 +121,14 @@ class Asked:
         return {index for index, keep in enumerate(marks) if keep is True}
 
 
-class Watch:
+class RunStream:
     """What is told of a run as it goes."""
 
     def __init__(self, runs: Runs, view: View):
         """Shows runs in a view."""
         self.runs, self.view = runs, view
 
-    async def follow(self, asked: Asked, session: str) -> AsyncIterator[Updates]:
+    async def follow(self, asked: ActionRequest, session: str) -> AsyncIterator[Updates]:
         """What changes on the page with the run that a session asks for, from the version on that
         it has `seen`. How the run ended `before` is old news."""
         run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen")
@@ -148,7 +148,7 @@ class Watch:
                     updates[self.view.news] = escape(news)
             yield updates
 
-    def _cards(self, cards: Sequence[Card], run: Run, asked: Asked) -> Updates:
+    def _cards(self, cards: Sequence[Card], run: Run, asked: ActionRequest) -> Updates:
         """The gallery where cards have changed."""
         view, history, stars = self.view, self.runs.studio.history, {}
         cards = [
@@ -168,7 +168,7 @@ class Watch:
         return updates
 
 
-class Answers:
+class Actions:
     """What is answered at once: each returns what page.js shows, `told` in the progress line."""
 
     def __init__(self, runs: Runs):
@@ -181,7 +181,7 @@ class Answers:
             studio.history,
         )
 
-    def answer(self, asked: Asked) -> dict[str, Any]:
+    def answer(self, asked: ActionRequest) -> dict[str, Any]:
         """Answers what page.js asks."""
         try:
             return getattr(self, f"_do_{asked.data.get('do')}")(asked)
@@ -197,22 +197,22 @@ class Answers:
             log.exception("a page asked for what cannot be read")
             return self._wrong(GARBLED, asked)
 
-    def refuse(self, error: SentenceError, asked: Asked) -> dict[str, Any]:
+    def refuse(self, error: SentenceError, asked: ActionRequest) -> dict[str, Any]:
         """Tells why something is not answered."""
         return self._wrong(refusal(error), asked)
 
-    def _wrong(self, sentence: Sentence, asked: Asked) -> dict[str, Any]:
+    def _wrong(self, sentence: Sentence, asked: ActionRequest) -> dict[str, Any]:
         return {"told": asked.language.translate(sentence), "kind": "wrong"}
 
     # --- runs -----------------------------------------------------------------------------------
 
-    def _do_generate(self, asked: Asked) -> dict[str, Any]:
+    def _do_generate(self, asked: ActionRequest) -> dict[str, Any]:
         filled = asked.filled()
         seed = drawn_seed(filled["seed"])
         request = Request.check({**filled, "seed": seed}, self.engine.catalog)
         return self._draw(request, asked, seed=int(seed), keep=asked.kept())
 
-    def _do_compare(self, asked: Asked) -> dict[str, Any]:
+    def _do_compare(self, asked: ActionRequest) -> dict[str, Any]:
         filled, former = asked.filled(), self._run(asked)
         filled["seed"] = drawn_seed(filled["seed"])
         if former and former.request.compares:  # its values are no box's own
@@ -230,7 +230,7 @@ class Answers:
             told["filled"]["keep"] = []
         return told
 
-    def _do_vary(self, asked: Asked) -> dict[str, Any]:
+    def _do_vary(self, asked: ActionRequest) -> dict[str, Any]:
         """Draws a picture's prompt with new seeds, wherever no picture is kept."""
         index, filled, seed = asked.index, asked.filled(), drawn_seed(RANDOM)
         picture = self._card(asked, index).asked
@@ -249,7 +249,7 @@ class Answers:
             any_seed=filled["seed"] == RANDOM,
         )
 
-    def _do_larger(self, asked: Asked) -> dict[str, Any]:
+    def _do_larger(self, asked: ActionRequest) -> dict[str, Any]:
         """Draws a picture again at LARGER times its size, from what it is; the others stay."""
         card, former = self._card(asked, asked.index), self._run(asked)
         picture = larger(card.asked, LARGER * card.asked.width, LARGER * card.asked.height)
@@ -265,7 +265,7 @@ class Answers:
             request, asked, seed=former.seed, keep={*range(MAX_PROMPTS)} - {card.index}
         )
 
-    def _do_journey(self, asked: Asked) -> dict[str, Any]:
+    def _do_journey(self, asked: ActionRequest) -> dict[str, Any]:
         """Draws the way from a card's picture to another's, or to another seed of its own."""
         first, to = self._card(asked, asked.index).asked, asked.data.get("to")
         other = first if to is None else self._card(asked, to).asked
@@ -277,7 +277,7 @@ class Answers:
     def _draw(
         self,
         request: Request,
-        asked: Asked,
+        asked: ActionRequest,
         *,
         seed: int,
         keep: Collection[int] = (),
@@ -314,13 +314,13 @@ class Answers:
             told["filled"] = form.show(values, self.engine.catalog)
         return told
 
-    def _do_redraw(self, asked: Asked) -> dict[str, Any]:
+    def _do_redraw(self, asked: ActionRequest) -> dict[str, Any]:
         return self._redraw(asked, live=False)
 
-    def _do_live(self, asked: Asked) -> dict[str, Any]:
+    def _do_live(self, asked: ActionRequest) -> dict[str, Any]:
         return self._redraw(asked, live=True)
 
-    def _redraw(self, asked: Asked, *, live: bool) -> dict[str, Any]:
+    def _redraw(self, asked: ActionRequest, *, live: bool) -> dict[str, Any]:
         """Draws one picture as its box asks now."""
         run = self._run(asked)
         picture = self._picture(asked, run, live=live)
@@ -337,7 +337,7 @@ class Answers:
             )
         )
 
-    def _picture(self, asked: Asked, run: Run | None, *, live: bool) -> Picture | None:
+    def _picture(self, asked: ActionRequest, run: Run | None, *, live: bool) -> Picture | None:
         """What is to be drawn of the box alone: with a new seed, or, while somebody types, with
         the seed of what is there; nothing if nothing is asked for.
 
@@ -356,7 +356,7 @@ class Answers:
             return picture
         return dataclasses.replace(picture, seed=drawn_seed(RANDOM))
 
-    def _do_show(self, asked: Asked) -> dict[str, Any]:
+    def _do_show(self, asked: ActionRequest) -> dict[str, Any]:
         """A former run, or what this browser was shown last."""
         run = (
             self.runs.bring_back(asked.data["shown"])
@@ -365,16 +365,16 @@ class Answers:
         )
         return _named(run)
 
-    def _do_stop(self, asked: Asked) -> dict[str, Any]:
+    def _do_stop(self, asked: ActionRequest) -> dict[str, Any]:
         if run := self._run(asked):
             run.stop()
         return {}
 
-    def _run(self, asked: Asked) -> Run | None:
+    def _run(self, asked: ActionRequest) -> Run | None:
         """The run that the page shows, if it is still known."""
         return self.runs.find(asked.data.get("run"))
 
-    def _card(self, asked: Asked, index: Any) -> Card:
+    def _card(self, asked: ActionRequest, index: Any) -> Card:
         """The card with the picture that is there; raises RequestError if none is."""
         run = self._run(asked)
         card = run and index in range(MAX_PROMPTS) and run.cards[index].finished
@@ -384,7 +384,7 @@ class Answers:
 
     # --- the boxes ------------------------------------------------------------------------------
 
-    def _do_look(self, asked: Asked) -> dict[str, Any]:
+    def _do_look(self, asked: ActionRequest) -> dict[str, Any]:
         """What is to be said of what is filled in: of each box, of all, whether Live is possible,
         and which field is wrong; where a page is fresh, which models there are by now."""
         filled, language, refused = asked.filled(), asked.language, {}
@@ -422,7 +422,7 @@ class Answers:
             ),  # small
             "slow": self._slow(filled, language),
             "line": part(
-                "progress", language, run.line if run and run.line.kind != "wrong" else Line()
+                "progress", language, run.line if run and run.line.kind != "wrong" else StatusLine()
             ),
             **self._model_values(filled),
             **({"models": self.engine.catalog.models()} if asked.data.get("fresh") else {}),
@@ -449,7 +449,7 @@ class Answers:
         slow = too_slow(self.engine, picture)
         return language.translate(slow.sentence) if slow else ""
 
-    def _do_model(self, asked: Asked) -> dict[str, Any]:
+    def _do_model(self, asked: ActionRequest) -> dict[str, Any]:
         """What another model brings along, but for texts."""
         name = str(asked.data.get("model"))
         brought = form.show_settings(vars(self.engine.catalog.defaults(name)), self.engine.catalog)
@@ -461,20 +461,20 @@ class Answers:
         brought = {name: text for name, text in brought.items() if name not in left}
         return {"form": {"settings": brought, "sizes": form.sizes(name, self.engine.catalog)}}
 
-    def _do_link(self, asked: Asked) -> dict[str, Any]:
+    def _do_link(self, asked: ActionRequest) -> dict[str, Any]:
         request = Request.check(read_link(str(asked.data.get("link"))), AnyModelCatalog())
         return self._gathered(request, asked) | self._fill(
             request, asked, Sentence("The link's prompts, seed and settings are in the boxes.")
         )
 
-    def _do_again(self, asked: Asked) -> dict[str, Any]:
+    def _do_again(self, asked: ActionRequest) -> dict[str, Any]:
         return self._fill_from(
             self._file(asked),
             asked,
             Sentence("Prompt, seed and settings of the picture are in the boxes."),
         )
 
-    def _do_read(self, asked: Asked) -> dict[str, Any]:
+    def _do_read(self, asked: ActionRequest) -> dict[str, Any]:
         """Reads a picture that has been uploaded."""
         file = uploaded(asked.data.get("file"))
         request, _ = parse_usable(read_parameters(file))
@@ -486,7 +486,7 @@ class Answers:
             ),
         )
 
-    def _fill_from(self, file: Path, asked: Asked, told: Sentence) -> dict[str, Any]:
+    def _fill_from(self, file: Path, asked: ActionRequest, told: Sentence) -> dict[str, Any]:
         """As `_fill`, with what a picture was made from.
 
         Raises:
@@ -514,7 +514,7 @@ class Answers:
             )
         return self._fill(request, asked, told, *more)
 
-    def _fill(self, request: Request, asked: Asked, *told: Sentence) -> dict[str, Any]:
+    def _fill(self, request: Request, asked: ActionRequest, *told: Sentence) -> dict[str, Any]:
         """The form of a request as far as it can be made here; what is told, and what of it is
         otherwise here."""
         values, otherwise = self.runs.values_here(request, asked.browser)
@@ -523,11 +523,11 @@ class Answers:
             "told": " ".join(map(asked.language.translate, (*told, *otherwise))),
         }
 
-    def _gathered(self, request: Request, asked: Asked) -> dict[str, Any]:
+    def _gathered(self, request: Request, asked: ActionRequest) -> dict[str, Any]:
         """The pictures of a request, where the browser's runs still have them."""
         return _named(self.runs.gather(request, asked.browser, asked.address))
 
-    def _do_take(self, asked: Asked) -> dict[str, Any]:
+    def _do_take(self, asked: ActionRequest) -> dict[str, Any]:
         """Takes a picture in: one of a card or of the history, or a file that has been uploaded;
         from one of these the settings are read instead if that is asked for and it has any."""
         if asked.data.keys() & {"id", "place"}:
@@ -542,7 +542,7 @@ class Answers:
             given = painted(given, self._handed_in(asked, "mask_of"))
         return {"input": self.inputs.add(asked.browser, given)}
 
-    def _do_before(self, asked: Asked) -> dict[str, Any]:
+    def _do_before(self, asked: ActionRequest) -> dict[str, Any]:
         """What a picture began with, as it was put under it; nothing if it is not there any more."""
         with suppress(RequestError, HistoryError, OSError):
             made = read_png(self._file(asked))
@@ -550,16 +550,16 @@ class Answers:
             return {"before": data_url(canvas.pixels)} if canvas else {}
         return {}
 
-    def _do_paint(self, asked: Asked) -> dict[str, Any]:
+    def _do_paint(self, asked: ActionRequest) -> dict[str, Any]:
         return {"view": to_paint_on(self._handed_in(asked, "input"))}
 
-    def _handed_in(self, asked: Asked, key: str) -> Input:
+    def _handed_in(self, asked: ActionRequest, key: str) -> Input:
         name = str(asked.data.get(key))
         return find_input(self.inputs.of(asked.browser, {name}), name)
 
     # --- the rest -------------------------------------------------------------------------------
 
-    def _do_known(self, asked: Asked) -> dict[str, Any]:
+    def _do_known(self, asked: ActionRequest) -> dict[str, Any]:
         """What prompts can say here beside plain words, and the words of a model that has few."""
         catalog, adapters = self.engine.catalog, self.engine.adapters
         card = catalog.open(asked.filled().get("model", "")).checkpoint.card
@@ -567,14 +567,14 @@ class Answers:
         wildcards = (f"__{name}__" for name in catalog.wildcards.names())
         return {"known": [*adapters.embeddings(), *loras, *wildcards, *card.words][:MAX_KNOWN]}
 
-    def _do_zip(self, asked: Asked) -> dict[str, Any]:
+    def _do_zip(self, asked: ActionRequest) -> dict[str, Any]:
         return {"file": url(self.files.archive(self._made(asked)))}
 
-    def _do_grid(self, asked: Asked) -> dict[str, Any]:
+    def _do_grid(self, asked: ActionRequest) -> dict[str, Any]:
         made = self._made(asked)
         return {"file": url(self.files.grid(self._run(asked).request, made))}
 
-    def _made(self, asked: Asked) -> dict[int, files.Picture]:
+    def _made(self, asked: ActionRequest) -> dict[int, files.PictureFile]:
         """The pictures that are there, by index; raises RequestError if there are none."""
         run = self._run(asked)
         pictures = {
@@ -586,7 +586,7 @@ class Answers:
             raise RequestError(GONE.template)
         return pictures
 
-    def _do_movie(self, asked: Asked) -> dict[str, Any]:
+    def _do_movie(self, asked: ActionRequest) -> dict[str, Any]:
         """The journey that was drawn last, to be looked at or as a file; nothing if there is none."""
         run, kind = self._run(asked), asked.data.get("kind")
         if not (run and run.way):
@@ -595,11 +595,11 @@ class Answers:
             return {"file": url(self.files.archive(dict(enumerate(run.way))))}
         return {"file" if kind else "view": url(self.files.movie(run.way, kind or "webp"))}
 
-    def _do_large(self, asked: Asked) -> dict[str, Any]:
+    def _do_large(self, asked: ActionRequest) -> dict[str, Any]:
         """A picture enlarged."""
         return {"file": url(self.files.copy(self._file(asked), asked.browser, files.LARGE))}
 
-    def _file(self, asked: Asked) -> Path:
+    def _file(self, asked: ActionRequest) -> Path:
         """The file of the picture that it is about: of the history by its name, else of a card.
 
         Raises:
@@ -613,12 +613,12 @@ class Answers:
             raise RequestError(FORGOTTEN.template)
         return file
 
-    def _do_about(self, asked: Asked) -> dict[str, Any]:
+    def _do_about(self, asked: ActionRequest) -> dict[str, Any]:
         return {"about": layout.about(self.engine, asked.language)}
 
     # --- the history ----------------------------------------------------------------------------
 
-    def _do_history(self, asked: Asked) -> dict[str, Any]:
+    def _do_history(self, asked: ActionRequest) -> dict[str, Any]:
         """Does what a button of the history asks for, and shows what there is then."""
         data, owner, say, news = asked.data, asked.browser, asked.language.say, ""
         name = str(data.get("id"))
@@ -647,7 +647,7 @@ class Answers:
             return {**shown, **self._wrong(FORGOTTEN, asked)}
         return {**shown, "news": news}
 
-    def _use_run(self, owner: str, name: str, asked: Asked) -> dict[str, Any]:
+    def _use_run(self, owner: str, name: str, asked: ActionRequest) -> dict[str, Any]:
         entries = self.history.entries(owner, run=name)
         if not entries:
             raise RequestError(FORGOTTEN.template)

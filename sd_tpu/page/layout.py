@@ -22,7 +22,7 @@ from sd_tpu.pictures.movie import kinds_here
 from sd_tpu.request import JOURNEYS
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import STARTING, Card, Line
+from sd_tpu.serving.run import STARTING, Card, StatusLine
 from sd_tpu.settings import (
     CONTROL,
     JOURNEY,
@@ -98,7 +98,7 @@ def make_page(
     with gr.Row(elem_id="bar"):
         html("choices", "settings-fold", preset_steps(defaults["steps"]))
         html("seed", "seeds")
-        line = html("progress", "line", Line())
+        line = html("progress", "line", StatusLine())
         html("go", "go", STARTING.text)
         choices, offered = choices_of(engine.catalog), sizes(defaults["model"], engine.catalog)
         html(

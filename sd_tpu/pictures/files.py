@@ -29,6 +29,7 @@ from sd_tpu.pictures.images import (
 )
 from sd_tpu.pictures.movie import MILLISECONDS, kinds_here, write_movie
 from sd_tpu.request import Request
+from sd_tpu.settings import Picture, RequestError, shortened
 
 SMALL = 256  # pixels: smaller pictures are shown enlarged, where each fault of a pixel is seen
 QUALITY = 92  # of the WebP of larger ones
@@ -37,7 +38,7 @@ MAX_THUMBNAILS = 1024  # kept in memory, of some kilobytes each
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
+class PictureFile:
     """A finished picture's two files: paths of the PNG and of what is shown."""
 
     png: str
@@ -68,16 +69,16 @@ class Files:
         self._folder, self._to_png = folder.resolve(), to_png
         self._salt = secrets.token_bytes(32)
 
-    def add(self, request: Request, index: int, pixels: np.ndarray, whose: str = "") -> Picture:
+    def add(self, request: Request, index: int, pixels: np.ndarray, whose: str = "") -> PictureFile:
         """Writes the picture uint8 [H, W, 3] at `index`, with its settings. What is one browser's
         and what is another's lie apart, also where they are alike."""
         name, png = _name(request.pictures[index]), self._to_png(pixels, request.only(index))
-        return Picture(
+        return PictureFile(
             png=self._save(png, f"{name}.png", whose=whose),
             shown=self._save(_shown(pixels), f"{name}.webp", of=png, whose=whose),
         )
 
-    def archive(self, pictures: Mapping[int, Picture]) -> str:
+    def archive(self, pictures: Mapping[int, PictureFile]) -> str:
         """Writes a ZIP of pictures by their places; returns its path. Raises OSError."""
         pngs = {index: Path(picture.png) for index, picture in pictures.items()}
         return self._once(
@@ -88,7 +89,7 @@ class Files:
             ),
         )
 
-    def grid(self, request: Request, pictures: Mapping[int, Picture]) -> str:
+    def grid(self, request: Request, pictures: Mapping[int, PictureFile]) -> str:
         """Writes the pictures of a request side by side, each above its label, with all their
         prompts; returns the PNG's path. Together they are at least LARGE pixels wide.
 
@@ -101,7 +102,7 @@ class Files:
             lambda: self._to_png(_grid(request, pictures), request),
         )
 
-    def movie(self, pictures: Sequence[Picture], kind: str) -> str:
+    def movie(self, pictures: Sequence[PictureFile], kind: str) -> str:
         """Writes pictures one after the other as a file of one of `kinds_here`; returns its path.
 
         Raises:
@@ -109,9 +110,9 @@ class Files:
             RequestError: there is no such kind here.
         """
         if kind not in kinds_here():
-            raise settings.RequestError(
+            raise RequestError(
                 "{kind} cannot be written here; there are {known}.",
-                kind=settings.shortened(kind),
+                kind=shortened(kind),
                 known=", ".join(kinds_here()),
             )
 
@@ -147,7 +148,7 @@ class Files:
                 self.names.discard(str(file))
             folder.rmdir()
 
-    def bring_back(self, picture: Picture, png: Path) -> None:
+    def bring_back(self, picture: PictureFile, png: Path) -> None:
         """Writes the files of a picture that was forgotten once more, from that of the history;
         raises OSError."""
         with Image.open(png) as image:
@@ -205,12 +206,12 @@ class _Names(set):
         return super().__isub__(deleted)
 
 
-def _pixels(picture: Picture) -> np.ndarray:
+def _pixels(picture: PictureFile) -> np.ndarray:
     with Image.open(picture.png) as image:
         return np.asarray(image)
 
 
-def _grid(request: Request, pictures: Mapping[int, Picture]) -> np.ndarray:
+def _grid(request: Request, pictures: Mapping[int, PictureFile]) -> np.ndarray:
     """Pictures side by side, each above its label."""
     cells: list[np.ndarray | None] = [None] * len(request.prompts)
     for index, picture in pictures.items():
@@ -253,7 +254,7 @@ def _shown(pixels: np.ndarray) -> bytes:
     return to_webp(pixels, None if max(pixels.shape) < SMALL else QUALITY)
 
 
-def _name(picture: settings.Picture) -> str:
+def _name(picture: Picture) -> str:
     return f"{picture.seed}-{_words(picture.prompt)}"
 
 

@@ -117,7 +117,7 @@ class HistoryError(SentenceError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class HistoryEntry:
     """A picture of the history: `number` counts its owner's pictures, `made_at` is in seconds since
     1970, `picture` is what makes it again; it was made at a `place` of the gallery, in a `run`.
     `file` is its PNG."""
@@ -222,7 +222,7 @@ class History:
         run: str | None = None,
         index: int = 0,
         name: str | None = None,
-    ) -> Entry:
+    ) -> HistoryEntry:
         """Keeps a finished picture; once this returns, it outlives the server.
 
         From time to time it prunes first.
@@ -255,7 +255,7 @@ class History:
             except BaseException:
                 file.unlink()
                 raise
-        return Entry(name, number, made_at, False, picture, run, index, file)
+        return HistoryEntry(name, number, made_at, False, picture, run, index, file)
 
     def entries(
         self,
@@ -265,7 +265,7 @@ class History:
         favourites_only: bool = False,
         words: str = "",
         run: str | None = None,
-    ) -> list[Entry]:
+    ) -> list[HistoryEntry]:
         """The owner's pictures by run, the newest run first, each in the order of the gallery.
 
         Args:
@@ -284,7 +284,7 @@ class History:
             hashed,
         )
         return [
-            Entry(
+            HistoryEntry(
                 name,
                 number,
                 made_at,
@@ -626,7 +626,7 @@ def new_name() -> str:
     return secrets.token_hex(16)
 
 
-def request_of(entries: Sequence[Entry]) -> Request:
+def request_of(entries: Sequence[HistoryEntry]) -> Request:
     """What makes a run again: where a card was drawn again, what was there last."""
     latest = {entry.index: entry.picture for entry in entries if 0 <= entry.index < MAX_PROMPTS}
     return Request(tuple(map(latest.get, range(max(latest) + 1))))

@@ -12,7 +12,7 @@ from sd_tpu.checkpoint.config import read_json
 from sd_tpu.pipelines.files import find_config
 
 
-class Config(dict):
+class FrozenConfig(dict):
     """A dictionary whose keys are attributes as well."""
 
     def __getattr__(self, name: str) -> Any:
@@ -39,7 +39,7 @@ class Configured:
         unknown = values.keys() - self.defaults.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}.")
-        self.config = Config({**self.defaults, **values, "_class_name": type(self).__name__})
+        self.config = FrozenConfig({**self.defaults, **values, "_class_name": type(self).__name__})
 
     @classmethod
     def from_config(

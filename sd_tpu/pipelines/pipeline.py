@@ -28,11 +28,11 @@ from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.families.tokenizer import Tokenizer, clip_tokenizer
 from sd_tpu.models.unet import guidance_encoding
-from sd_tpu.pipelines.configs import Config, warn_of_unknown, write_json
+from sd_tpu.pipelines.configs import FrozenConfig, warn_of_unknown, write_json
 from sd_tpu.pipelines.files import fetch_packed, take_options
 from sd_tpu.pipelines.models import Network, Output
 from sd_tpu.pipelines.names import to_ours
-from sd_tpu.pipelines.schedulers import Scheduler, SchedulerState, scheduler_for
+from sd_tpu.pipelines.schedulers import FlaxScheduler, SchedulerState, scheduler_for
 from sd_tpu.reading import expanded
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, make_mesh, replicated, split
 from sd_tpu.runtime.programs import ImageEncoder, Programs
@@ -219,7 +219,7 @@ class FlaxDiffusionPipeline:
             elif part in cls.tokenizers:
                 parts[part] = clip_tokenizer(folder / part)
             else:
-                parts[part] = scheduler_for(read_json(folder / part / Scheduler.config_name))
+                parts[part] = scheduler_for(read_json(folder / part / FlaxScheduler.config_name))
         return parts
 
     @classmethod
@@ -284,13 +284,13 @@ class FlaxDiffusionPipeline:
         return {name: getattr(self, name) for name in (*self._parts(), *OPTIONAL)}
 
     @property
-    def config(self) -> Config:
+    def config(self) -> FrozenConfig:
         """The parts' modules and classes by name."""
         kinds = {name: type(part) for name, part in self.components.items() if part is not None}
         named = {
             name: (kind.__module__.split(".")[0], kind.__name__) for name, kind in kinds.items()
         }
-        return Config(
+        return FrozenConfig(
             {
                 "_class_name": type(self).__name__,
                 **{name: named.get(name, (None, None)) for name in self.components},
@@ -593,12 +593,12 @@ class FlaxDiffusionPipeline:
         clean = self._denoise(params, text, added, first, keys, num_inference_steps, guidance_scale)
         return clean if return_latents else self._decode(params, clean)
 
-    def _drawing_scheduler(self) -> Scheduler:
+    def _drawing_scheduler(self) -> FlaxScheduler:
         """The scheduler, without clipping of what are no pixels."""
-        if not isinstance(self.scheduler, Scheduler):
+        if not isinstance(self.scheduler, FlaxScheduler):
             raise ValueError(f"{type(self.scheduler).__name__} does not draw in latents.")
         scheduler = copy.copy(self.scheduler)
-        scheduler.config = Config(self.scheduler.config, clip_sample=False)
+        scheduler.config = FrozenConfig(self.scheduler.config, clip_sample=False)
         return scheduler
 
     def _state(self, params: Mapping[str, Any]) -> SchedulerState:

@@ -65,7 +65,7 @@ class SchedulerOutput(NamedTuple):
         return tuple(self)
 
 
-class Stored(Configured):
+class SavedConfig(Configured):
     """A scheduler's config in files."""
 
     config_name = "scheduler_config.json"
@@ -108,7 +108,7 @@ class Stored(Configured):
         self.save_config(folder)
 
 
-class Scheduler(Stored):
+class FlaxScheduler(SavedConfig):
     """What all but Karras-Ve's have in common."""
 
     noise: ClassVar[dict[str, Any]] = dict(
@@ -328,10 +328,10 @@ def _weighted(weights: jax.Array, history: jax.Array) -> jax.Array:
     return jnp.tensordot(weights, history, axes=1)
 
 
-class FlaxDDIMScheduler(Scheduler):
+class FlaxDDIMScheduler(FlaxScheduler):
     """DDIM, Song et al. 2020 (https://arxiv.org/abs/2010.02502)."""
 
-    defaults: ClassVar = Scheduler.noise | dict(
+    defaults: ClassVar = FlaxScheduler.noise | dict(
         clip_sample=True,
         clip_sample_range=1.0,
         set_alpha_to_one=True,
@@ -348,7 +348,7 @@ class FlaxDDIMScheduler(Scheduler):
         eta: float = 0.0,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple:
-        """As `Scheduler.step`; eta is the share of noise that is left out and, as the old class did
+        """As `FlaxScheduler.step`; eta is the share of noise that is left out and, as the old class did
         it, not put in afresh."""
         self._check(state)
         alpha, sigma = self._level(state, timestep)
@@ -361,10 +361,10 @@ class FlaxDDIMScheduler(Scheduler):
         return _output(next_alpha * x0 + next_sigma * jnp.sqrt(1 - fresh) * eps, state, return_dict)
 
 
-class FlaxDDPMScheduler(Scheduler):
+class FlaxDDPMScheduler(FlaxScheduler):
     """Ancestral sampling, Ho et al. 2020 (https://arxiv.org/abs/2006.11239)."""
 
-    defaults: ClassVar = Scheduler.noise | dict(
+    defaults: ClassVar = FlaxScheduler.noise | dict(
         variance_type="fixed_small", clip_sample=True, prediction_type="epsilon"
     )
 
@@ -381,7 +381,7 @@ class FlaxDDPMScheduler(Scheduler):
         *,
         noise: jax.Array | None = None,
     ) -> SchedulerOutput | tuple:
-        """As `Scheduler.step`, with fresh noise, or a key for it. Without timesteps every one of
+        """As `FlaxScheduler.step`, with fresh noise, or a key for it. Without timesteps every one of
         the training's is taken."""
         noise = self._fresh(key, model_output) if noise is None else noise
         timestep = jnp.asarray(timestep, jnp.int32)
@@ -405,10 +405,10 @@ class FlaxDDPMScheduler(Scheduler):
         return mean, jnp.sqrt(beta) if large else jnp.sqrt(beta) * next_sigma / sigma
 
 
-class FlaxPNDMScheduler(Scheduler):
+class FlaxPNDMScheduler(FlaxScheduler):
     """Pseudo numerical methods, Liu et al. 2022 (https://arxiv.org/abs/2202.09778)."""
 
-    defaults: ClassVar = Scheduler.noise | dict(
+    defaults: ClassVar = FlaxScheduler.noise | dict(
         skip_prk_steps=False, set_alpha_to_one=False, steps_offset=0, prediction_type="epsilon"
     )
     order = 4
@@ -425,7 +425,7 @@ class FlaxPNDMScheduler(Scheduler):
     def set_timesteps(
         self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> SchedulerState:
-        """As `Scheduler.set_timesteps`."""
+        """As `FlaxScheduler.set_timesteps`."""
         state = super().set_timesteps(state, num_inference_steps, shape)
         runge_kutta, multistep = self._both_timesteps(num_inference_steps)
         return state.replace(
@@ -499,12 +499,12 @@ class FlaxPNDMScheduler(Scheduler):
         return alpha * x0 + sigma * eps
 
 
-class FlaxDPMSolverMultistepScheduler(Scheduler):
+class FlaxDPMSolverMultistepScheduler(FlaxScheduler):
     """DPM-Solver and DPM-Solver++, Lu et al. 2022 (https://arxiv.org/abs/2206.00927 and
     https://arxiv.org/abs/2211.01095). The last step leads to timestep 0, unless the config has
     `final_sigmas_type="zero"`, as PyTorch's class does by default."""
 
-    defaults: ClassVar = Scheduler.noise | dict(
+    defaults: ClassVar = FlaxScheduler.noise | dict(
         solver_order=2,
         prediction_type="epsilon",
         thresholding=False,
@@ -590,7 +590,7 @@ class FlaxDPMSolverMultistepScheduler(Scheduler):
         )
 
 
-class _Growing(Scheduler):
+class _Growing(FlaxScheduler):
     """x = x0 + sigma * eps: the samplers of k-diffusion."""
 
     def _first_deviation(self, alphas_cumprod: jax.Array) -> jax.Array:
@@ -603,7 +603,7 @@ class _Growing(Scheduler):
     def set_timesteps(
         self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> SchedulerState:
-        """As `Scheduler.set_timesteps`."""
+        """As `FlaxScheduler.set_timesteps`."""
         state = super().set_timesteps(state, num_inference_steps, shape)
         sigmas = jnp.append(self._sigma(state, state.timesteps), 0.0)
         return state.replace(sigmas=sigmas, init_noise_sigma=self._deviation(sigmas[0]))
@@ -658,7 +658,7 @@ def _sigmas(alphas_cumprod: jax.Array) -> jax.Array:
 class FlaxEulerDiscreteScheduler(_Growing):
     """Euler's method, Karras et al. 2022 (https://arxiv.org/abs/2206.00364), algorithm 2."""
 
-    defaults: ClassVar = Scheduler.noise | dict(
+    defaults: ClassVar = FlaxScheduler.noise | dict(
         prediction_type="epsilon", timestep_spacing="linspace", steps_offset=1
     )
 
@@ -671,7 +671,7 @@ class FlaxEulerDiscreteScheduler(_Growing):
 class FlaxLMSDiscreteScheduler(_Growing):
     """Linear multistep of order 4 in sigma: k-diffusion."""
 
-    defaults: ClassVar = Scheduler.noise | dict(prediction_type="epsilon")
+    defaults: ClassVar = FlaxScheduler.noise | dict(prediction_type="epsilon")
     order = 4
 
     def _step(self, state, model_output, timestep, sample):
@@ -695,18 +695,18 @@ class FlaxLMSDiscreteScheduler(_Growing):
         return jnp.where(known, values.sum(0) * (there - here) / 2, 0.0)
 
 
-class TableScheduler(Scheduler):
+class TableScheduler(FlaxScheduler):
     """Any sampler of `sd_tpu.sampling`, as its config says it: its table is made on the host, so
     other betas in a state change nothing."""
 
-    defaults: ClassVar = Scheduler.noise | dict(prediction_type="epsilon")
+    defaults: ClassVar = FlaxScheduler.noise | dict(prediction_type="epsilon")
     order = HISTORY
     stochastic = True
 
     def set_timesteps(
         self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> SchedulerState:
-        """As `Scheduler.set_timesteps`."""
+        """As `FlaxScheduler.set_timesteps`."""
         sampler, spacing = default_sampler(self.config)
         table = make_table(
             sampler, NoiseSchedule.from_config(self.config), num_inference_steps, spacing=spacing
@@ -741,7 +741,7 @@ class TableScheduler(Scheduler):
         *,
         noise: jax.Array | None = None,
     ) -> SchedulerOutput | tuple:
-        """As `Scheduler.step`, with fresh noise, or a key for it. Steps follow one another,
+        """As `FlaxScheduler.step`, with fresh noise, or a key for it. Steps follow one another,
         whatever the timestep."""
         self._check(state)
         row = self._row(state)
@@ -778,7 +778,7 @@ BESIDE = {
 STRIDED = (FlaxDDIMScheduler, FlaxDDPMScheduler, FlaxPNDMScheduler)  # which space them one way
 
 
-def scheduler_for(config: Mapping[str, Any]) -> Scheduler:
+def scheduler_for(config: Mapping[str, Any]) -> FlaxScheduler:
     """The scheduler that a checkpoint's config asks for: one of the old classes where it can do
     that, or else the sampler's table.
 
@@ -830,7 +830,7 @@ class KarrasVeOutput(NamedTuple):
         return tuple(self)
 
 
-class FlaxKarrasVeScheduler(Stored):
+class FlaxKarrasVeScheduler(SavedConfig):
     """Stochastic sampling of variance-exploding models, Karras et al. 2022
     (https://arxiv.org/abs/2206.00364), algorithm 2."""
 

@@ -15,8 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from sd_tpu import settings
-from sd_tpu.pictures.files import Files, Picture
+from sd_tpu.pictures.files import Files, PictureFile
 from sd_tpu.pictures.history import History, HistoryError, new_name
 from sd_tpu.pictures.images import data_url
 from sd_tpu.pictures.uploads import Inputs
@@ -37,7 +36,7 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.serving.scheduler import Busy
-from sd_tpu.settings import MAX_PROMPTS, MAX_SEED
+from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, Picture
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +74,11 @@ class Card:
     """
 
     index: int
-    asked: settings.Picture | None = None
+    asked: Picture | None = None
     state: str = "blank"
     named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preview: str = ""
-    picture: Picture | None = None
+    picture: PictureFile | None = None
     kept: str | None = None
     live: bool = False
     before: Self | None = None
@@ -91,7 +90,7 @@ class Card:
         """The card with the picture that is there, also while its successor is made."""
         return self if self.picture else self.before
 
-    def drawn_anew(self, asked: settings.Picture) -> Self:
+    def drawn_anew(self, asked: Picture) -> Self:
         """The card while this is drawn on it."""
         there = self.finished
         return type(self)(
@@ -107,7 +106,7 @@ BLANK = tuple(map(Card, range(MAX_PROMPTS)))
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class StatusLine:
     """What happens, to be said to each follower in his language; `share` of the work is done,
     `kind` is busy, over or wrong, idle where nothing was asked for; `aloud` is whether its end is
     read out, `single` whether only single pictures are drawn again.
@@ -120,7 +119,7 @@ class Line:
     single: bool = False
 
 
-STARTING = Line(Sentence("Starting…"), "busy")
+STARTING = StatusLine(Sentence("Starting…"), "busy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +129,12 @@ class Snapshot:
 
     version: int
     cards: tuple[Card, ...]
-    line: Line
+    line: StatusLine
     news: tuple[Sentence, ...]
 
 
 @dataclasses.dataclass(eq=False)
-class Work:
+class Task:
     """A job of a run, and the `indices` that it still draws for it.
 
     `live` is one that was begun by typing, of which less is said and kept, `whole` is what the run
@@ -147,10 +146,10 @@ class Work:
     indices: set[int]
     live: bool
     whole: bool = False
-    line: Line = STARTING
+    line: StatusLine = STARTING
     blurred: bool = False
     unkept: Sentence | None = None
-    way: dict[int, Picture] | None = None
+    way: dict[int, PictureFile] | None = None
 
 
 class _Follower:
@@ -202,10 +201,10 @@ class Run:
         self._client, self.address = browser or program, address
         self._lock = threading.RLock()  # guards the rest
         self.request, self.cards, self.line = request, [*cards], STARTING
-        self.way: list[Picture] = []  # of the journey that was drawn last, once all are there
+        self.way: list[PictureFile] = []  # of the journey that was drawn last, once all are there
         self.version = self._first = 0  # of what is to be seen; and that to which it is old news
         self._followers: dict[str, _Follower] = {}  # by session
-        self._works: list[Work] = []  # which are not over, in the order in which they began
+        self._tasks: list[Task] = []  # which are not over, in the order in which they began
         self._unwritten = 0  # pictures on their way into the history
         self._farewell: threading.Timer | None = None
         drawn = Request(
@@ -220,16 +219,16 @@ class Run:
             if job:
                 self._draw(job, drawn, live=live, whole=not live)
             else:
-                self._say(Line())
+                self._say(StatusLine())
             self._first = self.version
             self._mind_loneliness(GRACE_SECONDS)  # whoever asked may be gone before following it
 
     @property
     def over(self) -> bool:
         """Whether nothing will change any more, unless a picture is drawn again."""
-        return not self._works and not self._unwritten
+        return not self._tasks and not self._unwritten
 
-    def pictures(self) -> dict[int, Picture]:
+    def pictures(self) -> dict[int, PictureFile]:
         """What is finished, by index."""
         return {card.index: card.picture for card in self.cards if card.picture}
 
@@ -240,10 +239,10 @@ class Run:
 
     def stop(self) -> None:
         """Ends it, also while it waits; followers are told when it has stopped."""
-        for work in self._works.copy():
-            work.job.cancel()
+        for task in self._tasks.copy():
+            task.job.cancel()
 
-    def redraw(self, index: int, picture: settings.Picture | None, *, live: bool = False) -> bool:
+    def redraw(self, index: int, picture: Picture | None, *, live: bool = False) -> bool:
         """Draws this picture at `index`, unless it is drawn so already, or takes away what is there
         if it is None; `live` is by typing. Returns whether there is anything new.
 
@@ -265,7 +264,7 @@ class Run:
             else:
                 self._take_over(index)
                 self._put(BLANK[index])
-                self._say(Line(kind="over", aloud=False))
+                self._say(StatusLine(kind="over", aloud=False))
             self._mind_loneliness()
             return True
 
@@ -328,7 +327,7 @@ class Run:
     def _since(self, seen: int) -> Snapshot:
         cards = tuple(card for card in self.cards if card.changed > seen or not seen)
         done = [card.index + 1 for card in cards if card.ready > max(seen, self._first)]
-        end = [self.line.text] if not self._works and self.line.aloud else []
+        end = [self.line.text] if not self._tasks and self.line.aloud else []
         return Snapshot(self.version, cards, self.line, (*ready(done), *end))
 
     def followed_by(self, session: str) -> bool:
@@ -375,23 +374,23 @@ class Run:
 
     def _draw(self, job: Job, request: Request, **what: Any) -> None:
         """Gives the pictures of a request, which the job draws, their places; the rest is `Work`'s."""
-        work = Work(job, {*request.indices()}, **what)
-        if not self._works:
+        task = Task(job, {*request.indices()}, **what)
+        if not self._tasks:
             self._first = self.version  # who comes from now on need not be told of what was there
         for index in request.indices():
             self._take_over(index)
             self._put(self.cards[index].drawn_anew(request.pictures[index]))
-        self._works.append(work)
-        self._say(work.line)
-        threading.Thread(target=self._serve, args=[work], name="run", daemon=True).start()
+        self._tasks.append(task)
+        self._say(task.line)
+        threading.Thread(target=self._serve, args=[task], name="run", daemon=True).start()
 
     def _take_over(self, index: int) -> None:
         """Takes the place from the job that draws it, if one does."""
-        for work in [work for work in self._works if index in work.indices]:
-            work.indices.remove(index)
-            work.job.cancel(index)
-            if not work.indices:
-                self._works.remove(work)
+        for task in [task for task in self._tasks if index in task.indices]:
+            task.indices.remove(index)
+            task.job.cancel(index)
+            if not task.indices:
+                self._tasks.remove(task)
 
     def _put(self, card: Card, *, ready: bool = False) -> None:
         """Changes a card, whose picture may be `ready` by that, and the labels of others that it no
@@ -409,10 +408,10 @@ class Run:
                     self.cards[index], named=named, changed=self.version
                 )
 
-    def _say(self, end: Line) -> None:
+    def _say(self, end: StatusLine) -> None:
         """Says how the latest work goes, or how the last one ended."""
-        line = self._works[-1].line if self._works else end
-        single = not any(work.whole for work in self._works)
+        line = self._tasks[-1].line if self._tasks else end
+        single = not any(task.whole for task in self._tasks)
         self.line = dataclasses.replace(line, single=single)
         self.version += 1
         for follower in self._followers.values():
@@ -420,40 +419,40 @@ class Run:
 
     # --- a thread of each job -------------------------------------------------------------------
 
-    def _serve(self, work: Work) -> None:
+    def _serve(self, task: Task) -> None:
         try:
-            for event in work.job.events():
-                self._take(work, event)
+            for event in task.job.events():
+                self._take(task, event)
         except Exception:  # a disk that is full, say: nobody should be left with a dead page
             log.exception("a run failed")
-            work.job.cancel()
-            self._take(work, Failed(BROKEN))
+            task.job.cancel()
+            self._take(task, Failed(BROKEN))
 
-    def _take(self, work: Work, event: Event) -> None:
-        changes = self._changes(work, event)
+    def _take(self, task: Task, event: Event) -> None:
+        changes = self._changes(task, event)
         with self._lock:
-            if work not in self._works:  # all that it drew has been asked for anew
+            if task not in self._tasks:  # all that it drew has been asked for anew
                 return
-            for index in changes.keys() & work.indices:
+            for index in changes.keys() & task.indices:
                 before = self.cards[index]
                 self._put(
                     dataclasses.replace(before, **changes[index]),
                     ready=isinstance(event, ImageReady),
                 )
                 if self.cards[index].kept and before.kept != self.cards[index].kept:
-                    self._keep(work, self.cards[index], before.finished)
+                    self._keep(task, self.cards[index], before.finished)
             if isinstance(event, Cancelled | Failed):
-                for card in [self.cards[index] for index in work.indices]:
+                for card in [self.cards[index] for index in task.indices]:
                     if not card.picture:
                         self._put(card.finished or dataclasses.replace(card, state="stopped"))
-            work.line = _line_after(work, event, self.seed)
-            if work.way and isinstance(event, Done):
-                self.way = [work.way[index] for index in sorted(work.way)]
-            if work.line.kind != "busy":
-                self._works.remove(work)
-            self._say(work.line)
+            task.line = _line_after(task, event, self.seed)
+            if task.way and isinstance(event, Done):
+                self.way = [task.way[index] for index in sorted(task.way)]
+            if task.line.kind != "busy":
+                self._tasks.remove(task)
+            self._say(task.line)
 
-    def _changes(self, work: Work, event: Event) -> dict[int, dict]:
+    def _changes(self, task: Task, event: Event) -> dict[int, dict]:
         """What the event changes in cards, by index; it writes the files that are shown."""
         match event:
             case Progress(previews=previews):
@@ -461,19 +460,19 @@ class Run:
                     index: dict(state="forming", preview=data_url(pixels))
                     for index, pixels in previews.items()
                 }
-            case ImageReady(index, pixels, unsafe) if work.way is not None:
-                work.blurred |= unsafe
-                work.way[index] = self._studio.files.add(
-                    work.job.request, index, pixels, self.browser
+            case ImageReady(index, pixels, unsafe) if task.way is not None:
+                task.blurred |= unsafe
+                task.way[index] = self._studio.files.add(
+                    task.job.request, index, pixels, self.browser
                 )
-            case ImageReady(index, pixels, unsafe) if index in work.indices:
-                work.blurred |= unsafe
-                picture = self._studio.files.add(work.job.request, index, pixels, self.browser)
+            case ImageReady(index, pixels, unsafe) if index in task.indices:
+                task.blurred |= unsafe
+                picture = self._studio.files.add(task.job.request, index, pixels, self.browser)
                 kept = new_name() if self._studio.history and self.browser else None
-                return {index: dict(state="done", picture=picture, live=work.live, kept=kept)}
+                return {index: dict(state="done", picture=picture, live=task.live, kept=kept)}
         return {}
 
-    def _keep(self, work: Work, card: Card, before: Card | None) -> None:
+    def _keep(self, task: Task, card: Card, before: Card | None) -> None:
         """Has a card's picture added to the browser's history, in place of the one that was there
         `before` if that was drawn while somebody typed. Needs the lock."""
         history, owner = self._studio.history, self.browser
@@ -481,15 +480,15 @@ class Run:
         def done(failure: HistoryError | None) -> None:
             if failure:  # which costs nobody a run
                 log.error("a picture is missing from the history", exc_info=failure)
-            elif work.live and before and before.live and before.kept:
+            elif task.live and before and before.live and before.kept:
                 with suppress(HistoryError):  # then it has one too many
                     history.drop(owner, before.kept)
-            self._note_kept(work, card, failure)
+            self._note_kept(task, card, failure)
 
         history.add_later(
             owner,
             Path(card.picture.png),
-            work.job.request.pictures[card.index],
+            task.job.request.pictures[card.index],
             done,
             name=card.kept,
             run=self.key,
@@ -497,7 +496,7 @@ class Run:
         )
         self._unwritten += 1  # `done` waits for the lock
 
-    def _note_kept(self, work: Work, card: Card, failure: HistoryError | None) -> None:
+    def _note_kept(self, task: Task, card: Card, failure: HistoryError | None) -> None:
         """Says why a picture is not in the history, also of a run that is over, and lets its
         followers go if that was the last."""
         with self._lock:
@@ -509,15 +508,15 @@ class Run:
                 if there.before and there.before.kept == card.kept:
                     before = dataclasses.replace(there.before, kept=None)
                     self._put(dataclasses.replace(there, before=before))
-                if work.line.kind == "over" and not work.unkept:
+                if task.line.kind == "over" and not task.unkept:
                     text = Sentence(
-                        "{done}. {reason}", done=work.line.text, reason=failure.sentence
+                        "{done}. {reason}", done=task.line.text, reason=failure.sentence
                     )
-                    last = not self._works and self.line.text == work.line.text
-                    work.line = dataclasses.replace(work.line, text=text)
+                    last = not self._tasks and self.line.text == task.line.text
+                    task.line = dataclasses.replace(task.line, text=text)
                     if last:  # or it would be said in place of what came later
-                        self._say(work.line)
-                work.unkept = failure.sentence
+                        self._say(task.line)
+                task.unkept = failure.sentence
             for follower in self._followers.values():
                 follower.wake()
 
@@ -525,33 +524,33 @@ class Run:
 # --- what is said ---------------------------------------------------------------------------------
 
 
-def _line_after(work: Work, event: Event, seed: int) -> Line:
+def _line_after(task: Task, event: Event, seed: int) -> StatusLine:
     """What is said of a work after this event, in a run of which place 0 has this seed."""
     match event:
         case Queued(position, reason, seconds):
-            return Line(queued(position, reason, seconds), "busy", work.line.share)
+            return StatusLine(queued(position, reason, seconds), "busy", task.line.share)
         case Progress(step, steps, _, seconds):
-            return Line(at_step(step, steps, seconds), "busy", step / steps)
+            return StatusLine(at_step(step, steps, seconds), "busy", step / steps)
         case Done(seconds):
             # Only a seed that gives the pictures in their places again: those of a journey have no
             # places, and a picture with a seed of its own does not ask for the others'.
-            named = work.way is None and any(
+            named = task.way is None and any(
                 picture and picture.seed == (seed + index) % (MAX_SEED + 1)
-                for index, picture in enumerate(work.job.request.pictures)
+                for index, picture in enumerate(task.job.request.pictures)
             )
             told = (
                 Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
                 if named
                 else Sentence("Done in {seconds:.1f} s", seconds=seconds)
             )
-            for reason in filter(None, (BLURRED if work.blurred else None, work.unkept)):
+            for reason in filter(None, (BLURRED if task.blurred else None, task.unkept)):
                 told = Sentence("{done}. {reason}", done=told, reason=reason)
-            return Line(told, "over", 1.0, aloud=not work.live)
+            return StatusLine(told, "over", 1.0, aloud=not task.live)
         case Cancelled():
-            return Line(Sentence("Stopped"), "over", work.line.share)
+            return StatusLine(Sentence("Stopped"), "over", task.line.share)
         case Failed(message):
-            return Line(message, "wrong", work.line.share)
-    return work.line
+            return StatusLine(message, "wrong", task.line.share)
+    return task.line
 
 
 def ready(numbers: list[int]) -> list[Sentence]:

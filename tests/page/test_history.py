@@ -104,7 +104,7 @@ def test_pictures_appear_by_run_newest_first_also_while_the_history_is_open(some
 
 
 def test_a_run_that_is_over_before_the_page_hears_of_it_is_shown_too(somebody, monkeypatch):
-    follow = events.Watch.follow
+    follow = events.RunStream.follow
 
     async def late(watch, asked, session):
         run = watch.runs.find(asked.data.get("run"))
@@ -113,7 +113,7 @@ def test_a_run_that_is_over_before_the_page_hears_of_it_is_shown_too(somebody, m
         async for told in follow(watch, asked, session):
             yield told
 
-    monkeypatch.setattr(events.Watch, "follow", late)
+    monkeypatch.setattr(events.RunStream, "follow", late)
     fill(somebody, ["in no time"] + [""] * 7)
     unfold(somebody, "History")
     expect(kept(somebody).first).to_be_visible(timeout=PATIENCE)
@@ -277,8 +277,8 @@ def test_a_deletion_leaves_equal_pictures_alone_and_the_card_has_its_own_again(t
         list(following(run, "a tab"))
 
     def act(name, run=None):
-        told = events.Answers(runs).answer(
-            events.Asked(
+        told = events.Actions(runs).answer(
+            events.ActionRequest(
                 {"do": "history", "act": name, "id": run and run.cards[0].kept, "browser": me}, ""
             )
         )

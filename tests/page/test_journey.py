@@ -8,7 +8,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from sd_tpu.links import write_link
-from sd_tpu.page.events import Answers, Asked
+from sd_tpu.page.events import ActionRequest, Actions
 from sd_tpu.pictures import movie
 from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.images import read_png
@@ -96,7 +96,7 @@ def test_a_journey_tells_how_far_it_is_and_is_stopped_like_a_run(tab, slow_engin
 def ask(page_engine, runs):
     """What asks about a run of two pictures that are alike but for their prompts, and the first's
     seed once more."""
-    answers = Answers(runs)
+    actions = Actions(runs)
     run = runs.start(
         Request.check(
             {"prompts": ["a fox", "a hen", "a fox"], "steps": 2, "own": [None, None, {"seed": 0}]},
@@ -105,7 +105,9 @@ def ask(page_engine, runs):
         browser="0" * 32,
     )
     assert [*following(run, "a tab")][-1].line.text.startswith("Done")
-    return run, lambda do, **more: answers.answer(Asked({"do": do, "run": run.key, **more}, ""))
+    return run, lambda do, **more: actions.answer(
+        ActionRequest({"do": do, "run": run.key, **more}, "")
+    )
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def runs(page_engine, tmp_path):
 
 def test_what_is_filled_in_and_is_not_here_is_told(runs):
     request = Request((Picture(prompt="a fox", model="gone", to_prompt="a hen", share=0.5),))
-    answer = Answers(runs).answer(Asked({"do": "link", "link": write_link(request)}, ""))
+    answer = Actions(runs).answer(ActionRequest({"do": "link", "link": write_link(request)}, ""))
     assert answer["form"]["prompts"][0] == "a fox"
     assert answer["told"].endswith(
         "in the boxes. It was drawn by gone, which is not here. It lies on the way to another "
@@ -134,7 +136,7 @@ def test_a_style_that_is_gone_is_told_as_that_and_left_out(runs, page_engine, mo
         page_engine.catalog,
     )
     monkeypatch.setattr(page_engine.catalog.styles, "templates", lambda: {"Bright": ("bright", "")})
-    answer = Answers(runs).answer(Asked({"do": "link", "link": write_link(request)}, ""))
+    answer = Actions(runs).answer(ActionRequest({"do": "link", "link": write_link(request)}, ""))
     assert answer["told"].endswith(
         "in the boxes. It was drawn in the style Ink, which is not here."
     )

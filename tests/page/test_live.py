@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from sd_tpu import settings
 from sd_tpu.language import ENGLISH
-from sd_tpu.pictures.files import Picture
+from sd_tpu.pictures.files import PictureFile
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.job import Cancelled, Done, ImageReady
@@ -102,7 +102,7 @@ class Files:
     def add(self, request, index, pixels, browser):
         asked = request.pictures[index]
         name = f"{asked.prompt} {asked.seed}"
-        return Picture(f"{name}.png", f"{name}.webp")
+        return PictureFile(f"{name}.png", f"{name}.webp")
 
 
 ASKED = make_request(prompts=("a", "b", "c"), seed=3)
@@ -151,7 +151,7 @@ def test_one_picture_is_drawn_again_with_its_seed_and_the_others_stay():
     assert {card.index for snapshot in snapshots for card in snapshot.cards} == {1}
     heard = [ENGLISH.translate(text) for snapshot in snapshots for text in snapshot.news]
     assert heard == ["Picture 2 is ready."]
-    assert run.pictures() == {**before, 1: Picture("new 4.png", "new 4.webp")}
+    assert run.pictures() == {**before, 1: PictureFile("new 4.png", "new 4.webp")}
     assert run.request.prompts == ("a", "new", "c") and run.request.values()["own"] == []
 
 

@@ -9,7 +9,7 @@ from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from sd_tpu.links import read_link, write_link
-from sd_tpu.page.events import Answers
+from sd_tpu.page.events import Actions
 from sd_tpu.page.form import read, show
 from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import read_png, to_png
@@ -283,7 +283,7 @@ def test_what_is_set_while_a_model_is_asked_for_its_own_settings_stays(
     models = [page_engine.catalog.first, "later"]
     monkeypatch.setattr(page_engine.catalog, "models", lambda: models)
     monkeypatch.setattr(
-        Answers,
+        Actions,
         "_do_model",
         lambda *_: (time.sleep(0.5), {"form": {"settings": {"steps": "30", "guidance": "3"}}})[1],
     )

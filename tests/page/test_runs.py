@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import expect
 
 from sd_tpu.language import ENGLISH
-from sd_tpu.page.events import Answers
-from sd_tpu.pictures.files import Picture
+from sd_tpu.page.events import Actions
+from sd_tpu.pictures.files import PictureFile
 from sd_tpu.pictures.history import HistoryError
 from sd_tpu.pictures.images import read_png
 from sd_tpu.pictures.uploads import Inputs
@@ -299,7 +299,7 @@ def test_a_phone_that_slept_through_its_run_finds_it_again_and_loses_nothing(
     # The line is the same whether or not it is known by now how long others take.
     monkeypatch.setattr(run_module, "queued", lambda *_: STARTING.text)
     # It wakes while the run has no name yet: what it would hear then is of the one before.
-    start, look, named = Runs.start, Answers._do_look, threading.Event()
+    start, look, named = Runs.start, Actions._do_look, threading.Event()
 
     def started(*given, **more):
         time.sleep(0.5)
@@ -313,7 +313,7 @@ def test_a_phone_that_slept_through_its_run_finds_it_again_and_loses_nothing(
         return told
 
     monkeypatch.setattr(Runs, "start", started)
-    monkeypatch.setattr(Answers, "_do_look", looked)
+    monkeypatch.setattr(Actions, "_do_look", looked)
     fill(tab, PROMPTS)
     generate(tab).click()
     says(tab, "Starting…")
@@ -451,7 +451,7 @@ class Room:
     """A disk with room."""
 
     def add(self, *_):
-        return Picture("picture.png", "picture.webp")
+        return PictureFile("picture.png", "picture.webp")
 
 
 class NoRoom:
@@ -576,7 +576,7 @@ class FakeHistory:
 def disk(tmp_path):
     """Where pictures are files."""
     (tmp_path / "picture.png").write_bytes(b"png")
-    return SimpleNamespace(add=lambda *_: Picture(str(tmp_path / "picture.png"), ""))
+    return SimpleNamespace(add=lambda *_: PictureFile(str(tmp_path / "picture.png"), ""))
 
 
 def test_a_run_is_over_once_its_pictures_are_in_the_history(disk):

@@ -20,7 +20,7 @@ from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig, ResamplerConfig
 from sd_tpu.checkpoint.weights import abstract
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.ip_adapter import IPAdapter
-from sd_tpu.models import IPAdapter as Network
+from sd_tpu.models import IPAdapterModel
 from sd_tpu.pictures.images import parse_parameters, read_parameters
 from sd_tpu.pictures.inputs import Input, reference_pixels
 from sd_tpu.request import Request
@@ -370,7 +370,7 @@ def test_full_size_adapters_and_their_encoder_have_as_many_parameters_as_the_pub
         image_encoder=encoder,
         widths=UNetConfig(cross_attention_dim=768).attending_widths,
     )
-    _, shapes = abstract(partial(Network, config))
+    _, shapes = abstract(partial(IPAdapterModel, config))
     count = {part: sum(leaf.size for leaf in jax.tree.leaves(of)) for part, of in shapes.items()}
     assert count.pop("image_encoder") == 632_076_800
     assert sum(count.values()) == sd15

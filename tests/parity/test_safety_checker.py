@@ -20,7 +20,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPImageProcessorPil
 from sd_tpu import FlaxStableDiffusionPipeline, FlaxStableDiffusionSafetyChecker, app, models
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, SafetyCheckerConfig
-from sd_tpu.cli.drawing import Line, take_all
+from sd_tpu.cli.drawing import ProgressLine, take_all
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.http import create_api
 from sd_tpu.http.access import Access
@@ -180,7 +180,7 @@ def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path,
             asked, browser="0" * 32
         )
         assert f"seed {asked.seed}. {BLURRED}" in [*following(run, "a tab")][-1].line.text
-        assert take_all(engine.submit(asked), lambda _: None, Line())
+        assert take_all(engine.submit(asked), lambda _: None, ProgressLine())
         assert f"{BLURRED}.\n" in capsys.readouterr().err
         with served(create_api(engine, Access())) as address:
             answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a cat", "steps": 2})

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from sd_tpu.pictures import history as history_module
-from sd_tpu.pictures.history import DRAFT_SECONDS, Entry, History, HistoryError
+from sd_tpu.pictures.history import DRAFT_SECONDS, History, HistoryEntry, HistoryError
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.request import Request
 from sd_tpu.settings import SETTINGS, Picture
@@ -55,7 +55,7 @@ def test_what_was_added_is_there_after_a_restart(history):
     begun = time.time()
     entry = history.add(ANNA, PNG, PICTURE)
     assert begun <= entry.made_at <= time.time()
-    assert entry == Entry(
+    assert entry == HistoryEntry(
         entry.id, 1, entry.made_at, False, PICTURE, entry.id, 0, history.picture(ANNA, entry.id)
     )
     history.close()
