@@ -32,7 +32,7 @@ from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import MAX_FOLLOWERS, Studio
+from sd_tpu.serving.run import MAX_SUBSCRIBERS, Studio
 from sd_tpu.serving.runs import KEEP_SECONDS, Runs
 from sd_tpu.serving.scheduler import Busy, Limits
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 # (decision 0026).
 QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
 # That go on at the same time: more than one address can have, as those that follow a run hold one.
-EVENTS = (MAX_FOLLOWERS + 1) * Limits().address_jobs
+EVENTS = (MAX_SUBSCRIBERS + 1) * Limits().address_jobs
 PARALLEL = 2  # answers that read or make files, at a time: each can have a core for seconds
 MOST = 64  # answers that one network waits for
 
@@ -81,11 +81,11 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
 
         async def watch(event: gr.EventData, visitor: gr.Request) -> AsyncIterator[dict]:
             asked = ActionRequest.of(event._data, visitor)
-            async for updates in shown.follow(asked, visitor.session_hash):
+            async for updates in shown.stream(asked, visitor.session_hash):
                 yield updates
 
-        def leave(visitor: gr.Request) -> None:
-            runs.leave(visitor.session_hash)
+        def unsubscribe(visitor: gr.Request) -> None:
+            runs.unsubscribe(visitor.session_hash)
 
         view = make_page(engine, texts, answer, history=history is not None)
         shown = RunStream(runs, view)
@@ -94,10 +94,10 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         )
         page.load(None, None, None, js="() => { window.sdTpu.arrive(); }", **QUIET)
         api.add_endpoints(runs)
-        page.unload(leave)
+        page.unload(unsubscribe)
     # Gradio's own names for them: `launch` hands them over.
     page.i18n_instance, page.css = texts, style(engine.defaults)
-    page.leave = runs.leave  # `remember_nothing` says who has gone
+    page.unsubscribe = runs.unsubscribe  # `remember_nothing` says who has gone
     page.server = None
     return page
 

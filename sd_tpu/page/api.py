@@ -223,7 +223,7 @@ async def _answers(
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)
     told = -PAUSE_SECONDS
-    async for snapshot in run.follow(str(visitor.session_hash)):
+    async for snapshot in run.stream(str(visitor.session_hash)):
         sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
             raise gr.Error(sentence, print_exception=False)

@@ -128,7 +128,7 @@ class RunStream:
         """Shows runs in a view."""
         self.runs, self.view = runs, view
 
-    async def follow(self, asked: ActionRequest, session: str) -> AsyncIterator[Updates]:
+    async def stream(self, asked: ActionRequest, session: str) -> AsyncIterator[Updates]:
         """What changes on the page with the run that a session asks for, from the version on that
         it has `seen`. How the run ended `before` is old news."""
         run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen")
@@ -137,14 +137,14 @@ class RunStream:
             return
         quiet = run.over and asked.data.get("before")
         collection = {self.view.collection: part("collection", asked.language, run)}
-        async for told in self.runs.follow(run, session, seen if isinstance(seen, int) else 0):
-            cards = await run_sync(self._cards, told.cards, run, asked)  # asks the history
+        async for snapshot in self.runs.stream(run, session, seen if isinstance(seen, int) else 0):
+            cards = await run_sync(self._cards, snapshot.cards, run, asked)  # asks the history
             updates, collection = collection | cards, {}
             if not quiet:
                 updates[self.view.line] = part(
-                    "progress", asked.language, told.line, run.key, told.version
+                    "progress", asked.language, snapshot.line, run.key, snapshot.version
                 )
-                if news := " ".join(map(asked.language.translate, told.news)):
+                if news := " ".join(map(asked.language.translate, snapshot.news)):
                     updates[self.view.news] = escape(news)
             yield updates
 
@@ -225,10 +225,10 @@ class Actions:
         for picture in compared.pictures:
             self.engine.catalog.check(picture)
         common = for_all(filled, self.engine.catalog)
-        told = self._draw(compared, asked, seed=common.seed, common=common)
-        if "filled" in told:  # it has been agreed to: no card is kept
-            told["filled"]["keep"] = []
-        return told
+        answer = self._draw(compared, asked, seed=common.seed, common=common)
+        if "filled" in answer:  # it has been agreed to: no card is kept
+            answer["filled"]["keep"] = []
+        return answer
 
     def _do_vary(self, asked: ActionRequest) -> dict[str, Any]:
         """Draws a picture's prompt with new seeds, wherever no picture is kept."""
@@ -271,7 +271,7 @@ class Actions:
         other = first if to is None else self._card(asked, to).asked
         seed = drawn_seed(RANDOM) if to is None else other.seed
         run = self._run(asked)
-        run.travel(journey(first, other.prompt, seed, asked.data.get("count")))
+        run.draw_journey(journey(first, other.prompt, seed, asked.data.get("count")))
         return _named(run)
 
     def _draw(
@@ -297,22 +297,22 @@ class Actions:
             seed=seed,
         )
         if run is None:
-            told = Sentence("All pictures are there already, as they are asked for.")
-            return {"told": asked.language.translate(told), "kind": "over"}
+            answer = Sentence("All pictures are there already, as they are asked for.")
+            return {"told": asked.language.translate(answer), "kind": "over"}
         pictures = (
             Sentence("1 picture")
             if run.count == 1
             else Sentence("{count} pictures", count=run.count)
         )
-        told = {**_named(run), "news": asked.language.say("Making {count}.", count=pictures)}
+        answer = {**_named(run), "news": asked.language.say("Making {count}.", count=pictures)}
         if common:
             values = run.request.values(common)
             if any_seed:
                 values["seed"] = RANDOM
                 for box in filter(None, values["own"]):
                     box.pop("seed", None)
-            told["filled"] = form.show(values, self.engine.catalog)
-        return told
+            answer["filled"] = form.show(values, self.engine.catalog)
+        return answer
 
     def _do_redraw(self, asked: ActionRequest) -> dict[str, Any]:
         return self._redraw(asked, live=False)
@@ -486,7 +486,7 @@ class Actions:
             ),
         )
 
-    def _fill_from(self, file: Path, asked: ActionRequest, told: Sentence) -> dict[str, Any]:
+    def _fill_from(self, file: Path, asked: ActionRequest, said: Sentence) -> dict[str, Any]:
         """As `_fill`, with what a picture was made from.
 
         Raises:
@@ -512,15 +512,15 @@ class Actions:
             more.append(
                 Sentence("{names} of the picture cannot be used here.", names=", ".join(unusable))
             )
-        return self._fill(request, asked, told, *more)
+        return self._fill(request, asked, said, *more)
 
-    def _fill(self, request: Request, asked: ActionRequest, *told: Sentence) -> dict[str, Any]:
+    def _fill(self, request: Request, asked: ActionRequest, *texts: Sentence) -> dict[str, Any]:
         """The form of a request as far as it can be made here; what is told, and what of it is
         otherwise here."""
         values, otherwise = self.runs.values_here(request, asked.browser)
         return {
             "form": {**form.show(values, self.engine.catalog), "keep": []},
-            "told": " ".join(map(asked.language.translate, (*told, *otherwise))),
+            "told": " ".join(map(asked.language.translate, (*texts, *otherwise))),
         }
 
     def _gathered(self, request: Request, asked: ActionRequest) -> dict[str, Any]:
@@ -589,11 +589,11 @@ class Actions:
     def _do_movie(self, asked: ActionRequest) -> dict[str, Any]:
         """The journey that was drawn last, to be looked at or as a file; nothing if there is none."""
         run, kind = self._run(asked), asked.data.get("kind")
-        if not (run and run.way):
+        if not (run and run.journey):
             return {}
         if kind == "zip":
-            return {"file": url(self.files.archive(dict(enumerate(run.way))))}
-        return {"file" if kind else "view": url(self.files.movie(run.way, kind or "webp"))}
+            return {"file": url(self.files.archive(dict(enumerate(run.journey))))}
+        return {"file" if kind else "view": url(self.files.movie(run.journey, kind or "webp"))}
 
     def _do_large(self, asked: ActionRequest) -> dict[str, Any]:
         """A picture enlarged."""
@@ -720,13 +720,13 @@ def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[s
     if not prompt.strip():
         return "", ""
     try:
-        told = engine.count(prompt, model)
+        counted = engine.count(prompt, model)
         unknown = engine.catalog.open(model).checkpoint.unknown_words(prompt)
     except RequestError as error:
         return "over", error.sentence
-    tokens = Sentence("{count} / {limit} tokens", count=told.tokens, limit=told.limit)
-    if told.lost:
-        return "over", Sentence("{tokens}, cut off: “{lost}”", tokens=tokens, lost=told.lost)
+    tokens = Sentence("{count} / {limit} tokens", count=counted.tokens, limit=counted.limit)
+    if counted.lost:
+        return "over", Sentence("{tokens}, cut off: “{lost}”", tokens=tokens, lost=counted.lost)
     if unknown:
         return "unknown", Sentence("Unknown: “{words}”", words=list(unknown))
-    return "", tokens if told.tokens >= NEAR * told.limit else ""
+    return "", tokens if counted.tokens >= NEAR * counted.limit else ""

@@ -76,6 +76,6 @@ class _Sessions(StateHolder):
         }
         self._silent = {name: self._silent.get(name, now) for name in untold}
         for name in [name for name, since in self._silent.items() if now - since > SILENT_SECONDS]:
-            self.blocks.leave(name)
+            self.blocks.unsubscribe(name)
             queue.pending_messages_per_session.pop(name, None)
             asyncio.get_running_loop().create_task(queue.clean_events(session_hash=name))

@@ -41,7 +41,7 @@ from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, Picture
 log = logging.getLogger(__name__)
 
 BROKEN = Sentence("The server failed; please try again.")
-MAX_FOLLOWERS = 5  # of a run: the tabs that were opened last
+MAX_SUBSCRIBERS = 5  # of a run: the tabs that were opened last
 GRACE_SECONDS = 30  # that a browser's run goes on while nobody follows it: a reload takes less
 
 
@@ -149,10 +149,10 @@ class Task:
     line: StatusLine = STARTING
     blurred: bool = False
     unkept: Sentence | None = None
-    way: dict[int, PictureFile] | None = None
+    journey: dict[int, PictureFile] | None = None
 
 
-class _Follower:
+class _Subscriber:
     """One who waits on an event loop: each that held a thread would keep others from one."""
 
     def __init__(self):
@@ -201,12 +201,14 @@ class Run:
         self._client, self.address = browser or program, address
         self._lock = threading.RLock()  # guards the rest
         self.request, self.cards, self.line = request, [*cards], STARTING
-        self.way: list[PictureFile] = []  # of the journey that was drawn last, once all are there
+        self.journey: list[
+            PictureFile
+        ] = []  # of the journey that was drawn last, once all are there
         self.version = self._first = 0  # of what is to be seen; and that to which it is old news
-        self._followers: dict[str, _Follower] = {}  # by session
+        self._subscribers: dict[str, _Subscriber] = {}  # by session
         self._tasks: list[Task] = []  # which are not over, in the order in which they began
         self._unwritten = 0  # pictures on their way into the history
-        self._farewell: threading.Timer | None = None
+        self._stop_timer: threading.Timer | None = None
         drawn = Request(
             tuple(
                 None if card.picture else picture
@@ -221,7 +223,7 @@ class Run:
             else:
                 self._say(StatusLine())
             self._first = self.version
-            self._mind_loneliness(GRACE_SECONDS)  # whoever asked may be gone before following it
+            self._schedule_stop(GRACE_SECONDS)  # whoever asked may be gone before following it
 
     @property
     def over(self) -> bool:
@@ -265,7 +267,7 @@ class Run:
                 self._take_over(index)
                 self._put(BLANK[index])
                 self._say(StatusLine(kind="over", aloud=False))
-            self._mind_loneliness()
+            self._schedule_stop()
             return True
 
     def accept(self, index: int) -> None:
@@ -276,7 +278,7 @@ class Run:
             before = card.before and dataclasses.replace(card.before, live=False)
             self.cards[index] = dataclasses.replace(card, live=False, before=before)
 
-    def travel(self, request: Request) -> None:
+    def draw_journey(self, request: Request) -> None:
         """Draws a journey, which is on no card; once it is there it takes the place of the `way`.
 
         Raises:
@@ -284,43 +286,45 @@ class Run:
         """
         job = self._submit(request, previews=False)
         with self._lock:
-            self._draw(job, Request(), live=False, whole=True, way={})
-            self._mind_loneliness()
+            self._draw(job, Request(), live=False, whole=True, journey={})
+            self._schedule_stop()
 
     # --- followers ------------------------------------------------------------------------------
 
-    async def follow(self, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
+    async def stream(self, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
         """What there is, or has changed since this version, then what changes, until the run is
         over or the session leaves; nothing if the session follows it already, and so is told.
 
         A follower that is slow misses what has been overtaken, and nothing else. Beyond
         MAX_FOLLOWERS the oldest is told no more.
         """
-        me = _Follower()
+        me = _Subscriber()
         with self._lock:
-            if session in self._followers:
+            if session in self._subscribers:
                 return
-            if len(self._followers) == MAX_FOLLOWERS:
-                self.leave(next(iter(self._followers)))
-            self._followers[session] = me
-            self._mind_loneliness()
+            if len(self._subscribers) == MAX_SUBSCRIBERS:
+                self.unsubscribe(next(iter(self._subscribers)))
+            self._subscribers[session] = me
+            self._schedule_stop()
         try:
-            while told := await self._next(session, me, seen):
-                seen = told.version
-                yield told
+            while snapshot := await self._next(session, me, seen):
+                seen = snapshot.version
+                yield snapshot
         finally:
-            self.leave(session, me)
+            self.unsubscribe(session, me)
 
-    async def _next(self, session: str, me: _Follower, seen: int) -> Snapshot | None:
+    async def _next(self, session: str, me: _Subscriber, seen: int) -> Snapshot | None:
         """Waits for what this follower has not seen; None, and it follows no more, if there is
         nothing to wait for."""
         while True:
             with self._lock:
-                mine = self._followers.get(session) is me
+                mine = self._subscribers.get(session) is me
                 if mine and self.version != seen:
                     return self._since(seen)
                 if not mine or self.over:
-                    self.leave(session, me)  # whoever draws again from now on must follow anew
+                    self.unsubscribe(
+                        session, me
+                    )  # whoever draws again from now on must follow anew
                     return None
             await me.wait()
 
@@ -330,35 +334,35 @@ class Run:
         end = [self.line.text] if not self._tasks and self.line.aloud else []
         return Snapshot(self.version, cards, self.line, (*ready(done), *end))
 
-    def followed_by(self, session: str) -> bool:
+    def is_streamed_to(self, session: str) -> bool:
         """Whether this session does."""
-        return session in self._followers
+        return session in self._subscribers
 
-    def leave(self, session: str, me: _Follower | None = None) -> None:
+    def unsubscribe(self, session: str, me: _Subscriber | None = None) -> None:
         """Ends what this session follows, or only this follower, if it is still the session's."""
         with self._lock:
-            there = self._followers.get(session)
+            there = self._subscribers.get(session)
             if there and me in (None, there):
-                del self._followers[session]
+                del self._subscribers[session]
                 there.wake()
-                self._mind_loneliness()
+                self._schedule_stop()
 
-    def stop_if_lonely(self) -> None:
+    def stop_if_unwatched(self) -> None:
         """Ends it unless somebody follows it."""
-        if not self._followers:
+        if not self._subscribers:
             self.stop()
 
-    def _mind_loneliness(self, grace: float | None = None) -> None:
+    def _schedule_stop(self, grace: float | None = None) -> None:
         """Stops the run if nobody comes back to it in time; called with the lock held."""
-        if self._farewell:
-            self._farewell.cancel()
-        if self._followers or self.over:
+        if self._stop_timer:
+            self._stop_timer.cancel()
+        if self._subscribers or self.over:
             return
         if grace is None:
             grace = GRACE_SECONDS if self.browser else 0
-        self._farewell = threading.Timer(grace, self.stop_if_lonely)
-        self._farewell.daemon = True
-        self._farewell.start()
+        self._stop_timer = threading.Timer(grace, self.stop_if_unwatched)
+        self._stop_timer.daemon = True
+        self._stop_timer.start()
 
     def _submit(self, request: Request, *, previews: bool = True) -> Job:
         inputs = self._studio.inputs.of(self.browser, request.inputs())
@@ -414,8 +418,8 @@ class Run:
         single = not any(task.whole for task in self._tasks)
         self.line = dataclasses.replace(line, single=single)
         self.version += 1
-        for follower in self._followers.values():
-            follower.wake()
+        for subscriber in self._subscribers.values():
+            subscriber.wake()
 
     # --- a thread of each job -------------------------------------------------------------------
 
@@ -445,9 +449,9 @@ class Run:
                 for card in [self.cards[index] for index in task.indices]:
                     if not card.picture:
                         self._put(card.finished or dataclasses.replace(card, state="stopped"))
-            task.line = _line_after(task, event, self.seed)
-            if task.way and isinstance(event, Done):
-                self.way = [task.way[index] for index in sorted(task.way)]
+            task.line = _status_after(task, event, self.seed)
+            if task.journey and isinstance(event, Done):
+                self.journey = [task.journey[index] for index in sorted(task.journey)]
             if task.line.kind != "busy":
                 self._tasks.remove(task)
             self._say(task.line)
@@ -460,9 +464,9 @@ class Run:
                     index: dict(state="forming", preview=data_url(pixels))
                     for index, pixels in previews.items()
                 }
-            case ImageReady(index, pixels, unsafe) if task.way is not None:
+            case ImageReady(index, pixels, unsafe) if task.journey is not None:
                 task.blurred |= unsafe
-                task.way[index] = self._studio.files.add(
+                task.journey[index] = self._studio.files.add(
                     task.job.request, index, pixels, self.browser
                 )
             case ImageReady(index, pixels, unsafe) if index in task.indices:
@@ -517,14 +521,14 @@ class Run:
                     if last:  # or it would be said in place of what came later
                         self._say(task.line)
                 task.unkept = failure.sentence
-            for follower in self._followers.values():
-                follower.wake()
+            for subscriber in self._subscribers.values():
+                subscriber.wake()
 
 
 # --- what is said ---------------------------------------------------------------------------------
 
 
-def _line_after(task: Task, event: Event, seed: int) -> StatusLine:
+def _status_after(task: Task, event: Event, seed: int) -> StatusLine:
     """What is said of a work after this event, in a run of which place 0 has this seed."""
     match event:
         case Queued(position, reason, seconds):
@@ -534,18 +538,18 @@ def _line_after(task: Task, event: Event, seed: int) -> StatusLine:
         case Done(seconds):
             # Only a seed that gives the pictures in their places again: those of a journey have no
             # places, and a picture with a seed of its own does not ask for the others'.
-            named = task.way is None and any(
+            named = task.journey is None and any(
                 picture and picture.seed == (seed + index) % (MAX_SEED + 1)
                 for index, picture in enumerate(task.job.request.pictures)
             )
-            told = (
+            text = (
                 Sentence("Done in {seconds:.1f} s, seed {seed}", seconds=seconds, seed=seed)
                 if named
                 else Sentence("Done in {seconds:.1f} s", seconds=seconds)
             )
             for reason in filter(None, (BLURRED if task.blurred else None, task.unkept)):
-                told = Sentence("{done}. {reason}", done=told, reason=reason)
-            return StatusLine(told, "over", 1.0, aloud=not task.live)
+                text = Sentence("{done}. {reason}", done=text, reason=reason)
+            return StatusLine(text, "over", 1.0, aloud=not task.live)
         case Cancelled():
             return StatusLine(Sentence("Stopped"), "over", task.line.share)
         case Failed(message):

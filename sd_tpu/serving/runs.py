@@ -195,15 +195,15 @@ class Runs:
                 self._runs.move_to_end(run.key)
         return run
 
-    async def follow(self, run: Run, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
+    async def stream(self, run: Run, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
         """Shows a run to a session, as `Run.follow` does, and no other: what nobody looks at any
         more is given up."""
         for other in self._all():
-            if other is not run and other.followed_by(session):
-                other.leave(session)
-                other.stop_if_lonely()
-        async for told in run.follow(session, seen):
-            yield told
+            if other is not run and other.is_streamed_to(session):
+                other.unsubscribe(session)
+                other.stop_if_unwatched()
+        async for snapshot in run.stream(session, seen):
+            yield snapshot
 
     def latest(self, browser: str) -> Run | None:
         """What this browser began, or went back to, last, if its pictures are still there."""
@@ -223,10 +223,10 @@ class Runs:
                         self.studio.files.bring_back(card.picture, file)
         return count
 
-    def leave(self, session: str) -> None:
+    def unsubscribe(self, session: str) -> None:
         """Ends what a session follows that is gone."""
         for run in self._all():
-            run.leave(session)
+            run.unsubscribe(session)
 
     def _all(self) -> list[Run]:
         with self._lock:

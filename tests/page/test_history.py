@@ -104,7 +104,7 @@ def test_pictures_appear_by_run_newest_first_also_while_the_history_is_open(some
 
 
 def test_a_run_that_is_over_before_the_page_hears_of_it_is_shown_too(somebody, monkeypatch):
-    follow = events.RunStream.follow
+    follow = events.RunStream.stream
 
     async def late(watch, asked, session):
         run = watch.runs.find(asked.data.get("run"))
@@ -113,7 +113,7 @@ def test_a_run_that_is_over_before_the_page_hears_of_it_is_shown_too(somebody, m
         async for told in follow(watch, asked, session):
             yield told
 
-    monkeypatch.setattr(events.RunStream, "follow", late)
+    monkeypatch.setattr(events.RunStream, "stream", late)
     fill(somebody, ["in no time"] + [""] * 7)
     unfold(somebody, "History")
     expect(kept(somebody).first).to_be_visible(timeout=PATIENCE)

@@ -180,7 +180,7 @@ def test_a_journey_that_cannot_be_is_refused_in_a_sentence_and_nothing_drawn(
     run, asking = ask
     answer = asking("journey", **values)
     assert told in answer["told"] and answer["kind"] == "wrong"
-    assert run.over and not run.way
+    assert run.over and not run.journey
 
 
 def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(
@@ -191,7 +191,7 @@ def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(
     assert asking("movie") == {}
     assert asking("journey", index=0, to=None, count=8)["run"] == run.key
     assert [*following(run, "a tab")][-1].line.text.startswith("Done")
-    ends = [read_png(run.way[index].png).pictures[0] for index in (0, 1, 7)]
+    ends = [read_png(run.journey[index].png).pictures[0] for index in (0, 1, 7)]
     assert {each.prompt for each in ends} == {"a fox"}
     assert ends[0].seed == ends[1].seed != ends[1].to_seed == ends[2].seed
     assert asking("movie")["view"].endswith("journey.webp")

@@ -163,7 +163,7 @@ def test_the_next_redraw_cancels_the_one_before_and_who_follows_is_told_of_both(
     run.redraw(1, alone(run, 1, "n"))
     telling = following(run, "me", seen)
     next(telling)
-    assert run.followed_by("me") and run.redraw(1, alone(run, 1, "new"))
+    assert run.is_streamed_to("me") and run.redraw(1, alone(run, 1, "new"))
     assert not run.redraw(1, alone(run, 1, "new")), "that is on its way already"
     assert [job.cancelled for job in engine.jobs] == [False, True, False]
     engine.jobs[1].happens(ImageReady(1, PIXELS))
@@ -229,14 +229,14 @@ def test_what_was_there_stays_until_its_successor_comes_and_stop_gives_it_back()
 def test_a_journey_stays_until_another_is_there():
     run, engine = begun()
     draw(engine.jobs[0])
-    run.travel(ASKED)
+    run.draw_journey(ASKED)
     draw(engine.jobs[1])
-    until(lambda: run.over and run.way)
-    run.travel(make_request(prompts=("x", "y"), seed=9))
+    until(lambda: run.over and run.journey)
+    run.draw_journey(make_request(prompts=("x", "y"), seed=9))
     engine.jobs[2].happens(ImageReady(0, PIXELS))
     run.stop()
     until(lambda: run.over)
-    assert [picture.png for picture in run.way] == ["a 3.png", "b 4.png", "c 5.png"]
+    assert [picture.png for picture in run.journey] == ["a 3.png", "b 4.png", "c 5.png"]
     assert names(run) == {0: "a 3.png", 1: "b 4.png", 2: "c 5.png"}
 
 
@@ -287,11 +287,11 @@ def test_a_run_is_given_up_for_the_next_unless_another_tab_looks_at_it():
     run, engine = begun()
     telling = following(run, "another tab")
     next(telling)
-    run.leave("me")
-    run.stop_if_lonely()
+    run.unsubscribe("me")
+    run.stop_if_unwatched()
     assert not engine.jobs[0].cancelled
     telling.close()
-    run.stop_if_lonely()
+    run.stop_if_unwatched()
     assert engine.jobs[0].cancelled
 
 

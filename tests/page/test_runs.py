@@ -489,11 +489,11 @@ def test_a_run_is_told_to_the_few_tabs_that_were_opened_last():
     job.cancel = over.set
     job.events = lambda: iter(over.wait, True)  # none until it is cancelled
     run = run_of(job, browser="me")
-    tabs = [following(run, f"tab {number}") for number in range(run_module.MAX_FOLLOWERS + 1)]
+    tabs = [following(run, f"tab {number}") for number in range(run_module.MAX_SUBSCRIBERS + 1)]
     for tab in tabs:
         next(tab)
-    assert not run.followed_by("tab 0") and [*tabs[0]] == []
-    assert all(run.followed_by(f"tab {number}") for number in range(1, len(tabs)))
+    assert not run.is_streamed_to("tab 0") and [*tabs[0]] == []
+    assert all(run.is_streamed_to(f"tab {number}") for number in range(1, len(tabs)))
     run.stop()
 
 

@@ -171,7 +171,7 @@ def test_what_nobody_listens_to_is_not_drawn(page, http, slow_engine, monkeypatc
 def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_engine, monkeypatch):
     monkeypatch.setattr(run_module, "MAX_FOLLOWERS", MANY)
     asked = Request.check({"prompts": ["a fox"], "steps": LONG}, slow_engine.catalog)
-    run = page.leave.__self__.start(asked, browser="0" * 32)
+    run = page.unsubscribe.__self__.start(asked, browser="0" * 32)
     tabs = [f"tab{number}" for number in range(MANY)]
 
     async def follow(client: httpx.AsyncClient, tab: str) -> None:
@@ -197,7 +197,7 @@ def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_e
             limits=httpx.Limits(max_keepalive_connections=0),
         ) as client:
             following = [asyncio.create_task(follow(client, tab)) for tab in tabs]
-            while not all(map(run.followed_by, tabs)) or page.limiter.borrowed_tokens >= MANY:
+            while not all(map(run.is_streamed_to, tabs)) or page.limiter.borrowed_tokens >= MANY:
                 assert not run.over, "each holds a thread all the time"
                 await asyncio.sleep(0.02)
             await asyncio.to_thread(visit)

@@ -26,7 +26,7 @@ def make_request(
 def following(run: Run, session: str, seen: int = 0) -> Iterator[Snapshot]:
     """What a run tells a session, on an event loop of its own: Playwright's runs in this thread."""
     with start_blocking_portal() as portal:
-        told = portal.call(run.follow, session, seen)
+        told = portal.call(run.stream, session, seen)
         try:
             while snapshot := portal.call(anext, told, None):
                 yield snapshot
