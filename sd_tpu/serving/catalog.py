@@ -140,7 +140,7 @@ class Catalog:
             if there.checkpoint.parameters.written() not in ((), there.written):
                 self.forget(name)
 
-    def known(self, model: str) -> OpenedModel:
+    def opened(self, model: str) -> OpenedModel:
         """The model of this name as it was when it was opened, wherever its files are now."""
         return self._opened[model or self.first]
 
