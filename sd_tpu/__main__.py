@@ -10,7 +10,7 @@ OBJECTS = 50_000  # more than before, after which Python looks for garbage; 700 
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and ends the process with its exit code."""
+    """Run a command and end the process with its exit code."""
     # What importing and compiling make is there to stay: looking through it again and again took a
     # seventh of the time until the page is ready.
     gc.set_threshold(OBJECTS)

@@ -38,11 +38,11 @@ LAST_LOOK_SECONDS = 2.0  # of these, in which visitors are told how it ended, an
 
 
 class _Terminated(BaseException):
-    """The server is asked to end, by SIGTERM."""
+    """A request to end the server, by SIGTERM."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Loads, compiles and serves until interrupted; the exit code."""
+    """Load, compile and serve until interrupted; return the exit code."""
     parser = make_parser()
     try:
         common = shlex.split(os.environ.get(FLAGS, ""))
@@ -103,7 +103,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _wait(engine: Engine, grace: float) -> None:
-    """Until somebody ends the server: at once, or with what runs once it is done."""
+    """Wait until somebody ends the server: at once, or once all that runs is done."""
     try:
         while True:
             time.sleep(3600)
@@ -132,8 +132,16 @@ def _termination() -> Iterator[None]:
 
 
 def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI:
-    """Page and APIs on an engine as an ASGI application, as the flags of `add_page_flags` say, for
-    whatever serves it; raises ValueError or OSError where they cannot be followed."""
+    """Return page and APIs on an engine as an ASGI application.
+
+    Args:
+        engine: draws.
+        args: parsed flags of `add_page_flags`.
+
+    Raises:
+        ValueError: a flag's value cannot be used.
+        OSError: a file that a flag names cannot be read or written.
+    """
     quote_errors()
     pages = _import_page()
     access, history = _opened(args)
@@ -152,8 +160,7 @@ def _import_page() -> ModuleType:
 
 
 def _opened(args: argparse.Namespace) -> tuple[Access, History | None]:
-    """Whom the APIs serve, and what pictures are kept in, before minutes go into loading; the log
-    is kept from now on."""
+    """Open the APIs' access rules, the history and the log, before minutes go into loading."""
     if args.decoder_for == "pictures" and not args.decoder:
         raise ValueError(
             "--decoder-for pictures says what a decoder draws; name one with --decoder."
@@ -165,7 +172,7 @@ def _opened(args: argparse.Namespace) -> tuple[Access, History | None]:
 
 
 def _access(args: argparse.Namespace) -> Access:
-    """Whom the APIs serve; raises ValueError or OSError if that cannot be read."""
+    """Return the rules for the APIs' clients; raises ValueError or OSError if they cannot be read."""
     if not args.api and (args.api_key or args.api_key_file or args.api_public):
         raise ValueError("The APIs are not served without --api.")
     keys = [key.strip() for key in args.api_key]
@@ -180,7 +187,7 @@ def _access(args: argparse.Namespace) -> Access:
 def _gate(
     args: argparse.Namespace, engine: EngineClient, access: Access, names: Names
 ) -> Middleware:
-    """What is served beside the page."""
+    """Return the middleware that serves everything beside the page."""
     return Middleware(
         Gate,
         names=names,
@@ -191,7 +198,7 @@ def _gate(
 
 
 def _open_history(folder: Path | None) -> History | None:
-    """The history in the folder, if there is to be one."""
+    """Open the history in the folder, if there is to be one."""
     try:
         return folder and History(folder)
     except HistoryError as error:
@@ -248,7 +255,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def add_page_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the model's flags, and those of page and APIs wherever they are served."""
+    """Add the model's flags, and those of page and APIs wherever they are served."""
     add_model_flags(parser)
     parser.add_argument(
         "--decoder-for",

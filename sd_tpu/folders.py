@@ -1,5 +1,4 @@
-"""The user's own folders, where the system keeps such things (XDG Base Directory Specification),
-and one that lasts as long as the program."""
+"""The user's own folders by the XDG Base Directory Specification, and a temporary one."""
 
 import os
 import shutil
@@ -25,8 +24,10 @@ def cache_folder() -> Path:
 
 
 def keep_within(folder: Path, size: int) -> None:
-    """Removes the files of a folder that were used least recently until the rest has so many bytes
-    at most; what cannot be removed stays."""
+    """Remove the least recently used files of a folder until the rest has at most `size` bytes.
+
+    Files that cannot be removed stay.
+    """
     with suppress(OSError):
         found = [(file.stat(), file) for file in folder.iterdir() if file.is_file()]
         found.sort(key=lambda each: max(each[0].st_atime, each[0].st_mtime), reverse=True)
@@ -43,8 +44,10 @@ def _folder(variable: str, default: str) -> Path:
 
 
 def _home() -> Path:
-    """The user's home; where there is none, as for the nameless users of containers, a temporary
-    folder that is this user's alone, as compiled programs are kept below it."""
+    """Return the user's home, or a temporary folder for users without one, as in containers.
+
+    The temporary folder is this user's alone, as compiled programs are kept below it.
+    """
     with suppress(RuntimeError):
         return Path.home()
     folder = Path(tempfile.gettempdir()) / f"sd_tpu-{os.getuid()}"
@@ -78,7 +81,9 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def _remove_if_orphaned(folder: Path) -> None:
-    """Removes a folder whose server is no more: the system has let go of its lock. No clock and no
-    number of a process, which another may have by now, says so as surely."""
+    """Remove a folder whose server is gone: the system has released its lock.
+
+    A clock or a process id, which another process may have by now, would not be as sure.
+    """
     with suppress(OSError, Timeout), FileLock(folder / _LOCK, blocking=False):
         shutil.rmtree(folder, ignore_errors=True)

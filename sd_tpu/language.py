@@ -1,4 +1,4 @@
-"""What people are told, in the language of whoever reads it.
+"""Texts for people, in the language of whoever reads them.
 
 Texts stand in the code in English, and by that are found in the gettext catalogues of
 `sd_tpu/locale`.
@@ -42,12 +42,12 @@ class Language:
             return {message.id: message.string for message in read_po(file) if message.id}
 
     def say(self, text: str, /, **facts: Any) -> str:
-        """The translation of an English text, with the facts it speaks of."""
+        """Translate an English text, with the facts it speaks of."""
         told = {name: self._fact(value) for name, value in facts.items()}
         return self.messages.get(text, text).format(**told)
 
     def translate(self, text: str) -> str:
-        """A Sentence in this language; other texts, such as a disk's, stay as they are."""
+        """Translate a Sentence; other texts, such as a disk's, stay as they are."""
         return self.say(text.template, **text.facts) if isinstance(text, Sentence) else text
 
     def _fact(self, value: Any) -> Any:
@@ -71,5 +71,5 @@ LANGUAGES = {  # by what Gradio's frontend calls them; "zh" is where its zh-CN a
 
 
 def language_of(tag: Any) -> Language:
-    """The language that a page is in, by its tag; English if there is none such."""
+    """Return the language of a page by its tag; English if there is none such."""
     return next((each for each in LANGUAGES.values() if each.tag == tag), ENGLISH)

@@ -17,8 +17,9 @@ _OWN = re.compile(f"({'|'.join(OVERRIDABLE)})([1-{MAX_PROMPTS}])")
 
 
 def write_link(request: Request) -> str:
-    """What stands behind the `#`: `prompt=a+cat&prompt=&prompt=a+dog&seed=7&...`, and `steps3=10`
-    where the third prompt has steps of its own. It is without pictures.
+    """Return the part of a link behind the `#`: `prompt=a+cat&prompt=&prompt=a+dog&seed=7&...`.
+
+    An override of the third prompt reads `steps3=10`. Uploaded pictures are left out.
     """
     request = request.without_inputs()
     common, last = request.common, max(request.indices())
@@ -37,7 +38,7 @@ def write_link(request: Request) -> str:
 
 
 def read_link(text: str) -> dict[str, Any]:
-    """What a link asks for, as `Request.check` takes it.
+    """Parse a link into values as `Request.check` takes them.
 
     Raises:
         RequestError: the text is no link of ours.

@@ -30,7 +30,7 @@ def log_printed_errors(*modules: ModuleType) -> None:
 
 
 def quoted(text: str) -> str:
-    """A text on one line, without control characters, LONGEST characters of it."""
+    """Return a text on one line, without control characters, at most LONGEST characters of it."""
     cut = text[:LONGEST]
     line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)
     return line if len(text) <= LONGEST else f"{line}… ({len(text)} characters)"
@@ -40,7 +40,7 @@ class _Quoting(logging.Formatter):
     """Writes a record's message as a line, and the frames of an exception below it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Formats a record."""
+        """Format a record."""
         lines = [f"{record.levelname} {record.name}: {quoted(record.getMessage())}"]
         if record.exc_info and record.exc_info[1]:
             for error in _causes(record.exc_info[1]):
@@ -51,7 +51,7 @@ class _Quoting(logging.Formatter):
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """An exception and those that it came from, the first one first."""
+    """Return an exception and its causes, the first cause first."""
     found = [error]
     while len(found) < CAUSES:
         last = found[-1]

@@ -1,5 +1,4 @@
-"""What becomes of memory that this process has freed. With another C library than glibc all of this
-does nothing."""
+"""Memory that this process has freed. Only glibc keeps any: with other C libraries nothing is done."""
 
 import ctypes
 from contextlib import suppress
@@ -19,7 +18,7 @@ def keep_freed_memory_together() -> None:
 
 
 def return_freed_memory() -> None:
-    """Returns to the system what this process has freed and glibc keeps for its next use.
+    """Return to the system the memory that was freed and that glibc keeps for its next use.
 
     A compiler leaves much of that, and on a CPU pictures are drawn in the same memory: without it
     the peak of SD 1.4 is 0.3 GB higher.

@@ -10,14 +10,16 @@ MAX_BYTES = 1 << 23  # several times the vocabulary of CLIP, the largest of such
 
 
 def check_regular(file: Path) -> None:
-    """Raises OSError if there is no file, or what is there is a device, a pipe or a folder, whose
-    reading need not end."""
+    """Raise OSError unless the file is a regular one.
+
+    Reading a device or a pipe need not end.
+    """
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(file))
 
 
 def read_bytes(file: Path, most: int = MAX_BYTES) -> bytes:
-    """The contents of a regular file.
+    """Read the contents of a regular file.
 
     Raises:
         OSError: it cannot be read, is not a regular file, or is larger than `most` bytes.
@@ -31,7 +33,7 @@ def read_bytes(file: Path, most: int = MAX_BYTES) -> bytes:
 
 
 def read_text(file: Path, most: int = MAX_BYTES) -> str:
-    """The text of a regular file in UTF-8, with or without a mark before it.
+    """Read a regular file in UTF-8, with or without a byte order mark.
 
     Raises:
         OSError: as `read_bytes`.
@@ -41,25 +43,29 @@ def read_text(file: Path, most: int = MAX_BYTES) -> str:
 
 
 def composed(name: str) -> str:
-    """A name as keyboards write it: with letters and accents in one (NFC). Files that come from a
-    Mac have them apart (NFD)."""
+    """Compose a name (NFC), so that a letter and its accent are one character.
+
+    Files that come from a Mac have them apart (NFD).
+    """
     return unicodedata.normalize("NFC", name)
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with the home that a `~` before it means; as it is where there is no such user."""
+    """Expand a `~` before a path; a path of an unknown user stays as it is."""
     return Path(os.path.expanduser(path))
 
 
 def find_inside(folder: Path, path: str, listings: dict[Path, dict[str, str]]) -> Path | None:
-    """The regular file below a folder that has this path, in whichever normal form, with `\\` as
-    well as `/` between its parts; None if there is none. Links are followed within the folder.
+    r"""Find the regular file below a folder that has this path, in whichever normal form.
+
+    Parts may be separated by `\` as well as `/`. Links are followed within the folder. Returns None
+    if there is no such file.
 
     Args:
         folder: one whose own path has no links.
         path: of the file.
-        listings: what the folders on the way held when they were first looked into; kept by the
-            caller as long as that may count.
+        listings: the contents of folders that were looked into; kept by the caller as long as that
+            may count.
     """
     found = folder
     for part in PurePosixPath(path.replace("\\", "/")).parts:

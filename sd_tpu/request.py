@@ -1,4 +1,4 @@
-"""A request: up to eight complete pictures, and how settings for all of them fill it in."""
+"""Requests: up to eight complete pictures, and how settings for all of them fill them in."""
 
 import dataclasses
 import functools
@@ -37,23 +37,23 @@ Sizes = list[tuple[int, int]]  # height and width
 
 
 class ModelCatalog(Protocol):
-    """What a server can draw: its models, and what each can."""
+    """The models that a server can draw with, as far as requests depend on them."""
 
     def defaults(self, model: str) -> Picture:
-        """The settings of pictures of a model that leave them open; "" is the first model.
+        """Return the settings of a model's pictures that leave them open; "" is the first model.
 
         Raises:
             RequestError: there is no such model.
         """
 
     def check(self, picture: Picture, index: int | None = None) -> None:
-        """Raises RequestError if the model is not there, or cannot draw this size."""
+        """Raise RequestError if the model is not there, or cannot draw this size."""
 
     def size_unit(self, model: str) -> int:
         """Pixels of which the sides of a model's pictures are multiples; raises as `defaults`."""
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
-        """The prompts with a value each, where they stand for several; raises RequestError."""
+        """Replace prompts that stand for several by a value each; raises RequestError."""
 
 
 class _NoWildcards:
@@ -64,7 +64,7 @@ class _NoWildcards:
         return 1
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
-        """The same."""
+        """Return the prompts unchanged."""
         return list(prompts)
 
 
@@ -75,12 +75,12 @@ class SingleModelCatalog(_NoWildcards):
     picture: Picture
 
     def defaults(self, model: str) -> Picture:
-        """The model's; raises RequestError for another."""
+        """Return the model's defaults; raises RequestError for another model."""
         self.check(dataclasses.replace(self.picture, model=model or self.picture.model))
         return self.picture
 
     def check(self, picture: Picture, index: int | None = None) -> None:
-        """Raises RequestError for another model or size."""
+        """Raise RequestError for another model or size."""
         here = self.picture
         if picture.model != here.model:
             raise RequestError(
@@ -104,10 +104,10 @@ class SingleModelCatalog(_NoWildcards):
 
 
 class AnyModelCatalog(_NoWildcards):
-    """The catalog of nobody, for requests that are only read: all models in all sizes."""
+    """A catalog of all models in all sizes, for requests that are only read."""
 
     def defaults(self, model: str) -> Picture:
-        """Those of the table."""
+        """Return the table's defaults."""
         return Picture(model=model)
 
     def check(self, picture: Picture, index: int | None = None) -> None:
@@ -175,13 +175,15 @@ class Request:
         return self.common.seed
 
     def indices(self) -> list[int]:
-        """Where pictures are made."""
+        """Return the indices at which pictures are made."""
         return [index for index, picture in enumerate(self.pictures) if picture]
 
     @functools.cached_property
     def common(self) -> Picture:
-        """What most pictures share, without a prompt; what is as frequent counts if it is the
-        default, else if it comes first."""
+        """The settings that most pictures share, without a prompt.
+
+        Among equally frequent values the default wins, else the one that comes first.
+        """
         bases = [
             dataclasses.replace(_at(picture, -index), prompt="")
             for index, picture in enumerate(self.pictures)
@@ -203,8 +205,10 @@ class Request:
 
     @property
     def common_without_inputs(self) -> Picture:
-        """What is common but for pictures that were handed in and the settings that are only of
-        use with them: each picture has these on its own."""
+        """The common settings without uploaded pictures and settings that only matter with them.
+
+        Each picture has these as overrides.
+        """
         used = {section for section, image in HANDED_IN.items() if getattr(self.common, image)}
         return dataclasses.replace(
             self.common,
@@ -216,7 +220,7 @@ class Request:
         )
 
     def overrides(self, index: int, common: Picture | None = None) -> dict[str, Any]:
-        """What the picture at `index` has in place of what is common, by name."""
+        """Return the settings in which the picture at `index` differs from the common ones."""
         picture, base = self.pictures[index], _at(common or self.common, index)
         return {
             name: getattr(picture, name)
@@ -230,11 +234,11 @@ class Request:
         return len(self.indices()) > 1 and len({*filter(None, self.prompts)}) == 1
 
     def labelled(self, index: int) -> dict[str, Any]:
-        """The settings, by name, that the label of the picture at `index` should name.
+        """Return the settings, by name, that the label of the picture at `index` should show.
 
-        Where the prompts differ, these are the picture's own. A comparison labels every picture by
-        what differs among them, which is their seeds if it is nothing else. A seed is no part of
-        other labels, for it is shown anyway.
+        Where the prompts differ, these are the picture's overrides. A comparison labels every
+        picture by the settings that differ among them, or by their seeds if nothing else does.
+        Other labels leave the seed out, for it is shown anyway.
         """
         names = {
             name
@@ -248,7 +252,7 @@ class Request:
         return {name: getattr(self.pictures[index], name) for name in names}
 
     def beside_compared(self, index: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """What there is of `own` settings at a place but for what this comparison has put there."""
+        """Return the overrides at `index` without those that this comparison has set."""
         given = self.labelled(index) if self.picture_at(index) else {}
         changed = {
             name for name in overrides.keys() & given.keys() if overrides[name] != given[name]
@@ -260,29 +264,32 @@ class Request:
         }
 
     def values(self, common: Picture | None = None) -> dict[str, Any]:
-        """The request as `check` takes it; `common` is what is said for all, in place of what most
-        of the pictures share."""
+        """Return the request as `check` takes it.
+
+        Args:
+            common: the settings for all pictures; by default those that most of them share.
+        """
         common = common or self.common
         shared = {name: value for name, value in vars(common).items() if name != "prompt"}
         overrides = [self.overrides(index, common) or None for index in range(len(self.pictures))]
         return {"prompts": list(self.prompts), **shared, "own": overrides if any(overrides) else []}
 
     def only(self, index: int) -> Self:
-        """The request that makes the picture at `index` again, alone."""
+        """Return a request for the picture at `index` alone."""
         return type(self)((self.pictures[index],))
 
     def picture_at(self, index: int) -> Picture | None:
-        """The picture at `index`, if there is one."""
+        """Return the picture at `index`, if there is one."""
         return self.pictures[index] if index < len(self.pictures) else None
 
     def replaced(self, index: int, picture: Picture | None) -> Self:
-        """The request with this picture, or none, at `index`."""
+        """Return the request with this picture, or none, at `index`."""
         pictures = [*self.pictures, *[None] * (index + 1 - len(self.pictures))]
         pictures[index] = picture
         return type(self)(tuple(pictures))
 
     def with_known_models(self, models: Collection[str]) -> Self:
-        """The same with models that are not among these left to the server."""
+        """Return the request with unknown models left to the server."""
         return type(self)(
             tuple(
                 picture
@@ -294,7 +301,7 @@ class Request:
         )
 
     def inputs(self) -> set[str]:
-        """The names of the pictures that were handed in for these."""
+        """Return the names of the uploaded pictures that the request uses."""
         return {
             name
             for picture in self.pictures
@@ -304,7 +311,7 @@ class Request:
         }
 
     def without_inputs(self) -> Self:
-        """The same without what was handed in."""
+        """Return the request without uploaded pictures."""
         return type(self)(
             tuple(
                 picture and dataclasses.replace(picture, **dict.fromkeys(UPLOADS, ""))
@@ -313,7 +320,7 @@ class Request:
         )
 
     def explicit(self, schedule_of: Callable[[Picture], NoiseSchedule]) -> Self:
-        """The same with the spacings named that models of these schedules take for none."""
+        """Return the request with the spacings named that models of these schedules use by default."""
         return type(self)(
             tuple(
                 picture
@@ -329,10 +336,14 @@ class Request:
 
 
 def for_all(given: Mapping[str, Any], catalog: ModelCatalog) -> Picture:
-    """What untrusted values, as `Request.check` takes them, say of all pictures; it has no prompt.
+    """Return the settings for all pictures, without a prompt, that untrusted values ask for.
+
+    Args:
+        given: as `Request.check` takes them.
+        catalog: the models that can be drawn with.
 
     Raises:
-        RequestError: as `Request.check`.
+        RequestError: a value is not allowed.
     """
     defaults = catalog.defaults(SETTINGS["model"].check(given.get("model")))
     values = {**vars(defaults), "prompt": "", **given, "model": defaults.model}
@@ -345,15 +356,15 @@ def for_all(given: Mapping[str, Any], catalog: ModelCatalog) -> Picture:
 
 
 def changed(picture: Picture, values: Mapping[str, Any], index: int | None = None) -> Picture:
-    """The picture with other settings, by name; None changes nothing.
+    """Return the picture with other settings, by name; None changes nothing.
 
-    A choice that does not go with what is new, such as the spacing with the sampler, is left to
-    the checkpoint.
+    A choice that does not go with a new value, such as the spacing with a sampler, is left to the
+    checkpoint.
 
     Args:
-        picture: as it is.
+        picture: the picture to change.
         values: untrusted, but for the names, which are OVERRIDABLE's.
-        index: of the picture whose own values they are.
+        index: the picture's index if the values are its overrides.
 
     Raises:
         RequestError: what is wrong with which value, and what it should be.
@@ -379,18 +390,20 @@ def changed(picture: Picture, values: Mapping[str, Any], index: int | None = Non
 def larger(
     picture: Picture, width: int, height: int, strength: float = LARGER_STRENGTH, taken: int = 1
 ) -> Picture:
-    """What draws a picture again at a larger size from what it has become, enlarged in pixels and
-    put under noise: the second pass of A1111's hires fix. Its start picture is NOT_YET there.
+    """Return the settings that draw a finished picture again at a larger size.
+
+    This is the second pass of A1111's hires fix: the picture is enlarged in pixels and put under
+    noise. Its start picture is NOT_YET there.
 
     Args:
         picture: as it was drawn.
-        width: of the larger one, in pixels.
-        height: likewise.
-        strength: how much of that becomes noise.
-        taken: steps that it takes at least, be it that the table has more than the picture's.
+        width: of the larger picture, in pixels.
+        height: of the larger picture, in pixels.
+        strength: the share that becomes noise.
+        taken: the least number of steps to take, even if that needs a longer table.
 
     Raises:
-        RequestError: as `changed`.
+        RequestError: a value is not allowed.
     """
     strength, most = SETTINGS["strength"].check(strength), SETTINGS["steps"].kind.most
     enough = (n for n in range(picture.steps, most) if steps_taken(n, strength) >= taken)
@@ -409,22 +422,23 @@ def larger(
 
 
 def rounded(side: float, unit: int) -> int:
-    """The multiple of `unit` that is nearest to a side of a picture."""
+    """Round a side of a picture to the nearest multiple of `unit`."""
     return round(side / unit) * unit
 
 
 def journey(first: Picture, to_prompt: str, to_seed: int, count: int) -> Request:
-    """The pictures on the way from one to what it is with another prompt and another seed, at equal
-    distances; the last of them as it is without a way there.
+    """Return the pictures between one and the same with another prompt and seed, equally spaced.
+
+    The last of them is complete in itself: it has no second prompt or seed.
 
     Args:
-        first: where it begins.
-        to_prompt: untrusted, like the rest; what is empty is the first's.
-        to_seed: RANDOM is the first's.
-        count: how many pictures, both ends included.
+        first: the picture where the journey begins.
+        to_prompt: untrusted; "" is the first picture's.
+        to_seed: untrusted; RANDOM is the first picture's.
+        count: the number of pictures, both ends included.
 
     Raises:
-        RequestError: it leads nowhere, or there are none so long, or as `changed`.
+        RequestError: the journey leads nowhere or has an unknown length, or a value is not allowed.
     """
     if count not in JOURNEYS:
         raise RequestError(
@@ -477,7 +491,7 @@ def _prompt(value: Any, index: int) -> str:
 
 
 def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
-    """What was given for each place, by known names."""
+    """Return each picture's overrides, with known names."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError("The own settings should be a list, one of each prompt.")
     if len(values) > count:
@@ -504,8 +518,11 @@ def _base(
     catalog: ModelCatalog,
     index: int,
 ) -> Picture:
-    """What a picture is before its overrides: what all share, and where it has a model of its own,
-    that model's defaults in place of what was left open, but for the size."""
+    """Return a picture before its overrides.
+
+    A model of its own brings that model's defaults, except for the size, where the request leaves
+    settings open.
+    """
     if overrides.get("model") and overrides["model"] != common.model:
         size = {name: overrides.get(name) or getattr(common, name) for name in SIDES}
         with about("model", index):
@@ -514,11 +531,11 @@ def _base(
 
 
 def _at(common: Picture, index: int) -> Picture:
-    """What the picture at `index` has if nothing is overridden, as seeds run on."""
+    """Return the picture at `index` without overrides; seeds count up by index."""
     return dataclasses.replace(common, seed=(common.seed + index) % (MAX_SEED + 1))
 
 
 def _most_frequent(values: Sequence[Any], default: Any) -> Any:
-    """The most frequent value, for which the default wins a tie, or the first."""
+    """Return the most frequent value; the default wins a tie, else the first."""
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], value == default))

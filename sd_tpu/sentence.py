@@ -17,13 +17,13 @@ class Sentence(str):
     facts: dict[str, Any]
 
     def __new__(cls, template: str, /, **facts: Any) -> Self:
-        """The template, with the facts in its places as `str.format` puts them there."""
+        """Format the template with the facts, as `str.format` does."""
         sentence = super().__new__(cls, template.format(**facts))
         sentence.template, sentence.facts = template, facts
         return sentence
 
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
-        """What a copy in another process is made from."""
+        """Return the arguments by which pickle makes a copy."""
         return (self.template,), self.facts
 
 
@@ -31,11 +31,11 @@ class SentenceError(ValueError):
     """Something that cannot be done; the message is a Sentence for the person who wanted it."""
 
     def __init__(self, template: str, /, **facts: Any):
-        """The message, as a Sentence takes it."""
+        """Format the message as a Sentence does."""
         super().__init__(Sentence(template, **facts))
 
     def __reduce__(self) -> tuple:
-        """As it is in another process: with its message, which is not formatted again."""
+        """Pickle the error with its message, which is not formatted again."""
         return Exception.__new__, (type(self), *self.args), self.__dict__
 
     @property

@@ -1,8 +1,8 @@
-"""Every setting of a picture, defined once: the fields of `Picture` are the table.
+"""The settings of a picture, each defined once: the fields of `Picture` are the table.
 
-What a field says of its setting is all that anybody knows of it: checks, the page's fields,
-captions, comparisons, command-line flags, the API, links and PNG metadata follow from it. A new
-setting is a field here, the arithmetic that it changes, and the translations of its texts.
+Checks, the page's fields, captions, comparisons, command-line flags, the API, links and PNG
+metadata all follow from a field's metadata. A new setting is a field here, the arithmetic that it
+changes, and the translations of its texts.
 """
 
 import contextlib
@@ -41,15 +41,17 @@ class RequestError(SentenceError):
     def __init__(
         self, template: str, /, *, setting: str = "", index: int | None = None, **facts: Any
     ):
-        """The message as a Sentence takes it, and what it is about."""
+        """Format the message as a Sentence does, and note what it is about."""
         super().__init__(template, **facts)
         self.setting, self.index = setting, index
 
 
 @contextlib.contextmanager
 def about(setting: str, index: int | None = None) -> Iterator[None]:
-    """Completes a RequestError that is raised inside: says which setting it is about, and whose,
-    unless it says so itself."""
+    """Complete a RequestError that is raised inside with the setting and the index it is about.
+
+    An error that names a setting or an index itself keeps it.
+    """
     try:
         yield
     except RequestError as error:
@@ -74,7 +76,7 @@ class Text:
     type = str
 
     def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
-        """The value as a picture holds it; None is the empty text. Raises RequestError."""
+        """Return the value as a picture holds it; None is the empty text. Raises RequestError."""
         name, value = _whose(name, of), "" if value is None else value
         if not isinstance(value, str):
             raise RequestError(
@@ -91,33 +93,33 @@ class Text:
         return value.encode("utf-8", "ignore").decode("utf-8").strip()
 
     def parse(self, text: str) -> str:
-        """What a text from a link, a file or a command line stands for."""
+        """Parse a text from a link, a file or a command line."""
         return text
 
     def shown(self, value: Any) -> str:
-        """The value as it stands in a caption, which is one line."""
+        """Return the value as a caption of one line."""
         return " ".join(str(value).split())
 
 
 @dataclasses.dataclass(frozen=True)
 class Name(Text):
-    """What something is called here, in NFC, as it is listed."""
+    """A name in NFC, as lists show it."""
 
     limit: int = MAX_MODEL_LENGTH
 
     def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
-        """As that of a text."""
+        """Check a text and compose it (NFC); raises RequestError."""
         return composed(super().check(value, name, of))
 
 
 @dataclasses.dataclass(frozen=True)
 class Upload:
-    """A picture that is handed in beside the request, by the name of its content; "" is none."""
+    """An uploaded picture, named by the hash of its content; "" is none."""
 
     type = str
 
     def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
-        """The value as a picture holds it; None is none. Raises RequestError."""
+        """Return the value as a picture holds it; None is none. Raises RequestError."""
         value = "" if value is None else value
         if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{64})?", value):
             raise RequestError(
@@ -128,11 +130,11 @@ class Upload:
         return value
 
     def parse(self, text: str) -> str:
-        """What a text from a link, a file or a command line stands for."""
+        """Parse a text from a link, a file or a command line."""
         return text
 
     def shown(self, value: Any) -> str:
-        """As much of the name as tells it from others."""
+        """Return the first digits of the name, enough to tell it from others."""
         return str(value)[:8]
 
 
@@ -146,7 +148,7 @@ class Number:
     step: float = 1
 
     def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> float:
-        """The value as a picture holds it. Raises RequestError."""
+        """Return the value as a picture holds it. Raises RequestError."""
         name, whole = _whose(name, of), self.type is int
         if whole and (not _is_number(value) or value != int(value)):
             raise RequestError(
@@ -168,7 +170,7 @@ class Number:
         return self.type(value)
 
     def parse(self, text: str) -> float | str:
-        """The number, or what stands in its place: the check says what is wrong with it."""
+        """Return the number, or the text itself where it is none: `check` then says what is wrong."""
         for kind in (int, float):
             try:
                 number = kind(text)
@@ -178,7 +180,7 @@ class Number:
         return text
 
     def shown(self, value: Any) -> str:
-        """The number without a fraction that says nothing."""
+        """Return the number without a fraction of zero."""
         return str(value).removesuffix(".0")
 
 
@@ -186,9 +188,10 @@ class Number:
 class Choice:
     """One of several keys.
 
-    `options` are the keys and what people are shown of each: a name, or a Sentence. Where `per`
-    names another setting, only some of the keys go with a value of that, namely `allowed_keys`; the
-    empty key always does.
+    Attributes:
+        options: the keys, each with the name or Sentence that people are shown.
+        per: another setting, on whose value the allowed keys depend; "" is none.
+        allowed_keys: the keys that go with a value of `per`; the empty key always does.
     """
 
     options: Mapping[str, str]
@@ -197,7 +200,7 @@ class Choice:
     type = str
 
     def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
-        """The value as a picture holds it; None is the empty key. Raises RequestError."""
+        """Return the value as a picture holds it; None is the empty key. Raises RequestError."""
         value = "" if value is None else value
         if not isinstance(value, str) or value not in self.options:
             raise RequestError(
@@ -210,15 +213,15 @@ class Choice:
         return value
 
     def parse(self, text: str) -> str:
-        """What a text from a link, a file or a command line stands for."""
+        """Parse a text from a link, a file or a command line."""
         return text
 
     def shown(self, value: Any) -> str:
-        """What people are shown of a key."""
+        """Return the name that people are shown for a key."""
         return self.options.get(value, str(value))
 
     def allowed(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """The options that go with the other settings, by name."""
+        """Return the options that go with the other settings, by name."""
         if not self.per:
             return dict(self.options)
         keys = ("", *self.allowed_keys(values[self.per]))
@@ -230,7 +233,7 @@ def _whose(name: Sentence, of: Sentence | str) -> Sentence:
 
 
 def shortened(value: Any) -> str:
-    """The value for a sentence: however long it is, the sentence is not."""
+    """Shorten a value for a sentence to MAX_SHOWN characters."""
     try:
         text = reprlib.repr(value)
         return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
@@ -251,12 +254,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _first(*keys: str) -> Callable[[str], list[str]]:
-    """The model's own, then these."""
+    """Suggest the model's own value, then these."""
     return lambda model_value: list(dict.fromkeys((model_value, *keys)))[:MAX_PROMPTS]
 
 
 def _around(*values: float) -> Callable[[float], list[float]]:
-    """These, with the model's own in place of the nearest."""
+    """Suggest these values, with the model's own in place of the nearest."""
 
     def suggest(model_value: float) -> list[float]:
         nearest = min(values, key=lambda value: abs(value - model_value))
@@ -266,14 +269,14 @@ def _around(*values: float) -> Callable[[float], list[float]]:
 
 
 def _shares(least: int, most: int, *shares: float) -> Callable[[int], list[int]]:
-    """These shares of the model's own."""
+    """Suggest these shares of the model's own value."""
     return lambda model_value: list(
         dict.fromkeys(min(max(least, round(share * model_value)), most) for share in shares)
     )
 
 
 def _following(most: int) -> Callable[[int], list[int]]:
-    """The whole numbers from this one on, which begin again after the last."""
+    """Suggest the whole numbers from this one on; after `most` they begin again at 0."""
     return lambda first: [(first + index) % (most + 1) for index in range(MAX_PROMPTS)]
 
 
@@ -342,25 +345,31 @@ class Setting:
 
     @property
     def common(self) -> bool:
-        """Whether it is for pictures of all kinds: those too that begin with nothing, follow
-        nothing and are on no way to another."""
+        """Whether pictures of all kinds use it, also those without uploads and outside of journeys."""
         return not (self.of_upload or self.section == JOURNEY)
 
     def check(self, value: Any, index: int | None = None) -> Any:
-        """The value as a picture holds it; `index` is that of the picture whose own it is. Raises
-        RequestError."""
+        """Return the value as a picture holds it.
+
+        Args:
+            value: untrusted.
+            index: the picture whose override it is; None where it is for all.
+
+        Raises:
+            RequestError: the value is not allowed.
+        """
         with about(self.name, index):
             return self.kind.check(value, self.label, of_prompt(index))
 
     def told(self, value: Any) -> Sentence | str:
-        """The value as a caption: `20 steps`."""
+        """Return the value as a caption: `20 steps`."""
         shown = self.kind.shown(value)
         if self.caption_empty and not str(value).strip():
             return Sentence(self.caption_empty)
         return Sentence(self.caption, value=shown) if self.caption else shown
 
     def texts(self) -> list[str]:
-        """All that is to be translated."""
+        """Return all texts that are to be translated."""
         return [text for text in (self.label, self.help, self.caption, self.caption_empty) if text]
 
 
@@ -378,7 +387,7 @@ def _setting(
     flag: str | None = "",
     suggest: Callable | None = None,
 ) -> Any:
-    """A field of `Picture`; what is left empty follows from the field's name or its label."""
+    """Define a field of `Picture`; empty arguments follow from the field's name or its label."""
     return dataclasses.field(
         default=default,
         metadata=dict(
@@ -412,11 +421,10 @@ def _describe(field: dataclasses.Field) -> Setting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """All that a picture depends on; what a model's files say of how to draw with it is one
-    without a prompt.
+    """Everything that a picture depends on. A model's defaults are one without a prompt.
 
-    In lists of parameters and files the settings stand in this order, so new ones for experts
-    come last.
+    In lists of parameters and files the settings stand in this order, so new ones for experts come
+    last.
     """
 
     prompt: str = _setting("", Text(), "Prompt", "What to draw.", section=PROMPT, png="Prompts")
@@ -741,13 +749,15 @@ _CAPTIONED = [
 
 
 def named_size(size: tuple[int, int]) -> str:
-    """A height and width as people say it, width first."""
+    """Return a height and width as people say it, width first."""
     return f"{size[1]}×{size[0]}"
 
 
 def captions(values: Mapping[str, Any]) -> list[Sentence | str]:
-    """Settings by their names as captions: `Euler`, `20 steps`, `512×768`. That a sampler has the
-    model's own spacing is taken for granted."""
+    """Return settings, given by name, as captions: `Euler`, `20 steps`, `512×768`.
+
+    The model's own spacing, which is usual, gets no caption.
+    """
     granted = {
         name
         for name, setting in SETTINGS.items()
@@ -764,7 +774,7 @@ def captions(values: Mapping[str, Any]) -> list[Sentence | str]:
 
 
 def check_together(picture: Picture, index: int | None = None) -> None:
-    """Checks what only several settings together can say; raises RequestError."""
+    """Check what depends on several settings; raises RequestError."""
     of = of_prompt(index)
     sampler, start, stop = SAMPLERS[picture.sampler], picture.guidance_start, picture.guidance_stop
     if picture.spacing and picture.spacing not in sampler.spacings:
@@ -818,13 +828,15 @@ def check_together(picture: Picture, index: int | None = None) -> None:
 
 
 def drawn_seed(value: Any) -> Any:
-    """A new seed in place of RANDOM, else the value in 32 bits, good or not: the check says which."""
+    """Draw a seed for RANDOM, else return the value in 32 bits, valid or not: `check` decides."""
     return (
         random.randint(0, MAX_SEED) if _is_number(value) and value == RANDOM else short_seed(value)
     )
 
 
 def short_seed(value: Any) -> Any:
-    """The lower half of a seed of 64 bits, which is what jax.random.PRNGKey takes of it; what is no
-    such number stays as it is."""
+    """Return the lower half of a seed of 64 bits, as jax.random.PRNGKey takes it.
+
+    Other values are returned as they are.
+    """
     return value & MAX_SEED if type(value) is int and 0 <= value < 1 << 64 else value

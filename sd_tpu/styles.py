@@ -31,14 +31,14 @@ class Styles:
         self._known = self._read() if file else {}
 
     def templates(self) -> Templates:
-        """The styles by name, as the file has them now, or had while it could be read."""
+        """Return the styles by name: as the file has them now, or had while it could be read."""
         if self._file:
             with contextlib.suppress(OSError, ValueError):  # somebody is at it
                 self._known = self._read()
         return self._known
 
     def applied(self, picture: Picture, index: int | None = None) -> Picture:
-        """The picture with its prompts in its style, and no style.
+        """Return the picture with its style applied to its prompts, and no style.
 
         Raises:
             RequestError: there is no such style, or a text becomes too long.

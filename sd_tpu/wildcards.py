@@ -48,7 +48,7 @@ class Wildcards:
         self._folder = folder and folder.resolve()
 
     def names(self) -> list[str]:
-        """What can stand between `__` and `__`: the files' paths in the folder, without suffix."""
+        """Return the names that may stand between `__` and `__`: paths without a suffix."""
         files = self._folder.rglob("*.txt") if self._folder else ()
         names = {
             composed(file.relative_to(self._folder).with_suffix("").as_posix()) for file in files
@@ -61,10 +61,10 @@ class Wildcards:
         )
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
-        """The prompts with a value each.
+        """Replace each prompt by a value of it.
 
-        What stands for several fills the empty places that follow it as well. If all its values
-        fit there, each of them comes once, in order; otherwise they are drawn by the seed.
+        A prompt that stands for several fills the empty boxes that follow it as well. If all its
+        values fit there, each comes once, in order; otherwise they are drawn by the seed.
 
         Raises:
             RequestError: there are no such values, or they are too long, or empty.
@@ -84,7 +84,7 @@ class Wildcards:
         return filled
 
     def _of_prompt(self, text: str, seed: int, indices: Sequence[int]) -> list[str] | None:
-        """The values of a prompt that fills these places; None if it stands for itself alone."""
+        """Return the values of a prompt that fills these indices; None if it stands for itself."""
         of = Sentence("Prompt {number}", number=indices[0] + 1)
         values_of = _Values(self._folder, of)
         if all(isinstance(piece, str) for piece in values_of.pieces(text)):
@@ -97,20 +97,22 @@ class Wildcards:
         return values
 
     def value(self, text: str, seed: int, of: Sentence) -> str:
-        """A text with a value, drawn by the seed; raises RequestError as `fill`, of what it is."""
+        """Return a value of the text, drawn by the seed; raises RequestError about `of`, as `fill`."""
         return _Values(self._folder, of).any(text, Random(f"{seed} 0")).strip()
 
 
 class _Values:
-    """The values of one prompt, within the work that it may take; each method raises RequestError
-    beyond that, and for what `Wildcards.fill` refuses."""
+    """Values of one prompt, within the work that it may take.
+
+    Each method raises RequestError beyond that, and for all that `Wildcards.fill` refuses.
+    """
 
     def __init__(self, folder: Path | None, of: Sentence):
         self._folder, self._of = folder, of
         self._work, self._pieces, self._files, self._listings = 0, {}, {}, {}
 
     def drawn(self, text: str, seed: int, indices: Sequence[int]) -> list[str]:
-        """A value for each place, of which no two are alike if that is easily had."""
+        """Draw a value for each index, all different if that is easily had."""
         values: list[str] = []
         for index in indices:
             random = Random(f"{seed} {index}")
@@ -122,7 +124,7 @@ class _Values:
         return values
 
     def first(self, text: str, most: int, depth: int = 0) -> list[str]:
-        """The first values of a text, in order."""
+        """Return the first values of a text, in order."""
         found = [""]
         for piece in self.pieces(text, depth):
             if isinstance(piece, str):
@@ -137,7 +139,7 @@ class _Values:
         return found
 
     def any(self, text: str, random: Random, depth: int = 0) -> str:
-        """A value of a text by chance; `random.random` alone is the same in every Python."""
+        """Draw a value of a text by `random.random` alone, which is the same in every Python."""
         value = ""
         for piece in self.pieces(text, depth):
             if not isinstance(piece, str):
@@ -147,8 +149,10 @@ class _Values:
         return value
 
     def pieces(self, text: str, depth: int = 0) -> list[str | Sequence[str]]:
-        """The text as plain pieces, and in place of signs the values to choose from, which may hold
-        signs themselves."""
+        """Split a text into plain pieces and, for each sign, the values to choose from.
+
+        These values may hold signs themselves.
+        """
         if depth > MAX_DEPTH:
             raise RequestError("{name} has wildcards within wildcards without end.", name=self._of)
         if depth and (sign := UNKNOWN.match(text)):
@@ -164,7 +168,7 @@ class _Values:
         return self._pieces[text]
 
     def _signs(self, text: str) -> Iterator[re.Match]:
-        """The signs in a text, but for underscores that name no file."""
+        """Yield the signs in a text, leaving out underscores that name no file."""
         begin = 0
         while sign := SIGN.search(text, begin):
             if found := self._meant(sign) if sign["name"] else sign:
@@ -173,8 +177,10 @@ class _Values:
             begin = found.end() if found else sign.start() + 2
 
     def _meant(self, sign: re.Match) -> re.Match | None:
-        """The sign that begins where this one does and names a file, be there none such; `__a__s`
-        names one only if it is there."""
+        """Return the sign that begins where this one does and names a file, existing or not.
+
+        `__a__s` names a file only if it exists.
+        """
         alone = ALONE.match(sign.string, sign.start())
         for found in filter(None, (alone, sign)):
             if self._file(found["name"]):
@@ -182,7 +188,7 @@ class _Values:
         return alone if alone and NAME.fullmatch(alone["name"]) else None
 
     def _file(self, name: str) -> Path | None:
-        """The file of this name, if there is one in the folder."""
+        """Return the file of this name in the folder, if there is one."""
         if self._folder and name not in self._files:
             self._spend(1)
             self._files[name] = find_inside(self._folder, f"{name}.txt", self._listings)
@@ -246,8 +252,10 @@ class _File:
 
 
 def _split(text: str, signs: Iterator[re.Match]) -> tuple[str | tuple[str, ...] | _File, ...]:
-    """The text as plain pieces, the values of its outermost braces, and files. Braces without a
-    bar, or that are not closed, are text."""
+    """Split a text into plain pieces, the values of its outermost braces, and files.
+
+    Braces without a bar, or that are not closed, are text.
+    """
     opened: list[list[int]] = []  # where each brace that waits is, and its bars
     found: list[tuple[int, int, tuple[str, ...] | _File]] = []  # begin and end of each
     for sign in signs:
@@ -272,6 +280,6 @@ def _split(text: str, signs: Iterator[re.Match]) -> tuple[str | tuple[str, ...] 
 
 @lru_cache(16)
 def _lines(file: Path, *_state: int) -> tuple[str, ...]:
-    """The values in a file of this state: its lines, but for empty ones and comments."""
+    """Return the values in a file of this state: its lines without empty ones and comments."""
     lines = (line.strip() for line in read_text(file, MAX_FILE_BYTES).splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))

@@ -1,1 +1,1 @@
-"""Who is served when: a scheduler that decides, a worker that draws, and how long things take."""
+"""Serving: a scheduler that decides, a worker that draws, and a model of latencies."""

@@ -29,8 +29,11 @@ ImageInput = str | PathLike[str] | bytes | np.ndarray | Image.Image
 
 
 class Settings(TypedDict, total=False):
-    """The settings of pictures, as keyword arguments or for a single picture: those of `Picture`,
-    which says what each means, but with images where that has names. None is the default."""
+    """Settings of pictures, as keyword arguments or for a single picture.
+
+    They are those of `Picture`, which says what each means, but with images in place of names. None
+    is the default.
+    """
 
     model: str | None
     negative_prompt: str | None
@@ -79,13 +82,13 @@ Prompts = Prompt | Sequence[Prompt]
 def read_arguments(
     prompts: Prompts, settings: Settings, catalog: ModelCatalog, *, limit: int
 ) -> tuple[Request, dict[str, Input]]:
-    """Makes a request of a program's arguments.
+    """Make a request of a program's arguments.
 
     Args:
         prompts: one or several.
         settings: for all of them.
-        catalog: what can be drawn.
-        limit: how many prompts are taken at most.
+        catalog: the models that can be drawn with.
+        limit: the most prompts that are taken.
 
     Returns:
         The checked request, and the pictures that its settings name, by name.
@@ -107,8 +110,10 @@ def read_arguments(
 
 
 def fill(values: Mapping[str, Any], catalog: ModelCatalog, *, limit: int = MAX_PROMPTS) -> Request:
-    """The checked request, where a last prompt that stands for several, as those with wildcards do,
-    fills as many places as a request has. Arguments and errors are those of `Request.check`."""
+    """Check a request, whose last prompt fills all boxes that are left if it stands for several.
+
+    Arguments and errors are those of `Request.check`.
+    """
     given = values["prompts"]
     blank = [""] * (MAX_PROMPTS - len(given))
     request = Request.check({**values, "prompts": [*given, *blank]}, catalog, limit=limit)
@@ -116,7 +121,11 @@ def fill(values: Mapping[str, Any], catalog: ModelCatalog, *, limit: int = MAX_P
 
 
 def as_input(image: ImageInput, whose: str = "") -> Input:
-    """A picture that is handed in, checked; `whose` it is in sentences, unless it has a path.
+    """Return a checked input picture.
+
+    Args:
+        image: a PIL image, an array or a file.
+        whose: its description in error messages; by default its path.
 
     Raises:
         RequestError: it is no picture that can be drawn on.
@@ -155,7 +164,7 @@ def _of_pil(image: Image.Image, whose: str) -> Input:
 
 
 def _own(prompt: Prompt, inputs: dict[str, Input]) -> dict[str, Any]:
-    """What a prompt has for itself, by name, the prompt's text among it."""
+    """Return a prompt's text and overrides, by name."""
     match prompt:
         case str():
             return {"prompt": prompt}
@@ -171,7 +180,7 @@ def _own(prompt: Prompt, inputs: dict[str, Input]) -> dict[str, Any]:
 
 
 def _with_names(settings: Mapping[str, Any], inputs: dict[str, Input]) -> dict[str, Any]:
-    """Settings with the names of pictures, which are among the inputs from then on."""
+    """Replace pictures among settings by their names, and add the pictures to `inputs`."""
     named = dict(settings)
     for name in UPLOADS:
         if settings.get(name) is not None:

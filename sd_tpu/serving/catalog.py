@@ -1,5 +1,7 @@
-"""The models that a server offers and the networks beside them, with defaults and sizes: what
-requests are checked by."""
+"""The models that a server offers and the networks beside them, with defaults and sizes.
+
+Requests are checked by these.
+"""
 
 import dataclasses
 import math
@@ -63,18 +65,18 @@ class Catalog:
         controlnets: Sequence[ControlNet] = (),
         ip_adapters: Sequence[IPAdapter] = (),
     ):
-        """Takes the first model as opened.
+        """Start with the first model, which is open.
 
         Args:
             first: the model of requests that name none.
-            library: the others.
+            library: the other models.
             reopen: opens one of them.
             size: height and width by default, for models that can draw it; None is each model's.
             max_pixels: of a picture that is drawn at once; None is AREAS times the model's own.
-            wildcards: what prompts may stand for; None allows braces only.
-            styles: what prompts may be put into; None is none.
-            controlnets: what control pictures may steer by.
-            ip_adapters: what may see reference pictures.
+            wildcards: the values of prompts; None allows braces only.
+            styles: templates of prompts; None is none.
+            controlnets: the networks for control pictures.
+            ip_adapters: the networks for reference pictures.
 
         Raises:
             CheckpointError: a ControlNet or an IP-Adapter does not fit the first model, and there
@@ -110,16 +112,17 @@ class Catalog:
     # --- models and networks ---------------------------------------------------------------------
 
     def models(self) -> list[str]:
-        """The names of all, the first one first."""
+        """Return the names of all models, the first one first."""
         others = [name for name in self._library.paths() if name != self.first]
         return [self.first, *others]
 
     def open(self, model: str) -> OpenedModel:
-        """The model of this name; "" is the first. One that was written anew is another from a few
-        seconds later on.
+        """Open the model of this name; "" is the first.
+
+        A model whose files were written anew is opened again a few seconds later.
 
         Raises:
-            RequestError: there is none, or its files are not what can be loaded.
+            RequestError: there is none, or its files cannot be loaded.
         """
         name = model or self.first
         self._look_at(name)
@@ -132,7 +135,7 @@ class Catalog:
         return self._opened[name]
 
     def _look_at(self, name: str) -> None:
-        """Finds out, now and then, whether a model's files are those that were opened."""
+        """Check, now and then, whether a model's files are those that were opened."""
         there, now = self._opened.get(name), time.monotonic()
         if there and now - self._seen.get(name, -math.inf) >= RESCAN_SECONDS:
             self._seen[name] = now
@@ -141,7 +144,7 @@ class Catalog:
                 self.forget(name)
 
     def opened(self, model: str) -> OpenedModel:
-        """The model of this name as it was when it was opened, wherever its files are now."""
+        """Return the model of this name as it was opened, wherever its files are now."""
         return self._opened[model or self.first]
 
     def forget(self, model: str) -> None:
@@ -150,29 +153,29 @@ class Catalog:
         self._stale.add(model)
 
     def hash(self, model: str) -> str:
-        """As `Parameters.hash`, which reads all of a single file, but only once."""
+        """Return `Parameters.hash` of a model, reading a single file only once."""
         with self._hashing[model]:  # others' pictures need not wait for it
             if model not in self._hashes:
                 self._hashes[model] = self.opened(model).checkpoint.parameters.hash()
             return self._hashes[model]
 
     def of_hash(self, digits: str) -> str:
-        """The model of which this hash is known already; what is no such hash comes back."""
+        """Return the model of this hash if it is known, else the text itself."""
         known = {found.lower(): model for model, found in [*self._hashes.items()] if found}
         return known.get(digits.lower(), digits)
 
     @property
     def controlnets(self) -> list[str]:
-        """Their names."""
+        """Names of the ControlNets."""
         return [*self._networks[ControlNet.part]]
 
     @property
     def ip_adapters(self) -> list[str]:
-        """Their names."""
+        """Names of the IP-Adapters."""
         return [*self._networks[IPAdapter.part]]
 
     def networks(self, picture: Picture) -> list[ExtraNetwork]:
-        """The networks beside the model's that the picture is drawn with.
+        """Return the networks beside the model's that the picture is drawn with.
 
         Raises:
             RequestError: there is none of the name that it asks for, or none for its model.
@@ -211,7 +214,7 @@ class Catalog:
         raise RequestError("{reason}", setting=part, reason=refused)
 
     def with_network(self, weights: Weights, network: ExtraNetwork) -> Weights:
-        """The same parameters with those of a network beside them."""
+        """Return the weights with those of a network beside them."""
         kind = f"{weights.architecture} with {self.kind(network)}"
         return dataclasses.replace(
             weights,
@@ -222,28 +225,27 @@ class Catalog:
         )
 
     def kind(self, network: ExtraNetwork) -> str:
-        """The name that all networks of this architecture have."""
+        """Return the name that all networks of this architecture have."""
         return f"{network.kind} {self._numbers[network.part][network.name]}"
 
     def network_of(self, weights: Weights) -> ExtraNetwork:
-        """The network that `with_network` put beside such weights."""
+        """Return the network that `with_network` put beside these weights."""
         part, name = weights.network
         return self._networks[part][name]
 
     def sample(self, architecture: str) -> tuple[Checkpoint, Picture]:
-        """A checkpoint of the architecture, and its defaults."""
+        """Return a checkpoint of the architecture, and its defaults."""
         checkpoint = self._architectures[architecture]
         return checkpoint, _defaults(checkpoint, self._size)
 
     # --- `sd_tpu.request.ModelCatalog` -----------------------------------------------------------------
 
     def defaults(self, model: str) -> Picture:
-        """The settings of pictures that leave them open; raises RequestError as `open`."""
+        """Return the settings of pictures that leave them open; raises RequestError as `open`."""
         return self.open(model).defaults
 
     def check(self, picture: Picture, index: int | None = None) -> None:
-        """Raises RequestError if the model or the style is not there, or the model cannot draw
-        this size."""
+        """Raise RequestError if model, style or networks are missing, or the size is impossible."""
         with about("", index):
             checkpoint = self.open(picture.model).checkpoint
             self.styled(picture, index)
@@ -290,8 +292,10 @@ class Catalog:
         return self._max_pixels or AREAS * height * width
 
     def tiling(self, picture: Picture) -> Tiling | None:
-        """The tiles that draw a picture which has been checked, of its model's own size; None where
-        it is drawn at once."""
+        """Return the tiles, of the model's own size, that draw a checked picture.
+
+        Returns None where the picture is drawn at once.
+        """
         if picture.height * picture.width <= self._at_once(picture):
             return None
         checkpoint = self.open(picture.model).checkpoint
@@ -301,13 +305,14 @@ class Catalog:
         )
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
-        """As `Wildcards.fill`."""
+        """Fill prompts as `Wildcards.fill`."""
         return self.wildcards.fill(prompts, seed)
 
     def styled(self, picture: Picture, index: int | None = None) -> Picture:
-        """The picture as it is drawn: its prompt in its style, as `Styles.applied`, and then, as in
-        A1111, with values of the wildcards that it has there, by its own seed; raises RequestError
-        as both.
+        """Return the picture as it is drawn, with its style applied and its wildcards filled.
+
+        As in A1111, wildcards in the style take values by the picture's own seed. Raises
+        RequestError as `Styles.applied` and `Wildcards.value`.
         """
         if not picture.style:
             return picture
@@ -391,7 +396,7 @@ class Catalog:
         return OpenedModel(checkpoint, weights, defaults, written)
 
     def _architecture(self, checkpoint: Checkpoint) -> str:
-        """The name that all checkpoints with an equal model have."""
+        """Return the name that all checkpoints with an equal model have."""
         for name, other in self._architectures.items():
             if other.model == checkpoint.model:
                 return name
@@ -401,7 +406,7 @@ class Catalog:
 
 
 def _by_name(networks: Sequence[ExtraNetwork]) -> dict[str, ExtraNetwork]:
-    """By names of which each is another: what has the name of an earlier one gets a number."""
+    """Name the networks; a network with the name of an earlier one gets a number."""
     found: dict[str, ExtraNetwork] = {}
     for network in networks:
         own = name = composed(network.name)
@@ -436,7 +441,7 @@ def _defaults(checkpoint: Checkpoint, size: tuple[int, int] | None) -> Picture:
 
 
 def card_defaults(card: ModelCard, scheduler_config: dict[str, Any]) -> Picture:
-    """What a model's own files say of how to draw with it; the size is not in these."""
+    """Return the settings that a model's own files ask for; the size is not among them."""
     sampler, spacing = default_sampler(scheduler_config)
     if card.sampler:
         sampler, spacing = card.sampler, card.spacing

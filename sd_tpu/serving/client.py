@@ -1,7 +1,7 @@
-"""What page, APIs and command line use of an engine, wherever its devices are.
+"""The part of an engine that page, APIs and command line use, wherever its devices are.
 
-Here is all that needs no device: which models there are, and what is to be said of prompts and
-finished pictures. An `Engine` draws in this process; others may have it done elsewhere.
+All that needs no device is here: the models, and remarks about prompts and finished pictures. An
+`Engine` draws in this process; other clients may have it done elsewhere.
 """
 
 import abc
@@ -99,7 +99,7 @@ class EngineClient(abc.ABC):
     """
 
     def __init__(self, catalog: Catalog, adapters: Adapters | None = None):
-        """Takes what `open_models` opens."""
+        """Start with the models that `open_models` opens."""
         self.catalog, self.adapters = catalog, adapters or Adapters()
         first = catalog.open("")
         self.checkpoint, self.defaults, self.weights = (
@@ -215,7 +215,7 @@ class EngineClient(abc.ABC):
             job.cancel()  # changes nothing once it is over
 
     def _stream_event(self, job: Job, event: Event) -> StreamEvent:
-        """An event of a job as programs take it; raises DrawingError for how it should not end."""
+        """Convert a job's event for programs; raises DrawingError for an end that is a failure."""
         match event:
             case ImageReady(index, pixels, unsafe):
                 request = self.as_drawn(job.request)
@@ -251,42 +251,49 @@ class EngineClient(abc.ABC):
         address: str = "",
         inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> Job:
-        """Queues a checked request; without `previews` none are made. The job's request
-        holds the prompts with styles applied, and which ControlNet steers a picture or IP-Adapter
-        sees for it.
+        """Queue a checked request.
 
-        `inputs` are the pictures that its settings name. The first of a model and a
-        size compiles what encodes them before this returns.
+        The job's request holds the prompts with styles applied, and names the ControlNet and
+        IP-Adapter of each picture. Clients share the devices fairly. The first start picture of a
+        model and a size compiles its encoder before this returns.
 
-        Clients share the devices fairly. A job of a named client ends when nobody takes its events
-        for UNHEARD_SECONDS; "" is whoever runs this program. How much may wait is bounded by
-        client, and by the `address` it comes from, where that is known.
+        Args:
+            request: a checked one.
+            previews: whether previews are made.
+            client: the name of who asks; "" is whoever runs this program. A job of a named client
+                ends when nobody takes its events for ABANDONED_SECONDS.
+            address: where the client is, if known. Waiting jobs are bounded by client and by
+                address.
+            inputs: the pictures that the request's settings name.
 
         Raises:
             Busy: too much waits already.
             Closing: the server is shutting down.
-            RequestError: a sampler cannot take its steps, a prompt cannot be drawn, or what a
-                picture begins with is missing or cannot be used, or cannot be compiled for.
+            RequestError: a sampler cannot take its steps, a prompt cannot be drawn, or an input
+                picture is missing, cannot be used, or cannot be compiled for.
         """
 
     @abc.abstractmethod
     def seconds(self, picture: Picture) -> float | None:
-        """What this picture takes while no other is made, as far as is known;
-        None before anything is, or if it cannot be drawn.
+        """Return the seconds that this picture takes while no other is made.
+
+        Returns None before anything is known, or if the picture cannot be drawn.
         """
 
     @abc.abstractmethod
     def status(self) -> Status:
-        """How it goes."""
+        """Return the engine's load and what it has done."""
 
     @abc.abstractmethod
     def drain(self, seconds: float) -> bool:
-        """Takes nothing new, and waits so long at most for what has been asked for; whether all of
-        it is done. Jobs that are not are ended as Interrupted."""
+        """Take nothing new, and wait at most `seconds` for all jobs; return whether all are done.
+
+        Other jobs end as Interrupted.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Cancels everything, and ends what it has begun."""
+        """Cancel everything and end all threads."""
 
     def notes(self, request: Request) -> list[str]:
         """Sentences about words past the tokens that the model sees, or unknown to it.
@@ -328,8 +335,7 @@ class EngineClient(abc.ABC):
         return notes
 
     def count(self, prompt: str, model: str = "") -> Count:
-        """How long a prompt is for a model, and what of it is cut; raises RequestError if it cannot
-        be drawn."""
+        """Count a prompt's tokens for a model; raises RequestError if it cannot be drawn."""
         checkpoint = self.catalog.open(model).checkpoint
         with as_request_errors():
             return count(checkpoint.tokenizer, prompt, self.adapters.options(checkpoint.model))
@@ -337,13 +343,18 @@ class EngineClient(abc.ABC):
     def to_png(
         self, pixels: np.ndarray, request: Request, *, first_size: tuple[int, int] | None = None
     ) -> bytes:
-        """A PNG file of pixels uint8 [H, W, 3] that carries the `parameters` of a request."""
+        """Return a PNG file of pixels uint8 [H, W, 3] that carries the `parameters` of a request."""
         return with_text(pixels, self.parameters(request, first_size=first_size))
 
     def parameters(self, request: Request, *, first_size: tuple[int, int] | None = None) -> str:
-        """The text of PNG files that says which request and model made their pictures, and names
-        the spacing of the steps also where that was left to the model. `first_size` is that of the
-        picture which these are larger than, as `format_parameters` takes it."""
+        """Return the text of PNG files that says which request and model made their pictures.
+
+        It names the spacing of the steps also where that was left to the model.
+
+        Args:
+            request: of these pictures alone.
+            first_size: of the picture which these are larger than, as `format_parameters` takes it.
+        """
         request = self.as_drawn(request)  # that of a job is so already, and stays what was drawn
         drawn = [request.pictures[index] for index in request.indices()]
         checkpoint = self.catalog.opened(request.common.model).checkpoint
@@ -360,14 +371,13 @@ class EngineClient(abc.ABC):
         )
 
     def as_drawn(self, request: Request) -> Request:
-        """The same as its files tell it, with what was left open to its models, which have been
-        opened."""
+        """Resolve a request of opened models as its files record it, with nothing left open."""
         return self._resolved(request).explicit(
             lambda picture: self.catalog.opened(picture.model).checkpoint.schedule
         )
 
     def _resolved(self, request: Request) -> Request:
-        """The same with styles applied, and ControlNets and IP-Adapters named that were left open."""
+        """Return the request with styles applied, and its ControlNets and IP-Adapters named."""
 
         def one(picture: Picture) -> Picture:
             picture = self.catalog.styled(picture)
@@ -379,7 +389,7 @@ class EngineClient(abc.ABC):
         return Request(tuple(picture and one(picture) for picture in request.pictures))
 
     def _weights_of(self, request: Request, index: int) -> Weights:
-        """The parameters that the picture is drawn with.
+        """Return the parameters that the picture is drawn with.
 
         Raises:
             RequestError: a LoRA that it asks for cannot be used.
@@ -544,8 +554,7 @@ def open_models(
 
 @contextlib.contextmanager
 def as_request_errors(index: int | None = None) -> Iterator[None]:
-    """Raises a RequestError for a ValueError, which is about the picture at `index` alone if there
-    is one."""
+    """Raise a RequestError for a ValueError, about the picture at `index` if there is one."""
     try:
         yield
     except ValueError as error:
@@ -560,7 +569,7 @@ def as_request_errors(index: int | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_prompt(request: Request, index: int) -> Iterator[None]:
-    """The same of one of several pictures, where it has something of its own that may be wrong."""
+    """Raise RequestErrors that name the picture, if the fault may be in one of its overrides."""
     overrides = request.overrides(index).keys() - {
         "seed",
         "share",

@@ -28,15 +28,15 @@ class Encoders:
     def get(
         self, key: Key, make: Callable[[], ImageEncoder], job: int | None = None
     ) -> ImageEncoder:
-        """Returns an encoder. Whoever asks first makes it, and only who asks for the same waits.
+        """Return an encoder. The first caller makes it; callers with the same key wait for that.
 
         Args:
-            key: what it is for.
+            key: a kind of networks, height and width.
             make: compiles it.
             job: the number of the job that needs it until `release`; None if one does already.
 
         Raises:
-            RequestError: it could not be compiled, as everybody is told who waits.
+            RequestError: it could not be compiled; all waiting callers get this error.
         """
         with self._lock:
             made = self._found.setdefault(key, future := Future()) is future
@@ -50,7 +50,7 @@ class Encoders:
         return found.result()
 
     def release(self, job: int) -> None:
-        """Notes that a job needs no encoder any more."""
+        """Record that a job needs no encoder any more."""
         with self._lock:
             for key, jobs in list(self._jobs.items()):
                 jobs.discard(job)

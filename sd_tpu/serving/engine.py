@@ -83,8 +83,13 @@ MAX_SIZES = 512  # of models that somebody has asked about and nobody draws
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """What the programs of a batch are for: a checkpoint's architecture by its name, the model for
-    such texts, and the networks beside its own."""
+    """Purpose of a batch's programs.
+
+    Attributes:
+        architecture: of the checkpoint, by its name.
+        model: for texts of this length.
+        networks: beside the model's own.
+    """
 
     architecture: str
     model: Model
@@ -103,15 +108,14 @@ class Engine(EngineClient):
         memory: int | None = None,
         adapters: Adapters | None = None,
     ):
-        """Reads the first model's parameters and starts the thread, which compiles the programs for
-        it and then serves.
+        """Read the first model's parameters and start the thread, which compiles and then serves.
 
         Args:
             catalog: the models.
             mesh: the devices.
             group: slots that a device steps together.
             memory: bytes of each device that may be taken; None is what the devices have.
-            adapters: what prompts may use beside the models.
+            adapters: LoRAs and embeddings that prompts may use.
 
         Raises:
             CheckpointError: the first model's parameters cannot be read.
@@ -194,7 +198,7 @@ class Engine(EngineClient):
         address: str = "",
         inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> Job:
-        """As `EngineClient.submit`."""
+        """Queue a checked request, as `EngineClient.submit`."""
         request = self._resolved(request)
         canvases, followed = self._canvases(request, inputs), self._followed(request, inputs)
         tilings = {
@@ -247,7 +251,7 @@ class Engine(EngineClient):
         return job
 
     def _check_count(self, drawn: int) -> None:
-        """Raises RequestError for what could never wait, before anything is made for it."""
+        """Raise RequestError for more tiles than may ever wait, before anything is made for them."""
         most = self.scheduler.limits.client_pictures
         if drawn > most:
             raise RequestError(
@@ -258,7 +262,7 @@ class Engine(EngineClient):
             )
 
     def _check_room(self, tickets: Sequence[Ticket]) -> None:
-        """Raises what `submit` raises where they are not taken. Needs the lock."""
+        """Raise the error of `submit` if the tickets are not taken now. Needs the lock."""
         if self._closed or self._draining:
             raise Closing("The server is shutting down.")
         try:
@@ -274,8 +278,13 @@ class Engine(EngineClient):
         canvas: Canvas | None = None,
         followed: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> SlotInputs:
-        """The picture at `index` as the programs take it, with what it begins with, and what the
-        networks beside its model's are told, as `_followed` says.
+        """Return the picture at `index` as the programs take it.
+
+        Args:
+            request: a resolved one.
+            index: of the picture.
+            canvas: its start picture and mask, if it has any.
+            followed: the inputs of networks beside its model's, from `_followed`.
 
         Raises:
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
@@ -294,7 +303,7 @@ class Engine(EngineClient):
         canvas: Canvas | None,
         followed: Mapping[str, np.ndarray],
     ) -> list[tuple[Picture, SlotInputs]]:
-        """The pictures that a picture is drawn as, itself or its tiles, each with its `slot_inputs`."""
+        """Return a picture, or each of its tiles, with its `slot_inputs`."""
         whole = request.pictures[index]
         if not tiling:
             return [(whole, self.slot_inputs(request, index, canvas, followed))]
@@ -323,7 +332,7 @@ class Engine(EngineClient):
         return tiles
 
     def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
-        """What the pictures begin with, by index; those that begin with the same share it."""
+        """Return the start pictures and masks, by picture index; equal ones are shared."""
         made, canvases = {}, {}
         for index in request.indices():
             picture = request.pictures[index]
@@ -389,8 +398,7 @@ class Engine(EngineClient):
         followed: Mapping[str, np.ndarray] = MappingProxyType({}),
         noise: np.ndarray | None = None,
     ) -> SlotInputs:
-        """A picture as the programs take it, as `slot_inputs`; with noise [h, w, C] in place of that of
-        its seed."""
+        """Return a picture as the programs take it; noise [h, w, C] replaces that of its seed."""
         settings = {name: getattr(picture, name) for name in SLOT_SETTINGS}
         model = checkpoint.model
         settings["guidance"] = model.cfg_scale(picture.guidance)
@@ -437,12 +445,12 @@ class Engine(EngineClient):
             return self.scheduler.occupied
 
     def jobs(self) -> list[Job]:
-        """Those that are not over."""
+        """Return the jobs that are not over."""
         with self._change:
             return list(self._jobs.values())
 
     def status(self) -> Status:
-        """As `EngineClient.status`."""
+        """Return the engine's load, as `EngineClient.status`."""
         with self._change:
             taking = (
                 self.ready.is_set()
@@ -462,7 +470,7 @@ class Engine(EngineClient):
             )
 
     def seconds(self, picture: Picture) -> float | None:
-        """As `EngineClient.seconds`."""
+        """Estimate a picture's seconds, as `EngineClient.seconds`."""
         try:
             tiling = self.catalog.tiling(picture)
             if tiling:
@@ -479,7 +487,7 @@ class Engine(EngineClient):
         return latency and pictures * latency.of_picture(slot_inputs.kinds)
 
     def drain(self, seconds: float) -> bool:
-        """As `EngineClient.drain`."""
+        """Wait for all jobs and take no others, as `EngineClient.drain`."""
         with self._change:
             self._draining = True
             done = self._change.wait_for(lambda: not self._jobs, seconds)
@@ -488,7 +496,7 @@ class Engine(EngineClient):
             return done
 
     def close(self) -> None:
-        """Cancels everything and ends the thread."""
+        """Cancel everything and end the thread."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -518,7 +526,7 @@ class Engine(EngineClient):
                     plan = Plan()
 
     def _next_plan(self) -> Plan | None:
-        """Waits until there is something to do; None once the engine is closed. Needs the lock."""
+        """Wait until there is something to do; None once the engine is closed. Needs the lock."""
         while self.scheduler.idle and self.ready.is_set() and not self._closed:
             self._change.wait()
         if self._closed:
@@ -541,7 +549,7 @@ class Engine(EngineClient):
             self.ready.set()
 
     def _read(self, weights: Weights, sharding: Sharding) -> Params:
-        """The parameters of weights that are to be brought."""
+        """Read the parameters of weights that are to be loaded."""
         if weights.network:
             network = self.catalog.network_of(weights)
             with paths_within(*(path.parent for path in network.paths)):
@@ -569,7 +577,7 @@ class Engine(EngineClient):
         return params
 
     def _on_devices(self, weights: Weights, sharding: Sharding) -> Params:
-        """The parameters that others share, which the scheduler has brought before them."""
+        """Return the shared parameters that the scheduler has loaded before."""
         there = self.worker.weights
         placed = [there.of(device, weights) for device in there.numbers(sharding)]
         if not all(placed):
@@ -636,7 +644,7 @@ class Engine(EngineClient):
         return 2 * bytes_of(slots_there) // self.mesh.size
 
     def _build(self, batch: Batch) -> tuple[Programs, SlotInputs, Params]:
-        """The programs of a batch, an entry to time them with, and its parameters' shapes."""
+        """Return a batch's programs, slot inputs to time them with, and its parameters' shapes."""
         kind = self._kinds[batch]
         checkpoint, defaults = self.catalog.sample(kind.architecture)
         sample = dataclasses.replace(
@@ -669,7 +677,7 @@ class Engine(EngineClient):
         )
 
     def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, SlotInputs]:
-        """The entries that enter by a plan, with latents in place of their pictures."""
+        """Return the inputs of slots that a plan fills, with latents in place of their pictures."""
         entering = {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
         names = {name for slot_inputs in entering.values() for name in slot_inputs.pictures or ()}
         for encoder, of in self._encoders_of(plan.batch, names):
@@ -682,8 +690,11 @@ class Engine(EngineClient):
     def _encoders_of(
         self, batch: Batch, names: Set[str], job: int | None = None
     ) -> list[tuple[ImageEncoder, Callable[[Weights], Hashable]]]:
-        """What encodes pictures of these names for a batch, and what of weights tells those that do
-        it alike. A `job` keeps them until it is over, so that they are compiled by no plan."""
+        """Return the encoders for a batch's pictures of these names.
+
+        Each comes with a function from weights to the part of them that it depends on. A `job`
+        keeps the encoders until it is over, so that no plan has to compile them.
+        """
         kind, found = self._kinds[batch], []
         if names & {START_PICTURE, MASKED_PICTURE}:
             checkpoint, _ = self.catalog.sample(kind.architecture)
@@ -733,7 +744,7 @@ class Engine(EngineClient):
         width: int,
         **options: Any,
     ) -> ImageEncoder:
-        """The encoder for networks of a kind and pictures of a size."""
+        """Return the encoder for networks of a kind and pictures of a size."""
         return self._encoders.get(
             (kind, height, width),
             lambda: ImageEncoder(
@@ -743,14 +754,14 @@ class Engine(EngineClient):
         )
 
     def _cancel(self, number: int, index: int | None) -> None:
-        """Gives up a job or a picture of it, for `Job.cancel`."""
+        """Give up a job or a picture of it, for `Job.cancel`."""
         with self._change:
             self.scheduler.cancel(number, time.monotonic(), index)
             self._emit_events()
             self._change.notify_all()
 
     def _emit_events(self) -> None:
-        """Passes on what the scheduler has to tell. Needs the lock."""
+        """Pass on the scheduler's events. Needs the lock."""
         for number, event in self.scheduler.events():
             self._pass_on(number, event)
 
@@ -769,7 +780,7 @@ class Engine(EngineClient):
 
 
 def _table(checkpoint: Checkpoint, picture: Picture) -> Table:
-    """What the picture's sampler does; raises ValueError if it cannot take its steps."""
+    """Return the table of the picture's sampler; raises ValueError if it cannot take its steps."""
     return make_table(
         picture.sampler,
         checkpoint.schedule,
@@ -780,13 +791,12 @@ def _table(checkpoint: Checkpoint, picture: Picture) -> Table:
 
 
 def _key(seed: int) -> np.ndarray:
-    """What jax.random.PRNGKey makes of the seed, without asking a device."""
+    """Return jax.random.PRNGKey of the seed, without asking a device."""
     return np.array([0, seed], np.uint32)
 
 
 def _between_seeds(picture: Picture, shape: tuple[int, int, int]) -> np.ndarray | None:
-    """The first noise [h, w, C] of a picture that is on the way to that of another seed; None where
-    it is its own seed's."""
+    """Return the first noise [h, w, C] of a picture between two seeds; None for its own seed's."""
     if not picture.share or picture.to_seed == RANDOM:
         return None
     one, other = (

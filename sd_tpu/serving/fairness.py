@@ -1,4 +1,4 @@
-"""Whose turn it is on the devices: shares of network addresses, and of clients within each."""
+"""Fair shares of the devices for network addresses, and for clients within each."""
 
 import math
 from collections.abc import Mapping
@@ -36,28 +36,33 @@ class FairShare:
         return not self._active
 
     def join(self, client: str) -> None:
-        """A client asks for pictures who has none."""
+        """Add a client who begins to ask for pictures."""
         last = min(map(self.used, self._active), default=self._time)
         start = max(min(last, self._time), self._time - HEAD_START)
         self._used[client] = max(self._used.get(client, -math.inf), start)
         self._active.add(client)
 
     def leave(self, client: str) -> None:
-        """Nothing of the client's is left to be drawn."""
+        """Remove a client of whom nothing is left to be drawn."""
         self._active.discard(client)
         if not self._active:
             self._used.clear()
 
     def used(self, client: str) -> float:
-        """What this active client has had, in virtual time."""
+        """Return the virtual time that this active client has had."""
         return max(self._used[client], self._time - 2 * HEAD_START)
 
     def turn(self, client: str, seconds: float) -> float:
-        """The least of these goes first; `seconds` are those of the client's next picture."""
+        """Return the client's rank, the least of which goes first.
+
+        Args:
+            client: an active one.
+            seconds: those of the client's next picture.
+        """
         return self.used(client) + min(seconds, HEAD_START)
 
     def charge(self, seconds: Mapping[str, float]) -> None:
-        """Takes down what a plan took, by the client for whom it was."""
+        """Record the seconds that a plan took, by client."""
         self._time += sum(seconds.values()) / max(1, len(self._active))
         for client, spent in seconds.items():
             if client in self._active:
@@ -80,14 +85,14 @@ class AddressShares:
         self._clients: dict[str, FairShare] = {}
 
     def join(self, account: Account) -> None:
-        """An account asks for pictures that has none; joining again changes nothing."""
+        """Add an account that begins to ask for pictures; joining again changes nothing."""
         if account.address not in self._clients:
             self._addresses.join(account.address)
             self._clients[account.address] = FairShare()
         self._clients[account.address].join(account.client)
 
     def leave(self, account: Account) -> None:
-        """Nothing of the account's is left to be drawn."""
+        """Remove an account of which nothing is left to be drawn."""
         clients = self._clients[account.address]
         clients.leave(account.client)
         if clients.idle:
@@ -95,15 +100,20 @@ class AddressShares:
             del self._clients[account.address]
 
     def used(self, account: Account) -> tuple[float, float]:
-        """What an active account's address has had, and what it has had of that, in virtual time."""
+        """Return the virtual times of an active account's address, and of the account within it."""
         return (
             self._addresses.used(account.address),
             self._clients[account.address].used(account.client),
         )
 
     def turns(self, seconds: Mapping[Account, float]) -> dict[Account, tuple[float, float]]:
-        """The turns of active accounts, of which the least goes first, by the seconds of their next
-        pictures. An address is as far as the client of it that is next."""
+        """Return the ranks of active accounts, of which the least goes first.
+
+        An address ranks by that client of it who is next.
+
+        Args:
+            seconds: those of each account's next picture.
+        """
         of_client = {
             account: self._clients[account.address].turn(account.client, each)
             for account, each in seconds.items()
@@ -116,7 +126,7 @@ class AddressShares:
         return {account: (of_address[account.address], turn) for account, turn in of_client.items()}
 
     def charge(self, seconds: Mapping[Account, float]) -> None:
-        """Records what a plan took, by the active account for which it was."""
+        """Record the seconds that a plan took, by active account."""
         by_address: dict[str, dict[str, float]] = {}
         for account, spent in seconds.items():
             by_address.setdefault(account.address, {})[account.client] = spent

@@ -91,7 +91,7 @@ class DrawingError(RuntimeError):
     """Pictures were not drawn, for a reason that is not in the request; `sentence` says which."""
 
     def __init__(self, sentence: Sentence):
-        """The message, for the person who waits."""
+        """Take the message for the person who waits."""
         super().__init__(sentence)
         self.sentence = sentence
 
@@ -127,7 +127,7 @@ class Job:
         self._read_at = self.since
 
     def events(self) -> Iterator[Event]:
-        """Yields events as they happen, each once; the last is Done, Cancelled or Failed."""
+        """Yield events as they happen, each once; the last is Done, Cancelled or Failed."""
         while not self._ended:
             self._listening = True
             try:
@@ -141,7 +141,7 @@ class Job:
                 yield composed
 
     async def events_async(self) -> AsyncIterator[Event]:
-        """Yields what `events` does on an event loop; a thread waits for it."""
+        """Yield the events of `events` on an event loop; a thread waits for them."""
         loop, told = asyncio.get_running_loop(), asyncio.Queue()
 
         def listen() -> None:
@@ -158,23 +158,23 @@ class Job:
                 return
 
     def cancel(self, index: int | None = None) -> None:
-        """Stops the job, or only its picture at `index`.
+        """Stop the job, or only its picture at `index`.
 
-        What still waits is gone at once; a slot is free after one call of `advance`, and what is
-        finished by that call is delivered.
+        Pictures that wait are gone at once; a slot is free after one call of `advance`, and
+        pictures that this call finishes are delivered.
         """
         for each in tile_indices(self.request, index, self._tilings.get(index)):
             self._cancel(self.number, each)
 
     def put(self, event: Event) -> None:
-        """Adds an event, for the engine; after one that ends the job there are no more."""
+        """Add an event, for the engine; after one that ends the job there are no more."""
         if self.end is None:
             self._events.put(event)
         if isinstance(event, End) and self.end is None:
             self.end = event
 
     def _whole(self, event: Event) -> Event | None:
-        """The event as one of whole pictures; None where tiles of one are still to come."""
+        """Return the event of a whole picture; None while tiles of it are still to come."""
         match event:
             case ImageReady(index=where):
                 number, index = divmod(where, len(self.request.pictures))
@@ -192,7 +192,7 @@ class Job:
         return event
 
     def _composed(self, event: Event | None) -> Event | None:
-        """The event with what is kept of start pictures as it was given."""
+        """Return the event with the kept parts of start pictures as they were given."""
         match event:
             case ImageReady(index, pixels):
                 return dataclasses.replace(event, pixels=self._with_kept(index, pixels))
@@ -215,8 +215,10 @@ class Job:
 
 
 def tile_indices(request: Request, index: int | None, tiling: Tiling | None) -> list[int | None]:
-    """What the places of a picture's tiles are called: the first as the picture, the others beyond
-    all pictures. Of one that has none it is its own."""
+    """Return the indices of a picture's tiles: the picture's own, then ones beyond all pictures.
+
+    A picture without tiles has its own index alone.
+    """
     return (
         [index]
         if tiling is None

@@ -1,4 +1,4 @@
-"""What becomes of every job, as a line of JSON: without its prompts, unless they are asked for."""
+"""A journal of jobs as lines of JSON, without their prompts unless they are asked for."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ class _Lines(logging.Formatter):
         self._left_out = () if prompts else ("prompts",)
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record of `note`."""
+        """Format a record of `note`."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         facts = {
             name: value

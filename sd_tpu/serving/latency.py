@@ -1,7 +1,7 @@
-"""How long things take, as far as it is known: the only estimates there are.
+"""Estimates of how long things take: the only ones there are.
 
-What is measured is that of a row of a group of slots, of decoding a picture, of compiling a batch
-and of bringing weights to a device. All else follows from these and from what is asked for.
+Measured are a row of a group of slots, decoding a picture, compiling a batch and loading weights
+onto a device. All else follows from these and from the requests.
 """
 
 from collections import Counter
@@ -17,10 +17,10 @@ CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation ma
 
 
 class BatchLatency:
-    """What a batch takes on devices that step `group` slots together, `guided` ones among them.
+    """Latencies of a batch on devices that step `group` slots together, `guided` ones among them.
 
     `row_seconds` are those of an evaluation for such a group, `decode_seconds` those of a picture.
-    A row that is forecast takes no time to speak of.
+    A forecast row takes no time to speak of.
     """
 
     def __init__(self, group: int, guided: bool = True):
@@ -31,7 +31,7 @@ class BatchLatency:
         self.decode_seconds = 0.0
 
     def record_compiled(self, compiled: Compiled) -> None:
-        """Takes down what was measured when the batch was compiled."""
+        """Record the measurements made when the batch was compiled."""
         self.row_seconds, self.decode_seconds = compiled.row_seconds, compiled.decode_seconds
         self.is_measured = True
 
@@ -44,21 +44,22 @@ class BatchLatency:
         return float(count * self.row_seconds) + self.decode_seconds
 
     def in_crowd(self, lanes: int) -> float:
-        """Seconds that so many lanes of `lanes_left` add to what a device has to do, in groups that
-        are full."""
+        """Return the seconds that `lanes` evaluations add to a device's work, in full groups."""
         return self.alone(lanes / self._lanes)
 
     def evaluations(self, kinds: np.ndarray) -> int:
-        """How often a device evaluates the model for all rows of slots whose kinds are [S, R], or
-        [R] of a single one."""
+        """Return how often a device evaluates the model for slots with rows of kinds [S, R].
+
+        Kinds [R] are those of a single slot.
+        """
         return int(self._rounds(np.atleast_2d(kinds)).sum())
 
     def next_rows(self, kinds: Sequence[np.ndarray]) -> tuple[int, int]:
-        """How many rows to take so that a call lasts about CALL_SECONDS, of the R that none of its
-        pictures ends before; at least one.
+        """Return the rows to take, at least one, so that a call lasts about CALL_SECONDS.
 
         Args:
-            kinds: of each device's slots with a picture, those of their next R rows [S, R].
+            kinds: for each device, those of its pictures' next R rows [S, R]; no picture ends
+                before.
 
         Returns:
             The rows, and how often the device with most to do then evaluates the model.
@@ -68,20 +69,25 @@ class BatchLatency:
         return rows, int(rounds[rows - 1])
 
     def record_rows(self, evaluations: int, seconds: float) -> None:
-        """Takes down how long so many evaluations took: the mean with what was known, as a single
-        call may have been held up by something else."""
+        """Record how long so many evaluations took.
+
+        The mean with the former value is kept, as a single call may have been held up by something
+        else.
+        """
         if evaluations:
             self.row_seconds = (self.row_seconds + seconds / evaluations) / 2
 
     def _rounds(self, kinds: np.ndarray) -> np.ndarray:
-        """How often a device evaluates the model in each row of its slots: [R] of kinds [S, R], by
-        the packing of `advance_slots`."""
+        """Return how often a device evaluates the model in each row: [R] of kinds [S, R].
+
+        The packing is that of `advance_slots`.
+        """
         alone, guided = (np.sum(kinds == kind, axis=0) for kind in (ALONE, GUIDED))
         return -(-guided // self._group) - (-alone // self._lanes)
 
 
 class LatencyModel:
-    """What is known of every batch and of weights."""
+    """Latencies of every batch, and of loading weights."""
 
     def __init__(self):
         """Knows nothing yet."""
@@ -90,18 +96,18 @@ class LatencyModel:
         self._seconds_per_byte = 0.0
 
     def of(self, batch: Batch) -> BatchLatency:
-        """What is known of a batch."""
+        """Return the latencies of a batch."""
         if batch not in self._batches:
             self._batches[batch] = BatchLatency(batch.group, batch.guided)
         return self._batches[batch]
 
     def measured(self, batch: Batch) -> BatchLatency | None:
-        """What was measured of a batch, if it was compiled."""
+        """Return the latencies of a batch that was compiled, else None."""
         found = self._batches.get(batch)
         return found if found and found.is_measured else None
 
     def record_compiled(self, batch: Batch, result: Compiled) -> None:
-        """Takes down what compiling a batch took, and what it takes since."""
+        """Record what compiling a batch took, and what its programs take."""
         self.of(batch).record_compiled(result)
         self._compile_seconds = result.seconds
 
@@ -110,8 +116,10 @@ class LatencyModel:
         return self._compile_seconds
 
     def record_loaded(self, weights: Weights, seconds: float) -> None:
-        """Takes down what bringing weights to a device took; those beside others on it are made
-        from small files, which tells nothing of others."""
+        """Record the seconds of loading weights onto a device.
+
+        Weights on top of others are made from small files, which tells nothing about the rest.
+        """
         if not weights.base:
             self._seconds_per_byte = seconds / max(weights.memory, 1)
 
@@ -126,7 +134,10 @@ def rows_left(kinds: np.ndarray) -> np.ndarray:
 
 
 def lanes_left(kinds: np.ndarray) -> np.ndarray:
-    """The same, counting the evaluations that they take: a guided row takes two."""
+    """Count the evaluations of the last r rows of a picture whose kinds are [R]: [R + 1].
+
+    A guided row takes two.
+    """
     return _summed_from_the_end((kinds == ALONE) + 2 * (kinds == GUIDED))
 
 

@@ -1,6 +1,6 @@
-"""What lies on each device, and what has to go when something else is needed there.
+"""The items on each device, and which of them go when another needs room.
 
-What several need (`Item.needs`) counts once, and stays as long as any of them.
+Items that several others need (`Item.needs`) count once, and stay as long as any of these.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Memory:
         return item in self._items[device]
 
     def on(self, device: int) -> list[Item]:
-        """What is there, the least recently used first."""
+        """Return the items on a device, the least recently used first."""
         return list(self._items[device])
 
     def used(self, device: int) -> int:
@@ -36,20 +36,22 @@ class Memory:
         return self.limit is None or sum(each.memory for each in everything) <= self.limit
 
     def use(self, device: int, item: Item) -> None:
-        """Adds it and what it needs, or takes down that they are used again."""
+        """Add an item and all that it needs, or record that they are used again."""
         for each in (item, *item.needs):  # what is needed comes last: it is never older
             self._items[device].pop(each, None)
             self._items[device][each] = None
 
     def remove(self, device: int, item: Item) -> None:
-        """Takes down that it is gone, if it was there."""
+        """Forget that the item is on the device, if it was there."""
         self._items[device].pop(item, None)
 
     def room_for(
         self, device: int, item: Item, needed: Callable[[int, Item], bool]
     ) -> list[Item] | None:
-        """What has to go for `item` to fit with all that it needs, the least recently used first,
-        nothing that is `needed` on the device; None if it does not fit even so."""
+        """Return the items to drop so that `item` fits with all that it needs; None if it cannot.
+
+        The least recently used go first, and none that is `needed` on the device.
+        """
         if self.limit is None:
             return []
         items, gone = self._items[device], []

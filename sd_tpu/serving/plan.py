@@ -1,4 +1,4 @@
-"""What scheduler and worker tell each other: tickets, plans and reports, all of it plain data.
+"""Plain data between scheduler and worker: tickets, plans and reports.
 
 Nothing here knows JAX, a thread or a clock, and everything can be pickled, so the worker may be in
 another process or on another host.
@@ -17,8 +17,10 @@ Key = tuple[int, int]  # of a picture: the number of its job, and its place in t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The parameters of a checkpoint, with or without adapters merged into them; without a name,
-    zeros in their place, or whatever is there of the same shapes."""
+    """Parameters of a checkpoint, with or without adapters merged into them.
+
+    Without a name they are zeros, or whatever of the same shapes is there.
+    """
 
     name: str
     architecture: str = ""  # as `Batch` has it
@@ -32,17 +34,17 @@ class Weights:
 
     @property
     def needs(self) -> tuple["Weights", ...]:
-        """What stays on a device as long as these do; what each of it needs comes before it."""
+        """Weights that stay on a device as long as these do, each after those that it needs itself."""
         return (*self.base.needs, self.base) if self.base else ()
 
     @property
     def root(self) -> "Weights":
-        """The checkpoint's own."""
+        """The checkpoint's own weights."""
         return self.base.root if self.base else self
 
     @property
     def zeros(self) -> "Weights":
-        """What has their place on a device that draws nothing."""
+        """Stand-in for these weights on a device that draws nothing."""
         return Weights(
             name="",
             architecture=self.architecture,
@@ -53,7 +55,7 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What shares compiled programs and slots: an architecture at a size, with extra networks."""
+    """Pictures that share compiled programs and slots: of one architecture, networks and size."""
 
     architecture: str
     height: int
@@ -67,7 +69,7 @@ class Batch:
 
     @property
     def needs(self) -> tuple[Weights, ...]:
-        """What stays on a device as long as this does; all sizes of an architecture share it."""
+        """Weights that stay on a device as long as this batch does; all sizes share them."""
         return (*self.zeros.needs, self.zeros) if self.zeros else ()
 
 
@@ -75,7 +77,7 @@ class Batch:
 class Ticket:
     """One picture to be drawn.
 
-    `entry` is what the programs take, of which the scheduler knows nothing.
+    `slot_inputs` are what the programs take; the scheduler does not look at them.
     """
 
     job: int
@@ -90,18 +92,18 @@ class Ticket:
 
     @property
     def account(self) -> Account:
-        """Whose turns it takes; a client whose address is unknown shares with no other."""
+        """Account whose turns the picture takes; without an address a client shares with no other."""
         return Account(self.address or self.client, self.client)
 
     @property
     def key(self) -> Key:
-        """What it is called in plans and reports."""
+        """Name of the picture in plans and reports."""
         return self.job, self.index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a worker does next, in this order; what is in the background may take many plans.
+    """Orders for a worker, carried out in this order; background work may take many plans.
 
     Rows are of one batch. All pictures that a device steps or decodes in one plan have the same
     weights.
@@ -121,7 +123,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What a batch takes on these devices, measured when it was compiled."""
+    """Latencies of a batch on these devices, measured when it was compiled."""
 
     seconds: float
     row_seconds: float  # of a group: an evaluation of the model
@@ -130,7 +132,7 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What came of a plan, and of earlier ones in the background."""
+    """Results of a plan, and of earlier ones in the background."""
 
     advance_seconds: float = 0.0
     decode_seconds: float = 0.0

@@ -1,6 +1,6 @@
-"""A run: pictures on their way to their cards, and whoever follows them.
+"""Runs: pictures on their way to their cards, streamed to subscribers.
 
-The engine tells a job's events once. A run keeps what they add up to, so that followers can come,
+The engine emits a job's events once. A run keeps what they add up to, so that subscribers can come,
 go and come back: the tab that asked, and the same tab after a reload.
 """
 
@@ -47,7 +47,7 @@ GRACE_SECONDS = 30  # that a browser's run goes on while nobody follows it: a re
 
 @dataclasses.dataclass(frozen=True)
 class Studio:
-    """Who draws, and where pictures come from and go to."""
+    """The engine that draws, and the stores that pictures come from and go to."""
 
     engine: EngineClient
     files: Files
@@ -57,20 +57,20 @@ class Studio:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """One place of the gallery.
+    """A card of the gallery.
 
     Attributes:
         index: from 0.
-        asked: what its picture is made from; None where nothing is asked for.
-        state: blank, example (of what the model draws), waiting, forming, done or stopped.
-        named: the settings that its label names.
-        preview: how it forms, as an address that holds the pixels.
-        picture: what is done.
-        kept: what the history calls that.
+        asked: the settings of its picture; None where nothing is asked for.
+        state: blank, example (of the model's pictures), waiting, forming, done or stopped.
+        named: the settings that its label shows.
+        preview: the unfinished picture, as an address that holds the pixels.
+        picture: the finished picture.
+        kept: the picture's name in the history.
         live: whether it was drawn while somebody typed, and nothing else has asked for it since.
-        before: what was done here before.
-        changed: the version of the run in which it was changed last.
-        ready: that in which its picture came, 0 where that was another run's.
+        before: the card with the picture that was finished here before.
+        changed: the version of the run in which the card changed last.
+        ready: the version in which its picture came, 0 where that was another run's.
     """
 
     index: int
@@ -91,7 +91,7 @@ class Card:
         return self if self.picture else self.before
 
     def drawn_anew(self, asked: Picture) -> Self:
-        """The card while this is drawn on it."""
+        """Return the card while this picture is drawn on it."""
         there = self.finished
         return type(self)(
             self.index,
@@ -107,9 +107,14 @@ BLANK = tuple(map(Card, range(MAX_PROMPTS)))
 
 @dataclasses.dataclass(frozen=True)
 class StatusLine:
-    """What happens, to be said to each follower in his language; `share` of the work is done,
-    `kind` is busy, over or wrong, idle where nothing was asked for; `aloud` is whether its end is
-    read out, `single` whether only single pictures are drawn again.
+    """The status of a run, translated for each subscriber.
+
+    Attributes:
+        text: the sentence.
+        kind: busy, over or wrong; idle where nothing was asked for.
+        share: of the work that is done.
+        aloud: whether a screen reader reads its end out.
+        single: whether only single pictures are drawn again.
     """
 
     text: str = Sentence("Ready")
@@ -124,8 +129,7 @@ STARTING = StatusLine(Sentence("Starting…"), "busy")
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a follower is told of a `version` of the run: the cards that have changed, the line, and
-    what to read aloud."""
+    """A `version` of the run for a subscriber: changed cards, the line, and news to read aloud."""
 
     version: int
     cards: tuple[Card, ...]
@@ -137,9 +141,9 @@ class Snapshot:
 class Task:
     """A job of a run, and the `indices` that it still draws for it.
 
-    `live` is one that was begun by typing, of which less is said and kept, `whole` is what the run
-    began with; `blurred` is whether a picture is, not being safe for work, and `unkept` says why
-    the history lacks a picture. What a journey has drawn is its `way`, by index.
+    `live` is one that was begun by typing, of which less is said and kept, `whole` is the one that
+    the run began with; `blurred` is whether a picture is, not being safe for work, and `unkept`
+    says why the history lacks a picture. The pictures of a `journey` are there by index.
     """
 
     job: Job
@@ -153,28 +157,28 @@ class Task:
 
 
 class _Subscriber:
-    """One who waits on an event loop: each that held a thread would keep others from one."""
+    """A coroutine that waits on an event loop: a thread for each would keep others from one."""
 
     def __init__(self):
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(self) -> None:
-        """Has it look again; from any thread."""
+        """Have it look again; from any thread."""
         with suppress(RuntimeError):  # the loop has ended with the server
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self) -> None:
-        """Until it is to look again."""
+        """Wait until it is to look again."""
         await self._woken.wait()
         self._woken.clear()
 
 
 class Run:
-    """What is shown in the gallery; made by `Runs.start`.
+    """The pictures of the gallery; made by `Runs.start`.
 
-    Single pictures may be drawn again, by jobs of their own: then the request is that of what is
-    shown, and each place belongs to the job that was last asked for it. What was there before stays
-    until its successor comes, and is given back if none does.
+    Single pictures may be drawn again, by jobs of their own: then the request is that of the
+    pictures that are shown, and each index belongs to the job that was last asked for it. A
+    finished picture stays until its successor comes, and is given back if none does.
     """
 
     def __init__(
@@ -189,8 +193,17 @@ class Run:
         seed: int | None = None,
         live: bool = False,
     ):
-        """Draws what of the request is not on these cards as it is asked for; the rest as
-        `Runs.start`.
+        """Draw the pictures of the request that are not finished on these cards.
+
+        Args:
+            studio: the engine and the stores.
+            request: for all pictures.
+            cards: finished ones stay.
+            browser: the name of the browser that asks, or "".
+            program: the name of the program that asks, or "".
+            address: where that is.
+            seed: given or drawn for all pictures; by default the request's.
+            live: whether it was begun by typing.
 
         Raises:
             RequestError: it cannot be served.
@@ -231,24 +244,31 @@ class Run:
         return not self._tasks and not self._unwritten
 
     def pictures(self) -> dict[int, PictureFile]:
-        """What is finished, by index."""
+        """Return the finished pictures, by index."""
         return {card.index: card.picture for card in self.cards if card.picture}
 
     def seed_for(self, index: int) -> int:
-        """The seed of a request whose picture at `index` has that of the one which is there."""
+        """Return the seed of a request whose picture at `index` keeps the seed that it has now."""
         asked = self.cards[index].asked
         return (asked.seed - index) % (MAX_SEED + 1) if asked else self.seed
 
     def stop(self) -> None:
-        """Ends it, also while it waits; followers are told when it has stopped."""
+        """End it, also while it waits; subscribers hear when it has stopped."""
         for task in self._tasks.copy():
             task.job.cancel()
 
     def redraw(self, index: int, picture: Picture | None, *, live: bool = False) -> bool:
-        """Draws this picture at `index`, unless it is drawn so already, or takes away what is there
-        if it is None; `live` is by typing. Returns whether there is anything new.
+        """Draw this picture at `index`, or take away the one that is there if it is None.
 
-        What was on its way there is cancelled, the other places are left alone.
+        A picture on its way there is cancelled, the other cards are left alone.
+
+        Args:
+            index: of the card.
+            picture: its new settings.
+            live: whether somebody types them.
+
+        Returns:
+            Whether there is anything new: a picture that is drawn so already is left alone.
 
         Raises:
             RequestError: it cannot be served; then all is as it was.
@@ -271,15 +291,17 @@ class Run:
             return True
 
     def accept(self, index: int) -> None:
-        """What is there has been asked for by more than typing: what is typed next takes its place,
-        but not out of the history."""
+        """Keep the picture at `index`, which more than typing has asked for, in the history.
+
+        The next one that is typed takes its card all the same.
+        """
         with self._lock:
             card = self.cards[index]
             before = card.before and dataclasses.replace(card.before, live=False)
             self.cards[index] = dataclasses.replace(card, live=False, before=before)
 
     def draw_journey(self, request: Request) -> None:
-        """Draws a journey, which is on no card; once it is there it takes the place of the `way`.
+        """Draw a journey, which is on no card; once it is finished it is the run's `journey`.
 
         Raises:
             RequestError: it cannot be served.
@@ -292,11 +314,11 @@ class Run:
     # --- followers ------------------------------------------------------------------------------
 
     async def stream(self, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
-        """What there is, or has changed since this version, then what changes, until the run is
-        over or the session leaves; nothing if the session follows it already, and so is told.
+        """Yield the changes since version `seen`, then further ones until the run is over.
 
-        A follower that is slow misses what has been overtaken, and nothing else. Beyond
-        MAX_FOLLOWERS the oldest is told no more.
+        The stream ends when the session leaves, and is empty if the session is subscribed already.
+        A slow subscriber misses versions that others have overtaken, and nothing else. Beyond
+        MAX_SUBSCRIBERS the oldest subscription ends.
         """
         me = _Subscriber()
         with self._lock:
@@ -314,8 +336,10 @@ class Run:
             self.unsubscribe(session, me)
 
     async def _next(self, session: str, me: _Subscriber, seen: int) -> Snapshot | None:
-        """Waits for what this follower has not seen; None, and it follows no more, if there is
-        nothing to wait for."""
+        """Wait for changes that this subscriber has not seen.
+
+        Returns None, and ends the subscription, if there is nothing to wait for.
+        """
         while True:
             with self._lock:
                 mine = self._subscribers.get(session) is me
@@ -335,11 +359,11 @@ class Run:
         return Snapshot(self.version, cards, self.line, (*ready(done), *end))
 
     def is_streamed_to(self, session: str) -> bool:
-        """Whether this session does."""
+        """Whether this session is subscribed."""
         return session in self._subscribers
 
     def unsubscribe(self, session: str, me: _Subscriber | None = None) -> None:
-        """Ends what this session follows, or only this follower, if it is still the session's."""
+        """End this session's subscription; with `me`, only if that is still its subscriber."""
         with self._lock:
             there = self._subscribers.get(session)
             if there and me in (None, there):
@@ -348,12 +372,12 @@ class Run:
                 self._schedule_stop()
 
     def stop_if_unwatched(self) -> None:
-        """Ends it unless somebody follows it."""
+        """End it unless somebody is subscribed."""
         if not self._subscribers:
             self.stop()
 
     def _schedule_stop(self, grace: float | None = None) -> None:
-        """Stops the run if nobody comes back to it in time; called with the lock held."""
+        """Stop the run if nobody comes back to it in time; called with the lock held."""
         if self._stop_timer:
             self._stop_timer.cancel()
         if self._subscribers or self.over:
@@ -377,7 +401,7 @@ class Run:
     # --- cards; all of this is called with the lock held ----------------------------------------
 
     def _draw(self, job: Job, request: Request, **what: Any) -> None:
-        """Gives the pictures of a request, which the job draws, their places; the rest is `Work`'s."""
+        """Let a job draw the request's pictures on their cards; other arguments are `Task`'s."""
         task = Task(job, {*request.indices()}, **what)
         if not self._tasks:
             self._first = self.version  # who comes from now on need not be told of what was there
@@ -389,7 +413,7 @@ class Run:
         threading.Thread(target=self._serve, args=[task], name="run", daemon=True).start()
 
     def _take_over(self, index: int) -> None:
-        """Takes the place from the job that draws it, if one does."""
+        """Take the card from the task that draws on it, if one does."""
         for task in [task for task in self._tasks if index in task.indices]:
             task.indices.remove(index)
             task.job.cancel(index)
@@ -397,8 +421,10 @@ class Run:
                 self._tasks.remove(task)
 
     def _put(self, card: Card, *, ready: bool = False) -> None:
-        """Changes a card, whose picture may be `ready` by that, and the labels of others that it no
-        longer or now differs from."""
+        """Change a card, and the labels of others that now differ from it in other settings.
+
+        `ready` says that the card's picture is new.
+        """
         self.version += 1
         self.cards[card.index] = dataclasses.replace(
             card, changed=self.version, ready=self.version if ready else card.ready
@@ -413,7 +439,7 @@ class Run:
                 )
 
     def _say(self, end: StatusLine) -> None:
-        """Says how the latest work goes, or how the last one ended."""
+        """Show the status of the latest task, or how the last one ended."""
         line = self._tasks[-1].line if self._tasks else end
         single = not any(task.whole for task in self._tasks)
         self.line = dataclasses.replace(line, single=single)
@@ -457,7 +483,7 @@ class Run:
             self._say(task.line)
 
     def _changes(self, task: Task, event: Event) -> dict[int, dict]:
-        """What the event changes in cards, by index; it writes the files that are shown."""
+        """Write the files that an event brings, and return its changes to cards by index."""
         match event:
             case Progress(previews=previews):
                 return {
@@ -477,8 +503,10 @@ class Run:
         return {}
 
     def _keep(self, task: Task, card: Card, before: Card | None) -> None:
-        """Has a card's picture added to the browser's history, in place of the one that was there
-        `before` if that was drawn while somebody typed. Needs the lock."""
+        """Add a card's picture to the browser's history. Needs the lock.
+
+        It replaces the picture of the card `before` if that was drawn while somebody typed.
+        """
         history, owner = self._studio.history, self.browser
 
         def done(failure: HistoryError | None) -> None:
@@ -501,8 +529,10 @@ class Run:
         self._unwritten += 1  # `done` waits for the lock
 
     def _note_kept(self, task: Task, card: Card, failure: HistoryError | None) -> None:
-        """Says why a picture is not in the history, also of a run that is over, and lets its
-        followers go if that was the last."""
+        """Say why a picture is not in the history, also of a run that is over.
+
+        Subscribers may leave if that was the last picture to be written.
+        """
         with self._lock:
             self._unwritten -= 1
             if failure:
@@ -529,7 +559,7 @@ class Run:
 
 
 def _status_after(task: Task, event: Event, seed: int) -> StatusLine:
-    """What is said of a work after this event, in a run of which place 0 has this seed."""
+    """Return the status of a task after this event, in a run whose index 0 has this seed."""
     match event:
         case Queued(position, reason, seconds):
             return StatusLine(queued(position, reason, seconds), "busy", task.line.share)
@@ -558,15 +588,17 @@ def _status_after(task: Task, event: Event, seed: int) -> StatusLine:
 
 
 def ready(numbers: list[int]) -> list[Sentence]:
-    """That the pictures with these numbers are finished, if there are any."""
+    """Return the news that the pictures with these numbers are finished, if there are any."""
     if len(numbers) == 1:
         return [Sentence("Picture {places} is ready.", places=numbers)]
     return [Sentence("Pictures {places} are ready.", places=numbers)] if numbers else []
 
 
 def queued(position: int, reason: str, wait: float | None) -> Sentence:
-    """What a run waits for, and how many seconds if that is known. Whoever is next is not told
-    that he is number 1: he may be the only one."""
+    """Return what a run waits for, and how many seconds if that is known.
+
+    Number 1 is not mentioned: it may be the only one.
+    """
     turn = STARTING.text
     if position > 1:
         turn = (
@@ -591,7 +623,7 @@ def queued(position: int, reason: str, wait: float | None) -> Sentence:
 
 
 def refusal(error: SentenceError) -> Sentence:
-    """Why a request is not served, and when there is room for it if that is all."""
+    """Return why a request is not served, and when there is room for it if that is all."""
     if isinstance(error, Busy):
         return Sentence(
             "{reason} There should be room in about {time}.",
@@ -602,14 +634,14 @@ def refusal(error: SentenceError) -> Sentence:
 
 
 def duration(seconds: float) -> Sentence:
-    """A time that is only an estimate."""
+    """Round an estimated time."""
     if seconds < 90:
         return Sentence("{count} s", count=max(1, round(seconds)))
     return Sentence("{count} min", count=round(seconds / 60))
 
 
 def at_step(step: int, steps: int, left: float | None) -> Sentence:
-    """How far a run is, and how many seconds are left if that is known."""
+    """Return how far a run is, and how many seconds are left if that is known."""
     if left is None or step >= steps:
         return Sentence("Step {step} of {steps}", step=step, steps=steps)
     return Sentence(

@@ -1,4 +1,4 @@
-"""The runs of everybody who shares an engine, and who looks at which."""
+"""The runs of everybody who shares an engine, and their subscribers."""
 
 import dataclasses
 import threading
@@ -21,7 +21,7 @@ class Runs:
     """The runs of everybody who shares an engine; each is private to who has its key."""
 
     def __init__(self, studio: Studio):
-        """Takes what all of them share."""
+        """Start without runs; `studio` is shared by all."""
         self.studio = studio
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the latest begun or shown last
@@ -34,15 +34,16 @@ class Runs:
         keep: Collection[int] = (),
         **whose: object,
     ) -> Run | None:
-        """Draws a request of a browser or of a program, by their names: all that one of them asks
-        for has one share of the devices. A program's has no previews, and ends with whoever follows
-        it.
+        """Draw a request of a browser or of a program, by their names.
+
+        All requests under one name have one share of the devices. A program's have no previews, and
+        end with their subscriber.
 
         Args:
-            request: what to draw.
-            former: the run whose pictures it takes the place of.
-            keep: where what `former` has finished stays, until what is on its way there is drawn;
-                elsewhere it does if the same is asked for again.
+            request: to be drawn.
+            former: the run whose pictures it replaces.
+            keep: indices where the finished pictures of `former` stay until new ones come;
+                elsewhere they stay if the same is asked for again.
             whose: its `browser` or `program`; the `address` that it comes from; the `seed` that was
                 given or drawn for all pictures; whether it was begun by typing, `live`.
 
@@ -73,8 +74,10 @@ class Runs:
         return self._add(Run(self.studio, request, cards, **whose))
 
     def gather(self, request: Request, browser: str, address: str) -> Run | None:
-        """What this browser has drawn of a request, as a run that is over; None if nothing of it is
-        there any more, or it cannot be served."""
+        """Return a finished run of the pictures that this browser has drawn of a request.
+
+        Returns None if none of them is there any more, or the request cannot be served.
+        """
         catalog = self.studio.engine.catalog
         request = request.with_known_models(catalog.models())
         try:
@@ -125,8 +128,10 @@ class Runs:
         return self._add(Run(self.studio, request, cards, browser=browser, address=address))
 
     def values_here(self, request: Request, browser: str) -> tuple[dict[str, Any], list[Sentence]]:
-        """The values of a request of whatever server, as far as it can be made here, and what of it
-        is otherwise here."""
+        """Return the values of any server's request as far as it can be made here.
+
+        The sentences beside them say what is different here.
+        """
         catalog, said = self.studio.engine.catalog, []
         pictures = [*filter(None, request.pictures)]
         if missing := {picture.model for picture in pictures} - {"", *catalog.models()}:
@@ -183,12 +188,11 @@ class Runs:
         return run
 
     def find(self, key: object) -> Run | None:
-        """The run with this key, if it is still known."""
+        """Return the run with this key, if it is still known."""
         return self._runs.get(key) if isinstance(key, str) else None
 
     def bring_back(self, key: object) -> Run | None:
-        """As `find`, for its browser to see again: as if it had begun it last, or a reload would
-        bring what it has gone back from."""
+        """Return the run with this key as its browser's latest, which a reload shows again."""
         with self._lock:
             run = self.find(key)
             if run:
@@ -196,8 +200,10 @@ class Runs:
         return run
 
     async def stream(self, run: Run, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
-        """Shows a run to a session, as `Run.follow` does, and no other: what nobody looks at any
-        more is given up."""
+        """Stream a run to a session as `Run.stream` does, and end the session's other streams.
+
+        Runs that lose their last subscriber by that are stopped.
+        """
         for other in self._all():
             if other is not run and other.is_streamed_to(session):
                 other.unsubscribe(session)
@@ -206,12 +212,12 @@ class Runs:
             yield snapshot
 
     def latest(self, browser: str) -> Run | None:
-        """What this browser began, or went back to, last, if its pictures are still there."""
+        """Return the run that this browser began or went back to last, if its files are there."""
         run = next((run for run in reversed(self._all()) if run.browser == browser), None)
         return run if run and time.time() - run.begun < KEEP_SECONDS else None
 
     def restore(self, browser: str) -> int:
-        """As the history's `restore`, for the cards as well that lost their pictures with it."""
+        """Restore pictures by the history's `restore`, and the cards that had lost them."""
         history, count = self.studio.history, self.studio.history.restore(browser)
         for card in [
             card.finished for run in self._all() if run.browser == browser for card in run.cards
@@ -224,7 +230,7 @@ class Runs:
         return count
 
     def unsubscribe(self, session: str) -> None:
-        """Ends what a session follows that is gone."""
+        """End the streams of a session that is gone."""
         for run in self._all():
             run.unsubscribe(session)
 
@@ -233,8 +239,10 @@ class Runs:
             return [*self._runs.values()]
 
     def _forget(self) -> None:
-        """Forgets runs beyond MAX_KEPT, of the network that has most: first those that no browser
-        comes back to, then the oldest."""
+        """Forget runs beyond MAX_KEPT, of the network that has most.
+
+        Those that no browser comes back to go first, then the oldest.
+        """
         latest = {run.browser: run for run in self._runs.values()}
         over = [run for run in self._runs.values() if run.over]
         while over and len(self._runs) > MAX_KEPT:

@@ -1,7 +1,7 @@
-"""Who draws what next: all policy of serving, without JAX, threads or a clock.
+"""The scheduler: all policy of serving, without JAX, threads or a clock.
 
 `submit` and `cancel` say what is wanted, `schedule` returns what a worker should do next, `update`
-takes in what came of it, and `events` tells what the makers of jobs should know. Pictures wait in
+takes in the results, and `events` returns what the makers of jobs should know. Pictures wait in
 queues of their clients, are placed in slots, and are drawn there in turns:
 
 - A free slot goes to the address with the fewest, and there to the client with the fewest; no
@@ -51,8 +51,10 @@ _QueueKey = tuple[Account, Batch, Weights]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much may be asked for and not drawn yet: in all, by one client, and from one address, as
-    browsers can give themselves any number of names."""
+    """Bounds on waiting pictures: in all, by client, and by address.
+
+    Addresses are bounded as browsers can give themselves any number of names.
+    """
 
     jobs: int = 400
     pictures: int = 3200
@@ -66,13 +68,13 @@ class Busy(RequestError):
     """Too much is asked for already; `retry_after` says in how many seconds to try again."""
 
     def __init__(self, template: str, retry_after: float):
-        """The message, as a Sentence takes it."""
+        """Format the message as a Sentence does."""
         super().__init__(template)
         self.retry_after = max(1, math.ceil(retry_after))
 
 
 class _Picture:
-    """One that is wanted and not drawn yet."""
+    """A picture that is wanted and not drawn yet."""
 
     def __init__(self, ticket: Ticket, number: int, now: float):
         self.ticket, self.number, self.since = ticket, number, now
@@ -106,12 +108,12 @@ class _Picture:
         return model.of(self.ticket.batch).in_crowd(self._lanes[self.left])
 
     def lanes(self, rows: int) -> int:
-        """What its next rows take."""
+        """Return the evaluations that its next rows take."""
         return self._lanes[self.left] - self._lanes[self.left - rows]
 
 
 class _Job:
-    """What is known of a job until it ends."""
+    """State of a job until it ends."""
 
     def __init__(self, number: int, ticket: Ticket, pictures: dict[int, _Picture], steps: int):
         self.number, self.account = number, ticket.account
@@ -125,7 +127,7 @@ class _Job:
         return [self.pictures[index] for index in sorted(self.unfinished)]
 
     def step(self) -> int:
-        """How far it is with all that is still wanted of it, along its steps."""
+        """Return how many of its steps a job has taken, over all pictures that are still wanted."""
         wanted = [p for p in self.pictures.values() if p.wanted] or self.pictures.values()
         rows = sum(len(picture.ticket.kinds) for picture in wanted)
         return self.steps * (rows - sum(picture.left for picture in wanted)) // rows
@@ -151,7 +153,7 @@ class _BatchState:
         return others.count(account) < free and near < ADDRESS_SLOTS * free
 
     def free(self, device: int) -> list[int]:
-        """The free slots on a device."""
+        """Return the free slots on a device."""
         return [
             slot
             for slot in range(device * self._share, (device + 1) * self._share)
@@ -161,7 +163,7 @@ class _BatchState:
 
 @dataclasses.dataclass
 class _Moves:
-    """What a plan has prepared and given up."""
+    """The items that a plan prepares and gives up."""
 
     release: list[Batch] = dataclasses.field(default_factory=list)
     drop: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
@@ -204,12 +206,12 @@ class Scheduler:
     # --- what is wanted -------------------------------------------------------------------------
 
     def submit(self, tickets: Sequence[Ticket], now: float, *, steps: int) -> None:
-        """Takes in a job, of one client: its pictures wait from now on.
+        """Add a job of one client, whose pictures wait from now on.
 
         Args:
             tickets: of the same job and client.
             now: the time.
-            steps: those of the picture that takes most, along which progress is told.
+            steps: those of the picture that takes most, along which progress is counted.
 
         Raises:
             Busy: too much waits already.
@@ -227,7 +229,7 @@ class Scheduler:
         self._emit_positions(now)
 
     def check_room(self, tickets: Sequence[Ticket]) -> None:
-        """Raises Busy or RequestError as `submit` would now."""
+        """Raise Busy or RequestError as `submit` would now."""
         client, address, jobs = tickets[0].client, tickets[0].address, list(self._jobs.values())
         mine = [job for job in jobs if job.client == client]
         near = [job for job in jobs if job.address == address] if address else []
@@ -261,7 +263,7 @@ class Scheduler:
                 raise RequestError("This model and size need more memory than the devices have.")
 
     def cancel(self, number: int, now: float, index: int | None = None) -> None:
-        """Gives up a job, or only its picture at `index`; what is over stays over."""
+        """Give up a job, or only its picture at `index`; finished pictures stay."""
         job = self._jobs.get(number)
         if job is None:
             return
@@ -273,7 +275,7 @@ class Scheduler:
         self._emit_positions(now)
 
     def events(self) -> list[tuple[int, Event]]:
-        """What has happened since the last call, each with the number of its job."""
+        """Return the events since the last call, each with the number of its job."""
         events, self._events = self._events, []
         return events
 
@@ -294,7 +296,7 @@ class Scheduler:
 
     @property
     def batches(self) -> set[Batch]:
-        """Those that are compiled or that a picture needs."""
+        """Batches that are compiled or that a picture needs."""
         return {*self._batch_states, *(batch for _, batch, _ in self._waiting)}
 
     @property
@@ -313,21 +315,21 @@ class Scheduler:
         )
 
     def jobs(self) -> list[int]:
-        """The numbers of those that are not over."""
+        """Return the numbers of the jobs that are not over."""
         return list(self._jobs)
 
     # --- what to do, and what came of it --------------------------------------------------------
 
     def prepare(self, batch: Batch, now: float) -> Plan:
-        """A plan that compiles a batch before anybody has asked for it."""
+        """Return a plan that compiles a batch before anybody has asked for it."""
         return Plan(compile=(self._open(batch, now).batch,))
 
     def hold(self, device: int, weights: Weights) -> None:
-        """Takes down that a device has weights that were brought there without a plan."""
+        """Record that a device has weights that were loaded there without a plan."""
         self._memory.use(device, weights)
 
     def schedule(self, now: float) -> Plan:
-        """What to do next; `update` must be told what came of it before the next call."""
+        """Return what to do next; `update` must have its report before the next call."""
         for picture in self._placed():
             if not picture.wanted:
                 self._vacate(picture)
@@ -339,7 +341,7 @@ class Scheduler:
         return self._plan
 
     def update(self, report: Report, now: float) -> None:
-        """Takes in what came of the last plan, and what is over in the background."""
+        """Record the results of the last plan, and of work that ended in the background."""
         for batch, compiled in report.compiled.items():
             self._model.record_compiled(batch, compiled)
             state = self._batch_states.get(batch) or self._open(batch, now)
@@ -360,8 +362,10 @@ class Scheduler:
         self._plan = Plan()
 
     def abandon(self, message: Sentence) -> None:
-        """Ends all jobs and forgets what waits and is in slots, after a fault; what is on the
-        devices stays, and what was to be prepared is asked for anew."""
+        """End all jobs after a fault, and forget everything that waits and is in slots.
+
+        What is on the devices stays, and what was to be prepared is asked for anew.
+        """
         for number in self.jobs():
             self._emit(number, Failed(message))
         self._shares, self._plan = AddressShares(), Plan()
@@ -376,7 +380,7 @@ class Scheduler:
                 self._evict(0, batch, _Moves())
 
     def _seconds_of(self, jobs: Iterable[_Job]) -> float:
-        """What is left of them, on all devices together."""
+        """Return the seconds that jobs still take, on all devices together."""
         return sum(
             picture.in_crowd(self._model) for job in jobs for picture in job.waiting()
         ) / len(self._devices)
@@ -400,7 +404,7 @@ class Scheduler:
                 del open_queues[key]
 
     def _by_turn(self, queues: Mapping[_QueueKey, deque[_Picture]]) -> list[_QueueKey]:
-        """The queues in the order in which their first pictures get the next slot."""
+        """Return the queues in the order in which their first pictures get the next slot."""
         accounts = [picture.ticket.account for picture in self._placed()]
         near, mine = Counter(account.address for account in accounts), Counter(accounts)
 
@@ -421,7 +425,10 @@ class Scheduler:
         return state is None or (state.ready and None in state.slots)
 
     def _place(self, picture: _Picture, moves: _Moves, now: float) -> bool:
-        """Gives the picture a slot on a device that holds its weights or can; whether it did."""
+        """Give the picture a slot on a device that holds its weights or can.
+
+        Returns whether it has one.
+        """
         ticket = picture.ticket
         state = self._batch_states.get(ticket.batch)
         if state is None:
@@ -452,7 +459,7 @@ class Scheduler:
         return True
 
     def _best_device(self, state: _BatchState, picture: _Picture) -> int | None:
-        """Where it is drawn first by what is there already; None if there is no room for it."""
+        """Return the device that would draw it first; None if there is no room for it."""
         placed = Counter(other.device for other in self._placed())
         seconds = picture.in_crowd(self._model)
 
@@ -474,7 +481,7 @@ class Scheduler:
         return min(free, key=ready_after, default=None)
 
     def _missing(self, device: int, weights: Weights) -> list[tuple[int, Weights]]:
-        """What is to be brought to a device for it to have these weights, in this order."""
+        """Return the weights to load onto a device for it to have these, in this order."""
         return [
             (device, each)
             for each in (*weights.needs, weights)
@@ -489,8 +496,10 @@ class Scheduler:
         )
 
     def _reserve(self, devices: Iterable[int], picture: _Picture, item: Item, now: float) -> None:
-        """Keeps others away from where there is no room, so that there will be: from all devices
-        for a batch, from the one with least to do for weights that no device has."""
+        """Keep other pictures away from devices without room, so that there will be some.
+
+        A batch reserves all devices; weights that no device has reserve the one with least to do.
+        """
         free = [
             device
             for device in devices
@@ -511,8 +520,11 @@ class Scheduler:
             self._reserved[min(free, key=left.__getitem__)] = picture
 
     def _still_reserved(self, picture: _Picture) -> bool:
-        """Whether a reservation goes on: one for weights ends when the batch leaves, which would
-        else not come back, as that needs room where others have reservations as well."""
+        """Whether a reservation goes on.
+
+        One for weights ends when the batch leaves, which would else not come back, as that needs
+        room where others have reservations as well.
+        """
         everywhere = [*self._reserved.values()].count(picture) == len(self._devices)
         return (
             picture.wanted
@@ -521,7 +533,7 @@ class Scheduler:
         )
 
     def _room(self, device: int, picture: _Picture, item: Item) -> list[Item] | None:
-        """What can go from a device so that the item fits there."""
+        """Return the items that can go from a device so that the item fits there."""
         placed = self._placed()
 
         def needed(device: int, other: Item) -> bool:
@@ -544,8 +556,7 @@ class Scheduler:
         )
 
     def _has_room_for_batch(self, picture: _Picture, moves: _Moves) -> bool:
-        """Whether another batch may be compiled; of MAX_BATCHES the one goes that was used least
-        recently."""
+        """Whether another batch may be compiled; of MAX_BATCHES the least recently used one goes."""
         if len(self._batch_states) < MAX_BATCHES:
             return True
         idle = [
@@ -560,8 +571,10 @@ class Scheduler:
     def _make_room(
         self, devices: Iterable[int], picture: _Picture, item: Item, moves: _Moves, now: float
     ) -> bool:
-        """Lets go of what is not needed until the item fits on these devices, and takes it down
-        there; whether that was possible."""
+        """Evict items that are not needed until the item fits on these devices, and record it.
+
+        Returns whether that was possible.
+        """
         devices = list(devices)
         gone = {device: self._room(device, picture, item) for device in devices}
         if None in gone.values() or not all(self._admits(d, picture) for d in devices):
@@ -592,7 +605,7 @@ class Scheduler:
     # --- turns on the devices -------------------------------------------------------------------
 
     def _in_turn(self, pictures: Iterable[_Picture]) -> list[_Picture]:
-        """The pictures in the order of turns: by client, then those that have waited longest."""
+        """Return the pictures in the order of turns: by client, then by the time of waiting."""
         pictures = list(pictures)
         shortest: dict[Account, float] = {}
         for picture in pictures:
@@ -605,8 +618,7 @@ class Scheduler:
         )
 
     def _draw(self, moves: _Moves, now: float) -> Plan:
-        """The rows of a plan: those of the batch whose turn it is, on every device that has some
-        of its pictures."""
+        """Plan rows for the batch whose turn it is, on every device that has some of its pictures."""
         able = [
             picture
             for picture in self._placed()
@@ -641,8 +653,11 @@ class Scheduler:
         )
 
     def _drawn_on_device(self, batch: Batch, pictures: list[_Picture]) -> list[_Picture]:
-        """Those of a device's pictures that take rows now: all of the client whose turn it is that
-        have the same weights, and others of these weights if they cost nothing."""
+        """Return those of a device's pictures that take rows now.
+
+        These are all of the client whose turn it is that have the same weights, and others of these
+        weights if they cost nothing.
+        """
         first, *others = self._in_turn(pictures)
         others = [picture for picture in others if picture.ticket.weights == first.ticket.weights]
         drawn = [first, *(p for p in others if p.ticket.account == first.ticket.account)]
@@ -711,7 +726,7 @@ class Scheduler:
             self._emit(number, Progress(job.step(), job.steps, previews, self._seconds_left(job)))
 
     def _discard(self, what: Batch | tuple[int, Weights], reason: str) -> None:
-        """What could not be prepared is asked for by nobody any more."""
+        """Fail the jobs that need an item which could not be prepared."""
         if isinstance(what, Batch):
             self._batch_states.pop(what, None)
             for device in self._devices:
@@ -746,10 +761,10 @@ class Scheduler:
         self._events.append((number, event))
 
     def _emit_positions(self, now: float) -> None:
-        """Tells each job that waits its position, if that or the reason has changed; likewise one
-        that has begun, if all that is left of it waits until something is compiled.
+        """Emit positions in the queue, where they or the reason for waiting have changed.
 
-        The first jobs of all addresses come before anybody's second, and likewise those of all
+        A job that has begun gets one as well, if all that is left of it waits for a compilation.
+        The first jobs of all addresses come before anybody's second, and the same holds for the
         clients of an address.
         """
         waiting = [job for job in self._jobs.values() if job.begun is None]
@@ -785,8 +800,10 @@ class Scheduler:
         return state is not None and state.ready
 
     def _waits(self, numbers: Iterable[int], now: float) -> dict[int, float | None]:
-        """How long these jobs wait for their turn, where that is known: until what their clients
-        asked for before is drawn, beside what others want."""
+        """Return how long these jobs wait for their turn, where that is known.
+
+        They wait for the earlier jobs of their clients, which share the devices with others.
+        """
         wanted: dict[Account, float] = {}
         before: dict[int, float] = {}
         for job in self._jobs.values():
@@ -803,8 +820,10 @@ class Scheduler:
         return waits
 
     def _seconds_until_ready(self, picture: _Picture, now: float) -> float | None:
-        """Until a picture's batch is compiled, after those that come before it, and a device has
-        its weights, if that is known."""
+        """Return the seconds until a picture's batch is compiled and a device has its weights.
+
+        Batches that come before it count as well. Returns None if it is not known.
+        """
         ticket, seconds = picture.ticket, self._model.compile_seconds()
         loading = min(
             sum(
@@ -832,8 +851,10 @@ class Scheduler:
         return loading + left + seconds * len(cold | {ticket.batch})
 
     def _seconds_left(self, job: _Job) -> float | None:
-        """How long a job that has begun still takes, if that is known: its pictures in slots beside
-        those of others, then the ones that wait."""
+        """Return how long a job that has begun still takes, or None if that is not known.
+
+        Its pictures in slots come first, beside those of others, then the ones that wait.
+        """
         model = self._model
         if not all(self._is_ready(p.ticket.batch) for p in job.waiting()):
             return None
@@ -878,7 +899,7 @@ class Scheduler:
             del self._waiting[key]
 
     def _finish(self, picture: _Picture, now: float) -> None:
-        """Takes down that nothing more is done for a picture, and ends its job after the last."""
+        """Record that nothing more is done for a picture, and end its job after the last."""
         job = self._jobs[picture.ticket.job]
         job.unfinished.discard(picture.ticket.index)
         if job.unfinished:
@@ -894,7 +915,7 @@ class Scheduler:
 
 
 def _in_rounds(jobs: Iterable[_Job], whose: Callable[[_Job], Hashable]) -> list[_Job]:
-    """The first job of everybody in the order of their numbers, then the second of everybody ..."""
+    """Order jobs in rounds: the first of everybody by their numbers, then everybody's second ..."""
     rounds: Counter[Hashable] = Counter()
     ranked = []
     for job in jobs:
@@ -904,5 +925,5 @@ def _in_rounds(jobs: Iterable[_Job], whose: Callable[[_Job], Hashable]) -> list[
 
 
 def _most_on_a_device(pictures: Iterable[_Picture]) -> int:
-    """How many of them are on the device that has most."""
+    """Return how many of them are on the device that has most."""
     return max(Counter(picture.device for picture in pictures).values(), default=0)

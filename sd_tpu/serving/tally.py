@@ -1,4 +1,4 @@
-"""What an engine has done since it began, for those who watch over it."""
+"""Counts of what an engine has done since it began, for those who watch over it."""
 
 import dataclasses
 from collections import Counter
@@ -26,7 +26,7 @@ class Tally:
     seconds: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def record(self, plan: Plan, report: Report) -> None:
-        """Adds what came of a plan."""
+        """Add the results of a plan."""
         self.pictures += len(report.pictures)
         if not report.error:
             self.rows += sum(plan.rows.values())

@@ -1,9 +1,9 @@
-"""Pictures too large to be drawn at once: overlapping tiles of them, each an ordinary picture in an
-ordinary slot, that are blended when all are there.
+"""Overlapping tiles that draw a picture too large to be drawn at once.
 
-A tile begins with its part of what the whole begins with, enlarged, under its part of the whole's
-noise, so that neighbours draw nearly the same where they overlap. This wants no program of its own,
-and as much memory on the devices as a picture of a tile's size.
+Each is an ordinary picture in an ordinary slot; they are blended when all are there. A tile begins
+with its part of the enlarged start picture, under its part of the whole's noise, so that neighbours
+draw nearly the same where they overlap. This needs no program of its own, and as much memory on the
+devices as a picture of a tile's size.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ class Tiling:
 
     @classmethod
     def of(cls, height: int, width: int, size: tuple[int, int], unit: int) -> Self:
-        """As few tiles as cover a picture.
+        """Return as few tiles as cover a picture.
 
         Args:
             height: of the picture, in pixels.
-            width: likewise.
+            width: of the picture, in pixels.
             size: of the tiles, which are no larger than the picture.
             unit: pixels along a side for each latent, of which all sides are multiples.
         """
@@ -48,7 +48,13 @@ class Tiling:
         return len(self.rows) * len(self.columns)
 
     def part(self, number: int, whole: np.ndarray, unit: int = 1) -> np.ndarray:
-        """What of the whole [H, W, ...] a tile covers, where an element of it is `unit` pixels."""
+        """Return the part of the whole [H, W, ...] that a tile covers.
+
+        Args:
+            number: of the tile.
+            whole: an array over the picture.
+            unit: pixels along a side for each element of it.
+        """
         row, column = divmod(number, len(self.columns))
         return whole[
             tuple(
@@ -60,8 +66,10 @@ class Tiling:
         ]
 
     def blended(self, tiles: Mapping[int, np.ndarray]) -> np.ndarray:
-        """The whole, uint8 [H, W, 3], of all tiles by their numbers. Where tiles overlap, each
-        fades out linearly."""
+        """Blend all tiles, by their numbers, into the whole picture uint8 [H, W, 3].
+
+        Where tiles overlap, each fades out linearly.
+        """
         vertical, horizontal = (
             weights(starts, side, 1)
             for starts, side in zip((self.rows, self.columns), self.size, strict=True)

@@ -70,7 +70,7 @@ class Worker:
         self._loader, self._compiler = _Background("load"), _Background("compile")
 
     def execute(self, plan: Plan) -> Report:
-        """Does what the plan says; what fails is in the report."""
+        """Carry out a plan; failures are in the report."""
         for batch in plan.release:
             self._programs.pop(batch, None)
             self._slots.pop(batch, None)
@@ -93,7 +93,7 @@ class Worker:
         self._loader.do(job, lambda reason: None)
 
     def close(self) -> None:
-        """Waits for what is in the background, which cannot be stopped."""
+        """Wait for work in the background, which cannot be stopped."""
         self._loader.close()
         self._compiler.close()
 
@@ -157,7 +157,7 @@ class Worker:
     def _previewer_of(
         self, programs: Programs, params: Params, weights: dict[int, Weights], device: int
     ) -> LatentPreview:
-        """What previews the latents of a device, fitted when its autoencoder is first seen."""
+        """Return the previewer of a device's latents, fitted when its autoencoder is first seen."""
         mine = weights[device]
         key = self._autoencoder(programs, mine, self.weights.of(device, mine))
         if key not in self._previews:
@@ -166,7 +166,7 @@ class Worker:
         return self._previews[key]
 
     def _autoencoder(self, programs: Programs, weights: Weights, params: Params) -> tuple[str, str]:
-        """What tells the autoencoder of these weights from others; no adapter changes it."""
+        """Return a key of the autoencoder of these weights, which no adapter changes."""
         base = weights.root
         found = self._digests.get(base)  # at once: the loader takes those away that it brings
         if found is None:
@@ -174,8 +174,11 @@ class Worker:
         return base.architecture, found
 
     def _together(self, architecture: str, wanted: dict[int, Weights]) -> Params:
-        """What the programs take: on each device what is wanted there. A device that draws nothing
-        may hold any parameters of the architecture; if it holds none, a stand-in."""
+        """Assemble parameters for the programs: on each device those that are wanted there.
+
+        A device that draws nothing may hold any parameters of the architecture; if it holds none,
+        it gets a stand-in.
+        """
         with self._lock:
             return self._assembled(architecture, wanted)
 
@@ -191,8 +194,11 @@ class Worker:
         return self._stand_in(device, architecture)
 
     def _stand_in(self, device: int, architecture: str) -> Weights:
-        """Parameters that nothing is drawn with: components of the same shapes that lie on the
-        device, as a ControlNet's model may, and zeros for the others."""
+        """Put a stand-in on a device: parameters of the right shapes that nothing is drawn with.
+
+        It shares components of the same shapes that lie on the device, as a ControlNet's model may,
+        and has zeros for the others.
+        """
         shapes, found, zeros = self._shapes[architecture], {}, _nameless(architecture)
         borrowed = self._borrowed[device, zeros] = set()
         for weights in self.weights.names(device):
@@ -210,7 +216,7 @@ class Worker:
         return zeros
 
     def _drop(self, device: int, weights: Weights) -> None:
-        """Gives parameters up, and stand-ins that hold some of them."""
+        """Drop parameters, and stand-ins that hold some of them."""
         if not weights.name:
             weights = _nameless(weights.architecture)
         self.weights.drop(device, weights)
@@ -221,7 +227,7 @@ class Worker:
     # --- the background -------------------------------------------------------------------------
 
     def _load(self, weights: Weights, devices: list[int]) -> None:
-        """Begins to bring weights to devices."""
+        """Begin to load weights onto devices."""
         with self._lock:
             for device in devices:  # what comes takes the place of a stand-in
                 self._drop(device, _nameless(weights.architecture))
@@ -241,8 +247,10 @@ class Worker:
         self._loader.do(read, put_result)
 
     def _compile(self, batch: Batch) -> Compiled:
-        """Compiles the programs on slots of their own, and times the second evaluation for a
-        picture and the second call that decodes: the first ones take much longer than any other.
+        """Compile the programs on slots of their own, and time them.
+
+        Timed are the second evaluation for a picture and the second call that decodes: the first
+        ones take much longer than any other.
         """
         if not batch.zeros and not self._held(batch.architecture):
             self._loader.wait()  # on one device a stand-in would take as much as what is coming
@@ -284,7 +292,7 @@ class Worker:
         return Compiled(seconds=seconds, row_seconds=row, decode_seconds=decode + check)
 
     def _held(self, architecture: str) -> dict[int, Weights]:
-        """The devices with parameters of the architecture, and which."""
+        """Return the devices with parameters of the architecture, and which."""
         return {
             device: weights
             for device in self._devices
@@ -315,7 +323,7 @@ class Worker:
 
 
 class _Background:
-    """A thread that does one thing after the other."""
+    """A thread that runs one job after the other."""
 
     def __init__(self, name: str):
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -336,14 +344,14 @@ class _Background:
         self._jobs.put(run)
 
     def wait(self) -> None:
-        """Waits for what was given before; for nothing once it is closed."""
+        """Wait for the jobs before; return at once when it is closed."""
         over = threading.Event()
         self._jobs.put(over.set)
         while not (self._closed or over.wait(WAIT_SECONDS)):
             pass
 
     def close(self) -> None:
-        """Ends after what it is doing."""
+        """End after the present job."""
         self._closed = True
         self._jobs.put(None)
         self._thread.join()
@@ -370,7 +378,7 @@ def _alike(params: Params, shapes: Params) -> bool:
 
 
 def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """What it returns, once that is there, and how many seconds that took."""
+    """Return the function's result once it is ready, and the seconds that took."""
     begun = time.monotonic()
     result = jax.block_until_ready(function())
     return result, max(time.monotonic() - begun, 1e-6)
@@ -385,8 +393,7 @@ def _drawn(
     *,
     always: bool = False,
 ) -> dict[int, np.ndarray]:
-    """What `draw`, one of the programs, makes of the slots that are wanted; it is called for none
-    only if `always`."""
+    """Draw the wanted slots by one of the programs; without any it is called only if `always`."""
     wanted = list(wanted)
     if not (wanted or always):
         return {}
@@ -398,8 +405,10 @@ def _drawn(
 def _fit_preview(
     programs: Programs, params: Params, devices: Iterable[int]
 ) -> tuple[LatentPreview, float]:
-    """What previews latents as these devices decode samples, in two calls; and the seconds that a
-    picture took in the second."""
+    """Fit a previewer to samples that these devices decode in two calls.
+
+    Returns it, and the seconds that a picture took in the second call.
+    """
     free = [slot for slot in range(programs.slots) if programs.device(slot) in set(devices)]
     h, w, channels = programs.latent_shape
     used = free[: max(1, SAMPLES // (2 * h * w))]
@@ -415,6 +424,6 @@ def _fit_preview(
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, in short; what was written for people as it is."""
+    """Return a short reason; messages written for people stay as they are."""
     kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
     return f"{kind}{error}".splitlines()[0]
