@@ -124,7 +124,7 @@ class Request:
     def check(
         cls, values: Mapping[str, Any], catalog: ModelCatalog | Picture, *, limit: int = MAX_PROMPTS
     ) -> Self:
-        """Fills a request in with untrusted values.
+        """Fill a request in with untrusted values.
 
         Picture i has the seed `seed + i`, if it has none of its own. A blank prompt is a box left
         empty: no picture is made of it, and the others keep their places and so their seeds. A

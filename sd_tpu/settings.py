@@ -297,7 +297,7 @@ FITS = {"cover": "cover", "contain": "contain", "stretch": "stretch", "extend": 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is known of a setting; its texts are English, by which translations are found.
+    """A setting of pictures; its texts are English, by which translations are found.
 
     Attributes:
         name: of the field of `Picture`, in the API and in links.

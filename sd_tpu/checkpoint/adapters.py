@@ -1,4 +1,4 @@
-"""What is added to a checkpoint: LoRA and its kin, and words learned by textual inversion.
+"""Additions to a checkpoint: LoRA and its kin, and words learned by textual inversion.
 
 LoRA (Hu et al. 2021, arXiv:2106.09685), LoHa (Hyeon-Woo et al. 2021, arXiv:2108.06098) and LoKr
 (Yeh et al. 2023, arXiv:2309.14859) all add a product of small factors to a weight. The factors are
@@ -106,7 +106,7 @@ FAMILIES_BY_TEXT = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048:
 
 
 def listing(folder: Path) -> dict[str, Path]:
-    """The safetensors files in a folder and the folders in it, by what they are called.
+    """List the safetensors files in a folder and the folders in it, by name.
 
     A file is called by its stem, in NFC. Where several have the same, that is the one highest up,
     or first in the order of the alphabet; the others are called by their paths within the folder,
@@ -152,8 +152,10 @@ def _walked(folder: Path) -> Iterator[Path]:
 
 
 def read_alias(path: Path) -> str:
-    """Reads the name that a LoRA's file gives itself, by which A1111 knows it as well as by its
-    stem; "" if it gives none, or cannot be read."""
+    """Read the name that a LoRA's file gives itself, by which A1111 also knows it.
+
+    It is "" if the file gives none, or cannot be read.
+    """
     try:
         with opened(path) as tensors:
             return composed((tensors.metadata() or {}).get("ss_output_name", "")).strip()
@@ -173,7 +175,7 @@ def _is_text(name: str) -> bool:
 
 
 def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, Delta]]:
-    """Reads a LoRA, LoHa or LoKr for a model.
+    """Read a LoRA, LoHa or LoKr for a model.
 
     Args:
         path: a safetensors file as kohya, LyCORIS, PEFT or diffusers write it.
@@ -207,7 +209,7 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
 
 
 def difference(delta: Delta) -> jax.Array:
-    """What is added to a weight, float32, in the weight's shape and our order of axes."""
+    """Return the difference that is added to a weight, float32, in our order of axes."""
     if isinstance(delta, Hadamard):
         return difference(delta.first) * difference(delta.second)
     left, right = (jnp.asarray(factor, jnp.float32) for factor in delta[:2])
@@ -251,8 +253,11 @@ def _twice(path: Path, one: str, other: str) -> str:
 def _parameters(
     path: Path, modules: Modules, shapes: Mapping[str, Shapes]
 ) -> dict[str, tuple[str, str]]:
-    """The component and parameter of each module; raises CheckpointError unless all are there and
-    of the shapes that the factors have."""
+    """Return the component and parameter of each module.
+
+    Raises:
+        CheckpointError: one is missing, or its shape does not fit the factors.
+    """
     places = _places(_with_unused_block(shapes))
     found, unknown, unfit, known = {}, [], [], {}
     for module, factors in modules.items():
@@ -316,8 +321,11 @@ def _array(path: Path, tensors, name: str) -> np.ndarray:
 
 
 def _with_unused_block(shapes: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
-    """The shapes with a block more of the first text encoder: that of SD 2 has one whose output is
-    not used and which no checkpoint in the diffusers layout holds, but files of LoRAs do."""
+    """Return the shapes with one block more of the first text encoder.
+
+    SD 2's encoder has a block whose output is not used. No checkpoint in the diffusers layout holds
+    it, but files of LoRAs do.
+    """
     names = shapes.get("text_encoder", {})
     last = max(map(int, re.findall(r"\.layers\.(\d+)\.", " ".join(names))), default=0)
     unused = {
@@ -350,7 +358,7 @@ def _places(shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
 
 
 def _place(module: str, places: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
-    """The component and parameter that a file's module means; names nobody has if there is none."""
+    """Return the component and parameter of a file's module; unknown names if there is none."""
     module = _normalized(module)
     component, dot, rest = module.partition(".")
     for spelling in (
@@ -367,7 +375,7 @@ def _place(module: str, places: Mapping[str, tuple[str, str]]) -> tuple[str, str
 
 
 def _normalized(module: str) -> str:
-    """A module's name that begins with its component, if it has dots."""
+    """Return a module's name that begins with its component, if it has dots."""
     module = module.replace("base_model.model.", "").replace(".processor", "")
     module = re.sub(r"^(text_encoders\.)?(clip_[lgh]\.)(transformer\.)?", r"\2", module)
     return next(
@@ -419,8 +427,10 @@ def _alphas(
 def _declared_scale(
     metadata: Mapping[str, Any], alphas: tuple[re2.Set | None, list[Any]], component: str, name: str
 ) -> Callable[[int], float]:
-    """The scale of a rank by PEFT's config in the file, in which the first pattern that fits
-    counts; 1 where there is none."""
+    """Return the scale of a rank by PEFT's config in the file; 1 where it says nothing.
+
+    The first pattern that matches the name counts.
+    """
     patterns, values = alphas
     fitting = patterns.Match(name.removesuffix(".weight")) if patterns else None
     alpha = values[min(fitting)] if fitting else metadata.get(f"{component}.lora_alpha")
@@ -434,8 +444,11 @@ def _declared_scale(
 
 
 def _check(factors: Shapes, weight: tuple[int, ...]) -> None:
-    """Raises ValueError, LookupError or ArithmeticError unless factors of these shapes give a
-    weight of this one, [out, in] or [out, in, height, width]."""
+    """Raise an error unless factors of these shapes give a weight of this shape.
+
+    The weight is [out, in] or [out, in, height, width]. Raises ValueError, LookupError or
+    ArithmeticError.
+    """
     if len(weight) not in (2, 4) or math.prod(factors.get("alpha", ())) != 1:
         raise ValueError(f"{weight}")
     if "down" in factors:
@@ -462,7 +475,7 @@ def _check_product(
     core: tuple[int, ...] | None,
     weight: tuple[int, ...],
 ) -> None:
-    """Checks the shapes of the factors that `_low_rank` takes; raises as `_check`."""
+    """Check the shapes of the factors that `_low_rank` takes; raises as `_check`."""
     (outputs, *inputs), rank = weight, math.prod(up[1:])
     expected = rank, *inputs
     _check_rank(rank, outputs, math.prod(inputs))
@@ -481,13 +494,13 @@ def _check_product(
 
 
 def _check_rank(rank: int, outputs: int, inputs: int) -> None:
-    """Raises ValueError for what is no low rank: a core of few numbers can make many of it."""
+    """Raise ValueError for a rank that is not low: a small core can make a huge product."""
     if rank > max(outputs, inputs, MAX_RANK):
         raise ValueError(f"a rank of {rank}")
 
 
 def _whole_shape(factors: Shapes, name: str) -> tuple[int, ...]:
-    """Returns the shape of the matrix that `_whole` makes; raises as `_check`."""
+    """Return the shape of the matrix that `_whole` makes; raises as `_check`."""
     if name in factors:
         return factors[name]
     (rows, rank), (other, columns) = a, b = factors[f"{name}_a"], factors[f"{name}_b"]
@@ -506,7 +519,7 @@ def _whole_shape(factors: Shapes, name: str) -> tuple[int, ...]:
 def _delta(
     factors: Factors, shape: tuple[int, ...], default_scale: Callable[[int], float]
 ) -> Delta:
-    """The factors in our order of axes.
+    """Return the factors of a weight in our order of axes.
 
     Args:
         factors: of one weight, as they were trained for PyTorch, of shapes that `_check` has seen.
@@ -574,7 +587,7 @@ def _kronecker(
 
 
 def _whole(factors: Factors, name: str) -> np.ndarray:
-    """A factor that may be stored as a product, in float32."""
+    """Return a factor, which may be stored as a product, in float32."""
     if name in factors:
         return factors[name].astype(np.float32)
     a, b = (factors[f"{name}_{part}"].astype(np.float32) for part in "ab")
@@ -589,7 +602,7 @@ def _channels_last(weight: np.ndarray) -> np.ndarray:
 
 
 def _other_family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
-    """The models that a LoRA's names say it was made for, where this is none of them; else ""."""
+    """Return the models that a LoRA's names say it was made for; "" if this is one of them."""
     marks = dict(OTHER_FAMILIES)
     if "text_encoder_2" not in shapes:
         marks |= dict.fromkeys(
@@ -601,7 +614,7 @@ def _other_family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
 
 
 def _family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
-    """The models that a LoRA was made for, as far as its names and shapes tell."""
+    """Return the models that a LoRA was made for, as far as its names and shapes tell."""
     if other := _other_family(modules, shapes):
         return other
     for module, factors in modules.items():
@@ -616,7 +629,7 @@ def _family(modules: Modules, shapes: Mapping[str, Shapes]) -> str:
 
 
 def read_embedding(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Reads what textual inversion (Gal et al. 2022, arXiv:2208.01618) learned.
+    """Read vectors learned by textual inversion (Gal et al. 2022, arXiv:2208.01618).
 
     Args:
         path: a safetensors file, as A1111 (`emb_params`, for SDXL `clip_l` and `clip_g`) or

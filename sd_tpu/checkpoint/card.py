@@ -1,4 +1,4 @@
-"""What a page says of a model: the `sd_tpu.json` of a checkpoint."""
+"""Model cards: the `sd_tpu.json` of a checkpoint, which the page shows."""
 
 import re
 from pathlib import Path
@@ -23,12 +23,12 @@ GUIDE_PROMPTS = (
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in lower case, without what stands between them."""
+    """Return the words of a text in lower case, without punctuation."""
     return re.findall(r"\w+", text.lower())
 
 
 class ModelCard(Config):
-    """What a page says of a model and begins with: `sd_tpu.json` in the checkpoint, if there.
+    """A model's texts and defaults for the page: `sd_tpu.json` in the checkpoint, if there.
 
     `hint` says in a line what to write, `details` what the model can draw, where that is little;
     `translations` has the two for people who read other languages, by their tags in HTML.
@@ -72,6 +72,6 @@ class ModelCard(Config):
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Self:
-        """The card of the checkpoint in `folder`, called `name` unless the card knows better."""
+        """Read the card of the checkpoint in `folder`; its name is `name` unless the card has one."""
         file = folder / "sd_tpu.json"
         return cls.from_dict({"name": name, **(read_json(file) if is_file(file) else {})})

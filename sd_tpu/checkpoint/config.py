@@ -1,4 +1,4 @@
-"""What a checkpoint's `*.json` files say, read through one schema with bounds.
+"""A checkpoint's `*.json` files, read through one schema with bounds.
 
 Each config reads the fields that shape the computation and refuses, by name, the values that belong
 to architectures outside Stable Diffusion 1.x, 2.x and XL. A field that is not here does not change
@@ -62,7 +62,7 @@ def is_file(path: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object stored at `path`; raises CheckpointError if it holds none."""
+    """Return the JSON object stored at `path`; raises CheckpointError if it holds none."""
     is_file(path)
     try:
         text = read_text(path)
@@ -95,7 +95,7 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> Self:
-        """Reads the fields that are known; null stands for the default where it is no value itself.
+        """Read the known fields; null is the default where it is no value itself.
 
         Raises:
             CheckpointError: a value is of the wrong type, out of bounds, or not supported.
@@ -119,12 +119,12 @@ class Config(pydantic.BaseModel):
             raise CheckpointError(f"{cls.__name__}: {_told(error, config)}") from None
 
     def canonical(self) -> Self:
-        """The same in the one spelling that stands for all that mean the same."""
+        """Return an equal config in one spelling, where several mean the same."""
         return self
 
 
 def _told(error: pydantic.ValidationError, config: dict[str, Any]) -> str:
-    """The first fault that pydantic found, in a sentence."""
+    """Return the first fault that pydantic found, as a sentence."""
     faults = error.errors(include_url=False)
     if not faults[0]["loc"]:  # a check of the whole
         return str(faults[0]["ctx"]["error"])
@@ -141,13 +141,13 @@ def _told(error: pydantic.ValidationError, config: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as Python writes it, cut where nobody would read on."""
+    """Return a value as Python writes it, shortened."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _frozen(value: Any, depth: int = 3) -> Any:
-    """Lists as tuples, down to the depth that a config nests them."""
+    """Return lists as tuples, down to the depth that a config nests them."""
     if isinstance(value, list) and depth:
         return tuple(_frozen(each, depth - 1) for each in value)
     return value
@@ -164,7 +164,7 @@ Levels = Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)]
 
 
 class _EncoderConfig(Config):
-    """What both halves of CLIP are told of their layers."""
+    """Layers of either half of CLIP."""
 
     hidden_size: Count = 768
     intermediate_size: Count = 3072
@@ -234,7 +234,7 @@ class ProjectedTextEncoderConfig(TextEncoderConfig):
     eos_token_id: Annotated[int, Field(ge=0)] = 49407
 
     def canonical(self) -> Self:
-        """An end token that is the last is called 2, as in configs from before transformers 4.31."""
+        """Replace an end token that is the last by 2, as in configs before transformers 4.31."""
         is_last = self.eos_token_id == self.vocab_size - 1
         return self.model_copy(update={"eos_token_id": 2}) if is_last else self
 
@@ -466,8 +466,11 @@ class ControlNetConfig(UNetConfig):
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> Self:
-        """Reads the fields that are known; as there is no way up, it is taken to mirror the way
-        down. Raises CheckpointError as there."""
+        """Read the known fields; the missing way up is taken to mirror the way down.
+
+        Raises:
+            CheckpointError: as `Config.from_dict`.
+        """
         kinds = config.get("down_block_types")
         if not isinstance(kinds, list | tuple):
             kinds = cls.model_fields["down_block_types"].default
@@ -481,13 +484,13 @@ class ControlNetConfig(UNetConfig):
 
 
 class PipelineConfig(Config):
-    """What `model_index.json` says beside the names of its parts."""
+    """Values of `model_index.json` beside the names of its parts."""
 
     force_zeros_for_empty_prompt: bool | None = True  # of SDXL; null is false, as for diffusers
 
 
 class TrainingConfig(Config):
-    """What `unet/config.json` says of how the network was trained."""
+    """Values of `unet/config.json` that say how the network was trained."""
 
     sample_size: Count | tuple[Count, Count] = 64  # latents along a side, or along both
 

@@ -27,7 +27,7 @@ def find(
     variant: str | None = None,
     **options: Any,
 ) -> Path:
-    """Returns the folder of a checkpoint, fetching only what is needed if `name` is a hub id.
+    """Return the folder of a checkpoint, fetching only what is needed if `name` is a hub id.
 
     Args:
         name: the folder or the hub id.
@@ -73,7 +73,7 @@ def _index(folder: Path) -> dict[str, Any]:
 def fetch(
     name: str | Path, patterns: Sequence[str], options: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
-    """Returns a folder, or that of a hub id, fetched as far as the patterns of its files go.
+    """Return a folder, or fetch the files of a hub id that match the patterns.
 
     Args:
         name: the folder or the hub id.
@@ -116,7 +116,7 @@ def _weight_patterns(components: Components, variant: str | None) -> list[str]:
 
 
 def weight_files(folder: Path, stem: str, variant: str | None = None) -> list[Path]:
-    """The safetensors files of one network, e.g. of `checkpoint/unet`, whose names begin so.
+    """Return the safetensors files of one network, such as `checkpoint/unet`, by their stem.
 
     A variant (such as "fp16") that the folder lacks falls back to the plain files with a warning:
     the `dtype` of the parameters does not depend on it.
@@ -231,7 +231,7 @@ def _convert(folder: Path) -> str:
 
 
 def _class_of(folder: Path) -> tuple[str, str]:
-    """The library and the class of a network in PyTorch; "" if its config does not tell."""
+    """Return the library and the class of a network in PyTorch; "" if its config does not tell."""
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if config.get("_class_name"):
         return "diffusers", str(config["_class_name"]).removeprefix("Flax")

@@ -21,7 +21,7 @@ OTHERS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResamplerConfig:
-    """Of the kinds that are called plus: what makes tokens of a picture's patches."""
+    """The resampler that makes tokens of a picture's patches, in adapters called plus."""
 
     width: int
     hidden: int
@@ -31,7 +31,7 @@ class ResamplerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IPAdapterConfig:
-    """What an adapter is made of.
+    """Config of an adapter.
 
     Attributes:
         embed_dim: numbers in each vector that it takes of an image encoder.
@@ -39,8 +39,8 @@ class IPAdapterConfig:
         tokens: of a picture.
         widths: channels of the transformer blocks that attend to them, as
             `UNetConfig.attending_widths` counts them.
-        resampler: what makes the tokens of the patches; None where they come of the whole picture.
-        image_encoder: which sees for it.
+        resampler: makes the tokens of the patches; None where they come of the whole picture.
+        image_encoder: its config.
     """
 
     embed_dim: int
@@ -54,7 +54,7 @@ class IPAdapterConfig:
 
     @classmethod
     def read(cls, stored: Mapping[str, Stored], file: Path) -> "IPAdapterConfig":
-        """Of what a file holds; the image encoder is not known yet.
+        """Read the config from a file's tensors; the image encoder is not known yet.
 
         Raises:
             CheckpointError: it is no adapter of a kind that can be used here.
@@ -124,7 +124,7 @@ class IPAdapterConfig:
         )
 
     def of(self, encoder: ProjectedVisionEncoderConfig) -> "IPAdapterConfig | None":
-        """The same that sees by this encoder; None if that gives other vectors."""
+        """Return the config with this image encoder; None if its vectors do not fit."""
         given = encoder.hidden_size if self.resampler else encoder.projection_dim
         fits = given == self.embed_dim
         return dataclasses.replace(self, image_encoder=encoder) if fits else None

@@ -57,8 +57,10 @@ class Library:
 
 
 def _walk(root: str, folder: str, depth: int) -> Iterator[str]:
-    """The paths from the root of the checkpoints in a folder, and in its folders; what cannot be
-    read is passed over."""
+    """Yield the paths, from the root, of the checkpoints in a folder and its folders.
+
+    Unreadable folders are passed over.
+    """
     try:
         with os.scandir(os.path.join(root, folder)) as entries:
             kinds = {

@@ -70,7 +70,7 @@ class Levels:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Self:
-        """Those of a UNet whose parameters have these names in a diffusers checkpoint."""
+        """Count the levels of a UNet whose parameters have these names in a diffusers checkpoint."""
         layers = defaultdict(set)
         for name in names:
             if match := re.match(r"(down|up)_blocks\.(\d+)\.(resnets|attentions)\.(\d+)\.", name):
@@ -89,7 +89,7 @@ class Levels:
 
     @classmethod
     def of_original(cls, names: Iterable[str]) -> Self:
-        """Those of a UNet whose parameters have these names in the original layout."""
+        """Count the levels of a UNet whose parameters have these names in the original layout."""
         parts = defaultdict(set)
         for name in names:
             if match := re.match(r"(input|output)_blocks\.(\d+)\.(\d+)\.(\w+)", name):
@@ -159,7 +159,7 @@ class Levels:
 
 
 def renamed(name: str, modules: dict[str, str]) -> str:
-    """The name with its module replaced as the table says; as it is where the table has none."""
+    """Replace the module in a name by the table; other names stay as they are."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         if module := modules.get(".".join(parts[:end])):
@@ -168,7 +168,7 @@ def renamed(name: str, modules: dict[str, str]) -> str:
 
 
 def vae_name(name: str, levels: int) -> str:
-    """A parameter of the autoencoder in diffusers' names, of an autoencoder of so many levels."""
+    """Return an autoencoder's parameter in diffusers' names, given its number of levels."""
     for pattern, replacement in VAE_RULES:
         name = re.sub(pattern, replacement, name)
     # The original numbers the levels on the way up by their resolution, the finest first.
@@ -180,7 +180,7 @@ def vae_name(name: str, levels: int) -> str:
 
 
 def open_clip_name(name: str) -> str:
-    """A parameter of OpenCLIP's text encoder in the names of transformers' CLIPTextModel."""
+    """Return a parameter of OpenCLIP's text encoder in the names of transformers' CLIPTextModel."""
     for pattern, replacement in OPEN_CLIP_RULES:
         name = re.sub(pattern, replacement, name)
     return name

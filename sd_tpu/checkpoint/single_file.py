@@ -75,7 +75,7 @@ class TextEncoder(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What an original layout says by itself, where no tensor's shape does.
+    """Facts of an original layout that no tensor's shape tells.
 
     Attributes:
         name: of the models.
@@ -356,7 +356,7 @@ def _unet_config(layout: Layout, shapes: Shapes) -> Config:
 
 
 def _ending(shapes: Shapes, end: str) -> tuple[int, ...]:
-    """The shape of a tensor whose name ends so."""
+    """Return the shape of the tensor whose name ends with `end`."""
     for name, shape in shapes.items():
         if name.endswith(end):
             return shape
@@ -364,7 +364,7 @@ def _ending(shapes: Shapes, end: str) -> tuple[int, ...]:
 
 
 def _depths(modules: Mapping[str, str], names: Iterable[str]) -> dict[str, int]:
-    """Transformer blocks of each attention, by its module in diffusers' names."""
+    """Count the transformer blocks of each attention, by its module in diffusers' names."""
     blocks = defaultdict(set)
     for name in names:
         if match := re.match(r"(.+)\.transformer_blocks\.(\d+)\.", name):
@@ -379,7 +379,9 @@ def _mid_block(modules: Mapping[str, str], depth: int) -> str | None:
 
 
 def _depth_config(down: list[list[int]], up: list[list[int]], middle: int) -> Config:
-    """Transformer blocks as diffusers' configs have them: the last level's are the middle's too.
+    """Return the numbers of transformer blocks as diffusers' configs have them.
+
+    The last level's count is the middle's too.
 
     A level without attention says 1, which counts for nothing.
     """
@@ -399,7 +401,7 @@ def _depth_config(down: list[list[int]], up: list[list[int]], middle: int) -> Co
 
 
 def _one(values: Iterable[Any]) -> Any:
-    """The value that all are, or a list of them."""
+    """Return the common value, or the list of values if they differ."""
     values = list(values)
     return values[0] if all(value == values[0] for value in values) else values
 
@@ -462,12 +464,12 @@ def _text_config(layout: Layout, part: str, shapes: Shapes) -> Config:
 
 
 def _text_name(name: str) -> str:
-    """A parameter of a text encoder in transformers' names, which it may have already."""
+    """Return a text encoder's parameter in transformers' names, which it may have already."""
     return modern(open_clip_name(name))
 
 
 def _beside(folder: Path, configs: Mapping[str, Config]) -> dict[str, Config]:
-    """The configs that the folder holds."""
+    """Read the configs that the folder holds."""
     files = {part: folder / CONFIG_FILES.get(part, f"{part}/config.json") for part in configs}
     return {part: read_json(file) for part, file in files.items() if is_file(file)}
 
@@ -513,8 +515,7 @@ def _vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
 
 
 def _open_clip(tensors: Mapping[str, Stored], layout: Layout, config: Config) -> dict[str, Stored]:
-    """A text encoder's, whose three projections of attention lie one above the other in a tensor
-    where they have OpenCLIP's names."""
+    """Return a text encoder's tensors, with OpenCLIP's stacked projections of attention split."""
     stored = {}
     for name, tensor in tensors.items():
         ours = _text_name(name)

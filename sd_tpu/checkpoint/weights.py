@@ -91,10 +91,10 @@ class Stored:
     transposed: bool = False
 
     def read(self, tensors) -> np.ndarray:
-        """The parameter in PyTorch's order of axes, given its file as `opened` gives it.
+        """Read the parameter in PyTorch's order of axes, given its file as `opened` gives it.
 
-        Only its own rows are read. Axes of length 1 may differ between the tensor and `shape`:
-        what is a convolution of single pixels in one layout is a dense layer in another.
+        Only its own rows are read. Axes of length 1 may differ between the tensor and `shape`: what
+        is a convolution of single pixels in one layout is a dense layer in another.
         """
         rows = slice(None) if self.rows is None else slice(*self.rows)
         value = tensors.get_slice(self.name)[rows] if self.rows else tensors.get_tensor(self.name)
@@ -116,7 +116,7 @@ class ShapesOnly(nnx.Rngs):
 
 
 def abstract(build: Callable[..., nnx.Module]) -> tuple[nnx.GraphDef, Params]:
-    """What `build(rngs=...)` returns, without its numbers; nothing is allocated.
+    """Return the result of `build(rngs=...)` without its numbers; nothing is allocated.
 
     Returns the module's structure, and its parameters as a tree of ShapeDtypeStruct.
     """
@@ -134,7 +134,7 @@ def architecture(
 
 
 def shapes(params: Params) -> dict[str, tuple[int, ...]]:
-    """The names and shapes that parameters have in a checkpoint."""
+    """Return the names and shapes that parameters have in a checkpoint."""
     return {
         _checkpoint_name(path, leaf): _checkpoint_shape(path, leaf)
         for path, leaf in _leaves(params)
@@ -142,7 +142,7 @@ def shapes(params: Params) -> dict[str, tuple[int, ...]]:
 
 
 def map_named(function: Callable[[str, Any], Any], params: Params, *, leading: int = 0) -> Params:
-    """What `function(name, leaf)` makes of each parameter, by its name in a checkpoint.
+    """Apply `function(name, leaf)` to each parameter, by its name in a checkpoint.
 
     Args:
         function: of the name and the array.
@@ -158,7 +158,7 @@ def map_named(function: Callable[[str, Any], Any], params: Params, *, leading: i
 
 
 def load(files: list[Path], expected: Params, dtype=None, sharding=None) -> Params:
-    """Reads parameters tensor by tensor, each straight to its place on the devices.
+    """Read parameters tensor by tensor, each straight onto its devices.
 
     Args:
         files: safetensors files that together hold every parameter once.
@@ -236,7 +236,7 @@ def is_finite(value: np.ndarray) -> bool:
 
 
 def contents(files: list[Path]) -> dict[str, Stored]:
-    """The parameters in files of one network, by their present names.
+    """Return where the parameters of one network lie in its files, by their present names.
 
     Raises:
         CheckpointError: a file is damaged or missing.
@@ -254,7 +254,7 @@ def contents(files: list[Path]) -> dict[str, Stored]:
 
 
 def save(params: Params, file: Path, dtype=None) -> None:
-    """Writes parameters under the checkpoint's names, in `dtype` if given."""
+    """Write parameters under the checkpoint's names, in `dtype` if given."""
     tensors = {}
     for path, leaf in _leaves(params):
         _, axes = LEAVES[path[-1].key, leaf.ndim]
@@ -282,14 +282,14 @@ def _checkpoint_shape(path: tuple, leaf) -> tuple[int, ...]:
 
 
 def modern(name: str) -> str:
-    """The present name of a parameter that an older or newer library version wrote."""
+    """Return the present name of a parameter that an older or newer library version wrote."""
     for pattern, replacement in SYNONYMS:
         name = pattern.sub(replacement, name)
     return name
 
 
 def written(file: Path) -> tuple[int, int] | None:
-    """What changes when somebody writes the file; None if it is gone."""
+    """Return a value that changes when somebody writes the file; None if it is gone."""
     try:
         told = file.stat()
     except OSError:
@@ -299,7 +299,7 @@ def written(file: Path) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[safe_open]:
-    """A safetensors file to read from; what fails meanwhile is told in a sentence.
+    """Open a safetensors file; errors while it is read become sentences.
 
     Raises:
         CheckpointError: the file is missing, damaged or cannot be read.
@@ -332,8 +332,10 @@ def opened(file: Path) -> Iterator[safe_open]:
 
 
 def check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], source: Path) -> None:
-    """Raises CheckpointError, with all differences, unless what was found in a folder or a file has
-    the names and shapes that are wanted."""
+    """Raise CheckpointError, with all differences, unless names and shapes are as wanted.
+
+    `source` is the folder or file that the parameters were found in.
+    """
     missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
     difference = [f"- missing    {name} {list(wanted[name])}" for name in missing]
     difference += [f"+ unexpected {name} {list(found[name].shape)}" for name in unexpected]

@@ -1,4 +1,4 @@
-"""What differs between kinds of model, one file a kind, and which of them a checkpoint is of."""
+"""Families: the differences between kinds of model, one file a kind, and a registry of them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ OTHERS = {
 
 
 def find_family(model_index: dict[str, Any]) -> Family:
-    """The family of a checkpoint in the diffusers layout, by the pipeline it was made for.
+    """Return the family of a checkpoint in the diffusers layout, by the pipeline it was made for.
 
     Args:
         model_index: the contents of its model_index.json.

@@ -41,7 +41,7 @@ class Adapters:
         embeddings: Path | None = None,
         chunks: int = PromptOptions.chunks,
     ):
-        """Looks through the folders; None is none.
+        """Look through the folders; None is none.
 
         Args:
             loras: whose files `<lora:name:strength>` names.
@@ -55,7 +55,7 @@ class Adapters:
         self._memory: dict[tuple, int] = {}  # by the state of files that fit
 
     def options(self, model: Model) -> PromptOptions:
-        """What prompts for this model may say."""
+        """Return the options of prompts for this model."""
         return PromptOptions(self._chunks, _Embeddings(self._embeddings, model.text_widths))
 
     @property
@@ -64,16 +64,17 @@ class Adapters:
         return self._loras.path is not None
 
     def loras(self) -> Mapping[str, Path]:
-        """The LoRAs by name."""
+        """Return the LoRAs by name."""
         return self._loras.files()
 
     def embeddings(self) -> Mapping[str, Path]:
-        """The embeddings by name."""
+        """Return the embeddings by name."""
         return self._embeddings.files()
 
     def asked(self, *texts: str) -> Strengths:
-        """The LoRAs that a picture's texts ask for, in the order of their names; what is asked for
-        twice counts twice.
+        """Return the LoRAs that a picture's texts ask for, in the order of their names.
+
+        Strengths of LoRAs that are asked for twice add up.
 
         Raises:
             PromptError: a tag is damaged, or there is no LoRA of such a name, or several.
@@ -99,7 +100,7 @@ class Adapters:
         return tuple(sorted((name, value) for name, value in strengths.items() if value))
 
     def _named(self, name: str) -> list[str]:
-        """The LoRAs of this name, or else those whose files call themselves so."""
+        """Return the LoRAs of this name, or else those whose files give themselves that name."""
         files = self._loras.files()
         return (
             [name]
@@ -112,13 +113,13 @@ class Adapters:
         )
 
     def states(self, asked: Strengths) -> tuple[tuple[int, int] | None, ...]:
-        """What changes when somebody writes one of the LoRAs' files anew."""
+        """Return values that change when somebody writes one of the LoRAs' files anew."""
         return tuple(weights.written(self._loras.file(name)) for name, _ in asked)
 
     def deltas(
         self, asked: Strengths, shapes: Params
     ) -> dict[str, dict[str, list[tuple[Delta, float]]]]:
-        """What `runtime.weights.merge` adds for LoRAs.
+        """Return the differences that `runtime.weights.merge` adds for LoRAs.
 
         Args:
             asked: as the method of that name returns it.
@@ -138,15 +139,16 @@ class Adapters:
         return added
 
     def memory(self, asked: Strengths, shapes: Params) -> int:
-        """Bytes of the parameters that LoRAs change: what they take beside those of the checkpoint.
+        """Return the bytes of the parameters that LoRAs change, which lie beside the checkpoint's.
+
         Files that were found good are not read again.
 
         Args:
-            asked: as `deltas` takes it, like the shapes.
-            shapes: see there.
+            asked: as `deltas` takes it.
+            shapes: of the checkpoint's parameters, by component.
 
         Raises:
-            CheckpointError: as `deltas`, before anything is brought to a device.
+            CheckpointError: as `deltas`, before anything is loaded onto a device.
         """
         files = [self._loras.file(name) for name, _ in asked]
         key = *files, *self.states(asked), *jax.tree.leaves(shapes)
@@ -164,8 +166,10 @@ class Adapters:
         return self._memory[key]
 
     def hashes(self, *texts: str) -> dict[str, str]:
-        """What A1111 writes as `Lora hashes` of the LoRAs that a picture's texts ask for: twelve
-        digits of the SHA-256 of a file's tensors, by name; files that are gone are left out."""
+        """Return A1111's `Lora hashes` of the LoRAs that a picture's texts ask for, by name.
+
+        They are twelve digits of the SHA-256 of a file's tensors; missing files are left out.
+        """
         names = dict.fromkeys(lora.name for text in texts for lora in parse(text).loras)
         files = {
             name: self._loras.file(next(iter(self._named(name)), name))
@@ -184,7 +188,7 @@ def _alias(file: Path, state: tuple[int, int] | None) -> str:
 
 @lru_cache(MAX_HASHES)
 def _hash(file: Path, state: tuple[int, int] | None) -> str:
-    """Of the tensors of a file in this state; nothing if it cannot be read."""
+    """Hash the tensors of a file in this state; "" if it cannot be read."""
     try:
         with file.open("rb") as opened:
             opened.seek(8 + int.from_bytes(opened.read(8), "little"))  # past the header
@@ -197,7 +201,7 @@ class Folder:
     """The safetensors files below a folder, by name."""
 
     def __init__(self, path: Path | None):
-        """Looks through it; raises CheckpointError if it cannot be read."""
+        """List the folder's files; raises CheckpointError if it cannot be read."""
         self.path, self._files = path, listing(path) if path else {}
         self._seen = time.monotonic()
 

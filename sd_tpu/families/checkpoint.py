@@ -50,7 +50,7 @@ class Checkpoint:
         card: ModelCard,
         parameters: "Parameters | None" = None,
     ):
-        """Joins the parts; `tokenizers` and `configs` are the checkpoint's own, by folder name.
+        """Join the parts; `tokenizers` and `configs` are the checkpoint's own, by folder name.
 
         Raises:
             CheckpointError: a config asks for what is not supported.
@@ -72,16 +72,16 @@ class Checkpoint:
         sharding: jax.sharding.Sharding | None = None,
         **options: Any,
     ) -> tuple[Self, Params]:
-        """Reads a checkpoint with its parameters.
+        """Read a checkpoint with its parameters.
 
-        What JAX compiles from then on is kept in the user's cache folder for the next start, unless
-        the program or the environment has said where, or not to.
+        JAX keeps the programs that it compiles from then on in the user's cache folder, unless the
+        program or the environment has said where, or not to.
 
         Args:
-            name: as `open` takes it, like the options.
+            name: as `open` takes it.
             dtype: of the parameters and the arithmetic.
             sharding: where the parameters go; by default on JAX's default device.
-            options: see `open`.
+            options: other arguments of `open`.
 
         Returns:
             The checkpoint, and its parameters as nested dictionaries of arrays.
@@ -107,7 +107,7 @@ class Checkpoint:
         zero_snr: bool | None = None,
         safety_checker: bool = False,
     ) -> Self:
-        """Reads all but the parameters.
+        """Read a checkpoint without its parameters.
 
         Args:
             name: a folder in the diffusers layout, a single file, or a hub id.
@@ -201,8 +201,10 @@ class Checkpoint:
         scheduler: dict[str, Any],
         **options: int,
     ) -> Self:
-        """Of what a folder or a file holds, with the decoder if it is of this family, and with what
-        else is said of the scheduler."""
+        """Assemble the contents of a folder or a file.
+
+        The decoder is used if it is of this family; `scheduler` overrides values of its config.
+        """
         family = find_family(configs["model_index"])
         configs = family.mended(configs)
         configs["scheduler"] = configs["scheduler"] | scheduler
@@ -217,7 +219,7 @@ class Checkpoint:
         return cls(model, tokenizers, configs, card, parameters)
 
     def save_pretrained(self, folder: str | Path, params: Params, dtype=None) -> None:
-        """Writes the diffusers layout, which PyTorch's pipeline reads as well.
+        """Write the diffusers layout, which PyTorch's pipeline reads as well.
 
         Args:
             folder: made if absent.
@@ -252,8 +254,10 @@ class Checkpoint:
         return self.card.unknown_words(words_of(prompt)) if self.card.words else []
 
     def prompt_inputs(self, prompt: str, negative_prompt: str = "", **settings: Any) -> Any:
-        """A picture's prompts as `SlotInputs` takes them; settings as `Model.prompt_inputs` does, by
-        default for a picture of the model's own size."""
+        """Return a picture's prompts as `SlotInputs` takes them.
+
+        Settings are those of `Model.prompt_inputs`; the size is the model's own by default.
+        """
         height, width = self.default_size
         return self.model.prompt_inputs(
             self.tokenizers,
@@ -287,7 +291,7 @@ class Parameters:
     def load(
         self, sharding: jax.sharding.Sharding | None = None, *, leading: bool = False
     ) -> Params:
-        """Reads them, one by one.
+        """Read the parameters, one by one.
 
         Args:
             sharding: where they go; by default on JAX's default device.
@@ -322,8 +326,10 @@ class Parameters:
         return self.source if self.source.is_file() else self.source / part
 
     def written(self) -> tuple[tuple[int, int], ...]:
-        """What changes when somebody writes the checkpoint anew; nothing if it is gone. What else
-        lies in its folder does not count: somebody may be training there."""
+        """Return a value that changes when the checkpoint is written anew; empty if it is gone.
+
+        Other files in its folder do not count: somebody may be training there.
+        """
         source = self.source
         files = (
             [source]
@@ -339,8 +345,10 @@ class Parameters:
         return tuple(stamps for file in files if (stamps := weights.written(file)))
 
     def hash(self) -> str:
-        """What A1111 calls the hash of a model: ten digits of the single file's SHA-256; nothing
-        for a folder, or if the file is gone."""
+        """Return A1111's hash of a model: ten digits of the single file's SHA-256.
+
+        Folders and missing files have "".
+        """
         try:
             with self.source.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()[:10]
@@ -349,7 +357,7 @@ class Parameters:
 
 
 def _components(index: dict[str, Any], *, safety_checker: bool) -> checkpoint.Components:
-    """Of a checkpoint with this model_index.json; raises CheckpointError for one of no family."""
+    """Return the components of a checkpoint; raises CheckpointError for one of no family."""
     known = {**find_family(index).components, CHECKER: "model"}
     named = index.get(CHECKER)
     named = named[-1] if isinstance(named, list) and named else None
@@ -359,12 +367,12 @@ def _components(index: dict[str, Any], *, safety_checker: bool) -> checkpoint.Co
 
 
 def bytes_of(shapes: Any) -> int:
-    """Of a tree of arrays, or of their shapes."""
+    """Return the bytes of a tree of arrays, or of their shapes."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def _tokenizer(file: SingleFile, part: str) -> Tokenizer:
-    """The one that lies beside the file, else CLIP's own, filled up as the layout wants it."""
+    """Return the tokenizer beside the file, else CLIP's own with the layout's padding."""
     if file.folder and (file.folder / part).is_dir():
         return Tokenizer.from_folder(file.folder / part)
     return Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer", pad=file.tokenizers[part])

@@ -1,4 +1,4 @@
-"""ControlNets from places of their own, which steer what checkpoints draw by another picture."""
+"""ControlNets with files of their own, which steer a checkpoint by another picture."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class ControlNet(ExtraNetwork):
     def open(
         cls, name: str | Path, *, dtype: Any = jnp.float32, variant: str | None = None
     ) -> Self:
-        """Finds it in a folder or on the hub.
+        """Find a ControlNet in a folder or on the hub.
 
         Raises:
             CheckpointError: it is not there, or is no ControlNet that can be used here.
@@ -66,17 +66,19 @@ class ControlNet(ExtraNetwork):
         return weights.contents(checkpoint.weight_files(self.source, STEM, self.variant))
 
     def check(self, model: LatentDiffusion) -> None:
-        """As `ExtraNetwork.check`."""
+        """Raise CheckpointError if it cannot draw with this model, as `ExtraNetwork.check`."""
         check(self.config, model, f"The ControlNet {self.name}")
 
     def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
-        """As `ExtraNetwork.joined`."""
+        """Return the model with this network, as `ExtraNetwork.joined`."""
         return model.with_controlnet(self.graph, height, width)
 
 
 def check(config: ControlNetConfig, model: LatentDiffusion, whose: str) -> None:
-    """Raises CheckpointError, in a sentence that begins with `whose`, if a ControlNet of this
-    config cannot steer the model."""
+    """Raise CheckpointError if a ControlNet of this config cannot steer the model.
+
+    The message begins with `whose`.
+    """
     unet = model.unet_config
     check_equal(
         whose,
@@ -99,7 +101,7 @@ def check(config: ControlNetConfig, model: LatentDiffusion, whose: str) -> None:
 
 
 def _added_widths(config: UNetConfig) -> tuple[int | None, ...]:
-    """How many numbers a network is told beside the text, for each size and in all."""
+    """Return how many numbers a network takes beside the text, for each size and in all."""
     return (
         (config.addition_time_embed_dim, config.projection_class_embeddings_input_dim)
         if (config.addition_embed_type)

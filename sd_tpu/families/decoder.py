@@ -1,5 +1,7 @@
-"""A tiny autoencoder from a place of its own that decodes what checkpoints draw: their previews, or
-their pictures as well, whose start pictures it then encodes."""
+"""A tiny autoencoder with files of its own, for previews or for pictures as well.
+
+Where it draws pictures it encodes their start pictures, too.
+"""
 
 import dataclasses
 import re
@@ -36,7 +38,7 @@ class TinyDecoder:
 
     @classmethod
     def open(cls, name: str | Path, *, pictures: bool) -> Self:
-        """Finds it in a folder or on the hub.
+        """Find a tiny autoencoder in a folder or on the hub.
 
         TAESD and TAESDXL have the same shapes: their names alone tell them apart.
 
@@ -66,16 +68,19 @@ class TinyDecoder:
 
     @property
     def files(self) -> list[Path]:
-        """Of its parameters; raises CheckpointError if there are none."""
+        """Files of its parameters; raises CheckpointError if there are none."""
         return checkpoint.weight_files(self.folder, STEM)
 
     def of(self, family: Family) -> Self:
-        """The same for this family, unless its name says another."""
+        """Return the decoder for this family, unless its name says another."""
         return dataclasses.replace(self, family=self.family or family)
 
     def beside(self, configs: dict[str, Any]) -> dict[str, Any]:
-        """The configs of a checkpoint that it decodes for; raises CheckpointError for one whose
-        latents are of another shape."""
+        """Return a checkpoint's configs with the decoder's.
+
+        Raises:
+            CheckpointError: the checkpoint's latents are of another shape.
+        """
         own, tiny = vae_config(configs["vae"]), TinyVAEConfig.from_dict(self.config)
         if (own.latent_channels, own.downscale) != (tiny.latent_channels, tiny.downscale):
             raise CheckpointError(
@@ -87,7 +92,7 @@ class TinyDecoder:
 
 
 def _family_of(name: str) -> Family | None:
-    """The family whose decoders are called so, if any are; the longest name counts."""
+    """Return the family whose decoders have such a name, if any; the longest match counts."""
     letters = re.sub("[^a-z0-9]", "", name.lower())
     found = {mark: family for family in FAMILIES for mark in family.decoders if mark in letters}
     return found[max(found, key=len)] if found else None

@@ -1,4 +1,4 @@
-"""Networks from places of their own that pictures may be drawn with, beside a checkpoint's."""
+"""Networks with files of their own, which pictures may use beside a checkpoint's."""
 
 import abc
 import dataclasses
@@ -46,12 +46,12 @@ class ExtraNetwork(abc.ABC):
 
     @property
     def graph(self) -> nnx.GraphDef:
-        """Without its parameters; those of one architecture have equal ones."""
+        """Structure without parameters, equal for networks of one architecture."""
         return self._structure[0]
 
     @property
     def shapes(self) -> Params:
-        """Of its parameters, with the type that they are read in."""
+        """Shapes of its parameters, with the type that they are read in."""
         return self._structure[1]
 
     @property
@@ -67,7 +67,7 @@ class ExtraNetwork(abc.ABC):
     def load(
         self, sharding: jax.sharding.Sharding | None = None, *, leading: bool = False
     ) -> Params:
-        """Reads the parameters, as `Parameters.load`; raises CheckpointError."""
+        """Read the parameters, as `Parameters.load`; raises CheckpointError."""
         return weights.load_stored(
             self._stored(), self.shapes, sharding=sharding, source=self.source, leading=leading
         )
@@ -78,16 +78,20 @@ class ExtraNetwork(abc.ABC):
 
     @abc.abstractmethod
     def check(self, model: LatentDiffusion) -> None:
-        """Raises CheckpointError, in a sentence, if it cannot draw with this model."""
+        """Raise CheckpointError, in a sentence, if it cannot draw with this model."""
 
     @abc.abstractmethod
     def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
-        """The model with this network, for pictures of this size."""
+        """Return the model with this network, for pictures of this size."""
 
 
 def check_equal(whose: str, facts: Iterable[tuple[str, Any, Any]]) -> None:
-    """Raises CheckpointError, in a sentence that begins with `whose`, for the first fact of which
-    what a network has and what a model wants differ; `{}` in its text is the value."""
+    """Raise CheckpointError for the first property that differs between network and model.
+
+    Args:
+        whose: the beginning of the sentence.
+        facts: a text with `{}` for the network's value, that value, and the model's.
+    """
     for what, own, others in facts:
         if own != others:
             shown = [str(value).strip("(,)") for value in (own, others)]

@@ -1,4 +1,4 @@
-"""IP-Adapters from places of their own, which have checkpoints draw after a reference picture."""
+"""IP-Adapters with files of their own, which draw after a reference picture."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -51,12 +51,12 @@ class IPAdapter(ExtraNetwork):
         dtype: Any = jnp.float32,
         variant: str | None = None,
     ) -> Self:
-        """Finds it here or on the hub, with an image encoder that fits it.
+        """Find an IP-Adapter here or on the hub, with an image encoder that fits it.
 
         Args:
             name: a file, or a hub id and the path of the file there.
-            image_encoder: the folder of one that is looked at before those where h94/IP-Adapter
-                has them: beside the file, and in `models` beside its folder.
+            image_encoder: the folder of one that is looked at before those where h94/IP-Adapter has
+                them: beside the file, and in `models` beside its folder.
             dtype: of the parameters.
             variant: of the encoder's files, such as "fp16".
 
@@ -102,7 +102,7 @@ class IPAdapter(ExtraNetwork):
         }
 
     def check(self, model: LatentDiffusion) -> None:
-        """As `ExtraNetwork.check`."""
+        """Raise CheckpointError if it cannot draw with this model, as `ExtraNetwork.check`."""
         config, unet = self.config, model.unet_config
         check_equal(
             f"The IP-Adapter {self.name}",
@@ -118,17 +118,20 @@ class IPAdapter(ExtraNetwork):
         )
 
     def tokens(self, params: Params, picture: UInt8[Array, "side side 3"]) -> Float[Array, "2 t d"]:
-        """What pictures that are drawn after this one are told of it."""
+        """Return the tokens of a reference picture that the UNet attends to."""
         return nnx.merge(self.graph, params[self.part]).tokens(picture)
 
     def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
-        """As `ExtraNetwork.joined`; the size makes no difference."""
+        """Return the model with this network, as `ExtraNetwork.joined`, for any size."""
         return model.with_ip_adapter(self.graph, self.config)
 
 
 def _find(name: str | Path) -> tuple[Path, Path, str]:
-    """The file, the folder from which SHARED counts, and the hub id, "" where the file lies here.
-    Of the hub's encoders only the configs come with it: each takes gigabytes, and one is used."""
+    """Return an adapter's file, the folder from which SHARED counts, and the hub id.
+
+    The id is "" for a file that lies here. Of the hub's encoders only the configs come with it:
+    each takes gigabytes, and one is used.
+    """
     path = expanded(name)
     if is_file(path) and path.suffix != SUFFIX:
         raise CheckpointError(
@@ -154,7 +157,7 @@ def _find(name: str | Path) -> tuple[Path, Path, str]:
 def _with_encoder(
     config: IPAdapterConfig, file: Path, folders: Sequence[Path]
 ) -> tuple[Path, IPAdapterConfig]:
-    """The first of the folders whose encoder fits the adapter of this file, and the config with it."""
+    """Return the first folder whose encoder fits the adapter, and the config with that encoder."""
     there = [folder for folder in folders if is_file(folder / "config.json")]
     for folder in there:
         found = read_json(folder / "config.json")

@@ -1,5 +1,7 @@
-"""What the families of Stable Diffusion have in common: a UNet that takes noise out of latents, and
-an autoencoder that makes pictures of them (Rombach et al. 2021, arXiv:2112.10752)."""
+"""Latent diffusion (Rombach et al. 2021, arXiv:2112.10752), the base of the families.
+
+A UNet takes noise out of latents, and an autoencoder makes pictures of them.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -81,8 +83,7 @@ class LatentDiffusion:
 
     @staticmethod
     def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """A checkpoint's configs as the constructor of its pipeline takes them in diffusers, which
-        may not be as the files say."""
+        """Return a checkpoint's configs as the constructor of its diffusers pipeline changes them."""
         return dict(configs)
 
     @classmethod
@@ -97,7 +98,7 @@ class LatentDiffusion:
         upcasts: bool,
         **rest: Any,
     ) -> tuple["LatentDiffusion", Params]:
-        """The networks and the shapes of their parameters; nothing is allocated.
+        """Build the networks and the shapes of their parameters; nothing is allocated.
 
         Args:
             configs: the contents of a checkpoint's config.json files, by folder.
@@ -168,7 +169,7 @@ class LatentDiffusion:
 
     @property
     def mask_channels(self) -> int:
-        """Those that the UNet takes after the latents': 5 in inpainting checkpoints, else 0."""
+        """Channels that the UNet takes after the latents': 5 in inpainting checkpoints, else 0."""
         return self.unet_config.in_channels - self.vae_config.latent_channels
 
     @property
@@ -190,14 +191,14 @@ class LatentDiffusion:
     # --- prompts --------------------------------------------------------------------------------
 
     def for_inputs(self, inputs: Arrays) -> "LatentDiffusion":
-        """The same networks for as many texts of as many chunks."""
+        """Return these networks for as many texts of as many chunks as in the inputs."""
         texts, chunks, _ = inputs[next(iter(self.encoders))]["ids"].shape
         return dataclasses.replace(self, texts=texts, chunks=chunks)
 
     def with_controlnet(
         self, controlnet: nnx.GraphDef, height: int, width: int
     ) -> "LatentDiffusion":
-        """The same networks with a ControlNet, for control pictures of this size."""
+        """Return these networks with a ControlNet, for control pictures of this size."""
         return dataclasses.replace(self, controlnet=controlnet, control_size=(height, width))
 
     @property
@@ -208,18 +209,18 @@ class LatentDiffusion:
     def with_ip_adapter(
         self, ip_adapter: nnx.GraphDef, config: IPAdapterConfig
     ) -> "LatentDiffusion":
-        """The same networks with an IP-Adapter of this config."""
+        """Return these networks with an IP-Adapter of this config."""
         return dataclasses.replace(self, ip_adapter=ip_adapter, ip_adapter_config=config)
 
     @property
     def shape_key(self) -> tuple[str, ...]:
-        """What tells these programs from those for one prompt of one chunk."""
+        """Key that tells these programs from those for one prompt of one chunk."""
         long, way = [f"{self.chunks} chunks"], ["between prompts"]
         return (*long * (self.chunks > 1), *way * (self.texts > 2))
 
     @property
     def text_input_shapes(self) -> Arrays:
-        """Of what `text_inputs` returns."""
+        """Shapes of the inputs that `text_inputs` returns."""
         encoders = {
             part: text.input_shapes(self.chunks, width, self.texts)
             for part, width in self.text_widths.items()
@@ -235,8 +236,16 @@ class LatentDiffusion:
         to_prompt: str,
         share: float,
     ) -> Arrays:
-        """What each encoder takes of the negative prompt and the prompt, and of one that this is
-        on the way to, if it is; and the layer that they are taken from, the last being 1."""
+        """Return the encoders' inputs of a negative prompt, a prompt and a journey's second prompt.
+
+        Args:
+            tokenizers: the checkpoint's, by folder.
+            texts: the negative prompt and the prompt.
+            options: of prompts.
+            clip_skip: the layer that embeddings are taken from, the last being 1.
+            to_prompt: the prompt that this one is on the way to, or "".
+            share: of the way to it.
+        """
         if to_prompt and share:
             return {
                 **self.text_inputs(tokenizers, [*texts, to_prompt], options, clip_skip, "", 0.0),
@@ -249,7 +258,11 @@ class LatentDiffusion:
         }
 
     def plain_text_inputs(self, *texts: np.ndarray) -> Arrays:
-        """The same of ids [77] i32, or [E, 77] for E encoders, of one chunk without emphasis."""
+        """Return the encoders' inputs of ids of one chunk without emphasis.
+
+        Args:
+            texts: ids [77] i32, or [E, 77] for E encoders, of each text.
+        """
         ids = np.stack(texts).reshape(len(texts), len(self.encoders), -1)
         encoders = {
             part: text.plain_inputs(ids[:, number], width)
@@ -261,18 +274,22 @@ class LatentDiffusion:
 
     @property
     def guidance_size(self) -> int | None:
-        """Of the embedding of the guidance scale that the UNet takes, as those of latent
-        consistency models do (Luo et al. 2023, arXiv:2310.04378); None for the others."""
+        """Width of the embedding of the guidance scale that the UNet takes; None if it takes none.
+
+        UNets of latent consistency models take one (Luo et al. 2023, arXiv:2310.04378).
+        """
         return self.unet_config.time_cond_proj_dim
 
     def cfg_scale(self, guidance: Any) -> Any:
-        """The scale of classifier-free guidance; 1, which is none, where the UNet is told it."""
+        """Return the scale of classifier-free guidance: 1, none, for a UNet that takes the scale."""
         return 1.0 if self.guidance_size else guidance
 
     @property
     def added_input_shapes(self) -> Arrays:
-        """Of the inputs beside the texts: those of `guidance_inputs`, the control picture, and the
-        reference picture's tokens with their scale, and the share of the way between two prompts.
+        """Shapes of the inputs beside the texts.
+
+        They are those of `guidance_inputs`, the control picture, the reference picture's tokens
+        with their scale, and the share of the way between two prompts.
         """
         shapes = {}
         if self.guidance_size:
@@ -290,7 +307,7 @@ class LatentDiffusion:
 
     @property
     def added_cond_shapes(self) -> Arrays:
-        """Of what `encode_added_cond` returns."""
+        """Shapes of the conditions that `encode_added_cond` returns."""
         shapes = {}
         if self.guidance_size:
             shapes["timestep_cond"] = jax.ShapeDtypeStruct((2, self.guidance_size), jnp.float32)
@@ -307,11 +324,11 @@ class LatentDiffusion:
         return shapes
 
     def guidance_inputs(self, guidance: float) -> Arrays:
-        """The part of a picture's inputs that says its guidance."""
+        """Return the guidance as an input, where the UNet takes it."""
         return {"guidance": np.full(2, guidance, np.float32)} if self.guidance_size else {}
 
     def encode_added_cond(self, params: Params, inputs: Arrays) -> Arrays:
-        """The part of a picture's conditions that comes of the inputs beside the texts."""
+        """Encode the inputs beside the texts into conditions."""
         added = {}
         if self.guidance_size:
             # As in diffusers: in the paper's scale no guidance is 0, where people write 1.
@@ -335,14 +352,14 @@ class LatentDiffusion:
         cond: Arrays,
         strength: Float[Array, " b"] | None = None,
     ) -> Float[Array, "b h w C"]:
-        """The UNet's output."""
+        """Return the UNet's output."""
         control = self._control(params, x, t, cond, strength) if self.uses_controlnet else None
         return nnx.merge(self.unet, params["unet"])(x, t, cond["text"], cond, control)
 
     def _control(
         self, params: Params, x: jax.Array, t: jax.Array, cond: Arrays, strength: jax.Array
     ) -> list[jax.Array]:
-        """What the ControlNet adds to the UNet's maps; it is evaluated if any picture asks for it."""
+        """Return the ControlNet's additions to the UNet's maps, where any picture wants them."""
         scale = strength.astype(self.dtype)[:, None, None, None]
 
         def steer(latents: jax.Array) -> list[jax.Array]:
@@ -355,17 +372,17 @@ class LatentDiffusion:
         return only_if(jnp.any(strength != 0), steer, x[..., : self.vae_config.latent_channels])
 
     def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
-        """The latents that the autoencoder holds likeliest for a picture in [-1, 1]."""
+        """Return the autoencoder's likeliest latents of a picture in [-1, 1]."""
         found = nnx.merge(self.vae, params["vae"]).encode(image[None])
         mean = found if isinstance(self.vae_config, TinyVAEConfig) else found[0]
         return mean[0]
 
     def decode(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
-        """The autoencoder's picture, about [-1, 1]."""
+        """Return the autoencoder's picture, about [-1, 1]."""
         return nnx.merge(self.vae, params["vae"]).decode(latent[None])[0]
 
     def preview(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
-        """The previewer's picture of latents that need not be finished, about [-1, 1]."""
+        """Return the previewer's picture, about [-1, 1], of latents that need not be finished."""
         decoder = nnx.merge(getattr(self, self.previewer), params[self.previewer])
         return decoder.decode(latent[None])[0]
 
@@ -380,7 +397,7 @@ class LatentDiffusion:
 
 
 def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
-    """What an autoencoder's config.json says; raises CheckpointError if it is not supported."""
+    """Parse an autoencoder's config.json; raises CheckpointError if it is not supported."""
     name = str(config.get("_class_name") or "AutoencoderKL").removeprefix("Flax")
     for schema, network in AUTOENCODERS.items():
         if network.__name__ == name:

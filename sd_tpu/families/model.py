@@ -1,4 +1,4 @@
-"""What slots and programs ask of a model, whatever its family."""
+"""The protocol of a model that slots and programs rely on, whatever its family."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -18,10 +18,15 @@ Shapes = PyTree[jax.ShapeDtypeStruct]
 class Model(Protocol):
     """An architecture: its networks without their parameters, and how they fit together.
 
-    Two checkpoints of one architecture have equal models, and one compiled program serves both.
-    A slot has two texts, the negative prompt and the prompt; `cond`, what the networks are told
-    of them, is a tree of arrays that only the family can read. Each of them leads with the texts,
-    or with 1 for both.
+    Two checkpoints of one architecture have equal models, and one compiled program serves both. A
+    slot has two texts, the negative prompt and the prompt; `cond`, the conditions that the networks
+    take, is a tree of arrays that only the family can read. Each array leads with the texts, or
+    with 1 for both.
+
+    Two checkpoints of one architecture have equal models, and one compiled program serves both. A
+    slot has two texts, the negative prompt and the prompt; `cond`, what the networks are told of
+    them, is a tree of arrays that only the family can read. Each of them leads with the texts, or
+    with 1 for both.
     """
 
     dtype: jnp.dtype  # of its parameters, but for parts that need float32, and of the arithmetic
@@ -42,7 +47,7 @@ class Model(Protocol):
     checks_safety: bool  # whether it has what tells pictures that are not safe for work
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
+        """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
 
     def prompt_inputs(
         self,
@@ -69,14 +74,16 @@ class Model(Protocol):
         """
 
     def cfg_scale(self, guidance: float) -> float:
-        """The scale of classifier-free guidance; 1, which is none, where networks are told it."""
+        """Return the scale of classifier-free guidance: 1, none, for networks that take the scale."""
 
     def for_inputs(self, inputs: PyTree) -> "Model":
-        """The same networks for inputs of these shapes: a long prompt has longer ones, and
-        programs of its own."""
+        """Return these networks for inputs of these shapes.
+
+        A long prompt has longer inputs, and programs of its own.
+        """
 
     def encode_prompt(self, params: Params, inputs: PyTree) -> PyTree:
-        """The cond of one slot."""
+        """Encode the inputs of one slot into its cond."""
 
     def denoise(
         self,
@@ -86,24 +93,24 @@ class Model(Protocol):
         cond: PyTree,
         strength: Float[Array, " b"] | None = None,
     ) -> Array:
-        """The networks' outputs [b, h, w, C] f32.
+        """Return the networks' outputs [b, h, w, C] f32.
 
         Args:
             params: by component.
             x: latents of unit variance, with the mask's channels after them.
             t: timesteps of training, fractions allowed.
             cond: of one text each, b of them in place of the two.
-            strength: of what steers each of them, where the model is steered.
+            strength: of each one's control, for models with a ControlNet.
         """
 
     def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
-        """The likeliest latents of a picture, which is in [-1, 1]."""
+        """Return the likeliest latents of a picture in [-1, 1]."""
 
     def decode(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
-        """The picture of clean latents, about [-1, 1]."""
+        """Return the picture of clean latents, about [-1, 1]."""
 
     def preview(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
-        """The previewer's picture of latents that need not be finished, about [-1, 1]."""
+        """Return the previewer's picture of latents that need not be finished, about [-1, 1]."""
 
     def is_unsafe(self, params: Params, picture: UInt8[Array, "H W 3"]) -> Bool[Array, ""]:
         """Whether a picture is flagged as not safe for work; of models that check."""

@@ -58,7 +58,7 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True)
 class ParsedPrompt:
-    """What a prompt says: its sections, which BREAK divides, and the LoRAs it asks for."""
+    """A parsed prompt: its sections, which BREAK divides, and the LoRAs it asks for."""
 
     sections: tuple[tuple[Fragment, ...], ...]
     loras: tuple[Lora, ...]
@@ -101,7 +101,7 @@ Spellings = Mapping[int, Mapping[str, str]]
 
 
 def parse(prompt: str) -> ParsedPrompt:
-    """Reads A1111's grammar; a prompt without any of its signs is one fragment of weight 1.
+    """Parse A1111's grammar; a prompt without any of its signs is one fragment of weight 1.
 
     Brackets that are not closed count to the end; closing ones that were not opened are text.
 
@@ -155,7 +155,7 @@ def parse(prompt: str) -> ParsedPrompt:
 
 
 def words_of(prompt: str) -> str:
-    """What a prompt says, without the signs of its grammar; raises as `parse`."""
+    """Return a prompt's text without the signs of its grammar; raises as `parse`."""
     return " ".join(fragment.text for section in parse(prompt).sections for fragment in section)
 
 
@@ -202,7 +202,7 @@ def _lora(tag: str) -> Lora:
 
 @dataclasses.dataclass(frozen=True)
 class _Unit:
-    """What is never divided: a token, or all vectors of an embedding."""
+    """An indivisible unit: a token, or all vectors of an embedding."""
 
     ids: tuple[int, ...]
     weight: float
@@ -266,7 +266,9 @@ def _units(
 
 
 def _divided(text: str, spellings: Spellings) -> Iterator[tuple[str, str | None]]:
-    """The pieces of a text, each with the embedding that it names or None; the longest name wins.
+    """Split a text into pieces, each with the embedding that it names or None.
+
+    The longest name wins.
 
     A name stands by itself: no letter, accent, digit or underscore of the text goes on with it.
 
@@ -318,7 +320,7 @@ def _chunk(units: Sequence[_Unit]) -> Chunk:
 def arrays(
     prompt: Chunks, blocks: int, begin: int, end: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The chunks between their marks, filled up by empty ones.
+    """Return the chunks between their marks, filled up with empty chunks.
 
     Args:
         prompt: of at most `blocks` chunks.

@@ -29,8 +29,10 @@ ENLARGING = (*OFFSETTING, "FlaxStableDiffusionPipeline", "FlaxStableDiffusionInp
 
 
 def enlarged(unet: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A UNet's config with 64 latents along a side where a file says less that diffusers before 0.9
-    wrote: 32 of SD 1, which was trained on 64."""
+    """Return a UNet's config with at least 64 latents a side, if diffusers before 0.9 wrote it.
+
+    Such configs say 32 for SD 1, which was trained on 64.
+    """
     size, version = unet.get("sample_size"), str(unet.get("_diffusers_version"))
     small = type(size) is int and size < 64
     return {**unet, "sample_size": 64} if small and re.match(r"0\.[0-8]\b", version) else unet
@@ -38,11 +40,11 @@ def enlarged(unet: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StableDiffusion(LatentDiffusion):
-    """The three networks without their parameters; what `sd_tpu.families.model.Model` asks for.
+    """The three networks without their parameters: a `sd_tpu.families.model.Model`.
 
-    Inputs are what `text.encoder_inputs` makes of both texts, and the encoder's layer that is
-    taken, i32 [] as "clip_skip", 1 the last. Conditions are the embeddings [2, n 77, D] as "text",
-    n the number of chunks.
+    Inputs are those of `text.encoder_inputs` for both texts, and the encoder's layer that is taken,
+    i32 [] as "clip_skip", 1 the last. Conditions are the embeddings [2, n 77, D] as "text", n the
+    number of chunks.
     """
 
     text_encoder: nnx.GraphDef
@@ -82,7 +84,7 @@ class StableDiffusion(LatentDiffusion):
 
     @staticmethod
     def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """As `LatentDiffusion.mended`."""
+        """Return a checkpoint's configs as diffusers changes them, as `LatentDiffusion.mended`."""
         unet, scheduler = configs["unet"], configs["scheduler"]
         name = configs["model_index"].get("_class_name")
         if name in OFFSETTING:
@@ -99,7 +101,7 @@ class StableDiffusion(LatentDiffusion):
     def build(
         cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
     ) -> tuple["StableDiffusion", Params]:
-        """The networks and the shapes of their parameters; nothing is allocated.
+        """Build the networks and the shapes of their parameters; nothing is allocated.
 
         Args:
             configs: the contents of a checkpoint's config.json files, by folder.
@@ -133,12 +135,12 @@ class StableDiffusion(LatentDiffusion):
 
     @property
     def input_shapes(self) -> Arrays:
-        """Of what `prompt_inputs` returns."""
+        """Shapes of the inputs that `prompt_inputs` returns."""
         return {**self.text_input_shapes, **self.added_input_shapes}
 
     @property
     def cond_shapes(self) -> Arrays:
-        """Of what `encode_prompt` returns."""
+        """Shapes of the conditions that `encode_prompt` returns."""
         shape = (2, self.chunks * LENGTH, self.text_config.hidden_size)
         return {"text": jax.ShapeDtypeStruct(shape, self.dtype), **self.added_cond_shapes}
 
@@ -157,8 +159,7 @@ class StableDiffusion(LatentDiffusion):
         share: float = 0.0,
         **_: int | float,
     ) -> Arrays:
-        """What the encoder takes of the texts; of the rest these networks are told the guidance
-        at most."""
+        """Return the encoder's inputs of the texts, and the guidance where the UNet takes it."""
         return {
             **self.text_inputs(
                 tokenizers, [negative_prompt, prompt], options, clip_skip, to_prompt, share
@@ -174,13 +175,13 @@ class StableDiffusion(LatentDiffusion):
         guidance: float = 1.0,
         **_: int | float,
     ) -> Arrays:
-        """As `prompt_inputs` of ids [77] i32, of one chunk without emphasis."""
+        """Return `prompt_inputs` of ids [77] i32, of one chunk without emphasis."""
         return {**self.plain_text_inputs(negative_prompt, prompt), **self.guidance_inputs(guidance)}
 
     # --- on the devices -------------------------------------------------------------------------
 
     def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
-        """The embeddings of both texts, and of the guidance where the UNet takes it."""
+        """Encode both texts, and the guidance where the UNet takes it."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         taken = inputs["text_encoder"]
         # Of both texts, as in A1111; diffusers takes the negative prompt's last layer always.

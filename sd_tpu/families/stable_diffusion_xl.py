@@ -1,5 +1,7 @@
-"""Stable Diffusion XL (Podell et al. 2023, arXiv:2307.01952): two CLIP text encoders, and a UNet
-that is told the picture's size as well."""
+"""Stable Diffusion XL (Podell et al. 2023, arXiv:2307.01952).
+
+It has two CLIP text encoders, and a UNet that takes the picture's size as well.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -29,13 +31,13 @@ SIZES = 6  # numbers told to the UNet: original height and width, top and left o
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StableDiffusionXL(LatentDiffusion):
-    """The four networks without their parameters; what `sd_tpu.families.model.Model` asks for.
+    """The four networks without their parameters: a `sd_tpu.families.model.Model`.
 
-    Inputs are what `text.encoder_inputs` makes of both texts for both encoders, "clip_skip" as in
-    `StableDiffusion`, whether there is such a text [2] as "written", and the sizes [2, 6] f32 as
+    Inputs are those of `text.encoder_inputs` for both texts and both encoders, "clip_skip" as in
+    `StableDiffusion`, whether each text was written [2] as "written", and the sizes [2, 6] f32 as
     "time_ids". Conditions are the embeddings [2, n 77, D] as "text", n the number of chunks and D
-    those of both encoders, the pooled first chunk [2, P] of the second as "text_embeds", and the
-    sizes.
+    the width of both encoders, the pooled first chunk [2, P] of the second as "text_embeds", and
+    the sizes.
     """
 
     text_encoder: nnx.GraphDef
@@ -76,7 +78,7 @@ class StableDiffusionXL(LatentDiffusion):
     def build(
         cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
     ) -> tuple["StableDiffusionXL", Params]:
-        """The networks and the shapes of their parameters; nothing is allocated.
+        """Build the networks and the shapes of their parameters; nothing is allocated.
 
         Args:
             configs: the contents of a checkpoint's config.json files, by folder, and of its
@@ -126,7 +128,7 @@ class StableDiffusionXL(LatentDiffusion):
 
     @property
     def input_shapes(self) -> Arrays:
-        """Of what `prompt_inputs` returns."""
+        """Shapes of the inputs that `prompt_inputs` returns."""
         return {
             **self.text_input_shapes,
             "written": jax.ShapeDtypeStruct((self.texts,), jnp.bool),
@@ -136,7 +138,7 @@ class StableDiffusionXL(LatentDiffusion):
 
     @property
     def cond_shapes(self) -> Arrays:
-        """Of what `encode_prompt` returns."""
+        """Shapes of the conditions that `encode_prompt` returns."""
         shape = (2, self.chunks * LENGTH, sum(self.text_widths.values()))
         return {
             "text": jax.ShapeDtypeStruct(shape, self.dtype),
@@ -162,7 +164,7 @@ class StableDiffusionXL(LatentDiffusion):
         share: float = 0.0,
         **_: int | float,
     ) -> Arrays:
-        """What the encoders take of the texts, and the size; of the rest the guidance at most."""
+        """Return the inputs of the texts, the size, and the guidance where the UNet takes it."""
         written = bool(negative_prompt) or not self.force_zeros
         texts = self.text_inputs(
             tokenizers, [negative_prompt, prompt], options, clip_skip, to_prompt, share
@@ -183,8 +185,10 @@ class StableDiffusionXL(LatentDiffusion):
         width: int,
         guidance: float = 1.0,
     ) -> Arrays:
-        """As `prompt_inputs` of ids [2, 77] i32, of one chunk without emphasis; without a negative
-        prompt there are zeros, whatever the checkpoint says."""
+        """Return `prompt_inputs` of ids [2, 77] i32, of one chunk without emphasis.
+
+        Without a negative prompt there are zeros, whatever the checkpoint says.
+        """
         written = negative_prompt is not None
         return {
             **self.plain_text_inputs(negative_prompt if written else prompt, prompt),
@@ -195,7 +199,7 @@ class StableDiffusionXL(LatentDiffusion):
     # --- on the devices -------------------------------------------------------------------------
 
     def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
-        """The embeddings of both texts by both encoders, and what the UNet is told beside them."""
+        """Encode both texts by both encoders, and the other conditions of the UNet."""
         first = nnx.merge(self.text_encoder, params["text_encoder"])
         second = nnx.merge(self.text_encoder_2, params["text_encoder_2"])
         taken, taken_2 = inputs["text_encoder"], inputs["text_encoder_2"]
@@ -220,8 +224,10 @@ class StableDiffusionXL(LatentDiffusion):
 
 
 def _size_inputs(written: Sequence[bool], height: int, width: int) -> Arrays:
-    """Which of the texts there are, and the sizes: as in diffusers, the picture is all of one that
-    was of this size."""
+    """Return which of the texts were written, and the sizes.
+
+    As in diffusers, the picture is all of one that was of this size.
+    """
     sizes = np.float32([height, width, 0, 0, height, width])
     return {"written": np.array(written), "time_ids": np.stack([sizes, sizes])}
 

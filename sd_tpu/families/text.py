@@ -1,8 +1,8 @@
-"""A picture's two prompts as a CLIP text encoder takes them, and what it makes of them.
+"""Inputs and outputs of CLIP text encoders for a picture's prompts.
 
-What an encoder takes is data only: the tokens' ids, their weights, and vectors learned by textual
-inversion. A number of chunks is a shape, so prompts of more than one have programs of their own,
-and those of one chunk cost what they would if there were no others.
+Inputs are data only: the tokens' ids, their weights, and vectors learned by textual inversion. A
+number of chunks is a shape, so prompts of more than one have programs of their own, and those of
+one chunk cost no more for it.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Embeddings = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class PromptOptions:
-    """What prompts may say.
+    """Options of prompts.
 
     Attributes:
         chunks: how many of 75 tokens a prompt may have; what is longer is cut.
@@ -55,7 +55,7 @@ class Count:
 
 
 def input_shapes(count: int, width: int, texts: int = 2) -> dict[str, jax.ShapeDtypeStruct]:
-    """Of what an encoder of this hidden size takes, with so many chunks for each text."""
+    """Return the shapes of an encoder's inputs, with so many chunks for each text."""
     tokens = texts, count, LENGTH
     return {
         "ids": jax.ShapeDtypeStruct(tokens, jnp.int32),
@@ -66,13 +66,13 @@ def input_shapes(count: int, width: int, texts: int = 2) -> dict[str, jax.ShapeD
 
 
 def plain_inputs(ids: np.ndarray | jax.Array, width: int) -> Arrays:
-    """What an encoder takes of two texts of one chunk without emphasis: ids [2, 77] int32."""
+    """Return an encoder's inputs of two texts of one chunk without emphasis: ids [2, 77] int32."""
     blank = {name: np.zeros(of.shape, of.dtype) for name, of in input_shapes(1, width).items()}
     return blank | {"ids": ids[:, None], "weights": np.ones_like(blank["weights"])}
 
 
 def read(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Chunks:
-    """A prompt in chunks.
+    """Divide a prompt into chunks.
 
     Raises:
         PromptError: it cannot be drawn.
@@ -94,16 +94,16 @@ def encoder_inputs(
     texts: Sequence[str],
     options: PromptOptions,
 ) -> dict[str, Arrays]:
-    """What each encoder takes, by component; all texts filled up to the longest one's chunks.
+    """Return each encoder's inputs, by component; all texts have the longest one's chunks.
 
     Args:
         tokenizers: by component of the encoder.
-        widths: the encoders' hidden sizes, likewise.
+        widths: the encoders' hidden sizes, by component.
         texts: the negative prompt and the prompt, and one that this is on the way to, if any.
-        options: what they may say.
+        options: of prompts.
 
     Raises:
-        PromptError: a prompt that cannot be drawn, or more vectors of embeddings than fit.
+        PromptError: a prompt cannot be drawn, or has more vectors of embeddings than fit.
         CheckpointError: an embedding cannot be used.
     """
     found = {part: [read(tokenizers[part], text, options) for text in texts] for part in widths}
@@ -121,7 +121,7 @@ def encoder_inputs(
 def _learned(
     prompts: Sequence[Chunks], part: str, longest: int, width: int, embeddings: Embeddings
 ) -> Arrays:
-    """The vectors that stand in both texts, each once, and where."""
+    """Return the learned vectors of all texts, each once, and where they stand."""
     rows = np.zeros((len(prompts), longest, LENGTH), np.int32)
     vectors = np.zeros((MOST_VECTORS, width), np.float32)
     order: dict[tuple[str, int], int] = {}
@@ -161,22 +161,25 @@ class _Lengths(Mapping[str, int]):
 
 
 def flat(inputs: Arrays) -> tuple[jax.Array, Learned]:
-    """The ids [T n, 77] of n chunks of T texts, and the vectors among them."""
+    """Return the ids [T n, 77] of n chunks of T texts, and the vectors among them."""
     rows = jnp.reshape(inputs["rows"], (-1, LENGTH))
     return jnp.reshape(inputs["ids"], (-1, LENGTH)), Learned(inputs["vectors"], rows)
 
 
 def joined(embeddings: jax.Array, inputs: Arrays) -> jax.Array:
-    """The encoder's output [T n, 77, D] with the weights applied, the chunks one after the other:
-    [T, n 77, D]."""
+    """Weight the encoder's output [T n, 77, D], and join each text's chunks: [T, n 77, D]."""
     weights = jnp.reshape(inputs["weights"], (-1, LENGTH))
     texts = len(inputs["ids"])
     return weighted(embeddings, weights).reshape(texts, -1, embeddings.shape[-1])
 
 
 def between(made: jax.Array, inputs: Arrays) -> jax.Array:
-    """Of what was made of three texts, [3, ..., D], the first, and what lies between the others,
-    vector by vector; of two texts both: [2, ..., D]."""
+    """Interpolate between the second and the third text, vector by vector: [2, ..., D].
+
+    Args:
+        made: of two texts, which are returned as they are, or of three: [3, ..., D].
+        inputs: hold the share of the way for three.
+    """
     if len(made) == 2:
         return made
     way = slerp(made[1], made[2], inputs["share"], axis=-1)

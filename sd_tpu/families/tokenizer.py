@@ -45,13 +45,21 @@ class Tokenizer:
         marks: Marks,
         source: tuple[Path, str | None] | None = None,
     ):
-        """Takes what tells the ids of a text, and the folder and the padding that it was read
-        with, if it was."""
+        """Wrap an encoder of texts.
+
+        Args:
+            encode: returns the ids of a text.
+            marks: the special tokens.
+            source: the folder and the padding that it was read with, if it was.
+        """
         self.encode, self.marks, self._source = encode, marks, source
 
     @classmethod
     def of(cls, clip: "CLIPTokenizer") -> "Tokenizer":
-        """That of transformers. `verbose=False` spares a warning of its own limit."""
+        """Wrap a tokenizer of transformers.
+
+        `verbose=False` spares a warning of its own limit.
+        """
 
         def encode(text: str) -> Encoded:
             found = clip(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -61,7 +69,10 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, pad: str | None = None) -> "Tokenizer":
-        """Reads `tokenizer.json`, or `vocab.json` and `merges.txt`, with the configs beside them.
+        """Read `tokenizer.json`, or `vocab.json` and `merges.txt`, with the configs beside them.
+
+        The tokenizer that transformers builds is kept beside the programs that JAX compiled, so
+        that later starts need not import transformers, which takes a tenth of their time.
 
         What transformers makes of them is kept beside what JAX compiled, so that later starts need
         not import it, which takes a tenth of their time.
@@ -89,8 +100,10 @@ class Tokenizer:
         return cls(encode, marks, (folder, pad))
 
     def save(self, folder: Path) -> None:
-        """Copies the files that the tokenizer was read from, or has transformers write it where
-        its padding is another than theirs."""
+        """Copy the files that the tokenizer was read from.
+
+        One with another padding than theirs is written by transformers.
+        """
         source, pad = self._source
         if pad is not None:
             clip_tokenizer(source, pad).save_pretrained(folder)
@@ -110,8 +123,11 @@ class Tokenizer:
 
 @lru_cache(maxsize=4)
 def _built(words: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer of this JSON, once: fine-tunes have the words of the model that they
-    came from, and each copy takes megabytes and a quarter of a second."""
+    """Build the library's tokenizer of this JSON once.
+
+    Fine-tunes have the words of the model that they came from, and each copy takes megabytes and a
+    quarter of a second.
+    """
     made = tokenizers.Tokenizer.from_str(words)
     # Our `Tokenizer` cuts and fills up itself: these settings would be shared by all threads.
     made.no_truncation()
@@ -120,7 +136,7 @@ def _built(words: str) -> tokenizers.Tokenizer:
 
 
 def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
-    """That of transformers; takes and raises what `Tokenizer.from_folder` does."""
+    """Read a tokenizer of transformers; arguments and errors are those of `from_folder`."""
     from transformers import CLIPTokenizer
 
     if not any(all(is_file(folder / name) for name in form) for form in FORMS):
@@ -143,7 +159,7 @@ def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    """The files that a tokenizer is read from; raises CheckpointError if one cannot be read."""
+    """Read the files of a tokenizer; raises CheckpointError if one cannot be read."""
     names = [name for names in (*FORMS, CONFIGS) for name in names]
     try:
         return {
@@ -170,8 +186,7 @@ def _marks(clip: "CLIPTokenizer") -> Marks:
 
 
 def _kept(folder: Path, pad: str | None) -> Path | None:
-    """Where what is made of a folder's files is kept, by all that it depends on; None if nothing
-    is."""
+    """Return the file that keeps a folder's tokenizer, named by all that it depends on, or None."""
     kept = jax.config.jax_compilation_cache_dir
     if kept is None or not jax.config.jax_enable_compilation_cache:
         return None
@@ -182,7 +197,7 @@ def _kept(folder: Path, pad: str | None) -> Path | None:
 
 
 def _keep(kept: Path, made: str) -> None:
-    """Writes it, whole before anybody sees it; where that cannot be, later starts take longer."""
+    """Write the tokenizer at once; where that fails, later starts take longer."""
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:  # gone if the disk is full
@@ -192,7 +207,7 @@ def _keep(kept: Path, made: str) -> None:
 
 
 def _read(kept: Path) -> tuple[str, Marks] | None:
-    """What was kept; None if nothing was, or something else writes there."""
+    """Read the kept tokenizer; None if there is none, or something else writes there."""
     try:
         words, marks = json.loads(kept.read_text())
         return words, Marks(*marks)

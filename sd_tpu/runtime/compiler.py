@@ -1,4 +1,4 @@
-"""What the compiler is told, by platform and dtype."""
+"""Options of the compiler, by platform and dtype."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ ADVANCE_OPTIONS = {
 
 
 def compiler_options(platform: str, dtype: Any, *, advance: bool = False) -> dict[str, Any]:
-    """Those for a program of networks in this dtype; `advance` has some of its own."""
+    """Return the options for a program of networks in this dtype; `advance` has more of them."""
     options = dict(ADVANCE_OPTIONS.get(platform, {})) if advance else {}
     if platform == "cpu":
         narrow = jnp.dtype(dtype) == jnp.bfloat16

@@ -43,7 +43,7 @@ def has_bfloat16() -> bool:
 
 @cache
 def seconds_of_product(dtype: str) -> float:
-    """The least that a product takes on the CPU, of a few; a fraction of a second is spent."""
+    """Return the seconds that a product takes on the CPU: the least of a few."""
 
     def product(a: Array, b: Array) -> Array:
         return jnp.matmul(a, b, preferred_element_type=jnp.float32)

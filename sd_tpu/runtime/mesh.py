@@ -18,7 +18,7 @@ CONTAINER = Path("/sys/fs/cgroup/memory.max")  # bytes, where Linux bounds those
 
 
 def make_mesh(devices: int | None = None) -> Mesh:
-    """A mesh of this process's first `devices` devices, or of all of them.
+    """Return a mesh of this process's first `devices` devices, or of all of them.
 
     Raises:
         ValueError: there are fewer devices than asked for.

@@ -28,14 +28,14 @@ class LatentPreview:
     """Latents [h, w, C] -> a small picture of them, each latent with its neighbours a square patch."""
 
     def __init__(self, weights: Float[np.ndarray, "features pixels"]):
-        """Takes what `fit` found."""
+        """Take the weights that `fit` found."""
         self._weights = weights.astype(np.float32)
 
     @classmethod
     def fit(
         cls, latents: Float[np.ndarray, "n h w C"], pictures: UInt8[np.ndarray, "n H W 3"]
     ) -> "LatentPreview":
-        """The map that comes closest to what the decoder made, by ridge regression."""
+        """Fit the map to pictures that the decoder made of latents, by ridge regression."""
         count, h, w, _ = latents.shape
         side = max(1, pictures.shape[1] // h // SHRINK)
         within = pictures.shape[1] // (h * side)  # pixels of the picture along one of a preview's
@@ -46,7 +46,7 @@ class LatentPreview:
         return cls(np.linalg.solve(square, features.T @ pixels))
 
     def __call__(self, latents: Float[np.ndarray, "h w C"]) -> UInt8[np.ndarray, "H W 3"]:
-        """The preview; what is no number is black."""
+        """Return the preview of latents; NaNs are black."""
         h, w, _ = latents.shape
         side = round((self._weights.shape[1] / 3) ** 0.5)
         pixels = np.nan_to_num(_features(latents) @ self._weights).clip(0, 255).round()

@@ -62,7 +62,7 @@ class Programs:
         guided: bool = True,
         stacked: bool = False,
     ):
-        """Prepares the programs; the first call of each compiles it.
+        """Prepare the programs; the first call of each compiles it.
 
         Args:
             model: the networks.
@@ -121,7 +121,7 @@ class Programs:
         return result
 
     def device(self, slot: int) -> int:
-        """The number of the mesh's device that a slot is on."""
+        """Return the number of the device that a slot is on."""
         return slot // (self.slots // self.mesh.size)
 
     def empty(self) -> Slots:
@@ -131,12 +131,15 @@ class Programs:
     def encode(
         self, params: Params, slots: Slots, entering: Mapping[int, SlotInputs | None]
     ) -> Slots:
-        """Puts images into the slots with these numbers; None vacates one. Donates `slots`."""
+        """Put images into the slots with these numbers; None vacates one. Donates `slots`."""
         return self._call("encode", params, slots, self.gather(entering))
 
     def gather(self, entering: Mapping[int, SlotInputs | None]) -> SlotInputs:
-        """What the compiled `encode` takes of these images, divided over the devices; raises
-        ValueError for one with guidance where none may be."""
+        """Return the arguments of the compiled `encode` for these images, divided over the devices.
+
+        Raises:
+            ValueError: an image has guidance and the programs are compiled without.
+        """
         if not self._guided and any(
             slot_inputs and GUIDED in slot_inputs.kinds for slot_inputs in entering.values()
         ):
@@ -145,7 +148,7 @@ class Programs:
         return jax.device_put(stacked, split(self.mesh))
 
     def advance(self, params: Params, slots: Slots, n: int | np.ndarray) -> Slots:
-        """Takes up to n rows in every live slot, or n [S] in each. Donates `slots`."""
+        """Take up to n rows in every live slot, or n [S] in each. Donates `slots`."""
         rows = jax.device_put(np.full(self.slots, n, np.int32), split(self.mesh))
         return self._call("advance", params, slots, rows)
 
@@ -158,8 +161,10 @@ class Programs:
     def unsafe(
         self, params: Params, pictures: Mapping[int, UInt8[np.ndarray, "H W 3"]]
     ) -> set[int]:
-        """The slots whose pictures the model's safety checker, which not all have, flags as not
-        safe for work."""
+        """Return the slots whose pictures the model's safety checker flags as not safe for work.
+
+        A model without a checker flags none.
+        """
         if not (pictures and self.model.checks_safety):
             return set()
         shape = next(iter(pictures.values())).shape
@@ -243,11 +248,11 @@ class ImageEncoder:
         device: Callable[[int], int],
         whose: Mapping[int, Hashable] = MappingProxyType({}),
     ) -> dict[int, SlotInputs | None]:
-        """The entries with what they take of their pictures in place of these.
+        """Encode pictures of slot inputs, and return the inputs with latents in their place.
 
         Args:
             params: as the programs take them.
-            entries: by slot.
+            entering: slot inputs by slot.
             device: of a slot, by whose parameters its pictures are encoded.
             whose: tells the parameters of a device from others, between calls; by default nothing
                 does, and nothing is kept.
@@ -271,7 +276,7 @@ class ImageEncoder:
         }
 
     def _keep(self, used: Mapping[Key, np.ndarray]) -> None:
-        """Keeps encodings as what was used last, as far as there is room."""
+        """Keep the encodings that were used last, as far as there is room."""
         self._kept = {**{key: one for key, one in self._kept.items() if key not in used}, **used}
         excess = sum(one.nbytes for one in self._kept.values()) - KEPT_BYTES
         while excess > 0:
@@ -280,7 +285,7 @@ class ImageEncoder:
     def _encode(
         self, params: Params, waiting: Mapping[Key, tuple[int, np.ndarray]]
     ) -> dict[Key, np.ndarray]:
-        """What pictures are encoded as by their devices, in turns of one for each."""
+        """Encode pictures on their devices, one a device at a time."""
         where, found = split(self._mesh), {}
         queues = [
             [(key, image) for key, (device, image) in waiting.items() if device == number]
@@ -305,7 +310,7 @@ class ImageEncoder:
 def _over_devices(
     function: Callable, mesh: Mesh, specs, *, dtype, stacked: bool, donate=(), advance: bool = False
 ):
-    """A function of parameters and each device's share of the rest, to be compiled."""
+    """Compile a function of parameters and each device's share of the other arguments."""
 
     def called(params, *arguments):
         if stacked:

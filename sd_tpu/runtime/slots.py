@@ -71,12 +71,13 @@ class Slots:
 
 @dataclasses.dataclass(frozen=True)
 class StartImage:
-    """What an image begins with besides noise.
+    """The start of an image, besides noise.
 
     Attributes:
-        pictures: that are to be encoded, [H, W, 3] as `signed` takes them: START_PICTURE is the
-            start, MASKED_PICTURE what is kept of it, for models that take masks.
-        under_noise: whether it begins with the start picture under noise; else with noise alone.
+        pictures: to be encoded, [H, W, 3] as `signed` takes them: START_PICTURE is the start, and
+            MASKED_PICTURE the part of it that is kept, for models that take masks.
+        under_noise: whether the image begins with the start picture under noise; else with noise
+            alone.
         keep_mask: as in `Slots`, or 0.
         mask_channels: the mask [h, w, 1] for such models, 1 where they draw; or 0.
     """
@@ -95,14 +96,14 @@ class StartImage:
         mask: np.ndarray | None,
         strength: float,
     ) -> "StartImage | None":
-        """What a model takes of a start picture; None if that is nothing.
+        """Return a model's start for a picture and a mask; None if there is nothing to start with.
 
         Args:
-            model: which; one that is told of masks draws all where there is none.
+            model: a model that takes masks draws everything where there is none.
             latent_shape: (h, w, C).
             image: [H, W, 3] as `signed` takes it, or None.
             mask: float32 [H, W], 1 where something is drawn anew, or None for everywhere.
-            strength: at 1 what a mask lets draw anew begins with noise alone, as in diffusers.
+            strength: at 1 the masked part begins with noise alone, as in diffusers.
         """
         if image is None and not model.mask_channels:
             return None
@@ -125,7 +126,7 @@ class StartImage:
 
 
 def signed(image: Shaped[np.ndarray, "H W 3"]) -> Float[np.ndarray, "H W 3"]:
-    """A picture as autoencoders take it, float32 in [-1, 1], where it may still be uint8."""
+    """Return a picture as autoencoders take it, float32 in [-1, 1]; it may be uint8 before."""
     return 2 * (image.astype(np.float32) / 255) - 1 if image.dtype == np.uint8 else image
 
 
@@ -142,12 +143,12 @@ def _drawn_latents(mask: Float[np.ndarray, "H W"], scale: int) -> Float[np.ndarr
 @no_type_check  # likewise
 @flax.struct.dataclass
 class SlotInputs:
-    """An image as it enters a slot, in NumPy's arrays; or, by `stack_entries`, all that enter.
+    """Inputs of an image that enters a slot, in NumPy's arrays; or, stacked, of all that enter.
 
-    The first latents are start + spread * noise: pure noise from a seed (start 0), latents that
-    were given (spread 0), or a picture under noise. Then `start` is the share of its latents until
-    `encoded` puts these in, and the noise too where it is not the key's. `pictures` holds all that
-    is to be encoded.
+    The first latents are start + spread * noise: pure noise from a seed (start 0), given latents
+    (spread 0), or a picture under noise. In the last case `start` is the factor of its latents
+    until `encoded` puts these in, and the noise too where it is not the key's. `pictures` holds all
+    that is to be encoded.
     """
 
     inputs: PyTree  # as the family's `prompt_inputs` returns them
@@ -187,7 +188,7 @@ class SlotInputs:
         control_start: float = 0.0,
         control_stop: float = 1.0,
     ) -> Self:
-        """One image, with arrays of their own length.
+        """Return the inputs of one image, with arrays of their own length.
 
         Args:
             table: of R rows.
@@ -195,16 +196,16 @@ class SlotInputs:
             guidance: the scale.
             key: [2] u32, of all noise.
             latents: [h, w, C], first latents of unit variance in place of the key's noise.
-            start_image: what it begins with besides noise.
+            start_image: the start of the image, besides noise.
             reference: a reference picture, uint8 [S, S, 3].
-            guidance_start: this and the next two as `row_kinds` takes them.
-            guidance_stop: see there.
-            cache_interval: see there.
-            guidance_rescale: as `_guided` takes it.
-            control_scale: this and the next two as `control_strength` takes them; models that are
-                not steered take nothing of it.
-            control_start: see there.
-            control_stop: see there.
+            guidance_start: `start` of `row_kinds`.
+            guidance_stop: `stop` of `row_kinds`.
+            cache_interval: `interval` of `row_kinds`.
+            guidance_rescale: the `rescale` of `_guided`.
+            control_scale: `scale` of `control_strength`; it and the next two only matter to models
+                with a ControlNet.
+            control_start: `start` of `control_strength`.
+            control_stop: `stop` of `control_strength`.
 
         Raises:
             ValueError: the table is longer than MAX_ROWS.
@@ -251,7 +252,7 @@ class SlotInputs:
         )
 
     def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
-        """The same with what some of its pictures were encoded as: latents [h, w, C], tokens."""
+        """Return the inputs with pictures replaced by their latents [h, w, C] or tokens."""
         left = {name: picture for name, picture in self.pictures.items() if name not in latents}
         slot_inputs = self.replace(pictures=left or None)
         if START_PICTURE in latents:
@@ -281,8 +282,10 @@ def stack_slot_inputs(
     latent_shape: tuple[int, int, int],
     entering: Mapping[int, SlotInputs | None],
 ) -> SlotInputs:
-    """What `encode_slots` takes: images for the slots with these numbers, None to vacate one. The
-    other slots are left alone."""
+    """Stack inputs of the slots with these numbers for `encode_slots`.
+
+    None vacates a slot. The other slots are left alone.
+    """
 
     def zeros(*shape, dtype=np.float32):
         return np.zeros((count, *shape), dtype)
@@ -351,7 +354,7 @@ def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) ->
 
 
 def encode_slots(model: Model, params: Params, slots: Slots, entering: SlotInputs) -> Slots:
-    """Fills the fresh slots: conditions, first latents, table; leaves the others alone."""
+    """Fill the fresh slots with conditions, first latents and tables; leave the others alone."""
     occupied = entering.fresh & (entering.end > 0)
     order = jnp.argsort(~occupied, stable=True)
 
@@ -398,12 +401,13 @@ def advance_slots(
     group: int,
     guided: bool = True,
 ) -> Slots:
-    """Takes up to n rows in every live slot, or n [S] in each, in groups of `lanes_of` evaluations
-    of the model.
+    """Take up to n rows in every live slot, or n [S] in each.
 
-    A slot that takes none stays as it is and costs nothing. A guided row takes two evaluations,
-    one of each text; one without guidance takes only the prompt's, so twice as many of those share
-    a group; a forecast one takes none. Slots are packed anew wherever one of them stops or its rows
+    The model is evaluated in groups of `lanes_of` evaluations.
+
+    A slot that takes none stays as it is and costs nothing. A guided row takes two evaluations, one
+    of each text; one without guidance takes only the prompt's, so twice as many of those share a
+    group; a forecast one takes none. Slots are packed anew wherever one of them stops or its rows
     change their kind, so the number of groups that run is the least possible. A slot's result does
     not depend on which others it is grouped with.
 
@@ -460,7 +464,7 @@ def _in_groups(
     group: int,
     width: int,
 ) -> Slots:
-    """Takes n rows in the slots that are `alone` or `guided`, and in no others."""
+    """Take n rows in the slots that are `alone` or `guided`, and in no others."""
     order = jnp.argsort(jnp.where(guided, 0, jnp.where(alone, 1, 2)), stable=True)
     guided_groups = -(-guided.sum() // group)
     groups = guided_groups + -(-alone.sum() // width)
@@ -488,7 +492,7 @@ def _in_groups(
 
 
 def _forecast(slots: Slots, skipped: Bool[Array, " S"], n) -> Slots:
-    """Takes n rows in the slots that skip evaluations, and in no others."""
+    """Take n rows in the slots that skip evaluations, and in no others."""
 
     def one(_, slots):
         row = _next_row(slots)
@@ -511,8 +515,10 @@ def row_kinds(
     stop: float = 1.0,
     interval: int = 1,
 ) -> Int32[np.ndarray, " R"]:
-    """What each row of a table evaluates: both texts (GUIDED), the prompt ALONE, or nothing, where
-    the model's output is FORECAST.
+    """Return the kind of each row of a table, by the evaluations that it takes.
+
+    Rows evaluate both texts (GUIDED), the prompt ALONE, or nothing, where the model's output is
+    FORECAST.
 
     Guidance in an interval: Kynkaanniemi et al. 2024, https://arxiv.org/abs/2404.07724.
 
@@ -523,8 +529,8 @@ def row_kinds(
         stop: the share of its steps after which guidance ends. As in diffusers' guiders both are
             rounded down to whole steps; all rows of a step are alike.
         interval: every so many rows the model is evaluated. So it is in the first two rows of all,
-            and in those in which guidance has begun or ended, as nothing before them says where
-            its outputs go.
+            and in those in which guidance has begun or ended, as nothing before them says where its
+            outputs go.
     """
     steps, rows = table.step[-1] + 1, np.arange(len(table.step))
     inside = (table.step >= int(start * steps)) & (table.step < int(stop * steps))
@@ -585,7 +591,7 @@ def _moved(
     newest: Float[Array, "S h w C"],
     out: Float[Array, "S h w C"],
 ) -> Slots:
-    """The affine update of a row, of its h and of what says the clean latents with x."""
+    """Apply the affine updates of a row to x, to its h and to the estimate of the clean latents."""
     x = slots.latents
     history = jnp.concatenate([newest[:, None], slots.history[:, :-1]], axis=1)
     keys = jax.vmap(jax.random.fold_in)(slots.key, slots.row)
@@ -600,8 +606,10 @@ def _moved(
 
 
 def _kept(lanes: Slots, latents: Float[Array, "lanes h w C"]) -> Float[Array, "lanes h w C"]:
-    """Latents after a row with those of a picture put back in where they are kept, under as much
-    noise (Lugmayr et al. 2022, arXiv:2201.09865, without its resampling)."""
+    """Put the latents of a start picture back in where they are kept, under as much noise.
+
+    Lugmayr et al. 2022, arXiv:2201.09865, without its resampling.
+    """
     after = jnp.take_along_axis(lanes.levels, lanes.row[:, None, None], axis=1, mode="clip")[:, 0]
     alpha, sigma = (_column(after[:, i], latents) for i in range(2))
     noised = alpha * lanes.init_latents + sigma * lanes.noise
@@ -637,7 +645,7 @@ def decode_slots(
 def preview_slots(
     model: Model, params: Params, latents: Float[Array, "S h w C"], wanted: Bool[Array, " S"]
 ) -> UInt8[Array, "S half_H half_W 3"]:
-    """The same by the model's previewer, with sides half as long if they are even."""
+    """Return previews by the model's previewer where they are wanted, at half size if that is even."""
 
     def draw(latent):
         image = jnp.clip(model.preview(params, latent), -1, 1)
@@ -667,19 +675,19 @@ def encode_images(
     images: Shaped[Array, "n H W 3"],
     wanted: Bool[Array, " n"],
 ) -> jax.Array:
-    """What each picture is encoded as where it is wanted; zeros elsewhere."""
+    """Encode pictures where they are wanted; return zeros elsewhere."""
     return _where_wanted(partial(encode, params), images, wanted)
 
 
 def _where_wanted(
     draw: Callable[[jax.Array], jax.Array], inputs: jax.Array, wanted: Bool[Array, " n"]
 ) -> jax.Array:
-    """What is drawn of each, one after the other; zeros where nothing is wanted."""
+    """Draw each wanted element, one after the other; return zeros elsewhere."""
     return lax.map(lambda one: only_if(one[0], draw, one[1]), (wanted, inputs))
 
 
 def gaussian(key: UInt32[Array, "2"], shape: tuple[int, int, int]) -> Float[Array, "h w C"]:
-    """Standard normal latents (h, w, C), drawn as (C, h, w): the order of diffusers' latents."""
+    """Draw standard normal latents (h, w, C) as (C, h, w): the order of diffusers' latents."""
     h, w, channels = shape
     return jax.random.normal(key, (channels, h, w), jnp.float32).transpose(1, 2, 0)
 

@@ -42,7 +42,7 @@ class DeviceWeights:
         return NamedSharding(Mesh(self._mesh.devices.flat[list(devices)], (AXIS,)), REPLICATED)
 
     def numbers(self, sharding: NamedSharding) -> list[int]:
-        """The devices of a sharding that `on` made."""
+        """Return the numbers of the devices of a sharding that `on` made."""
         order = {device: number for number, device in enumerate(self._mesh.devices.flat)}
         return [order[device] for device in sharding.mesh.devices.flat]
 
@@ -57,7 +57,7 @@ class DeviceWeights:
         )
 
     def put(self, device: int, name: Hashable, params: Params) -> None:
-        """Gives a device a copy of parameters, in place of what it holds under that name.
+        """Copy parameters to a device, in place of those that it holds under that name.
 
         Args:
             device: from 0.
@@ -73,7 +73,7 @@ class DeviceWeights:
         )
 
     def record(self, device: int, name: Hashable, params: Params) -> None:
-        """Takes down parameters that lie on a device already.
+        """Record parameters that lie on a device already.
 
         Args:
             device: from 0.
@@ -87,22 +87,22 @@ class DeviceWeights:
         )
 
     def drop(self, device: int, name: Hashable) -> None:
-        """Gives up what a device holds under this name, if there is any."""
+        """Drop the parameters that a device holds under this name, if there are any."""
         self._placed[device].pop(name, None)
         self._together = {
             names: params for names, params in self._together.items() if names[device] != name
         }
 
     def of(self, device: int, name: Hashable) -> Params | None:
-        """What a device holds under this name: arrays [1, ...] on it; None if there is nothing."""
+        """Return the parameters [1, ...] that a device holds under this name, or None."""
         return self._placed[device].get(name)
 
     def names(self, device: int) -> list[Hashable]:
-        """Of what a device holds, the oldest first."""
+        """Return the names of a device's parameters, the oldest first."""
         return list(self._placed[device])
 
     def together(self, names: Sequence[Hashable]) -> Params:
-        """The tree for `Programs(stacked=True)`: arrays [D, ...], assembled without a copy.
+        """Return the tree for `Programs(stacked=True)`: arrays [D, ...], assembled without a copy.
 
         Args:
             names: of what each device is to use, by its number; all of one architecture.
@@ -177,7 +177,7 @@ def _padded(delta: Delta) -> Delta:
 
 
 def digest(params: Params) -> str:
-    """The SHA-256 of parameters with their names, types and shapes, wherever they lie."""
+    """Return the SHA-256 of parameters with their names, types and shapes, wherever they lie."""
     found = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         found.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape} ".encode())

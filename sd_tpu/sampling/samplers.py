@@ -70,7 +70,7 @@ def _steps(moves: Moves, begin: int) -> Iterator[tuple[int, tuple[Level, Level]]
 
 
 def _toward(here: Level, there: Level, eta: float = 0.0) -> tuple[float, float, float]:
-    """a, b, s of x = a * x + b * x0 + s * noise, exact if x0 stays what it is on the way.
+    """Return a, b, s of x = a * x + b * x0 + s * noise, exact for a constant x0.
 
     DDIM's step, Song et al. 2020 (https://arxiv.org/abs/2010.02502), eq. 12; eta is the share of
     fresh noise, 0 for none and 1 for ancestral sampling. Written with x0 it holds at any scale of
@@ -189,13 +189,16 @@ def _lms(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
 
 
 def _width(move: tuple[Level, Level]) -> float:
-    """The h of the DPM-Solver papers."""
+    """Return the h of the DPM-Solver papers."""
     return move[1].log_snr - move[0].log_snr
 
 
 def _order(moves: Moves, begin: int, i: int, schedule: NoiseSchedule, most: int) -> int:
-    """The order a multistep method takes step i with: less at the start, and in short runs at the
-    end, and 1 if the last step goes all the way or nowhere."""
+    """Return the order of a multistep method's step i.
+
+    It is less at the start, and in short runs at the end, and 1 if the last step goes all the way
+    or nowhere.
+    """
     (here, there), left = moves[i], len(moves) - i
     if there.sigma == 0 or math.isclose(here.sigma, there.sigma):
         return 1
@@ -284,7 +287,7 @@ def _deis(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Sampler:
-    """What is known about a sampler; its `spacings` begin with diffusers' default."""
+    """A sampler; its `spacings` begin with diffusers' default."""
 
     label: str
     scheduler: str  # diffusers' class
@@ -405,7 +408,7 @@ def make_table(
     eta: float | None = None,
     begin: int = 0,
 ) -> Table:
-    """The table for `steps` steps of the sampler with this key of SAMPLERS.
+    """Return the table for `steps` steps of the sampler with this key of SAMPLERS.
 
     Without `spacing` it is the checkpoint's, or else the sampler's first. `eta` is a share of fresh
     noise, 0 to 1: of DDIM, by default 0, and of TCD, by default 0.3. What is taken are the steps
@@ -474,9 +477,11 @@ def _columns(row: Row, history: str) -> list[float]:
 
 
 def with_forecasts(table: Table, skipped: Bool[np.ndarray, " R"]) -> Table:
-    """The same, where the model is evaluated in all rows but those that are skipped. Their h is on
-    the line in t through those of the last two rows before that are not; farther than REACH from
-    the last, or where both have the same t, as in PLMS, it is that of the last.
+    """Return the table with the model's output forecast in skipped rows.
+
+    Their h is on the line in t through those of the last two rows before that are evaluated;
+    farther than REACH from the last, or where both have the same t, as in PLMS, it is that of the
+    last.
 
     It is TaylorSeer's of order 1 (Liu et al. 2025, https://arxiv.org/abs/2503.06923), of the
     sampler's history instead of features inside the model (decision 0018).
@@ -493,12 +498,12 @@ def with_forecasts(table: Table, skipped: Bool[np.ndarray, " R"]) -> Table:
 
 
 def spacing_taken(sampler: str, schedule: NoiseSchedule, spacing: str | None) -> str:
-    """The spacing of the steps where a sampler of SAMPLERS is asked for this one, or for none."""
+    """Return the spacing that a sampler of SAMPLERS takes, if asked for this one or for none."""
     return _spacings(SAMPLERS[sampler], schedule, spacing)[0]
 
 
 def _spacings(method: Sampler, schedule: NoiseSchedule, spacing: str | None) -> tuple[str, str]:
-    """The spacing to take, and the spacing of timesteps that it is or rests on."""
+    """Return the spacing to take, and the spacing of timesteps that it is or rests on."""
     times = schedule.config.timestep_spacing
     if times not in method.spacings:
         times = method.spacings[0]
@@ -513,7 +518,7 @@ def _spacings(method: Sampler, schedule: NoiseSchedule, spacing: str | None) -> 
 
 
 def default_sampler(scheduler_config: dict[str, Any]) -> tuple[str, str | None]:
-    """The key and the spacing that a checkpoint's `scheduler_config.json` asks for.
+    """Return the sampler's key and the spacing that a `scheduler_config.json` asks for.
 
     The spacing is None where the config leaves it to the sampler.
 

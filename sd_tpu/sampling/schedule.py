@@ -64,7 +64,7 @@ class NoiseSchedule:
 
     @classmethod
     def from_config(cls, scheduler_config: dict[str, Any]) -> Self:
-        """Reads diffusers' `scheduler_config.json`.
+        """Read diffusers' `scheduler_config.json`.
 
         Raises:
             CheckpointError: a value is unknown, or asks for what a table cannot hold.
@@ -97,7 +97,7 @@ class NoiseSchedule:
         return np.sqrt((1 - signal) / signal)
 
     def level(self, t: float, alpha: float, sigma: float) -> Level:
-        """The level x = alpha * x0 + sigma * eps. All that prediction types differ in is here."""
+        """Return the level x = alpha * x0 + sigma * eps, by the prediction type."""
         c_in = 1 / math.hypot(alpha, sigma)
         match self.config.prediction_type:
             case "epsilon":
@@ -110,20 +110,23 @@ class NoiseSchedule:
         return Level(float(t), alpha, sigma, c_in, p, q)
 
     def level_at(self, t: int) -> Level:
-        """The level of a training timestep, at unit variance."""
+        """Return the level of a training timestep, at unit variance."""
         signal = float(self.alphas_cumprod[t])
         return self.level(t, math.sqrt(signal), math.sqrt(1 - signal))
 
     def timestep(self, sigma: np.ndarray | float) -> np.ndarray | float:
-        """The fractional training timestep of a noise level, by interpolating log sigma."""
+        """Return the fractional training timestep of a noise level, by interpolating log sigma."""
         return np.interp(np.log(sigma), np.log(self.sigmas), np.arange(len(self.sigmas)))
 
 
 def _heeded(config: dict[str, Any]) -> dict[str, Any]:
-    """A scheduler's config without what its class does not know: diffusers writes what it has read,
-    so that a checkpoint whose scheduler was exchanged carries settings of the one before. How the
-    noise was scaled at training (`rescale_betas_zero_snr`) counts whichever class says so, also
-    where diffusers' passes over it: any sampler may be chosen for the model."""
+    """Return a scheduler's config without the values that its class does not know.
+
+    diffusers writes all that it has read, so a checkpoint whose scheduler was exchanged carries
+    settings of the one before. How the noise was scaled at training (`rescale_betas_zero_snr`)
+    counts whichever class says so, also where diffusers' passes over it: any sampler may be chosen
+    for the model.
+    """
     name = str(config.get("_class_name") or "").removeprefix("Flax")
     unknown = {
         setting for setting, classes in TAKEN_BY.items() if name and not name.startswith(classes)
@@ -154,7 +157,7 @@ def _betas(config: SchedulerConfig) -> np.ndarray:
 
 
 def _timesteps(schedule: NoiseSchedule, steps: int, times: str, points: int) -> np.ndarray:
-    """The timesteps, falling, that `steps` steps begin at, out of `points` on the whole way."""
+    """Return the falling timesteps at which `steps` steps begin, of `points` on the whole way."""
     total = len(schedule.alphas_cumprod)
     match times:
         case "leading":
@@ -167,7 +170,10 @@ def _timesteps(schedule: NoiseSchedule, steps: int, times: str, points: int) -> 
 
 
 def _sigmas_between(first: float, last: float, steps: int, spacing: str) -> np.ndarray:
-    """A geometric series, or Karras et al. 2022 (https://arxiv.org/abs/2206.00364), eq. 5."""
+    """Return a geometric series, or the sigmas of Karras et al. 2022, eq. 5.
+
+    https://arxiv.org/abs/2206.00364
+    """
     if spacing == "exponential":
         return np.geomspace(first, last, steps)
     return np.linspace(first ** (1 / 7), last ** (1 / 7), steps) ** 7
@@ -195,8 +201,10 @@ def ancestral(schedule, steps, spacing, times) -> Moves:
 
 
 def distilled(schedule, steps, spacing, times, *, sampler, to_first=False) -> Moves:
-    """A selection of the timesteps that a consistency model was distilled at. The last step leads
-    to the clean image, or to the first timestep."""
+    """Select from the timesteps that a consistency model was distilled at.
+
+    The last step leads to the clean image, or to the first timestep.
+    """
     total, original = len(schedule.alphas_cumprod), schedule.config.original_inference_steps
     if not steps <= original <= total:
         raise SentenceError(

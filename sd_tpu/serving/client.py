@@ -467,7 +467,9 @@ def open_models(
     ip_adapters: Sequence[str | Path] = (),
     image_encoder: str | Path | None = None,
 ) -> tuple[Catalog, Adapters]:
-    """Finds the models of a server, and what prompts may use beside them; reads no parameters.
+    """Find the models of a server, and the LoRAs and embeddings beside them.
+
+    No parameters are read.
 
     Args:
         model: folder, single file or hub id, or the name of one in `models`.
@@ -480,10 +482,10 @@ def open_models(
         max_pixels: of a picture that is drawn at once; by default four times those its model was
             trained on.
         token_downsampling: as `Checkpoint.open` takes it.
-        decoder: folder or hub id of a tiny autoencoder for the models of one family, which its
-            name says; else for those of the first model's.
-        decoder_for: what it draws: "previews", or "pictures" as well, whose start pictures it
-            then encodes.
+        decoder: folder or hub id of a tiny autoencoder for the models of one family, which its name
+            says; else for those of the first model's.
+        decoder_for: what it draws: "previews", or "pictures" as well, whose start pictures it then
+            encodes.
         prediction_type: of this model, as `Checkpoint.open` takes it.
         zero_snr: likewise.
         lora_dir: as `Adapters` takes it, like the next two.

@@ -158,7 +158,7 @@ class Engine(EngineClient):
         dtype: str | None = None,
         **options: Unpack[ModelOptions],
     ) -> Self:
-        """Loads a checkpoint and starts an engine for it.
+        """Load a checkpoint and start an engine for it.
 
         >>> with Engine.open() as engine:
         ...     (cat,) = engine.draw("a cat")
