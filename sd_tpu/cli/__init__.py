@@ -22,7 +22,7 @@ INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code; what went wrong is one sentence on stderr."""
+    """Run a command and return its exit code; an error is one sentence on stderr."""
     args = _parsed(sys.argv[1:] if arguments is None else arguments)
     try:
         return args.run(args)

@@ -11,13 +11,13 @@ MAX_DEVICES = 256  # more on one host is a slip of the finger, and each takes me
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags."""
+    """Add the command's flags."""
     parser.set_defaults(run=_devices)
     add_devices_flag(parser)
 
 
 def add_devices_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds `--devices`, the number that `find_devices` takes."""
+    """Add `--devices`, the number that `find_devices` takes."""
     parser.add_argument(
         "--devices",
         type=_count,
@@ -27,7 +27,7 @@ def add_devices_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def find_devices(count: int | None) -> list[jax.Device]:
-    """The first `count` of this process's devices, or all of them; a CPU counts as so many.
+    """Return the first `count` of this process's devices, or all; a CPU counts as so many.
 
     Raises:
         ValueError: there are too few, or none of the platform that JAX was told to use.

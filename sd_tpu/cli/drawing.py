@@ -1,4 +1,4 @@
-"""What the commands that draw have in common: settings as flags, files, and a line of progress."""
+"""Common parts of the commands that draw: settings as flags, files, and a line of progress."""
 
 import argparse
 import sys
@@ -25,7 +25,7 @@ FLAGGED = {name: setting for name, setting in OVERRIDABLE.items() if setting.fla
 
 
 def add_setting_flags(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
-    """Adds a flag for each of these settings."""
+    """Add a flag for each of these settings."""
     for name, setting in settings.items():
         parser.add_argument(
             setting.flag,
@@ -49,7 +49,7 @@ def _metavar(setting: Setting) -> str:
 
 
 def _help(setting: Setting) -> str:
-    """What `--help` says of a flag."""
+    """Return the help of a setting's flag."""
     if setting.name == "seed":
         return f"of the first picture; {RANDOM} draws one (default: 0)"
     default = setting.kind.shown(setting.default) if setting.expert else "the model's"
@@ -65,8 +65,11 @@ def _help(setting: Setting) -> str:
 
 
 def early_defaults(model: str | Path) -> Picture:
-    """The model's defaults as far as they are known before minutes go into loading it: those of a
-    folder, without its size, so that a spacing its sampler lacks is refused at once."""
+    """Return a model's defaults as far as they are known before minutes go into loading it.
+
+    Those of a folder are, except for its size, so that a spacing its sampler lacks is refused at
+    once.
+    """
     folder = expanded(model)
     scheduler = folder / "scheduler" / "scheduler_config.json"
     if not is_file(scheduler):
@@ -77,7 +80,7 @@ def early_defaults(model: str | Path) -> Picture:
 
 
 def take_all(job: Job, take: Callable[[ImageReady], None], line: "ProgressLine") -> bool:
-    """Shows how a job goes and takes its pictures as they come; whether all did."""
+    """Show a job's progress and pass on its pictures as they come; return whether all came."""
     unsafe = False
     try:
         for event in job.events():
@@ -94,7 +97,7 @@ def take_all(job: Job, take: Callable[[ImageReady], None], line: "ProgressLine")
 
 
 def write(file: Path, png: bytes) -> None:
-    """Writes a file and says so."""
+    """Write a file and say so."""
     file.write_bytes(png)
     print(file, flush=True)
 
@@ -113,20 +116,20 @@ def _sentence(event: Event) -> str:
 
 
 class ProgressLine:
-    """A line on stderr: on a terminal the next takes its place, elsewhere it comes below."""
+    """A line on stderr: on a terminal the next text replaces it, elsewhere it comes below."""
 
     def __init__(self):
         self._last = ""
         self._over = sys.stderr.isatty()
 
     def show(self, text: str) -> None:
-        """Shows the text in place of the last; no text changes nothing."""
+        """Show the text in place of the last; no text changes nothing."""
         if text and text != self._last:
             self._last = text
             self._print(f"\r{text}\x1b[K" if self._over else f"{text}\n")
 
     def clear(self) -> None:
-        """Makes room on the terminal for what others print."""
+        """Make room on the terminal for what others print."""
         self._last = ""
         self._print("\r\x1b[K" if self._over else "")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # importing it takes seconds
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what `open_engine` reads."""
+    """Add the flags that `open_engine` reads."""
     add = parser.add_argument_group("model").add_argument
     add(
         "--model",
@@ -150,7 +150,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def open_engine(args: argparse.Namespace) -> "Engine":
-    """The engine that the flags describe. Must come before anything else asks JAX for devices.
+    """Open the engine that the flags describe, before anything else asks JAX for devices.
 
     Raises:
         ValueError: the model cannot be loaded, or the devices or the size are not possible.
@@ -164,7 +164,7 @@ def open_engine(args: argparse.Namespace) -> "Engine":
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say of models, as `serving.client.open_models` takes it; not the dtype."""
+    """Return the flags' options of `serving.client.open_models`, except for the dtype."""
     names = (
         "model",
         "models",
@@ -201,7 +201,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1, as argparse takes it."""
+    """Parse a whole number from 1, as argparse's types do."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} should be a whole number from 1")
     return int(text)

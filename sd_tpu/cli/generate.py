@@ -42,7 +42,7 @@ MAX_LARGER = 8  # times as large as it was
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags; what those of settings hold is for `Request.check`."""
+    """Add the command's flags; `Request.check` checks the values of settings."""
     parser.set_defaults(run=_generate, decoder_for="pictures")  # there are no previews
     add = parser.add_argument
     add(
@@ -137,9 +137,11 @@ def _again(
     given: dict[str, Input],
     line: ProgressLine,
 ) -> Request | None:
-    """What draws the pictures again so many times as large, or as near to it as their models can,
-    once they are drawn, and are in what is given; None if that failed. A strength that has been
-    `said` of a prompt is that of its second drawing, unless the first begins with a picture."""
+    """Return a request that draws the pictures again, `times` as large or nearly so.
+
+    They are drawn first, and added to `given`; None if that failed. The strength that was `said` of
+    a prompt is that of its second drawing, unless the first has a start picture.
+    """
 
     def one(index: int, picture: Picture) -> Picture:
         strength = LARGER_STRENGTH
@@ -172,7 +174,7 @@ def _again(
 
 
 def _filled(values: dict[str, Any], catalog: ModelCatalog) -> Request:
-    """The checked request; raises ValueError where there is no prompt for a picture's settings."""
+    """Return the checked request; raises ValueError for overrides without a prompt."""
     request = fill(values, catalog)
     indices = request.indices()
     for index, settings in enumerate(values.get("own", ())):
@@ -182,7 +184,7 @@ def _filled(values: dict[str, Any], catalog: ModelCatalog) -> Request:
 
 
 def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """What each prompt has for itself, by index; raises ValueError for what is no setting."""
+    """Parse each prompt's overrides, by index; raises ValueError for an unknown setting."""
     per_picture = [{} for _ in range(MAX_PROMPTS)]
     for number, name, text in given:
         if not number.isdecimal() or not 1 <= int(number) <= MAX_PROMPTS:
@@ -199,7 +201,7 @@ def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def _take_inputs(settings: dict[str, Any]) -> list[Input]:
-    """The pictures whose files these settings name, which name their content from then on."""
+    """Read the pictures whose files the settings name, and name them by content instead."""
     inputs = []
     for name, path in settings.items():
         if name in OVERRIDABLE and isinstance(OVERRIDABLE[name].kind, Upload) and path:
@@ -211,7 +213,7 @@ def _take_inputs(settings: dict[str, Any]) -> list[Input]:
 def _check_used(
     values: dict[str, Any], per_picture: Sequence[dict[str, Any]], used_anyway: set[str]
 ) -> None:
-    """Raises ValueError for what says how a picture that is handed in is used where there is none."""
+    """Raise ValueError for settings of an input picture that is missing."""
     fitted = any(each.get("control_image") for each in (values, *per_picture))  # by --fit as well
     for section, image in HANDED_IN.items():
         for given in [] if values[image] else [values, *per_picture]:
@@ -236,7 +238,7 @@ def _check_used(
 
 
 def _early(values: dict[str, Any]) -> dict[str, Any]:
-    """What can be checked before a model is loaded: other models and sizes cannot."""
+    """Return the values that can be checked before a model is loaded: not models and sizes."""
     per_picture = [
         {name: value for name, value in settings.items() if name not in ("model", *SIDES)}
         for settings in values["own"][: len(values["prompts"])]
@@ -251,8 +253,10 @@ def _save(
     line: ProgressLine,
     sizes: Mapping[int, tuple[int, int]],
 ) -> int:
-    """Writes the pictures as they come and the grid at the end; returns the exit code. `sizes` are
-    those of the pictures which these are larger than, by index."""
+    """Write the pictures as they come and the grid at the end; return the exit code.
+
+    `sizes` are those of the pictures which these are larger than, by index.
+    """
     request = job.request
     pictures: list[np.ndarray | None] = [None] * len(request.prompts)
 

@@ -25,7 +25,7 @@ _OF_JOURNEY = {
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags; what those of settings hold is for `Request.check`."""
+    """Add the command's flags; `Request.check` checks the values of settings."""
     parser.set_defaults(run=_journey, decoder_for="pictures")  # there are no previews
     add = parser.add_argument
     add(

@@ -6,7 +6,7 @@ from sd_tpu.sampling.samplers import SAMPLERS
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds nothing: it has none."""
+    """Add no flags: the command has none."""
     parser.set_defaults(run=_samplers)
 
 

@@ -31,7 +31,7 @@ or the password of basic authentication."""
 
 
 def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
-    """The application for an engine, served to whom `access` admits; described at /docs."""
+    """Return the application for an engine, served to whom `access` admits; described at /docs."""
     api = fastapi.FastAPI(title="sd_tpu", version=VERSION, description=_DESCRIPTION, redoc_url=None)
     api.include_router(health.make_router(engine, access), tags=["Health"])
     kept, admitted = openai.Kept(), [fastapi.Depends(access.admit)]
@@ -79,7 +79,7 @@ def _refuse_http(_: fastapi.Request, error: HTTPException) -> JSONResponse:
 
 
 def told(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """An answer that says what is wrong, where clients of either API look for it."""
+    """Return an error response with the sentence where clients of either API look for it."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {"message": sentence, "type": kind, "param": None, "code": None}
     return JSONResponse({"error": error, "detail": sentence}, status, headers)

@@ -258,7 +258,7 @@ Client = Annotated[str, Depends(client_of)]
 
 
 def make_router(engine: EngineClient) -> fastapi.APIRouter:
-    """The routes for an engine."""
+    """Return the routes for an engine."""
     router, clients = fastapi.APIRouter(), _Clients(engine)
     _offer_drawing(router, engine, clients)
     _offer_lists(router, engine)
@@ -278,7 +278,7 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
 
     @router.get("/memory")
     async def memory() -> dict:
-        """Of the server's machine, in bytes."""
+        """Return the memory of the server's machine, in bytes."""
         ram = psutil.virtual_memory()
         return {
             "ram": {"free": ram.available, "used": ram.total - ram.available, "total": ram.total},
@@ -289,7 +289,7 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
 
 
 def make_control_router(engine: EngineClient) -> fastapi.APIRouter:
-    """The routes of A1111's extension ControlNet for an engine."""
+    """Return the routes of A1111's extension ControlNet for an engine."""
     router = fastapi.APIRouter()
 
     @router.get("/version")
@@ -359,7 +359,7 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
 
     @router.post("/interrupt")
     async def interrupt(client: Client) -> dict:
-        """Ends the client's first request, which is answered with what is finished."""
+        """End the client's first request, which is answered with the finished pictures."""
         for task in clients.tasks(client)[:1]:
             task.interrupted = True
             task.stop()
@@ -420,7 +420,7 @@ def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
 
     @router.get("/upscalers")
     async def upscalers() -> list[dict]:
-        """Those of hires fix."""
+        """List the upscalers of hires fix."""
         return [
             {"name": name, "model_name": None, "model_path": None, "model_url": None, "scale": 4}
             for name in UPSCALERS
@@ -471,7 +471,7 @@ class _Task:
     async def draw(
         self, engine: EngineClient, visitor: fastapi.Request, client: str
     ) -> list[bytes]:
-        """The PNG files, or those that were finished when it was interrupted."""
+        """Draw the PNG files, or those that are finished when it is interrupted."""
 
         def has_drawn(request: Request, inputs: Sequence[Input]) -> AsyncIterator[Event]:
             return drawn(
@@ -497,7 +497,7 @@ class _Task:
         return files
 
     async def _take(self, events: AsyncIterator[Event]) -> tuple[dict[int, np.ndarray], Event]:
-        """The pictures by index, and how it ended."""
+        """Return the pictures by index, and the event that ended the job."""
         self._progress, made = Progress(0, self.picture.steps, {}), {}
         async for event in events:
             match event:
@@ -512,7 +512,7 @@ class _Task:
     def _again(
         self, request: Request, made: Mapping[int, np.ndarray]
     ) -> tuple[Request, list[Input]]:
-        """What draws pictures again, larger, and what they begin with."""
+        """Return the request for larger pictures, and the start pictures that it names."""
         starts = [Input.of_pixels(made[index]) for index in request.indices()]
         again = [
             dataclasses.replace(self._hires.again(picture), init_image=start.name)
@@ -521,12 +521,12 @@ class _Task:
         return Request(tuple(again)), starts
 
     def stop(self) -> None:
-        """Ends the batch that is drawn."""
+        """End the batch that is drawn."""
         if self._job:
             self._job.cancel()
 
     def told(self) -> dict:
-        """What /progress says of it."""
+        """Return the answer of /progress."""
         share = (self._over + self._progress.step / self._progress.steps) / (
             self._passes * self.batches
         )
@@ -549,7 +549,7 @@ class _Task:
         }
 
     def preview(self) -> str | None:
-        """The picture as it forms: a PNG in base64."""
+        """Return the unfinished picture: a PNG in base64."""
         if self._preview is None:
             return None
         file = BytesIO()
@@ -557,7 +557,7 @@ class _Task:
         return base64.b64encode(file.getvalue()).decode()
 
     def info(self, files: list[bytes]) -> dict:
-        """What A1111 says of the pictures, most of it as each file says it as well."""
+        """Return A1111's info about the pictures, most of which is in each file as well."""
         texts = [read_parameters(file) for file in files]
         made = [parse_parameters(text).pictures[0] for text in texts]
         first = made[0] if made else self.picture
@@ -620,7 +620,7 @@ class _Clients:
         self._tasks: dict[str, list[_Task]] = {}
 
     def options(self, client: str) -> dict[str, Any]:
-        """Those of this client's requests that say nothing of them."""
+        """Return the options of this client's requests that name none."""
         return {MODEL: self._engine.catalog.first, **self._options.get(client, {})}
 
     def remember(self, client: str, options: Mapping[str, Any]) -> None:
@@ -631,7 +631,7 @@ class _Clients:
             self._options.popitem(last=False)
 
     def tasks(self, client: str) -> list[_Task]:
-        """What it has under way, the oldest first."""
+        """Return the client's tasks that are under way, the oldest first."""
         return self._tasks.get(client, [])
 
     @contextlib.contextmanager
@@ -652,8 +652,17 @@ class _Clients:
 def _read(
     given: Mapping[str, Any], begun: bool, engine: EngineClient, remembered: Mapping[str, Any]
 ) -> tuple[_Task, dict[str, Any]]:
-    """What is drawn, which has `begun` as other pictures or not, and the options that it is given
-    beside the client's own; raises RequestError."""
+    """Read a request into a task and the options beside the client's own.
+
+    Args:
+        given: the body.
+        begun: whether pictures have start pictures.
+        engine: draws.
+        remembered: the client's options.
+
+    Raises:
+        RequestError: the request cannot be served.
+    """
     given = {name: value for name, value in given.items() if value is not None}
     units, given["alwayson_scripts"] = take_units(given.get("alwayson_scripts"))
     size, batches = (kind.check(given.get(name, 1), name) for name, kind in _COUNTS.items())
@@ -693,7 +702,7 @@ def _read(
 
 
 def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tuple[str, str]:
-    """The prompt, and the negative one, as each of the styles makes it; raises RequestError."""
+    """Apply each of the styles to the prompt and the negative one; raises RequestError."""
     if not isinstance(styles, list) or len(styles) > MAX_STYLES:
         raise ParameterError(
             "styles should be a list of at most {limit} names, not {value}.",
@@ -714,8 +723,10 @@ def _put_into(styles: Any, values: dict[str, Any], engine: EngineClient) -> tupl
 
 
 def _refuse_absent(given: Mapping[str, Any], begun: bool, sampler: str) -> None:
-    """Raises ParameterError for what would change pictures of this sampler that have `begun` as
-    others or not, and is not here."""
+    """Raise ParameterError for parameters that would change these pictures and are not here.
+
+    `begun` says whether they have start pictures.
+    """
     known = {
         *_SETTINGS,
         *_IDLE,
@@ -788,8 +799,10 @@ def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
 
 
 def _model_called(name: str, known: Sequence[str]) -> str:
-    """The model that A1111 calls so: by its file, perhaps with its folders and a hash behind it;
-    the name itself where that is none or several."""
+    """Return the model that A1111 names by its file, perhaps with folders and a hash behind it.
+
+    Returns the name itself where it is none's or several models'.
+    """
     if name in known:
         return name
     path = HASH.sub("", name).replace("\\", "/")
@@ -807,8 +820,11 @@ def _model_called(name: str, known: Sequence[str]) -> str:
 
 
 def _png_info(image: Any) -> dict:
-    """Reads the text of a picture in base64, and of a grid its first picture's settings, by A1111's
-    names of fields where they cannot be served; raises RequestError if it is no picture."""
+    """Read the text of a picture in base64, and the settings of it or of a grid's first picture.
+
+    Settings that cannot be served have A1111's names of fields. Raises RequestError if it is no
+    picture.
+    """
     text = read_text(file_of(image))
     try:
         parameters = _told(next(filter(None, parse_parameters(text).pictures)))
@@ -818,6 +834,6 @@ def _png_info(image: Any) -> dict:
 
 
 def _told(picture: Picture) -> dict[str, Any]:
-    """The settings by A1111's names, those of a start only where there is one."""
+    """Return the settings by A1111's names, those of a start picture only where there is one."""
     known = _SETTINGS | (_START if picture.init_image else {})
     return {parameter: getattr(picture, name) for parameter, name in known.items()}

@@ -27,7 +27,7 @@ class Access:
     public: bool = False
 
     async def admit(self, visitor: fastapi.Request) -> None:
-        """Raises HTTPException for whoever may not use the APIs; recognizes the others."""
+        """Raise HTTPException for whoever may not use the APIs; recognize the others."""
         if self.keys and not self._key(visitor):
             raise fastapi.HTTPException(
                 401,
@@ -48,18 +48,18 @@ class Access:
         visitor.state.client = f"program {who}"
 
     def _key(self, visitor: fastapi.Request) -> str:
-        """The one of the keys that is given; empty if none is."""
+        """Return the one of the keys that is given; "" if none is."""
         given = _secret(visitor.headers.get("authorization", "")).encode()
         return next((key for key in self.keys if hmac.compare_digest(given, key.encode())), "")
 
 
 def client_of(visitor: fastapi.Request) -> str:
-    """The name that `Access.recognize` gave."""
+    """Return the name that `Access.recognize` gave."""
     return visitor.state.client
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
-    """The keys in a file, one a line; what begins with # is none.
+    """Read the keys in a file, one a line; lines that begin with # are comments.
 
     Raises:
         OSError: it cannot be read.
@@ -81,8 +81,10 @@ def is_loopback(host: str) -> bool:
 
 
 def network_of(address: str | None) -> str:
-    """The network that counts as one visitor: an address of IPv4, and of IPv6 the /56 that a home
-    is given (RIPE-690); empty if it is not known."""
+    """Return the network that counts as one visitor; "" if it is not known.
+
+    It is an address of IPv4, and of IPv6 the /56 that a home is given (RIPE-690).
+    """
     try:
         ip = ipaddress.ip_address((address or "").partition("%")[0])
     except ValueError:
@@ -98,7 +100,7 @@ def network_of(address: str | None) -> str:
 
 
 def visitor_network(visitor: HTTPConnection) -> str:
-    """The network of whoever asks; a proxy that the server trusts says for whom it does."""
+    """Return the network of whoever asks; a trusted proxy says for whom it asks."""
     return network_of(visitor.client and visitor.client.host)
 
 
@@ -108,15 +110,18 @@ def is_space() -> bool:
 
 
 def host_of(netloc: str) -> str:
-    """The name in a Host header, without the port."""
+    """Return the name in a Host header, without the port."""
     if netloc.startswith("["):
         return netloc[: netloc.find("]") + 1].lower()
     return netloc.partition(":")[0].lower()
 
 
 def _is_local(visitor: fastapi.Request) -> bool:
-    """A tunnel or a proxy on this machine has its address too, but passes on another name, or says
-    for whom it asks."""
+    """Whether a visitor is on this machine.
+
+    A tunnel or a proxy on this machine has its address too, but passes on another name, or says for
+    whom it asks.
+    """
     forwarded = {"forwarded", "x-forwarded-for", "x-real-ip"} & set(visitor.headers)
     return (
         is_loopback(visitor_network(visitor))
@@ -126,7 +131,7 @@ def _is_local(visitor: fastapi.Request) -> bool:
 
 
 def _secret(authorization: str) -> str:
-    """The bearer token, or the password of basic authentication; empty if there is none."""
+    """Return the bearer token, or the password of basic authentication; "" if there is none."""
     kind, _, given = authorization.partition(" ")
     match kind.lower():
         case "bearer":

@@ -1,9 +1,8 @@
-"""What browsers load of Gradio's own browser part: its styles as one file, its modules from the
-start, as small as they get, and kept for good.
+"""Gradio's own files for browsers: styles as one file, modules from the start, kept for good.
 
 Gradio loads what a component needs when it first meets one, a small file after the other. Its build
-says which files these are, so all of them are asked for at once. What cannot be found there, say
-in a later build, Gradio loads as ever.
+says which files these are, so all of them are asked for at once. Files that cannot be found there,
+say in a later build, Gradio loads as ever.
 """
 
 import hashlib
@@ -62,7 +61,7 @@ class Assets:
         self._head = "".join(links).encode() if styles else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request."""
+        """Serve a request."""
         if scope["type"] != "http" or scope["method"] != "GET":
             return await self._app(scope, receive, send)
         path = get_route_path(scope)
@@ -105,8 +104,10 @@ class Assets:
 
 
 def files_of(components: Collection[str]) -> list[str]:
-    """The names of the files that Gradio's browser part loads for these kinds of components, as far
-    as its build tells, but for the styles that its page names itself."""
+    """Return the files that Gradio's browser part loads for these kinds of components.
+
+    Its build tells them; the styles that its page names itself are left out.
+    """
     page = (FRONTEND / "index.html").read_text("utf-8")
     files = dict.fromkeys(re.findall(r'src="\./assets/([^"]+)"', page))
     for name in [*files]:
@@ -125,8 +126,7 @@ def files_of(components: Collection[str]) -> list[str]:
 
 
 def _listed(name: str, before: str = "") -> list[str]:
-    """The files that a module of Vite's lists, all or those that it loads at the place that stands
-    behind this."""
+    """Return the files that a module of Vite's lists, all or those loaded behind `before`."""
     text = _read(name).decode() if name.endswith(".js") else ""
     listed = re.search(r"\.f=(\[[^]]*\])", text)
     if not listed:

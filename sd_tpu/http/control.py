@@ -1,4 +1,4 @@
-"""What pictures follow in A1111's API: a unit of its extension ControlNet."""
+"""Control and reference pictures in A1111's API: units of its extension ControlNet."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -68,14 +68,14 @@ _OWN = {
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """What all pictures of a request follow: their settings, and the picture that these name."""
+    """Control of all pictures of a request: settings, and the pictures that these name."""
 
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
 
     @classmethod
     def read(cls, units: Sequence[Mapping[str, Any]], picture: Picture, start: Start) -> Self:
-        """Of units, for pictures of this size that begin so; raises RequestError."""
+        """Read units for pictures of this size and start; raises RequestError."""
         controls, references = (
             [unit for unit in units if (unit.get("module") in REFERENCE_MODULES) == refers]
             for refers in (False, True)
@@ -118,7 +118,7 @@ class Control:
 
     @classmethod
     def _reference(cls, unit: Mapping[str, Any], start: Start) -> Self:
-        """Of a unit for an IP-Adapter, which sees its picture whole and in all steps."""
+        """Read a unit for an IP-Adapter, which sees its picture whole and in all steps."""
         if (unit.get("guidance_start", 0), unit.get("guidance_end", 1)) != (0, 1):
             raise ParameterError(
                 "This server does not have, of controlnet: {names}.",
@@ -133,7 +133,7 @@ class Control:
 
 
 def take_units(scripts: Any) -> tuple[list[Mapping[str, Any]], Any]:
-    """The units among A1111's scripts, and what else was asked of them.
+    """Return the units among A1111's scripts, and the other scripts.
 
     Raises:
         ParameterError: they are none.
@@ -201,7 +201,7 @@ def _refuse_absent(unit: Mapping[str, Any]) -> None:
 
 
 def _picture(unit: Mapping[str, Any], start: Start, whose: str) -> Input:
-    """What a unit hands in: by default what the first picture begins with."""
+    """Return a unit's picture, by default the first start picture."""
     image = unit.get("image") or unit.get("input_image")
     if isinstance(image, Mapping):  # as the extension's page has it, with a mask
         if image.get("mask"):
@@ -226,7 +226,7 @@ def _detector(module: Any) -> str:
 
 
 def modules(*others: str) -> list[str]:
-    """What A1111's extension calls the detectors, and others."""
+    """Return the names of the detectors, and others, in A1111's extension."""
     first: dict[str, str] = {}
     for name, detector in MODULES.items():
         first.setdefault(detector, name)
@@ -245,7 +245,7 @@ def _fit(mode: Any) -> str:
 
 
 def _bounds(unit: Mapping[str, Any]) -> tuple[float, float]:
-    """Those of Canny's detector; what is absent or below 0 is the detector's own."""
+    """Return the bounds of Canny's detector; absent or negative ones are the detector's own."""
     given = [unit.get(name) for name in ("threshold_a", "threshold_b")]
     return tuple(
         own if value is None or value == -1 else _BOUND.check(value, f"threshold_{letter}")

@@ -19,7 +19,7 @@ from sd_tpu.settings import RequestError, shortened
 
 
 class ParameterError(RequestError):
-    """What only programs can ask for wrongly; they are told in English."""
+    """An error that only programs can make; its message is English."""
 
 
 NOTHING = (None, False, "", [], {})  # what changes no picture, whatever is called so
@@ -27,8 +27,11 @@ _FLAG = pydantic.TypeAdapter(bool)
 
 
 def flag(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """Reads a flag of a request, also where pydantic takes a text or a number for one; raises
-    ParameterError for anything else."""
+    """Read a flag of a request, also where pydantic takes a text or a number for one.
+
+    Raises:
+        ParameterError: it is anything else.
+    """
     value = given.get(name)
     try:
         return default if value is None else _FLAG.validate_python(value)
@@ -48,17 +51,18 @@ async def drawn(
     previews: bool = False,
     begun: Callable[[Job], None] = lambda _: None,
 ) -> AsyncIterator[Event]:
-    """Submits a request and yields what happens, up to Done or Cancelled; the job is cancelled if
-    whoever asked goes away.
+    """Submit a request and yield its events, up to Done or Cancelled.
+
+    The job is cancelled if whoever asked goes away.
 
     Args:
-        engine: which draws.
-        request: what.
-        visitor: who waits for it.
-        client: under whose name it takes its turn.
-        inputs: the pictures that it begins with.
-        previews: whether time goes into them.
-        begun: is told the job.
+        engine: draws.
+        request: to be drawn.
+        visitor: waits for it.
+        client: the name under which it takes its turn.
+        inputs: the pictures that the request names.
+        previews: whether previews are made.
+        begun: called with the job.
 
     Raises:
         RequestError: as `EngineClient.submit`.
@@ -96,7 +100,15 @@ async def png_of(
     index: int,
     first_size: tuple[int, int] | None = None,
 ) -> bytes:
-    """The PNG file of the picture uint8 [H, W, 3] at `index` of a request; the rest as `to_png`."""
+    """Return the PNG file of the picture uint8 [H, W, 3] at `index` of a request.
+
+    Args:
+        engine: that drew it.
+        pixels: of the picture.
+        request: of the job.
+        index: of the picture.
+        first_size: as `to_png` takes it.
+    """
     return await run_sync(
         partial(engine.to_png, pixels, request.only(index), first_size=first_size)
     )

@@ -1,8 +1,8 @@
-"""What stands before page and APIs: whose names the server answers to, and what browsers are told.
+"""The gate before page and APIs: the names that the server answers to, and security headers.
 
 A page of another website can have its visitors' browsers ask a server on their own machine, and
 read the answers once its name leads there (DNS rebinding). So a name that is not the server's is
-refused, and so is what another site's page asks for.
+refused, and so are requests by another site's page.
 """
 
 import dataclasses
@@ -56,14 +56,16 @@ _HUB = "https://huggingface.co https://*.huggingface.co https://*.hf.space"
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What the server is called. Numeric addresses and this machine's own names need not be said:
-    nobody else can have them lead here.
+    """Names of the server, besides numeric addresses and this machine's own names.
+
+    Nobody else can have those lead here.
 
     Attributes:
-        names: others; `*.example.org` is any below it, `*` any at all.
-        frames: whose pages may show the server's inside theirs, as `frame-ancestors` takes it.
-        shared: whether a link through Gradio's servers is one. Which is not known beforehand, and
-            other people's end alike, so that no page of another such name may use the server.
+        names: of the server; `*.example.org` is any below it, `*` any at all.
+        frames: sites whose pages may show the server's inside theirs, as `frame-ancestors` takes
+            it.
+        shared: whether a link through Gradio's servers is one. Its name is not known beforehand,
+            and other people's end alike, so that no page of another such name may use the server.
     """
 
     names: frozenset[str] = frozenset()
@@ -72,8 +74,10 @@ class Names:
 
     @classmethod
     def here(cls, given: Collection[str], *, share: bool = False) -> Self:
-        """The names that were given, and those that follow from where this runs: a Space on the
-        Hugging Face Hub is public and shown in a frame, and so are pages in hosted notebooks.
+        """Return the given names, and those that follow from where this runs.
+
+        A Space on the Hugging Face Hub is public and shown in a frame, and so are pages in hosted
+        notebooks.
 
         Args:
             given: by whoever started the server.
@@ -169,7 +173,7 @@ class Gate:
         self._policy, self._api_policy = f"{policy}; {frames}", frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request."""
+        """Serve a request."""
         if scope["type"] != "http":
             return await self._page(scope, receive, send)
         path = get_route_path(scope)

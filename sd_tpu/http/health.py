@@ -14,7 +14,7 @@ from sd_tpu.serving.client import EngineClient
 
 
 def make_router(engine: EngineClient, access: Access) -> fastapi.APIRouter:
-    """The routes for an engine; its figures are told to whom `access` admits."""
+    """Return the routes for an engine; `access` admits readers of its figures."""
     router, registry = fastapi.APIRouter(), CollectorRegistry()
     registry.register(_Figures(engine))
     ProcessCollector(registry=registry)
@@ -46,7 +46,7 @@ class _Figures(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """The figures."""
+        """Yield the figures."""
         status = self._engine.status()
         tally = status.tally
         yield GaugeMetricFamily("sd_tpu_devices", "Devices that draw.", len(status.devices))

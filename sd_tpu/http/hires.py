@@ -44,8 +44,9 @@ class Hires:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], picture: Picture, catalog: ModelCatalog) -> Self | None:
-        """Of a request for pictures like this one; None where it wants none. Raises RequestError,
-        also where the larger ones cannot be drawn.
+        """Read hires fix of a request for pictures like this one; None where it wants none.
+
+        Raises RequestError, also where the larger pictures cannot be drawn.
         """
         if not flag(given, "enable_hr"):
             return None
@@ -80,8 +81,7 @@ class Hires:
         return hires
 
     def again(self, picture: Picture) -> Picture:
-        """What draws a picture again, once it is known under which name it is handed in; raises
-        RequestError."""
+        """Return the settings that draw a picture again; raises RequestError."""
         if self.taken:  # which may be fewer than the share of its own
             picture = dataclasses.replace(picture, steps=self.taken)
         return larger(

@@ -1,4 +1,4 @@
-"""What pictures begin with in A1111's API, with its ways of preparing what a mask shows."""
+"""Start pictures and masks in A1111's API, with its ways of preparing the masked part."""
 
 import base64
 import binascii
@@ -28,12 +28,12 @@ PICTURES = ("init_images", "mask")
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What the pictures of a batch begin with.
+    """Start pictures of a batch.
 
     Attributes:
-        settings: by index, what its picture has of the table's START.
+        settings: by index, the picture's settings of the table's START.
         inputs: the pictures that these name.
-        closeups: by index, what it is a part of where only what is masked is drawn.
+        closeups: by index, the closeup where only the masked part is drawn.
     """
 
     settings: tuple[dict[str, str], ...]
@@ -42,7 +42,7 @@ class Start:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], picture: Picture) -> Self:
-        """What a request begins with, to be drawn at this picture's size; raises RequestError."""
+        """Read the start of a request, at this picture's size; raises RequestError."""
         files = given.get("init_images")
         if not isinstance(files, list) or not 1 <= len(files) <= MAX_PROMPTS:
             raise ParameterError(
@@ -74,13 +74,13 @@ class Start:
         )
 
     def finished(self, index: int, pixels: np.ndarray) -> np.ndarray:
-        """The picture uint8 [H, W, 3] of what was drawn."""
+        """Return the finished picture uint8 [H, W, 3] of drawn pixels."""
         closeup = self.closeups[index % len(self.closeups)] if self.closeups else None
         return closeup.with_part(pixels) if closeup else pixels
 
 
 def file_of(text: Any) -> bytes:
-    """The file that was sent in base64, perhaps as a data address; raises RequestError."""
+    """Decode a file that was sent in base64, perhaps as a data address; raises RequestError."""
     if not isinstance(text, str):
         raise ParameterError("A picture should be a file in base64.")
     text = "".join(text.rpartition(",")[2].split())  # it may be in lines, as in mails
@@ -99,7 +99,7 @@ def _as_number(value: Any) -> Any:
 def _prepare(
     start: Input, mask: np.ndarray, numbers: Mapping[str, int], picture: Picture
 ) -> tuple[Input, Input, Closeup | None]:
-    """The picture and its mask as they are drawn on, and what they are a part of."""
+    """Return the picture and its mask as they are drawn on, and the closeup they are part of."""
     shown, closeup = Input.of_pixels(mask), None
     if start.size != shown.size or not mask.any():
         return start, shown, None  # which is refused, as it is of every client

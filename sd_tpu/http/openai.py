@@ -141,11 +141,11 @@ class _Asked:
 
     @property
     def kind(self) -> str:
-        """What its events are called."""
+        """Prefix of its events' names."""
         return "image_edit" if self.inputs else "image_generation"
 
     async def file(self, engine: EngineClient, pixels: np.ndarray, index: int) -> bytes:
-        """The finished picture at `index` as it was asked for."""
+        """Return the finished picture at `index` in the format that was asked for."""
         if self.output_format == "png":
             return await png_of(engine, pixels, self.request, index)
         return await run_sync(self.plain, pixels)
@@ -160,7 +160,7 @@ class _Asked:
 
 
 def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
-    """The routes for an engine, but for that of the pictures that are `kept`."""
+    """Return the routes for an engine, except for the one of the pictures that are `kept`."""
     router, begun = fastapi.APIRouter(), int(time.time())
 
     @router.post("/images/generations", response_model=None)
@@ -207,7 +207,7 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
 
     @router.get("/models")
     def models() -> dict:
-        """The models that the server has."""
+        """List the models that the server has."""
         return {"object": "list", "data": [_model(name) for name in engine.catalog.models()]}
 
     @router.get("/models/{name:path}")
@@ -224,12 +224,12 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
 
 
 def make_file_router(kept: "Kept") -> fastapi.APIRouter:
-    """The route of pictures that were asked for by address."""
+    """Return the route of pictures that were asked for by address."""
     router = fastapi.APIRouter()
 
     @router.get("/images/files/{name}", name="picture")
     async def picture(name: str) -> Response:
-        """A finished picture, for an hour."""
+        """Return a finished picture, for an hour."""
         token, _, kind = name.partition(".")
         if (file := kept.find(token)) is None:
             raise fastapi.HTTPException(404, "The picture is no longer here.")
@@ -246,7 +246,7 @@ class Kept:
         self._bytes = 0
 
     def add(self, file: bytes) -> str:
-        """Keeps a file; returns its name."""
+        """Keep a file; return its name."""
         self._forget(len(file))
         name = secrets.token_urlsafe(24)
         self._files[name] = time.monotonic(), file
@@ -254,7 +254,7 @@ class Kept:
         return name
 
     def find(self, name: str) -> bytes | None:
-        """The file of this name, if it is still there."""
+        """Return the file of this name, if it is still there."""
         self._forget(0)
         return self._files.get(name, (0.0, None))[1]
 
@@ -343,7 +343,7 @@ def _usage(engine: EngineClient, request: Request, index: int) -> dict:
 
 
 async def _read_form(form: FormData) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
-    """The values of a form, of the types that JSON would have, and its files by name."""
+    """Return the values of a form, of the types that JSON would have, and its files by name."""
     given, files = {}, {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
@@ -361,7 +361,7 @@ async def _read_form(form: FormData) -> tuple[dict[str, Any], dict[str, list[byt
 def _read_edit(
     given: Mapping[str, Any], files: Mapping[str, list[bytes]], engine: EngineClient
 ) -> _Asked:
-    """Raises RequestError."""
+    """Read a request for edits; raises RequestError."""
     images, masks = files.get("image", []), files.get("mask", [])
     if len(images) != 1 or len(masks) > 1:
         raise ParameterError("image should be one picture, and mask at most one, as files.")
@@ -383,7 +383,14 @@ def _read(
     begun: Mapping[str, Any] = MappingProxyType({}),
     inputs: Sequence[Input] = (),
 ) -> _Asked:
-    """What is drawn; `begun` are the settings of what was handed in. Raises RequestError."""
+    """Read a request; raises RequestError.
+
+    Args:
+        given: the values.
+        engine: draws.
+        begun: settings of input pictures.
+        inputs: these pictures.
+    """
     given = {
         name: value
         for name, value in given.items()

@@ -21,18 +21,18 @@ class Body(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow")
 
     def given(self) -> dict[str, Any]:
-        """What was given, by name."""
+        """Return the given values, by name."""
         return self.model_dump(exclude_unset=True)
 
 
 def anything(description: str, kind: type | str = "string", **facts: Any) -> tuple[Any, Any]:
-    """A field of a Body, as `pydantic.create_model` takes it."""
+    """Return a field of a Body, as `pydantic.create_model` takes it."""
     told = {"type": _NAMES.get(kind, kind), "description": description, **facts}
     return Annotated[Any, WithJsonSchema(told)], None
 
 
 def field_of(setting: Setting, **facts: Any) -> tuple[Any, Any]:
-    """The field for a setting; `facts` come in place of what the table says."""
+    """Return the field for a setting; `facts` override those of the table."""
     kind, known = setting.kind, {}
     if isinstance(kind, Number):
         known = {"minimum": kind.least, "maximum": kind.most}

@@ -78,7 +78,7 @@ class Connection(AutoHTTPProtocol):
                 transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Reads a part of a request, of whose headers no more than MAX_HEADER_BYTES."""
+        """Read a part of a request, of whose headers no more than MAX_HEADER_BYTES."""
         begins = self.idle and not self._header_bytes
         super().data_received(data)
         if not self.idle or (self.cycle and self.cycle.more_body):  # of which no more is wanted
@@ -103,15 +103,17 @@ class Connection(AutoHTTPProtocol):
         self._watch_body()
 
     def on_response_complete(self) -> None:
-        """Waits for the next request, for which uvicorn closes the connection soon; or for a client
-        that has not read all, for which it does not."""
+        """Wait for the next request, or for a client that has not read everything.
+
+        uvicorn closes the connection soon in the first case, and never in the second.
+        """
         super().on_response_complete()
         if self.idle:
             self._unread = self.transport.get_write_buffer_size()
             self._wait(STALLED_SECONDS, self._look_at_reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Waits for nothing more."""
+        """Stop waiting."""
         super().connection_lost(exc)
         self._forget()
         self.server_state.networks[self.network] -= 1
@@ -124,7 +126,7 @@ class Connection(AutoHTTPProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _rivals(self) -> Iterable["Connection"] | None:
-        """The connections of which one is too many; None if there is room."""
+        """Return the connections of which one is too many; None if there is room."""
         if len(self.connections) >= self.limit_concurrency:
             return self.connections
         most = min(ADDRESS_CONNECTIONS, self.limit_concurrency // 8)
@@ -142,7 +144,7 @@ class Connection(AutoHTTPProtocol):
             self._wait(STALLED_SECONDS)
 
     def _look_at_reader(self) -> None:
-        """Closes the connection unless something was read since the last look."""
+        """Close the connection unless something was read since the last look."""
         unread = self.transport.get_write_buffer_size()
         if unread >= self._unread:
             return self.transport.abort()
@@ -163,11 +165,11 @@ class Server:
     """An ASGI application that is served in the background until it is closed."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket):
-        """Serves once the application has started.
+        """Serve once the application has started.
 
         Args:
-            app: what is served.
-            listener: where, as `bind` makes it.
+            app: an ASGI application.
+            listener: a socket, as `bind` makes it.
 
         Raises:
             OSError: another program serves there since, or the application did not start.
@@ -200,19 +202,19 @@ class Server:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Ends it; what is open is not waited for."""
+        """End the server without waiting for open connections."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # on what is broken off
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
         self._thread.join(CLOSE_SECONDS)
 
 
 def bind(host: str | None = None, port: int | None = None) -> socket.socket:
-    """A socket at an address, on which nothing listens yet.
+    """Bind a socket to an address, on which nothing listens yet.
 
     Args:
-        host: a name, or an address of IPv4 or IPv6 with or without brackets; by default what
-            GRADIO_SERVER_NAME says, else this machine alone. `::` is IPv4 as well.
-        port: by default what GRADIO_SERVER_PORT says, else the first free one from 7860.
+        host: a name, or an address of IPv4 or IPv6 with or without brackets; by default
+            GRADIO_SERVER_NAME, else this machine alone. `::` is IPv4 as well.
+        port: by default GRADIO_SERVER_PORT, else the first free one from 7860.
 
     Raises:
         ValueError: nothing can be served there.
@@ -253,13 +255,13 @@ def _bind(family: int, address: tuple) -> socket.socket:
 
 
 def server_name(host: str | None) -> str:
-    """The name or address to serve at, without brackets, as `bind` finds it."""
+    """Return the name or address to serve at, without brackets, as `bind` finds it."""
     name = host or os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
     return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 
 
 def address_of(listener: socket.socket) -> str:
-    """The URL by which a browser on this machine finds what a socket serves."""
+    """Return the URL by which a browser on this machine finds a socket's server."""
     host, port, *_ = listener.getsockname()
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "localhost"

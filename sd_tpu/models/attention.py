@@ -23,7 +23,10 @@ WORKING = 8 << 20  # bytes of VMEM for all but keys and values
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *, causal: bool = False
 ) -> jax.Array:
-    """Picks the way. q [B, N, C], k and v [B, M, C], C = heads * head size -> like q."""
+    """Choose an implementation of attention.
+
+    q [B, N, C], k and v [B, M, C], C = heads * head size -> like q.
+    """
     target = platform()
     if target == "tpu" and not causal and _fits(q, k, heads):
         # The oldest chips' matrix units take nothing but float32, which they round themselves.
@@ -123,14 +126,13 @@ def _lanes(x: jax.Array, heads: int) -> int:
 def fused(
     q: jax.Array, k: jax.Array, v: jax.Array, heads: int, product_dtype, interpret: bool = False
 ) -> jax.Array:
-    """A Pallas kernel for TPUs that never writes the score matrix to memory.
+    """Compute attention by a Pallas kernel for TPUs that never writes the scores to memory.
 
     It goes through the keys in blocks and corrects the sums whenever the maximum grows (Milakov and
     Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135). Heads are cut from the
     channels inside, where they cost nothing: JAX's flash and splash kernels take an axis of heads
     in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes
-    (decision 0001).
-    The gradient is the plain form's, score matrix and all: only drawing is tuned.
+    (decision 0001). The gradient is the plain form's, score matrix and all: only drawing is tuned.
 
     q [B, N, C], k and v [B, M, C], all of one dtype; N a multiple of QUERIES -> like q.
     """

@@ -16,7 +16,7 @@ ZEROS = nnx.initializers.zeros_init()
 
 
 class ControlNetModel(WayDown):
-    """What is added to the maps of a UNet so that its picture follows the lines of another."""
+    """A network whose output, added to a UNet's maps, has its picture follow the lines of another."""
 
     def __init__(self, config: ControlNetConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         """Layers with random parameters; those that reach the UNet are zeros, so that nothing is
@@ -37,8 +37,7 @@ class ControlNetModel(WayDown):
         self.controlnet_mid_block = pointwise(deepest, deepest, kernel_init=ZEROS, **layer)
 
     def embed(self, picture: Float[Array, "b H W 3"]) -> Float[Array, "b h w features"]:
-        """What the network is told of control pictures in [0, 1], of this model's dtype; it is the
-        same at every timestep."""
+        """Embed control pictures in [0, 1] in this model's dtype, the same for all timesteps."""
         if self.config.controlnet_conditioning_channel_order == "bgr":
             picture = picture[..., ::-1]
         return self.controlnet_cond_embedding(picture.astype(self.dtype))
@@ -51,7 +50,7 @@ class ControlNetModel(WayDown):
         embedded: Float[Array, "b h w features"],
         added: Added | None = None,
     ) -> list[jax.Array]:
-        """What `UNet2DConditionModel` takes as control, at full strength.
+        """Return the control of `UNet2DConditionModel`, at full strength.
 
         Args:
             latents: [B, h, w, in_channels].

@@ -65,7 +65,7 @@ def _is_small(x: jax.Array, kernel: jax.Array, strides) -> bool:
 
 
 def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
-    """A 3x3 convolution of x at twice its size by nearest neighbour, padded by 1, of stride 1.
+    """Convolve x at twice its size by nearest neighbour, 3x3, padded by 1, of stride 1.
 
     x [B, H, W, C], kernel [3, 3, C, K] -> [B, 2H, 2W, K].
     """
@@ -85,7 +85,7 @@ def patched(
     strides: tuple[int, int],
     padding: tuple[tuple[int, int], tuple[int, int]],
 ) -> jax.Array:
-    """A convolution of bfloat16 as one product, of each pixel's patch and the kernel.
+    """Convolve in bfloat16 by one product of each pixel's patch and the kernel.
 
     x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K], summed in float32.
     """
@@ -128,7 +128,7 @@ patched.defvjp(_patched_forward, _patched_backward)
 
 
 def winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A convolution padded by 1, by 16 products for every 2x2 pixels instead of 36.
+    """Convolve with a padding of 1, by 16 products for every 2x2 pixels instead of 36.
 
     Sums are in float32, what is multiplied is in the dtype of x.
 

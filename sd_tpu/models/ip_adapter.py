@@ -36,13 +36,16 @@ class IPAdapterModel(nnx.Module):
         )
 
     def __call__(self, tokens: Float[Array, "2 t d"]) -> Pairs:
-        """What each transformer block attends to beside the negative prompt, and beside the prompt,
-        of what `tokens` gives: [2, T, width], in the order of `UNetConfig.attending_widths`."""
+        """Return the keys and values of each transformer block for tokens [2, T, d].
+
+        They are for the negative prompt and the prompt, [2, T, width], in the order of
+        `UNetConfig.attending_widths`.
+        """
         layers = (self.ip_adapter[str(2 * number + 1)] for number in range(len(self.ip_adapter)))
         return [(each["to_k_ip"](tokens), each["to_v_ip"](tokens)) for each in layers]
 
     def tokens(self, picture: UInt8[Array, "side side 3"]) -> Float[Array, "2 t d"]:
-        """Those of no picture, as diffusers has it, and of this one."""
+        """Return the tokens of no picture, as diffusers has it, and of this one."""
         x = normalized(picture).astype(self.dtype)[None]
         if self.resamples:
             both = jnp.concatenate([jnp.zeros_like(x), x])

@@ -54,7 +54,7 @@ class GroupNorm(nnx.Module):
         return jnp.broadcast_to(groups.mean(-1, keepdims=True), groups.shape).reshape(pixels.shape)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalizes x [B, ..., C] over its pixels and groups of channels; keeps its dtype."""
+        """Normalize x [B, ..., C] over its pixels and groups of channels; keeps its dtype."""
         return _normalized(x, self._group_mean, self.eps, self.scale, self.bias)
 
 
@@ -67,7 +67,7 @@ class LayerNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(features, dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalizes x [..., C] over its last axis; keeps its dtype."""
+        """Normalize x [..., C] over its last axis; keeps its dtype."""
         mean = partial(jnp.mean, axis=-1, keepdims=True)
         return _normalized(x, mean, self.eps, self.scale, self.bias)
 
@@ -81,7 +81,7 @@ def _kernel_init(rngs: nnx.Rngs) -> nnx.Initializer:
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    """A dense layer [..., inputs] -> [..., outputs] in one dtype."""
+    """Return a dense layer [..., inputs] -> [..., outputs] in one dtype."""
     return nnx.Linear(
         inputs,
         outputs,
@@ -107,9 +107,9 @@ def conv(
     dtype,
     rngs: nnx.Rngs,
 ) -> nnx.Conv:
-    """A convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2 each side.
+    """Return a convolution [B, H, W, inputs] -> [B, H', W', outputs], padded by kernel // 2.
 
-    It is computed by `convolve`, or `by` something else that takes the same.
+    It is computed by `convolve`, or `by` another function with its arguments.
     """
     if padding is None:
         padding = kernel // 2
@@ -133,7 +133,7 @@ def conv(
 def pointwise(
     inputs: int, outputs: int, *, kernel_init: nnx.Initializer | None = None, dtype, rngs: nnx.Rngs
 ) -> nnx.Conv:
-    """A convolution of single pixels [B, H, W, inputs] -> [B, H, W, outputs], as a product.
+    """Return a convolution of single pixels [B, H, W, inputs] -> [B, H, W, outputs], as a product.
 
     Given a convolution, the TPU compiler changes the layout before and after it. It is `conv` that
     is faster where the input was joined from two parts, which a convolution reads as they are
@@ -218,8 +218,10 @@ class ResnetBlock(nnx.Module):
 
 
 class ImagePrompt(NamedTuple):
-    """What tokens attend to beside their context, by a softmax of its own, and how much it counts
-    (Ye et al. 2023, arXiv:2308.06721: decoupled cross-attention)."""
+    """Keys and values beside the context, with a softmax of their own, and their scale.
+
+    Ye et al. 2023, arXiv:2308.06721: decoupled cross-attention.
+    """
 
     keys: jax.Array  # [B, T, channels]
     values: jax.Array  # likewise

@@ -10,13 +10,13 @@ from jaxtyping import Array, Bool, PyTree
 
 
 def platform() -> str:
-    """That of the mesh the program is for: compiling for a TPU needs no TPU on the host."""
+    """Return the platform of the program's mesh: compiling for a TPU needs no TPU on the host."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def only_if(wanted: Bool[Array, ""], draw: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
-    """What `draw(operand)` gives where it is wanted; else zeros, at no cost."""
+    """Return `draw(operand)` where it is wanted; else zeros, at no cost."""
     draw = jax.jit(draw, inline=True)  # traced once, for its shapes and for what it draws
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, operand))
     # XLA gives what is in a branch only one of a CPU's cores, except for convolutions and products;

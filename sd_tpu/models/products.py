@@ -23,7 +23,7 @@ def dot_general(a: jax.Array, b: jax.Array, dimension_numbers, **options) -> jax
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a [..., N] @ b [N, M] -> [..., M], likewise."""
+    """Multiply a [..., N] @ b [N, M] -> [..., M] in the dtype of `a`, with sums in float32."""
     return dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())))
 
 

@@ -42,7 +42,7 @@ class StableDiffusionSafetyChecker(nnx.Module):
         return self.scores_of(preprocess(pictures, self.side))
 
     def scores_of(self, prepared: Float[Array, "b side side 3"]) -> Float[Array, "b concepts"]:
-        """The same of what `preprocess` makes of pictures."""
+        """Return the scores of pictures from `preprocess`."""
         found = self.visual_projection(self.vision_model.pooled(prepared.astype(self.dtype)))
         special = jnp.round(
             _cosines(found, self.special_care_embeds[...]) - self.special_care_embeds_weights[...],
@@ -57,8 +57,11 @@ class StableDiffusionSafetyChecker(nnx.Module):
 def preprocess(
     pictures: UInt8[Array, "b height width 3"], side: int
 ) -> Float[Array, "b side side 3"]:
-    """What transformers' CLIPImageProcessor makes of pictures: the shorter side is brought to
-    `side` by cubic interpolation, the middle cut out, the colours normalized."""
+    """Prepare pictures as transformers' CLIPImageProcessor does.
+
+    The shorter side is brought to `side` by cubic interpolation, the middle cut out, the colours
+    normalized.
+    """
     batch, height, width, _ = pictures.shape
     scale = side / min(height, width)
     size = (int(height * scale + 1e-6), int(width * scale + 1e-6))
@@ -68,7 +71,7 @@ def preprocess(
 
 
 def _cosines(found: jax.Array, concepts: jax.Array) -> jax.Array:
-    """Of each of [B, D] and each of [C, D]: [B, C] f32."""
+    """Return the cosines of each of [B, D] and each of [C, D]: [B, C] f32."""
     found, concepts = (x.astype(jnp.float32) for x in (found, concepts))
     norms = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (found, concepts))
     found, concepts = (x / norm for x, norm in zip((found, concepts), norms, strict=True))

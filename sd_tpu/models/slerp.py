@@ -13,7 +13,7 @@ def slerp(
     share: Float[Array, ""],
     axis: int | None = None,
 ) -> jax.Array:
-    """What lies on the way from one array to another, as long as the ends are and not shorter.
+    """Interpolate between arrays, keeping the length of the ends on the way.
 
     Args:
         one: where share is 0.

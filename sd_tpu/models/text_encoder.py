@@ -35,7 +35,7 @@ class CLIPTextModel(nnx.Module):
     def __call__(
         self, ids: Int[Array, "b l"], learned: Learned | None = None, skip: Skip = 0
     ) -> Float[Array, "b l d"]:
-        """What the layers but the last `skip` give, after the final norm.
+        """Return the output of the layers but the last `skip`, after the final norm.
 
         ids [B, L] int32 -> embeddings [B, L, hidden_size].
         """
@@ -44,7 +44,7 @@ class CLIPTextModel(nnx.Module):
     def hidden_state(
         self, ids: Int[Array, "b l"], skip: Skip = 1, learned: Learned | None = None
     ) -> Float[Array, "b l d"]:
-        """The same without the final norm: SDXL's embeddings.
+        """Return the output of the layers but the last `skip`, without the final norm, as for SDXL.
 
         ids [B, L] int32 -> [B, L, hidden_size].
         """
@@ -64,7 +64,7 @@ class CLIPTextModelWithProjection(nnx.Module):
     def __call__(
         self, ids: Int[Array, "b l"], skip: Skip = 1, learned: Learned | None = None
     ) -> tuple[Float[Array, "b l d"], Float[Array, "b p"]]:
-        """What the layers but the last `skip` give, without the final norm, and the pooled text.
+        """Return the output of the layers but the last `skip`, unnormalized, and the pooled text.
 
         ids [B, L] int32 -> [B, L, hidden_size], [B, projection_dim].
         """
@@ -75,7 +75,7 @@ class CLIPTextModelWithProjection(nnx.Module):
 
 
 def end_of_text(ids: Int[Array, "b l"], end_token: int) -> Int[Array, " b"]:
-    """The first position of the end token in each text: ids [B, L] int32 -> [B] int32.
+    """Return the first position of the end token in each text: ids [B, L] int32 -> [B] int32.
 
     Configs from before transformers 4.31 say 2, which it is not: there it is the highest id.
     """
@@ -83,7 +83,7 @@ def end_of_text(ids: Int[Array, "b l"], end_token: int) -> Int[Array, " b"]:
 
 
 def _without_last(states: list[jax.Array], skip: Skip) -> jax.Array:
-    """What the layers but the last `skip` give; the first of the states where there are fewer."""
+    """Return the state without the last `skip` layers; the first where there are fewer."""
     last = len(states) - 1
     if isinstance(skip, int):
         return states[max(last - skip, 0)]

@@ -15,10 +15,10 @@ OVERLAP = 32  # latents, or more, that neighbours share
 
 
 def by_tiles(network: Callable[[jax.Array], jax.Array], x: jax.Array, unit: int = 1) -> jax.Array:
-    """What a network makes of x, whole or by tiles of at most SIDE latents along a side.
+    """Apply a network to x, whole or by tiles of at most SIDE latents along a side.
 
-    Norms and attention of a network see one tile at a time, so by tiles the result is not quite
-    the same.
+    Norms and attention of a network see one tile at a time, so by tiles the result is not quite the
+    same.
 
     Args:
         network: maps [B, H, W, C] to [B, s H, s W, C'] float32, for an s that may be a fraction.

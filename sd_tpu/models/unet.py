@@ -31,7 +31,7 @@ Control = Sequence[jax.Array]  # added to the outputs of the way down, and last 
 
 
 class Context(NamedTuple):
-    """What the pixels of a UNet's maps attend to."""
+    """The tokens that the pixels of a UNet's maps attend to."""
 
     text: jax.Array  # [B, L, cross_attention_dim]
     # Of a reference picture: keys and values [B, T, channels] for each transformer block, as
@@ -41,8 +41,10 @@ class Context(NamedTuple):
 
 
 class WayDown(nnx.Module):
-    """What a UNet and a ControlNet of it share: the embedding of a timestep, the blocks down to the
-    coarsest level and the one in the middle."""
+    """The part that a UNet and its ControlNets share.
+
+    It is the embedding of a timestep, the blocks down to the coarsest level and the middle one.
+    """
 
     def __init__(
         self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32, rngs: nnx.Rngs
@@ -116,8 +118,10 @@ class WayDown(nnx.Module):
     def _descend(
         self, x: jax.Array, time: jax.Array, context: Context
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """What comes out of the middle, and the maps to skip across, the outermost first; x
-        [B, h, w, block_out_channels[0]] is that of them."""
+        """Return the middle's output, and the maps to skip across, the outermost first.
+
+        x [B, h, w, block_out_channels[0]] is the first of these maps.
+        """
         skips = [x]
         for block in self.down_blocks:
             x, outputs = block.down(x, time, context)
@@ -129,8 +133,7 @@ class WayDown(nnx.Module):
     def _conditions(
         self, timesteps: jax.Array, text: jax.Array, added: Added
     ) -> tuple[jax.Array, Context]:
-        """The embedding [B, 4 * block_out_channels[0]] of the timesteps and of what is added to
-        them, and the text."""
+        """Embed timesteps and added conditions [B, 4 * block_out_channels[0]], and wrap the text."""
         config = self.config
         wanted = {
             "text_embeds": config.addition_embed_type,
@@ -148,8 +151,10 @@ class WayDown(nnx.Module):
         return time, Context(text.astype(self.dtype))
 
     def _added(self, pooled: jax.Array, ids: jax.Array) -> jax.Array:
-        """The embedding [B, 4 * block_out_channels[0]] of a pooled text [B, P] and numbers [B, N],
-        each of which is encoded as a timestep is."""
+        """Embed a pooled text [B, P] and numbers [B, N]: [B, 4 * block_out_channels[0]].
+
+        Each number is encoded as a timestep is.
+        """
         sizes = self._encoded(ids.reshape(-1), self.config.addition_time_embed_dim)
         sizes = sizes.reshape(len(pooled), -1).astype(self.dtype)
         return self.add_embedding(jnp.concatenate([pooled.astype(self.dtype), sizes], axis=-1))
@@ -165,7 +170,7 @@ class UNet2DConditionModel(WayDown):
     def __init__(
         self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32, rngs: nnx.Rngs
     ):
-        """As `WayDown`, with the way up."""
+        """Build the layers of `WayDown`, and the way up."""
         super().__init__(config, token_downsampling=token_downsampling, dtype=dtype, rngs=rngs)
         layer = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
@@ -441,7 +446,7 @@ class TransformerBlock(nnx.Module):
         return x + self.ff(self.norm3(x))
 
     def _seen(self, x: jax.Array, height: int) -> jax.Array:
-        """The tokens that self-attention takes keys and values from."""
+        """Return the tokens that self-attention takes keys and values from."""
         step, (batch, tokens, channels) = self.token_downsampling, x.shape
         if step == 1:
             return x

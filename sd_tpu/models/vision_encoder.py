@@ -71,5 +71,5 @@ class PatchEmbeddings(nnx.Module):
 
 
 def normalized(pictures: Shaped[Array, "*b side side 3"]) -> Float[Array, "*b side side 3"]:
-    """What CLIP is told of pictures of its size with colours in [0, 255]."""
+    """Normalize pictures of CLIP's size with colours in [0, 255]."""
     return (pictures / 255 - jnp.array(MEAN)) / jnp.array(DEVIATION)

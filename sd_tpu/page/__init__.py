@@ -49,8 +49,9 @@ MOST = 64  # answers that one network waits for
 
 
 def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
-    """The page on an engine, which keeps browsers' pictures in the history, if there is one;
-    `launch` shows it.
+    """Build the page on an engine; `launch` shows it.
+
+    The history, if there is one, keeps browsers' pictures.
     """
     fetch_nothing()
     log_printed_errors(gradio.queueing, gradio.routes, gradio.route_utils, gradio.utils)
@@ -111,13 +112,13 @@ def launch(
     share: bool = False,
     **options: Any,
 ) -> str:
-    """Serves the page in the background, until it is closed.
+    """Serve the page in the background, until it is closed.
 
     Args:
-        page: what `build` made.
+        page: from `build`.
         middleware: that stands before it.
         host: as `bind` takes it.
-        port: likewise.
+        port: as `bind` takes it.
         share: whether to make a public link through Gradio's servers.
         options: as `mount` takes them.
 
@@ -135,7 +136,7 @@ def launch(
 
 
 def _tunnel(page: gr.Blocks) -> str:
-    """The public link through Gradio's servers; empty, and the log says why, if there is none."""
+    """Return the public link through Gradio's servers; "", and a line in the log, if it fails."""
     here = urlsplit(page.server.address)
     try:
         return setup_tunnel(here.hostname, here.port, page.share_token, None, None)
@@ -145,8 +146,10 @@ def _tunnel(page: gr.Blocks) -> str:
 
 
 def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> fastapi.FastAPI:
-    """The page behind the middleware as an ASGI application, for another server than Gradio's.
-    Options are those of Gradio's `mount_gradio_app`."""
+    """Return the page behind the middleware as an ASGI application, for another server.
+
+    Options are those of Gradio's `mount_gradio_app`.
+    """
     page.max_threads = EVENTS
     page.queue()
     page.root_path = _folder(page.root_path)
@@ -192,12 +195,15 @@ def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]
 
 
 def _folder(root: str) -> str:
-    """The folder of a site in which the page lies, as the router takes it; a whole address stays."""
+    """Return the folder of a site in which the page lies, as the router takes it.
+
+    A whole address stays as it is.
+    """
     return root if "://" in root else f"/{root.strip('/')}" * bool(root.strip("/"))
 
 
 def close(page: gr.Blocks) -> None:
-    """Ends what `launch` began, if it did; what is open is not waited for."""
+    """End `launch`'s server, if there is one, without waiting for open connections."""
     for tunnel in CURRENT_TUNNELS:
         tunnel.kill()
     if page.server:

@@ -1,5 +1,7 @@
-"""The same for programs: named endpoints, whose docstrings are their documentation. Assistants find
-them as tools by the Model Context Protocol (MCP)."""
+"""The page's endpoints for programs, whose docstrings are their documentation.
+
+Assistants find them as tools by the Model Context Protocol (MCP).
+"""
 
 import inspect
 import time
@@ -52,7 +54,7 @@ Returns:
 
 
 def add_endpoints(runs: Runs) -> None:
-    """Adds the endpoints to the page that is being built."""
+    """Add the endpoints to the page that is being built."""
     models_here, parameters = runs.studio.engine.catalog, _parameters()
 
     async def generate(visitor, *given):
@@ -131,7 +133,7 @@ def add_endpoints(runs: Runs) -> None:
         return _listed(models_here)
 
     def read_metadata(picture: gr.FileData) -> dict[str, Any]:
-        """Reads the prompts, the seed and the settings that a picture carries, ours or A1111's.
+        """Read the prompts, the seed and the settings that a picture carries, ours or A1111's.
 
         Args:
             picture: A PNG, JPEG, WebP, AVIF or GIF file.
@@ -152,8 +154,10 @@ def add_endpoints(runs: Runs) -> None:
 
 
 def _listed(catalog: Catalog) -> list[dict]:
-    """The models with their defaults, as far as they are opened for them; what cannot be read is
-    left out."""
+    """Return the models, with defaults of those that are opened for them.
+
+    Models that cannot be read are left out.
+    """
     listed = []
     for number, name in enumerate(catalog.models()):
         try:
@@ -172,7 +176,7 @@ def _listed(catalog: Catalog) -> list[dict]:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Of /generate, and whom Gradio tells of; whoever gives them by position may rely on them."""
+    """Return the parameters of /generate; programs may rely on their order."""
     required = inspect.Parameter.empty
     typed = [
         ("visitor", gr.Request, required),
@@ -191,7 +195,7 @@ def _parameters() -> list[inspect.Parameter]:
 
 
 def _explained(setting: Setting) -> str:
-    """A parameter's line of documentation."""
+    """Return a parameter's line of documentation."""
     default = (
         setting.kind.shown(setting.default)
         if setting.expert
@@ -204,8 +208,10 @@ def _explained(setting: Setting) -> str:
 async def _answers(
     runs: Runs, asked: dict[str, Any], visitor: gr.Request
 ) -> AsyncIterator[tuple[list[dict | None], int, str]]:
-    """What a program is told: the pictures so far, the seed and a sentence. What comes within
-    PAUSE_SECONDS of that is told with what comes next; the end is told at once."""
+    """Yield the pictures so far, the seed and a sentence, to a program.
+
+    Changes within PAUSE_SECONDS come together; the end comes at once.
+    """
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
     network = visitor_network(visitor)
     try:

@@ -54,8 +54,14 @@ def comparable(
     sizes: Sequence[str],
     loras: bool,
 ) -> list[Comparable]:
-    """What can change, for a page with these defaults, choices (as `layout.choices_of`) and sizes,
-    which may have LoRAs."""
+    """Return the settings that can be compared, on a page with these defaults.
+
+    Args:
+        defaults: of the first model.
+        choices: as `layout.choices_of` returns them.
+        sizes: of pictures.
+        loras: whether there may be LoRAs.
+    """
     listed = []
     for name, setting in COMPARABLE.items():
         options, ticked = choices[name], suggested(name, defaults)
@@ -85,10 +91,10 @@ def suggested(what: str, defaults: Picture) -> list[Any]:
 
 
 def read_comparison(asked: Any) -> tuple[str, list[Any]]:
-    """What changes, and the values that it takes, each once.
+    """Return the setting that changes, and its values, each once.
 
     Raises:
-        RequestError: they are none or too many, or nothing of what can change.
+        RequestError: there are none or too many, or the setting cannot change.
     """
     what, values = asked["what"], asked["values"]
     if what not in (*COMPARABLE, LORA, SIZE) or not isinstance(values, str | list):
@@ -112,7 +118,7 @@ def read_comparison(asked: Any) -> tuple[str, list[Any]]:
 
 
 def comparison(request: Request, what: str, values: Sequence[Any]) -> Request:
-    """The first picture of the request once for each value of `what`.
+    """Return the first picture of the request once for each value of `what`.
 
     Raises:
         RequestError: a value cannot be served, or the prompt names no LoRA to compare, or has no

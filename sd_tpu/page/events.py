@@ -1,7 +1,7 @@
-"""What happens on the page: what page.js asks for, and what the server does about it.
+"""Events of the page: requests of page.js, and the server's answers.
 
-All is answered at once (`Actions`): with texts, files, forms to fill in, and runs, which page.js
-shows. How a run goes is told as it happens (`Watch`).
+`Actions` answers at once: with texts, files, forms to fill in, and runs, which page.js shows.
+`RunStream` shows how a run goes.
 """
 
 import dataclasses
@@ -82,19 +82,19 @@ Updates = dict[Component, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ActionRequest:
-    """What page.js asks for: `data` is whatever a browser has sent."""
+    """A request of page.js: `data` is whatever a browser has sent."""
 
     data: Mapping[str, Any]
     address: str  # that it comes from
 
     @classmethod
     def of(cls, data: Any, visitor: gr.Request) -> Self:
-        """What a visitor's page has sent."""
+        """Return the request of a visitor's page."""
         return cls(data if isinstance(data, dict) else {}, visitor_network(visitor))
 
     @property
     def language(self) -> Language:
-        """That of the page."""
+        """Language of the page."""
         return language_of(self.data.get("lang"))
 
     @property
@@ -112,25 +112,27 @@ class ActionRequest:
         raise RequestError(GARBLED.template)
 
     def filled(self) -> dict[str, Any]:
-        """What is filled in, as `form.read` returns it."""
+        """Return the values that are filled in, as `form.read` returns them."""
         return form.read(self.data.get("form"))
 
     def kept(self) -> set[int]:
-        """The places of the cards that are kept."""
+        """Return the indices of the cards that are kept."""
         marks = self.data["form"].get("keep") or []
         return {index for index, keep in enumerate(marks) if keep is True}
 
 
 class RunStream:
-    """What is told of a run as it goes."""
+    """Changes of the page as a run goes on."""
 
     def __init__(self, runs: Runs, view: View):
-        """Shows runs in a view."""
+        """Show runs in a view."""
         self.runs, self.view = runs, view
 
     async def stream(self, asked: ActionRequest, session: str) -> AsyncIterator[Updates]:
-        """What changes on the page with the run that a session asks for, from the version on that
-        it has `seen`. How the run ended `before` is old news."""
+        """Yield the changes of the page with the run that a session asks for.
+
+        They begin after the version that it has `seen`. How the run ended `before` is old news.
+        """
         run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen")
         yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
         if not run:
@@ -149,7 +151,7 @@ class RunStream:
             yield updates
 
     def _cards(self, cards: Sequence[Card], run: Run, asked: ActionRequest) -> Updates:
-        """The gallery where cards have changed."""
+        """Return the gallery where cards have changed."""
         view, history, stars = self.view, self.runs.studio.history, {}
         cards = [
             card if not card.picture or card.picture.there else BLANK[card.index] for card in cards
@@ -169,7 +171,7 @@ class RunStream:
 
 
 class Actions:
-    """What is answered at once: each returns what page.js shows, `told` in the progress line."""
+    """Actions of the page, each of which returns what page.js shows, `told` in the progress line."""
 
     def __init__(self, runs: Runs):
         """Answers of these runs and what they share."""
@@ -338,8 +340,9 @@ class Actions:
         )
 
     def _picture(self, asked: ActionRequest, run: Run | None, *, live: bool) -> Picture | None:
-        """What is to be drawn of the box alone: with a new seed, or, while somebody types, with
-        the seed of what is there; nothing if nothing is asked for.
+        """Return the picture of one box: with a new seed, or its present one while somebody types.
+
+        Returns None if nothing is asked for.
 
         Raises:
             RequestError: it cannot be served, or not soon enough.
@@ -357,7 +360,7 @@ class Actions:
         return dataclasses.replace(picture, seed=drawn_seed(RANDOM))
 
     def _do_show(self, asked: ActionRequest) -> dict[str, Any]:
-        """A former run, or what this browser was shown last."""
+        """Show a former run, or the one that this browser was shown last."""
         run = (
             self.runs.bring_back(asked.data["shown"])
             if "shown" in asked.data
@@ -371,11 +374,11 @@ class Actions:
         return {}
 
     def _run(self, asked: ActionRequest) -> Run | None:
-        """The run that the page shows, if it is still known."""
+        """Return the run that the page shows, if it is still known."""
         return self.runs.find(asked.data.get("run"))
 
     def _card(self, asked: ActionRequest, index: Any) -> Card:
-        """The card with the picture that is there; raises RequestError if none is."""
+        """Return the card with its finished picture; raises RequestError if there is none."""
         run = self._run(asked)
         card = run and index in range(MAX_PROMPTS) and run.cards[index].finished
         if card and card.picture.there:
@@ -385,8 +388,11 @@ class Actions:
     # --- the boxes ------------------------------------------------------------------------------
 
     def _do_look(self, asked: ActionRequest) -> dict[str, Any]:
-        """What is to be said of what is filled in: of each box, of all, whether Live is possible,
-        and which field is wrong; where a page is fresh, which models there are by now."""
+        """Check the values that are filled in, and return remarks about them.
+
+        They are about each box and all of them, whether Live is possible, and which field is wrong;
+        a fresh page also gets the models that there are by now.
+        """
         filled, language, refused = asked.filled(), asked.language, {}
         per_picture = [*filled["own"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
         prompts = filled["prompts"][:MAX_PROMPTS]
@@ -430,7 +436,7 @@ class Actions:
         }
 
     def _model_values(self, filled: Mapping[str, Any]) -> dict[str, Any]:
-        """The steps of the presets and the sizes of the model that is filled in, if there is one."""
+        """Return the steps of the presets and the sizes of the chosen model, if there is one."""
         try:
             defaults = self.engine.catalog.defaults(filled.get("model", ""))
         except RequestError:
@@ -450,7 +456,7 @@ class Actions:
         return language.translate(slow.sentence) if slow else ""
 
     def _do_model(self, asked: ActionRequest) -> dict[str, Any]:
-        """What another model brings along, but for texts."""
+        """Return the settings that another model brings along, except for texts."""
         name = str(asked.data.get("model"))
         brought = form.show_settings(vars(self.engine.catalog.defaults(name)), self.engine.catalog)
         left = {
@@ -475,7 +481,7 @@ class Actions:
         )
 
     def _do_read(self, asked: ActionRequest) -> dict[str, Any]:
-        """Reads a picture that has been uploaded."""
+        """Read a picture that has been uploaded."""
         file = uploaded(asked.data.get("file"))
         request, _ = parse_usable(read_parameters(file))
         return self._gathered(request, asked) | self._fill_from(
@@ -487,7 +493,7 @@ class Actions:
         )
 
     def _fill_from(self, file: Path, asked: ActionRequest, said: Sentence) -> dict[str, Any]:
-        """As `_fill`, with what a picture was made from.
+        """Fill the form with the settings of a picture, as `_fill`.
 
         Raises:
             RequestError: the file carries no settings, or no prompt.
@@ -515,8 +521,7 @@ class Actions:
         return self._fill(request, asked, said, *more)
 
     def _fill(self, request: Request, asked: ActionRequest, *texts: Sentence) -> dict[str, Any]:
-        """The form of a request as far as it can be made here; what is told, and what of it is
-        otherwise here."""
+        """Return the form of a request as far as it can be made here, with remarks on the rest."""
         values, otherwise = self.runs.values_here(request, asked.browser)
         return {
             "form": {**form.show(values, self.engine.catalog), "keep": []},
@@ -524,12 +529,14 @@ class Actions:
         }
 
     def _gathered(self, request: Request, asked: ActionRequest) -> dict[str, Any]:
-        """The pictures of a request, where the browser's runs still have them."""
+        """Return the pictures of a request, where the browser's runs still have them."""
         return _named(self.runs.gather(request, asked.browser, asked.address))
 
     def _do_take(self, asked: ActionRequest) -> dict[str, Any]:
-        """Takes a picture in: one of a card or of the history, or a file that has been uploaded;
-        from one of these the settings are read instead if that is asked for and it has any."""
+        """Take a picture in: one of a card or of the history, or an uploaded file.
+
+        The settings of an uploaded file are read instead if that is asked for and it has any.
+        """
         if asked.data.keys() & {"id", "place"}:
             file = self._file(asked)
         else:
@@ -543,7 +550,7 @@ class Actions:
         return {"input": self.inputs.add(asked.browser, given)}
 
     def _do_before(self, asked: ActionRequest) -> dict[str, Any]:
-        """What a picture began with, as it was put under it; nothing if it is not there any more."""
+        """Return the start picture of a card, as it lies under it; nothing if it is gone."""
         with suppress(RequestError, HistoryError, OSError):
             made = read_png(self._file(asked))
             canvas = Canvas.of(made.pictures[0], self.inputs.of(asked.browser))
@@ -560,7 +567,7 @@ class Actions:
     # --- the rest -------------------------------------------------------------------------------
 
     def _do_known(self, asked: ActionRequest) -> dict[str, Any]:
-        """What prompts can say here beside plain words, and the words of a model that has few."""
+        """Return names that prompts can use here, and the words of a model that has few."""
         catalog, adapters = self.engine.catalog, self.engine.adapters
         card = catalog.open(asked.filled().get("model", "")).checkpoint.card
         loras = (f"<lora:{name}:1>" for name in adapters.loras())
@@ -575,7 +582,7 @@ class Actions:
         return {"file": url(self.files.grid(self._run(asked).request, made))}
 
     def _made(self, asked: ActionRequest) -> dict[int, files.PictureFile]:
-        """The pictures that are there, by index; raises RequestError if there are none."""
+        """Return the finished pictures, by index; raises RequestError if there are none."""
         run = self._run(asked)
         pictures = {
             index: picture
@@ -587,7 +594,7 @@ class Actions:
         return pictures
 
     def _do_movie(self, asked: ActionRequest) -> dict[str, Any]:
-        """The journey that was drawn last, to be looked at or as a file; nothing if there is none."""
+        """Return the last journey, to be looked at or as a file; nothing if there is none."""
         run, kind = self._run(asked), asked.data.get("kind")
         if not (run and run.journey):
             return {}
@@ -596,11 +603,11 @@ class Actions:
         return {"file" if kind else "view": url(self.files.movie(run.journey, kind or "webp"))}
 
     def _do_large(self, asked: ActionRequest) -> dict[str, Any]:
-        """A picture enlarged."""
+        """Return a picture enlarged."""
         return {"file": url(self.files.copy(self._file(asked), asked.browser, files.LARGE))}
 
     def _file(self, asked: ActionRequest) -> Path:
-        """The file of the picture that it is about: of the history by its name, else of a card.
+        """Return the file of a request's picture: of the history by its name, else of a card.
 
         Raises:
             RequestError: there is none any more.
@@ -619,7 +626,7 @@ class Actions:
     # --- the history ----------------------------------------------------------------------------
 
     def _do_history(self, asked: ActionRequest) -> dict[str, Any]:
-        """Does what a button of the history asks for, and shows what there is then."""
+        """Carry out a button of the history, and show what there is then."""
         data, owner, say, news = asked.data, asked.browser, asked.language.say, ""
         name = str(data.get("id"))
         match data.get("act"):
@@ -659,8 +666,11 @@ class Actions:
 
 
 def contents(history: History, owner: str, look: Mapping[str, Any], language: Language) -> str:
-    """The newest runs, as many `pages` of them as are asked for: with all their pictures, or with
-    those that are `favourites` or have the `words` in their prompts."""
+    """Render the newest runs, as many `pages` of them as are asked for.
+
+    They have all their pictures, or those that are `favourites` or have the `words` in their
+    prompts.
+    """
     only, said = bool(look.get("favourites")), str(look.get("words") or "")
     limit = RUNS * max(1, min(int(look.get("pages") or 1), MAX_PAGES))
     entries = history.entries(owner, runs=limit + 1, favourites_only=only, words=said)
@@ -670,13 +680,14 @@ def contents(history: History, owner: str, look: Mapping[str, Any], language: La
 
 
 def _named(run: Run | None) -> dict[str, Any]:
-    """What page.js is told of a run, to show it."""
+    """Return a run as page.js needs it to show it."""
     return {"run": run.key, "seed": run.seed} if run else {}
 
 
 def alone(filled: Mapping[str, Any], index: int, seed: int, catalog: Catalog) -> Picture:
-    """The picture that the box at `index` asks for; the seed of all pictures is this one where that
-    is left open.
+    """Return the picture that the box at `index` asks for.
+
+    `seed` is that of all pictures where it is left open.
 
     Raises:
         RequestError: it cannot be served.
@@ -708,9 +719,11 @@ def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
 
 
 def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[str, Sentence | str]:
-    """What is worth saying of a prompt, and of what kind it is: one of its values where it stands
-    for several, that it is near the model's limit or beyond it, which words mean nothing to the
-    model; mostly nothing."""
+    """Return the kind and the text of a remark under a prompt box, mostly nothing.
+
+    It is one of the prompt's values where it stands for several, or says that the prompt is near
+    the model's limit or beyond it, or which words mean nothing to the model.
+    """
     if value != prompt.strip():
         return "such", Sentence("Such as “{prompt}”", prompt=value)
     if len(prompt) > MAX_PROMPT_LENGTH:

@@ -28,7 +28,7 @@ ALL_UPLOADS = 1 << 30  # bytes of all networks on the disk
 
 
 def uploaded(path: Any) -> Path:
-    """A file that somebody has handed in; raises RequestError for any other of the server's."""
+    """Return an uploaded file's path; raises RequestError for any other of the server's files."""
     file = Path(str(path)).resolve()
     if not file.is_relative_to(Path(get_upload_folder()).resolve()) or file.is_dir():
         raise RequestError("This file has not been uploaded.")
@@ -51,7 +51,7 @@ class Uploads:
         self._spent: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request."""
+        """Serve a request."""
         if scope["type"] != "http" or get_route_path(scope) != UPLOAD_PATH:
             return await self._app(scope, receive, send)
         network = visitor_network(HTTPConnection(scope))
@@ -81,7 +81,7 @@ class Uploads:
 
 
 def _make_room(folder: Path) -> None:
-    """Removes the oldest files that were handed in until the rest has ALL_UPLOADS bytes at most."""
+    """Remove the oldest uploads until the rest has ALL_UPLOADS bytes at most."""
     found = sorted(
         (
             (status.st_mtime, status.st_size, file)

@@ -1,8 +1,8 @@
-"""What is filled in on the page, as texts that page.js keeps and as links: read and written.
+"""The page's form, as texts that page.js keeps and as links: read and written.
 
-A form is {"prompts": texts, "seed": text, "settings": texts by name, "own": of each box texts by
-name, "keep": whether each card is kept}. The size is among the settings and what a box has of its
-own, as `named_size` writes it.
+A form is {"prompts": texts, "seed": text, "settings": texts by name, "own": for each box texts by
+name, "keep": whether each card is kept}. The size is among the settings and a box's overrides as
+`named_size` writes it.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ EMPTY = " "  # in a box's own field, what is empty on purpose; what is empty the
 
 
 def read(form: Any) -> dict[str, Any]:
-    """What is filled in, as `Request.check` takes it, but with the seed that may be -1.
+    """Parse a form into values as `Request.check` takes them, with a seed that may be -1.
 
     Raises:
         RequestError: this is no form.
@@ -66,7 +66,7 @@ def read(form: Any) -> dict[str, Any]:
 
 
 def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
-    """The form of values such as `read` returns, complete; which cards are kept is not said."""
+    """Return the form of values such as `read` returns, without the kept cards."""
     prompts, boxes = (
         [*given, *[""] * MAX_PROMPTS][:MAX_PROMPTS] for given in (values["prompts"], values["own"])
     )
@@ -80,7 +80,7 @@ def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
 
 
 def show_settings(values: Mapping[str, Any], catalog: Catalog) -> dict[str, str]:
-    """The settings of a form."""
+    """Return the settings of a form."""
     return {
         "size": named_size((values["height"], values["width"])),
         **{name: _show(setting, values[name]) for name, setting in COMMON.items()},
@@ -94,7 +94,7 @@ def sizes(model: str, catalog: Catalog) -> list[str]:
 
 
 def _show_own(box: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, str]:
-    """A box's own fields; its size is whole where one side is its own."""
+    """Return a box's overrides; its size is whole where one side is overridden."""
     shown = {
         name: _show(OVERRIDABLE[name], value) or EMPTY
         for name, value in box.items()

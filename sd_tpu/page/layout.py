@@ -1,4 +1,4 @@
-"""What is on the page: Gradio's components, and what the parts in page.html are made of."""
+"""Layout of the page: Gradio's components, and the facts of the parts in page.html."""
 
 import dataclasses
 import json
@@ -40,8 +40,11 @@ BARE = dict(js_on_load=None, apply_default_css=False)
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What changes on the page: the progress line, what is read aloud, the pictures, what can be
-    done with all of them; `hub` is where page.js asks the server."""
+    """Parts of the page that change.
+
+    They are the progress line, the texts that are read aloud, the pictures, and the actions for all
+    of them; `hub` is where page.js asks the server.
+    """
 
     line: gr.HTML
     news: gr.HTML
@@ -51,12 +54,12 @@ class View:
     size: tuple[int, int]
 
     def outputs(self) -> list[gr.HTML]:
-        """What a run changes."""
+        """Return the components that a run changes."""
         return [self.line, self.news, *self.figures, self.collection]
 
 
 class Translations(gr.I18n):
-    """What the browser shows in its own language, from the first moment on."""
+    """Texts that the browser shows in its own language, from the first moment on."""
 
     def __init__(self):
         """Begins with nothing."""
@@ -72,7 +75,7 @@ class Translations(gr.I18n):
         )
 
     def label(self, text: str, **facts: Any):
-        """An English text for a component of Gradio's, in all languages."""
+        """Return an English text for a component of Gradio's, in all languages."""
         return self._translated(lambda language: language.say(text, **facts))
 
     def _translated(self, make: Callable[[Language], str]):
@@ -85,8 +88,10 @@ class Translations(gr.I18n):
 def make_page(
     engine: EngineClient, texts: Translations, answer: Callable[[dict], dict], *, history: bool
 ) -> View:
-    """The tools, the cards and the bar below them, with all panels; `answer` answers what page.js
-    asks."""
+    """Lay out the tools, the cards and the bar below them, with all panels.
+
+    `answer` answers page.js's requests.
+    """
     html = partial(_html, texts)
     card, defaults = engine.checkpoint.card, vars(engine.defaults)
     size = defaults["width"], defaults["height"]
@@ -134,7 +139,7 @@ HUB = "window.sdTpu.connect(server.answer, (asked) => trigger('click', asked), u
 
 
 def _html(texts: Translations, name: str, id: str, *facts: Any) -> gr.HTML:
-    """A part of the page, in the language of whoever reads it."""
+    """Return a part of the page, in the language of whoever reads it."""
     return gr.HTML(texts.render(lambda language: part(name, language, *facts)), elem_id=id, **BARE)
 
 
@@ -194,7 +199,7 @@ def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> 
 
 
 def example(folder: Path, index: int, prompt: str) -> Card:
-    """The card before anybody has drawn anything: with an example, if the folder has one."""
+    """Return the card before anybody has drawn: with an example, if the folder has one."""
     file = folder / f"{index}.webp"
     if not file.is_file():
         return Card(index)
@@ -208,13 +213,13 @@ def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
 
 
 def preset_steps(steps: int) -> list[int]:
-    """The steps of the presets Fast, Balanced and Fine, of a model that takes so many."""
+    """Return the steps of the presets Fast, Balanced and Fine, for a model of so many."""
     most = SETTINGS["steps"].kind.most
     return [min(max(1, round(steps * share)), most) for share in (0.5, 1, 2)]
 
 
 def about(engine: EngineClient, language: Language) -> str:
-    """What the pictures are made with."""
+    """Return the text about the model and the server that draw the pictures."""
     kinds = Counter(engine.status().devices)
     devices = ", ".join(f"{count} × {kind.replace('cpu', 'CPU')}" for kind, count in kinds.items())
     packages = ", ".join(f"{name} {version(name)}" for name in ("flax", "gradio"))

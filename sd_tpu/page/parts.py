@@ -43,7 +43,7 @@ STATES = {
 
 
 def part(name: str, language: Language, *facts: Any) -> str:
-    """A part of the page: what the macro of this name in page.html makes of the facts."""
+    """Render the macro of this name in page.html with the facts."""
     return str(getattr(_parts(language), name)(*facts))
 
 
@@ -103,7 +103,7 @@ _PAGE = jinja2.Environment(
 
 
 def words(language: Language, values: Mapping[str, Any]) -> str:
-    """Settings by their names, as a label: `Euler · 20 steps · 512×768`."""
+    """Return settings, given by name, as a label: `Euler · 20 steps · 512×768`."""
     return " · ".join(map(language.translate, captions(values)))
 
 

@@ -1,8 +1,8 @@
-"""What the server remembers of each visitor: nothing, as the browser knows what is filled in.
+"""Sessions without memory: the server keeps nothing of a visitor, as the browser has the form.
 
-Gradio's own sessions each hold a description of every component, for links that this page does
-not offer, and stay for ever: 0.5 MB for each program that asks something once. Here all visitors
-have the same one. What somebody has asked for who does not listen is not made.
+Gradio's own sessions each hold a description of every component, for links that this page does not
+offer, and stay for ever: 0.5 MB for each program that asks something once. Here all visitors share
+one. Events for somebody who does not listen are not made.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ class _Everybody(SessionState):
     """The page as it is for everybody."""
 
     def __init__(self, page: gr.Blocks):
-        """Takes the components of the page itself."""
+        """Take the components of the page itself."""
         # Without components there is nothing to describe.
         super().__init__(SimpleNamespace(default_config=page.default_config, blocks={}))
         self.blocks_config.blocks = page.default_config.blocks
         self.blocks_config.fns = page.default_config.fns
 
     def __setitem__(self, key: int, value: Any) -> None:
-        """Takes nothing down: Gradio writes here that what an event left out stays as it is."""
+        """Record nothing: Gradio writes here that what an event left out stays as it is."""
 
     def _update_value_in_config(self, key: int, value: Any) -> None:
-        """Describes nothing anew."""
+        """Describe nothing anew."""
 
 
 class _Sessions(StateHolder):
@@ -66,8 +66,10 @@ class _Sessions(StateHolder):
         self._leave_the_silent()
 
     def _leave_the_silent(self) -> None:
-        """Ends what was asked for by sessions that do not listen: whoever listens is told at once
-        what there is to tell, so of the others it piles up."""
+        """End the events of sessions that do not listen.
+
+        A listener is told at once, so only the events of the others pile up.
+        """
         queue, now = self.blocks._queue, time.monotonic()
         untold = {
             name

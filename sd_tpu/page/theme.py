@@ -1,4 +1,4 @@
-"""What the page looks like: colours here, layout in page.css, behaviour in page.js."""
+"""Look of the page: colours here, layout in page.css, behaviour in page.js."""
 
 import re
 from pathlib import Path
@@ -50,7 +50,7 @@ def theme() -> gr.themes.Base:
 
 
 def style(defaults: Picture) -> str:
-    """The layout, for pictures of the defaults' shape."""
+    """Return the layout, for pictures of the defaults' shape."""
     shape = f":root {{ --aspect: {defaults.width / defaults.height:.4f}; }}\n"
     return shape + (_HERE / "page.css").read_text(encoding="utf-8")
 

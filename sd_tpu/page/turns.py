@@ -29,7 +29,7 @@ class Turns:
         self._waiting: OrderedDict[str, deque[asyncio.Future]] = OrderedDict()
 
     async def call(self, whose: str, function: Callable, *values: Any) -> Any:
-        """Calls a function when it is somebody's turn; returns what it does.
+        """Call a function when it is somebody's turn; return its result.
 
         Raises:
             Busy: somebody has asked for too much at once.
@@ -65,7 +65,7 @@ class Turns:
             raise
 
     def _pass_on(self) -> None:
-        """Gives a turn to whoever has waited longest since the last one."""
+        """Give a turn to whoever has waited longest since the last one."""
         while self._waiting:
             whose, turns = self._waiting.popitem(last=False)
             turn = turns.popleft()

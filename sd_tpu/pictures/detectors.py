@@ -1,7 +1,7 @@
-"""What a ControlNet follows of a photo: its edges, or lines as if somebody had drawn it.
+"""Detectors of a photo's edges or lines, which a ControlNet follows.
 
-Lines are white on black, as the published ControlNets were taught. Each takes a picture uint8
-[H, W, 3] and returns one uint8 [H, W].
+Lines are white on black, as the published ControlNets were taught. Each detector takes a picture
+uint8 [H, W, 3] and returns one uint8 [H, W].
 """
 
 from collections.abc import Callable, Mapping
@@ -55,8 +55,10 @@ DETECT: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def detected(pixels: np.ndarray, detector: str) -> np.ndarray:
-    """What is followed of a picture uint8 [H, W, 3] by the detector of this key, like it; "" is
-    all of it."""
+    """Return the lines of a picture, uint8 [H, W, 3] like it, by the detector of this key.
+
+    "" returns the picture itself.
+    """
     return in_colours(DETECT[detector](pixels)) if detector else pixels
 
 

@@ -36,7 +36,7 @@ class DrawnImage(Image.Image):
         index: int = 0,
         unsafe: bool = False,
     ):
-        """Copies pixels.
+        """Copy pixels.
 
         Args:
             pixels: uint8 [H, W, 3].
@@ -56,7 +56,7 @@ class DrawnImage(Image.Image):
         format: str | None = None,
         **params: Any,
     ) -> None:
-        """Saves the image as `PIL.Image.Image.save` does; a PNG file carries the settings."""
+        """Save the image as `PIL.Image.Image.save` does; a PNG file carries the settings."""
         super().save(fp, format, **{"pnginfo": png_info(self.info[KEY]), **params})
 
     def __getstate__(self) -> list[Any]:

@@ -46,7 +46,7 @@ class PictureFile:
 
     @property
     def name(self) -> str:
-        """What the PNG is called."""
+        """Name of the PNG file."""
         return Path(self.png).name
 
     @property
@@ -64,14 +64,16 @@ class Files:
     """
 
     def __init__(self, folder: Path, to_png: Callable[[np.ndarray, Request], bytes]):
-        """Writes into this folder; `to_png` is the engine's."""
+        """Write into this folder; `to_png` is the engine's."""
         self.names = _Names()
         self._folder, self._to_png = folder.resolve(), to_png
         self._salt = secrets.token_bytes(32)
 
     def add(self, request: Request, index: int, pixels: np.ndarray, whose: str = "") -> PictureFile:
-        """Writes the picture uint8 [H, W, 3] at `index`, with its settings. What is one browser's
-        and what is another's lie apart, also where they are alike."""
+        """Write the picture uint8 [H, W, 3] at `index`, with its settings.
+
+        Equal pictures of different browsers get files of their own.
+        """
         name, png = _name(request.pictures[index]), self._to_png(pixels, request.only(index))
         return PictureFile(
             png=self._save(png, f"{name}.png", whose=whose),
@@ -79,7 +81,7 @@ class Files:
         )
 
     def archive(self, pictures: Mapping[int, PictureFile]) -> str:
-        """Writes a ZIP of pictures by their places; returns its path. Raises OSError."""
+        """Write a ZIP of pictures by their indices; returns its path. Raises OSError."""
         pngs = {index: Path(picture.png) for index, picture in pictures.items()}
         return self._once(
             pngs,
@@ -90,8 +92,9 @@ class Files:
         )
 
     def grid(self, request: Request, pictures: Mapping[int, PictureFile]) -> str:
-        """Writes the pictures of a request side by side, each above its label, with all their
-        prompts; returns the PNG's path. Together they are at least LARGE pixels wide.
+        """Write the pictures of a request side by side, each above its label, with all prompts.
+
+        Together they are at least LARGE pixels wide. Returns the PNG's path.
 
         Raises:
             OSError: the pictures have been pruned.
@@ -103,7 +106,7 @@ class Files:
         )
 
     def movie(self, pictures: Sequence[PictureFile], kind: str) -> str:
-        """Writes pictures one after the other as a file of one of `kinds_here`; returns its path.
+        """Write pictures one after the other as a file of one of `kinds_here`; return its path.
 
         Raises:
             OSError: the pictures have been pruned, or it cannot be written.
@@ -122,8 +125,9 @@ class Files:
         return self._written_once(pictures, f"journey.{kind}", write)
 
     def copy(self, png: Path, whose: str, least: int = 0) -> str:
-        """Writes a picture of ours once more, to be served: byte for byte, or smoothly enlarged to
-        be as wide as this at `least`, in pixels; returns its path.
+        """Write a picture of ours once more, to be served; return its path.
+
+        It is copied byte for byte, or smoothly enlarged to be at least `least` pixels wide.
 
         Raises:
             OSError: there is no such file any more.
@@ -139,8 +143,10 @@ class Files:
         return self._save(copied, f"{name}.png", of=data, whose=whose)
 
     def forget(self, png: Path, whose: str) -> None:
-        """Removes all that was made of a picture of somebody's history, by its file there, but for
-        the ZIPs and grids that it is in: they go with the page's other files."""
+        """Remove all files that were made of a picture of somebody's history, given its file there.
+
+        ZIPs and grids that it is in go with the page's other files.
+        """
         with suppress(OSError):  # there is none
             folder = self._home(png.read_bytes(), whose)
             for file in folder.iterdir():
@@ -149,19 +155,18 @@ class Files:
             folder.rmdir()
 
     def bring_back(self, picture: PictureFile, png: Path) -> None:
-        """Writes the files of a picture that was forgotten once more, from that of the history;
-        raises OSError."""
+        """Write the files of a forgotten picture once more, from the history's; raises OSError."""
         with Image.open(png) as image:
             shown = _shown(np.asarray(image))
         for path, data in ((picture.png, png.read_bytes()), (picture.shown, shown)):
             self._served(Path(path)).write_bytes(data)
 
     def _once(self, of: Any, name: str, make: Callable[[], bytes]) -> str:
-        """As `_written_once`, of a file with this content."""
+        """Return the path of a file with this content, as `_written_once`."""
         return self._written_once(of, name, lambda unfinished: unfinished.write_bytes(make()))
 
     def _written_once(self, of: Any, name: str, write: Callable[[Path], object]) -> str:
-        """The path of a file that is written unless it is there, made of these paths and values."""
+        """Write a file made of these paths and values unless it is there; return its path."""
         path = self._new(repr(of).encode(), name)
         if not path.is_file():
             unfinished = path.with_stem(secrets.token_hex(8))  # whoever asks meanwhile sees no half
@@ -179,7 +184,7 @@ class Files:
         return self._served(self._home(of, whose) / name)
 
     def _served(self, path: Path) -> Path:
-        """The path, of which a file is to be written."""
+        """Return the path of a file that is to be written."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.names.add(str(path))
         return path
@@ -199,7 +204,7 @@ class _Names(set):
         return iter(self.copy())
 
     def __isub__(self, deleted):
-        """Takes names out, and away the folders of what has been deleted."""
+        """Remove names, and the folders of deleted files."""
         for path in deleted:
             with suppress(OSError):  # something else is in it
                 Path(path).parent.rmdir()
@@ -222,8 +227,11 @@ def _grid(request: Request, pictures: Mapping[int, PictureFile]) -> np.ndarray:
 
 
 def captions(request: Request) -> dict[int, str]:
-    """What a grid says below each picture, by index, in English as it is drawn in Latin letters:
-    what sets it apart, else its prompt if that is in Latin letters."""
+    """Return the captions below each picture of a grid, by index.
+
+    A caption is what sets a picture apart, else its prompt. A grid's letters are Latin: captions
+    are English, and prompts in other letters are left out.
+    """
 
     def latin(prompt: str) -> str:
         return prompt if max(prompt) <= "ÿ" else ""
@@ -236,7 +244,7 @@ def captions(request: Request) -> dict[int, str]:
 
 
 def thumbnail(file: Path) -> str:
-    """A picture's file as a small picture inside the page; nothing if it is gone or broken."""
+    """Return a picture's file as a small data URL; "" if it is gone or broken."""
     try:
         return _thumbnail(file)
     except (OSError, SyntaxError):  # the latter is Pillow's for some broken PNGs

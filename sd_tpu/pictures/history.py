@@ -1,8 +1,8 @@
-"""What each browser made, kept over restarts: rows in SQLite, pictures as PNG files beside it.
+"""The history: pictures of each browser, kept over restarts as SQLite rows and PNG files.
 
 A file is whole on the disk before its row is, and gone before its row: whenever the server is
-killed, a file without a row is a finished picture, which the next start reads back. So it does
-with all of them where the database is lost: a file's name tells whose it is, and the PNG how it was
+killed, a file without a row is a finished picture, which the next start reads back. So it does with
+all of them where the database is lost: a file's name tells whose it is, and the PNG how it was
 made.
 """
 
@@ -113,14 +113,23 @@ DELETE FROM pictures WHERE id IN (
 
 
 class HistoryError(SentenceError):
-    """The history cannot be kept or read; the message says why."""
+    """An error of the history's disk or database; the message says what failed and why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HistoryEntry:
-    """A picture of the history: `number` counts its owner's pictures, `made_at` is in seconds since
-    1970, `picture` is what makes it again; it was made at a `place` of the gallery, in a `run`.
-    `file` is its PNG."""
+    """A picture of the history.
+
+    Attributes:
+        id: its name.
+        number: counts its owner's pictures.
+        made_at: seconds since 1970.
+        favourite: whether it is marked.
+        picture: the settings that make it again.
+        run: in which it was made.
+        index: of its card in the gallery.
+        file: its PNG.
+    """
 
     id: str
     number: int
@@ -142,7 +151,7 @@ class History:
     def __init__(
         self, folder: str | Path, *, max_bytes: int = MAX_BYTES, max_age_days: float = MAX_AGE_DAYS
     ):
-        """Opens the history in a folder, or begins one, and prunes it.
+        """Open the history in a folder, or begin one, and prune it.
 
         A database that is broken is set aside. Pictures that the database does not know are read
         back: they are their owner's again, as old as their files, and favourites only if they are
@@ -189,7 +198,7 @@ class History:
         run: str,
         index: int,
     ) -> None:
-        """Adds a picture in the background: a disk may be slow, and a database another server's.
+        """Add a picture in the background: a disk may be slow, and a database another server's.
 
         Args:
             owner: as `add` takes it, like `picture`, `name`, `run` and `index`.
@@ -223,7 +232,7 @@ class History:
         index: int = 0,
         name: str | None = None,
     ) -> HistoryEntry:
-        """Keeps a finished picture; once this returns, it outlives the server.
+        """Add a finished picture; once this returns, it outlives the server.
 
         From time to time it prunes first.
 
@@ -266,7 +275,7 @@ class History:
         words: str = "",
         run: str | None = None,
     ) -> list[HistoryEntry]:
-        """The owner's pictures by run, the newest run first, each in the order of the gallery.
+        """Return the owner's pictures by run, the newest run first, in the order of the gallery.
 
         Args:
             owner: whose they are.
@@ -298,7 +307,7 @@ class History:
         ]
 
     def picture(self, owner: str, id: str) -> Path | None:
-        """The PNG file of the owner's picture; None if there is no such picture of this owner."""
+        """Return the PNG file of the owner's picture; None if this owner has no such picture."""
         hashed = _hashed(owner)
         rows = self._ask(
             "SELECT id, owner FROM pictures WHERE id = ? AND owner = ? AND deleted_at IS NULL",
@@ -319,7 +328,7 @@ class History:
         return pending | {id: bool(favourite) for id, favourite in rows}
 
     def set_favourite(self, owner: str, id: str, favourite: bool) -> bool:
-        """Marks a picture, or takes the mark away; whether the owner has such a picture."""
+        """Mark a picture, or take the mark away; return whether the owner has such a picture."""
         hashed = _hashed(owner)
         return bool(
             self._ask(
@@ -331,9 +340,11 @@ class History:
         )
 
     def delete(self, owner: str, id: str | None = None) -> list[Path]:
-        """Deletes a picture of the owner, or all but the favourites; for good as soon as
-        UNDO_SECONDS have passed without `restore`, or when the history is closed. Returns the
-        files; none if there is no such picture of this owner."""
+        """Delete a picture of the owner, or all but the favourites, and return their files.
+
+        They are deleted for good as soon as UNDO_SECONDS have passed without `restore`, or when the
+        history is closed. Returns nothing if there is no such picture of this owner.
+        """
         hashed = _hashed(owner)
         rows = self._ask(
             "UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
@@ -348,8 +359,10 @@ class History:
         return [self._file(*row) for row in rows]
 
     def unshared(self, owner: str, gone: Collection[Path]) -> list[Path]:
-        """Of these files of deleted pictures those that no picture of the owner's is like, byte for
-        byte: the same may have been drawn twice."""
+        """Return those files of deleted pictures that no other picture of the owner equals.
+
+        A picture may have been drawn twice, with the same bytes.
+        """
         rows = self._ask(
             "SELECT id, owner, bytes FROM pictures WHERE owner = ? AND deleted_at IS NULL",
             (_hashed(owner),),
@@ -360,8 +373,10 @@ class History:
         return [file for file in gone if not _among(file, there)]
 
     def restore(self, owner: str) -> int:
-        """Takes the owner's last deletion back, if it is not yet for good; returns how many
-        pictures are there again."""
+        """Take the owner's last deletion back, if it is not yet for good.
+
+        Returns how many pictures are there again.
+        """
         return len(
             self._ask(
                 "UPDATE pictures SET deleted_at = NULL WHERE owner = :owner AND deleted_at = "
@@ -371,14 +386,16 @@ class History:
         )
 
     def drop(self, owner: str, id: str) -> None:
-        """Deletes a picture for good at once, unless it has become a favourite."""
+        """Delete a picture for good at once, unless it has become a favourite."""
         self._delete(
             "DELETE FROM pictures WHERE id = ? AND owner = ? AND NOT favourite RETURNING id, owner",
             (id, _hashed(owner)),
         )
 
     def prune(self) -> int:
-        """Deletes what is too old, and the oldest while all together are too large; how many.
+        """Delete pictures that are too old, and the oldest while all are too large.
+
+        Returns how many were deleted.
 
         Favourites do not grow old, and go only when there is nothing else left to go. By age at
         most one in SHARE goes within AGE_SECONDS.
@@ -422,8 +439,7 @@ class History:
         os.utime(self._aged, (time.time(), time.time()))
 
     def close(self) -> None:
-        """Closes the database, once what is being added is there or BUSY_SECONDS have passed;
-        nothing can be asked of it any more."""
+        """Close the database, once pending pictures are there or BUSY_SECONDS have passed."""
         futures.wait(self._adding(), BUSY_SECONDS)
         if lost := len(self._adding()):
             log.error(
@@ -450,7 +466,7 @@ class History:
             self._delete_for_good(UNDO_SECONDS)
 
     def _delete_for_good(self, seconds: float) -> int:
-        """What has been deleted so long ago, or by a clock that was ahead; returns how many."""
+        """Finish deletions older than `seconds`, or of a clock that was ahead; return how many."""
         now = time.time()
         return self._delete(
             "DELETE FROM pictures WHERE deleted_at <= ? OR deleted_at > ? RETURNING id, owner",
@@ -481,13 +497,15 @@ class History:
         return aside
 
     def _adding(self, owner: str | None = None) -> list[Future]:
-        """What is being added, of an owner by its hash, or of all."""
+        """Return the pending additions, of an owner by its hash, or of all."""
         with self._starting:
             return [future for whose, future in self._pending.values() if owner in (None, whose)]
 
     def _ask(self, statement: str, values: tuple | dict, owner: str | None = None) -> list[tuple]:
-        """The rows of a statement, once what an owner adds, by its hash, is there, if that takes no
-        longer than PENDING_SECONDS."""
+        """Return the rows of a statement.
+
+        It waits at most PENDING_SECONDS for pictures that an owner, given by its hash, is adding.
+        """
         if owner:
             futures.wait(self._adding(owner), PENDING_SECONDS)
         with _told(Sentence("The history cannot be read or changed")):
@@ -514,7 +532,7 @@ class History:
         *,
         favourite: bool = False,
     ) -> list[tuple]:
-        """Adds the row of a picture whose file is there; returns what the statement does."""
+        """Add the row of a picture whose file is there; return the statement's rows."""
         values = dict(
             id=name,
             owner=hashed,
@@ -528,8 +546,10 @@ class History:
         return self._run(statement, values)
 
     def _delete(self, statement: str, values: tuple) -> int:
-        """Deletes by a statement that returns the names and owners of what it deletes; the files
-        go before that is done for good, or the next start would read them back."""
+        """Delete by a statement that returns the names and owners of its rows.
+
+        The files go before that is done for good, or the next start would read them back.
+        """
         with _told(Sentence("The history cannot be read or changed")), self._lock, self._database:
             self._database.execute("BEGIN IMMEDIATE")
             gone = self._database.execute(statement, values).fetchall()
@@ -552,8 +572,10 @@ class History:
         return self._pictures / f"{hashed}-{name}.png"
 
     def _clean(self) -> None:
-        """Reads files without a row back, and removes rows without a file, which somebody deleted
-        by hand, and drafts, which are no whole files."""
+        """Read back files without a row, and remove rows without a file, and drafts.
+
+        Somebody has deleted such a row's file by hand; a draft is no whole file.
+        """
         rows = self._run("SELECT id, owner FROM pictures", ())
         for name, hashed in rows:
             with suppress(FileNotFoundError):  # named as in schema 1
@@ -568,7 +590,7 @@ class History:
         self._read_back(sorted(filter(_named, unknown), key=_written))
 
     def _read_back(self, files: list[Path]) -> None:
-        """Adds rows of files that have none, or sets them aside, so that nothing is lost."""
+        """Add rows of files that have none, or set the files aside, so that nothing is lost."""
         oldest = self._oldest([*map(_written, files)])
         others = [file for file in files if not self._owned(file, oldest)]
         if len(files) > len(others):
@@ -593,8 +615,10 @@ class History:
             )
 
     def _owned(self, file: Path, oldest: float) -> bool:
-        """Adds the row of a file as far as it tells; whether it does. One that is so old must have
-        been a favourite."""
+        """Add the row of a file as far as it tells; return whether it does.
+
+        A file that is older than `oldest` must have been a favourite.
+        """
         hashed, name = _named(file).groups()
         made_at = _written(file)
         try:
@@ -622,18 +646,18 @@ class _BrokenError(Exception):
 
 
 def new_name() -> str:
-    """A name for a picture that nobody can guess."""
+    """Draw a name for a picture that nobody can guess."""
     return secrets.token_hex(16)
 
 
 def request_of(entries: Sequence[HistoryEntry]) -> Request:
-    """What makes a run again: where a card was drawn again, what was there last."""
+    """Return the request that makes a run again, with the last picture of each card."""
     latest = {entry.index: entry.picture for entry in entries if 0 <= entry.index < MAX_PROMPTS}
     return Request(tuple(map(latest.get, range(max(latest) + 1))))
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    """The database in the file, made if absent; raises _BrokenError if it is none of ours."""
+    """Open the database in the file, made if absent; raises _BrokenError for other files."""
     database = _open(file)
     try:
         database.execute("PRAGMA journal_mode = WAL")
@@ -672,7 +696,7 @@ def _open(file: Path) -> sqlite3.Connection:
 
 
 def _write(file: Path, data: bytes) -> Path:
-    """The file, there as a whole or not at all, even after a power cut."""
+    """Write the file as a whole or not at all, even through a power cut; return its path."""
     draft = file.with_suffix(DRAFT)
     try:
         with draft.open("wb") as opened:
@@ -703,7 +727,7 @@ def _remove(file: Path) -> None:
 
 
 def _named(file: Path) -> re.Match | None:
-    """The owner and the name of a picture that its file's name tells, if it is a picture's."""
+    """Match the owner and the name in a picture's file name; None for other files."""
     return _NAME.fullmatch(file.name)
 
 
@@ -727,7 +751,7 @@ def _sync(folder: Path) -> None:
 
 @contextmanager
 def _told(what: Sentence) -> Iterator[None]:
-    """Turns what disks and databases raise into one sentence."""
+    """Raise the errors of disks and databases as one sentence."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -737,7 +761,7 @@ def _told(what: Sentence) -> Iterator[None]:
 
 
 def _hashed(owner: str) -> str:
-    """What is kept of an owner. Its text is random and long, so that no salt is needed."""
+    """Hash an owner for the database. The text is random and long, so that no salt is needed."""
     if not isinstance(owner, str) or len(owner) < MIN_OWNER_LENGTH:
         raise HistoryError(
             "An owner is a text of at least {least} random characters.", least=MIN_OWNER_LENGTH
@@ -752,7 +776,7 @@ def _says(text: str, words: str) -> bool:
 
 
 def _picture(text: str) -> Picture:
-    """What a row holds; in older ones it is a request for one picture, and no spacing is None."""
+    """Return the picture of a row; older rows hold a request for one, and null as no spacing."""
     values = json.loads(text)
     (prompt,) = values.get("prompts") or [values.get("prompt")]
     known = {name: values[name] for name in SETTINGS.keys() & values.keys()}

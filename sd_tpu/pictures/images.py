@@ -122,7 +122,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # which PNG's text chu
 
 
 def blurred(pixels: np.ndarray) -> np.ndarray:
-    """A picture uint8 [H, W, 3] of which little more than its colours is left."""
+    """Blur a picture uint8 [H, W, 3] until little more than its colours is left."""
     radius = max(pixels.shape) / 12
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
@@ -156,8 +156,10 @@ def make_grid(
 
 
 def framed(pictures: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-    """The pictures, uint8 [H, W, 3], each in the middle of a blank as high as the highest
-    and as wide as the widest; a None stays what it is."""
+    """Center pictures uint8 [H, W, 3] in blanks of the largest height and width.
+
+    A None stays None.
+    """
     there = [picture.shape for picture in pictures if picture is not None]
     height, width, _ = map(max, zip(*there, strict=True))
 
@@ -172,8 +174,10 @@ def framed(pictures: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
 
 
 def enlarged(pixels: np.ndarray, least: int) -> np.ndarray:
-    """The picture as wide as this at least, as many times its size as that takes, smoothly
-    (Lanczos); uint8 [H, W, 3] both."""
+    """Enlarge a picture uint8 [H, W, 3] by a whole factor, smoothly, to be `least` wide or more.
+
+    The filter is Lanczos'.
+    """
     times = max(1, -(-least // pixels.shape[1]))
     size = (pixels.shape[1] * times, pixels.shape[0] * times)
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
@@ -182,7 +186,7 @@ def enlarged(pixels: np.ndarray, least: int) -> np.ndarray:
 def with_labels(
     pictures: Sequence[np.ndarray | None], texts: Sequence[str], least: int = MIN_LABELLED
 ) -> list[np.ndarray | None]:
-    """The pictures, each with a line of text in a band below it, for a grid.
+    """Return the pictures, each with a line of text in a band below it, for a grid.
 
     Pictures that are narrower than `least`, in pixels, are `enlarged`.
 
@@ -218,36 +222,42 @@ def with_labels(
 
 
 def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """As much of the text as fits in the width, in pixels, with an ellipsis if that is not all."""
+    """Cut a text to a width in pixels; an ellipsis shows that it was cut."""
     lengths = range(len(text), 0, -1)
     cuts = (text[:length].rstrip() + "…" * (length < len(text)) for length in lengths)
     return next((cut for cut in cuts if font.getlength(cut) <= width), "")
 
 
 def to_png(pixels: np.ndarray, request: Request, **facts: Any) -> bytes:
-    """A PNG file of pixels uint8 [H, W, 3] that carries the request it was made from, and the facts
-    that `format_parameters` takes."""
+    """Return a PNG file of pixels uint8 [H, W, 3] that carries the request it was made from.
+
+    Facts are those that `format_parameters` takes.
+    """
     return with_text(pixels, format_parameters(request, **facts))
 
 
 def with_text(pixels: np.ndarray, text: str) -> bytes:
-    """A PNG file of pixels uint8 [H, W, 3] that carries a text of `format_parameters`."""
+    """Return a PNG file of pixels uint8 [H, W, 3] that carries a text of `format_parameters`."""
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG", pnginfo=png_info(text))
     return file.getvalue()
 
 
 def png_info(text: str) -> PngInfo:
-    """The chunk of a PNG file that carries a text of `format_parameters`, as Pillow takes it."""
+    """Return the chunk of a PNG file for a text of `format_parameters`, as Pillow takes it."""
     info, latin = PngInfo(), text.encode("latin-1", "replace").decode("latin-1")
     info.add_text(KEY, text if _decoded(latin) == text else iTXt(text))
     return info
 
 
 def to_webp(pixels: np.ndarray, quality: int | None, *, effort: int = 0) -> bytes:
-    """A WebP file of pixels uint8 [H, W, 3], to be looked at: small, quickly made, and without
-    settings. A quality (0 to 100) of 70 is enough for a preview; None loses nothing. With more
-    effort, up to 6, it takes longer and is smaller."""
+    """Return a small WebP file, without settings, of pixels uint8 [H, W, 3].
+
+    Args:
+        pixels: of the picture.
+        quality: 0 to 100, of which 70 is enough for a preview; None loses nothing.
+        effort: up to 6; more takes longer and is smaller.
+    """
     file = BytesIO()
     lossless = dict(lossless=True, quality=0) if quality is None else dict(quality=quality)
     Image.fromarray(pixels).save(file, "WEBP", method=effort, **lossless)
@@ -260,12 +270,12 @@ def data_url(pixels: np.ndarray) -> str:
 
 
 def webp_url(file: bytes) -> str:
-    """A WebP file inside the page."""
+    """Return a WebP file as a data URL."""
     return f"data:image/webp;base64,{base64.b64encode(file).decode()}"
 
 
 def to_zip(files: Mapping[str, bytes]) -> bytes:
-    """A zip file of these files by name. PNGs are compressed already, so they are only stored."""
+    """Return a zip of these files by name. PNGs are compressed already, so they are only stored."""
     file = BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files.items():
@@ -274,7 +284,7 @@ def to_zip(files: Mapping[str, bytes]) -> bytes:
 
 
 def read_png(file: bytes | str | PathLike | BinaryIO) -> Request:
-    """The request that a picture's file carries, mostly a PNG; its pixels are not decoded.
+    """Read the request that a picture's file, mostly a PNG, carries; pixels are not decoded.
 
     Raises:
         RequestError: the file is no picture or no whole PNG, or carries no settings, or bad ones.
@@ -291,8 +301,7 @@ def carries_settings(file: bytes | str | PathLike | BinaryIO) -> bool:
 
 
 def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
-    """The text that a picture's file carries, as `read_text`; raises RequestError also where there
-    is none."""
+    """Read the text of settings in a picture's file; raises RequestError where there is none."""
     if text := read_text(file):
         return text
     raise RequestError(
@@ -301,9 +310,10 @@ def read_parameters(file: bytes | str | PathLike | BinaryIO) -> str:
 
 
 def read_text(file: bytes | str | PathLike | BinaryIO) -> str:
-    """The text of settings that a picture's file carries, or what else stands where programs write
-    them; empty if there is none that can be read. The pixels are not decoded. What is in memory
-    already, such as what has just been drawn, may be larger than what is read.
+    """Read the text of settings in a picture's file, or another text in its place.
+
+    It is empty if none can be read. Pixels are not decoded. A file in memory, such as a picture
+    just drawn, may be larger than one that is read.
 
     Raises:
         RequestError: the file is no picture, or no whole PNG.
@@ -334,7 +344,7 @@ class _ReadOnce(BytesIO):
         self._left = 4 * len(data) + (1 << 20)
 
     def read(self, size: int | None = -1) -> bytes:
-        """As that of any file; raises OSError once too much has been read."""
+        """Read as from any file; raises OSError once too much has been read."""
         data = super().read(size)
         self._left -= len(data)
         if self._left < 0:
@@ -343,8 +353,12 @@ class _ReadOnce(BytesIO):
 
 
 def open_picture(data: bytes, formats: Sequence[str] | None = None) -> Image.Image:
-    """The picture of a file, not yet decoded, of one of these formats or of any; raises whatever
-    Pillow does."""
+    """Open a picture without decoding it; raises whatever Pillow does.
+
+    Args:
+        data: the file.
+        formats: the only ones to accept; None is any.
+    """
     if data.startswith(b"\xff\xd8"):  # a JPEG, all of whose EXIF Pillow joins and reads at once
         first, mark, rest = data.partition(_EXIF)
         data = first + mark + rest.replace(_EXIF, b"Exif\0\1")
@@ -352,8 +366,10 @@ def open_picture(data: bytes, formats: Sequence[str] | None = None) -> Image.Ima
 
 
 def read_exif(data: bytes) -> tuple[Image.Exif, Image.Exif]:
-    """The tags of a picture and those of EXIF's own directory, each of which is decoded when it is
-    asked for; as far as they are not damaged, and none of more than MAX_EXIF_BYTES."""
+    """Return a picture's tags and those of EXIF's own directory, decoded when they are asked for.
+
+    Damaged tags, and those of more than MAX_EXIF_BYTES, are left out.
+    """
     outer, inner = Image.Exif(), Image.Exif()
     if len(data) <= MAX_EXIF_BYTES:
         with contextlib.suppress(Exception):  # Pillow raises whatever a damaged file leads it into
@@ -365,7 +381,7 @@ def read_exif(data: bytes) -> tuple[Image.Exif, Image.Exif]:
 
 
 def _texts_before_pixels(data: bytes) -> bytes:
-    """A PNG of the chunks that are read, with its texts where Pillow finds them without decoding.
+    """Return a PNG of the chunks that are read, its texts where Pillow need not decode pixels.
 
     Raises:
         RequestError: Pillow would read the PNG for long, or not to its end.
@@ -389,8 +405,7 @@ def _texts_before_pixels(data: bytes) -> bytes:
 
 
 def _texts(info: Mapping[str, Any]) -> Iterator[str | bytes]:
-    """What stands where programs write settings, in Pillow's `info` of a file: first where most
-    do."""
+    """Yield the texts where programs write settings, from Pillow's `info`: the usual ones first."""
     named = {name.lower(): value for name, value in info.items() if isinstance(name, str)}
     exif = named.get("exif", b"") or next(
         filter(None, map(_from_hex, map(named.get, _HEX_EXIF))), b""
@@ -412,20 +427,20 @@ def _texts(info: Mapping[str, Any]) -> Iterator[str | bytes]:
 
 
 def _tag(exif: Image.Exif, name: str) -> Any:
-    """The value of a tag; None where there is none, or it is damaged."""
+    """Return the value of a tag; None where there is none, or it is damaged."""
     with contextlib.suppress(Exception):
         return exif.get(ExifTags.Base[name])
 
 
 def _from_hex(profile: str | None) -> bytes:
-    """The bytes of a profile in hexadecimal digits, behind its name and length; none of others."""
+    """Return the bytes of a hexadecimal profile behind its name and length; else nothing."""
     with contextlib.suppress(ValueError):
         return bytes.fromhex("".join((profile or "").split("\n")[3:]))
     return b""
 
 
 def _decoded(text: str | bytes) -> str:
-    """The text that Pillow found; empty if it is in an unknown encoding.
+    """Decode a text that Pillow found; empty if it is in an unknown encoding.
 
     A PNG's tEXt should be Latin-1, for which Pillow takes it, and is often UTF-8. EXIF's
     UserComment says in 8 bytes what it is in, without the order of UTF-16's bytes, and not always
@@ -459,7 +474,7 @@ def _decoded(text: str | bytes) -> str:
 
 
 def _in_encoding(body: bytes, encoding: str) -> str:
-    """The bytes as text; empty if they are in another encoding."""
+    """Decode bytes; empty if they are in another encoding."""
     how = "ignore" if encoding.startswith("utf-16") else "strict"  # it may end in half a letter
     try:
         text = body.decode(encoding, how).rstrip("\0")
@@ -474,7 +489,7 @@ def _is_english(text: str, encoding: str) -> bool:
 
 
 def _read(file: str | PathLike | BinaryIO) -> bytes:
-    """The file's bytes; raises RequestError if it cannot be read, or is too large to be."""
+    """Read the file; raises RequestError if that fails, or it is too large."""
     try:
         if hasattr(file, "read"):
             data = file.read(MAX_FILE_BYTES + 1)
@@ -497,10 +512,17 @@ def format_parameters(
     lora_hashes: Mapping[str, str] = MappingProxyType({}),
     first_size: tuple[int, int] | None = None,
 ) -> str:
-    """The request as A1111's text, from which `parse_parameters` makes the same request; the
-    model's hash, its token downsampling, the autoencoder that is not its own and the LoRAs' hashes
-    by name are written too, and are no part of it. Where a picture was drawn at a first width and
-    height before, and then larger from that, the text says it as A1111's hires fix does."""
+    """Format a request as A1111's text, from which `parse_parameters` makes the same request.
+
+    Args:
+        request: for pictures of one file.
+        model_hash: of the model; like the following, no part of the request.
+        token_downsampling: of the model.
+        vae: the name of an autoencoder that is not the model's own.
+        lora_hashes: by name.
+        first_size: width and height of the picture that this one is larger than, as in A1111's
+            hires fix.
+    """
     common = request.common
     body = _plain("\n".join(filter(None, request.prompts)))
     if common.negative_prompt:
@@ -539,7 +561,7 @@ def format_parameters(
 
 
 def _hires(picture: Picture, width: int, height: int) -> dict[str, str]:
-    """What A1111 says of a picture that was drawn at this size before."""
+    """Return A1111's fields of a picture that was drawn at this size before."""
     times, size = picture.width / width, f"{picture.width}x{picture.height}"
     resized = _HIRES_UPSCALE if picture.height == times * height else _HIRES_RESIZE
     return {
@@ -564,7 +586,7 @@ def _drawn_size(fields: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _written(name: str, value: Any) -> str:
-    """The value as its field has it; nothing if the field can be left out."""
+    """Return the value as its field has it; "" if the field can be left out."""
     setting = SETTINGS[name]
     if setting.expert and value == setting.default:
         return ""
@@ -577,8 +599,9 @@ def _written(name: str, value: Any) -> str:
 
 
 def parse_parameters(text: str) -> Request:
-    """The request that a text of ours or of A1111 describes; fields that mean nothing here are
-    ignored. The size is whatever the text says.
+    """Parse a text of ours or of A1111; fields that mean nothing here are ignored.
+
+    The size is whatever the text says.
 
     Raises:
         RequestError: the text is something else, or one of its values cannot be served.
@@ -590,8 +613,7 @@ def parse_parameters(text: str) -> Request:
 
 
 def parse_usable(text: str) -> tuple[Request, list[str]]:
-    """As `parse_parameters` with what of a text can be served, and the fields that are missing or
-    cannot.
+    """Parse the usable part of a text, and return the fields that are missing or unusable.
 
     Raises:
         RequestError: the text is something else, or has no prompt.
@@ -609,7 +631,7 @@ def parse_usable(text: str) -> tuple[Request, list[str]]:
 
 
 def _request(body: str, fields: Mapping[str, str]) -> Request:
-    """What stands above a line of settings and its fields make; raises RequestError."""
+    """Make a request of the text above a line of settings and its fields; raises RequestError."""
     prompt, negative = _split(body)
     sampler, spacing = a1111_sampler(fields.get("Sampler", ""), fields.get("Schedule type", ""))
     width, height = _drawn_size(fields) if "Size" in fields else (None, None)
@@ -633,7 +655,7 @@ def _request(body: str, fields: Mapping[str, str]) -> Request:
 
 
 def _control(picture: Picture) -> str:
-    """What steers a picture, as A1111's extension says it."""
+    """Format a picture's control settings as A1111's extension does."""
     told = {
         field: _written_plainly(name, getattr(picture, name))
         for field, name in _CONTROL_FIELDS.items()
@@ -648,7 +670,7 @@ def _written_plainly(name: str, value: Any) -> str:
 
 
 def _parse_control(text: str) -> dict[str, Any]:
-    """The settings that A1111's extension tells; a detector that is not here is left out."""
+    """Parse the settings of A1111's extension; a detector that is not here is left out."""
     told = {name: _unquoted(value) for name, value in _FIELD.findall(text)}
     values = {
         name: SETTINGS[name].kind.parse(told[field])
@@ -663,13 +685,15 @@ def _parse_control(text: str) -> dict[str, Any]:
 
 
 def a1111_controlnet(name: str) -> str:
-    """The name of a ControlNet without the hash that A1111's extension puts behind it; what it
-    calls None is none."""
+    """Return a ControlNet's name without the hash that A1111's extension puts behind it.
+
+    Its "None" is "".
+    """
     return "" if name == "None" else HASH.sub("", name)
 
 
 def fields_of(text: str) -> dict[str, str]:
-    """What a text says by A1111's names, whether that can be served or not; {} of no text."""
+    """Return a text's fields by A1111's names, whether they can be served or not; {} of no text."""
     if not text:
         return {}
     try:
@@ -683,7 +707,7 @@ def fields_of(text: str) -> dict[str, str]:
 
 
 def parse_token_downsampling(text: str) -> int:
-    """What a text says of how its picture was drawn and no request can set; 1 if it says nothing.
+    """Parse the token downsampling, which no request can set; 1 if the text says nothing.
 
     Raises:
         RequestError: the text is something else.
@@ -694,7 +718,7 @@ def parse_token_downsampling(text: str) -> int:
 
 
 def _settings(text: str) -> tuple[str, dict[str, str]]:
-    """What stands above the line of settings, and its fields by name."""
+    """Split a text into the part above the line of settings, and its fields by name."""
     if len(text) > MAX_TEXT_LENGTH:
         raise RequestError("The text is far too long to be a picture's settings.")
     lines = text.replace("\r\n", "\n").split("\n")
@@ -706,7 +730,7 @@ def _settings(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _plain(text: str) -> str:
-    """The text without what a line of text in a PNG should not hold."""
+    """Return a text without characters that a line of text in a PNG should not hold."""
     return _CONTROLS.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -749,7 +773,7 @@ def a1111_sampler(name: str, schedule: str) -> tuple[str, str]:
 
 
 def a1111_name(sampler: str) -> str:
-    """What A1111 calls the sampler of this key."""
+    """Return A1111's name of the sampler of this key."""
     return _A1111_SAMPLERS.get(sampler, SAMPLERS[sampler].label)
 
 

@@ -44,11 +44,11 @@ class Input:
     """
 
     def __init__(self, file: bytes, whose: str = ""):
-        """Reads what the file says of itself.
+        """Read the header of a file.
 
         Args:
             file: a PNG, JPEG, WebP, GIF or BMP.
-            whose: what it is called in the sentences that say what is wrong with it.
+            whose: its name in error messages.
 
         Raises:
             RequestError: it is no picture that can be drawn on.
@@ -66,18 +66,20 @@ class Input:
 
     @classmethod
     def of_pixels(cls, pixels: np.ndarray) -> Self:
-        """A picture uint8 [H, W, 3], or in grey [H, W]."""
+        """Make an input of a picture uint8 [H, W, 3], or in grey [H, W]."""
         file = BytesIO()
         Image.fromarray(pixels).save(file, "PNG", compress_level=1)
         return cls(file.getvalue())
 
     def on_white(self) -> Image.Image:
-        """The picture in RGB, white where it is transparent."""
+        """Return the picture in RGB, white where it is transparent."""
         return _over(self._image, WHITE).convert("RGB")
 
     def as_mask(self) -> Image.Image:
-        """The picture in grey, black where it is transparent. What is painted in one colour on
-        clear ground is white, whatever colour that is."""
+        """Return the picture in grey, black where it is transparent.
+
+        A mask painted in one colour on clear ground is white, whatever the colour.
+        """
         image = self._image
         alpha = image.getchannel("A")
         if alpha.getextrema()[0] <= HALF and _is_of_one_colour(image):
@@ -85,8 +87,10 @@ class Input:
         return _over(image, BLACK).convert("L")
 
     def as_a1111_mask(self) -> Image.Image:
-        """The picture in grey; where some of it is transparent, what is opaque is white and the
-        rest black, as in A1111."""
+        """Return the picture in grey as A1111 takes masks.
+
+        Where some of it is transparent, opaque parts are white and the rest black.
+        """
         image = self._image
         alpha = image.getchannel("A")
         if alpha.getextrema() == (255, 255):
@@ -105,7 +109,7 @@ class Input:
 
     @contextmanager
     def _opened(self) -> Iterator[Image.Image]:
-        """The file as Pillow reads it; raises RequestError where that fails."""
+        """Open the file with Pillow; raises RequestError where that fails."""
         head = self._file[:1000].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
         if head.startswith((b"<svg", b"<?xml", b"<!doctype svg")):
             raise RequestError(
@@ -207,7 +211,7 @@ class Canvas:
 
     @classmethod
     def of(cls, picture: Picture, inputs: Mapping[str, Input]) -> Self | None:
-        """What the picture begins with, of what was handed in by name; None without a start.
+        """Return a picture's start and mask from inputs by name; None without a start.
 
         Raises:
             RequestError: something is missing or damaged, does not belong together, or leaves
@@ -254,13 +258,14 @@ class Canvas:
         return cls(pixels, weights, picture.mask_blur)
 
     def composed(self, drawn: np.ndarray) -> np.ndarray:
-        """What was drawn where the mask says so, and this picture where not.
+        """Combine drawn pixels, where the mask says so, with the start picture elsewhere.
 
         Args:
             drawn: uint8 [H, W, 3], or a preview that is smaller by a whole factor.
 
         Returns:
-            Pixels of the same shape; at full size what is black in the mask is exactly as given.
+            Pixels of the same shape; at full size those that are black in the mask are exactly the
+                start's.
         """
         if self.mask is None:
             return drawn
@@ -279,8 +284,9 @@ class Canvas:
 
 
 def control_pixels(picture: Picture, inputs: Mapping[str, Input]) -> np.ndarray:
-    """What a ControlNet is told of what was handed in by name: uint8 [H, W, 3] at the size of what
-    is drawn. Raises RequestError if it is missing or damaged.
+    """Return the control picture for a ControlNet: uint8 [H, W, 3] at the size of the picture.
+
+    Raises RequestError if it is missing or damaged.
     """
     control = inputs.get(picture.control_image)
     if control is None:
@@ -289,9 +295,11 @@ def control_pixels(picture: Picture, inputs: Mapping[str, Input]) -> np.ndarray:
 
 
 def reference_pixels(picture: Picture, inputs: Mapping[str, Input], side: int) -> np.ndarray:
-    """What an IP-Adapter is told of what was handed in by name: uint8 [side, side, 3], its middle
-    as transformers' CLIPImageProcessor brings it to this size. Raises RequestError if it is missing
-    or damaged."""
+    """Return the reference picture for an IP-Adapter: uint8 [side, side, 3].
+
+    It is the middle of the picture at the size to which transformers' CLIPImageProcessor brings it.
+    Raises RequestError if it is missing or damaged.
+    """
     reference = inputs.get(picture.reference)
     if reference is None:
         raise RequestError("The reference picture is not here any more; please hand it in again.")
@@ -308,8 +316,7 @@ def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def fitted(given: Input, picture: Picture, fit: str) -> np.ndarray:
-    """What was handed in at the size of a picture, uint8 [H, W, 3], fitted as the setting of that
-    name says."""
+    """Return an input at the size of a picture, uint8 [H, W, 3], by a value of the setting `fit`."""
     return np.asarray(_fit(given.on_white(), (picture.width, picture.height), fit, None))
 
 
@@ -331,11 +338,16 @@ class Closeup:
 
     @classmethod
     def of(cls, pixels: np.ndarray, mask: np.ndarray, ratio: float, padding: int) -> Self:
-        """The part with so many pixels of the picture around the white at least, and with this
-        ratio of its width to its height; some of the mask is white.
+        """Return the part around the white of a mask, with at least `padding` pixels around it.
+
+        Args:
+            pixels: of the picture.
+            mask: of the picture; some of it is white.
+            ratio: of the part's width to its height.
+            padding: in pixels.
 
         Raises:
-            RequestError: it has more than MAX_PIXELS.
+            RequestError: the part has more than MAX_PIXELS.
         """
         ys, xs = np.nonzero(mask)
         height, width = (np.ptp(each) + 1 + 2 * padding for each in (ys, xs))
@@ -349,14 +361,13 @@ class Closeup:
         return cls(pixels, mask, np.arange(top, top + height), np.arange(left, left + width))
 
     def part(self) -> tuple[np.ndarray, np.ndarray]:
-        """Its pixels uint8 [h, w, 3] and its mask uint8 [h, w]."""
+        """Return the part's pixels uint8 [h, w, 3] and mask uint8 [h, w]."""
         height, width = self.mask.shape
         place = np.ix_(self.rows.clip(0, height - 1), self.columns.clip(0, width - 1))
         return self.pixels[place], self.mask[place]
 
     def with_part(self, drawn: np.ndarray) -> np.ndarray:
-        """The whole picture with what was drawn of the part, uint8 of any size, where it is not
-        black in the mask."""
+        """Return the whole picture with a drawn part, uint8 of any size, in the mask's white."""
         size = len(self.columns), len(self.rows)
         part = np.asarray(Image.fromarray(drawn).resize(size, Image.Resampling.LANCZOS))
         height, width = self.mask.shape
@@ -371,8 +382,7 @@ class Closeup:
 
 
 def filled_in(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The picture uint8 [H, W, 3] with what surrounds the white of a mask uint8 [H, W], blurred,
-    in its place."""
+    """Fill the white of a mask uint8 [H, W] with its blurred surroundings in uint8 [H, W, 3]."""
     if mask.all():
         return pixels
     nearest = ndimage.distance_transform_edt(mask, return_distances=False, return_indices=True)
@@ -381,7 +391,7 @@ def filled_in(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def find_input(inputs: Mapping[str, Input], name: str) -> Input | None:
-    """The one of this name, None of none; raises RequestError if it is not there."""
+    """Return the input of this name, None for no name; raises RequestError if it is missing."""
     if name and name not in inputs:
         raise RequestError(
             "The start picture or its mask is not here any more; please hand it in again."
@@ -390,8 +400,14 @@ def find_input(inputs: Mapping[str, Input], name: str) -> Input | None:
 
 
 def _fit(image: Image.Image, size: tuple[int, int], fit: str, border: int | None) -> Image.Image:
-    """The image at this width and height; a mask's border has that shade, a picture's is None and
-    continues its edges."""
+    """Bring an image to this width and height.
+
+    Args:
+        image: a picture or a mask.
+        size: width and height.
+        fit: a value of the setting.
+        border: the shade of a mask's border; None continues a picture's edges.
+    """
     # Lanczos is sharper, but rings: what is black in a mask would not stay so.
     resampling = Image.Resampling.LANCZOS if border is None else Image.Resampling.BILINEAR
     match fit:

@@ -14,8 +14,14 @@ MILLISECONDS = 120  # for which each picture is seen, unless somebody says other
 
 
 def write_movie(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -> None:
-    """Writes pictures uint8 [H, W, 3] of one size, each to be seen for so long, again and again
-    where the kind of file can say so: `file` ends in one of KINDS.
+    """Write pictures uint8 [H, W, 3] of one size as a movie.
+
+    It plays again and again if its kind can say so.
+
+    Args:
+        pictures: in order.
+        file: ends in one of KINDS.
+        milliseconds: for each picture.
 
     Raises:
         ValueError: it is an MP4, and ffmpeg is not installed.
@@ -34,12 +40,12 @@ def write_movie(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -
 
 
 def kinds_here() -> list[str]:
-    """Those of KINDS that can be written: without ffmpeg not all."""
+    """Return those of KINDS that can be written: without ffmpeg not all."""
     return [kind for kind in KINDS if kind != "mp4" or shutil.which("ffmpeg")]
 
 
 def find_ffmpeg() -> str:
-    """The program's path; raises ValueError if it is not installed."""
+    """Return ffmpeg's path; raises ValueError if it is not installed."""
     if not (program := shutil.which("ffmpeg")):
         raise ValueError("An MP4 needs ffmpeg, which is not installed here; webp and gif do not.")
     return program

@@ -19,7 +19,7 @@ PAINTED = 1024, 512  # pixels of a side: at most and about at least, where a mas
 
 
 class Inputs:
-    """What has been handed in lately."""
+    """Recent uploads."""
 
     def __init__(self):
         """Begins with nothing."""
@@ -27,7 +27,7 @@ class Inputs:
         self._kept: OrderedDict[tuple[str, str], tuple[Input, str]] = OrderedDict()
 
     def add(self, browser: str, given: Input) -> str:
-        """Keeps a picture for a browser; returns its name. Raises RequestError if it is damaged."""
+        """Keep a picture for a browser; return its name. Raises RequestError if it is damaged."""
         if max(given.size) > SIDE:
             given = Input.of_pixels(np.asarray(_smaller(given.on_white(), SIDE)))
         shown = data_url(np.asarray(_smaller(given.on_white(), SHOWN)))
@@ -43,7 +43,7 @@ class Inputs:
         return given.name
 
     def of(self, browser: str, used: Collection[str] = ()) -> dict[str, Input]:
-        """What this browser has handed in, by name; it uses these, which stay longest."""
+        """Return this browser's uploads by name; those that are used stay longest."""
         with self._lock:
             self._use(browser, used)
             return {
@@ -51,12 +51,12 @@ class Inputs:
             }
 
     def shown(self, browser: str, used: Collection[str]) -> dict[str, str]:
-        """What of these is there, small, as addresses that hold the pictures themselves."""
+        """Return small data URLs of those of the used pictures that are there."""
         with self._lock:
             return {name: self._kept[browser, name][1] for name in self._use(browser, used)}
 
     def _use(self, browser: str, names: Collection[str]) -> list[str]:
-        """Those that are there, which were used last from now on; called with the lock held."""
+        """Mark pictures as used last, and return those that are there; called with the lock held."""
         there = [name for name in names if (browser, name) in self._kept]
         for name in there:
             self._kept.move_to_end((browser, name))
@@ -69,14 +69,14 @@ def _bytes(entry: tuple[Input, str]) -> int:
 
 
 def to_paint_on(given: Input) -> str:
-    """The picture in a size to paint a mask on, as an address that holds it."""
+    """Return the picture as a data URL in a size to paint a mask on."""
     most, least = PAINTED
     pixels = np.asarray(_smaller(given.on_white(), most))
     return data_url(enlarged(pixels, least))
 
 
 def painted(mask: Input, start: Input) -> Input:
-    """A mask in the size of the picture that it is of."""
+    """Return a mask in the size of its picture."""
     image = mask.as_mask().resize(start.size, Image.Resampling.BILINEAR)
     return Input.of_pixels(np.asarray(image))
 
