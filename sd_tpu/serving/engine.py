@@ -482,7 +482,7 @@ class Engine(EngineClient):
         except ValueError:
             return None
         batch = self._batches.get(key)  # an estimate of what nobody has asked for adds none
-        latency = batch and self.latency.known(batch)
+        latency = batch and self.latency.measured(batch)
         pictures = len(tiling) if tiling else 1
         return latency and pictures * latency.of_picture(slot_inputs.kinds)
 

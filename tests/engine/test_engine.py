@@ -313,7 +313,7 @@ def test_what_a_picture_takes_counts_what_is_evaluated(engine):
 
 
 def test_a_job_of_a_client_ends_when_nobody_takes_its_events(engine, monkeypatch):
-    monkeypatch.setattr(engines, "UNHEARD_SECONDS", 0.0)
+    monkeypatch.setattr(engines, "ABANDONED_SECONDS", 0.0)
     of_a_client = engine.submit(ask(engine, ["a cat"], steps=LONG), client="somebody")
     ours = engine.submit(ask(engine, ["a cat"]))
     deadline = time.monotonic() + 120

@@ -169,7 +169,7 @@ def test_what_nobody_listens_to_is_not_drawn(page, http, slow_engine, monkeypatc
 
 
 def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_engine, monkeypatch):
-    monkeypatch.setattr(run_module, "MAX_FOLLOWERS", MANY)
+    monkeypatch.setattr(run_module, "MAX_SUBSCRIBERS", MANY)
     asked = Request.check({"prompts": ["a fox"], "steps": LONG}, slow_engine.catalog)
     run = page.unsubscribe.__self__.start(asked, browser="0" * 32)
     tabs = [f"tab{number}" for number in range(MANY)]

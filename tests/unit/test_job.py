@@ -107,7 +107,7 @@ def test_whoever_notes_a_job_does_not_wait_for_the_disk(tmp_path, kept, monkeypa
     monkeypatch.setattr(logging.FileHandler, "emit", lambda *given: disk.wait(60) and emit(*given))
     journal.keep(tmp_path / "log", prompts=False)
     job = make_job()
-    job.tell(Done(1.0))
+    job.put(Done(1.0))
     journal.note(job)
     assert not (tmp_path / "log").read_text()
     disk.set()

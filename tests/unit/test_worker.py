@@ -260,7 +260,7 @@ def test_what_can_wait_is_done_after_what_devices_wait_for():
 
     worker = Worker(make_mesh(1), read, None)
     other = Weights(name="other", architecture="sd")
-    worker.execute(Plan(bring=((0, BASE), (0, other))))
+    worker.execute(Plan(load=((0, BASE), (0, other))))
     begin.set()
     worker._loader.wait()
     worker.close()
