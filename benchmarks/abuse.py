@@ -37,13 +37,13 @@ class Attacker:
     """Attacks a server from one address."""
 
     def __init__(self, http: httpx.AsyncClient, hub: int):
-        """Asks by this client; `hub` is the component that answers the page."""
+        """Ask as this client; `hub` is the component that answers the page."""
         self._http, self._hub = http, hub
         self._held: list[socket.socket] = []
         self._asked: list[asyncio.Task] = []
 
     async def names(self, count: int) -> str:
-        """Asks for eight long pictures under each of so many names."""
+        """Ask for eight long pictures under each of so many names."""
         form = {**FORM, "settings": {"steps": "200"}}
         told = await asyncio.gather(
             *(self._ask("generate", secrets.token_hex(16), form=form) for _ in range(count))
@@ -52,7 +52,7 @@ class Attacker:
         return f"{sum('run' in each for each in told)} runs"
 
     async def enlargements(self, count: int) -> str:
-        """Asks so many times at once for pictures of a run, enlarged."""
+        """Ask so many times at once for pictures of a run, enlarged."""
         browser = secrets.token_hex(16)
         run = (await self._ask("generate", browser, form=FORM))["run"]
         while not (await self._ask("large", browser, run=run, place=7)).get("file"):
@@ -65,7 +65,7 @@ class Attacker:
         return f"{count} asked for"
 
     async def connections(self, count: int) -> str:
-        """Opens so many connections and sends half a request's head on each."""
+        """Open so many connections and send half a request's head on each."""
         address = urlsplit(str(self._http.base_url))
         for _ in range(count):
             self._held.append(
@@ -91,7 +91,7 @@ class Attacker:
         return f"{taken[200]} taken"
 
     async def end(self) -> None:
-        """Gives up what has not been answered yet."""
+        """Give up requests that have not been answered yet."""
         for task in self._asked:
             task.cancel()
         await asyncio.gather(*self._asked, return_exceptions=True)
@@ -139,7 +139,7 @@ async def _seconds(http: httpx.AsyncClient, path: str, **asked: Any) -> float:
 
 
 async def measure(server: str, attack: str, count: int) -> dict[str, Any]:
-    """The table's row of an attack on a server that nobody else uses."""
+    """Return the table's row of an attack on a server that nobody else uses."""
     async with (
         _client(server, ATTACKER) as theirs,
         _client(server, VISITOR, headers={"authorization": f"Bearer {KEY}"}) as mine,

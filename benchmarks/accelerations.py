@@ -1,4 +1,4 @@
-"""What accelerations save, and what they change: `python -m benchmarks.accelerations`.
+"""Gains and costs of accelerations: `python -m benchmarks.accelerations`.
 
 Eight pictures of the same prompts and seeds, exact and accelerated in several ways: how long they
 take, and how far they are from the exact ones; beside them exact pictures of fewer steps. Then the
@@ -98,7 +98,7 @@ def differences(
 
 
 def judged(engines: Mapping[int, Engine], count: int) -> dict[str, dict[str, float]]:
-    """The share of `count` pictures of each kind that the judge finds right, by way.
+    """Return the share of `count` pictures of each kind that the judge finds right, by way.
 
     The prompts are those of `python -m training.evaluate`, the steps and the guidance the model's.
     """

@@ -129,7 +129,7 @@ def at_most(cost: Cost, steps: int) -> float:
 def simulate(
     cost: Cost, hosts: int, steps: int, rate: float, requests: int, seed: int = 0
 ) -> list[Visit]:
-    """Requests of clients who each ask once, so many of them a second."""
+    """Simulate clients who each send one request, so many of them a second."""
     chance, numbers = random.Random(seed), itertools.count()
     park = [Simulated(cost) for _ in range(hosts)]
     visits: dict[int, Visit] = {}
@@ -179,7 +179,7 @@ def simulate(
 def rows(
     records: Sequence[Record], steps: int, price: float, requests: int, hosts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    """The table's rows."""
+    """Yield the table's rows."""
     for name, model in MODELS.items():
         cost = Cost.of(model, records)
         most = at_most(cost, steps)
@@ -213,7 +213,7 @@ def rows(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Simulates each load and reports the table."""
+    """Simulate each load and report the table."""
     flags = parser("capacity", __doc__.splitlines()[0])
     flags.add_argument("--steps", type=_positive, default=20, help="of a picture (%(default)s)")
     flags.add_argument(

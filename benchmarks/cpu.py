@@ -66,19 +66,19 @@ class OneSlot:
         programs: Programs,
         encoders: Sequence[ImageEncoder] = (),
     ):
-        """Begins with no picture. The encoders are those of what pictures may begin with."""
+        """Begin with no picture; the encoders are those of start pictures."""
         self._checkpoint, self._params, self._programs = checkpoint, params, programs
         self._encoders, self._slots = encoders, programs.empty()
 
     def enter(
         self, steps: int, guidance: float = GUIDANCE, start: Start | None = None, **values: Any
     ) -> None:
-        """Puts a picture of so many steps with DDIM into the slot.
+        """Put a picture of so many steps with DDIM into the slot.
 
         Args:
             steps: of the whole table.
             guidance: the scale.
-            start: what it begins with, which is encoded each time.
+            start: its start picture, which is encoded each time.
             values: of `SlotInputs.of`; "added" are inputs beside the texts.
         """
         programs, begin = self._programs, 0
@@ -128,7 +128,7 @@ def ours(
     *,
     dtype: str,
 ) -> Calls:
-    """Calls of our three programs, with one slot on one device. The parts come in their order.
+    """Return the calls of our three programs, with one slot on one device, in their order.
 
     Args:
         folder: the checkpoint.
@@ -244,7 +244,7 @@ class PyTorch:
     def _beginning(
         self, start: Start | None, control: Path | None, layout: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """The pipeline that draws whole pictures, and what it takes beside the settings."""
+        """Return the pipeline that draws whole pictures, and its arguments beside the settings."""
         import torch
         from diffusers import (
             AutoPipelineForImage2Image,
@@ -336,7 +336,7 @@ class PyTorch:
 
 
 def pytorch(*arguments: Any, **options: Any) -> Calls:
-    """The calls of `PyTorch`, which takes all these."""
+    """Return the calls of `PyTorch`, which takes all these arguments."""
     return PyTorch(*arguments, **options).calls()
 
 
@@ -349,7 +349,7 @@ def compile_networks(pipe, size: int, count: int) -> None:
 
 
 def convert_networks(pipe, size: int, count: int, precision: str) -> None:
-    """Lets OpenVINO compute UNet and decoder, in "f32" or "bf16"."""
+    """Let OpenVINO compute UNet and decoder, in "f32" or "bf16"."""
     import openvino
     import torch
     from diffusers.models.autoencoders.vae import DecoderOutput

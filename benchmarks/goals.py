@@ -89,7 +89,7 @@ def _pictures(row: Row) -> bool:
 
 
 def check(record: Record) -> Iterator[Check]:
-    """Compares a record's figures with the goals for them."""
+    """Compare a record's figures with the goals for them."""
     for goal in GOALS:
         if not record.title.startswith(goal.title):
             continue

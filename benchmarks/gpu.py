@@ -69,14 +69,14 @@ class Ours:
     """Our pipeline on one device."""
 
     def __init__(self, folder: Path, dtype: str):
-        """Loads the checkpoint."""
+        """Load the checkpoint."""
         self._mesh = make_mesh(1)
         self._pipeline, self._params = Checkpoint.from_pretrained(
             folder, dtype=dtype, sharding=replicated(self._mesh)
         )
 
     def calls(self, batch: int, group: int) -> Callable[[int], np.ndarray]:
-        """A function from steps to uint8 pictures, compiled when it is first called."""
+        """Return a function from steps to uint8 pictures, compiled when it is first called."""
         pipeline, params = self._pipeline, self._params
         height, width = pipeline.default_size
         programs = Programs(
@@ -102,7 +102,7 @@ class PyTorch:
     """diffusers' pipeline on the GPU, compiled, or on the CPU as it comes."""
 
     def __init__(self, folder: Path, on_gpu: bool):
-        """Loads the checkpoint; raises ImportError without PyTorch or diffusers."""
+        """Load the checkpoint; raises ImportError without PyTorch or diffusers."""
         # Here, because a machine may be without them: then our own figures are still taken.
         import torch
         from diffusers import DDIMScheduler, StableDiffusionPipeline
@@ -122,7 +122,7 @@ class PyTorch:
         self._pipe, self._uint8 = pipe, torch.uint8
 
     def calls(self, batch: int) -> Callable[[int], np.ndarray]:
-        """A function from steps to uint8 pictures, compiled when it is first called."""
+        """Return a function from steps to uint8 pictures, compiled when it is first called."""
 
         def draw(steps: int) -> np.ndarray:
             images = self._pipe(

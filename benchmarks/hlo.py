@@ -63,7 +63,7 @@ class Operation:
 
 
 def operations(text: str) -> Iterator[Operation]:
-    """The instructions of a compiled program, those of a loop's body and of each branch once."""
+    """Yield the instructions of a compiled program, those of loops and branches once."""
     inlined = set(CALLED.findall(text))
     computation, shapes = "", {}
     for line in text.splitlines():
@@ -81,8 +81,8 @@ def operations(text: str) -> Iterator[Operation]:
 def around(found: list[Operation], scope: str) -> list[Operation]:
     """Operations of the computation that holds most of a `jax.named_scope`, as a loop's body does.
 
-    Among them are copies that have no path, but not what was moved out of the loop and still bears
-    the name.
+    It may be the body of a loop. Among them are copies that have no path, but not what was moved
+    out of the loop and still bears the name.
     """
     held = Counter(one.computation for one in found if scope in one.path.split("/"))
     return [one for one in found if held and one.computation == held.most_common(1)[0][0]]

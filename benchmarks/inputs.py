@@ -93,7 +93,7 @@ CONTROL_WIDTHS = (16, 32, 96, 256)  # of the layers that bring control pictures 
 
 
 def beside(model: LatentDiffusion, configs: Mapping[str, Any]) -> list[ExtraNetwork]:
-    """A ControlNet for the model, and an IP-Adapter of the plain kind."""
+    """Return a ControlNet for the model, and an IP-Adapter of the plain kind."""
     unet, levels = model.unet_config, int(math.log2(model.downscale)) + 1
     encoder = ENCODER if unet.cross_attention_dim >= 768 else TINY_ENCODER
     own = dict(name="random", source=Path(), dtype=model.dtype)
@@ -212,7 +212,7 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def draw(engine: Engine, given: Mapping[str, Input], **values: Any) -> dict[int, np.ndarray]:
-    """The pictures of a request for eight, by index."""
+    """Draw a request for eight; return the pictures by index."""
     request = Request.check(
         {"prompts": [cpu.PROMPT] * MAX_PROMPTS, "sampler": "ddim", "seed": 0, **values},
         engine.catalog,
@@ -334,7 +334,7 @@ def against_pytorch(
 
 
 def trained_at(folder: Path, size: int, parent: str) -> Path:
-    """A checkpoint as if it had been trained at this size, of which its tiles are, within a folder."""
+    """Return a checkpoint as if it had been trained at this size, which is that of its tiles."""
     made = Path(shutil.copytree(folder, Path(parent) / folder.name, copy_function=os.symlink))
     downscale = Checkpoint.open(folder, dtype="float32").model.downscale
     config = json.loads((folder / "unet" / "config.json").read_text(encoding="utf-8"))

@@ -78,7 +78,7 @@ class Client:
         self._began: float | None = None
 
     async def visits(self, until: float) -> list[Visit]:
-        """Asks until then; what came of it."""
+        """Send requests until then; return their visits."""
         visits = []
         while time.monotonic() < until:
             visits.append(await self._visit())
@@ -222,7 +222,7 @@ class Client:
 
 
 def _failed(told: str, request: httpx.Request) -> NoReturn:
-    """Raises what an API answers to the same: refusals are sentences of the limits that bite."""
+    """Raise an API's error for a sentence: refusals are sentences of the limits that bite."""
     refused = "Too much" in told or "Too many" in told
     answer = httpx.Response(429 if refused else 500, text=told)
     raise httpx.HTTPStatusError(told, request=request, response=answer)
@@ -233,7 +233,7 @@ def _failed(told: str, request: httpx.Request) -> NoReturn:
 
 @contextlib.contextmanager
 def serve(model: str | Path, keys: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen]]:
-    """The address of a server that knows these keys, and its process."""
+    """Yield the address of a server that knows these keys, and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -311,7 +311,7 @@ async def _watch(
 
 
 def row(kind: str, visits: Sequence[Visit]) -> dict[str, Any]:
-    """The table's row of one kind of client."""
+    """Return the table's row of one kind of client."""
     ends = collections.Counter(visit.end for visit in visits)
     told = {"clients of": kind, **{end: ends[end] for end in (DONE, GONE, REFUSED, LOST, CROSSED)}}
     for name, field in (("waiting", "waited"), ("drawing", "drawn"), ("in all", "total")):
@@ -322,7 +322,7 @@ def row(kind: str, visits: Sequence[Visit]) -> dict[str, Any]:
 
 
 def draw(samples: Sequence[Sample], file: Path) -> None:
-    """A picture of memory and of what waits, over time."""
+    """Draw a plot of memory and of waiting pictures over time."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     memory = figure.add_subplot()
     at = [sample.at / 60 for sample in samples]
@@ -335,7 +335,7 @@ def draw(samples: Sequence[Sample], file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Has a crowd ask for pictures."""
+    """Let a crowd ask for pictures."""
     flags = parser("load", __doc__.splitlines()[0])
     add_model(flags)
     flags.add_argument("--clients", type=int, default=50, help="(%(default)s)")

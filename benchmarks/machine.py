@@ -36,7 +36,7 @@ NAMES = {
 
 
 def describe() -> str:
-    """The devices and the host, in words."""
+    """Return the devices and the host, in words."""
     devices = jax.devices()
     cores, memory = os.cpu_count(), psutil.virtual_memory().total / 2**30
     host = f"{cores} cores of {processor()}, {memory:.0f} GiB"
@@ -45,7 +45,7 @@ def describe() -> str:
 
 
 def key() -> str:
-    """A short name for machines that are alike, such as `zen4-2c` or `nvidia-h100-80gb-hbm3-x1`."""
+    """Return a short name for machines that are alike: `zen4-2c`, `nvidia-h100-80gb-hbm3-x1`."""
     devices = jax.devices()
     if devices[0].platform != "cpu":
         return f"{slug(devices[0].device_kind)}-x{len(devices)}"
@@ -53,7 +53,7 @@ def key() -> str:
 
 
 def generation(cpuinfo: str) -> str | None:
-    """The processor's generation by Linux's description of it; None if it is not known."""
+    """Return the processor's generation by Linux's description of it; None if it is not known."""
     facts = dict(re.findall(r"^(\S.*?)\s*: *(.*)", cpuinfo, re.M))
     if facts.get("vendor_id") == "AuthenticAMD":
         avx512 = "avx512f" in facts.get("flags", "").split()
@@ -62,7 +62,7 @@ def generation(cpuinfo: str) -> str | None:
 
 
 def name(key: str) -> str:
-    """A machine's name for people, by its key."""
+    """Return a machine's name for people, by its key."""
     kind, _, count = key.rpartition("-")
     if kind not in NAMES:
         return key
@@ -70,7 +70,7 @@ def name(key: str) -> str:
 
 
 def processor() -> str:
-    """The processor's name as Linux has it, else its architecture."""
+    """Return the processor's name as Linux has it, else its architecture."""
     known = re.search(r"^model name\s*: *(.+)", _cpuinfo(), re.M)
     return known[1] if known else platform.machine()
 
@@ -83,7 +83,7 @@ def _cpuinfo() -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of those packages that are installed."""
+    """Return the versions of Python and of those packages that are installed."""
     found = {"Python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -94,7 +94,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit that is checked out, with a `+` if files were changed since; None without git."""
+    """Return the commit that is checked out, with a `+` if files changed since; None without git."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
         cwd=Path(__file__).parent,

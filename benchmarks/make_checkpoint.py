@@ -230,7 +230,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def checkpoint_folder(name: str, parent: Path | None = None) -> Path:
-    """The folder of one of MODELS, by default in the user's cache; made if it is not there."""
+    """Return the folder of one of MODELS, by default in the user's cache; made if it is not there."""
     folder = (parent or _parent()) / name
     if not folder.is_dir():
         unfinished = folder.with_name(f"{name}.unfinished")
@@ -279,8 +279,10 @@ def random_parameters(shapes: Params) -> Params:
 
 
 def single_file(folder: Path, file: Path) -> None:
-    """Writes a checkpoint of SD 1 as a single file, in the original layout, and its configs in a
-    folder beside it, as no file tells all of what a tiny one is."""
+    """Write a checkpoint of SD 1 as a single file, in the original layout.
+
+    Its configs are in a folder beside it, as no file tells all of a tiny one.
+    """
     shutil.copytree(folder, file.with_suffix(""), ignore=shutil.ignore_patterns("*.safetensors"))
     parts = {part: _tensors(folder / part) for part in ("text_encoder", "unet", "vae")}
     modules = Levels.of(parts["unet"]).modules()
@@ -332,8 +334,10 @@ def original_vae(name: str, levels: int) -> str:
 
 
 def lora(folder: Path, file: Path, rank: int, seed: int) -> None:
-    """Writes a LoRA of random numbers for a checkpoint's attention and feed-forward layers, in
-    kohya's names."""
+    """Write a LoRA of random numbers, in kohya's names.
+
+    It is for a checkpoint's attention and feed-forward layers.
+    """
     draw, tensors = np.random.default_rng(seed), {}
     for part, prefix in (("unet", "lora_unet_"), ("text_encoder", "lora_te_")):
         for name, weight in _tensors(folder / part).items():
@@ -349,7 +353,7 @@ def lora(folder: Path, file: Path, rank: int, seed: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Makes the checkpoints that are asked for and says where they are."""
+    """Make the checkpoints that are asked for and say where they are."""
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument(
         "models",

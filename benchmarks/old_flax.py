@@ -24,7 +24,7 @@ PROGRAMS = ("UNet", "decode")
 
 
 def check(folder: Path) -> None:
-    """Raises FileNotFoundError if `folder` has no diffusers with Flax."""
+    """Raise FileNotFoundError if `folder` has no diffusers with Flax."""
     if not (folder / "diffusers" / "models" / "vae_flax.py").is_file():
         raise FileNotFoundError(
             f"There is no diffusers with Flax in {folder}: "
@@ -103,7 +103,7 @@ def _added_conditions(unet: Any, count: int, shape: Callable) -> dict[str, jax.S
 
 
 def _build(network: type, config: dict[str, Any]) -> Any:
-    """The network of a config, without those of its keys that Flax did not have."""
+    """Build the network of a config, without those of its keys that Flax did not have."""
     known = {field.name for field in dataclasses.fields(network)}
     return network(
         dtype=jnp.bfloat16,

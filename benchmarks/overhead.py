@@ -1,4 +1,4 @@
-"""What the engine adds to its programs, and what sharing gains: `python -m benchmarks.overhead`.
+"""Overhead of the engine over its programs, and gains of sharing: `python -m benchmarks.overhead`.
 
 One gallery of eight pictures, by where its time goes, with and without previews; then several users
 at once, each asking for a few pictures one after the other, against the same requests served one at
@@ -65,7 +65,7 @@ class Meter:
 
 @contextmanager
 def metered(engine: Engine) -> Iterator[Meter]:
-    """Puts a meter on the engine's programs; each call then lasts until its result is there."""
+    """Put a meter on the engine's programs; each call then lasts until its result is there."""
     meter, programs = Meter(), engine.programs
 
     def timed(name: str) -> Callable[..., Any]:
@@ -97,7 +97,7 @@ def metered(engine: Engine) -> Iterator[Meter]:
 
 
 def serve(engine: Engine, boxes: int, *, previews: bool = False, **settings) -> None:
-    """Asks for so many pictures and waits until they are there."""
+    """Ask for so many pictures and wait until they are there."""
     request = Request.check({"prompts": ["a cat"] * boxes, **settings}, engine.catalog)
     *_, end = engine.submit(request, previews=previews).events()
     if not isinstance(end, Done):
@@ -182,7 +182,7 @@ def _served(engine: Engine, work: Callable[[], None], users: int, requests: int)
 def load(
     engine: Engine, users: int, requests: int, rounds: int, *, idle_costs: bool, **settings
 ) -> dict[str, Any]:
-    """A row of the table: so many users at once, against one request at a time.
+    """Return a row of the table: so many users at once, against one request at a time.
 
     Where idle slots cost nothing there are no figures of how many were.
     """
@@ -227,7 +227,7 @@ class Findings:
 
 
 def measured(args: argparse.Namespace, layout: str) -> Findings | None:
-    """A gallery and users on a layout; nothing if there are too few devices.
+    """Measure a gallery and users on a layout; None if there are too few devices.
 
     For a process of its own: where a CPU counts as eight devices, one of them is half as fast as
     when it is the only one.

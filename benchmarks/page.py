@@ -222,7 +222,7 @@ def _opened(tab: Page, place: int) -> float:
 
 
 def column(slowdown: float) -> str:
-    """The heading of the figures with a processor that is so much slower."""
+    """Return the heading of the figures with a processor that is so much slower."""
     return "this machine" if slowdown == 1 else f"a processor {slowdown:g} times slower"
 
 

@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 
 def pages(records: Sequence[Record]) -> dict[str, str]:
-    """The text of each page by its file's name."""
+    """Return the text of each page by its file's name."""
     return {
         f"{page.__name__}.md": f"{WRITTEN}\n{page(records)}\n"
         for page in (index, cpu, tpu, gpu, serving, inputs)
@@ -152,7 +152,7 @@ def _beside(ours: dict[str, Any], old: dict[str, Any], column: str) -> str | Non
 
 
 def gpu(records: Sequence[Record]) -> str:
-    """A CUDA GPU."""
+    """Return the page about a CUDA GPU."""
     title = "GPU: sd14, 512x512, bfloat16"
     return _text(
         "# GPU",
@@ -239,13 +239,13 @@ def inputs(records: Sequence[Record]) -> str:
 
 
 def _current(records: Sequence[Record]) -> Iterator[Record]:
-    """The newest records of all tables that are not superseded."""
+    """Yield the newest records of all tables that are not superseded."""
     for title in sorted({record.title for record in records}):
         yield from newest(records, title)
 
 
 def _goals(checked: Sequence[tuple[goals.Check, Record]]) -> str:
-    """A row for each goal, with the figures of all machines."""
+    """Return a row for each goal, with the figures of all machines."""
     figures: dict[tuple[str, str], list[str]] = {}
     for check, record in checked:
         key = check.what, check.goal
@@ -259,7 +259,7 @@ def _goals(checked: Sequence[tuple[goals.Check, Record]]) -> str:
 
 
 def _times(records: Sequence[Record], model: str) -> Iterator[dict[str, Any]]:
-    """A row for each machine and dtype: what a step, decoding and the picture take."""
+    """Yield a row for each machine and dtype: the times of a step, decoding and the picture."""
     for record in newest(records, f"CPU, times: {CHECKPOINTS[model]}"):
         parts = {row["seconds"]: row for row in record.by_column()}
         for dtype, ours in OURS.items():
@@ -283,7 +283,7 @@ def _merged(
     rows: Callable[[dict[str, Any]], bool] = lambda row: True,
     machines: bool = True,
 ) -> Rows:
-    """The rows of the newest record of each machine, with the machine and the date before them.
+    """Merge the rows of each machine's newest record, with the machine and the date before them.
 
     `columns`, separated by |, are those to show, all by default.
     """
@@ -306,7 +306,7 @@ def _text(*parts: str) -> str:
 
 
 def main() -> None:
-    """Writes the pages."""
+    """Write the pages."""
     DOCS.mkdir(parents=True, exist_ok=True)
     for file, text in pages(read_all(RESULTS)).items():
         (DOCS / file).write_text(text, encoding="utf-8")

@@ -37,11 +37,11 @@ class Record:
 
     @classmethod
     def read(cls, file: Path) -> "Record":
-        """Reads a record; raises TypeError if a field is missing or unknown."""
+        """Read a record; raises TypeError if a field is missing or unknown."""
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
     def write(self, results: Path) -> Path:
-        """Writes the record below the folder of results and returns its file."""
+        """Write the record below the folder of results and return its file."""
         when = self.date.replace(":", "").replace("T", "-")
         file = results / self.benchmark / f"{when}-{self.machine}-{slug(self.title)}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Record:
         return file
 
     def text(self) -> str:
-        """The record as JSON, each row and each note on a line of its own."""
+        """Return the record as JSON, each row and each note on a line of its own."""
         fields = []
         for field, value in dataclasses.asdict(self).items():
             written = _json(value)
@@ -59,22 +59,22 @@ class Record:
         return "{\n" + ",\n".join(fields) + "\n}\n"
 
     def by_column(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries by column."""
+        """Return the rows as dictionaries by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def markdown(self) -> str:
-        """The table in Markdown, numbers with four significant digits."""
+        """Return the table in Markdown, numbers with four significant digits."""
         return table(self.columns, self.rows)
 
 
 def read_all(results: Path, benchmark: str = "*") -> list[Record]:
-    """The records of a benchmark, or of all, the oldest first."""
+    """Return the records of a benchmark, or of all, the oldest first."""
     found = [Record.read(file) for file in sorted(results.glob(f"{benchmark}/*.json"))]
     return sorted(found, key=lambda record: record.date)
 
 
 def newest(records: Iterable[Record], title: str) -> Iterator[Record]:
-    """The newest record with this title of each machine, in the order of machines."""
+    """Yield the newest record with this title of each machine, in the order of machines."""
     found = {
         record.machine: record
         for record in records
@@ -84,12 +84,12 @@ def newest(records: Iterable[Record], title: str) -> Iterator[Record]:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in Markdown, numbers with four significant digits."""
+    """Return a table in Markdown, numbers with four significant digits."""
     return tabulate(rows, headers=columns, tablefmt="github", floatfmt=".4g")
 
 
 def cell(value: Any) -> Any:
-    """A cell as it is recorded: numbers with six significant digits, "" as None."""
+    """Return a cell as it is recorded: numbers with six significant digits, "" as None."""
     if isinstance(value, bool | str | int) or value is None:
         return None if value == "" else value
     return float(f"{value:.{DIGITS}g}")

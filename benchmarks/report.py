@@ -20,7 +20,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX reports each comp
 
 
 def parser(benchmark: str, description: str) -> argparse.ArgumentParser:
-    """The command line of `python -m benchmarks.<benchmark>`, with the flag that all of them have."""
+    """Return the command line of `python -m benchmarks.<benchmark>`, with the common flag."""
     flags = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{benchmark}", description=description
     )
@@ -36,7 +36,7 @@ def parser(benchmark: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_model(flags: argparse.ArgumentParser) -> None:
-    """Adds `--model`, a folder or hub id, to a benchmark that runs the bundled model by default."""
+    """Add `--model`, a folder or hub id, to a benchmark that runs the bundled model by default."""
     flags.add_argument(
         "--model",
         default=BUNDLED_MODEL,
@@ -46,7 +46,7 @@ def add_model(flags: argparse.ArgumentParser) -> None:
 
 
 def add_rounds(flags: argparse.ArgumentParser, default: int) -> None:
-    """Adds `--rounds`, of which medians are taken."""
+    """Add `--rounds`, of which medians are taken."""
     flags.add_argument(
         "--rounds", type=int, default=default, help="to take medians of (%(default)s)"
     )
@@ -117,7 +117,7 @@ def report(
     *,
     notes: Sequence[str] = (),
 ) -> None:
-    """Prints rows as a table and records them.
+    """Print rows as a table and record them.
 
     Args:
         title: the table's; records with the same title and machine are compared over time.
@@ -160,7 +160,7 @@ def report(
 
 
 def _flag(value: Any) -> Any:
-    """A flag's value as JSON has it, of a folder or file its name alone."""
+    """Return a flag's value as JSON has it, of a folder or file its name alone."""
     if isinstance(value, list | tuple):
         return [_flag(each) for each in value]
     if value == BUNDLED_MODEL:

@@ -124,7 +124,7 @@ def loading_peak(folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def session(engine: Engine) -> dict[str, Any]:
-    """Asks an engine for everything that can differ; tells what was compiled after it was ready and
+    """Ask an engine for everything that can differ; tell what was compiled after it was ready and
     had drawn a picture without guidance and one with it, which have programs of their own."""
     engine.ready.wait()
     for guidance in (1, 2):

@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """The tables of the cases in `options`."""
+    """Report the tables of the cases in `options`."""
     rows, predictions = [], []
     for model, chip, images in product(options.models, options.chips, options.images):
         case = {"model": model, "chip": chip, "images a device": images}
@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def rows(records: Sequence[Record]) -> dict[tuple[str, str, int, str], dict[str, Any]]:
-    """The newest row of each model, chip, number of images a device and program."""
+    """Return the newest row of each model, chip, number of images a device and program."""
     return {
         (row["model"], row["chip"], row["images a device"], row["program"]): row
         for record in records
@@ -168,7 +168,7 @@ def rows(records: Sequence[Record]) -> dict[tuple[str, str, int, str], dict[str,
 def _rows(
     case: dict[str, Any], compiled: list[Compiled], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """A case's rows; tells its operations as well if they are asked for."""
+    """Return a case's rows; print its operations as well if they are asked for."""
     for one in compiled:
         if options.by_operation and one.operations:
             report(

@@ -33,16 +33,16 @@ GRACE_SECONDS = 600.0  # that a host which is to end may take for what it has be
 
 
 class Options(pydantic.BaseModel):
-    """What can be said of an application, on the command line as `name=value`.
+    """Options of an application, on the command line as `name=value`.
 
     Attributes:
         flags: those of `app.py` for models, page and APIs.
         hosts: how many draw, at least.
-        most: and at most; as many by default.
+        most: how many draw, at most; as many as `hosts` by default.
         rows: steps of pictures that wait for a host before another one is asked for.
         cpus: that a host has to have free.
-        gpus: likewise; a replica uses so many.
-        tpus: the same of TPU chips, such as 8 of a v5e-8.
+        gpus: that a host has to have free; a replica uses so many.
+        tpus: chips that a host has to have free, such as 8 of a v5e-8; a replica uses so many.
         place: a resource of Ray's that the host has on which the page is to be; "" is any.
     """
 
@@ -67,7 +67,7 @@ class Options(pydantic.BaseModel):
 
 
 def app(options: Options) -> Application:
-    """The application.
+    """Return the application.
 
     Raises:
         ValueError: a flag is unknown or has no such value.
@@ -116,7 +116,7 @@ class Page:
     """Page and APIs for the hosts that draw."""
 
     async def __init__(self, drawing: DeploymentHandle, flags: str):
-        """Waits for the first host; `flags` as `Options` has them."""
+        """Wait for the first host; `flags` as `Options` has them."""
         self._args = _parse(flags)
         self._end = contextlib.ExitStack()
         self._end.enter_context(temporary_folder())
@@ -124,17 +124,17 @@ class Page:
         self._end.callback(self._engine.close)
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
-        """What Serve serves."""
+        """Return the application that Serve serves."""
         return make_site(self._engine, self._args)
 
     def __del__(self):
-        """Stops when Serve ends it."""
+        """Stop when Serve ends it."""
         self._end.close()
 
 
 class _Flags(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Ends no process: Serve may build an application in one of its own."""
+        """Raise ValueError and end no process: Serve may build an application in one of its own."""
         raise ValueError(f"flags: {message}")
 
 

@@ -17,7 +17,7 @@ class Drawing:
     """An engine that takes orders; Serve runs one on each host."""
 
     def __init__(self, options: dict[str, Any], devices: int | None):
-        """Loads the model and compiles it; only then Serve sends orders.
+        """Load the model and compile it; only then Serve sends orders.
 
         Args:
             options: as `Engine.open` takes them.
@@ -35,8 +35,10 @@ class Drawing:
             raise RuntimeError(self._engine.failure)
 
     async def draw(self, order: Order) -> AsyncIterator[RequestError | Event | None]:
-        """Yields why an order is refused, or else None and then its events; gives it up when
-        nobody listens any more."""
+        """Yield why an order is refused, or else None and then its events.
+
+        The order is given up when nobody listens any more.
+        """
         try:
             job = await asyncio.to_thread(
                 partial(
@@ -61,29 +63,29 @@ class Drawing:
             job.cancel()  # changes nothing once it is over
 
     def cancel(self, key: str, index: int | None) -> None:
-        """Stops an order, or only its picture at `index`, if it is drawn here."""
+        """Stop an order, or only its picture at `index`, if it is drawn here."""
         if job := self._jobs.get(key):
             job.cancel(index)
 
     def seconds(self, picture: Picture) -> float | None:
-        """As `Engine.seconds`."""
+        """Estimate a picture's seconds, as `Engine.seconds`."""
         return self._engine.seconds(picture)
 
     def status(self) -> Status:
-        """As `Engine.status`."""
+        """Return the load, as `Engine.status`."""
         return self._engine.status()
 
     # --- what Ray Serve asks for ----------------------------------------------------------------
 
     def check_health(self) -> None:
-        """Raises RuntimeError when nothing is drawn any more: Serve begins anew then."""
+        """Raise RuntimeError when nothing is drawn any more: Serve begins anew then."""
         if not self._engine.status().taking:
             raise RuntimeError("The engine has ended.")
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What `ByWeights` knows of this host."""
+        """Return the facts about this host for `ByWeights`."""
         return {"held": self._engine.status().held}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `ByRows` goes by."""
+        """Return the figures for `ByRows`."""
         return {"rows": float(self._engine.status().rows)}

@@ -1,4 +1,4 @@
-"""What is sent to a host that draws, and which host it is sent to; knows no Ray."""
+"""Orders for hosts that draw, and the choice of a host; knows no Ray."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -39,14 +39,17 @@ class Order:
         return sum(self.request.pictures[index].steps for index in self.request.indices())
 
     def without(self, index: int) -> Self:
-        """What is left to be drawn once the picture at `index` is there."""
+        """Return the rest of the order once the picture at `index` is there."""
         return dataclasses.replace(self, request=self.request.replaced(index, None))
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """What decides about a host: how many rows it has been sent that are not drawn, what it holds,
-    and whether it drew last for the client who asks."""
+    """A host's state that decides about orders.
+
+    It is the number of rows that it has been sent and not drawn, the weights that it holds, and
+    whether it drew last for the client who asks.
+    """
 
     rows: int
     held: Collection[Weights] = ()
@@ -54,7 +57,7 @@ class Host:
 
 
 def ranked(hosts: Mapping[Any, Host], weights: Collection[Weights]) -> list[Any]:
-    """The hosts' names, the best for an order with these weights first.
+    """Return the hosts' names, the best for an order with these weights first.
 
     A client keeps its host, where its pictures have fair turns and its start pictures' encoders are
     compiled; others go where their weights lie; else to whoever has least to do. Hosts that have

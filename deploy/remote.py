@@ -30,11 +30,14 @@ ANSWER_SECONDS = 5.0  # that a host may take to say how it is
 
 
 class RemoteEngine(EngineClient):
-    """Has pictures made by the replicas of `Drawing`. Where one is gone, what it has not finished
-    is asked for once more, of another: pictures are the same wherever they are drawn."""
+    """Engine whose pictures are made by the replicas of `Drawing`.
+
+    Where a replica is gone, another one makes the pictures that it has not finished: they are the
+    same wherever they are drawn.
+    """
 
     def __init__(self, replicas: DeploymentHandle, options: Mapping[str, Any]):
-        """Waits until a replica is there, and opens the models without their parameters.
+        """Wait until a replica is there, and open the models without their parameters.
 
         Args:
             replicas: a handle of `Drawing`.
@@ -67,7 +70,7 @@ class RemoteEngine(EngineClient):
         address: str = "",
         inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> Job:
-        """As `EngineClient.submit`."""
+        """Queue a checked request, as `EngineClient.submit`."""
         if self._closing.is_set():
             raise Closing("The server is shutting down.")
         request = self._resolved(request)
@@ -98,15 +101,17 @@ class RemoteEngine(EngineClient):
         return job
 
     def seconds(self, picture: Picture) -> float | None:
-        """As `EngineClient.seconds`, by any of the hosts."""
+        """Estimate a picture's seconds by any host, as `EngineClient.seconds`."""
         try:
             return self._single.seconds.remote(picture).result(timeout_s=ANSWER_SECONDS)
         except (RayError, RayServeException, TimeoutError):
             return None
 
     def status(self) -> Status:
-        """As `EngineClient.status`: of all hosts together, as they were STATUS_SECONDS ago at most.
-        What a host had done that is gone is not counted any more."""
+        """Return the load of all hosts together, as they were STATUS_SECONDS ago at most.
+
+        The work of a host that is gone is not counted any more.
+        """
         hosts, tally = self._statuses, Tally()
         for host in hosts:
             tally.pictures += host.tally.pictures
@@ -127,7 +132,7 @@ class RemoteEngine(EngineClient):
         )
 
     def drain(self, seconds: float) -> bool:
-        """As `EngineClient.drain`."""
+        """Wait for all jobs and take no others, as `EngineClient.drain`."""
         self._closing.set()
         with self._lock:
             done = self._lock.wait_for(lambda: not self._jobs, seconds)
@@ -136,7 +141,7 @@ class RemoteEngine(EngineClient):
             return done
 
     def close(self) -> None:
-        """As `EngineClient.close`; the hosts are Serve's to end."""
+        """Cancel everything, as `EngineClient.close`; the hosts are Serve's to end."""
         self._closing.set()
         for job in list(self._jobs.values()):
             job.put(Interrupted())
@@ -146,8 +151,10 @@ class RemoteEngine(EngineClient):
     # --- orders ---------------------------------------------------------------------------------
 
     def _told(self, order: Order) -> Iterator[RequestError | Event | None]:
-        """What a host tells of an order, first whether it takes it; by a second host where the
-        first is gone before it is done or takes nothing new."""
+        """Yield a host's answers to an order, first whether it takes it.
+
+        A second host answers where the first is gone before it is done, or takes nothing new.
+        """
         begun, taken, key = time.monotonic(), False, order.key
         self._orders[key] = order
         for _ in range(2):
@@ -199,7 +206,7 @@ class RemoteEngine(EngineClient):
             self._pool.submit(self._all, "cancel", key, index)
 
     def _strike(self, key: str, index: int | None) -> None:
-        """Takes a picture out of what is left of an order, or all of them."""
+        """Remove a picture from the rest of an order, or all of them."""
         with self._lock:
             if order := self._orders.get(key):
                 self._orders[key] = None if index is None else order.without(index)
@@ -207,7 +214,7 @@ class RemoteEngine(EngineClient):
     # --- hosts ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Looks at the hosts from time to time, and ends the jobs of those who have gone."""
+        """Look at the hosts from time to time, and end the jobs of clients who have gone."""
         while not self._closing.wait(STATUS_SECONDS):
             self._statuses = [each for each in self._all("status") if isinstance(each, Status)]
             for job in list(self._jobs.values()):
@@ -215,7 +222,7 @@ class RemoteEngine(EngineClient):
                     job.cancel()
 
     def _all(self, method: str, *values: Any) -> list[Any]:
-        """What all hosts answer; errors of those that do not."""
+        """Return the answers of all hosts; errors for those that do not answer."""
         try:
             return self._single.broadcast(method, *values).results(
                 timeout_s=ANSWER_SECONDS, return_exceptions=True

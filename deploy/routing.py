@@ -21,7 +21,7 @@ class ByWeights(RequestRouter):
     """Ray Serve's router for handles of `Drawing`: sends orders as `ranked` says."""
 
     def initialize_state(self) -> None:
-        """Begins with nothing sent."""
+        """Begin with nothing sent."""
         self._sent: dict[str, tuple[ReplicaID, int]] = {}  # rows by request, until it is over
         self._last: OrderedDict[str, ReplicaID] = OrderedDict()  # by client
 
@@ -30,7 +30,7 @@ class ByWeights(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replicas, the best first; what is no order goes to any."""
+        """Return the replicas, the best first; requests that are no orders go to any."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # where none takes it
@@ -51,7 +51,7 @@ class ByWeights(RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
     ) -> None:
-        """Takes down where an order went."""
+        """Record where an order went."""
         order = _order(pending_request)
         if order is None:
             return
@@ -62,7 +62,7 @@ class ByWeights(RequestRouter):
             self._last.popitem(last=False)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Takes down that an order is over."""
+        """Record that an order is over."""
         self._sent.pop(internal_request_id, None)
 
 

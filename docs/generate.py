@@ -86,7 +86,7 @@ PNG_FIELDS = {  # beside those of settings
 
 
 def pages() -> dict[str, str]:
-    """The pages by their files' names, as they should be."""
+    """Return the pages by their files' names, as they should be."""
     told = {
         "settings.md": ("Settings", _settings()),
         "samplers.md": ("Samplers", _samplers()),
@@ -259,7 +259,7 @@ def _png_fields() -> Iterator[str]:
 
 
 def _written_fields() -> list[str]:
-    """The fields of a text that has them all."""
+    """Return the fields of a text that has them all."""
     changed = {
         name: _another(setting) for name, setting in SETTINGS.items() if setting.section != SIZE
     }
@@ -278,7 +278,7 @@ def _last_line(text: str) -> str:
 
 
 def _another(setting: Setting) -> Any:
-    """A value that is not the default."""
+    """Return a value that is not the default."""
     match setting.kind:
         case Upload():
             return "0" * 64
@@ -323,7 +323,7 @@ def _python() -> Iterator[str]:
 
 
 def _methods(name: str, thing: type, described: dict[Any, str]) -> Iterator[str]:
-    """The public methods of a class; of those described with an earlier class, the names."""
+    """Return the public methods of a class; of those described with an earlier class, the names."""
     again: dict[str, list[str]] = {}
     for method, of in inspect.getmembers(thing, _is_method):
         owner = next((each for each in thing.__mro__ if method in vars(each)), None)
@@ -353,14 +353,14 @@ def _described(name: str, thing: Any) -> Iterator[str]:
 
 
 def _doc(thing: Any) -> str:
-    """What is said of something; of a method that is as a base class's, what is said there."""
+    """Return a docstring; for a method like a base class's, the base's."""
     said = inspect.getdoc(thing) or ""
-    base = re.fullmatch(r"As `EngineClient\.(\w+)`\.", said)
+    base = re.fullmatch(r".*, as `EngineClient\.(\w+)`\.", said)
     return inspect.getdoc(getattr(EngineClient, base[1])) if base else said
 
 
 def _signature(thing: Any) -> str:
-    """The parameters, a line each where one is too long, without the modules of their types."""
+    """Return the parameters, a line each where one is too long, without the modules of their types."""
     signature = inspect.signature(thing)
     of_parameters = signature.parameters.values()
     parts = [str(each) for each in of_parameters if each.name not in ("self", "cls")]
@@ -376,7 +376,7 @@ def _signature(thing: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """A signature or a type without modules and addresses."""
+    """Return a signature or a type without modules and addresses."""
     text = text.replace(repr(BUNDLED_MODEL), "BUNDLED_MODEL").replace("mappingproxy({})", "{}")
     text = re.sub(r": \*(\S+)", r": Unpack[\1]", text)
     text = re.sub(r"<(?:class |function )?'?([\w.]+)[^>]*>", r"\1", text)
@@ -384,7 +384,7 @@ def _short(text: str) -> str:
 
 
 def _keys(thing: type) -> Iterator[str]:
-    """A dictionary's keys with their types."""
+    """Return a dictionary's keys with their types."""
     yield f"{_linked(inspect.getdoc(thing) or '')}\n"
     types = thing.__annotations__.items()
     yield from _table(
@@ -394,8 +394,10 @@ def _keys(thing: type) -> Iterator[str]:
 
 
 def _linked(docstring: str) -> str:
-    """A docstring as Markdown: its sections as lists, its examples as blocks, its addresses as
-    links."""
+    """Return a docstring as Markdown.
+
+    Sections are lists, examples are blocks, addresses are links.
+    """
     docstring = re.sub(r"(?m)^>>> (?:.+\n?)+", _block, docstring)
     lines, listed = [], False
     for line in docstring.splitlines():
@@ -425,7 +427,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """A text that Markdown shows as it is."""
+    """Return a text that Markdown shows as it is."""
     return re.sub(r"[*_]", r"\\\g<0>", text).replace("<", "&lt;")
 
 
@@ -434,7 +436,7 @@ def _code(text: Any) -> str:
 
 
 def main() -> None:
-    """Writes the pages, and removes what is no longer one."""
+    """Write the pages, and remove files that are no pages any more."""
     FOLDER.mkdir(exist_ok=True)
     written = pages()
     for file in FOLDER.glob("*.md"):

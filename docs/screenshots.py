@@ -26,7 +26,7 @@ PATIENCE = 120_000  # ms
 
 
 def main() -> None:
-    """Draws once on a computer and once on a phone, and takes each picture in both schemes."""
+    """Draw once on a computer and once on a phone, and take each picture in both schemes."""
     IMAGES.mkdir(exist_ok=True)
     with _served() as address, sync_playwright() as playwright:
         program = shutil.which("chromium-headless-shell")
@@ -104,7 +104,7 @@ def _unfold(tab: Page, name: str) -> None:
 
 
 def _take(tab: Page, name: str, *parts: Locator) -> None:
-    """Writes NAME-light.webp and NAME-dark.webp: what is seen, or what holds these parts."""
+    """Write NAME-light.webp and NAME-dark.webp: what is seen, or what holds these parts."""
     clip = _around(parts) if parts else None
     for scheme in ("light", "dark"):
         tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -129,7 +129,7 @@ def _around(parts: tuple[Locator, ...], margin: int = 16) -> dict[str, float]:
 
 @contextmanager
 def _served() -> Iterator[str]:
-    """The page's address while a server of its own runs, with a history of its own."""
+    """Return the page's address while a server of its own runs, with a history of its own."""
     with socket.socket() as probe, tempfile.TemporaryDirectory() as history:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

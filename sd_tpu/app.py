@@ -153,7 +153,7 @@ def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI
 
 
 def _import_page() -> ModuleType:
-    """The page's module, which imports Gradio."""
+    """Return the page's module, which imports Gradio."""
     with no_editor_stubs():
         from sd_tpu import page
     return page
@@ -212,7 +212,7 @@ def _is_served_to_others(args: argparse.Namespace) -> bool:
 
 
 def _check_proxies() -> None:
-    """Has libraries leave proxies of the environment aside where this machine asks itself; raises
+    """Have libraries leave proxies of the environment aside where this machine asks itself; raises
     ValueError if they could use none of them."""
     variables = ("NO_PROXY", "no_proxy")
     there = ",".join(os.environ.get(variable, "") for variable in variables).split(",")

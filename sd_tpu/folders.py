@@ -59,7 +59,7 @@ def _home() -> Path:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Has Gradio put files into a new folder, for this user alone to read; it is there as long as
+    """Have Gradio put files into a new folder, for this user alone to read; it is there as long as
     this context. Those of servers that were killed are removed."""
     before = os.environ.get(GRADIO)
     base = Path(before or tempfile.gettempdir())

@@ -1,5 +1,4 @@
-"""What has to be changed of Gradio before it is imported; `sd_tpu.page.sessions` changes more of it
-while it serves."""
+"""Changes of Gradio before it is imported; `sd_tpu.page.sessions` changes more while it serves."""
 
 import inspect
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def no_editor_stubs() -> Iterator[None]:
-    """Keeps Gradio from writing stubs for editors beside the files of its components.
+    """Keep Gradio from writing stubs for editors beside the files of its components.
 
     While it is imported, it parses the source of each component for them, which takes two fifths of
     the processor's time (2.3 of 3.9 s are left). Where a class has no file, as one typed into a

@@ -13,14 +13,14 @@ FRAMES, CAUSES = 40, 10  # of a traceback, and exceptions that one came from
 
 
 def quote_errors() -> None:
-    """Has the process log through this module, unless it logs in some way already."""
+    """Have the process log through this module, unless it logs in some way already."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Quoting())
     logging.basicConfig(handlers=[handler])
 
 
 def log_printed_errors(*modules: ModuleType) -> None:
-    """Has modules that print the traceback of an exception log it instead."""
+    """Have modules log the tracebacks that they would print."""
 
     def print_exc() -> None:
         logging.getLogger(__name__).error("an event failed", exc_info=True)
@@ -37,7 +37,7 @@ def quoted(text: str) -> str:
 
 
 class _Quoting(logging.Formatter):
-    """Writes a record's message as a line, and the frames of an exception below it."""
+    """Formatter: a record's message as a line, and the frames of an exception below it."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""

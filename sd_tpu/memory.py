@@ -8,7 +8,7 @@ ARENAS = 2
 
 
 def keep_freed_memory_together() -> None:
-    """Has all threads use what any of them has freed.
+    """Have all threads use the memory that any of them has freed.
 
     Otherwise glibc makes up to eight arenas a core for threads, and each keeps what was freed in
     it: under a crowd a server grows for minutes (decision 0022). To be called before there are threads.

@@ -111,7 +111,7 @@ class AnyModelCatalog(_NoWildcards):
         return Picture(model=model)
 
     def check(self, picture: Picture, index: int | None = None) -> None:
-        """Refuses nothing."""
+        """Accept everything."""
 
 
 @dataclasses.dataclass(frozen=True)

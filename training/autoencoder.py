@@ -38,7 +38,7 @@ def halved(pictures: jax.Array) -> jax.Array:
 
 
 def build(config: dict):
-    """An autoencoder's graph and its initial parameters."""
+    """Return an autoencoder's graph and its initial parameters."""
     graph, state = nnx.split(AutoencoderKL(VAEConfig.from_dict(config), rngs=nnx.Rngs(0)))
     return graph, nnx.to_pure_dict(state)
 
@@ -79,7 +79,10 @@ def _contrast(edges: jax.Array) -> jax.Array:
 
 
 def make_loss(graph: nnx.GraphDef):
-    """The picture's difference, its squared error, and a little of the KL term (Kingma 2013)."""
+    """Return the loss: the picture's difference, its square, and a little of the KL term.
+
+    Kingma 2013.
+    """
 
     def loss(params, pictures, key):
         images = to_unit(pictures)
@@ -109,7 +112,7 @@ def gradient_energy(pictures: np.ndarray) -> float:
 
 
 def show(graph: nnx.GraphDef, params, file: Path) -> str:
-    """Saves pictures held out above their reconstructions and tells how near these come."""
+    """Save pictures held out above their reconstructions and tell how near these come."""
     pictures, (encode, decode) = recipe.held_out(16), halves(graph)
     images = to_unit(pictures)
     decoded = np.asarray(decode(params, encode(params, pictures))).clip(-1, 1)
@@ -140,7 +143,7 @@ def main() -> None:
 
 
 def trained():
-    """A graph whose latents have unit variance, and the averaged parameters of the run in FOLDER.
+    """Return a graph whose latents have unit variance, and the averaged parameters in FOLDER.
 
     The variance is measured once: what was trained on the latents relies on their scale.
     """
@@ -161,7 +164,10 @@ def config() -> dict:
 
 
 def scale() -> float:
-    """The scaling factor of latents of unit variance. Raises FileNotFoundError before `trained`."""
+    """Return the scaling factor of latents of unit variance.
+
+    Raises FileNotFoundError before `trained`.
+    """
     return json.loads(SCALE_FILE.read_text(encoding="utf-8"))
 
 

@@ -59,11 +59,13 @@ SYNONYM_USED = 1 / 6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What a picture shows, whether its caption says it or not.
+    """Contents of a picture, whether its caption says them or not.
 
-    concepts: what is seen, from left to right or from above to below.
-    relation: where the first concept is from the second ("left of" or "above"), or None.
-    size: "normal", "small" or "big". gradient: the lower colour, None if plain.
+    Attributes:
+        concepts: from left to right or from above to below.
+        relation: where the first concept is from the second ("left of" or "above"), or None.
+        size: "normal", "small" or "big".
+        gradient: the lower colour, None if plain.
     """
 
     concepts: tuple[str, ...]

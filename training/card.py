@@ -1,4 +1,4 @@
-"""What the page says of the bundled model, and begins with: its card, in the page's languages."""
+"""The card of the bundled model, in the page's languages."""
 
 from collections.abc import Iterable
 
@@ -84,14 +84,14 @@ DETAILS = {
 
 
 def themes() -> dict[str, list[str]]:
-    """What there is to draw by theme, each thing in one of them."""
+    """Return the concepts by theme, each in one of them."""
     colours = [*dict.fromkeys((*BACKGROUNDS, *PAINTS))]
     things = {theme: [*drawings] for theme, drawings in THEMES.items()}
     return {**things, "colours": colours, "styles": [*STYLES]}
 
 
 def card() -> ModelCard:
-    """The card that is exported with the weights."""
+    """Return the card that is exported with the weights."""
     told = {tag: {"hint": hint, "details": _details(tag)} for tag, hint in HINTS.items()}
     return ModelCard(
         **CARD, **told.pop("en"), translations=told, words=recipe.vocabulary(), themes=themes()
@@ -99,7 +99,7 @@ def card() -> ModelCard:
 
 
 def _details(tag: str) -> str:
-    """What the trained model can draw, in words."""
+    """Describe in words the concepts that the trained model can draw."""
     listed, join = (", ".join, _or) if tag == "en" else (_isolated, _isolated)
     return DETAILS[tag].format(
         count=len(CONCEPTS),

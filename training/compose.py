@@ -39,7 +39,7 @@ class Mix:
     default_background: float = 0.25  # chance of captions.DEFAULT_BACKGROUND
 
     def kinds(self) -> dict[str, float]:
-        """The shares by kind. Raises ValueError if their sum is not 1."""
+        """Return the shares by kind. Raises ValueError if their sum is not 1."""
         names = ("single", "small", "big", "beside", "stacked", "copies", "upside_down")
         shares = {name: getattr(self, name) for name in names}
         if abs(sum(shares.values()) - 1) > 1e-6:
@@ -66,7 +66,7 @@ def is_unseen(scene: Scene) -> bool:
 
 
 class Composer:
-    """Draws pictures of [size, size, 3] u8 with a caption and the facts behind it.
+    """Composer of pictures of [size, size, 3] u8 with a caption and the facts behind it.
 
     Everything random comes from the generator that is passed in: the same generator state
     gives the same picture and words.
@@ -222,7 +222,7 @@ def paint(sprite: np.ndarray, colour: Sequence[int]) -> np.ndarray:
 
 
 def _layout(scene: Scene) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...]]:
-    """The objects' centres, relative to the picture, and the scales to choose from.
+    """Return the objects' centres, relative to the picture, and the scales to choose from.
 
     Several of them are as large as each other and whole latents apart, so that the UNet knows the
     things of three from those of two.

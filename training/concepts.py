@@ -1,4 +1,4 @@
-"""What there is to draw, and what people call it."""
+"""The concepts that pictures are composed of, and their names."""
 
 # Things that look alike in both styles and can be told apart when small, by theme:
 # name -> the icon sets' name of the drawing

@@ -17,7 +17,7 @@ RUNS = {
 
 
 def draw(logs: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
-    """A figure with a curve for each run: title -> (pictures seen, loss)."""
+    """Return a figure with a curve for each run: title -> (pictures seen, loss)."""
     figure = Figure(figsize=(1 + 4.5 * len(logs), 4), layout="constrained")
     for axes, (title, (seen, loss)) in zip(
         figure.subplots(1, len(logs), squeeze=False)[0], logs.items(), strict=True
@@ -42,7 +42,7 @@ def read(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Writes the picture."""
+    """Write the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     logs = {

@@ -106,7 +106,7 @@ class Noised(NamedTuple):
         return cls(signal * latents + spread * noise, noise, signal, spread, t)
 
     def velocity(self, graphs, params, ids: jax.Array) -> jax.Array:
-        """What the UNet says of it, given captions' token ids [B, 77]."""
+        """Return the UNet's output, given captions' token ids [B, 77]."""
         text = nnx.merge(graphs["text_encoder"], params["text_encoder"])(ids)
         return nnx.merge(graphs["unet"], params["unet"])(self.noisy, self.t, text)
 
@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def trained():
-    """The averaged parameters of the run in FOLDER: {"text_encoder": ..., "unet": ...}."""
+    """Return the averaged parameters in FOLDER: {"text_encoder": ..., "unet": ...}."""
     return latest(FOLDER, build()[1])
 
 

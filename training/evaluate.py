@@ -62,7 +62,7 @@ class Artist:
     """The model in a folder, with the sampler of its scheduler's config."""
 
     def __init__(self, folder: Path):
-        """Loads the model."""
+        """Load the model."""
         self.pipeline, self.params = FlaxStableDiffusionPipeline.from_pretrained(folder)
         self.card = self.pipeline.card
 
@@ -131,7 +131,7 @@ MEASURES: dict[str, dict[str, Measure]] = {
 
 
 def shares(ask, trial: Trial, kind: str, pictures: np.ndarray) -> dict[str, float]:
-    """Of each measure of the kind the share of pictures that satisfy it."""
+    """Return the share of pictures that satisfy each measure of the kind."""
     answers, right = ask(pictures), judge.labels(trial.scenes)
     return {
         name: float(np.mean(measure(answers, right, trial)))
@@ -191,7 +191,7 @@ def print_sweep(artist: Artist, trials: dict[str, Trial], ask) -> None:
 
 
 def label(pictures: Iterable[np.ndarray], texts: Iterable[str], columns: int) -> Image.Image:
-    """The pictures [H, W, 3] u8 in rows, each above its words."""
+    """Lay out the pictures [H, W, 3] u8 in rows, each above its words."""
     font, margin, room = ImageFont.load_default(12), 8, 46
     tiles = []
     for picture, text in zip(pictures, texts, strict=True):
@@ -208,7 +208,7 @@ def label(pictures: Iterable[np.ndarray], texts: Iterable[str], columns: int) ->
 
 
 def main() -> None:
-    """Prints the tables that are asked for."""
+    """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     parser.add_argument("--pictures", type=int, default=400, help="of each kind")

@@ -14,7 +14,7 @@ SEED, QUALITY = 45, 85  # the seed: of twelve that were looked at, one without a
 
 
 def main() -> None:
-    """The card's first prompts, one seed, nothing chosen -> a WebP of each by its place."""
+    """Draw the card's first prompts with one seed, nothing chosen, as WebP files by index."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     folder = parser.parse_args().folder

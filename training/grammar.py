@@ -19,7 +19,7 @@ IRREGULAR = {
 
 
 def with_article(name: str) -> str:
-    """'an owl', 'a unicorn', and 'grapes' and 'popcorn' as they are."""
+    """Return 'an owl', 'a unicorn', and 'grapes' and 'popcorn' as they are."""
     if not is_countable(name):
         return name
     return f"{'an' if re.match(r'(?!uni|ufo)[aeiou]', name) else 'a'} {name}"

@@ -53,7 +53,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
 
 
 def truth(scene: Scene) -> dict[str, str]:
-    """The right answer to every question about a picture of `scene`."""
+    """Return the right answer to every question about a picture of `scene`."""
     layout = {1: "one", 2: "beside", 3: "three"}[scene.count]
     return {
         "first": scene.concepts[0],
@@ -66,7 +66,7 @@ def truth(scene: Scene) -> dict[str, str]:
 
 
 def labels(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
-    """The right answers as numbers: question -> int32 [B]."""
+    """Return the right answers as numbers: question -> int32 [B]."""
     answers = [truth(scene) for scene in scenes]
     return {
         question: np.array([options.index(answer[question]) for answer in answers], np.int32)
@@ -99,7 +99,7 @@ class Judge(nnx.Module):
         return {question: answer(x) for question, answer in self.answers.items()}
 
     def features(self, x: jax.Array) -> jax.Array:
-        """What the answers are made of: images [B, H, W, 3] in [-1, 1] -> [B, features]."""
+        """Return the features of images [B, H, W, 3] in [-1, 1] -> [B, features]."""
         for halve, norm, refine in zip(self.halve, self.norms, self.refine, strict=True):
             x = halve(x)
             x = x + refine(jax.nn.silu(norm(x)))
@@ -107,7 +107,7 @@ class Judge(nnx.Module):
 
 
 def build():
-    """The judge's graph and initial parameters."""
+    """Return the judge's graph and initial parameters."""
     graph, state = nnx.split(Judge(rngs=nnx.Rngs(0)))
     return graph, nnx.to_pure_dict(state)
 
@@ -129,14 +129,16 @@ def make_loss(graph: nnx.GraphDef):
 
 
 def soften(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A picture [H, W, 3] u8 as float32 in [-1, 1], with up to BLUR and NOISE."""
+    """Return a picture [H, W, 3] u8 as float32 in [-1, 1], with up to BLUR and NOISE."""
     blurred = Image.fromarray(picture).filter(ImageFilter.GaussianBlur(BLUR * rng.random()))
     noise = rng.standard_normal(picture.shape, np.float32) * NOISE * rng.random()
     return to_unit(np.asarray(blurred)) + noise
 
 
 def trained():
-    """A function: pictures [B, H, W, 3] u8 -> for each question the probabilities [B, answers].
+    """Return a function: pictures [B, H, W, 3] u8 -> for each question [B, answers].
+
+    The answers are probabilities.
 
     Beside the questions' there is an array "features" [B, F].
 

@@ -1,4 +1,4 @@
-"""What is trained: the three networks' configurations, the noise schedule and the runs."""
+"""The training recipe: the three networks' configurations, the noise schedule and the runs."""
 
 import enum
 import functools
@@ -90,7 +90,7 @@ DIFFUSION_RUN = Schedule(steps=5350, batch=256, learning_rate=1e-3, warmup=500, 
 
 
 class Stream(enum.IntEnum):
-    """What random numbers are drawn for: with [stream, step] as a seed no two share any."""
+    """Purposes of random numbers: with [stream, step] as a seed no two share any."""
 
     AUTOENCODER = 0
     POOL = 1
@@ -111,13 +111,13 @@ def _sprites() -> Sprites:
 
 @functools.cache
 def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
-    """Draws the captioned pictures that the networks are trained on, or others of their kind."""
+    """Draw the captioned pictures that the networks are trained on, or others of their kind."""
     return Composer(_sprites(), IMAGE_SIZE, mix, unseen)
 
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    """Reads captions."""
+    """Return the tokenizer of captions."""
     return Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
 
 
@@ -127,7 +127,7 @@ def pictures(stream: Stream, count: int, step: int) -> np.ndarray:
 
 
 def captioned(stream: Stream, count: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same pictures, and their captions' token ids [count, 77] i32."""
+    """Return a stream's pictures, and their captions' token ids [count, 77] i32."""
     drawn, texts = composer().batch(np.random.default_rng([stream, step]), count)
     return drawn, tokenizer()(texts)
 
@@ -138,8 +138,10 @@ def held_out(count: int) -> np.ndarray:
 
 
 def vocabulary(captions: int = 100_000) -> tuple[str, ...]:
-    """The words that training captions are made of, by composing as many of them: in 20,000 a rare
-    plural of another name for a thing may be missing."""
+    """Return the words of training captions, by composing so many captions.
+
+    In 20,000 a rare plural of another name for a thing may be missing.
+    """
     teller, rng = composer(), np.random.default_rng([Stream.WORDS, 0])
     texts = (caption(teller.scene(rng), rng) for _ in range(captions))
     return tuple(sorted({word for text in texts for word in split_words(text)}))

@@ -18,7 +18,7 @@ from training.trainer import begin
 
 
 def main() -> None:
-    """Writes step 0 of the runs into the cache, and the scale of the latents."""
+    """Write step 0 of the runs into the cache, and the scale of the latents."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     checkpoint, params = Checkpoint.from_pretrained(parser.parse_args().folder)

@@ -64,16 +64,17 @@ def build() -> tuple[dict[str, nnx.GraphDef], dict]:
 
 
 def beginning(vae: dict) -> dict:
-    """Initial parameters whose decoder is that of an autoencoder of recipe.VAE."""
+    """Return initial parameters whose decoder is that of an autoencoder of recipe.VAE."""
     params = build()[1]
     return {**params, "decoder": {name: vae[name] for name in params["decoder"]}}
 
 
 def make_loss(graphs: dict[str, nnx.GraphDef]):
-    """The decoder's difference from what was drawn and from what the critic takes for drawn, and
-    the critic's errors (hinge loss, Lim and Ye 2017, arXiv:1705.02894).
+    """Return the loss of the decoder and the critic.
 
-    Each of the two networks has no gradient from the other's terms.
+    The decoder's is its difference from the pictures and from what the critic takes for them, the
+    critic's a hinge loss (Lim and Ye 2017, arXiv:1705.02894). Each of the two networks has no
+    gradient from the other's terms.
     """
 
     def loss(params, batch, key):
@@ -95,8 +96,10 @@ def make_loss(graphs: dict[str, nnx.GraphDef]):
 
 
 def make_restorer():
-    """A function: (pictures [B, H, W, 3] u8, token ids [B, 77], key) -> latents [B, h, w, C], of
-    the pictures, noised up to NOISIEST and restored by the UNet."""
+    """Return a function that noises pictures up to NOISIEST and restores them by the UNet.
+
+    It maps (pictures [B, H, W, 3] u8, token ids [B, 77], key) -> latents [B, h, w, C].
+    """
     graph, vae = autoencoder.trained()
     graphs, schedule = diffusion.build()[0], NoiseSchedule.from_config(recipe.SCHEDULER)
 
@@ -137,7 +140,7 @@ def main() -> None:
 
 
 def trained():
-    """The autoencoder's parameters, their decoder sharpened."""
+    """Return the autoencoder's parameters, their decoder sharpened."""
     return {**autoencoder.trained()[1], **latest(FOLDER, build()[1])["decoder"]}
 
 

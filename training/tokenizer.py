@@ -42,7 +42,7 @@ def build_tokenizer(cache: Path, out: Path) -> None:
 
 
 def read_merges(wheel: Path) -> list[str]:
-    """The 48,894 merges CLIP uses, most frequent first, each two pieces with a blank between.
+    """Read the 48,894 merges CLIP uses, most frequent first, two pieces with a blank between.
 
     The file holds more of them: CLIP's vocabulary stops where it has VOCABULARY entries.
     """
@@ -65,7 +65,7 @@ def vocabulary(merges: list[str]) -> dict[str, int]:
 
 
 def byte_letters() -> list[str]:
-    """The letter that stands for each byte, in the order of GPT-2's vocabulary.
+    """Return the letter that stands for each byte, in the order of GPT-2's vocabulary.
 
     Printable bytes stand for themselves and come first; the others are shifted past 255.
     """

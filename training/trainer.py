@@ -53,7 +53,7 @@ class Schedule:
     ema: float = 0.999
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         left = (self.steps - step) / (self.decay * self.steps)
         return self.learning_rate * min(1, step / self.warmup, left)
 
@@ -68,7 +68,7 @@ class Schedule:
 
 
 def from_command_line(schedule: Schedule, about: str) -> Schedule:
-    """The schedule, but for what the command line says of it."""
+    """Return the schedule, changed by the command line's flags."""
     parser = argparse.ArgumentParser(description=about)
     for name in ("steps", "batch", "learning_rate"):
         default = getattr(schedule, name)
@@ -159,7 +159,7 @@ def ahead(batch_at: Callable[[int], Tree], steps: range) -> Iterator[Tree]:
 
 
 def _end_with_parent() -> None:
-    """Lets the process end when its parent has, however that came about (cpython issue 111873)."""
+    """Have the process end when its parent has, however that came about (cpython issue 111873)."""
 
     def end():
         multiprocessing.parent_process().join()
@@ -170,7 +170,7 @@ def _end_with_parent() -> None:
 
 
 def begin(folder: Path, schedule: Schedule, params: Tree) -> bool:
-    """Lets the run in `folder` begin with `params`, float32; False if it had begun already."""
+    """Begin the run in `folder` with `params`, float32; return False if it had begun already."""
     file = folder / "state.safetensors"
     if file.exists():
         return False
@@ -273,7 +273,7 @@ def _restore(file: Path, state: Tree) -> Tree:
 
 
 def latest(folder: Path, params: Tree) -> Tree:
-    """The averaged parameters that a run left in `folder`, in the structure of `params`.
+    """Return the averaged parameters that a run left in `folder`, structured like `params`.
 
     Raises:
         FileNotFoundError: there is no checkpoint in the folder.

@@ -32,8 +32,10 @@ class CheckpointError(ValueError):
 
 @contextlib.contextmanager
 def paths_within(*folders: Path | None) -> Iterator[None]:
-    """Tells paths in a CheckpointError from these folders on: who visits a page need not know where
-    its server keeps things."""
+    """Shorten paths in a CheckpointError to begin at these folders.
+
+    Visitors of a page need not know where its server keeps things.
+    """
     try:
         yield
     except CheckpointError as error:
@@ -220,7 +222,7 @@ class SafetyCheckerConfig(Config):
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> Self:
-        """Like any other's; the part of the pictures is read likewise."""
+        """Read the known fields, and those of the image encoder as its own config."""
         vision = config.get("vision_config")
         if not isinstance(vision, dict):
             raise CheckpointError(f"{cls.__name__}: vision_config is missing.")

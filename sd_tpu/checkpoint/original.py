@@ -60,7 +60,7 @@ class Levels:
 
     Attributes:
         down: layers (a resnet with or without attention) of each level on the way down.
-        up: likewise on the way up, whose first level is the coarsest.
+        up: layers of each level on the way up, whose first level is the coarsest.
         up_attends: whether a level on the way up has attention.
     """
 

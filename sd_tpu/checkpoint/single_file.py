@@ -167,7 +167,7 @@ class SingleFile:
 
 
 def read(path: Path) -> SingleFile:
-    """Tells what a file holds and where, from its header and the folder beside it.
+    """Read what a file holds and where, from its header and the folder beside it.
 
     Args:
         path: the safetensors file.

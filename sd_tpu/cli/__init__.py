@@ -37,8 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process with this exit code, perhaps while something compiles in a thread, on which
-    Python's own way out crashes."""
+    """End the process with this exit code, perhaps while something compiles in a thread.
+
+    Python's own way out crashes then.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -134,7 +134,7 @@ class ProgressLine:
         self._print("\r\x1b[K" if self._over else "")
 
     def keep(self) -> None:
-        """Lets what is shown stand."""
+        """Leave the shown text on the terminal."""
         self._print("\n" if self._over and self._last else "")
         self._last = ""
 

@@ -119,7 +119,8 @@ class Checkpoint:
             decoder: of its previews or pictures; one of another family's is left out.
             prediction_type: what the UNet predicts, as in a scheduler's config; None is what the
                 checkpoint says.
-            zero_snr: whether the noise schedule is scaled to end without any signal; None likewise.
+            zero_snr: whether the noise schedule is scaled to end without any signal; None is what
+                the checkpoint says.
             safety_checker: read the checkpoint's, if it brings one.
 
         Raises:
@@ -379,7 +380,7 @@ def _tokenizer(file: SingleFile, part: str) -> Tokenizer:
 
 
 def keep_compiled() -> None:
-    """Lets JAX keep what it compiles in the user's cache folder, unless it was told where."""
+    """Have JAX keep its programs in the user's cache folder, unless it was told where."""
     if jax.config.jax_compilation_cache_dir is None:
         folder = cache_folder() / "compiled"
         keep_within(folder, MAX_COMPILED_BYTES)

@@ -57,7 +57,7 @@ def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
 
 
 def _refuse(_: fastapi.Request, error: Exception) -> JSONResponse:
-    """Tells why something is not drawn, and when to come back if it may be then."""
+    """Answer why something is not drawn, and when to come back if it may be then."""
     match error:
         case Busy(retry_after=seconds):
             return told(429, str(error), {"Retry-After": str(seconds)})

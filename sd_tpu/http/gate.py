@@ -135,7 +135,7 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def _name_visitor(scope: Scope) -> None:
-    """Has the headers say who asks: Gradio passes those of an assistant on to this server, which
+    """Have the headers say who asks: Gradio passes those of an assistant on to this server, which
     believes itself."""
     headers = MutableHeaders(scope=scope)
     del headers["x-forwarded-for"]
@@ -156,7 +156,7 @@ class Gate:
         api: ASGIApp | None,
         paths: Collection[str],
     ):
-        """Begins with no request.
+        """Begin with no request.
 
         Args:
             app: the page.

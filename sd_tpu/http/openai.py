@@ -167,12 +167,12 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
     async def generations(
         body: Generation, visitor: fastapi.Request, client: Client
     ) -> dict | Response:
-        """Draws pictures of a prompt."""
+        """Draw pictures of a prompt."""
         return await draw(await run_sync(_read, body.given(), engine), visitor, client)
 
     @router.post("/images/edits", response_model=None, openapi_extra=_FORM)
     async def edits(visitor: fastapi.Request, client: Client) -> dict | Response:
-        """Draws on a picture, or changes it."""
+        """Draw on a picture, or change it."""
         async with visitor.form(max_files=MAX_PROMPTS + 1, max_fields=100) as form:
             given, files = await _read_form(form)
         return await draw(await run_sync(_read_edit, given, files, engine), visitor, client)

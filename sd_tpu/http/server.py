@@ -47,7 +47,7 @@ class _State(ServerState):
     """State that uvicorn's connections share: the open ones, and how many each network has."""
 
     def __init__(self, proxies: Container[str]):
-        """Begins with none; `proxies` may have as many as all together."""
+        """Begin with none; `proxies` may have as many as all together."""
         super().__init__()
         self.proxies, self.networks = proxies, Counter[str]()
 
@@ -60,7 +60,7 @@ class Connection(AutoHTTPProtocol):
     _unread = 0  # bytes of answers, when they were looked at last
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begins to wait for headers, if there is room for another connection."""
+        """Begin to wait for headers, if there is room for another connection."""
         super().connection_made(transport)
         self.since, self.network = time.monotonic(), network_of(self.client and self.client[0])
         self.server_state.networks[self.network] += 1
@@ -92,7 +92,7 @@ class Connection(AutoHTTPProtocol):
             self._wait(HEADER_SECONDS)
 
     def pause_writing(self) -> None:
-        """Begins to wait for a client that does not read."""
+        """Begin to wait for a client that does not read."""
         super().pause_writing()
         self._unread = self.transport.get_write_buffer_size()
         self._wait(STALLED_SECONDS, self._look_at_reader)
@@ -269,7 +269,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def raise_file_limit() -> int:
-    """Lets the process have FILES files open, or as many as the system allows; how many."""
+    """Let the process open FILES files, or as many as the system allows; return how many."""
     try:
         import resource  # which Windows has not, nor such a limit
     except ImportError:

@@ -138,7 +138,7 @@ def winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def winograd_enlarged(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`convolve_enlarged` by 9 products for each pixel of x, which becomes 2x2, summed likewise.
+    """Convolve x at twice its size by 9 products for each pixel of x, summed in float32.
 
     x [B, H, W, C], kernel [3, 3, C, K] -> [B, 2H, 2W, K] in the dtype of x.
     """

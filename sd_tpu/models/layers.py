@@ -224,7 +224,7 @@ class ImagePrompt(NamedTuple):
     """
 
     keys: jax.Array  # [B, T, channels]
-    values: jax.Array  # likewise
+    values: jax.Array  # of the same tokens
     scale: jax.Array  # [B]
 
 

@@ -165,7 +165,7 @@ class WayDown(nnx.Module):
 
 
 class UNet2DConditionModel(WayDown):
-    """Predicts the noise (or velocity, or image) in latents, given a timestep and a text."""
+    """A network that predicts the noise, velocity or image in latents at a timestep for a text."""
 
     def __init__(
         self, config: UNetConfig, *, token_downsampling: int = 1, dtype=jnp.float32, rngs: nnx.Rngs
@@ -220,7 +220,7 @@ class UNet2DConditionModel(WayDown):
         added: Added | None = None,
         control: Control | None = None,
     ) -> Float[Array, "b h w c_out"]:
-        """Predicts the model output for a batch in which every image has its own timestep.
+        """Predict the model output for a batch in which every image has its own timestep.
 
         Args:
             latents: [B, h, w, in_channels].

@@ -38,7 +38,7 @@ _BASIC, _EXPERT = (
     for expert in (False, True)
 )
 _EXPERT += _LATER
-_GENERATE = """Draws a picture of each prompt; yields what is finished and what is happening.
+_GENERATE = """Draw a picture of each prompt; yield what is finished and what is happening.
 
 Args:
     prompts: One to eight texts; no picture is made of an empty one.
@@ -84,7 +84,7 @@ def add_endpoints(runs: Runs) -> None:
         guidance: float | None = None,
         model: str = "",
     ) -> dict:
-        """Draws one picture of what a text describes; its name begins with its seed.
+        """Draw one picture of what a text describes; its name begins with its seed.
 
         Describe what is to be seen: the subject first, then its surroundings, light and style,
         such as "a red fox in deep snow, evening light, watercolour". The same prompt, settings and
@@ -120,16 +120,18 @@ def add_endpoints(runs: Runs) -> None:
         return picture
 
     def samplers() -> list[dict]:
-        """Lists the samplers: their keys for /generate, their names and their spacings."""
+        """List the samplers: their keys for /generate, their names and their spacings."""
         return [
             {"key": key, "label": sampler.label, "spacings": list(sampler.spacings)}
             for key, sampler in SAMPLERS.items()
         ]
 
     def models() -> list[dict]:
-        """Lists the models, each with the size, steps and guidance that it draws with unless it is
-        told otherwise; null where there are too many to look at. The first is taken where none is
-        named."""
+        """List the models, each with its default size, steps and guidance.
+
+        These are null where there are too many models to look at. The first is taken where none is
+        named.
+        """
         return _listed(models_here)
 
     def read_metadata(picture: gr.FileData) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class Actions:
     """Actions of the page, each of which returns what page.js shows, `told` in the progress line."""
 
     def __init__(self, runs: Runs):
-        """Answers of these runs and what they share."""
+        """Take the runs and what they share."""
         self.runs, studio = runs, runs.studio
         self.engine, self.files, self.inputs, self.history = (
             studio.engine,
@@ -184,7 +184,7 @@ class Actions:
         )
 
     def answer(self, asked: ActionRequest) -> dict[str, Any]:
-        """Answers what page.js asks."""
+        """Answer a request of page.js."""
         try:
             return getattr(self, f"_do_{asked.data.get('do')}")(asked)
         except FileNotFoundError:
@@ -200,7 +200,7 @@ class Actions:
             return self._wrong(GARBLED, asked)
 
     def refuse(self, error: SentenceError, asked: ActionRequest) -> dict[str, Any]:
-        """Tells why something is not answered."""
+        """Return the sentence for a request that is refused."""
         return self._wrong(refusal(error), asked)
 
     def _wrong(self, sentence: Sentence, asked: ActionRequest) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Actions:
         return answer
 
     def _do_vary(self, asked: ActionRequest) -> dict[str, Any]:
-        """Draws a picture's prompt with new seeds, wherever no picture is kept."""
+        """Draw a picture's prompt with new seeds, wherever no picture is kept."""
         index, filled, seed = asked.index, asked.filled(), drawn_seed(RANDOM)
         picture = self._card(asked, index).asked
         request = Request(
@@ -252,7 +252,7 @@ class Actions:
         )
 
     def _do_larger(self, asked: ActionRequest) -> dict[str, Any]:
-        """Draws a picture again at LARGER times its size, from what it is; the others stay."""
+        """Draw a picture again at LARGER times its size, from its pixels; the others stay."""
         card, former = self._card(asked, asked.index), self._run(asked)
         picture = larger(card.asked, LARGER * card.asked.width, LARGER * card.asked.height)
         self.engine.catalog.check(picture)
@@ -268,7 +268,7 @@ class Actions:
         )
 
     def _do_journey(self, asked: ActionRequest) -> dict[str, Any]:
-        """Draws the way from a card's picture to another's, or to another seed of its own."""
+        """Draw the way from a card's picture to another's, or to another seed of its own."""
         first, to = self._card(asked, asked.index).asked, asked.data.get("to")
         other = first if to is None else self._card(asked, to).asked
         seed = drawn_seed(RANDOM) if to is None else other.seed
@@ -286,7 +286,7 @@ class Actions:
         common: Picture | None = None,
         any_seed: bool = False,
     ) -> dict[str, Any]:
-        """Begins a run in place of the one that is shown; `seed` is for all its boxes. They are
+        """Begin a run in place of the one that is shown; `seed` is for all its boxes. They are
         filled with what it draws if something is `common` to all of them then; `any_seed` leaves
         theirs open.
         """
@@ -323,7 +323,7 @@ class Actions:
         return self._redraw(asked, live=True)
 
     def _redraw(self, asked: ActionRequest, *, live: bool) -> dict[str, Any]:
-        """Draws one picture as its box asks now."""
+        """Draw one picture as its box asks now."""
         run = self._run(asked)
         picture = self._picture(asked, run, live=live)
         if run:

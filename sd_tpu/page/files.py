@@ -45,7 +45,7 @@ class Uploads:
     networks lies on the disk. The page reads a file as soon as it is there, so old ones can go."""
 
     def __init__(self, app: ASGIApp):
-        """Begins with nothing handed in."""
+        """Begin without uploads."""
         self._app = app
         self._lately: deque[tuple[float, str, int]] = deque()  # when, of whom, bytes
         self._spent: Counter[str] = Counter()
@@ -105,7 +105,7 @@ def _status(file: Path) -> os.stat_result | None:
 
 
 def fetch_nothing() -> None:
-    """Has Gradio, in this process, refuse the addresses that visitors give for files: it would load
+    """Have Gradio, in this process, refuse the addresses that visitors give for files: it would load
     whatever lies there, of any size, before anything here is asked."""
 
     async def refuse(*_: Any, **__: Any) -> str:

@@ -62,7 +62,7 @@ class Translations(gr.I18n):
     """Texts that the browser shows in its own language, from the first moment on."""
 
     def __init__(self):
-        """Begins with nothing."""
+        """Begin with no texts."""
         super().__init__(**{name: {} for name in LANGUAGES})
 
     def render(self, make: Callable[[Language], str]) -> str:

@@ -17,7 +17,7 @@ SILENT_SECONDS = 30.0  # after which nobody listens to what waits to be told
 
 
 def remember_nothing(page: gr.Blocks) -> None:
-    """Has a page that is being served remember its visitors as this module does."""
+    """Have a served page use the sessions of this module."""
     page.app.state_holder = _Sessions(page)
 
 
@@ -42,7 +42,7 @@ class _Sessions(StateHolder):
     """The sessions by their names, which the visitors draw."""
 
     def __init__(self, page: gr.Blocks):
-        """Begins with everybody's."""
+        """Begin with everybody's session."""
         super().__init__()
         self.set_blocks(page)
         self._everybody = _Everybody(page)
@@ -52,7 +52,7 @@ class _Sessions(StateHolder):
         return self._everybody
 
     def delete_all_expired_state(self) -> None:
-        """Forgets the queue's lists of what visitors wait for, and ends what nobody waits for;
+        """Forget the queue's lists of what visitors wait for, and end what nobody waits for;
         Gradio calls it every second.
 
         The queue keeps what it had to tell a session when all has been told, and which events a

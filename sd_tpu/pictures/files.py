@@ -56,7 +56,7 @@ class PictureFile:
 
 
 class Files:
-    """Writes pictures under names that nobody can guess, their folders being salted hashes.
+    """Pictures under names that nobody can guess, their folders being salted hashes.
 
     Attributes:
         names: paths of all that has been written; with what is taken out of it by `-=` goes its

@@ -175,7 +175,7 @@ def _begins_with_exif(image: Image.Image) -> bool:
 
 
 def _keep_orientation(image: Image.Image) -> None:
-    """Has Pillow read nothing else of EXIF, which would take it long."""
+    """Have Pillow read nothing else of EXIF, which would take it long."""
     if exif := image.info.get("exif"):
         outer, _ = read_exif(exif)
         kept = Image.Exif()
@@ -328,7 +328,7 @@ class Closeup:
         pixels: the whole picture, uint8 [H, W, 3].
         mask: uint8 [H, W].
         rows: of the part, which may go beyond the picture's borders: its edges are continued.
-        columns: likewise.
+        columns: of the part, which may go beyond the borders as well.
     """
 
     pixels: np.ndarray

@@ -22,7 +22,7 @@ class Inputs:
     """Recent uploads."""
 
     def __init__(self):
-        """Begins with nothing."""
+        """Begin with nothing."""
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], tuple[Input, str]] = OrderedDict()
 

@@ -52,26 +52,26 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
         return_dict: bool = True,
         jit: bool = False,
     ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
-        """Draws one picture for each row of token ids, beginning with a picture under noise.
+        """Draw one picture for each row of token ids, beginning with a picture under noise.
 
         Args:
             prompt_ids: as `FlaxStableDiffusionPipeline` takes them.
             image: float32 [B, 3, H, W] in [-1, 1], or [D, b, 3, H, W] as `shard` leaves them.
-            params: see there, like what is not said here.
-            prng_seed: see there.
+            params: as `from_pretrained` returns them, or with a leading device axis.
+            prng_seed: one key, or one for each device or each picture.
             strength: up to 1, the share of the steps that is taken: the last ones.
             num_inference_steps: of which strength takes its share.
             height: of the image; by default what the model was trained on.
-            width: likewise.
-            guidance_scale: see there.
+            width: of the image; by default what the model was trained on.
+            guidance_scale: a number, or one for each device or each picture.
             noise: [B, C, h, w] or [D, b, C, h, w], in place of what prng_seed gives.
-            neg_prompt_ids: see there.
-            return_dict: see there.
-            jit: see there.
+            neg_prompt_ids: like prompt_ids; by default those of the empty prompt.
+            return_dict: False for a plain tuple.
+            jit: accepted for the guide's sake; the programs are always compiled.
 
         Raises:
-            CheckpointError: as there, and where only the scheduler itself knows its steps.
-            ValueError: as there, or the strength leaves no step.
+            CheckpointError: parameters are missing, or only the scheduler itself knows its steps.
+            ValueError: shapes do not fit one another, or the strength leaves no step.
         """
         del jit
         size, texts = self._size(height, width), self._texts(prompt_ids, neg_prompt_ids)
@@ -133,27 +133,27 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
         return_dict: bool = True,
         jit: bool = False,
     ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
-        """Draws one picture for each row of token ids, into what is kept of a picture.
+        """Draw one picture for each row of token ids, into what is kept of a picture.
 
         Args:
             prompt_ids: as `FlaxStableDiffusionPipeline` takes them.
             mask: float32 [B, 1, H, W], 1 where something is drawn, or [D, b, 1, H, W].
             masked_image: float32 [B, 3, H, W] in [-1, 1], 0 where something is drawn, or
                 [D, b, 3, H, W]. Both are resized to the height and the width.
-            params: see there, like what follows.
-            prng_seed: see there.
-            num_inference_steps: see there.
-            height: see there.
-            width: see there.
-            guidance_scale: see there.
-            latents: see there.
-            neg_prompt_ids: see there.
-            return_dict: see there.
-            jit: see there.
+            params: as `from_pretrained` returns them, or with a leading device axis.
+            prng_seed: one key, or one for each device or each picture.
+            num_inference_steps: of the pipeline's scheduler.
+            height: of the pictures in pixels; by default what the model was trained on.
+            width: of the pictures in pixels; by default what the model was trained on.
+            guidance_scale: a number, or one for each device or each picture.
+            latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of noise.
+            neg_prompt_ids: like prompt_ids; by default those of the empty prompt.
+            return_dict: False for a plain tuple.
+            jit: accepted for the guide's sake; the programs are always compiled.
 
         Raises:
-            CheckpointError: as there, and where only the scheduler itself knows its steps.
-            ValueError: as there.
+            CheckpointError: parameters are missing, or only the scheduler itself knows its steps.
+            ValueError: shapes do not fit one another.
         """
         del jit
         size, texts = self._size(height, width), self._texts(prompt_ids, neg_prompt_ids)

@@ -26,13 +26,13 @@ class FrozenConfig(dict):
 
 
 class Configured:
-    """What has a `config`: `defaults` beneath what its constructor or its file says."""
+    """A class with a `config`: `defaults` below the values of its constructor or its file."""
 
     config_name: ClassVar[str]  # of the file
     defaults: ClassVar[dict[str, Any]]
 
     def __init__(self, *args: Any, **values: Any):
-        """Takes the values of `defaults` by position, or these and any others by name."""
+        """Take the values of `defaults` by position, or these and any others by name."""
         if len(args) > len(self.defaults):
             raise TypeError(f"{type(self).__name__} takes at most {len(self.defaults)} values.")
         values |= dict(zip(self.defaults, args, strict=False))
@@ -45,8 +45,10 @@ class Configured:
     def from_config(
         cls, config: Mapping[str, Any] | str | Path, *, dtype: Any = None, **values: Any
     ) -> Self:
-        """Makes one from a config, which may hold more than this class reads, under `values`; or
-        from where one is stored, as `load_config` finds it."""
+        """Make one from a config, which may hold more than this class reads, below `values`.
+
+        The config may also be where one is stored, as `load_config` finds it.
+        """
         if not isinstance(config, Mapping):
             config, values = cls.load_config(config, **values), {}
         made = cls(**({} if dtype is None else {"dtype": dtype}))
@@ -59,7 +61,7 @@ class Configured:
     def load_config(
         cls, name: str | Path, *, subfolder: str | None = None, **options: Any
     ) -> dict[str, Any]:
-        """The config stored in a folder, or in one on the hub.
+        """Load the config stored in a folder, or in one on the hub.
 
         Args:
             name: folder or hub id.
@@ -72,7 +74,7 @@ class Configured:
         return read_json(find_config(name, subfolder, cls.config_name, options))
 
     def save_config(self, folder: str | Path) -> None:
-        """Writes the config into the folder, which is made if absent.
+        """Write the config into the folder, which is made if absent.
 
         The class goes by the name that it has in PyTorch, which reads the file as well.
         """
@@ -81,7 +83,7 @@ class Configured:
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON object as diffusers does, into a folder that is made if absent."""
+    """Write a JSON object as diffusers does, into a folder that is made if absent."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(
         content, indent=2, sort_keys=True, ensure_ascii=False, default=np.ndarray.tolist
@@ -90,6 +92,6 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def warn_of_unknown(options: Mapping[str, Any], owner: str) -> None:
-    """Says which keywords are ignored, as diffusers did."""
+    """Warn of ignored keywords, as diffusers did."""
     if options:
         warnings.warn(f"{owner} has no {', '.join(sorted(options))}: ignored.", stacklevel=3)

@@ -46,7 +46,7 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         dtype: Any = None,
         token_downsampling: int = 1,
     ):
-        """Joins the parts; `tokenizer` is transformers'.
+        """Join the parts; `tokenizer` is transformers'.
 
         Raises:
             CheckpointError: the parts do not fit one another, or controlnet is not a single one.
@@ -107,24 +107,25 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         return_dict: bool = True,
         jit: bool = False,
     ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
-        """Draws one picture for each row of token ids, of the control pictures' size.
+        """Draw one picture for each row of token ids, of the control pictures' size.
 
         Args:
             prompt_ids: as `FlaxStableDiffusionPipeline` takes them.
             image: float32 [B, 3, H, W] in [0, 1], or [D, b, 3, H, W] as `shard` leaves them.
-            params: see there, with the ControlNet's as "controlnet".
-            prng_seed: see there.
+            params: as `from_pretrained` returns them, with the ControlNet's as "controlnet".
+            prng_seed: one key, or one for each device or each picture.
             num_inference_steps: of the pipeline's scheduler; others compile anew.
-            guidance_scale: see there.
-            latents: see there.
-            neg_prompt_ids: see there.
+            guidance_scale: a number, or one for each device or each picture.
+            latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of noise.
+            neg_prompt_ids: like prompt_ids; by default those of the empty prompt.
             controlnet_conditioning_scale: what the ControlNet adds is multiplied by; a number, one
                 for each device or one for each picture.
-            return_dict: see there.
-            jit: see there.
+            return_dict: False for a plain tuple.
+            jit: accepted for the guide's sake; the programs are always compiled.
 
         Returns:
-            Images float32 in [0, 1] with the axes that the ids lead with, as there.
+            Images float32 in [0, 1] with the axes that the ids lead with, as in
+                `FlaxStableDiffusionPipeline`.
 
         Raises:
             CheckpointError: parameters are missing.
@@ -182,7 +183,7 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         `pmap(pipeline._generate)`.
 
         prompt_ids [b, 77], image [b, 3, H, W], params without a device axis, prng_seed one key or
-        b of them; the rest as in the call, the steps not traced.
+        b of them; other arguments are those of the call, the steps not traced.
         """
         height, width = image.shape[-2:]
         if height % UNIT or width % UNIT:

@@ -23,7 +23,7 @@ ACCEPTED = (
 
 
 def take_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Removes what the old classes knew from `options` and returns the hub's part of it."""
+    """Remove the options of the old classes from `options`, and return those for the hub."""
     hub = {name: options.pop(name) for name in HUB if name in options}
     login = options.pop("use_auth_token", None)
     if login is not None:
@@ -36,7 +36,7 @@ def take_options(options: dict[str, Any]) -> dict[str, Any]:
 def find_config(
     name: str | Path, subfolder: str | None, file: str, options: Mapping[str, Any]
 ) -> Path:
-    """The path of `file` in a checkpoint's subfolder or, if it is not there, in its own folder.
+    """Return the path of `file` in a checkpoint's subfolder, or else in its own folder.
 
     Raises:
         CheckpointError: there is no such folder here and none could be fetched.
@@ -47,7 +47,7 @@ def find_config(
 
 
 def find_part(name: str | Path, subfolder: str | None, options: Mapping[str, Any]) -> Path:
-    """The folder with the config and the weights of one network.
+    """Return the folder with the config and the weights of one network.
 
     Raises:
         CheckpointError: there is no such folder here and none could be fetched.
@@ -61,7 +61,7 @@ def find_part(name: str | Path, subfolder: str | None, options: Mapping[str, Any
 
 
 def fetch_packed(repo: str, folder: Path, parts: Iterable[str], options: Mapping[str, Any]) -> None:
-    """Fetches Flax's files for the parts of a checkpoint that the hub has no safetensors of."""
+    """Fetch Flax's files for the parts of a checkpoint that the hub has no safetensors of."""
     lacking = [part for part in parts if not any((folder / part).glob("*.safetensors"))]
     if lacking:
         fetch(repo, [f"{part}/{file}" for part in lacking for file in MSGPACK], options)

@@ -61,14 +61,14 @@ class Output(dict):
 
 @flax.struct.dataclass
 class SampleOutput(Output):
-    """What the UNet and the decoder return: [B, C, H, W] f32."""
+    """Output of the UNet and the decoder: [B, C, H, W] f32."""
 
     sample: jax.Array
 
 
 @flax.struct.dataclass
 class ControlNetOutput(Output):
-    """What the ControlNet returns: maps [B, h, w, F], the outermost first, and that of the middle."""
+    """Output of the ControlNet: maps [B, h, w, F], the outermost first, and the middle's."""
 
     down_block_res_samples: list[jax.Array]
     mid_block_res_sample: jax.Array
@@ -96,7 +96,7 @@ class LatentDistribution:
         return self.mean + self.std * jax.random.normal(key, self.mean.shape)
 
     def mode(self) -> jax.Array:
-        """The likeliest latents."""
+        """Return the likeliest latents."""
         return self.mean
 
     def kl(self) -> jax.Array:
@@ -106,14 +106,14 @@ class LatentDistribution:
 
 @flax.struct.dataclass
 class EncoderOutput(Output):
-    """What the encoder returns."""
+    """Output of the encoder."""
 
     latent_dist: LatentDistribution
 
 
 @flax.struct.dataclass
 class TextOutput(Output):
-    """What the text encoder returns."""
+    """Output of the text encoder."""
 
     last_hidden_state: jax.Array  # [B, L, D], after the final norm
     pooler_output: jax.Array  # [B, D]: that of the end mark
@@ -122,7 +122,7 @@ class TextOutput(Output):
 
 @flax.struct.dataclass
 class ProjectedTextOutput(Output):
-    """What the text encoder with a projection returns."""
+    """Output of the text encoder with a projection."""
 
     text_embeds: jax.Array  # [B, P]: of the end mark, projected
     last_hidden_state: jax.Array  # as in TextOutput
@@ -138,7 +138,7 @@ class Network(Configured):
     network_config: ClassVar[Any]
 
     def __init__(self, *args: Any, dtype: Any = jnp.float32, **values: Any):
-        """Takes the values of the config; `dtype` is that of the arithmetic."""
+        """Take the values of the config; `dtype` is that of the arithmetic."""
         super().__init__(*args, **values)
         self.dtype = dtype
         self._bound: nnx.Module | None = None
@@ -166,7 +166,7 @@ class Network(Configured):
         subfolder: str | None = None,
         **options: Any,
     ) -> tuple[Self, dict[str, Any]]:
-        """Reads a network.
+        """Read a network.
 
         Args:
             name: folder or hub id.
@@ -201,7 +201,7 @@ class Network(Configured):
         dtype: Any = jnp.float32,
         sharding: jax.sharding.Sharding | None = None,
     ) -> dict[str, Any]:
-        """The parameters in a folder: safetensors or, without any, Flax's msgpack.
+        """Load the parameters in a folder: safetensors or, without any, Flax's msgpack.
 
         Raises:
             CheckpointError: there are none, they are damaged or of another model.
@@ -215,7 +215,7 @@ class Network(Configured):
     def save_pretrained(
         self, folder: str | Path, params: Mapping[str, Any], *, dtype: Any = None, **options: Any
     ) -> None:
-        """Writes config and parameters, those as safetensors, which PyTorch's class reads too.
+        """Write config and parameters, those as safetensors, which PyTorch's class reads too.
 
         Args:
             folder: made if absent.
@@ -248,7 +248,7 @@ class Network(Configured):
     def bind(
         self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array] | None = None
     ) -> Self:
-        """This network with its parameters, `{"params": params}`."""
+        """Return this network with its parameters, `{"params": params}`."""
         bound = copy.copy(self)
         graph, expected = self._structure
         bound._bound = nnx.merge(graph, to_ours(variables["params"], expected))
@@ -263,7 +263,7 @@ class Network(Configured):
         method: Callable | str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Calls the network, or another method of it, with these parameters.
+        """Call the network, or another method of it, with these parameters.
 
         Args:
             variables: `{"params": params}`.
@@ -286,15 +286,15 @@ class Network(Configured):
         return self._bound
 
     def to_bf16(self, params: Any, mask: Any = None) -> Any:
-        """The parameters in bfloat16, where `mask`, a tree of booleans, is true."""
+        """Return the parameters in bfloat16, where `mask`, a tree of booleans, is true."""
         return _cast(params, jnp.bfloat16, mask)
 
     def to_fp16(self, params: Any, mask: Any = None) -> Any:
-        """The parameters in float16, likewise."""
+        """Return the parameters in float16, where `mask`, a tree of booleans, is true."""
         return _cast(params, jnp.float16, mask)
 
     def to_fp32(self, params: Any, mask: Any = None) -> Any:
-        """The parameters in float32, likewise."""
+        """Return the parameters in float32, where `mask`, a tree of booleans, is true."""
         return _cast(params, jnp.float32, mask)
 
 
@@ -352,7 +352,7 @@ class FlaxUNet2DConditionModel(Network):
     token_downsampling = 1
 
     def with_token_downsampling(self, step: int) -> Self:
-        """The same with self-attention that is thinned out, as `UNet2DConditionModel` says."""
+        """Return the network with thinned out self-attention, as in `UNet2DConditionModel`."""
         thinned = self.from_config(self.config, dtype=self.dtype)
         thinned.token_downsampling = step
         return thinned
@@ -375,7 +375,7 @@ class FlaxUNet2DConditionModel(Network):
         return_dict: bool = True,
         train: bool = False,
     ) -> SampleOutput | tuple:
-        """Predicts the noise (or velocity, or image) in a batch.
+        """Predict the noise (or velocity, or image) in a batch.
 
         Args:
             sample: [B, C, h, w].
@@ -404,7 +404,7 @@ class FlaxUNet2DConditionModel(Network):
 
 
 class FlaxControlNetModel(Network):
-    """What steers the UNet by a control picture."""
+    """A network that steers the UNet by a control picture."""
 
     network = ControlNetModel
     network_config = ControlNetConfig
@@ -436,7 +436,7 @@ class FlaxControlNetModel(Network):
         return_dict: bool = True,
         train: bool = False,
     ) -> ControlNetOutput | tuple:
-        """What is added to the maps of the UNet.
+        """Return the maps that are added to those of the UNet.
 
         Args:
             sample: [B, C, h, w].
@@ -509,8 +509,7 @@ class FlaxAutoencoderKL(Network):
         return output if return_dict else output.to_tuple()
 
     def scaling(self) -> tuple[jax.Array, jax.Array]:
-        """What the network below takes off latents, and what it multiplies them by then: numbers,
-        or [C]."""
+        """Return the number, or [C], that is subtracted from latents, and their factor after that."""
         middle = self.config.get("latents_mean")
         if middle is None:
             return jnp.float32(0), jnp.float32(self.config.scaling_factor)
@@ -546,7 +545,7 @@ class TransformersNetwork(Network):
         params: Mapping[str, Any] | None = None,
         **values: Any,
     ):
-        """Takes a config, a mapping or transformers' own, or its values; and parameters."""
+        """Take a config, a mapping or transformers' own, or its values; and parameters."""
         super().__init__(dtype=dtype, **values)
         if config is not None:
             self.config.update(config if isinstance(config, Mapping) else config.to_dict())
@@ -562,8 +561,11 @@ class TransformersNetwork(Network):
         _do_init: bool = True,
         **options: Any,
     ) -> Self | tuple[Self, dict[str, Any]]:
-        """As the other networks', but the model holds its parameters unless `_do_init` is False,
-        and is unpacked into itself and them where a pair is expected."""
+        """Read a network as `Network.from_pretrained`.
+
+        The model holds its parameters unless `_do_init` is False, and is unpacked into itself and
+        them where a pair is expected.
+        """
         model, params = cls._read(name, dtype, subfolder, options)
         if not _do_init:
             return model, params
@@ -576,11 +578,11 @@ class TransformersNetwork(Network):
     def save_pretrained(
         self, folder: str | Path, params: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        """As the other networks', by default with its own parameters."""
+        """Write config and parameters as `Network.save_pretrained`, by default its own."""
         super().save_pretrained(folder, params or self.params, **options)
 
     def _called(self, params: Mapping[str, Any] | None) -> Any:
-        """The module with these parameters, or its own; raises ValueError without any."""
+        """Return the module with these parameters, or its own; raises ValueError without any."""
         if params is None and self.params is None and self._bound is None:
             raise ValueError(f"{type(self).__name__} holds no parameters: give it params=.")
         return (
@@ -589,7 +591,7 @@ class TransformersNetwork(Network):
 
 
 class FlaxStableDiffusionSafetyChecker(TransformersNetwork):
-    """What tells pictures that are not safe for work."""
+    """A network that flags pictures that are not safe for work."""
 
     network = StableDiffusionSafetyChecker
     network_config = SafetyCheckerConfig
@@ -602,7 +604,7 @@ class FlaxStableDiffusionSafetyChecker(TransformersNetwork):
         dtype: Any = None,
         sharding: jax.sharding.Sharding | None = None,
     ) -> dict[str, Any]:
-        """As the other networks', in the dtype of the arithmetic, but for the thresholds."""
+        """Load parameters as `Network.load`, in the dtype of the arithmetic except for thresholds."""
         return super().load(folder, variant, None, sharding)
 
     def __call__(self, clip_input: jax.Array, params: Mapping[str, Any] | None = None) -> jax.Array:
@@ -615,7 +617,7 @@ class FlaxStableDiffusionSafetyChecker(TransformersNetwork):
         return {**params, "vision_model": {"vision_model": params["vision_model"]}}
 
     def flags(self, pictures: jax.Array, params: Mapping[str, Any]) -> jax.Array:
-        """The same of pictures [B, H, W, 3] u8."""
+        """Flag pictures [B, H, W, 3] u8."""
         return self._called(params)(pictures)
 
 
@@ -638,7 +640,10 @@ class FlaxCLIPTextModel(TransformersNetwork):
     )
 
     def init_weights(self, rng: jax.Array) -> dict[str, Any]:
-        """As the other networks', with the deviation that transformers had, but for the projection."""
+        """Draw weights as `Network.init_weights`, with transformers' deviation for most of them.
+
+        The projection is the exception.
+        """
         params = super().init_weights(rng)
         leaves, structure = jax.tree.flatten(params["text_model"])
         drawn = [
@@ -659,7 +664,7 @@ class FlaxCLIPTextModel(TransformersNetwork):
         output_hidden_states: bool = False,
         return_dict: bool = True,
     ) -> TextOutput | ProjectedTextOutput | tuple:
-        """Encodes token ids.
+        """Encode token ids.
 
         Args:
             input_ids: [B, L].
@@ -667,7 +672,7 @@ class FlaxCLIPTextModel(TransformersNetwork):
             position_ids: none is supported.
             params: its own by default.
             dropout_rng: makes no difference, as there is no dropout.
-            train: likewise.
+            train: makes no difference, as there is no dropout.
             output_attentions: False.
             output_hidden_states: whether to return those of all layers.
             return_dict: False for a plain tuple.

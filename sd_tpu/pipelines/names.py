@@ -16,7 +16,7 @@ Path = tuple[str, ...]
 
 
 def flax_path(path: tuple[str | int, ...]) -> Path:
-    """A parameter's path in Flax's names, given in ours or in Flax's."""
+    """Return a parameter's path in Flax's names, given in ours or in Flax's."""
     names: list[str] = []
     for key in map(str, path):
         if key.isdigit() and names[-1] != "layers":  # which transformers numbered in a tree
@@ -64,7 +64,7 @@ def to_ours(params: Mapping[str, Any], expected: Params) -> Params:
 
 
 def check(params: Mapping[str, Any], expected: Params, where: str) -> None:
-    """Raises CheckpointError unless the names and shapes of `params` are those expected."""
+    """Raise CheckpointError unless the names and shapes of `params` are those expected."""
     found = {flax_path(path): leaf.shape for path, leaf in _leaves(params)}
     wanted = {flax_path(path): leaf.shape for path, leaf in _leaves(expected)}
     lines = [

@@ -1,5 +1,8 @@
-"""What the Flax pipelines of diffusers up to 0.39 have in common: named parts, parameters outside,
-reading and writing, and drawing on the compiled programs or in a loop that can be traced."""
+"""Base of the Flax pipelines of diffusers up to 0.39.
+
+They have named parts and parameters outside, are read and written, and draw on the compiled
+programs or in a loop that can be traced.
+"""
 
 import copy
 import dataclasses
@@ -61,7 +64,7 @@ CLASSES = {  # module and class by the `_class_name` of the checkpoints that the
 
 @flax.struct.dataclass
 class ImageOutput(Output):
-    """What pipelines return: `.images`, also by key and as the first of two."""
+    """Output of pipelines: `.images`, also by key and as the first of two."""
 
     images: Any
     nsfw_content_detected: Any = None
@@ -79,7 +82,7 @@ class FlaxDiffusionPipeline:
     checker: ClassVar[type[Network] | None] = None  # the class of its checkpoints' safety checkers
 
     def __init__(self, dtype: Any = None, token_downsampling: int = 1, **parts: Any):
-        """Joins parts; `dtype` is that of the arithmetic.
+        """Join parts; `dtype` is that of the arithmetic.
 
         Raises:
             TypeError: a part is missing or unknown.
@@ -128,7 +131,10 @@ class FlaxDiffusionPipeline:
         token_downsampling: int = 1,
         **options: Any,
     ) -> tuple["FlaxDiffusionPipeline", dict[str, Any]]:
-        """Reads a checkpoint in the diffusers layout from a folder or the hub.
+        """Read a checkpoint in the diffusers layout from a folder or the hub.
+
+        JAX keeps the programs that it compiles from then on in the user's cache folder, unless the
+        program or the environment has said where, or not to.
 
         What JAX compiles from then on is kept in the user's cache folder for the next start, unless
         the program or the environment has said where, or not to.
@@ -140,9 +146,9 @@ class FlaxDiffusionPipeline:
             token_downsampling: the UNet's finest self-attention takes its keys and values from
                 every so many rows and columns only; 1 is exact.
             options: `revision`, `variant`, `cache_dir`, `local_files_only`, `token`; parts to take
-                in place of the checkpoint's, whose parameters are then the caller's; what asked
-                for things that are always so here, such as `from_pt` and `split_head_dim`, is
-                accepted, and what is unknown is ignored with a warning.
+                in place of the checkpoint's, whose parameters are then the caller's; what asked for
+                things that are always so here, such as `from_pt` and `split_head_dim`, is accepted,
+                and what is unknown is ignored with a warning.
 
         Returns:
             The pipeline, and its parameters in Flax's names by part, with the scheduler's state as
@@ -186,8 +192,10 @@ class FlaxDiffusionPipeline:
 
     @classmethod
     def _components(cls, index: Mapping[str, Any], *, checked: bool) -> dict[str, str]:
-        """The networks of a checkpoint, with what their weights' names begin with; a safety checker
-        that it has is one of them if pictures are to be checked."""
+        """Return the networks of a checkpoint, with the beginnings of their weights' names.
+
+        A safety checker is one of them if pictures are to be checked.
+        """
         made = cls._class_for(index)
         found = {part: network.stem for part, network in made.networks.items()}
         if checked and made.checker and (index.get(CHECKER) or [None])[-1] in SAFETY_CHECKERS:
@@ -209,7 +217,7 @@ class FlaxDiffusionPipeline:
 
     @classmethod
     def _read(cls, folder: Path, dtype: Any, given: Iterable[str]) -> dict[str, Any]:
-        """The parts of a checkpoint but for those given."""
+        """Read the parts of a checkpoint except for those given."""
         parts = {}
         for part in (name for name in cls._parts() if name not in given):
             if part in cls.networks:
@@ -226,8 +234,10 @@ class FlaxDiffusionPipeline:
     def _read_checker(
         cls, folder: Path, variant: str | None, dtype: Any, sharding: jax.sharding.Sharding
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parts that check pictures, and their parameters, by name: none where the checker
-        cannot be read, of which a warning tells."""
+        """Read the parts that check pictures, and their parameters, by name.
+
+        Warns and returns none where the checker cannot be read.
+        """
         # The other one says at each load that torchvision is missing.
         from transformers import CLIPImageProcessorPil
 
@@ -245,7 +255,7 @@ class FlaxDiffusionPipeline:
     def save_pretrained(
         self, folder: str | Path, params: Mapping[str, Any], dtype: Any = None, **options: Any
     ) -> None:
-        """Writes the diffusers layout, which PyTorch's pipeline reads as well.
+        """Write the diffusers layout, which PyTorch's pipeline reads as well.
 
         Args:
             folder: made if absent.
@@ -313,7 +323,7 @@ class FlaxDiffusionPipeline:
         self._progress_bar = options
 
     def progress_bar(self, iterable: Iterable) -> Iterable:
-        """The same, with a bar that shows how far it has come."""
+        """Wrap an iterable in a bar of its progress."""
         return tqdm(iterable, **self._progress_bar)
 
     @staticmethod
@@ -330,7 +340,7 @@ class FlaxDiffusionPipeline:
         return self._ids(prompt)
 
     def _ids(self, prompts: str | list[str]) -> np.ndarray:
-        """The same, whatever else `prepare_inputs` of a pipeline takes; cut and padded."""
+        """Return prompts' ids, cut and padded, whatever `prepare_inputs` of a pipeline takes."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         ids = [Tokenizer.of(getattr(self, name))(prompts) for name in self.tokenizers]
         return ids[0] if len(ids) == 1 else np.stack(ids, axis=1)
@@ -361,7 +371,7 @@ class FlaxDiffusionPipeline:
     # --- drawing on the compiled programs -------------------------------------------------------
 
     def _structure(self) -> tuple[LatentDiffusion, Params]:
-        """The family's model of the parts as they are now, and its parameters' shapes."""
+        """Return the family's model of the parts as they are now, and its parameters' shapes."""
         parts = tuple(getattr(self, name) for name in self.networks)
         if self._built is None or self._built[0] != parts:
             configs = {
@@ -426,8 +436,11 @@ class FlaxDiffusionPipeline:
         *,
         decoded: bool = True,
     ) -> np.ndarray:
-        """The same by a sampler's table; what each picture begins with may be `given`, under noise
-        [B, C, h, w] or that of its key."""
+        """Draw pictures by a sampler's table.
+
+        They begin with `start_images`, if there are any, under noise [B, C, h, w] or that of their
+        keys.
+        """
         model, expected = self._structure()
         ours = {name: to_ours(params.get(name, {}), expected[name]) for name in self.networks}
         programs = self._programs_for(model, len(positive), size, is_stacked(params))
@@ -480,7 +493,7 @@ class FlaxDiffusionPipeline:
     def _encoder_for(
         self, model: LatentDiffusion, params: Params, size: tuple[int, int], stacked: bool
     ) -> ImageEncoder:
-        """What encodes pictures by such parameters, of whichever dtypes a program made them."""
+        """Return the encoder of pictures for parameters of these dtypes."""
         shapes = {
             part: jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape[stacked:], x.dtype), params[part]
@@ -501,8 +514,11 @@ class FlaxDiffusionPipeline:
         return self._encoders[key]
 
     def _table(self, params: Mapping[str, Any], steps: int, begin: int = 0) -> Table | None:
-        """The sampler's table from step `begin` on, or None where only the scheduler itself knows
-        its steps, such as PNDM's Runge-Kutta steps."""
+        """Return the sampler's table from step `begin` on.
+
+        Returns None where only the scheduler itself knows its steps, such as PNDM's Runge-Kutta
+        steps.
+        """
         config = self._drawing_scheduler().config
         try:
             schedule = NoiseSchedule.from_config(config)
@@ -585,7 +601,8 @@ class FlaxDiffusionPipeline:
         be mapped or compiled: `pmap(pipeline._generate)`.
 
         prompt_ids [b, 77], or [b, 2, 77] for two encoders, params without a device axis, prng_seed
-        one key or b of them; the rest as in the call, the steps and sizes not traced.
+        one key or b of them; other arguments are those of the call, the steps and sizes not
+        traced.
         """
         keys, size = image_keys(prng_seed, prompt_ids.shape[0]), self._size(height, width)
         first = self._first_latents(latents, keys, *size)
@@ -594,7 +611,7 @@ class FlaxDiffusionPipeline:
         return clean if return_latents else self._decode(params, clean)
 
     def _drawing_scheduler(self) -> FlaxScheduler:
-        """The scheduler, without clipping of what are no pixels."""
+        """Return the scheduler, which clips nothing: latents are no pixels."""
         if not isinstance(self.scheduler, FlaxScheduler):
             raise ValueError(f"{type(self.scheduler).__name__} does not draw in latents.")
         scheduler = copy.copy(self.scheduler)
@@ -602,7 +619,7 @@ class FlaxDiffusionPipeline:
         return scheduler
 
     def _state(self, params: Mapping[str, Any]) -> SchedulerState:
-        """The scheduler's state among the parameters, or its first one if there is none."""
+        """Return the scheduler's state among the parameters, or its first one if there is none."""
         scheduler = self._drawing_scheduler()
         state = params.get("scheduler")
         return scheduler.create_state() if state is None else scheduler.consistent(state)
@@ -681,7 +698,7 @@ class FlaxDiffusionPipeline:
         *more: np.ndarray,
         **rest: Any,
     ) -> np.ndarray:
-        """What `_generate` gives for pictures divided over all devices, compiled for these sizes.
+        """Call `_generate` for pictures divided over all devices, compiled for these sizes.
 
         Args:
             ids: [B, ...].
@@ -691,8 +708,8 @@ class FlaxDiffusionPipeline:
             guidance: [B].
             latents: [B, C, h, w], or None.
             negative: like ids, or None.
-            more: what else `_drawn` takes, [B, ...] each.
-            rest: what else it takes that is not traced.
+            more: other arguments of `_drawn`, [B, ...] each.
+            rest: its arguments that are not traced.
         """
         mesh = make_mesh()
         params = {name: params[name] for name in (*self.networks, "scheduler") if name in params}
@@ -841,8 +858,10 @@ def each_scale(guidance: Any, count: int) -> np.ndarray:
 
 
 def noise_of(keys: jax.Array, shape: tuple[int, ...], row: Any = None) -> jax.Array:
-    """The first noise of pictures with these keys [b, 2], or the fresh one after a row of their
-    tables: [b, *shape]."""
+    """Draw the first noise of pictures with these keys [b, 2]: [b, *shape].
+
+    With `row` it is the fresh noise after that row of their tables.
+    """
     if row is not None:
         keys = jax.vmap(lambda key: jax.random.fold_in(key, row))(keys)
     return jax.vmap(lambda key: jax.random.normal(key, shape, jnp.float32))(keys)

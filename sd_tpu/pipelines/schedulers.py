@@ -34,7 +34,7 @@ class CommonSchedulerState:
 
 @flax.struct.dataclass
 class SchedulerState:
-    """What a scheduler knows at a moment; what is None belongs to other schedulers or comes later.
+    """State of a scheduler; None belongs to other schedulers or comes later.
 
     Before `set_timesteps` its leaves are floating-point arrays only.
     """
@@ -72,7 +72,7 @@ class SavedConfig(Configured):
     has_state = True
 
     def __init__(self, *args: Any, dtype: Any = jnp.float32, **values: Any):
-        """Takes the values of the config; `dtype` is that of what is kept between steps."""
+        """Take the values of the config; `dtype` is that of the state between steps."""
         super().__init__(*args, **values)
         self.dtype = dtype
 
@@ -80,7 +80,7 @@ class SavedConfig(Configured):
     def from_pretrained(
         cls, name: str | Path, subfolder: str | None = None, **options: Any
     ) -> tuple[Self, Any]:
-        """Reads a checkpoint's scheduler.
+        """Read a checkpoint's scheduler.
 
         Args:
             name: folder or hub id.
@@ -102,14 +102,14 @@ class SavedConfig(Configured):
         return scheduler, scheduler.create_state()
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        """Writes the config, which `from_pretrained` reads."""
+        """Write the config, which `from_pretrained` reads."""
         take_options(options)
         warn_of_unknown(options, type(self).__name__)
         self.save_config(folder)
 
 
 class FlaxScheduler(SavedConfig):
-    """What all but Karras-Ve's have in common."""
+    """Base of all schedulers but Karras-Ve's."""
 
     noise: ClassVar[dict[str, Any]] = dict(
         num_train_timesteps=1000,
@@ -125,7 +125,7 @@ class FlaxScheduler(SavedConfig):
         return self.config.num_train_timesteps
 
     def create_state(self, common: CommonSchedulerState | None = None) -> SchedulerState:
-        """The state to begin with.
+        """Return the state to begin with.
 
         Raises:
             CheckpointError: the config asks for what is not supported.
@@ -164,7 +164,7 @@ class FlaxScheduler(SavedConfig):
     def set_timesteps(
         self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> SchedulerState:
-        """The state before the first step.
+        """Return the state before the first step.
 
         Args:
             state: any of this scheduler.
@@ -183,14 +183,14 @@ class FlaxScheduler(SavedConfig):
         )
 
     def _timesteps(self, steps: int) -> np.ndarray:
-        """The timesteps that are passed to the model, [steps] i32."""
+        """Return the timesteps that are passed to the model, [steps] i32."""
         stride = len(self) // steps
         return np.arange(steps, dtype=np.int32)[::-1] * stride + self.config.get("steps_offset", 0)
 
     def scale_model_input(
         self, state: SchedulerState, sample: jax.Array, timestep: Any = None
     ) -> jax.Array:
-        """The sample as the model takes it."""
+        """Return the sample as the model takes it."""
         return sample
 
     def step(
@@ -258,15 +258,23 @@ class FlaxScheduler(SavedConfig):
         noise: jax.Array,
         timesteps: jax.Array,
     ) -> jax.Array:
-        """Samples [B, ...] with noise [B, ...] as at these timesteps, [B] or one number."""
+        """Add noise [B, ...] to samples [B, ...] as at these timesteps, [B] or one number."""
         alpha, sigma = self._mix(state, original_samples, timesteps)
         return alpha * original_samples + sigma * noise
 
     def get_velocity(
         self, state: SchedulerState, sample: jax.Array, noise: jax.Array, timesteps: jax.Array
     ) -> jax.Array:
-        """What a model of velocities learns to predict (Salimans and Ho 2022, arXiv:2202.00512):
-        sample and noise [B, ...], timesteps [B] or one number."""
+        """Return the velocity that a model learns to predict.
+
+        Salimans and Ho 2022, arXiv:2202.00512.
+
+        Args:
+            state: of this scheduler.
+            sample: [B, ...].
+            noise: [B, ...].
+            timesteps: [B] or one number.
+        """
         alpha, sigma = self._mix(state, sample, timesteps)
         return alpha * noise - sigma * sample
 
@@ -281,7 +289,7 @@ class FlaxScheduler(SavedConfig):
         return jax.random.normal(key, like.shape, self.dtype)
 
     def consistent(self, state: SchedulerState) -> SchedulerState:
-        """The state as a picture is drawn with it.
+        """Return the state as a picture is drawn with it.
 
         Numbers that were cast to half precision along with a model's parameters, and perhaps back,
         are put back to the config's; where only the betas are others, alphas_cumprod follows them.
@@ -348,8 +356,10 @@ class FlaxDDIMScheduler(FlaxScheduler):
         eta: float = 0.0,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple:
-        """As `FlaxScheduler.step`; eta is the share of noise that is left out and, as the old class did
-        it, not put in afresh."""
+        """Take a step, as `FlaxScheduler.step`.
+
+        eta is the share of noise that is left out and, as the old class did it, not put in afresh.
+        """
         self._check(state)
         alpha, sigma = self._level(state, timestep)
         x0, eps = self._predictions(model_output, sample, alpha, sigma)
@@ -381,8 +391,10 @@ class FlaxDDPMScheduler(FlaxScheduler):
         *,
         noise: jax.Array | None = None,
     ) -> SchedulerOutput | tuple:
-        """As `FlaxScheduler.step`, with fresh noise, or a key for it. Without timesteps every one of
-        the training's is taken."""
+        """Take a step, as `FlaxScheduler.step`, with fresh noise, or a key for it.
+
+        Without timesteps every one of the training's is taken.
+        """
         noise = self._fresh(key, model_output) if noise is None else noise
         timestep = jnp.asarray(timestep, jnp.int32)
         mean, deviation = self._posterior(state, model_output, timestep, sample)
@@ -425,7 +437,7 @@ class FlaxPNDMScheduler(FlaxScheduler):
     def set_timesteps(
         self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> SchedulerState:
-        """As `FlaxScheduler.set_timesteps`."""
+        """Return the state before the first step, as `FlaxScheduler.set_timesteps`."""
         state = super().set_timesteps(state, num_inference_steps, shape)
         runge_kutta, multistep = self._both_timesteps(num_inference_steps)
         return state.replace(
@@ -439,7 +451,7 @@ class FlaxPNDMScheduler(FlaxScheduler):
         return np.concatenate(self._both_timesteps(steps))
 
     def _both_timesteps(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Those of the Runge-Kutta evaluations, four a step, and those of the multistep ones."""
+        """Return the timesteps of Runge-Kutta evaluations, four a step, and of multistep ones."""
         times = super()._timesteps(steps)
         if self.config.skip_prk_steps:
             return times[:0], np.insert(times, 1, times[1:2])
@@ -458,8 +470,11 @@ class FlaxPNDMScheduler(FlaxScheduler):
     def step_plms(
         self, state: SchedulerState, model_output: jax.Array, timestep: Any, sample: jax.Array
     ) -> tuple[jax.Array, SchedulerState]:
-        """A linear multistep, eq. 12; the first one in two evaluations, the second of which
-        repeats it with the mean of both outputs."""
+        """Take a linear multistep, eq. 12.
+
+        The first one takes two evaluations, the second of which repeats it with the mean of both
+        outputs.
+        """
         again = state.counter == 1
         stride = len(self) // state.num_inference_steps
         start = jnp.asarray(timestep, jnp.int32) + again * stride
@@ -547,7 +562,7 @@ class FlaxDPMSolverMultistepScheduler(FlaxScheduler):
         return self.config.algorithm_type == "dpmsolver++"
 
     def _coefficients(self, state: SchedulerState, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Those of the sample and, [3], of the predictions, newest first."""
+        """Return the coefficients of the sample and, [3], of the predictions, newest first."""
         steps = len(state.timesteps)
         last = index == steps - 1
         there = jnp.where(last, 0, state.timesteps[jnp.minimum(index + 1, steps - 1)])
@@ -572,7 +587,7 @@ class FlaxDPMSolverMultistepScheduler(FlaxScheduler):
         return jnp.where(to_zero & (left == 1), 1, order)
 
     def _weights(self, snr: jax.Array, k: jax.Array) -> jax.Array:
-        """Of the predictions in steps of orders 1, 2 and 3, [3, 3], without their common factor."""
+        """Return weights of predictions in steps of orders 1, 2 and 3, [3, 3], up to a factor."""
         h, h0, h1 = snr[0] - snr[1], snr[1] - snr[2], snr[2] - snr[3]
         now, slope = jnp.eye(3)[0], h / h0 * jnp.array([1.0, -1, 0])
         earlier = h / h1 * jnp.array([0.0, 1, -1])
@@ -603,7 +618,7 @@ class _Growing(FlaxScheduler):
     def set_timesteps(
         self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> SchedulerState:
-        """As `FlaxScheduler.set_timesteps`."""
+        """Return the state before the first step, as `FlaxScheduler.set_timesteps`."""
         state = super().set_timesteps(state, num_inference_steps, shape)
         sigmas = jnp.append(self._sigma(state, state.timesteps), 0.0)
         return state.replace(sigmas=sigmas, init_noise_sigma=self._deviation(sigmas[0]))
@@ -632,11 +647,11 @@ class _Growing(FlaxScheduler):
     def scale_model_input(
         self, state: SchedulerState, sample: jax.Array, timestep: Any = None
     ) -> jax.Array:
-        """The sample at unit variance, as the model takes it."""
+        """Return the sample at unit variance, as the model takes it."""
         return sample / jnp.sqrt(state.sigmas[self._index(state, timestep)] ** 2 + 1)
 
     def _slope(self, model_output: jax.Array, sample: jax.Array, sigma: jax.Array) -> jax.Array:
-        """The derivative by sigma, which is eps."""
+        """Return the derivative by sigma, which is eps."""
         alpha = 1 / jnp.sqrt(sigma**2 + 1)
         return self._predictions(model_output, sample * alpha, alpha, sigma * alpha)[1]
 
@@ -647,7 +662,7 @@ class _Growing(FlaxScheduler):
         noise: jax.Array,
         timesteps: jax.Array,
     ) -> jax.Array:
-        """Samples [B, ...] with noise [B, ...] as at these timesteps, [B] or one number."""
+        """Add noise [B, ...] to samples [B, ...] as at these timesteps, [B] or one number."""
         return original_samples + _column(self._sigma(state, timesteps), noise) * noise
 
 
@@ -683,8 +698,10 @@ class FlaxLMSDiscreteScheduler(_Growing):
         return moved, state.replace(history=history, counter=state.counter + 1)
 
     def _integrals(self, state: SchedulerState, index: jax.Array) -> jax.Array:
-        """Of Lagrange's polynomials through the newest slopes, [4], over the step; a cubic's is
-        exact at Gauss's two points."""
+        """Integrate Lagrange's polynomials through the newest slopes, [4], over the step.
+
+        Gauss's two points are exact for a cubic.
+        """
         here, there = state.sigmas[index], state.sigmas[index + 1]
         at = (here + there) / 2 + (there - here) / 2 * jnp.array([-1, 1]) / jnp.sqrt(3)
         nodes = state.sigmas[jnp.maximum(index - np.arange(4), 0)]
@@ -706,7 +723,7 @@ class TableScheduler(FlaxScheduler):
     def set_timesteps(
         self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> SchedulerState:
-        """As `FlaxScheduler.set_timesteps`."""
+        """Return the state before the first step, as `FlaxScheduler.set_timesteps`."""
         sampler, spacing = default_sampler(self.config)
         table = make_table(
             sampler, NoiseSchedule.from_config(self.config), num_inference_steps, spacing=spacing
@@ -727,7 +744,7 @@ class TableScheduler(FlaxScheduler):
     def scale_model_input(
         self, state: SchedulerState, sample: jax.Array, timestep: Any = None
     ) -> jax.Array:
-        """The sample at unit variance, as the model takes it."""
+        """Return the sample at unit variance, as the model takes it."""
         return self._row(state)["c_in"] * sample
 
     def step(
@@ -741,8 +758,10 @@ class TableScheduler(FlaxScheduler):
         *,
         noise: jax.Array | None = None,
     ) -> SchedulerOutput | tuple:
-        """As `FlaxScheduler.step`, with fresh noise, or a key for it. Steps follow one another,
-        whatever the timestep."""
+        """Take a step, as `FlaxScheduler.step`, with fresh noise, or a key for it.
+
+        Steps follow one another, whatever the timestep.
+        """
         self._check(state)
         row = self._row(state)
         history = _pushed(state.history, row["u"] * sample + row["v"] * model_output)
@@ -779,8 +798,9 @@ STRIDED = (FlaxDDIMScheduler, FlaxDDPMScheduler, FlaxPNDMScheduler)  # which spa
 
 
 def scheduler_for(config: Mapping[str, Any]) -> FlaxScheduler:
-    """The scheduler that a checkpoint's config asks for: one of the old classes where it can do
-    that, or else the sampler's table.
+    """Return the scheduler of a checkpoint's config.
+
+    It is one of the old classes where that can do it, or else the sampler's table.
 
     Raises:
         CheckpointError: no sampler here does what the config says.
@@ -839,13 +859,13 @@ class FlaxKarrasVeScheduler(SavedConfig):
     )
 
     def create_state(self) -> KarrasVeSchedulerState:
-        """The state to begin with, which is empty."""
+        """Return the state to begin with, which is empty."""
         return KarrasVeSchedulerState()
 
     def set_timesteps(
         self, state: KarrasVeSchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> KarrasVeSchedulerState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         times = np.arange(num_inference_steps, dtype=np.int32)[::-1]
         low, high = self.config.sigma_min, self.config.sigma_max
         schedule = high**2 * (low**2 / high**2) ** (times / max(num_inference_steps - 1, 1))
@@ -858,7 +878,7 @@ class FlaxKarrasVeScheduler(SavedConfig):
     def add_noise_to_input(
         self, state: KarrasVeSchedulerState, sample: jax.Array, sigma: Any, key: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The sample at a higher noise level, and that level."""
+        """Return the sample at a higher noise level, and that level."""
         config = self.config
         churn = min(config.s_churn / state.num_inference_steps, 2**0.5 - 1)
         churned = (config.s_min <= jnp.asarray(sigma)) & (jnp.asarray(sigma) <= config.s_max)
@@ -891,7 +911,7 @@ class FlaxKarrasVeScheduler(SavedConfig):
         derivative: jax.Array,
         return_dict: bool = True,
     ) -> KarrasVeOutput | tuple:
-        """The same step with the mean of the slopes at both of its ends."""
+        """Correct the step by the mean of the slopes at both of its ends."""
         there = (sample_prev - (sample_prev + sigma_prev * model_output)) / sigma_prev
         mean = 0.5 * derivative + 0.5 * there
         output = KarrasVeOutput(sample_hat + (sigma_prev - sigma_hat) * mean, derivative, state)

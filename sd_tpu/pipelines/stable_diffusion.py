@@ -42,8 +42,10 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
         token_downsampling: int = 1,
         **networks: Network,
     ):
-        """Joins the parts; `tokenizer` is transformers', and `networks` are a subclass's own. A
-        UNet's old config is mended, as diffusers did it."""
+        """Join the parts; `tokenizer` is transformers', and `networks` are a subclass's own.
+
+        A UNet's old config is mended, as diffusers did it.
+        """
         unet.config.update(enlarged(unet.config))
         super().__init__(
             dtype,
@@ -72,7 +74,7 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
         return_dict: bool = True,
         jit: bool = False,
     ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
-        """Draws one picture for each row of token ids, divided over all devices.
+        """Draw one picture for each row of token ids, divided over all devices.
 
         Args:
             prompt_ids: int32 [B, 77], or [D, b, 77] as `shard` leaves them.
@@ -82,7 +84,7 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
                 each picture. A key that serves several pictures is split among them.
             num_inference_steps: of the pipeline's scheduler.
             height: of the pictures in pixels; by default what the model was trained on.
-            width: likewise.
+            width: of the pictures in pixels; by default what the model was trained on.
             guidance_scale: a number, one for each device or one for each picture; up to 1 the
                 prompt alone counts.
             latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of the noise that
@@ -138,7 +140,7 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
         params: Mapping[str, Any],
         size: tuple[int, int],
     ) -> tuple[jax.Array, None]:
-        """The text [2b, 77, D] as the UNet takes it, and nothing added to it."""
+        """Return the text [2b, 77, D] as the UNet takes it, and no other conditions."""
         negative = jnp.broadcast_to(jnp.asarray(self._negative(neg_prompt_ids)), prompt_ids.shape)
         ids = jnp.concatenate([negative, prompt_ids])
         return self.text_encoder(ids, params=params["text_encoder"])[0], None

@@ -43,7 +43,7 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
         dtype: Any = None,
         **rest: Any,
     ):
-        """Joins the parts; the tokenizers are transformers'."""
+        """Join the parts; the tokenizers are transformers'."""
         super().__init__(
             dtype,
             text_encoder=text_encoder,
@@ -59,8 +59,11 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
     def get_embeddings(
         self, prompt_ids: jax.Array, params: Mapping[str, Any]
     ) -> tuple[jax.Array, jax.Array]:
-        """The text as the UNet takes it, of ids [B, 2, 77]: [B, 77, D] of each word, from both
-        encoders' last layer but one, and [B, P] of the whole."""
+        """Return the embeddings of ids [B, 2, 77] as the UNet takes them.
+
+        They are [B, 77, D] of each word, from both encoders' last layer but one, and [B, P] of the
+        whole.
+        """
         first = self.text_encoder(
             prompt_ids[:, 0], params=params["text_encoder"], output_hidden_states=True
         )
@@ -85,7 +88,7 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
         output_type: str | None = None,
         jit: bool = False,
     ) -> ImageOutput | tuple[np.ndarray]:
-        """Draws one picture for each row of token ids, divided over all devices.
+        """Draw one picture for each row of token ids, divided over all devices.
 
         Args:
             prompt_ids: int32 [B, 2, 77], or [D, b, 2, 77] as `shard` leaves them.
@@ -97,7 +100,7 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
             guidance_scale: a number, one for each device or one for each picture; up to 1 the
                 prompt alone counts.
             height: of the pictures in pixels; by default what the model was trained on.
-            width: likewise.
+            width: of the pictures in pixels; by default what the model was trained on.
             latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of noise.
             neg_prompt_ids: like prompt_ids; without them the text is zeros.
             return_dict: False for a plain tuple.
@@ -133,7 +136,7 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
         params: Mapping[str, Any],
         size: tuple[int, int],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The text [2b, 77, D] as the UNet takes it, and what is added to it."""
+        """Return the text [2b, 77, D] as the UNet takes it, and the added conditions."""
         words, pooled = self.get_embeddings(prompt_ids, params)
         if neg_prompt_ids is None:
             negative = jnp.zeros_like(words), jnp.zeros_like(pooled)

@@ -30,7 +30,7 @@ def make_mesh(devices: int | None = None) -> Mesh:
 
 
 def set_host_devices(count: int) -> None:
-    """Lets a CPU count as `count` devices. Must come before anything else asks JAX for devices."""
+    """Have a CPU count as `count` devices, before anything else asks JAX for devices."""
     jax.config.update("jax_num_cpu_devices", count)
 
 

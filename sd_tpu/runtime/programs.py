@@ -192,7 +192,7 @@ class Programs:
 
 
 class ImageEncoder:
-    """Encodes the pictures that images begin with or are drawn after, of one size.
+    """Encoder of start and reference pictures of one size.
 
     It is compiled when it is made, by whichever thread makes it, while others draw. What it made
     last it keeps, up to KEPT_BYTES, so that pictures that many images share are encoded once.

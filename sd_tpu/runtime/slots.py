@@ -140,7 +140,7 @@ def _drawn_latents(mask: Float[np.ndarray, "H W"], scale: int) -> Float[np.ndarr
     return mask.reshape(height // scale, scale, width // scale, scale).max(axis=(1, 3))
 
 
-@no_type_check  # likewise
+@no_type_check  # JAX makes trees of it that hold other things than arrays
 @flax.struct.dataclass
 class SlotInputs:
     """Inputs of an image that enters a slot, in NumPy's arrays; or, stacked, of all that enter.

@@ -32,7 +32,7 @@ class DeviceWeights:
     """The parameters on each device of a mesh, by any names."""
 
     def __init__(self, mesh: Mesh):
-        """Nothing lies anywhere yet."""
+        """Begin with no parameters anywhere."""
         self._mesh = mesh
         self._placed: list[dict[Hashable, Params]] = [{} for _ in range(mesh.size)]
         self._together: dict[tuple[Hashable, ...], Params] = {}

@@ -148,7 +148,7 @@ class Catalog:
         return self._opened[model or self.first]
 
     def forget(self, model: str) -> None:
-        """Has it opened again when it is next asked for, as its files have turned out to be other
+        """Open the model again when it is next asked for, as its files have turned out to be other
         than they were."""
         self._stale.add(model)
 

@@ -56,7 +56,7 @@ ABANDONED_SECONDS = 30.0  # after which the job of a client ends whose events no
 
 
 class Closing(RequestError):
-    """Nothing new is taken, as the server is about to end."""
+    """Refusal of new jobs, as the server is about to end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Status:
 
 
 class EngineClient(abc.ABC):
-    """Has pictures made for whoever asks.
+    """Engine interface: has pictures made for whoever asks.
 
     Attributes:
         catalog: the models.
@@ -113,7 +113,7 @@ class EngineClient(abc.ABC):
     # --- pictures in one call ------------------------------------------------------------------
 
     def draw(self, prompts: Prompts, **settings: Unpack[Settings]) -> list[DrawnImage]:
-        """Draws pictures and returns them once all are finished.
+        """Draw pictures and return them once all are finished.
 
         Picture i has the seed `seed + i`, unless it has one of its own. All that is asked for at
         once, here and by other threads, shares batches.
@@ -155,7 +155,7 @@ class EngineClient(abc.ABC):
     def stream(
         self, prompts: Prompts, *, previews: bool = True, **settings: Unpack[Settings]
     ) -> Iterator[StreamEvent]:
-        """Draws pictures and tells how it goes: yields `Queued`, `Progress` with previews, each
+        """Draw pictures and yield their events: `Queued`, `Progress` with previews, each
         picture as it is finished, and at last `Done`.
 
         What is asked for is checked and begun at once, not when the first event is taken. Whoever
@@ -179,7 +179,7 @@ class EngineClient(abc.ABC):
         return self._events(self._begin(prompts, settings, previews))
 
     async def draw_async(self, prompts: Prompts, **settings: Unpack[Settings]) -> list[DrawnImage]:
-        """Draws as `draw` does, on an event loop.
+        """Draw as `draw` does, on an event loop.
 
         >>> async def draw_two():
         ...     return await asyncio.gather(
@@ -193,7 +193,7 @@ class EngineClient(abc.ABC):
     async def stream_async(
         self, prompts: Prompts, *, previews: bool = True, **settings: Unpack[Settings]
     ) -> AsyncIterator[StreamEvent]:
-        """Draws as `stream` does, on an event loop; begins with the first event that is taken."""
+        """Draw as `stream` does, on an event loop; begin with the first event that is taken."""
         job = await asyncio.to_thread(self._begin, prompts, settings, previews)
         try:
             async for event in job.events_async():
@@ -233,7 +233,7 @@ class EngineClient(abc.ABC):
         return event
 
     def __enter__(self) -> Self:
-        """Lets `with` close the engine."""
+        """Enter a `with` block, which closes the engine."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -487,10 +487,10 @@ def open_models(
         decoder_for: what it draws: "previews", or "pictures" as well, whose start pictures it then
             encodes.
         prediction_type: of this model, as `Checkpoint.open` takes it.
-        zero_snr: likewise.
-        lora_dir: as `Adapters` takes it, like the next two.
-        embedding_dir: see there.
-        prompt_chunks: see there.
+        zero_snr: of this model, as `Checkpoint.open` takes it.
+        lora_dir: `loras` of `Adapters`.
+        embedding_dir: `embeddings` of `Adapters`.
+        prompt_chunks: `chunks` of `Adapters`.
         wildcard_dir: as `Wildcards` takes it.
         styles: as `Styles` takes it.
         safety_checker: have models that bring one look at what they draw, and blur pictures that

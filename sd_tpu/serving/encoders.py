@@ -20,7 +20,7 @@ class Encoders:
     """Encoders by kinds of networks and sizes; those that jobs need stay, of others MAX_SPARE."""
 
     def __init__(self):
-        """Begins with none."""
+        """Begin with none."""
         self._lock = threading.Lock()  # held for no compilation
         self._found: OrderedDict[Key, Future[ImageEncoder]] = OrderedDict()  # last used, last
         self._jobs: dict[Key, set[int]] = {}

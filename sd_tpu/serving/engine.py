@@ -97,7 +97,7 @@ class _Kind:
 
 
 class Engine(EngineClient):
-    """Makes pictures for whoever asks, on all devices of its mesh."""
+    """Engine that makes pictures for whoever asks, on all devices of its mesh."""
 
     def __init__(
         self,
@@ -585,8 +585,10 @@ class Engine(EngineClient):
         return there.spread(sharding, placed)
 
     def _batch(self, picture: Picture, slot_inputs: SlotInputs | None = None) -> Batch:
-        """What draws a picture of this model and size, with guidance or without, of texts as in
-        the slot's inputs; from now on it can be compiled."""
+        """Return the batch that draws this picture's model, size, guidance and lengths of texts.
+
+        From now on it can be compiled.
+        """
         key, kind, weights = self._kind_of(picture, slot_inputs)
         if key in self._batches:
             self._batches[key] = self._batches.pop(key)  # the last is that asked about last
@@ -615,8 +617,9 @@ class Engine(EngineClient):
     def _kind_of(
         self, picture: Picture, slot_inputs: SlotInputs | None = None
     ) -> tuple[tuple, _Kind, Weights]:
-        """The key in `_batches` of what draws a picture, as `_batch`, what its programs are for,
-        and the weights."""
+        """Return the key in `_batches` of a picture's batch, the kind of its programs, and its
+        weights.
+        """
         weights = self.catalog.open(picture.model).weights
         architecture, networks = weights.architecture, self.catalog.networks(picture)
         checkpoint, _ = self.catalog.sample(architecture)
@@ -630,7 +633,7 @@ class Engine(EngineClient):
         return key, _Kind(architecture, model, tuple(networks)), weights
 
     def _forget_sizes(self) -> None:
-        """Forgets half of the batches that were asked about, but for those that are in use."""
+        """Forget half of the batches that were asked about, but for those that are in use."""
         with self._change:
             used = {self.batch, *self.scheduler.batches, *chain(*self._submitting.values())}
             for key, batch in [*self._batches.items()][: MAX_SIZES // 2]:
@@ -766,7 +769,7 @@ class Engine(EngineClient):
             self._pass_on(number, event)
 
     def _pass_on(self, number: int, event: Event) -> None:
-        """Tells a job; one that this ends is counted and forgotten. Needs the lock."""
+        """Pass an event on to its job; one that this ends is counted and forgotten. Needs the lock."""
         job = self._jobs.get(number)
         if job is None:  # over already: after a fault jobs are ended wherever they are
             return

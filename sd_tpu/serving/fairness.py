@@ -15,7 +15,7 @@ class Account(NamedTuple):
 
 
 class FairShare:
-    """Counts what clients have had of the devices, and says whose turn it is.
+    """Shares that clients have had of the devices, and whose turn it is.
 
     Fair queueing by virtual finish times (Demers, Keshav and Shenker 1989): first comes the client
     who would be the first to have a picture done if all were served alike, so a small picture does
@@ -25,7 +25,7 @@ class FairShare:
     """
 
     def __init__(self):
-        """Begins with no clients."""
+        """Begin with no clients."""
         self._time = 0.0
         self._used: dict[str, float] = {}
         self._active: set[str] = set()
@@ -80,7 +80,7 @@ class AddressShares:
     """
 
     def __init__(self):
-        """Begins with no accounts."""
+        """Begin with no accounts."""
         self._addresses = FairShare()
         self._clients: dict[str, FairShare] = {}
 

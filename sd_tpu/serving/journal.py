@@ -16,13 +16,15 @@ log = logging.getLogger(__name__)
 
 
 def note(job: Job) -> None:
-    """Has a line written of a job that is over. Takes no time: a thread writes it."""
+    """Write a line about a job that is over, in a thread of the journal's."""
     log.info("job", extra={"job": job, "seconds": time.monotonic() - job.since})
 
 
 def keep(file: Path, *, prompts: bool) -> None:
-    """Appends a line for each job from now on, the last ones when logging is shut down; raises
-    OSError if the file cannot be written."""
+    """Append a line for each job from now on; raises OSError if the file cannot be written.
+
+    The last lines are written when logging is shut down.
+    """
     writer = logging.FileHandler(file, encoding="utf-8")
     writer.setFormatter(_Lines(prompts))
     log.addHandler(_Handler(writer))
@@ -40,7 +42,7 @@ class _Handler(QueueHandler):
         self._listener.start()
 
     def close(self) -> None:
-        """Waits until all is written; closing twice is closing once."""
+        """Wait until all is written; closing again changes nothing."""
         if self._open:
             self._open = False
             self._listener.stop()
@@ -67,7 +69,7 @@ class _Lines(logging.Formatter):
 
 
 def _facts(job: Job, seconds: float) -> dict[str, Any]:
-    """What a line says of a job; of its client only a hash, as the name opens his pictures."""
+    """Return the facts about a job; of its client only a hash, as the name opens their pictures."""
     pictures = [job.request.pictures[index] for index in job.request.indices()]
     drawn = job.end.seconds if isinstance(job.end, Done) else None
     return {

@@ -24,7 +24,7 @@ class BatchLatency:
     """
 
     def __init__(self, group: int, guided: bool = True):
-        """Knows nothing yet."""
+        """Begin without measurements."""
         self.is_measured = False
         self._group, self._lanes = group, lanes_of(group, guided)
         self.row_seconds = CALL_SECONDS
@@ -90,7 +90,7 @@ class LatencyModel:
     """Latencies of every batch, and of loading weights."""
 
     def __init__(self):
-        """Knows nothing yet."""
+        """Begin without measurements."""
         self._batches: dict[Batch, BatchLatency] = {}
         self._compile_seconds: float | None = None
         self._seconds_per_byte = 0.0

@@ -14,7 +14,7 @@ class Memory:
     """Batches and weights by device, within a bound; a batch lies on all devices alike."""
 
     def __init__(self, devices: int, limit: int | None = None):
-        """Begins with nothing; `limit` is that of each device in bytes, None for no bound."""
+        """Begin with nothing; `limit` is that of each device in bytes, None for no bound."""
         self.limit = limit
         self._items: list[dict[Item, None]] = [{} for _ in range(devices)]  # last used, last
 

@@ -175,7 +175,7 @@ class _Moves:
 
 
 class Scheduler:
-    """Decides for `devices` that one worker owns; called by one thread at a time.
+    """Policy for the `devices` that one worker owns; called by one thread at a time.
 
     `now` is in seconds, of any clock that does not go back.
     """
@@ -188,7 +188,7 @@ class Scheduler:
         limits: Limits = Limits(),
         memory: int | None = None,
     ):
-        """Begins with nothing on the devices; `memory` bounds what lies on each, in bytes."""
+        """Begin with nothing on the devices; `memory` bounds what lies on each, in bytes."""
         self.limits, self._devices, self._model = limits, range(devices), model
         self._memory = Memory(devices, memory)
         self._shares = AddressShares()

@@ -8,7 +8,7 @@ from sd_tpu.serving.plan import Plan, Report
 
 @dataclasses.dataclass
 class Tally:
-    """Counts that only grow.
+    """Counters that only grow.
 
     Attributes:
         pictures: that were finished.

@@ -31,7 +31,7 @@ BackgroundResult = tuple[Batch, Compiled | str] | tuple[Weights, list[int], str 
 
 
 class Worker:
-    """Owns the devices of this process; `execute` is called by one thread at a time.
+    """Owner of the devices of this process; `execute` is called by one thread at a time.
 
     Weights are brought one after the other, and batches compiled one after the other, beside one
     another and beside what is drawn.
@@ -44,7 +44,7 @@ class Worker:
         build: Callable[[Batch], tuple[Programs, Any, Params]],
         prepare: Callable[[Plan, Programs, Params], dict[int, Any]] | None = None,
     ):
-        """Begins with nothing compiled and nothing on the devices.
+        """Begin with nothing compiled and nothing on the devices.
 
         Args:
             mesh: the devices.
@@ -89,7 +89,7 @@ class Worker:
         return Report(**drawn, **self._finished_in_background(wait=plan.batch is None))
 
     def load_later(self, job: Callable[[], object]) -> None:
-        """Does what reads files once all is read that devices wait for by now."""
+        """Run a job that reads files after those that devices wait for by now."""
         self._loader.do(job, lambda reason: None)
 
     def close(self) -> None:
@@ -332,7 +332,7 @@ class _Background:
         self._thread.start()
 
     def do(self, job: Callable[[], object], failed: Callable[[str], None]) -> None:
-        """Does it after what was given before; what it raises goes to `failed`, in short."""
+        """Run a job after those before it; `failed` gets a short reason if it raises."""
 
         def run() -> None:
             try:

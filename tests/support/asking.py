@@ -17,14 +17,14 @@ def make_request(
     model: str = "m",
     **values,
 ) -> Request:
-    """What somebody asks of a model that has the table's defaults and makes this size."""
+    """Return a request to a model that has the table's defaults and makes this size."""
     return Request.check(
         {"prompts": prompts, **values}, Picture(model=model, height=height, width=width)
     )
 
 
 def following(run: Run, session: str, seen: int = 0) -> Iterator[Snapshot]:
-    """What a run tells a session, on an event loop of its own: Playwright's runs in this thread."""
+    """Stream a run to a session on an event loop of its own: Playwright's runs in this thread."""
     with start_blocking_portal() as portal:
         told = portal.call(run.stream, session, seen)
         try:

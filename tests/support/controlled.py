@@ -18,7 +18,7 @@ GIVEN = {CONTROL.name: CONTROL}
 
 
 def make_pipeline(layout: str) -> diffusers.DiffusionPipeline:
-    """A tiny pipeline whose pictures owe enough to what its UNet says."""
+    """Return a tiny pipeline whose pictures owe enough to what its UNet says."""
     made = tiny.make_pipeline(layout, **tiny.SHALLOW.get(layout, {}))
     made.unet.conv_out.weight.data *= 8
     return made
@@ -29,7 +29,7 @@ def within_2(ours, theirs) -> float:
 
 
 def drawn_with(given, engine: Engine, **values) -> list[np.ndarray]:
-    """The pictures that an engine draws, with these handed in."""
+    """Return the pictures that an engine draws, with these handed in."""
     job = engine.submit(Request.check({**ASKED, **values}, engine.catalog), inputs=given)
     pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
     return [pictures[index] for index in sorted(pictures)]

@@ -12,7 +12,9 @@ from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 def make_controlnet(
     unet: diffusers.UNet2DConditionModel, seed: int = 1, **values
 ) -> diffusers.ControlNetModel:
-    """A ControlNet of random weights for a tiny UNet, whose maps are told apart by its pictures."""
+    """Return a ControlNet of random weights for a tiny UNet, whose maps are told apart by its
+    pictures.
+    """
     torch.manual_seed(seed)
     made = diffusers.ControlNetModel.from_unet(
         unet,
@@ -54,7 +56,7 @@ ENCODER = dict(
 
 
 def make_encoder(folder: Path, **values) -> None:
-    """A tiny image encoder of random weights, as transformers writes it."""
+    """Return a tiny image encoder of random weights, as transformers writes it."""
     torch.manual_seed(2)
     made = CLIPVisionModelWithProjection(CLIPVisionConfig(**{**ENCODER, **values}))
     for parameter in made.parameters():
@@ -71,7 +73,7 @@ def make_adapter(
     encoder: dict = ENCODER,
     loud: float = 1.0,
 ) -> None:
-    """An IP-Adapter of random weights for a UNet, under the names of h94/IP-Adapter's files."""
+    """Return an IP-Adapter of random weights for a UNet, under the names of h94/IP-Adapter's files."""
     rng, width = np.random.default_rng(seed), unet.config.cross_attention_dim
     tensors = {}
 

@@ -16,7 +16,7 @@ from tests.support.visitor import figures
 
 @contextmanager
 def served(engine, folder, port=None):
-    """The address of a page with the history in this folder, until the server ends."""
+    """Return the address of a page with the history in this folder, until the server ends."""
     kept = History(folder)
     page = build(engine, kept)
     assert engine.ready.wait(300)
@@ -37,7 +37,7 @@ def png(pixels: np.ndarray = PHOTO) -> bytes:
 
 
 def hand_in(tab: Page, how: str, where: str, file: bytes, name: str = "photo.png") -> None:
-    """Drops a file on an element, or pastes it there."""
+    """Drop a file on an element, or pastes it there."""
     tab.locator(where).first.evaluate(
         """(element, [how, bytes, name]) => {
         const held = new DataTransfer(), raw = Uint8Array.from(atob(bytes), (c) => c.charCodeAt());
@@ -51,13 +51,13 @@ def hand_in(tab: Page, how: str, where: str, file: bytes, name: str = "photo.png
 
 
 def made_from(tab: Page, number: int):
-    """What the picture says of itself."""
+    """Return the picture's own text about itself."""
     address = figures(tab).nth(number - 1).locator("a.icon").get_attribute("href")
     return read_png(tab.request.get(f"{tab.url.split('#')[0]}{address}").body()).pictures[0]
 
 
 def slide(tab: Page, panel: str, value: float, name: str = "strength") -> None:
-    """Moves a slider of a panel."""
+    """Move a slider of a panel."""
     tab.locator(f"#{panel}-panel [name={name}] + [type=range]").evaluate(
         """(slider, value) => {
         slider.value = value;

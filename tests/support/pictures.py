@@ -23,7 +23,7 @@ GIVEN = {each.name: each for each in (START, HOLE)}
 
 
 def pipelines(layout: str, channels: int = 4) -> diffusers.DiffusionPipeline:
-    """A tiny pipeline; with more channels it fills in pictures."""
+    """Return a tiny pipeline; with more channels it fills in pictures."""
     made = tiny.make_pipeline(layout, **tiny.SHALLOW.get(layout, {}))
     if channels == 4:
         return made

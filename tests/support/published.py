@@ -8,7 +8,7 @@ from benchmarks.make_checkpoint import MODELS
 
 
 def controlnet_of(unet: dict) -> dict:
-    """The config of a ControlNet for a UNet of this one."""
+    """Return the config of a ControlNet for a UNet of this one."""
     names = inspect.signature(diffusers.ControlNetModel).parameters
     return {name: value for name, value in unet.items() if name in names}
 

@@ -36,7 +36,7 @@ LAYOUTS = {
 
 
 def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusionPipeline:
-    """A randomly initialised tiny StableDiffusionPipeline (8x8 latents, 32x32 pictures)."""
+    """Return a randomly initialised tiny StableDiffusionPipeline (8x8 latents, 32x32 pictures)."""
     torch.manual_seed(seed)
     parts = LAYOUTS[layout]
     text_encoder = CLIPTextModel(

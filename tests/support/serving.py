@@ -12,7 +12,7 @@ PATIENCE = 60.0  # seconds
 
 @contextmanager
 def served(app) -> Iterator[str]:
-    """The address of an application while it is served."""
+    """Return the address of an application while it is served."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -25,7 +25,7 @@ def served(app) -> Iterator[str]:
 
 
 def until(condition) -> None:
-    """Waits until it holds."""
+    """Wait until it holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline

@@ -88,7 +88,7 @@ def text_encoder(kind, width: int, act: str, **options):
 
 
 def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
-    """A tiny pipeline of random weights, biases and norms too; `changes` are of its UNet."""
+    """Return a tiny pipeline of random weights, biases and norms too; `changes` are of its UNet."""
     torch.manual_seed(0)
     tokenizer = CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer")
     parts = dict(
@@ -126,7 +126,7 @@ def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
 
 
 def original_unet(name: str, levels: int, layers: int, attends: list[bool]) -> str:
-    """The name in the original layout; the tables go the other way round than the package's."""
+    """Return the name in the original layout; the tables go the other way round than the package's."""
     resnet = {
         "norm1": "in_layers.0",
         "conv1": "in_layers.2",

@@ -1,4 +1,4 @@
-"""What somebody does on the page, for the browser tests."""
+"""Actions on the page, for the browser tests."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ LONG = 200  # steps
 
 
 def visit(tab: Page, address: str) -> Page:
-    """Opens the page and waits until it knows this browser."""
+    """Open the page and waits until it knows this browser."""
     tab.set_default_timeout(PATIENCE)
     tab.goto(address)
     tab.wait_for_function("window.sdTpu?.arrived")
@@ -24,7 +24,7 @@ def visit(tab: Page, address: str) -> Page:
 def newcomer(
     visitor: BrowserContext, address: str, scheme: str | None = None, *, phone: bool = False
 ) -> Iterator[Page]:
-    """The page as it looks to somebody who was never there, but whose browser has its files."""
+    """Return the page as it looks to somebody who was never there, but whose browser has its files."""
     with visitor.new_page() as tab:
         if phone:
             tab.set_viewport_size({"width": 390, "height": 844})
@@ -47,7 +47,7 @@ def box(tab: Page, number: int) -> Locator:
 
 
 def setting(tab: Page, name: str) -> Locator:
-    """A field of the settings for all, or the seed; the first whose name begins so."""
+    """Return a field of the settings for all, or the seed; the first whose name begins so."""
     if name != "Seed":
         unfold(tab, "Settings")
         tab.locator("#settings-panel .expert").evaluate("expert => { expert.open = true }")
@@ -73,19 +73,19 @@ def figures(tab: Page) -> Locator:
 
 
 def more(tab: Page, number: int) -> Locator:
-    """Opens what else can be done with a picture."""
+    """Open what else can be done with a picture."""
     card = figures(tab).nth(number - 1)
     card.locator("[popovertarget]").click()
     return card.locator("[popover]")
 
 
 def says(tab: Page, text: str | re.Pattern) -> None:
-    """Waits for this in the progress line."""
+    """Wait for this in the progress line."""
     expect(tab.locator("#line")).to_contain_text(text, timeout=PATIENCE)
 
 
 def unfold(tab: Page, name: str) -> None:
-    """Opens a panel, which closes whichever is open."""
+    """Open a panel, which closes whichever is open."""
     fold = tab.locator(".fold").and_(tab.get_by_role("button", name=name, exact=True))
     if fold.get_attribute("aria-expanded") == "false":
         fold.click()
