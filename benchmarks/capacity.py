@@ -59,7 +59,7 @@ class Cost:
 
 
 def cycles(records: Sequence[Record], model: str, program: str) -> float:
-    """The compiler's cycles of a program on CHIP; raises ValueError if no record has them."""
+    """Return the compiler's cycles of a program on CHIP; raises ValueError without a record."""
     try:
         return tpu_compile.rows(records)[model, CHIP, 1, program]["cycles M"] * 1e6
     except KeyError:
@@ -70,7 +70,7 @@ class Simulated:
     """A simulated host: the scheduler, and devices that take given seconds."""
 
     def __init__(self, cost: Cost):
-        """Starts with everything compiled and the weights on all chips."""
+        """Start with everything compiled and the weights on all chips."""
         self._cost, self._model = cost, LatencyModel()
         self.scheduler = Scheduler(CHIPS, self._model, limits=ENDLESS)
         self.batch = Batch(architecture="", height=1, width=1, slots=2 * max(SLOTS, CHIPS))
@@ -82,7 +82,7 @@ class Simulated:
         self.plan: Plan | None = None  # on which the devices are
 
     def begin(self, now: float) -> float | None:
-        """Starts the scheduler's next plan; returns when it ends, None if there is nothing to do."""
+        """Start the scheduler's next plan; return when it ends, None if there is nothing to do."""
         if self.scheduler.idle:
             return None
         self.plan = self.scheduler.schedule(now)
@@ -95,7 +95,7 @@ class Simulated:
         return now + self._advance + self._decode
 
     def end(self, now: float) -> list[int]:
-        """Reports the plan as done to the scheduler; returns the jobs that are finished."""
+        """Report the plan as done to the scheduler; return the jobs that are finished."""
         self.scheduler.update(
             Report(
                 advance_seconds=self._advance,

@@ -112,7 +112,7 @@ class OneSlot:
         )
 
     def pixels(self) -> np.ndarray:
-        """Decodes the slot as it is now, uint8 [H, W, 3]."""
+        """Decode the slot as it is now, uint8 [H, W, 3]."""
         return np.asarray(
             self._programs.decode(self._params, self._slots.latents, np.ones(1, bool))
         )[0]
@@ -193,7 +193,7 @@ class PyTorch:
         layout: str,
         prepare: Callable[[Any, int, int], None] = lambda pipe, size, count: None,
     ):
-        """Loads the pipeline.
+        """Load the pipeline.
 
         Args:
             folder: the checkpoint.
@@ -428,7 +428,7 @@ def convert_networks(pipe, size: int, count: int, precision: str) -> None:
 
 
 def control_picture(size: int) -> np.ndarray:
-    """The control picture of all contestants, uint8 [size, size, 3]."""
+    """Return the control picture of all contestants, uint8 [size, size, 3]."""
     return np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
 
 
@@ -492,7 +492,7 @@ def alone(
 
 
 def on_cpu() -> None:
-    """Puts JAX on the CPU without its compilation cache, which would hide the time of compiling."""
+    """Put JAX on the CPU without its compilation cache, which would hide the time of compiling."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
 

@@ -287,7 +287,7 @@ def batch(folder: Path, size: int, steps: int) -> list[dict[str, Any]]:
 
 
 def controlnet_folder(folder: Path) -> Path:
-    """The folder of a ControlNet with random weights beside a checkpoint; made if it is missing."""
+    """Return the folder of a ControlNet with random weights beside a checkpoint, made if missing."""
     made = folder.with_name(f"{folder.name}-controlnet")
     if not made.is_dir():
         import torch

@@ -315,7 +315,7 @@ def _tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def original_vae(name: str, levels: int) -> str:
-    """The original layout's name of a parameter of an autoencoder with `levels` levels."""
+    """Return the original layout's name of a parameter of an autoencoder with `levels` levels."""
     for ours, theirs in (
         ("mid_block.resnets.0", "mid.block_1"),
         ("mid_block.resnets.1", "mid.block_2"),

@@ -144,7 +144,7 @@ class Service:
 
 
 def together(engine: Engine, users: int, requests: int, **settings) -> Service:
-    """Serves users at once, each of whom sends requests one after the other."""
+    """Serve users at once, each of whom sends requests one after the other."""
 
     def use(user: int) -> None:
         for boxes in _boxes(user, requests):
@@ -158,7 +158,7 @@ def together(engine: Engine, users: int, requests: int, **settings) -> Service:
 
 
 def one_at_a_time(engine: Engine, users: int, requests: int, **settings) -> Service:
-    """Serves the requests of `together` one at a time."""
+    """Serve the requests of `together` one at a time."""
 
     def queue() -> None:
         for user in range(users):

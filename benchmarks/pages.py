@@ -92,7 +92,7 @@ def cpu(records: Sequence[Record]) -> str:
 
 
 def tpu(records: Sequence[Record]) -> str:
-    """The TPU compiler's figures for the programs, and the capacity that follows from them."""
+    """Return the TPU compiler's figures for the programs, and the capacity that follows."""
     found = tpu_compile.rows(records)
     cases = sorted({key[:2] for key in found if "old" not in key[0]})
     (bounds,) = newest(records, tpu_compile.ROOFLINES)

@@ -60,7 +60,7 @@ class Timing(NamedTuple):
 
 
 def side_by_side(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
-    """Times each contestant's first call, and then the calls of several rounds.
+    """Time each contestant's first call, and then the calls of several rounds.
 
     Contestants take turns in every round, so that other work on the machine slows all of them. A
     contestant must return only when its work is done (`jax.block_until_ready`).
@@ -81,7 +81,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def count_compilations() -> Callable[[], int]:
-    """Returns a function that counts the programs this process has compiled since."""
+    """Return a function that counts the programs this process has compiled since."""
     events = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: events.append(event)
@@ -90,7 +90,7 @@ def count_compilations() -> Callable[[], int]:
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function in a new process, whose memory holds nothing else yet, and returns its result."""
+    """Call a function in a new process, whose memory holds nothing else yet, and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
@@ -106,7 +106,7 @@ def memory(what: str) -> int:
 
 
 def forget_peak() -> None:
-    """Resets this process's peak memory to what is resident now."""
+    """Reset this process's peak memory to what is resident now."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 

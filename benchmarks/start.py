@@ -158,7 +158,7 @@ def _submit(engine: Engine, **values) -> Job:
 
 
 def _wishes() -> Iterator[dict[str, Any]]:
-    """Requests of somebody who tries out everything, one after the other."""
+    """Yield the requests of somebody who tries out everything, one after the other."""
     for count in range(1, MAX_PROMPTS + 1):
         yield dict(prompts=["a cat"] * count, seed=count)
     yield dict(prompts=["", "a dog", "", "", "a house"], seed=MAX_SEED)
