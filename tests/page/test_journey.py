@@ -161,17 +161,17 @@ def test_what_a_browser_has_is_found_though_the_style_of_another_picture_is_gone
 @pytest.mark.parametrize(
     "values, told",
     [
-        (dict(index=0, to=1, count=9), "A journey has 8, 16, 32 pictures, not 9."),
-        (dict(index=0, to=1, count="8"), "A journey has 8, 16, 32 pictures, not '8'."),
-        (dict(index=0, to=1), "A journey has 8, 16, 32 pictures, not None."),
-        (dict(index=0, to=0, count=8), "A journey needs another prompt or another seed to go to."),
-        (dict(index=0, to=2, count=8), "A journey needs another prompt or another seed to go to."),
-        (dict(index=0, to=5, count=8), "The pictures are no longer on the server."),
-        (dict(index=0, to="1", count=8), "The pictures are no longer on the server."),
-        (dict(index=0, to=[1], count=8), "The pictures are no longer on the server."),
-        (dict(index=7, to=None, count=8), "The pictures are no longer on the server."),
-        (dict(index=-1, to=1, count=8), "cannot be read"),
-        (dict(index=0, to=1, count=8, run="another"), "The pictures are no longer on the server."),
+        (dict(place=0, to=1, count=9), "A journey has 8, 16, 32 pictures, not 9."),
+        (dict(place=0, to=1, count="8"), "A journey has 8, 16, 32 pictures, not '8'."),
+        (dict(place=0, to=1), "A journey has 8, 16, 32 pictures, not None."),
+        (dict(place=0, to=0, count=8), "A journey needs another prompt or another seed to go to."),
+        (dict(place=0, to=2, count=8), "A journey needs another prompt or another seed to go to."),
+        (dict(place=0, to=5, count=8), "The pictures are no longer on the server."),
+        (dict(place=0, to="1", count=8), "The pictures are no longer on the server."),
+        (dict(place=0, to=[1], count=8), "The pictures are no longer on the server."),
+        (dict(place=7, to=None, count=8), "The pictures are no longer on the server."),
+        (dict(place=-1, to=1, count=8), "cannot be read"),
+        (dict(place=0, to=1, count=8, run="another"), "The pictures are no longer on the server."),
     ],
 )
 def test_a_journey_that_cannot_be_is_refused_in_a_sentence_and_nothing_drawn(
@@ -189,7 +189,7 @@ def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(
     run, asking = ask
     monkeypatch.setenv("PATH", str(tmp_path))  # without ffmpeg
     assert asking("movie") == {}
-    assert asking("journey", index=0, to=None, count=8)["run"] == run.key
+    assert asking("journey", place=0, to=None, count=8)["run"] == run.key
     assert [*following(run, "a tab")][-1].line.text.startswith("Done")
     ends = [read_png(run.journey[index].png).pictures[0] for index in (0, 1, 7)]
     assert {each.prompt for each in ends} == {"a fox"}
