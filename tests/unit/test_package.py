@@ -1,6 +1,7 @@
 """How the package is put together: its modules import downwards only, and reading waits for use."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -43,6 +44,43 @@ def test_no_modules_import_one_another():
     graph = {name: imports(file, known) for name, file in known.items()}
     assert "sd_tpu.settings" in graph["sd_tpu.request"]
     assert [*TopologicalSorter(graph).static_order()]  # raises CycleError for a circle
+
+
+def rooms(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The folders and files of the package, and which others each imports."""
+    found: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        for room in module.split(".")[1:2]:
+            others = {other.split(".")[1] for other in imported if "." in other}
+            found.setdefault(room, set()).update(others - {room})
+    return found
+
+
+def reached(room: str, graph: dict[str, set[str]]) -> set[str]:
+    """The rooms that are imported by way of others too."""
+    found, left = set(), [room]
+    while left:
+        new = graph.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def test_the_diagram_of_rooms_is_what_the_code_imports():
+    known = modules()
+    code = rooms({name: imports(file, known) for name, file in known.items()})
+    text = (ROOT.parent / "docs/architecture.md").read_text("utf-8")
+    drawn: dict[str, set[str]] = {}
+    for room, other in re.findall(r"^    (\w+)(?:\[.*?\])? --> (\w+)", text, re.MULTILINE):
+        drawn.setdefault(room, set()).add(other)
+    drawn = {room: others for room, others in drawn.items() if room in code}
+    assert len(drawn) >= 10
+    assert all(others <= code[room] for room, others in drawn.items())
+    shown = {*drawn, *(other for others in drawn.values() for other in others)}
+    back = {("checkpoint", "settings")}
+    for room in shown:
+        follows = reached(room, drawn) | {other for of, other in back if of == room}
+        assert code[room] & shown <= follows, room
 
 
 def test_translations_are_read_when_something_is_said():
