@@ -87,8 +87,8 @@ class RemoteEngine(EngineClient):
             {name: each for name, each in inputs.items() if name in asked},
             frozenset(self._weights_of(request, index) for index in request.indices()),
         )
-        told = self._told(order)
-        if refusal := next(told):
+        answers = self._answers(order)
+        if refusal := next(answers):
             del self._orders[order.key]
             raise refusal
         with self._lock:
@@ -97,7 +97,7 @@ class RemoteEngine(EngineClient):
                 request, self._number, client, self._cancel, address=address
             )
             self._keys[job.number] = order.key
-        threading.Thread(target=self._pass_on, args=(job, told), name="job", daemon=True).start()
+        threading.Thread(target=self._pass_on, args=(job, answers), name="job", daemon=True).start()
         return job
 
     def seconds(self, picture: Picture) -> float | None:
@@ -150,7 +150,7 @@ class RemoteEngine(EngineClient):
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def _told(self, order: Order) -> Iterator[RequestError | Event | None]:
+    def _answers(self, order: Order) -> Iterator[RequestError | Event | None]:
         """Yield a host's answers to an order, first whether it takes it.
 
         A second host answers where the first is gone before it is done, or takes nothing new.
@@ -159,19 +159,19 @@ class RemoteEngine(EngineClient):
         self._orders[key] = order
         for _ in range(2):
             try:
-                for told in self._replicas.draw.remote(self._orders[key]):
-                    match told:
+                for answer in self._replicas.draw.remote(self._orders[key]):
+                    match answer:
                         case Closing():
                             break  # it is about to end
                         case None if taken:
                             continue
                         case RequestError() if taken:
-                            told = Failed(told.sentence)
+                            answer = Failed(answer.sentence)
                         case ImageReady(index):
                             self._strike(key, index)
                     taken = True
-                    yield told
-                    if isinstance(told, End | RequestError):
+                    yield answer
+                    if isinstance(answer, End | RequestError):
                         return
             except RayTaskError:  # a fault of ours, which another host would have as well
                 log.exception("a host failed")
@@ -187,9 +187,9 @@ class RemoteEngine(EngineClient):
         failed = Sentence("The server failed; please try again.")
         yield Failed(failed) if taken else RequestError("{reason}", reason=failed)
 
-    def _pass_on(self, job: Job, told: Iterator[Event]) -> None:
+    def _pass_on(self, job: Job, answers: Iterator[Event]) -> None:
         try:
-            for event in told:
+            for event in answers:
                 job.put(event)
         except Exception:  # whoever waits is told
             log.exception("a job failed")

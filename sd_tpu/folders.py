@@ -29,9 +29,9 @@ def keep_within(folder: Path, size: int) -> None:
     Files that cannot be removed stay.
     """
     with suppress(OSError):
-        found = [(file.stat(), file) for file in folder.iterdir() if file.is_file()]
-        found.sort(key=lambda each: max(each[0].st_atime, each[0].st_mtime), reverse=True)
-        for status, file in found:
+        files = [(file.stat(), file) for file in folder.iterdir() if file.is_file()]
+        files.sort(key=lambda each: max(each[0].st_atime, each[0].st_mtime), reverse=True)
+        for status, file in files:
             size -= status.st_size
             if size < 0:
                 file.unlink(missing_ok=True)

@@ -43,8 +43,8 @@ class Language:
 
     def say(self, text: str, /, **facts: Any) -> str:
         """Translate an English text, with the facts it speaks of."""
-        told = {name: self._fact(value) for name, value in facts.items()}
-        return self.messages.get(text, text).format(**told)
+        formatted = {name: self._fact(value) for name, value in facts.items()}
+        return self.messages.get(text, text).format(**formatted)
 
     def translate(self, text: str) -> str:
         """Translate a Sentence; other texts, such as a disk's, stay as they are."""

@@ -52,11 +52,11 @@ class _Quoting(logging.Formatter):
 
 def _causes(error: BaseException) -> list[BaseException]:
     """Return an exception and its causes, the first cause first."""
-    found = [error]
-    while len(found) < CAUSES:
-        last = found[-1]
+    causes = [error]
+    while len(causes) < CAUSES:
+        last = causes[-1]
         cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
         if cause is None:
             break
-        found.append(cause)
-    return found[::-1]
+        causes.append(cause)
+    return causes[::-1]

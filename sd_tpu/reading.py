@@ -67,15 +67,19 @@ def find_inside(folder: Path, path: str, listings: dict[Path, dict[str, str]]) -
         listings: the contents of folders that were looked into; kept by the caller as long as that
             may count.
     """
-    found = folder
+    path_found = folder
     for part in PurePosixPath(path.replace("\\", "/")).parts:
         try:
-            if found not in listings:  # in this order a name in NFC comes after its other forms
-                listings[found] = {composed(name): name for name in sorted(os.listdir(found))}
+            if (
+                path_found not in listings
+            ):  # in this order a name in NFC comes after its other forms
+                listings[path_found] = {
+                    composed(name): name for name in sorted(os.listdir(path_found))
+                }
             # `Path.resolve` raises RuntimeError for a link to itself.
-            found = Path(os.path.realpath(found / listings[found][composed(part)]))
+            path_found = Path(os.path.realpath(path_found / listings[path_found][composed(part)]))
         except (KeyError, OSError):
             return None
-        if not found.is_relative_to(folder):
+        if not path_found.is_relative_to(folder):
             return None
-    return found if os.path.isfile(found) else None
+    return path_found if os.path.isfile(path_found) else None

@@ -145,14 +145,14 @@ class Request:
             RequestError: what is wrong with which value, and what it should be.
         """
         _check_names(values, _ACCEPTED)
-        given = {name: value for name, value in values.items() if value is not None}
-        prompts = _prompts(given.pop("prompts", ()), limit)
-        per_picture = _overrides(given.pop("own", ()), len(prompts))
+        common_values = {name: value for name, value in values.items() if value is not None}
+        prompts = _prompts(common_values.pop("prompts", ()), limit)
+        per_picture = _overrides(common_values.pop("own", ()), len(prompts))
         catalog = SingleModelCatalog(catalog) if isinstance(catalog, Picture) else catalog
-        common = for_all(given, catalog)
+        common = for_all(common_values, catalog)
         prompts = catalog.fill(prompts, common.seed)
         pictures = [
-            changed(_base(common, given, overrides, catalog, index), overrides, index)
+            changed(_base(common, common_values, overrides, catalog, index), overrides, index)
             for index, overrides in enumerate(per_picture)
         ]
         for index, picture in enumerate(pictures):
@@ -253,14 +253,16 @@ class Request:
 
     def beside_compared(self, index: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the overrides at `index` without those that this comparison has set."""
-        given = self.labelled(index) if self.picture_at(index) else {}
+        compared = self.labelled(index) if self.picture_at(index) else {}
         changed = {
-            name for name in overrides.keys() & given.keys() if overrides[name] != given[name]
+            name for name in overrides.keys() & compared.keys() if overrides[name] != compared[name]
         }
         if changed & SIDES:
             changed |= SIDES
         return {
-            name: value for name, value in overrides.items() if name not in given.keys() - changed
+            name: value
+            for name, value in overrides.items()
+            if name not in compared.keys() - changed
         }
 
     def values(self, common: Picture | None = None) -> dict[str, Any]:
@@ -335,7 +337,7 @@ class Request:
         )
 
 
-def for_all(given: Mapping[str, Any], catalog: ModelCatalog) -> Picture:
+def for_all(common_values: Mapping[str, Any], catalog: ModelCatalog) -> Picture:
     """Return the settings for all pictures, without a prompt, that untrusted values ask for.
 
     Args:
@@ -345,10 +347,10 @@ def for_all(given: Mapping[str, Any], catalog: ModelCatalog) -> Picture:
     Raises:
         RequestError: a value is not allowed.
     """
-    defaults = catalog.defaults(SETTINGS["model"].check(given.get("model")))
-    values = {**vars(defaults), "prompt": "", **given, "model": defaults.model}
+    defaults = catalog.defaults(SETTINGS["model"].check(common_values.get("model")))
+    values = {**vars(defaults), "prompt": "", **common_values, "model": defaults.model}
     if values["sampler"] != defaults.sampler:
-        values["spacing"] = given.get("spacing", "")
+        values["spacing"] = common_values.get("spacing", "")
     common = Picture(**{name: setting.check(values[name]) for name, setting in SETTINGS.items()})
     check_together(common)
     catalog.check(common)
@@ -369,17 +371,17 @@ def changed(picture: Picture, values: Mapping[str, Any], index: int | None = Non
     Raises:
         RequestError: what is wrong with which value, and what it should be.
     """
-    given = {
+    checked = {
         name: OVERRIDABLE[name].check(value, index)
         for name, value in values.items()
         if value is not None
     }
-    picture = dataclasses.replace(picture, **given)
+    picture = dataclasses.replace(picture, **checked)
     left = {
         name: ""
         for name, setting in OVERRIDABLE.items()
         if isinstance(setting.kind, Choice)
-        and name not in given
+        and name not in checked
         and getattr(picture, name) not in setting.kind.allowed(vars(picture))
     }
     picture = dataclasses.replace(picture, **left)

@@ -361,7 +361,7 @@ class Setting:
         with about(self.name, index):
             return self.kind.check(value, self.label, of_prompt(index))
 
-    def told(self, value: Any) -> Sentence | str:
+    def caption_of(self, value: Any) -> Sentence | str:
         """Return the value as a caption: `20 steps`."""
         shown = self.kind.shown(value)
         if self.caption_empty and not str(value).strip():
@@ -406,15 +406,15 @@ def _setting(
 
 
 def _describe(field: dataclasses.Field) -> Setting:
-    said = dict(field.metadata)
-    flag = f"--{field.name.replace('_', '-')}" if said["flag"] == "" else said["flag"]
+    metadata = dict(field.metadata)
+    flag = f"--{field.name.replace('_', '-')}" if metadata["flag"] == "" else metadata["flag"]
     return Setting(
         **{
-            **said,
+            **metadata,
             "name": field.name,
             "default": field.default,
             "flag": flag,
-            "a1111": said["a1111"] or field.name,
+            "a1111": metadata["a1111"] or field.name,
         }
     )
 
@@ -763,14 +763,14 @@ def captions(values: Mapping[str, Any]) -> list[Sentence | str]:
         for name, setting in SETTINGS.items()
         if isinstance(setting.kind, Choice) and setting.kind.per in values and not values.get(name)
     }
-    told = [
-        setting.told(values[setting.name])
+    texts = [
+        setting.caption_of(values[setting.name])
         for setting in _CAPTIONED
         if setting.name in values and setting.name not in granted
     ]
     if values.keys() >= SIDES:
-        told.append(named_size((values["height"], values["width"])))
-    return told
+        texts.append(named_size((values["height"], values["width"])))
+    return texts
 
 
 def check_together(picture: Picture, index: int | None = None) -> None:

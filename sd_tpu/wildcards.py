@@ -73,12 +73,12 @@ class Wildcards:
         for index, prompt in enumerate(prompts):
             above = prompt or above
             indices.setdefault(above, []).append(index)
-        for text, taken in indices.items():
-            with about("prompt", taken[0]):
-                values = self._of_prompt(text, seed, taken)
+        for text, filled_indices in indices.items():
+            with about("prompt", filled_indices[0]):
+                values = self._of_prompt(text, seed, filled_indices)
             if values is None:
                 continue
-            for number, index in enumerate(taken):
+            for number, index in enumerate(filled_indices):
                 if prompts[index] or number < len(values):
                     filled[index] = values[number % len(values)].strip()
         return filled
@@ -125,7 +125,7 @@ class _Values:
 
     def first(self, text: str, most: int, depth: int = 0) -> list[str]:
         """Return the first values of a text, in order."""
-        found = [""]
+        values_found = [""]
         for piece in self.pieces(text, depth):
             if isinstance(piece, str):
                 values = [piece]
@@ -135,8 +135,10 @@ class _Values:
                     values += self.first(option, most - len(values), depth + 1)
                     if len(values) == most:
                         break
-            found = [self._joined(before, value) for before in found for value in values][:most]
-        return found
+            values_found = [
+                self._joined(before, value) for before in values_found for value in values
+            ][:most]
+        return values_found
 
     def any(self, text: str, random: Random, depth: int = 0) -> str:
         """Draw a value of a text by `random.random` alone, which is the same in every Python."""

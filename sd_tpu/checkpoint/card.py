@@ -60,7 +60,7 @@ class ModelCard(Config):
                 SETTINGS[name].check(value)
         return self
 
-    def told(self, name: str, tag: str) -> tuple[str, str]:
+    def translated(self, name: str, tag: str) -> tuple[str, str]:
         """`hint` or `details` for readers of a language, and the tag of the language it is in."""
         text = self.translations.get(tag, {}).get(name)
         return (text, tag) if text else (getattr(self, name), "en")

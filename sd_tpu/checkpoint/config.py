@@ -39,12 +39,12 @@ def paths_within(*folders: Path | None) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        told = str(error)
+        message = str(error)
         for folder in sorted(filter(None, folders), key=lambda each: -len(str(each))):
-            told = told.replace(f"{folder}{os.sep}", "")
+            message = message.replace(f"{folder}{os.sep}", "")
             if folder.is_absolute() and folder.name:
-                told = told.replace(str(folder), folder.name)
-        raise CheckpointError(told) from error
+                message = message.replace(str(folder), folder.name)
+        raise CheckpointError(message) from error
 
 
 def is_file(path: Path) -> bool:
@@ -118,14 +118,14 @@ class Config(pydantic.BaseModel):
         try:
             return cls(**values).canonical()
         except pydantic.ValidationError as error:
-            raise CheckpointError(f"{cls.__name__}: {_told(error, config)}") from None
+            raise CheckpointError(f"{cls.__name__}: {_first_fault(error, config)}") from None
 
     def canonical(self) -> Self:
         """Return an equal config in one spelling, where several mean the same."""
         return self
 
 
-def _told(error: pydantic.ValidationError, config: dict[str, Any]) -> str:
+def _first_fault(error: pydantic.ValidationError, config: dict[str, Any]) -> str:
     """Return the first fault that pydantic found, as a sentence."""
     faults = error.errors(include_url=False)
     if not faults[0]["loc"]:  # a check of the whole

@@ -69,13 +69,13 @@ class IPAdapterConfig:
             )
 
         def shape(name: str, axes: int = 2) -> tuple[int, ...]:
-            found = shapes.get(name, ())
-            if len(found) != axes or not all(found):
+            shape = shapes.get(name, ())
+            if len(shape) != axes or not all(shape):
                 raise CheckpointError(
                     f"{file} holds no IP-Adapter that can be used here: {name} "
                     f"is missing, or has other axes than {axes}."
                 )
-            return found
+            return shape
 
         count = sum(name.endswith(".to_k_ip.weight") for name in shapes)
         layers = {
@@ -125,6 +125,6 @@ class IPAdapterConfig:
 
     def of(self, encoder: ProjectedVisionEncoderConfig) -> "IPAdapterConfig | None":
         """Return the config with this image encoder; None if its vectors do not fit."""
-        given = encoder.hidden_size if self.resampler else encoder.projection_dim
-        fits = given == self.embed_dim
+        width = encoder.hidden_size if self.resampler else encoder.projection_dim
+        fits = width == self.embed_dim
         return dataclasses.replace(self, image_encoder=encoder) if fits else None

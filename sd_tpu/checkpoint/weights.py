@@ -291,10 +291,10 @@ def modern(name: str) -> str:
 def written(file: Path) -> tuple[int, int] | None:
     """Return a value that changes when somebody writes the file; None if it is gone."""
     try:
-        told = file.stat()
+        stat = file.stat()
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_size
+    return stat.st_mtime_ns, stat.st_size
 
 
 @contextlib.contextmanager

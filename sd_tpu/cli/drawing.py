@@ -60,8 +60,8 @@ def _help(setting: Setting) -> str:
             if setting.name in ("sampler", "spacing")
             else (f" One of {', '.join(filter(None, setting.kind.options))}.")
         )
-    told = "" if isinstance(setting.kind, Text | Upload) else f" (default: {default})"
-    return f"{setting.label}. {setting.help}{listed}{told}"
+    default_text = "" if isinstance(setting.kind, Text | Upload) else f" (default: {default})"
+    return f"{setting.label}. {setting.help}{listed}{default_text}"
 
 
 def early_defaults(model: str | Path) -> Picture:

@@ -111,17 +111,17 @@ def _generate(args: argparse.Namespace) -> int:
         for note in engine.notes(request):
             line.show(note)
             line.keep()
-        given, sizes = {each.name: each for each in inputs}, {}
+        inputs_by_name, sizes = {each.name: each for each in inputs}, {}
         if args.larger:
             sizes = {
                 index: (request.pictures[index].width, request.pictures[index].height)
                 for index in request.indices()
             }
             said = [each.get("strength", values["strength"]) for each in per_picture]
-            request = _again(request, args.larger, said, engine, given, line)
+            request = _again(request, args.larger, said, engine, inputs_by_name, line)
         if request is None:
             return 1
-        job = engine.submit(request, previews=False, inputs=given)
+        job = engine.submit(request, previews=False, inputs=inputs_by_name)
         return _save(job, args.out, engine.to_png, line, sizes)
     finally:
         line.keep()

@@ -132,8 +132,8 @@ class Adapters:
         added: dict[str, Any] = defaultdict(lambda: defaultdict(list))
         for name, strength in asked:
             with paths_within(self._loras.path):
-                found = read_lora(self._loras.file(name), named)
-            for part, deltas in found.items():
+                deltas_by_part = read_lora(self._loras.file(name), named)
+            for part, deltas in deltas_by_part.items():
                 for parameter, delta in deltas.items():
                     added[part][parameter].append((delta, strength))
         return added
@@ -155,10 +155,10 @@ class Adapters:
         if key not in self._memory:
             if len(self._memory) >= MAX_FITTING:
                 self._memory.pop(next(iter(self._memory)))
-            found = self.deltas(asked, shapes)
+            deltas = self.deltas(asked, shapes)
             changed = {
                 part: weights.map_named(
-                    lambda name, leaf, part=part: leaf if name in found.get(part, {}) else None, of
+                    lambda name, leaf, part=part: leaf if name in deltas.get(part, {}) else None, of
                 )
                 for part, of in shapes.items()
             }
@@ -176,8 +176,8 @@ class Adapters:
             for name in names
             if self._loras.path
         }
-        found = {name: _hash(file, weights.written(file)) for name, file in files.items()}
-        return {name: value for name, value in found.items() if value}
+        hashes = {name: _hash(file, weights.written(file)) for name, file in files.items()}
+        return {name: value for name, value in hashes.items() if value}
 
 
 @lru_cache(MAX_ALIASES)

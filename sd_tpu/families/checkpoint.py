@@ -128,12 +128,12 @@ class Checkpoint:
             ValueError: the downsampling is no whole number from 1.
         """
         keep_compiled()
-        said = {"prediction_type": prediction_type, "rescale_betas_zero_snr": zero_snr}
+        overrides = {"prediction_type": prediction_type, "rescale_betas_zero_snr": zero_snr}
         options = dict(
             dtype=dtype,
             token_downsampling=token_downsampling,
             decoder=decoder,
-            scheduler={name: value for name, value in said.items() if value is not None},
+            scheduler={name: value for name, value in overrides.items() if value is not None},
         )
         path = expanded(name)
         if is_file(path) and path.suffix == SUFFIX:

@@ -94,5 +94,5 @@ class TinyDecoder:
 def _family_of(name: str) -> Family | None:
     """Return the family whose decoders have such a name, if any; the longest match counts."""
     letters = re.sub("[^a-z0-9]", "", name.lower())
-    found = {mark: family for family in FAMILIES for mark in family.decoders if mark in letters}
-    return found[max(found, key=len)] if found else None
+    matches = {mark: family for family in FAMILIES for mark in family.decoders if mark in letters}
+    return matches[max(matches, key=len)] if matches else None

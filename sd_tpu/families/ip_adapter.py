@@ -160,12 +160,14 @@ def _with_encoder(
     """Return the first folder whose encoder fits the adapter, and the config with that encoder."""
     there = [folder for folder in folders if is_file(folder / "config.json")]
     for folder in there:
-        found = read_json(folder / "config.json")
-        if "vision_config" in found:  # beside whose size others stand that are not the encoder's
+        encoder_config = read_json(folder / "config.json")
+        if (
+            "vision_config" in encoder_config
+        ):  # beside whose size others stand that are not the encoder's
             raise CheckpointError(
                 f"{folder} holds a whole CLIP; an image encoder is a CLIPVisionModelWithProjection."
             )
-        if joined := config.of(ProjectedVisionEncoderConfig.from_dict(found)):
+        if joined := config.of(ProjectedVisionEncoderConfig.from_dict(encoder_config)):
             return folder, joined
     if there:
         raise CheckpointError(

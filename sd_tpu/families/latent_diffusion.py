@@ -373,8 +373,8 @@ class LatentDiffusion:
 
     def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
         """Return the autoencoder's likeliest latents of a picture in [-1, 1]."""
-        found = nnx.merge(self.vae, params["vae"]).encode(image[None])
-        mean = found if isinstance(self.vae_config, TinyVAEConfig) else found[0]
+        encoded = nnx.merge(self.vae, params["vae"]).encode(image[None])
+        mean = encoded if isinstance(self.vae_config, TinyVAEConfig) else encoded[0]
         return mean[0]
 
     def decode(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:

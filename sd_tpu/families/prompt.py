@@ -278,7 +278,7 @@ def _divided(text: str, spellings: Spellings) -> Iterator[tuple[str, str | None]
     """
     start = place = 0
     while spellings and place < len(text):
-        found = next(
+        match = next(
             (
                 (place + length, names[word])
                 for length, names in spellings.items()
@@ -288,12 +288,12 @@ def _divided(text: str, spellings: Spellings) -> Iterator[tuple[str, str | None]
             ),
             None,
         )
-        if found is None:
+        if match is None:
             place += 1
             continue
         if start < place:
             yield text[start:place], None
-        end, name = found
+        end, name = match
         yield text[place:end], name
         start = place = end
     if start < len(text):

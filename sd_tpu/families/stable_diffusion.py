@@ -183,10 +183,10 @@ class StableDiffusion(LatentDiffusion):
     def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
         """Encode both texts, and the guidance where the UNet takes it."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
-        taken = inputs["text_encoder"]
+        text_inputs = inputs["text_encoder"]
         # Of both texts, as in A1111; diffusers takes the negative prompt's last layer always.
-        found = encoder(*text.flat(taken), skip=inputs["clip_skip"] - 1)
-        embeddings = text.joined(found, taken)
+        hidden = encoder(*text.flat(text_inputs), skip=inputs["clip_skip"] - 1)
+        embeddings = text.joined(hidden, text_inputs)
         return {"text": text.between(embeddings, inputs), **self.encode_added_cond(params, inputs)}
 
 

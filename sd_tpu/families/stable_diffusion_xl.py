@@ -202,15 +202,15 @@ class StableDiffusionXL(LatentDiffusion):
         """Encode both texts by both encoders, and the other conditions of the UNet."""
         first = nnx.merge(self.text_encoder, params["text_encoder"])
         second = nnx.merge(self.text_encoder_2, params["text_encoder_2"])
-        taken, taken_2 = inputs["text_encoder"], inputs["text_encoder_2"]
+        text_inputs, text_inputs_2 = inputs["text_encoder"], inputs["text_encoder_2"]
         # These networks were trained on the last layer but one, and so 1 and 2 are the same.
         skip = jnp.maximum(inputs["clip_skip"], 2) - 1
-        ids, learned = text.flat(taken)
+        ids, learned = text.flat(text_inputs)
         hidden = first.hidden_state(ids, skip, learned)
-        ids, learned = text.flat(taken_2)
+        ids, learned = text.flat(text_inputs_2)
         hidden_2, pooled = second(ids, skip, learned)
         embeddings = jnp.concatenate(
-            [text.joined(hidden, taken), text.joined(hidden_2, taken_2)], axis=-1
+            [text.joined(hidden, text_inputs), text.joined(hidden_2, text_inputs_2)], axis=-1
         )
         written = inputs["written"]
         whole = jnp.where(written[:, None, None], embeddings, 0)

@@ -83,9 +83,9 @@ def read(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Chunks:
 
 def count(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Count:
     """How long a prompt is, and what of it is cut; raises what `read` does."""
-    found = read(tokenizer, prompt, options)
-    kept = len(found.chunks)
-    return Count(found.tokens + 2 * kept, LENGTH * kept, found.lost)
+    chunked = read(tokenizer, prompt, options)
+    chunks_kept = len(chunked.chunks)
+    return Count(chunked.tokens + 2 * chunks_kept, LENGTH * chunks_kept, chunked.lost)
 
 
 def encoder_inputs(
@@ -106,14 +106,14 @@ def encoder_inputs(
         PromptError: a prompt cannot be drawn, or has more vectors of embeddings than fit.
         CheckpointError: an embedding cannot be used.
     """
-    found = {part: [read(tokenizers[part], text, options) for text in texts] for part in widths}
-    longest = max(len(prompt.chunks) for prompts in found.values() for prompt in prompts)
+    chunked = {part: [read(tokenizers[part], text, options) for text in texts] for part in widths}
+    longest = max(len(prompt.chunks) for prompts in chunked.values() for prompt in prompts)
     inputs = {}
     for part, width in widths.items():
         begin, end, pad = tokenizers[part].marks
-        filled = [arrays(prompt, longest, begin, end, pad) for prompt in found[part]]
+        filled = [arrays(prompt, longest, begin, end, pad) for prompt in chunked[part]]
         ids, weights = map(np.stack, zip(*filled, strict=True))
-        learned = _learned(found[part], part, longest, width, options.embeddings)
+        learned = _learned(chunked[part], part, longest, width, options.embeddings)
         inputs[part] = {"ids": ids, "weights": weights, **learned}
     return inputs
 

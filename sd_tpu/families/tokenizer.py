@@ -62,8 +62,10 @@ class Tokenizer:
         """
 
         def encode(text: str) -> Encoded:
-            found = clip(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            return found.input_ids, found.offset_mapping
+            encoding = clip(
+                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+            return encoding.input_ids, encoding.offset_mapping
 
         return cls(encode, _marks(clip))
 
@@ -84,18 +86,18 @@ class Tokenizer:
         Raises:
             CheckpointError: they are missing or damaged.
         """
-        kept = _kept(folder, pad)
-        found = kept and _read(kept)
-        if not found:
+        cache_file = _cache_file(folder, pad)
+        content = cache_file and _read_cache(cache_file)
+        if not content:
             clip = clip_tokenizer(folder, pad)
-            found = clip.backend_tokenizer.to_str(), _marks(clip)
-            if kept:
-                _keep(kept, json.dumps(found))
-        words, marks = _built(found[0]), found[1]
+            content = clip.backend_tokenizer.to_str(), _marks(clip)
+            if cache_file:
+                _write_cache(cache_file, json.dumps(content))
+        words, marks = _built(content[0]), content[1]
 
         def encode(text: str) -> Encoded:
-            found = words.encode(text, add_special_tokens=False)
-            return found.ids, found.offsets
+            encoding = words.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
 
         return cls(encode, marks, (folder, pad))
 
@@ -128,11 +130,11 @@ def _built(words: str) -> tokenizers.Tokenizer:
     Fine-tunes have the words of the model that they came from, and each copy takes megabytes and a
     quarter of a second.
     """
-    made = tokenizers.Tokenizer.from_str(words)
+    tokenizer = tokenizers.Tokenizer.from_str(words)
     # Our `Tokenizer` cuts and fills up itself: these settings would be shared by all threads.
-    made.no_truncation()
-    made.no_padding()
-    return made
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
@@ -185,31 +187,31 @@ def _marks(clip: "CLIPTokenizer") -> Marks:
     return marks
 
 
-def _kept(folder: Path, pad: str | None) -> Path | None:
+def _cache_file(folder: Path, pad: str | None) -> Path | None:
     """Return the file that keeps a folder's tokenizer, named by all that it depends on, or None."""
-    kept = jax.config.jax_compilation_cache_dir
-    if kept is None or not jax.config.jax_enable_compilation_cache:
+    cache = jax.config.jax_compilation_cache_dir
+    if cache is None or not jax.config.jax_enable_compilation_cache:
         return None
-    found = hashlib.sha256(repr([pad, version("transformers"), version("tokenizers")]).encode())
+    digest = hashlib.sha256(repr([pad, version("transformers"), version("tokenizers")]).encode())
     for name, content in _contents(folder).items():
-        found.update(f"{name} {len(content)} ".encode() + content)
-    return Path(kept) / f"tokenizer-{found.hexdigest()}.json"
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    return Path(cache) / f"tokenizer-{digest.hexdigest()}.json"
 
 
-def _keep(kept: Path, made: str) -> None:
+def _write_cache(file: Path, content: str) -> None:
     """Write the tokenizer at once; where that fails, later starts take longer."""
     with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:  # gone if the disk is full
-            draft = Path(folder) / kept.name
-            draft.write_text(made)
-            draft.replace(kept)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:  # gone if the disk is full
+            draft = Path(folder) / file.name
+            draft.write_text(content)
+            draft.replace(file)
 
 
-def _read(kept: Path) -> tuple[str, Marks] | None:
+def _read_cache(file: Path) -> tuple[str, Marks] | None:
     """Read the kept tokenizer; None if there is none, or something else writes there."""
     try:
-        words, marks = json.loads(kept.read_text())
+        words, marks = json.loads(file.read_text())
         return words, Marks(*marks)
     except (OSError, ValueError, TypeError):
         return None

@@ -34,7 +34,7 @@ def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
     """Return the application for an engine, served to whom `access` admits; described at /docs."""
     api = fastapi.FastAPI(title="sd_tpu", version=VERSION, description=_DESCRIPTION, redoc_url=None)
     api.include_router(health.make_router(engine, access), tags=["Health"])
-    kept, admitted = openai.Kept(), [fastapi.Depends(access.admit)]
+    files, admitted = openai.Kept(), [fastapi.Depends(access.admit)]
     api.include_router(
         a1111.make_router(engine), prefix="/sdapi/v1", tags=["A1111"], dependencies=admitted
     )
@@ -45,10 +45,10 @@ def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
         dependencies=admitted,
     )
     api.include_router(
-        openai.make_router(engine, kept), prefix="/v1", tags=["OpenAI"], dependencies=admitted
+        openai.make_router(engine, files), prefix="/v1", tags=["OpenAI"], dependencies=admitted
     )
     # Whoever has an address of a picture was given it; browsers send no key with one.
-    api.include_router(openai.make_file_router(kept), prefix="/v1", tags=["OpenAI"])
+    api.include_router(openai.make_file_router(files), prefix="/v1", tags=["OpenAI"])
     api.add_exception_handler(RequestError, _refuse)
     api.add_exception_handler(DrawingError, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_malformed)
@@ -60,25 +60,27 @@ def _refuse(_: fastapi.Request, error: Exception) -> JSONResponse:
     """Answer why something is not drawn, and when to come back if it may be then."""
     match error:
         case Busy(retry_after=seconds):
-            return told(429, str(error), {"Retry-After": str(seconds)})
+            return error_response(429, str(error), {"Retry-After": str(seconds)})
         case Closing():
-            return told(503, str(error), {"Retry-After": "60"})
+            return error_response(503, str(error), {"Retry-After": "60"})
         case DrawingError():
-            return told(500, str(error))
-    return told(400, str(error))
+            return error_response(500, str(error))
+    return error_response(400, str(error))
 
 
 def _refuse_malformed(_: fastapi.Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return told(400, f"The request cannot be read: {where}: {first['msg']}.")
+    return error_response(400, f"The request cannot be read: {where}: {first['msg']}.")
 
 
 def _refuse_http(_: fastapi.Request, error: HTTPException) -> JSONResponse:
-    return told(error.status_code, str(error.detail), error.headers)
+    return error_response(error.status_code, str(error.detail), error.headers)
 
 
-def told(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def error_response(
+    status: int, sentence: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
     """Return an error response with the sentence where clients of either API look for it."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {"message": sentence, "type": kind, "param": None, "code": None}

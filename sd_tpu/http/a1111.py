@@ -351,11 +351,11 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
     async def progress(client: Client, skip_current_image: bool = False) -> dict:
         """How far the client's first request is."""
         tasks = clients.tasks(client)
-        told = tasks[0].told() if tasks else _idle_progress()
+        progress = tasks[0].progress() if tasks else _idle_progress()
         if tasks and not skip_current_image:
-            told["current_image"] = await run_sync(tasks[0].preview)
-        told["state"]["job_count"] = sum(task.batches - task.batch for task in tasks)
-        return told
+            progress["current_image"] = await run_sync(tasks[0].preview)
+        progress["state"]["job_count"] = sum(task.batches - task.batch for task in tasks)
+        return progress
 
     @router.post("/interrupt")
     async def interrupt(client: Client) -> dict:
@@ -482,13 +482,13 @@ class _Task:
         for batch in range(self.batches):
             self.batch, self._over = batch, batch * self._passes
             request, inputs = await run_sync(self._request, engine.catalog), self._start.inputs
-            made, end = await self._take(has_drawn(request, inputs))
+            pictures, end = await self._take(has_drawn(request, inputs))
             if self._hires and isinstance(end, Done):
                 self._over += 1
                 first_size = self.picture.width, self.picture.height
-                request, starts = await run_sync(self._again, request, made)
-                made, end = await self._take(has_drawn(request, [*inputs, *starts]))
-            for index, pixels in sorted(made.items()):
+                request, starts = await run_sync(self._again, request, pictures)
+                pictures, end = await self._take(has_drawn(request, [*inputs, *starts]))
+            for index, pixels in sorted(pictures.items()):
                 whole = await run_sync(self._start.finished, index, pixels)
                 files.append(await png_of(engine, whole, self._job.request, index, first_size))
             if self.interrupted or (isinstance(end, Cancelled) and not self.skipped):
@@ -525,7 +525,7 @@ class _Task:
         if self._job:
             self._job.cancel()
 
-    def told(self) -> dict:
+    def progress(self) -> dict:
         """Return the answer of /progress."""
         share = (self._over + self._progress.step / self._progress.steps) / (
             self._passes * self.batches
@@ -562,7 +562,7 @@ class _Task:
         made = [parse_parameters(text).pictures[0] for text in texts]
         first = made[0] if made else self.picture
         return {
-            **_told(first),
+            **_a1111_settings(first),
             "sampler_name": a1111_name(first.sampler),
             "batch_size": self.size,
             "all_prompts": [picture.prompt for picture in made],
@@ -813,9 +813,9 @@ def _model_called(name: str, known: Sequence[str]) -> str:
         lambda each: each.rpartition("/")[2],
     )
     for called in ways:
-        found = [each for each in known if called(each) in (stem, called(stem))]
-        if len(found) == 1:
-            return found[0]
+        matches = [each for each in known if called(each) in (stem, called(stem))]
+        if len(matches) == 1:
+            return matches[0]
     return name
 
 
@@ -827,13 +827,13 @@ def _png_info(image: Any) -> dict:
     """
     text = read_text(file_of(image))
     try:
-        parameters = _told(next(filter(None, parse_parameters(text).pictures)))
+        parameters = _a1111_settings(next(filter(None, parse_parameters(text).pictures)))
     except (RequestError, StopIteration):  # of none, a prompt that is empty
         parameters = fields_of(text)
     return {"info": text, "items": {"parameters": text} if text else {}, "parameters": parameters}
 
 
-def _told(picture: Picture) -> dict[str, Any]:
+def _a1111_settings(picture: Picture) -> dict[str, Any]:
     """Return the settings by A1111's names, those of a start picture only where there is one."""
     known = _SETTINGS | (_START if picture.init_image else {})
     return {parameter: getattr(picture, name) for parameter, name in known.items()}

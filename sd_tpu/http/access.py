@@ -49,8 +49,8 @@ class Access:
 
     def _key(self, visitor: fastapi.Request) -> str:
         """Return the one of the keys that is given; "" if none is."""
-        given = _secret(visitor.headers.get("authorization", "")).encode()
-        return next((key for key in self.keys if hmac.compare_digest(given, key.encode())), "")
+        token = _secret(visitor.headers.get("authorization", "")).encode()
+        return next((key for key in self.keys if hmac.compare_digest(token, key.encode())), "")
 
 
 def client_of(visitor: fastapi.Request) -> str:

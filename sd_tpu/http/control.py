@@ -124,12 +124,12 @@ class Control:
                 "This server does not have, of controlnet: {names}.",
                 names="guidance_start, guidance_end (ip-adapter)",
             )
-        given = _picture(unit, start, "The reference picture")
+        reference = _picture(unit, start, "The reference picture")
         named = unit.get("model")
-        values = {"reference": given.name, "reference_scale": unit.get("weight", 1.0)}
+        values = {"reference": reference.name, "reference_scale": unit.get("weight", 1.0)}
         if isinstance(named, str):
             values["ip_adapter"] = a1111_controlnet(named)
-        return cls(values, (given,))
+        return cls(values, (reference,))
 
 
 def take_units(scripts: Any) -> tuple[list[Mapping[str, Any]], Any]:
@@ -246,8 +246,8 @@ def _fit(mode: Any) -> str:
 
 def _bounds(unit: Mapping[str, Any]) -> tuple[float, float]:
     """Return the bounds of Canny's detector; absent or negative ones are the detector's own."""
-    given = [unit.get(name) for name in ("threshold_a", "threshold_b")]
+    thresholds = [unit.get(name) for name in ("threshold_a", "threshold_b")]
     return tuple(
         own if value is None or value == -1 else _BOUND.check(value, f"threshold_{letter}")
-        for letter, value, own in zip("ab", given, CANNY, strict=True)
+        for letter, value, own in zip("ab", thresholds, CANNY, strict=True)
     )

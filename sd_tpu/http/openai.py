@@ -306,11 +306,11 @@ async def _stream(
                         "completed", asked, await asked.file(engine, pixels, index), usage=tokens
                     )
     except (Closing, DrawingError) as error:
-        told = {
+        usage = {
             "type": "error",
             "error": {"message": str(error), "type": "server_error", "param": None, "code": None},
         }
-        yield f"event: error\ndata: {json.dumps(told)}\n\n".encode()
+        yield f"event: error\ndata: {json.dumps(usage)}\n\n".encode()
 
 
 def _event(kind: str, asked: _Asked, file: bytes, **more: Any) -> bytes:

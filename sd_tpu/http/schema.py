@@ -27,8 +27,8 @@ class Body(pydantic.BaseModel):
 
 def anything(description: str, kind: type | str = "string", **facts: Any) -> tuple[Any, Any]:
     """Return a field of a Body, as `pydantic.create_model` takes it."""
-    told = {"type": _NAMES.get(kind, kind), "description": description, **facts}
-    return Annotated[Any, WithJsonSchema(told)], None
+    schema = {"type": _NAMES.get(kind, kind), "description": description, **facts}
+    return Annotated[Any, WithJsonSchema(schema)], None
 
 
 def field_of(setting: Setting, **facts: Any) -> tuple[Any, Any]:

@@ -224,9 +224,9 @@ def bind(host: str | None = None, port: int | None = None) -> socket.socket:
     if not first.isdecimal() or not 1 <= int(first) <= MAX_PORT:  # the system would take another
         raise ValueError(f"A port is a number from 1 to {MAX_PORT}, not {first}.")
     try:
-        found = socket.getaddrinfo(host, first, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, first, type=socket.SOCK_STREAM)
         # Programs that know no better look for a name at its address of IPv4.
-        family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        family, *_, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
         for port in range(int(first), int(first) + (1 if named else PORTS)):
             try:
                 return _bind(family, (address[0], port, *address[2:]))

@@ -43,14 +43,16 @@ class StableDiffusionSafetyChecker(nnx.Module):
 
     def scores_of(self, prepared: Float[Array, "b side side 3"]) -> Float[Array, "b concepts"]:
         """Return the scores of pictures from `preprocess`."""
-        found = self.visual_projection(self.vision_model.pooled(prepared.astype(self.dtype)))
+        embedded = self.visual_projection(self.vision_model.pooled(prepared.astype(self.dtype)))
         special = jnp.round(
-            _cosines(found, self.special_care_embeds[...]) - self.special_care_embeds_weights[...],
+            _cosines(embedded, self.special_care_embeds[...])
+            - self.special_care_embeds_weights[...],
             3,
         )
         lower = SPECIAL_CARE * jnp.any(special > 0, axis=-1, keepdims=True)
         return jnp.round(
-            _cosines(found, self.concept_embeds[...]) - self.concept_embeds_weights[...] + lower, 3
+            _cosines(embedded, self.concept_embeds[...]) - self.concept_embeds_weights[...] + lower,
+            3,
         )
 
 
@@ -70,9 +72,9 @@ def preprocess(
     return normalized(jnp.clip(jnp.round(x), 0, 255)[:, top : top + side, left : left + side])
 
 
-def _cosines(found: jax.Array, concepts: jax.Array) -> jax.Array:
+def _cosines(embedded: jax.Array, concepts: jax.Array) -> jax.Array:
     """Return the cosines of each of [B, D] and each of [C, D]: [B, C] f32."""
-    found, concepts = (x.astype(jnp.float32) for x in (found, concepts))
-    norms = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (found, concepts))
-    found, concepts = (x / norm for x, norm in zip((found, concepts), norms, strict=True))
-    return found @ concepts.T
+    embedded, concepts = (x.astype(jnp.float32) for x in (embedded, concepts))
+    norms = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (embedded, concepts))
+    embedded, concepts = (x / norm for x, norm in zip((embedded, concepts), norms, strict=True))
+    return embedded @ concepts.T

@@ -30,8 +30,8 @@ def by_tiles(network: Callable[[jax.Array], jax.Array], x: jax.Array, unit: int 
         return network(x)
     (rows, high), (columns, wide) = _cuts(height // unit), _cuts(width // unit)
     size = (batch, high * unit, wide * unit, channels)
-    made = jax.eval_shape(network, jax.ShapeDtypeStruct(size, x.dtype))
-    scale = made.shape[1] // high
+    output = jax.eval_shape(network, jax.ShapeDtypeStruct(size, x.dtype))
+    scale = output.shape[1] // high
     vertical, horizontal = (
         jnp.asarray(weights(starts, side, scale))
         for starts, side in ((rows, high), (columns, wide))
@@ -48,8 +48,8 @@ def by_tiles(network: Callable[[jax.Array], jax.Array], x: jax.Array, unit: int 
         before = lax.dynamic_slice(total, place, tile.shape)
         return lax.dynamic_update_slice(total, before + weight * tile, place)
 
-    whole = (batch, height // unit * scale, width // unit * scale, made.shape[-1])
-    return lax.fori_loop(0, len(places), add, jnp.zeros(whole, made.dtype))
+    whole = (batch, height // unit * scale, width // unit * scale, output.shape[-1])
+    return lax.fori_loop(0, len(places), add, jnp.zeros(whole, output.dtype))
 
 
 def _cuts(side: int) -> tuple[list[int], int]:

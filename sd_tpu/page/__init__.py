@@ -68,13 +68,15 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         runs = Runs(Studio(engine, files, Inputs(), history))
         actions = Actions(runs)
         work = Turns(parallel=PARALLEL, most=MOST)
-        kept = Turns(parallel=4 * PARALLEL, most=MOST)  # whose database another may hold
+        history_turns = Turns(parallel=4 * PARALLEL, most=MOST)  # whose database another may hold
         looks = Turns(parallel=EVENTS, most=MOST)
 
         async def answer(asked: Any, visitor: gr.Request) -> dict:
             asked = ActionRequest.of(asked, visitor)
             action = asked.data.get("do")
-            turns = work if action in WITH_FILES else kept if action == "history" else looks
+            turns = (
+                work if action in WITH_FILES else history_turns if action == "history" else looks
+            )
             try:
                 return await turns.call(asked.address, actions.answer, asked)
             except Busy as error:

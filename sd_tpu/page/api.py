@@ -230,14 +230,14 @@ async def _answers(
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
     pictures: list[dict | None] = [None] * len(run.request.prompts)
-    told = -PAUSE_SECONDS
+    yielded_at = -PAUSE_SECONDS
     async for snapshot in run.stream(str(visitor.session_hash)):
         sentence = ENGLISH.translate(snapshot.line.text)
         if snapshot.line.kind == "wrong":
             raise gr.Error(sentence, print_exception=False)
-        if snapshot.line.kind == "busy" and time.monotonic() < told + PAUSE_SECONDS:
+        if snapshot.line.kind == "busy" and time.monotonic() < yielded_at + PAUSE_SECONDS:
             continue
-        told = time.monotonic()
+        yielded_at = time.monotonic()
         for index, picture in run.pictures().items():
             pictures[index] = gr.FileData(path=picture.png).model_dump()
         yield list(pictures), run.seed, sentence

@@ -544,16 +544,16 @@ class Actions:
             if asked.data.get("or_read") and carries_settings(file):
                 return self._do_read(asked)
         with file.open("rb") as opened:
-            given = Input(opened.read(MAX_FILE_BYTES + 1))
+            uploaded_input = Input(opened.read(MAX_FILE_BYTES + 1))
         if asked.data.get("mask_of"):
-            given = painted(given, self._handed_in(asked, "mask_of"))
-        return {"input": self.inputs.add(asked.browser, given)}
+            uploaded_input = painted(uploaded_input, self._handed_in(asked, "mask_of"))
+        return {"input": self.inputs.add(asked.browser, uploaded_input)}
 
     def _do_before(self, asked: ActionRequest) -> dict[str, Any]:
         """Return the start picture of a card, as it lies under it; nothing if it is gone."""
         with suppress(RequestError, HistoryError, OSError):
-            made = read_png(self._file(asked))
-            canvas = Canvas.of(made.pictures[0], self.inputs.of(asked.browser))
+            request = read_png(self._file(asked))
+            canvas = Canvas.of(request.pictures[0], self.inputs.of(asked.browser))
             return {"before": data_url(canvas.pixels)} if canvas else {}
         return {}
 
@@ -578,8 +578,8 @@ class Actions:
         return {"file": url(self.files.archive(self._made(asked)))}
 
     def _do_grid(self, asked: ActionRequest) -> dict[str, Any]:
-        made = self._made(asked)
-        return {"file": url(self.files.grid(self._run(asked).request, made))}
+        pictures = self._made(asked)
+        return {"file": url(self.files.grid(self._run(asked).request, pictures))}
 
     def _made(self, asked: ActionRequest) -> dict[int, files.PictureFile]:
         """Return the finished pictures, by index; raises RequestError if there are none."""

@@ -82,7 +82,7 @@ class Uploads:
 
 def _make_room(folder: Path) -> None:
     """Remove the oldest uploads until the rest has ALL_UPLOADS bytes at most."""
-    found = sorted(
+    uploads = sorted(
         (
             (status.st_mtime, status.st_size, file)
             for file in folder.glob("*/*")
@@ -91,7 +91,7 @@ def _make_room(folder: Path) -> None:
         reverse=True,
     )
     total = 0
-    for _, size, file in found:
+    for _, size, file in uploads:
         total += size
         if total > ALL_UPLOADS:
             file.unlink(missing_ok=True)

@@ -157,7 +157,7 @@ def choices_of(catalog: Catalog) -> dict[str, dict[str, str] | None]:
         ("controlnet", catalog.controlnets, 2),
         ("ip_adapter", catalog.ip_adapters, 2),
     ):
-        listed[name] = {"": SETTINGS[name].told(""), **{each: each for each in names}}
+        listed[name] = {"": SETTINGS[name].caption_of(""), **{each: each for each in names}}
         if len(names) < least:
             lacking.add(name)
     # Nothing is on the way to another here.

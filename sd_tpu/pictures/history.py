@@ -178,7 +178,9 @@ class History:
         self._starting = threading.Lock()  # around changes of these
         self._next_prune = 0.0
         self._undoable = self._make_timer()  # while a deletion can be taken back
-        with _told(Sentence("The history cannot be kept in {folder}", folder=self.folder)):
+        with _as_history_error(
+            Sentence("The history cannot be kept in {folder}", folder=self.folder)
+        ):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._database = self._open()
             self._reader = _open(self.folder / "history.db")
@@ -209,7 +211,7 @@ class History:
         def write() -> None:
             failure = None
             try:
-                with _told(_NOT_ADDED):
+                with _as_history_error(_NOT_ADDED):
                     png = file.read_bytes()
                 self.add(owner, png, picture, run=run, index=index, name=name)
             except HistoryError as error:
@@ -254,7 +256,7 @@ class History:
         made_at = time.time() if made_at is None else made_at
         name = name or new_name()
         run = name if run is None else run
-        with _told(_NOT_ADDED):
+        with _as_history_error(_NOT_ADDED):
             self._pictures.mkdir(exist_ok=True)
             file = _write(self._file(name, hashed), png)
             try:
@@ -508,7 +510,7 @@ class History:
         """
         if owner:
             futures.wait(self._adding(owner), PENDING_SECONDS)
-        with _told(Sentence("The history cannot be read or changed")):
+        with _as_history_error(Sentence("The history cannot be read or changed")):
             if not statement.lstrip().startswith(("SELECT", "WITH")):
                 return self._run(statement, values)
             with self._reading:
@@ -550,7 +552,11 @@ class History:
 
         The files go before that is done for good, or the next start would read them back.
         """
-        with _told(Sentence("The history cannot be read or changed")), self._lock, self._database:
+        with (
+            _as_history_error(Sentence("The history cannot be read or changed")),
+            self._lock,
+            self._database,
+        ):
             self._database.execute("BEGIN IMMEDIATE")
             gone = self._database.execute(statement, values).fetchall()
             for name, hashed in gone:
@@ -750,7 +756,7 @@ def _sync(folder: Path) -> None:
 
 
 @contextmanager
-def _told(what: Sentence) -> Iterator[None]:
+def _as_history_error(what: Sentence) -> Iterator[None]:
     """Raise the errors of disks and databases as one sentence."""
     try:
         yield

@@ -656,11 +656,11 @@ def _request(body: str, fields: Mapping[str, str]) -> Request:
 
 def _control(picture: Picture) -> str:
     """Format a picture's control settings as A1111's extension does."""
-    told = {
+    fields = {
         field: _written_plainly(name, getattr(picture, name))
         for field, name in _CONTROL_FIELDS.items()
     }
-    return ", ".join(f"{field}: {value}" for field, value in told.items())
+    return ", ".join(f"{field}: {value}" for field, value in fields.items())
 
 
 def _written_plainly(name: str, value: Any) -> str:
@@ -671,11 +671,11 @@ def _written_plainly(name: str, value: Any) -> str:
 
 def _parse_control(text: str) -> dict[str, Any]:
     """Parse the settings of A1111's extension; a detector that is not here is left out."""
-    told = {name: _unquoted(value) for name, value in _FIELD.findall(text)}
+    fields = {name: _unquoted(value) for name, value in _FIELD.findall(text)}
     values = {
-        name: SETTINGS[name].kind.parse(told[field])
+        name: SETTINGS[name].kind.parse(fields[field])
         for field, name in _CONTROL_FIELDS.items()
-        if field in told
+        if field in fields
     }
     if "detector" in values:
         values["detector"] = MODULES.get(values["detector"], "")

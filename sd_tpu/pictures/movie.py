@@ -31,12 +31,18 @@ def write_movie(pictures: Sequence[np.ndarray], file: Path, milliseconds: int) -
         _write_mp4(pictures, file, milliseconds)
         return
     first, *others = map(Image.fromarray, pictures)
-    made, kind = BytesIO(), file.suffix[1:].upper()
+    file_bytes, kind = BytesIO(), file.suffix[1:].upper()
     options = dict(quality=90, method=4) if kind == "WEBP" else {}
     first.save(
-        made, kind, save_all=True, append_images=others, duration=milliseconds, loop=0, **options
+        file_bytes,
+        kind,
+        save_all=True,
+        append_images=others,
+        duration=milliseconds,
+        loop=0,
+        **options,
     )
-    file.write_bytes(made.getvalue())
+    file.write_bytes(file_bytes.getvalue())
 
 
 def kinds_here() -> list[str]:

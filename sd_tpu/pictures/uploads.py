@@ -64,8 +64,8 @@ class Inputs:
 
 
 def _bytes(entry: tuple[Input, str]) -> int:
-    given, shown = entry
-    return given.bytes + len(shown) + OVERHEAD
+    input, shown = entry
+    return input.bytes + len(shown) + OVERHEAD
 
 
 def to_paint_on(given: Input) -> str:

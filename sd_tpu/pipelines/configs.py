@@ -51,11 +51,11 @@ class Configured:
         """
         if not isinstance(config, Mapping):
             config, values = cls.load_config(config, **values), {}
-        made = cls(**({} if dtype is None else {"dtype": dtype}))
-        made.config.update(config)
-        made.config.update(values)
-        made.config["_class_name"] = cls.__name__
-        return made
+        configured = cls(**({} if dtype is None else {"dtype": dtype}))
+        configured.config.update(config)
+        configured.config.update(values)
+        configured.config["_class_name"] = cls.__name__
+        return configured
 
     @classmethod
     def load_config(

@@ -52,25 +52,25 @@ def to_ours(params: Mapping[str, Any], expected: Params) -> Params:
     Raises:
         CheckpointError: some are missing.
     """
-    found = {flax_path(path): leaf for path, leaf in _leaves(params)}
+    by_path = {flax_path(path): leaf for path, leaf in _leaves(params)}
     wanted = {
         path: flax_path(tuple(key.key for key in path))
         for path, _ in jax.tree_util.tree_leaves_with_path(expected)
     }
-    missing = sorted(".".join(name) for name in wanted.values() if name not in found)
+    missing = sorted(".".join(name) for name in wanted.values() if name not in by_path)
     if missing:
         raise CheckpointError(f"{len(missing)} parameters are missing: {first_lines(missing)}")
-    return jax.tree_util.tree_map_with_path(lambda path, _: found[wanted[path]], expected)
+    return jax.tree_util.tree_map_with_path(lambda path, _: by_path[wanted[path]], expected)
 
 
 def check(params: Mapping[str, Any], expected: Params, where: str) -> None:
     """Raise CheckpointError unless the names and shapes of `params` are those expected."""
-    found = {flax_path(path): leaf.shape for path, leaf in _leaves(params)}
+    shapes = {flax_path(path): leaf.shape for path, leaf in _leaves(params)}
     wanted = {flax_path(path): leaf.shape for path, leaf in _leaves(expected)}
     lines = [
-        f"{'.'.join(name)}: the file has {found.get(name)}, the model needs {wanted.get(name)}"
-        for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name)
+        f"{'.'.join(name)}: the file has {shapes.get(name)}, the model needs {wanted.get(name)}"
+        for name in sorted(shapes.keys() | wanted.keys())
+        if shapes.get(name) != wanted.get(name)
     ]
     if lines:
         raise CheckpointError(

@@ -165,28 +165,38 @@ class FlaxDiffusionPipeline:
         )
         keep_compiled()
         index = read_json(folder / "model_index.json")
-        made = cls._class_for(index)
+        pipeline_class = cls._class_for(index)
         stored = cls._components(index, checked=CHECKER not in options)
-        given = {part: options.pop(part) for part in (*made._parts(), *OPTIONAL) if part in options}
-        warn_of_unknown(options, made.__name__)
+        given_parts = {
+            part: options.pop(part)
+            for part in (*pipeline_class._parts(), *OPTIONAL)
+            if part in options
+        }
+        warn_of_unknown(options, pipeline_class.__name__)
         if not expanded(name).is_dir():
             fetch_packed(str(name), folder, stored, hub)
         checks, params = (
             ({}, {})
             if CHECKER not in stored
-            else made._read_checker(folder / CHECKER, variant, dtype or jnp.float32, sharding)
+            else pipeline_class._read_checker(
+                folder / CHECKER, variant, dtype or jnp.float32, sharding
+            )
         )
-        parts = {**made._read(folder, dtype or jnp.float32, given), **checks, **given}
-        pipeline = made(**parts, dtype=dtype, token_downsampling=token_downsampling)
+        parts = {
+            **pipeline_class._read(folder, dtype or jnp.float32, given_parts),
+            **checks,
+            **given_parts,
+        }
+        pipeline = pipeline_class(**parts, dtype=dtype, token_downsampling=token_downsampling)
         # A folder's whole path would travel in every picture.
         local = expanded(name).is_dir()
         pipeline.card = ModelCard.read(folder, folder.resolve().name if local else str(name))
         params |= {
             part: parts[part].load(folder / part, variant, pipeline.dtype, sharding)
-            for part in made.networks
-            if part not in given
+            for part in pipeline_class.networks
+            if part not in given_parts
         }
-        if "scheduler" not in given:
+        if "scheduler" not in given_parts:
             params["scheduler"] = pipeline.scheduler.create_state()
         return pipeline, params
 
@@ -196,10 +206,14 @@ class FlaxDiffusionPipeline:
 
         A safety checker is one of them if pictures are to be checked.
         """
-        made = cls._class_for(index)
-        found = {part: network.stem for part, network in made.networks.items()}
-        if checked and made.checker and (index.get(CHECKER) or [None])[-1] in SAFETY_CHECKERS:
-            found[CHECKER] = made.checker.stem
+        pipeline_class = cls._class_for(index)
+        found = {part: network.stem for part, network in pipeline_class.networks.items()}
+        if (
+            checked
+            and pipeline_class.checker
+            and (index.get(CHECKER) or [None])[-1] in SAFETY_CHECKERS
+        ):
+            found[CHECKER] = pipeline_class.checker.stem
         return found
 
     @classmethod
@@ -216,10 +230,10 @@ class FlaxDiffusionPipeline:
         raise CheckpointError(f"{cls.__name__} cannot draw with a checkpoint for {name}.")
 
     @classmethod
-    def _read(cls, folder: Path, dtype: Any, given: Iterable[str]) -> dict[str, Any]:
+    def _read(cls, folder: Path, dtype: Any, given_parts: Iterable[str]) -> dict[str, Any]:
         """Read the parts of a checkpoint except for those given."""
         parts = {}
-        for part in (name for name in cls._parts() if name not in given):
+        for part in (name for name in cls._parts() if name not in given_parts):
             if part in cls.networks:
                 network = cls.networks[part]
                 config = read_json(folder / part / network.config_name)
@@ -652,22 +666,24 @@ class FlaxDiffusionPipeline:
         scheduler = self._drawing_scheduler()
         state = scheduler.set_timesteps(self._state(params), steps, latents.shape)
         scale = jnp.asarray(guidance, jnp.float32).reshape(-1, 1, 1, 1)
-        told = self.unet.config.get("time_cond_proj_dim")
-        if told:
+        guidance_size = self.unet.config.get("time_cond_proj_dim")
+        if guidance_size:
             text = jnp.split(text, 2)[1]
             each = jnp.broadcast_to(jnp.ravel(scale), len(latents))
             added = jax.tree.map(lambda x: jnp.split(x, 2)[1], added or {})
-            added["timestep_cond"] = guidance_encoding(each - 1, told)
+            added["timestep_cond"] = guidance_encoding(each - 1, guidance_size)
 
         def one(i, carry):
             x, state = carry
             t = state.timesteps[i]
-            taken = scheduler.scale_model_input(state, x if told else jnp.concatenate([x] * 2), t)
+            taken = scheduler.scale_model_input(
+                state, x if guidance_size else jnp.concatenate([x] * 2), t
+            )
             besides = control(taken, t, text) if control else {}
             out = self.unet.apply(
                 {"params": params["unet"]}, taken, t, text, added, **besides
             ).sample
-            if not told:
+            if not guidance_size:
                 negative, positive = jnp.split(out, 2)
                 out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
             fresh = {"noise": noise_of(keys, x.shape[1:], i)} if scheduler.stochastic else {}

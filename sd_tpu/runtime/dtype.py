@@ -52,9 +52,9 @@ def seconds_of_product(dtype: str) -> float:
         a, b = jnp.ones((ROWS, WIDTH), dtype), jnp.ones((WIDTH, WIDTH), dtype)
         compiled = jax.jit(product, compiler_options=compiler_options("cpu", jnp.dtype(dtype)))
         jax.block_until_ready(compiled(a, b))
-        taken = []
+        timings = []
         for _ in range(5):
             begun = time.perf_counter()
             jax.block_until_ready(compiled(a, b))
-            taken.append(time.perf_counter() - begun)
-    return min(taken)
+            timings.append(time.perf_counter() - begun)
+    return min(timings)

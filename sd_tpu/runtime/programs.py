@@ -169,9 +169,9 @@ class Programs:
             return set()
         shape = next(iter(pictures.values())).shape
         blank = np.zeros(shape, np.uint8)
-        given = np.stack([pictures.get(slot, blank) for slot in range(self.slots)])
+        images = np.stack([pictures.get(slot, blank) for slot in range(self.slots)])
         wanted = np.isin(np.arange(self.slots), list(pictures))
-        found = self._call("check", params, *jax.device_put((given, wanted), split(self.mesh)))
+        found = self._call("check", params, *jax.device_put((images, wanted), split(self.mesh)))
         return set(np.flatnonzero(np.asarray(found)).tolist())
 
     @property
@@ -296,13 +296,15 @@ class ImageEncoder:
                 [image if image.dtype == self._blank.dtype else signed(image) for _, image in turn]
             )
             wanted = np.array([key is not None for key, _ in turn])
-            made = self._compiled(
+            encoded = self._compiled(
                 {part: params[part] for part in self._parts},
                 *jax.device_put((images, wanted), where),
             )
             # Copied: a view would keep those of all devices in memory.
             found |= {
-                key: one.copy() for (key, _), one in zip(turn, np.asarray(made), strict=True) if key
+                key: one.copy()
+                for (key, _), one in zip(turn, np.asarray(encoded), strict=True)
+                if key
             }
         return found
 

@@ -558,9 +558,9 @@ def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Arr
     `guided`, the slots are there twice, first for their negative prompts.
     """
     row = _next_row(lanes)
-    taken = row["c_in"] * lanes.latents
+    model_input = row["c_in"] * lanes.latents
     if lanes.mask_channels.shape[-1]:
-        taken = jnp.concatenate([taken, lanes.mask_channels], axis=-1)
+        model_input = jnp.concatenate([model_input, lanes.mask_channels], axis=-1)
     control = (
         {}
         if not lanes.strength.size
@@ -571,7 +571,7 @@ def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Arr
         }
     )
     with jax.named_scope("evaluation"):  # told apart so in a profile
-        out = denoise(taken, row["t"].reshape(-1), lanes.cond, **control)
+        out = denoise(model_input, row["t"].reshape(-1), lanes.cond, **control)
     if guided:
         out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
     newest = row["u"] * lanes.latents + row["v"] * out

@@ -178,8 +178,8 @@ def _padded(delta: Delta) -> Delta:
 
 def digest(params: Params) -> str:
     """Return the SHA-256 of parameters with their names, types and shapes, wherever they lie."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        found.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape} ".encode())
-        found.update(np.ascontiguousarray(leaf).view(np.uint8))
-    return found.hexdigest()
+        hasher.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape} ".encode())
+        hasher.update(np.ascontiguousarray(leaf).view(np.uint8))
+    return hasher.hexdigest()

@@ -180,18 +180,18 @@ class Catalog:
         Raises:
             RequestError: there is none of the name that it asks for, or none for its model.
         """
-        found = []
+        networks = []
         if picture.uses_controlnet:
             if not self.controlnets:
                 raise RequestError("Control pictures need a ControlNet, and this server has none.")
-            found.append(self._network(picture, ControlNet.part))
+            networks.append(self._network(picture, ControlNet.part))
         if picture.uses_ip_adapter:
             if not self.ip_adapters:
                 raise RequestError(
                     "Reference pictures need an IP-Adapter, and this server has none."
                 )
-            found.append(self._network(picture, IPAdapter.part))
-        return found
+            networks.append(self._network(picture, IPAdapter.part))
+        return networks
 
     def _network(self, picture: Picture, part: str) -> ExtraNetwork:
         there, named = self._networks[part], composed(getattr(picture, part))
@@ -373,12 +373,12 @@ class Catalog:
             with paths_within(path.parent):
                 return self._reopen(path)
         except (CheckpointError, OSError) as error:
-            told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise RequestError(
                 "The model {name} cannot be loaded: {reason}",
                 setting="model",
                 name=name,
-                reason=told.splitlines()[0],
+                reason=reason.splitlines()[0],
             ) from error
 
     def _opened_model(self, name: str, checkpoint: Checkpoint) -> OpenedModel:

@@ -39,15 +39,15 @@ class Encoders:
             RequestError: it could not be compiled; all waiting callers get this error.
         """
         with self._lock:
-            made = self._found.setdefault(key, future := Future()) is future
-            found = self._found[key]
+            is_new = self._found.setdefault(key, future := Future()) is future
+            encoder = self._found[key]
             self._found.move_to_end(key)
             if job is not None:
                 self._jobs.setdefault(key, set()).add(job)
             self._forget()
-        if made:
-            self._make(key, found, make)
-        return found.result()
+        if is_new:
+            self._make(key, encoder, make)
+        return encoder.result()
 
     def release(self, job: int) -> None:
         """Record that a job needs no encoder any more."""

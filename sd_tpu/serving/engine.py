@@ -200,7 +200,10 @@ class Engine(EngineClient):
     ) -> Job:
         """Queue a checked request, as `EngineClient.submit`."""
         request = self._resolved(request)
-        canvases, followed = self._canvases(request, inputs), self._followed(request, inputs)
+        canvases, network_inputs = (
+            self._canvases(request, inputs),
+            self._network_inputs(request, inputs),
+        )
         tilings = {
             index: tiling
             for index in canvases
@@ -224,7 +227,7 @@ class Engine(EngineClient):
                 )
                 for where, (picture, slot_inputs) in zip(
                     tile_indices(request, index, tiling),
-                    self._drawn(request, index, tiling, canvas, followed[index]),
+                    self._drawn(request, index, tiling, canvas, network_inputs[index]),
                     strict=True,
                 )
             ]
@@ -276,7 +279,7 @@ class Engine(EngineClient):
         request: Request,
         index: int,
         canvas: Canvas | None = None,
-        followed: Mapping[str, np.ndarray] = MappingProxyType({}),
+        network_inputs: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> SlotInputs:
         """Return the picture at `index` as the programs take it.
 
@@ -284,7 +287,7 @@ class Engine(EngineClient):
             request: a resolved one.
             index: of the picture.
             canvas: its start picture and mask, if it has any.
-            followed: the inputs of networks beside its model's, from `_followed`.
+            network_inputs: for networks beside its model's, from `_network_inputs`.
 
         Raises:
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
@@ -292,7 +295,7 @@ class Engine(EngineClient):
         picture = request.pictures[index]
         with naming_prompt(request, index):
             return self._make_slot_inputs(
-                self.catalog.open(picture.model).checkpoint, picture, canvas, followed
+                self.catalog.open(picture.model).checkpoint, picture, canvas, network_inputs
             )
 
     def _drawn(
@@ -301,12 +304,12 @@ class Engine(EngineClient):
         index: int,
         tiling: Tiling | None,
         canvas: Canvas | None,
-        followed: Mapping[str, np.ndarray],
+        network_inputs: Mapping[str, np.ndarray],
     ) -> list[tuple[Picture, SlotInputs]]:
         """Return a picture, or each of its tiles, with its `slot_inputs`."""
         whole = request.pictures[index]
         if not tiling:
-            return [(whole, self.slot_inputs(request, index, canvas, followed))]
+            return [(whole, self.slot_inputs(request, index, canvas, network_inputs))]
         checkpoint = self.catalog.open(whole.model).checkpoint
         shape = checkpoint.model.latent_shape(whole.height, whole.width)
         noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
@@ -315,7 +318,7 @@ class Engine(EngineClient):
         for number in range(len(tiling)):
             own = {
                 name: tiling.part(number, told) if name == "control" else told
-                for name, told in followed.items()
+                for name, told in network_inputs.items()
             }
             with naming_prompt(request, index):
                 slot_inputs = self._make_slot_inputs(
@@ -333,7 +336,7 @@ class Engine(EngineClient):
 
     def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
         """Return the start pictures and masks, by picture index; equal ones are shared."""
-        made, canvases = {}, {}
+        by_key, canvases = {}, {}
         for index in request.indices():
             picture = request.pictures[index]
             self.catalog.check(picture)
@@ -345,13 +348,13 @@ class Engine(EngineClient):
                 picture.height,
                 picture.width,
             )
-            if key not in made:
+            if key not in by_key:
                 with naming_prompt(request, index):
-                    made[key] = Canvas.of(picture, inputs)
-            canvases[index] = made[key]
+                    by_key[key] = Canvas.of(picture, inputs)
+            canvases[index] = by_key[key]
         return canvases
 
-    def _followed(
+    def _network_inputs(
         self, request: Request, inputs: Mapping[str, Input]
     ) -> dict[int, dict[str, np.ndarray]]:
         """Return the inputs of ControlNets and IP-Adapters by picture index, then by input name.
@@ -359,16 +362,16 @@ class Engine(EngineClient):
         A reference picture, yet to be encoded, is there as REFERENCE_PICTURE. Pictures with equal
         inputs share the arrays.
         """
-        made: dict[tuple, np.ndarray] = {}
+        by_key: dict[tuple, np.ndarray] = {}
 
         def once(make: Callable[[], np.ndarray], *key: Any) -> np.ndarray:
-            if key not in made:
-                made[key] = make()
-            return made[key]
+            if key not in by_key:
+                by_key[key] = make()
+            return by_key[key]
 
-        followed = {}
+        network_inputs = {}
         for index in request.indices():
-            picture, told = request.pictures[index], followed.setdefault(index, {})
+            picture, told = request.pictures[index], network_inputs.setdefault(index, {})
             with naming_prompt(request, index):
                 for network in self.catalog.networks(picture):
                     if network.part == CONTROL:
@@ -388,14 +391,14 @@ class Engine(EngineClient):
                             side,
                         )
                         told["reference_scale"] = np.float32([picture.reference_scale])
-        return followed
+        return network_inputs
 
     def _make_slot_inputs(
         self,
         checkpoint: Checkpoint,
         picture: Picture,
         canvas: Canvas | None = None,
-        followed: Mapping[str, np.ndarray] = MappingProxyType({}),
+        network_inputs: Mapping[str, np.ndarray] = MappingProxyType({}),
         noise: np.ndarray | None = None,
     ) -> SlotInputs:
         """Return a picture as the programs take it; noise [h, w, C] replaces that of its seed."""
@@ -418,10 +421,14 @@ class Engine(EngineClient):
             _table(checkpoint, picture),
             {
                 **inputs,
-                **{name: value for name, value in followed.items() if name != REFERENCE_PICTURE},
+                **{
+                    name: value
+                    for name, value in network_inputs.items()
+                    if name != REFERENCE_PICTURE
+                },
             },
             **settings,
-            reference=followed.get(REFERENCE_PICTURE),
+            reference=network_inputs.get(REFERENCE_PICTURE),
             latents=_between_seeds(picture, latent_shape) if noise is None else noise,
             start_image=StartImage.of(
                 model,

@@ -103,8 +103,8 @@ class LatencyModel:
 
     def measured(self, batch: Batch) -> BatchLatency | None:
         """Return the latencies of a batch that was compiled, else None."""
-        found = self._batches.get(batch)
-        return found if found and found.is_measured else None
+        latency = self._batches.get(batch)
+        return latency if latency and latency.is_measured else None
 
     def record_compiled(self, batch: Batch, result: Compiled) -> None:
         """Record what compiling a batch took, and what its programs take."""

@@ -498,8 +498,10 @@ class Run:
             case ImageReady(index, pixels, unsafe) if index in task.indices:
                 task.blurred |= unsafe
                 picture = self._studio.files.add(task.job.request, index, pixels, self.browser)
-                kept = new_name() if self._studio.history and self.browser else None
-                return {index: dict(state="done", picture=picture, live=task.live, kept=kept)}
+                history_name = new_name() if self._studio.history and self.browser else None
+                return {
+                    index: dict(state="done", picture=picture, live=task.live, kept=history_name)
+                }
         return {}
 
     def _keep(self, task: Task, card: Card, before: Card | None) -> None:

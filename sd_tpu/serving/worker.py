@@ -168,10 +168,10 @@ class Worker:
     def _autoencoder(self, programs: Programs, weights: Weights, params: Params) -> tuple[str, str]:
         """Return a key of the autoencoder of these weights, which no adapter changes."""
         base = weights.root
-        found = self._digests.get(base)  # at once: the loader takes those away that it brings
-        if found is None:
-            found = self._digests[base] = digest(params[programs.autoencoder])
-        return base.architecture, found
+        digest_of = self._digests.get(base)  # at once: the loader takes those away that it brings
+        if digest_of is None:
+            digest_of = self._digests[base] = digest(params[programs.autoencoder])
+        return base.architecture, digest_of
 
     def _together(self, architecture: str, wanted: dict[int, Weights]) -> Params:
         """Assemble parameters for the programs: on each device those that are wanted there.
@@ -199,20 +199,20 @@ class Worker:
         It shares components of the same shapes that lie on the device, as a ControlNet's model may,
         and has zeros for the others.
         """
-        shapes, found, zeros = self._shapes[architecture], {}, _nameless(architecture)
+        shapes, shared, zeros = self._shapes[architecture], {}, _nameless(architecture)
         borrowed = self._borrowed[device, zeros] = set()
         for weights in self.weights.names(device):
             there = self.weights.of(device, weights)
             alike = {
                 part: there[part]
-                for part in shapes.keys() & there.keys() - found.keys()
+                for part in shapes.keys() & there.keys() - shared.keys()
                 if weights.name and _alike(there[part], shapes[part])
             }
-            found |= alike
+            shared |= alike
             borrowed |= {weights} if alike else set()
-        missing = {part: shapes[part] for part in shapes.keys() - found.keys()}
+        missing = {part: shapes[part] for part in shapes.keys() - shared.keys()}
         self.weights.put(device, zeros, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), missing))
-        self.weights.record(device, zeros, {**self.weights.of(device, zeros), **found})
+        self.weights.record(device, zeros, {**self.weights.of(device, zeros), **shared})
         return zeros
 
     def _drop(self, device: int, weights: Weights) -> None:
@@ -301,12 +301,12 @@ class Worker:
         }
 
     def _finished_in_background(self, *, wait: bool) -> dict[str, Any]:
-        found = dict(compiled={}, loaded={}, failed={})
+        results = dict(compiled={}, loaded={}, failed={})
         try:
             for first in itertools.chain([wait], itertools.repeat(False)):
-                self._sort_result(self._results.get(first, WAIT_SECONDS), **found)
+                self._sort_result(self._results.get(first, WAIT_SECONDS), **results)
         except queue.Empty:
-            return found
+            return results
 
     def _sort_result(
         self, result: BackgroundResult, compiled: dict, loaded: dict, failed: dict

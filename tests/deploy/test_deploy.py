@@ -312,7 +312,7 @@ def test_what_was_given_up_is_not_asked_for_again_of_another_host():
         engine._orders, engine._lock = {}, threading.Condition()
         engine._replicas = SimpleNamespace(draw=Hosts())
         order = Order("key", Request((Picture(prompt="a"),) * 3), "", "", False, {}, frozenset())
-        events = engine._told(order)
+        events = engine._answers(order)
         assert next(events) is None
         for index in given_up:
             engine._strike("key", index)

@@ -93,7 +93,7 @@ def test_the_model_tells_what_it_draws_in_every_language_of_the_page(bundled):
     card = bundled[0].card
     for language in LANGUAGES.values():
         for name in ("hint", "details"):
-            text, spoken = card.told(name, language.tag)
+            text, spoken = card.translated(name, language.tag)
             assert spoken == language.tag and escape(text) in part("heading", language, card)
         assert "french fries, pear" in text, "what is to be written is English"
 

@@ -356,9 +356,9 @@ def test_a_card_of_the_wrong_shape_is_refused():
 def test_a_card_speaks_the_readers_language_where_it_can():
     korean = {"hint": "써요."}
     card = ModelCard(name="m", hint="Write.", details="All.", translations={"ko": korean})
-    assert card.told("hint", "ko") == ("써요.", "ko")
-    assert card.told("details", "ko") == ("All.", "en")
-    assert card.told("hint", "ar") == ("Write.", "en")
+    assert card.translated("hint", "ko") == ("써요.", "ko")
+    assert card.translated("details", "ko") == ("All.", "en")
+    assert card.translated("hint", "ar") == ("Write.", "en")
 
 
 def test_a_card_that_lists_its_words_finds_the_others_each_once():

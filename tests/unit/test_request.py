@@ -384,4 +384,4 @@ def test_a_default_is_a_value_that_its_own_check_lets_through_and_can_be_told(na
     if isinstance(setting.kind, Number):
         assert setting.kind.parse(setting.kind.shown(setting.default)) == setting.default
     if name in OVERRIDABLE:
-        assert setting.told(setting.default)
+        assert setting.caption_of(setting.default)
