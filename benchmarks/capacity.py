@@ -247,13 +247,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args,
         notes=[
             f"On paper, not on a TPU: cycles as the compiler of {CHIP} expects them, at "
-            f"{CLOCK / 1e9:.2f} GHz, without attention's kernels, for which it expects nothing, and "
-            "without what the host does. At most so many a second come of the scheduler's own plans "
-            f"under {OVERLOAD:g} times that load, as all chips of a host wait while one decodes; loads "
-            f"are shares of these. Requests of {', '.join(map(str, PICTURES))} pictures come by "
-            f"chance, each of another client; {args.requests} for each row. Seconds until the first of "
-            f"a request's pictures is begun, and until the last is done; ${args.price:.2f} for a chip "
-            "and hour."
+            f"{CLOCK / 1e9:.2f} GHz, without attention's kernels, for which it expects nothing, "
+            "and without what the host does. At most so many a second come of the scheduler's own "
+            f"plans under {OVERLOAD:g} times that load, as all chips of a host wait while one "
+            f"decodes; loads are shares of these. Requests of {', '.join(map(str, PICTURES))} "
+            f"pictures come by chance, each of another client; {args.requests} for each row. "
+            f"Seconds until the first of a request's pictures is begun, and until the last is "
+            f"done; ${args.price:.2f} for a chip and hour."
         ],
     )
 

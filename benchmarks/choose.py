@@ -108,12 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows,
         args,
         notes=[
-            "Seconds from the request to the picture, less those of a picture without the choice, at "
-            "half the model's sides, so that drawing counts little; the other size is half as wide "
-            "again. "
-            f"LoRAs have rank {RANK} on all attention and feed-forward layers of both networks; the "
-            "other fine-tune is a float16 file in the original layout, in the system's cache; nothing "
-            "compiled was kept."
+            "Seconds from the request to the picture, less those of a picture without the choice, "
+            "at half the model's sides, so that drawing counts little; the other size is half as "
+            "wide again. "
+            f"LoRAs have rank {RANK} on all attention and feed-forward layers of both networks; "
+            "the other fine-tune is a float16 file in the original layout, in the system's cache; "
+            "nothing compiled was kept."
         ],
     )
 

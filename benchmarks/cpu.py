@@ -554,7 +554,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _rows(timings: Mapping[str, Timings]) -> list[dict[str, Any]]:
-    """Rows of each part's seconds by contestant, with ours over the best other's of the same dtype."""
+    """Return each part's times by contestant, with ours over the best other's of the same dtype."""
     rows = []
     for part in PARTS:
         medians = {name: timing[part].median for name, timing in timings.items()}

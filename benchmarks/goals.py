@@ -56,7 +56,9 @@ GOALS = (
     Goal("LCM, sd_tpu / best other, bfloat16", "CPU, times: lcm", BFLOAT16, 1, IMAGE),
     Goal("SD 1.4, sd_tpu / OpenVINO, float32", f"{BESIDE}, float32", "ours / theirs", 0.9, STEP),
     Goal("SD 1.4, sd_tpu / OpenVINO, bfloat16", f"{BESIDE}, bfloat16", "ours / theirs", 1, STEP),
-    Goal("SD 1.4, sd_tpu / OpenVINO, bfloat16", f"{BESIDE}, bfloat16", "ours / theirs", 1, DECODING),
+    Goal(
+        "SD 1.4, sd_tpu / OpenVINO, bfloat16", f"{BESIDE}, bfloat16", "ours / theirs", 1, DECODING
+    ),
     Goal("SD 1.4, bfloat16 / float32", "CPU, bfloat16: sd14", "bfloat16 / float32", 0.55, STEP),
     Goal("SD 1.4, bfloat16 / float32", "CPU, bfloat16: sd14", "bfloat16 / float32", 0.55, DECODING),
     Goal("second start, s", "Start-up: ", "second start", 20, named("ready")),
@@ -64,13 +66,17 @@ GOALS = (
     Goal("second start / first", "Start-up: ", "second / first", 0.4, named("first picture there")),
     Goal("a command that draws nothing, s", "Import time", "seconds", 2, named("sd_tpu devices")),
     Goal("eight pictures, s", "Eight pictures over HTTP", "seconds", 1.3, named("Client.predict")),
-    Goal("loading a folder, peak / size", "Memory while loading: sd14 from", "peak / parameters", 1.3),
+    Goal(
+        "loading a folder, peak / size", "Memory while loading: sd14 from", "peak / parameters", 1.3
+    ),
     Goal("loading a file, peak / size", "Memory while loading: sd14, a", "peak / parameters", 1.1),
     Goal("programs compiled again in a session", "Compilations", "compiled again", 0),
     Goal("first picture with another choice, s", "Switching: sd14", "first", 2, named("LoRA two")),
     Goal("first picture with another choice, s", "Switching: sd14", "first", "reading its file",
          named("another fine-tune")),
-    Goal("time outside advance and decode, %", "Engine overhead", "outside advance and decode, %", 3),
+    Goal(
+        "time outside advance and decode, %", "Engine overhead", "outside advance and decode, %", 3
+    ),
     Goal("eight pictures in one batch, s", "Engine overhead", "seconds", 0.5,
          named("1 device, slots in eights")),
     Goal("occupancy with 16 users, %", "Concurrent users", "occupancy, %", 90,

@@ -287,7 +287,10 @@ def batch(folder: Path, size: int, steps: int) -> list[dict[str, Any]]:
 
 
 def controlnet_folder(folder: Path) -> Path:
-    """Return the folder of a ControlNet with random weights beside a checkpoint, made if missing."""
+    """Return the folder of a ControlNet with random weights beside a checkpoint.
+
+    It is made if it is missing.
+    """
     made = folder.with_name(f"{folder.name}-controlnet")
     if not made.is_dir():
         import torch

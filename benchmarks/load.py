@@ -276,7 +276,7 @@ async def crowd(
 ) -> tuple[list[Visit], list[Sample], bool]:
     """Lets a client for each key send requests for some minutes.
 
-    Returns the requests, samples of the server, and whether nothing was left to be drawn in the end.
+    Returns the requests, samples of the server, and whether nothing was left to draw in the end.
     """
     until = time.monotonic() + 60 * minutes
     async with httpx.AsyncClient(

@@ -94,7 +94,10 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit that is checked out, with a `+` if files changed since; None without git."""
+    """Return the commit that is checked out; None without git.
+
+    A `+` follows if files were changed since.
+    """
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
         cwd=Path(__file__).parent,

@@ -230,7 +230,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def checkpoint_folder(name: str, parent: Path | None = None) -> Path:
-    """Return the folder of one of MODELS, by default in the user's cache; made if it is not there."""
+    """Return the folder of one of MODELS, by default in the user's cache, made if missing."""
     folder = (parent or _parent()) / name
     if not folder.is_dir():
         unfinished = folder.with_name(f"{name}.unfinished")

@@ -45,9 +45,9 @@ NOTES = (
     "the same requests one at a time: in pictures a second, and in rows that the batch takes.",
     "No previews are drawn. Slots one by one cost nothing while they are idle, so occupancy means "
     "nothing there, and sharing them can gain no more than the time between requests. Slots in "
-    "eights cost the same whether one is live or all, as on a chip that a larger batch fills. Eight "
-    "devices would as well, but here they share the cores of one CPU: only their gain in rows says "
-    "what eight chips would see.",
+    "eights cost the same whether one is live or all, as on a chip that a larger batch fills. "
+    "Eight devices would as well, but here they share the cores of one CPU: only their gain in "
+    "rows says what eight chips would see.",
 )
 
 

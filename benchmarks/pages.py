@@ -62,7 +62,8 @@ def cpu(records: Sequence[Record]) -> str:
     return _text(
         "# CPU",
         "Seconds, the same weights and latents, all cores for each contestant. *Best other* is the "
-        "fastest of PyTorch (eager, channels last, compiled) and, where it was installed, OpenVINO.",
+        "fastest of PyTorch (eager, channels last, compiled) and, where it was installed, "
+        "OpenVINO.",
         _table([row for model in CHECKPOINTS for row in _times(records, model)]),
         "## In turns with OpenVINO: SD 1.4, 512x512",
         _table(
@@ -122,17 +123,17 @@ def tpu(records: Sequence[Record]) -> str:
     return _text(
         "# TPU",
         "These are the TPU compiler's own figures (libtpu, bfloat16, one guided picture a device; "
-        "SD at 512x512, SDXL at 1024x1024), in brackets those of the old Flax networks of diffusers "
-        "0.35.2. Cycles leave out attention's kernel, for which the compiler has no estimate; the "
-        "old networks' attention is among their cycles. Memory is that of weights, slots and "
-        "temporaries on one device. The last column is a bound by the rooflines: no run can be "
-        "faster. " + tpu_compile.PUBLISHED,
+        "SD at 512x512, SDXL at 1024x1024), in brackets those of the old Flax networks of "
+        "diffusers 0.35.2. Cycles leave out attention's kernel, for which the compiler has no "
+        "estimate; the old networks' attention is among their cycles. Memory is that of weights, "
+        "slots and temporaries on one device. The last column is a bound by the rooflines: no run "
+        "can be faster. " + tpu_compile.PUBLISHED,
         _table(rows),
-        "MLPerf 4.1 published, for SDXL offline in Flax, 0.44 samples a second and chip on v5e and 1.36 "
-        "on v6e.",
+        "MLPerf 4.1 published, for SDXL offline in Flax, 0.44 samples a second and chip on v5e and "
+        "1.36 on v6e.",
         "## Capacity of hosts of v5e-8, simulated",
-        "The scheduler itself, on devices that take the compiler's cycles, at list price, under 80% "
-        "of the load that it can carry; pictures of 20 guided steps; seconds.",
+        "The scheduler itself, on devices that take the compiler's cycles, at list price, under "
+        "80% of the load that it can carry; pictures of 20 guided steps; seconds.",
         _table(
             _merged(
                 records,
@@ -156,12 +157,13 @@ def gpu(records: Sequence[Record]) -> str:
     title = "GPU: sd14, 512x512, bfloat16"
     return _text(
         "# GPU",
-        "SD 1.4 at 512x512 in bfloat16, random weights, from prompts to uint8 pictures on the host.",
+        "SD 1.4 at 512x512 in bfloat16, random weights, from prompts to uint8 pictures on the "
+        "host.",
         _table(_merged(records, title)),
         *(note for record in newest(records, title) for note in record.notes),
         "Published for one picture of SD 1.5 on an A100 80GB, 50 steps in float16 "
-        "(stable-diffusion-benchmarks): PyTorch with SDPA 1.591 s, compiled with channels last 1.066 s, "
-        "TensorRT 0.819 s.",
+        "(stable-diffusion-benchmarks): PyTorch with SDPA 1.591 s, compiled with channels last "
+        "1.066 s, TensorRT 0.819 s.",
     )
 
 

@@ -90,7 +90,10 @@ def count_compilations() -> Callable[[], int]:
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a new process, whose memory holds nothing else yet, and return its result."""
+    """Call a function in a new process and return its result.
+
+    The memory of that process holds nothing else yet.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 

@@ -1,4 +1,7 @@
-"""An engine whose devices are on other hosts: it sends orders there and passes on what it is told."""
+"""An engine whose devices are on other hosts, to which it sends orders.
+
+It passes on the events that they answer.
+"""
 
 import logging
 import threading

@@ -177,7 +177,9 @@ def _samplers() -> Iterator[str]:
 
 
 def _command_line() -> Iterator[str]:
-    yield "After installation, `sd-tpu` is `python -m sd_tpu`, and `sd-tpu page` is `python app.py`."
+    yield (
+        "After installation, `sd-tpu` is `python -m sd_tpu`, and `sd-tpu page` is `python app.py`."
+    )
     yield "\n## python app.py\n\nServes the page, and with `--api` the APIs.\n"
     yield from _flags(app.make_parser())
     for name, does in cli.COMMANDS.items():
@@ -251,8 +253,9 @@ def _schemas() -> dict[str, Any]:
 
 
 def _png_fields() -> Iterator[str]:
-    yield "The text chunk `parameters` of a PNG file is that of A1111: the prompt, `Negative prompt:`"
-    yield "and the negative prompt, and a line of fields. What a field's default says is left out.\n"
+    yield "The text chunk `parameters` of a PNG file is that of A1111: the prompt,"
+    yield "`Negative prompt:` and the negative prompt, and a line of fields. What a field's default"
+    yield "says is left out.\n"
     of_settings = {each.png: f"{each.label}. {each.help}" for each in SETTINGS.values()}
     meanings = of_settings | PNG_FIELDS
     yield from _table(("Field", "Meaning"), ((name, meanings[name]) for name in _written_fields()))
@@ -360,7 +363,7 @@ def _doc(thing: Any) -> str:
 
 
 def _signature(thing: Any) -> str:
-    """Return the parameters, a line each where one is too long, without the modules of their types."""
+    """Return the parameters, a line each where one is too long, without their types' modules."""
     signature = inspect.signature(thing)
     of_parameters = signature.parameters.values()
     parts = [str(each) for each in of_parameters if each.name not in ("self", "cls")]

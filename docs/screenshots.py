@@ -1,6 +1,7 @@
 """Pictures of the page for README and docs: `python -m docs.screenshots` writes docs/images/*.webp.
 
-Serves the bundled model on this machine and visits it in Chromium's headless shell, as somebody on a
+Serves the bundled model on this machine and visits it in Chromium's headless shell, as somebody on
+a
 computer and on a phone, in light and dark mode.
 """
 

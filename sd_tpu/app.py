@@ -172,7 +172,7 @@ def _opened(args: argparse.Namespace) -> tuple[Access, History | None]:
 
 
 def _access(args: argparse.Namespace) -> Access:
-    """Return the rules for the APIs' clients; raises ValueError or OSError if they cannot be read."""
+    """Return the rules for the APIs' clients; raises ValueError or OSError without them."""
     if not args.api and (args.api_key or args.api_key_file or args.api_public):
         raise ValueError("The APIs are not served without --api.")
     keys = [key.strip() for key in args.api_key]

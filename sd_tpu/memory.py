@@ -1,4 +1,4 @@
-"""Memory that this process has freed. Only glibc keeps any: with other C libraries nothing is done."""
+"""Memory that this process has freed; with other C libraries than glibc nothing is done."""
 
 import ctypes
 from contextlib import suppress
@@ -11,7 +11,8 @@ def keep_freed_memory_together() -> None:
     """Have all threads use the memory that any of them has freed.
 
     Otherwise glibc makes up to eight arenas a core for threads, and each keeps what was freed in
-    it: under a crowd a server grows for minutes (decision 0022). To be called before there are threads.
+    it: under a crowd a server grows for minutes (decision 0022). To be called before there are
+    threads.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, ARENAS)

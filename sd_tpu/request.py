@@ -322,7 +322,11 @@ class Request:
         )
 
     def explicit(self, schedule_of: Callable[[Picture], NoiseSchedule]) -> Self:
-        """Return the request with the spacings named that models of these schedules use by default."""
+        """Return the request with the spacings named that models use by default.
+
+        Args:
+            schedule_of: returns the schedule of a picture's model.
+        """
         return type(self)(
             tuple(
                 picture

@@ -170,7 +170,7 @@ class Number:
         return self.type(value)
 
     def parse(self, text: str) -> float | str:
-        """Return the number, or the text itself where it is none: `check` then says what is wrong."""
+        """Return the number, or the text itself where it is none: `check` says what is wrong."""
         for kind in (int, float):
             try:
                 number = kind(text)
@@ -345,7 +345,7 @@ class Setting:
 
     @property
     def common(self) -> bool:
-        """Whether pictures of all kinds use it, also those without uploads and outside of journeys."""
+        """Whether pictures of all kinds use it, also without uploads and outside of journeys."""
         return not (self.of_upload or self.section == JOURNEY)
 
     def check(self, value: Any, index: int | None = None) -> Any:

@@ -97,7 +97,7 @@ class Wildcards:
         return values
 
     def value(self, text: str, seed: int, of: Sentence) -> str:
-        """Return a value of the text, drawn by the seed; raises RequestError about `of`, as `fill`."""
+        """Return a value of the text, drawn by the seed; raises RequestError about `of`."""
         return _Values(self._folder, of).any(text, Random(f"{seed} 0")).strip()
 
 

@@ -76,7 +76,7 @@ def _compiled() -> Path:
 
 configure_jax()
 
-# What a module that is checked imports itself is compiled anew in each process, so these come first.
+# Modules that a checked module imports are compiled anew in each process, so these come first.
 import beartype  # noqa: E402, F401
 import flax.nnx  # noqa: E402, F401
 

@@ -72,6 +72,6 @@ class ModelCard(Config):
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Self:
-        """Read the card of the checkpoint in `folder`; its name is `name` unless the card has one."""
+        """Read the card of the checkpoint in `folder`; without a name there it is `name`."""
         file = folder / "sd_tpu.json"
         return cls.from_dict({"name": name, **(read_json(file) if is_file(file) else {})})

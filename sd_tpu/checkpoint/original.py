@@ -70,7 +70,7 @@ class Levels:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Self:
-        """Count the levels of a UNet whose parameters have these names in a diffusers checkpoint."""
+        """Count the levels of a UNet whose parameters have these names in a checkpoint."""
         layers = defaultdict(set)
         for name in names:
             if match := re.match(r"(down|up)_blocks\.(\d+)\.(resnets|attentions)\.(\d+)\.", name):

@@ -83,7 +83,7 @@ class LatentDiffusion:
 
     @staticmethod
     def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint's configs as the constructor of its diffusers pipeline changes them."""
+        """Return a checkpoint's configs as the constructor of its diffusers pipeline mends them."""
         return dict(configs)
 
     @classmethod
@@ -281,7 +281,7 @@ class LatentDiffusion:
         return self.unet_config.time_cond_proj_dim
 
     def cfg_scale(self, guidance: Any) -> Any:
-        """Return the scale of classifier-free guidance: 1, none, for a UNet that takes the scale."""
+        """Return the scale of classifier-free guidance: 1, none, if the UNet takes the scale."""
         return 1.0 if self.guidance_size else guidance
 
     @property

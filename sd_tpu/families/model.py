@@ -74,7 +74,7 @@ class Model(Protocol):
         """
 
     def cfg_scale(self, guidance: float) -> float:
-        """Return the scale of classifier-free guidance: 1, none, for networks that take the scale."""
+        """Return the scale of classifier-free guidance: 1, none, if networks take the scale."""
 
     def for_inputs(self, inputs: PyTree) -> "Model":
         """Return these networks for inputs of these shapes.

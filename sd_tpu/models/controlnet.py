@@ -16,7 +16,7 @@ ZEROS = nnx.initializers.zeros_init()
 
 
 class ControlNetModel(WayDown):
-    """A network whose output, added to a UNet's maps, has its picture follow the lines of another."""
+    """A network whose output, added to a UNet's maps, makes its picture follow another's lines."""
 
     def __init__(self, config: ControlNetConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         """Layers with random parameters; those that reach the UNet are zeros, so that nothing is

@@ -133,7 +133,7 @@ class WayDown(nnx.Module):
     def _conditions(
         self, timesteps: jax.Array, text: jax.Array, added: Added
     ) -> tuple[jax.Array, Context]:
-        """Embed timesteps and added conditions [B, 4 * block_out_channels[0]], and wrap the text."""
+        """Embed timesteps and added conditions [B, 4 * block_out_channels[0]]; wrap the text."""
         config = self.config
         wanted = {
             "text_embeds": config.addition_embed_type,

@@ -171,7 +171,7 @@ class RunStream:
 
 
 class Actions:
-    """Actions of the page, each of which returns what page.js shows, `told` in the progress line."""
+    """Actions of the page; each returns what page.js shows, `told` in the progress line."""
 
     def __init__(self, runs: Runs):
         """Take the runs and what they share."""
@@ -506,8 +506,8 @@ class Actions:
             if here == there
             else [
                 Sentence(
-                    "It was drawn with token downsampling {there}, which is set when a page is started; "
-                    "here it is {here}.",
+                    "It was drawn with token downsampling {there}, which is set when a page is "
+                    "started; here it is {here}.",
                     there=there,
                     here=here,
                 )

@@ -105,8 +105,10 @@ def _status(file: Path) -> os.stat_result | None:
 
 
 def fetch_nothing() -> None:
-    """Have Gradio, in this process, refuse the addresses that visitors give for files: it would load
-    whatever lies there, of any size, before anything here is asked."""
+    """Have Gradio, in this process, refuse the addresses that visitors give for files.
+
+    It would load them from wherever they are.
+    """
 
     async def refuse(*_: Any, **__: Any) -> str:
         raise gr.Error(

@@ -14,7 +14,10 @@ RETRY_SECONDS = 10  # after which somebody who asked for too much may ask again
 
 
 class Turns:
-    """Threads that call functions, a few at a time, by turns of those who ask; of one event loop."""
+    """Threads that call functions, a few at a time, by turns of those who ask.
+
+    They serve one event loop.
+    """
 
     def __init__(self, *, parallel: int, most: int):
         """Begin with nothing to do.

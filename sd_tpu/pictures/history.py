@@ -334,8 +334,8 @@ class History:
         hashed = _hashed(owner)
         return bool(
             self._ask(
-                "UPDATE pictures SET favourite = ? WHERE id = ? AND owner = ? AND deleted_at IS NULL "
-                "RETURNING id",
+                "UPDATE pictures SET favourite = ? WHERE id = ? AND owner = ? AND deleted_at IS "
+                "NULL RETURNING id",
                 (int(favourite), id, hashed),
                 hashed,
             )
@@ -738,7 +738,7 @@ def _named(file: Path) -> re.Match | None:
 
 
 def _written(file: Path) -> float:
-    """When the file was written, in seconds since 1970; now if another server has just removed it."""
+    """Return when the file was written, in seconds since 1970; now if it is gone by now."""
     try:
         return file.stat().st_mtime
     except FileNotFoundError:

@@ -316,7 +316,7 @@ def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def fitted(given: Input, picture: Picture, fit: str) -> np.ndarray:
-    """Return an input at the size of a picture, uint8 [H, W, 3], by a value of the setting `fit`."""
+    """Return an input at the size of a picture, uint8 [H, W, 3], by a value of `fit`."""
     return np.asarray(_fit(given.on_white(), (picture.width, picture.height), fit, None))
 
 

@@ -56,7 +56,7 @@ class Inputs:
             return {name: self._kept[browser, name][1] for name in self._use(browser, used)}
 
     def _use(self, browser: str, names: Collection[str]) -> list[str]:
-        """Mark pictures as used last, and return those that are there; called with the lock held."""
+        """Mark pictures as used last, and return those that are there. Needs the lock."""
         there = [name for name in names if (browser, name) in self._kept]
         for name in there:
             self._kept.move_to_end((browser, name))

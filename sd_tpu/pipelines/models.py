@@ -509,7 +509,7 @@ class FlaxAutoencoderKL(Network):
         return output if return_dict else output.to_tuple()
 
     def scaling(self) -> tuple[jax.Array, jax.Array]:
-        """Return the number, or [C], that is subtracted from latents, and their factor after that."""
+        """Return the number, or [C], that is subtracted from latents, and their factor then."""
         middle = self.config.get("latents_mean")
         if middle is None:
             return jnp.float32(0), jnp.float32(self.config.scaling_factor)
@@ -604,7 +604,7 @@ class FlaxStableDiffusionSafetyChecker(TransformersNetwork):
         dtype: Any = None,
         sharding: jax.sharding.Sharding | None = None,
     ) -> dict[str, Any]:
-        """Load parameters as `Network.load`, in the dtype of the arithmetic except for thresholds."""
+        """Load parameters as `Network.load`, in the arithmetic's dtype except for thresholds."""
         return super().load(folder, variant, None, sharding)
 
     def __call__(self, clip_input: jax.Array, params: Mapping[str, Any] | None = None) -> jax.Array:

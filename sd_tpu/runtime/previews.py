@@ -25,7 +25,10 @@ def sample_latents(count: int, shape: tuple[int, int, int]) -> Float[np.ndarray,
 
 
 class LatentPreview:
-    """Latents [h, w, C] -> a small picture of them, each latent with its neighbours a square patch."""
+    """A map from latents [h, w, C] to a small picture.
+
+    Each latent with its neighbours becomes a square patch.
+    """
 
     def __init__(self, weights: Float[np.ndarray, "features pixels"]):
         """Take the weights that `fit` found."""

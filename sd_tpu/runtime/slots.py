@@ -645,7 +645,7 @@ def decode_slots(
 def preview_slots(
     model: Model, params: Params, latents: Float[Array, "S h w C"], wanted: Bool[Array, " S"]
 ) -> UInt8[Array, "S half_H half_W 3"]:
-    """Return previews by the model's previewer where they are wanted, at half size if that is even."""
+    """Return previews by the model's previewer where they are wanted, at half size if even."""
 
     def draw(latent):
         image = jnp.clip(model.preview(params, latent), -1, 1)

@@ -238,7 +238,7 @@ class Catalog:
         checkpoint = self._architectures[architecture]
         return checkpoint, _defaults(checkpoint, self._size)
 
-    # --- `sd_tpu.request.ModelCatalog` -----------------------------------------------------------------
+    # --- `sd_tpu.request.ModelCatalog` ----------------------------------------------------------
 
     def defaults(self, model: str) -> Picture:
         """Return the settings of pictures that leave them open; raises RequestError as `open`."""

@@ -343,7 +343,7 @@ class EngineClient(abc.ABC):
     def to_png(
         self, pixels: np.ndarray, request: Request, *, first_size: tuple[int, int] | None = None
     ) -> bytes:
-        """Return a PNG file of pixels uint8 [H, W, 3] that carries the `parameters` of a request."""
+        """Return a PNG file of pixels uint8 [H, W, 3] with the `parameters` of a request."""
         return with_text(pixels, self.parameters(request, first_size=first_size))
 
     def parameters(self, request: Request, *, first_size: tuple[int, int] | None = None) -> str:

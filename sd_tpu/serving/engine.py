@@ -254,7 +254,7 @@ class Engine(EngineClient):
         return job
 
     def _check_count(self, drawn: int) -> None:
-        """Raise RequestError for more tiles than may ever wait, before anything is made for them."""
+        """Raise RequestError for more tiles than may ever wait, before any work for them."""
         most = self.scheduler.limits.client_pictures
         if drawn > most:
             raise RequestError(
@@ -624,9 +624,7 @@ class Engine(EngineClient):
     def _kind_of(
         self, picture: Picture, slot_inputs: SlotInputs | None = None
     ) -> tuple[tuple, _Kind, Weights]:
-        """Return the key in `_batches` of a picture's batch, the kind of its programs, and its
-        weights.
-        """
+        """Return a batch's key in `_batches`, its programs' kind, and its weights."""
         weights = self.catalog.open(picture.model).weights
         architecture, networks = weights.architecture, self.catalog.networks(picture)
         checkpoint, _ = self.catalog.sample(architecture)
@@ -776,7 +774,7 @@ class Engine(EngineClient):
             self._pass_on(number, event)
 
     def _pass_on(self, number: int, event: Event) -> None:
-        """Pass an event on to its job; one that this ends is counted and forgotten. Needs the lock."""
+        """Pass an event on to its job, and forget a job that this ends. Needs the lock."""
         job = self._jobs.get(number)
         if job is None:  # over already: after a fault jobs are ended wherever they are
             return

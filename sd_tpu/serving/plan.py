@@ -34,7 +34,7 @@ class Weights:
 
     @property
     def needs(self) -> tuple["Weights", ...]:
-        """Weights that stay on a device as long as these do, each after those that it needs itself."""
+        """Weights that stay on a device as long as these do, each after those that it needs."""
         return (*self.base.needs, self.base) if self.base else ()
 
     @property
@@ -92,7 +92,7 @@ class Ticket:
 
     @property
     def account(self) -> Account:
-        """Account whose turns the picture takes; without an address a client shares with no other."""
+        """Account whose turns the picture takes; a client without an address shares with none."""
         return Account(self.address or self.client, self.client)
 
     @property

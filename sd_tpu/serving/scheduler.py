@@ -556,7 +556,7 @@ class Scheduler:
         )
 
     def _has_room_for_batch(self, picture: _Picture, moves: _Moves) -> bool:
-        """Whether another batch may be compiled; of MAX_BATCHES the least recently used one goes."""
+        """Whether another batch may be compiled; of MAX_BATCHES the least used one goes."""
         if len(self._batch_states) < MAX_BATCHES:
             return True
         idle = [
@@ -618,7 +618,7 @@ class Scheduler:
         )
 
     def _draw(self, moves: _Moves, now: float) -> Plan:
-        """Plan rows for the batch whose turn it is, on every device that has some of its pictures."""
+        """Plan rows for the batch whose turn it is, on every device with some of its pictures."""
         able = [
             picture
             for picture in self._placed()

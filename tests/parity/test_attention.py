@@ -56,7 +56,7 @@ def test_attention_in_chunks_is_plain_attention(queries, keys, dtype):
 
 
 def test_chunks_of_bfloat16_sum_in_float32():
-    """In bfloat16 there is no number between 256 and 258: the sum of a thousand ones would be 256."""
+    """In bfloat16 no number is between 256 and 258: the sum of a thousand ones would be 256."""
     q = k = jnp.zeros((1, 1024, 16), jnp.bfloat16)
     v = jnp.ones_like(k).at[:, 256:].set(0)
     np.testing.assert_array_equal(attention.chunked(q, k, v, 2), jnp.full_like(v, 0.25))

@@ -422,8 +422,8 @@ def spoilt(change, tmp_path: Path) -> Path:
         (
             lambda t: t.update(
                 {
-                    f"unet.mid_block.attentions.0.transformer_blocks.0.attn2.to_k.{way}": torch.ones(
-                        shape
+                    f"unet.mid_block.attentions.0.transformer_blocks.0.attn2.to_k.{way}": (
+                        torch.ones(shape)
                     )
                     for way, shape in (("lora_A.weight", (2, 64)), ("lora_B.weight", (64, 2)))
                 }

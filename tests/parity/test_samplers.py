@@ -549,7 +549,7 @@ def test_without_a_spacing_it_is_the_configs_or_else_the_samplers_first():
         ),
         (config_for("unipc", "exponential"), ("unipc", "exponential")),
         (config_for("lcm", "leading"), ("lcm", None)),
-        # What a scheduler before it has left in its config, which diffusers writes and does not heed
+        # Values of an earlier scheduler in its config, which diffusers writes and does not heed
         (config_for("euler_ancestral", use_karras_sigmas=True), ("euler_ancestral", None)),
         (config_for("ddim", use_karras_sigmas=True, sigma_min=0.1), ("ddim", None)),
         (

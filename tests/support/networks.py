@@ -73,7 +73,7 @@ def make_adapter(
     encoder: dict = ENCODER,
     loud: float = 1.0,
 ) -> None:
-    """Return an IP-Adapter of random weights for a UNet, under the names of h94/IP-Adapter's files."""
+    """Write an IP-Adapter of random weights for a UNet, named as h94/IP-Adapter's files are."""
     rng, width = np.random.default_rng(seed), unet.config.cross_attention_dim
     tensors = {}
 

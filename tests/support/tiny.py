@@ -126,7 +126,7 @@ def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
 
 
 def original_unet(name: str, levels: int, layers: int, attends: list[bool]) -> str:
-    """Return the name in the original layout; the tables go the other way round than the package's."""
+    """Return the name in the original layout; these tables go the package's way reversed."""
     resnet = {
         "norm1": "in_layers.0",
         "conv1": "in_layers.2",

@@ -24,7 +24,7 @@ def visit(tab: Page, address: str) -> Page:
 def newcomer(
     visitor: BrowserContext, address: str, scheme: str | None = None, *, phone: bool = False
 ) -> Iterator[Page]:
-    """Return the page as it looks to somebody who was never there, but whose browser has its files."""
+    """Yield the page for somebody who was never there, but whose browser has its files."""
     with visitor.new_page() as tab:
         if phone:
             tab.set_viewport_size({"width": 390, "height": 844})

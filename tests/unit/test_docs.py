@@ -1,4 +1,4 @@
-"""README and docs say what is: links lead somewhere, flags and files are there, references are fresh."""
+"""README and docs are true: links lead somewhere, flags and files exist, references are fresh."""
 
 import argparse
 import importlib.util
@@ -91,7 +91,7 @@ def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]] | N
 
 
 def ours(line: str) -> list[str]:
-    """The words of a command of ours as `sd-tpu` or `app.py` takes them; empty if it is another's."""
+    """Return the arguments of a command of ours for `sd-tpu` or `app.py`; else none."""
     words = [
         word for word in shlex.split(line, comments=True) if not re.fullmatch(r"\w+=\S*", word)
     ]

@@ -41,7 +41,7 @@ ROW, DECODE, COMPILE, BRING = 0.05, 0.02, 20.0, 2.0  # seconds
 
 
 class Devices:
-    """A worker that takes the time which it is told to; checks that each plan can be carried out."""
+    """A worker that takes the given times; checks that each plan can be carried out."""
 
     def __init__(self, count: int = 1, *, memory: int | None = None, limits: Limits = DEFAULT):
         self.scheduler = Scheduler(count, LatencyModel(), limits=limits, memory=memory)
