@@ -79,7 +79,7 @@ def app(options: Options) -> Application:
         "resources": {"TPU": options.tpus} if options.tpus else {},
     }
     drawing = (
-        serve.deployment(Drawing)
+        serve.deployment(Drawing)  # ty: ignore[missing-attribute]
         .options(
             ray_actor_options=actor,
             autoscaling_config=AutoscalingConfig(
@@ -93,14 +93,15 @@ def app(options: Options) -> Application:
             + 100,  # what is too much is for its scheduler to say
             graceful_shutdown_timeout_s=GRACE_SECONDS,
             request_router_config=RequestRouterConfig(
-                request_router_class=ByWeights, request_routing_stats_period_s=2.0
+                request_router_class=ByWeights,  # ty: ignore[invalid-argument-type]
+                request_routing_stats_period_s=2.0,  # ty: ignore[invalid-argument-type]
             ),
         )
         .bind({**model_options(args), "dtype": args.dtype, "memory": args.memory}, args.devices)
     )
     # The runs that people watch are in its memory, so there is one. It draws nothing, and keeps
     # away from accelerators, which only one process can have.
-    page = serve.deployment(Page).options(
+    page = serve.deployment(Page).options(  # ty: ignore[missing-attribute]
         max_ongoing_requests=MAX_VISITORS,
         ray_actor_options={
             "num_cpus": 1,

@@ -36,7 +36,7 @@ class Order:
     @property
     def rows(self) -> int:
         """How much there is to do, about: the steps of all its pictures."""
-        return sum(self.request.pictures[index].steps for index in self.request.indices())
+        return sum(self.request.picture(index).steps for index in self.request.indices())
 
     def without(self, index: int) -> Self:
         """Return the rest of the order once the picture at `index` is there."""

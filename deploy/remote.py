@@ -52,7 +52,7 @@ class RemoteEngine(EngineClient):
         self._replicas = replicas.options(stream=True)
         self._single = replicas
         self._statuses: list[Status] = [replicas.status.remote().result()]
-        super().__init__(*open_models(**{**options, "dtype": self._statuses[0].dtype}))
+        super().__init__(*open_models(**{**options, "dtype": self._statuses[0].dtype}))  # ty: ignore[invalid-argument-type]
         self._jobs: dict[int, Job] = {}
         self._keys: dict[int, str] = {}
         self._orders: dict[str, Order | None] = {}  # what is left of them; None if given up
@@ -77,7 +77,7 @@ class RemoteEngine(EngineClient):
         if self._closing.is_set():
             raise Closing("The server is shutting down.")
         request = self._resolved(request)
-        pictures = [request.pictures[index] for index in request.indices()]
+        pictures = [request.picture(index) for index in request.indices()]
         for picture in pictures:
             self.catalog.check(picture)
         asked = request.inputs()
@@ -91,7 +91,7 @@ class RemoteEngine(EngineClient):
             frozenset(self._weights_of(request, index) for index in request.indices()),
         )
         answers = self._answers(order)
-        if refusal := next(answers):
+        if isinstance(refusal := next(answers), RequestError):
             del self._orders[order.key]
             raise refusal
         with self._lock:
@@ -162,7 +162,7 @@ class RemoteEngine(EngineClient):
         self._orders[key] = order
         for _ in range(2):
             try:
-                for answer in self._replicas.draw.remote(self._orders[key]):
+                for answer in self._replicas.draw.remote(self._orders[key]):  # ty: ignore[not-iterable]
                     match answer:
                         case Closing():
                             break  # it is about to end
@@ -184,7 +184,7 @@ class RemoteEngine(EngineClient):
             if taken and not (left := self._orders[key]):
                 yield Cancelled()
                 return
-            if taken and not left.request.indices():
+            if taken and not left.request.indices():  # ty: ignore[missing-union-attribute]
                 yield Done(time.monotonic() - begun)
                 return
         failed = Sentence("The server failed; please try again.")

@@ -20,7 +20,7 @@ MAX_CLIENTS = 4096  # whose last host is remembered
 class ByWeights(RequestRouter):
     """Ray Serve's router for handles of `Drawing`: sends orders as `ranked` says."""
 
-    def initialize_state(self) -> None:
+    def initialize_state(self) -> None:  # ty: ignore[incompatible-method-override]
         """Begin with nothing sent."""
         self._sent: dict[str, tuple[ReplicaID, int]] = {}  # rows by request, until it is over
         self._last: OrderedDict[str, ReplicaID] = OrderedDict()  # by client

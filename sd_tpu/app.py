@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +41,7 @@ class _Terminated(BaseException):
     """A request to end the server, by SIGTERM."""
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Load, compile and serve until interrupted; return the exit code."""
     parser = make_parser()
     try:
@@ -200,7 +200,7 @@ def _gate(
 def _open_history(folder: Path | None) -> History | None:
     """Open the history in the folder, if there is to be one."""
     try:
-        return folder and History(folder)
+        return History(folder) if folder else None
     except HistoryError as error:
         raise ValueError(
             f"{error} Name another folder with --history, or keep nothing with --no-history."

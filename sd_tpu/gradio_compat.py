@@ -21,7 +21,7 @@ def no_editor_stubs() -> Iterator[None]:
             raise OSError("a component of Gradio's, which gets no stub")
         return getfile(thing)
 
-    inspect.getfile = getfile_of_others
+    inspect.getfile = getfile_of_others  # ty: ignore[invalid-assignment]
     try:
         yield
     finally:

@@ -39,7 +39,7 @@ class Language:
         if not self.folder:
             return {}
         with (LOCALE / self.folder / "LC_MESSAGES" / "sd_tpu.po").open("rb") as file:
-            return {message.id: message.string for message in read_po(file) if message.id}
+            return {str(each.id): str(each.string) for each in read_po(file) if each.id}
 
     def say(self, text: str, /, **facts: Any) -> str:
         """Translate an English text, with the facts it speaks of."""

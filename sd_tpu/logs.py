@@ -26,7 +26,7 @@ def log_printed_errors(*modules: ModuleType) -> None:
         logging.getLogger(__name__).error("an event failed", exc_info=True)
 
     for module in modules:
-        module.traceback = SimpleNamespace(**{**vars(traceback), "print_exc": print_exc})
+        module.traceback = SimpleNamespace(**{**vars(traceback), "print_exc": print_exc})  # ty: ignore[missing-attribute]
 
 
 def quoted(text: str) -> str:

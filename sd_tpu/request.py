@@ -13,6 +13,7 @@ from sd_tpu.settings import (
     HANDED_IN,
     MAX_PROMPTS,
     MAX_SEED,
+    MAX_STEPS,
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
@@ -249,7 +250,7 @@ class Request:
             names |= SIDES
         if self.compares and not names:
             names = {"seed"}
-        return {name: getattr(self.pictures[index], name) for name in names}
+        return {name: getattr(self.picture(index), name) for name in names}
 
     def beside_compared(self, index: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the overrides at `index` without those that this comparison has set."""
@@ -279,6 +280,17 @@ class Request:
     def only(self, index: int) -> Self:
         """Return a request for the picture at `index` alone."""
         return type(self)((self.pictures[index],))
+
+    def picture(self, index: int) -> Picture:
+        """Return the picture at `index`, which is one of `indices`.
+
+        Raises:
+            LookupError: no picture is made there.
+        """
+        picture = self.pictures[index]
+        if picture is None:
+            raise LookupError(f"prompt {index + 1} is blank")
+        return picture
 
     def picture_at(self, index: int) -> Picture | None:
         """Return the picture at `index`, if there is one."""
@@ -411,7 +423,7 @@ def larger(
     Raises:
         RequestError: a value is not allowed.
     """
-    strength, most = SETTINGS["strength"].check(strength), SETTINGS["steps"].kind.most
+    strength, most = SETTINGS["strength"].check(strength), MAX_STEPS
     enough = (n for n in range(picture.steps, most) if steps_taken(n, strength) >= taken)
     return changed(
         picture,
@@ -432,7 +444,7 @@ def rounded(side: float, unit: int) -> int:
     return round(side / unit) * unit
 
 
-def journey(first: Picture, to_prompt: str, to_seed: int, count: int) -> Request:
+def journey(first: Picture, to_prompt: str, to_seed: int, count: Any) -> Request:
     """Return the pictures between one and the same with another prompt and seed, equally spaced.
 
     The last of them is complete in itself: it has no second prompt or seed.
@@ -469,7 +481,9 @@ def journey(first: Picture, to_prompt: str, to_seed: int, count: int) -> Request
     return Request((first, *between, last))
 
 
-def _check_names(values: Mapping[str, Any], known: Sequence[str], index: int | None = None) -> None:
+def _check_names(
+    values: Mapping[str, Any], known: Collection[str], index: int | None = None
+) -> None:
     unknown = values.keys() - set(known)
     if unknown:
         names = ", ".join(sorted(repr(str(name)[:40])[1:-1] for name in unknown)[:5])

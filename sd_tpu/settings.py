@@ -25,6 +25,7 @@ MAX_MODEL_LENGTH = 1000  # characters of a name, which is a path
 MAX_STYLE_LENGTH = 200  # characters of its name
 MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
 MAX_SIZE = 1 << 16  # pixels; which sizes there are is the model's and the server's business
+MAX_STEPS = 200
 MAX_SEED = 2**32 - 1
 RANDOM = -1  # where a person gives a seed; a picture has the one that was drawn
 MAX_SHOWN = 60  # characters of a bad value in a sentence
@@ -75,7 +76,7 @@ class Text:
     limit: int = MAX_PROMPT_LENGTH
     type = str
 
-    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
+    def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> str:
         """Return the value as a picture holds it; None is the empty text. Raises RequestError."""
         name, value = _whose(name, of), "" if value is None else value
         if not isinstance(value, str):
@@ -107,7 +108,7 @@ class Name(Text):
 
     limit: int = MAX_MODEL_LENGTH
 
-    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
+    def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> str:
         """Check a text and compose it (NFC); raises RequestError."""
         return composed(super().check(value, name, of))
 
@@ -118,7 +119,7 @@ class Upload:
 
     type = str
 
-    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
+    def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> str:
         """Return the value as a picture holds it; None is none. Raises RequestError."""
         value = "" if value is None else value
         if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{64})?", value):
@@ -147,7 +148,7 @@ class Number:
     most: float
     step: float = 1
 
-    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> float:
+    def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> Any:
         """Return the value as a picture holds it. Raises RequestError."""
         name, whole = _whose(name, of), self.type is int
         if whole and (not _is_number(value) or value != int(value)):
@@ -199,7 +200,7 @@ class Choice:
     allowed_keys: Callable[[str], tuple[str, ...]] = lambda _: ()
     type = str
 
-    def check(self, value: Any, name: Sentence, of: Sentence | str = "") -> str:
+    def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> str:
         """Return the value as a picture holds it; None is the empty key. Raises RequestError."""
         value = "" if value is None else value
         if not isinstance(value, str) or value not in self.options:
@@ -228,7 +229,7 @@ class Choice:
         return {key: label for key, label in self.options.items() if key in keys}
 
 
-def _whose(name: Sentence, of: Sentence | str) -> Sentence:
+def _whose(name: Sentence | str, of: Sentence | str) -> Sentence | str:
     return Sentence("{name}{of}", name=name, of=of) if of else name
 
 
@@ -406,17 +407,11 @@ def _setting(
 
 
 def _describe(field: dataclasses.Field) -> Setting:
-    metadata = dict(field.metadata)
-    flag = f"--{field.name.replace('_', '-')}" if metadata["flag"] == "" else metadata["flag"]
-    return Setting(
-        **{
-            **metadata,
-            "name": field.name,
-            "default": field.default,
-            "flag": flag,
-            "a1111": metadata["a1111"] or field.name,
-        }
-    )
+    metadata: dict[str, Any] = dict(field.metadata)
+    if metadata["flag"] == "":
+        metadata["flag"] = f"--{field.name.replace('_', '-')}"
+    metadata["a1111"] = metadata["a1111"] or field.name
+    return Setting(name=field.name, default=field.default, **metadata)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -458,11 +453,11 @@ class Picture:
     )
     steps: int = _setting(
         20,
-        Number(int, 1, 200),
+        Number(int, 1, MAX_STEPS),
         "Steps",
         "More of them take longer and refine more.",
         caption="{value} steps",
-        suggest=_shares(1, 200, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5),
+        suggest=_shares(1, MAX_STEPS, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5),
     )
     guidance: float = _setting(
         7.5,

@@ -73,6 +73,7 @@ class Styles:
         return dataclasses.replace(picture, style="", **put)
 
     def _read(self) -> Templates:
+        assert self._file is not None
         state = self._file.stat()
         return _read(self._file, state.st_mtime_ns, state.st_size)
 

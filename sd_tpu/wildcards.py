@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from sd_tpu.reading import composed, find_inside, read_text
 from sd_tpu.sentence import Sentence
@@ -49,15 +50,17 @@ class Wildcards:
 
     def names(self) -> list[str]:
         """Return the names that may stand between `__` and `__`: paths without a suffix."""
-        files = self._folder.rglob("*.txt") if self._folder else ()
+        folder, listings = self._folder, {}
+        if folder is None:
+            return []
         names = {
-            composed(file.relative_to(self._folder).with_suffix("").as_posix()) for file in files
+            composed(file.relative_to(folder).with_suffix("").as_posix())
+            for file in folder.rglob("*.txt")
         }
-        listings = {}
         return sorted(
             name
             for name in names
-            if SIGN.fullmatch(f"__{name}__") and find_inside(self._folder, f"{name}.txt", listings)
+            if SIGN.fullmatch(f"__{name}__") and find_inside(folder, f"{name}.txt", listings)
         )
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
@@ -197,7 +200,7 @@ class _Values:
         return self._files.get(name)
 
     def _of_file(self, name: str) -> Sequence[str]:
-        refused = dict(name=self._of, wildcard=shortened(name))
+        refused: dict[str, Any] = dict(name=self._of, wildcard=shortened(name))
         if self._folder is None:
             raise RequestError(
                 "{name} asks for a value of {wildcard}, but no folder of wildcards "

@@ -40,7 +40,7 @@ class LowRank(NamedTuple):
 
     left: np.ndarray  # [..., in, rank]
     right: np.ndarray  # [rank, out]
-    scale: np.ndarray  # [] float32
+    scale: np.ndarray | np.floating  # [] float32
 
 
 class Hadamard(NamedTuple):
@@ -55,7 +55,7 @@ class Kronecker(NamedTuple):
 
     left: np.ndarray  # [in1, out1]
     right: np.ndarray  # [..., in2, out2]
-    scale: np.ndarray  # [] float32
+    scale: np.ndarray | np.floating  # [] float32
 
 
 Delta = LowRank | Hadamard | Kronecker
@@ -214,8 +214,8 @@ def difference(delta: Delta) -> jax.Array:
         return difference(delta.first) * difference(delta.second)
     left, right = (jnp.asarray(factor, jnp.float32) for factor in delta[:2])
     if isinstance(delta, LowRank):
-        return delta.scale * jnp.matmul(left, right, precision="highest")
-    product = delta.scale * left[:, None, :, None] * right[..., None, :, None, :]
+        return jnp.asarray(delta.scale) * jnp.matmul(left, right, precision="highest")
+    product = jnp.asarray(delta.scale) * left[:, None, :, None] * right[..., None, :, None, :]
     rows, columns = np.multiply(left.shape, right.shape[-2:])
     return product.reshape(*right.shape[:-2], rows, columns)
 
@@ -530,7 +530,7 @@ def _delta(
         ValueError or ArithmeticError: the scale is no finite number.
     """
 
-    def scale(rank: int) -> np.ndarray:
+    def scale(rank: int) -> Any:
         alpha = factors.get("alpha")
         value = default_scale(rank) if alpha is None else float(alpha.item()) / rank
         if not abs(value) <= float(np.finfo(np.float32).max):
@@ -545,7 +545,7 @@ def _delta(
             [factors[f"hada_w{i}_a"], factors[f"hada_w{i}_b"], factors.get(f"hada_t{i}")]
             for i in (1, 2)
         )
-        rank = first[1].shape[0]
+        rank = first[1].shape[0]  # ty: ignore[missing-union-attribute]
         return Hadamard(
             _product(*first, shape, scale(rank)), _product(*second, shape, np.float32(1))
         )
@@ -575,9 +575,7 @@ def _low_rank(
     return LowRank(_channels_last(down.reshape(-1, *inputs)), up.T, scale)
 
 
-def _kronecker(
-    factors: Factors, shape: tuple[int, ...], scale: Callable[[int], np.ndarray]
-) -> Kronecker:
+def _kronecker(factors: Factors, shape: tuple[int, ...], scale: Callable[[int], Any]) -> Kronecker:
     """LoKr's: scaled by its rank only where a factor is itself a product."""
     ranks = [factors[name].shape[0] for name in ("lokr_w1_b", "lokr_w2_b") if name in factors]
     left, right = (_whole(factors, f"lokr_w{i}") for i in (1, 2))

@@ -130,7 +130,7 @@ def _first_fault(error: pydantic.ValidationError, config: dict[str, Any]) -> str
     faults = error.errors(include_url=False)
     if not faults[0]["loc"]:  # a check of the whole
         return str(faults[0]["ctx"]["error"])
-    name = faults[0]["loc"][0]
+    name = str(faults[0]["loc"][0])
     if faults[0]["type"] == "missing":
         return f"{name} is missing."
     # One of a union's types is met if none of these is so; what is inside a list is told by itself.

@@ -112,7 +112,9 @@ DDIM = dict(
 )
 EULER = dict(_class_name="EulerDiscreteScheduler", interpolation_type="linear")
 
-CLIP = dict(width=768, hidden_act="quick_gelu", pad=None)  # OpenAI's; the others are OpenCLIP's
+CLIP: dict[str, Any] = dict(
+    width=768, hidden_act="quick_gelu", pad=None
+)  # OpenAI's; the others are OpenCLIP's
 SD1 = Layout(
     "Stable Diffusion 1",
     "StableDiffusionPipeline",

@@ -197,7 +197,8 @@ def load_stored(
     """
     check(stored, shapes(expected), source)
     wanted = {_checkpoint_name(path, leaf): (path, leaf) for path, leaf in _leaves(expected)}
-    default_device = jax.config.jax_default_device  # which a caller may have set for its thread
+    # Which a caller may have set for its thread.
+    default_device = jax.config.jax_default_device  # ty: ignore[missing-attribute]
 
     def placed(tensors: safe_open, name: str) -> tuple[tuple, jax.Array]:
         (path, leaf), entry = wanted[name], stored[name]

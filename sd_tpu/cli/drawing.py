@@ -28,7 +28,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, settings: Mapping[str, Se
     """Add a flag for each of these settings."""
     for name, setting in settings.items():
         parser.add_argument(
-            setting.flag,
+            setting.flag or "",  # all of these have one
             dest=name,
             type=setting.kind.parse,
             metavar=_metavar(setting),

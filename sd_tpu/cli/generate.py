@@ -24,16 +24,7 @@ from sd_tpu.reading import read_bytes
 from sd_tpu.request import LARGER, LARGER_STRENGTH, ModelCatalog, Request, larger, rounded
 from sd_tpu.serving.arguments import fill
 from sd_tpu.serving.job import ImageReady, Job
-from sd_tpu.settings import (
-    HANDED_IN,
-    MAX_PROMPTS,
-    OVERRIDABLE,
-    SETTINGS,
-    SIDES,
-    Picture,
-    Upload,
-    drawn_seed,
-)
+from sd_tpu.settings import HANDED_IN, MAX_PROMPTS, OVERRIDABLE, SIDES, Picture, Upload, drawn_seed
 
 if TYPE_CHECKING:  # importing it takes seconds
     from sd_tpu.serving.engine import Engine
@@ -46,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate, decoder_for="pictures")  # there are no previews
     add = parser.add_argument
     add(
-        SETTINGS["prompt"].flag,
+        "--prompt",
         dest="prompts",
         action="append",
         required=True,
@@ -114,7 +105,7 @@ def _generate(args: argparse.Namespace) -> int:
         inputs_by_name, sizes = {each.name: each for each in inputs}, {}
         if args.larger:
             sizes = {
-                index: (request.pictures[index].width, request.pictures[index].height)
+                index: (request.picture(index).width, request.picture(index).height)
                 for index in request.indices()
             }
             said = [each.get("strength", values["strength"]) for each in per_picture]
@@ -159,14 +150,14 @@ def _again(
         tuple(picture and one(index, picture) for index, picture in enumerate(request.pictures))
     )
     for index in again.indices():  # before anything is drawn
-        engine.catalog.check(again.pictures[index])
+        engine.catalog.check(again.picture(index))
 
     def take(event: ImageReady) -> None:
         nonlocal again
         start = Input.of_pixels(event.pixels)
         given[start.name] = start
         again = again.replaced(
-            event.index, dataclasses.replace(again.pictures[event.index], init_image=start.name)
+            event.index, dataclasses.replace(again.picture(event.index), init_image=start.name)
         )
 
     job = engine.submit(request, previews=False, inputs=given)

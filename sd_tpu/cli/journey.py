@@ -17,7 +17,7 @@ from sd_tpu.cli.flags import add_model_flags, open_engine, positive
 from sd_tpu.pictures.movie import KINDS, MILLISECONDS, find_ffmpeg, write_movie
 from sd_tpu.request import JOURNEYS, ModelCatalog, Request, journey
 from sd_tpu.serving.job import ImageReady
-from sd_tpu.settings import RANDOM, SETTINGS, Picture, drawn_seed
+from sd_tpu.settings import RANDOM, Picture, drawn_seed
 
 _OF_JOURNEY = {
     name: setting for name, setting in FLAGGED.items() if not setting.of_upload and name != "share"
@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_journey, decoder_for="pictures")  # there are no previews
     add = parser.add_argument
     add(
-        SETTINGS["prompt"].flag,
+        "--prompt",
         dest="prompt",
         required=True,
         metavar="TEXT",
@@ -67,7 +67,7 @@ def _journey(args: argparse.Namespace) -> int:
     ends = values.pop("to_prompt") or "", values.pop("to_seed")
 
     def request(catalog: ModelCatalog | Picture) -> Request:
-        (first,) = Request.check({**values, "prompts": [args.prompt]}, catalog).pictures
+        first = Request.check({**values, "prompts": [args.prompt]}, catalog).picture(0)
         return journey(first, ends[0], RANDOM if ends[1] is None else ends[1], args.pictures)
 
     request(early_defaults(args.model))

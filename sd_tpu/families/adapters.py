@@ -218,7 +218,7 @@ class Folder:
 
     def file(self, name: str) -> Path:
         """Where a file lies, or lay."""
-        return self._files.get(name) or self.path / f"{name}.safetensors"
+        return self._files.get(name) or (self.path or Path()) / f"{name}.safetensors"
 
 
 class _Embeddings(Mapping[str, Mapping[str, np.ndarray]]):

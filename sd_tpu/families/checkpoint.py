@@ -27,8 +27,9 @@ from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families import find_family
 from sd_tpu.families.decoder import TinyDecoder
 from sd_tpu.families.latent_diffusion import CHECKER
-from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import words_of
+from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.families.tokenizer import Tokenizer
 from sd_tpu.folders import cache_folder, keep_within
 from sd_tpu.reading import expanded
@@ -44,7 +45,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        model: Model,
+        model: StableDiffusion | StableDiffusionXL,
         tokenizers: Mapping[str, Tokenizer],
         configs: Mapping[str, dict[str, Any]],
         card: ModelCard,
@@ -61,7 +62,7 @@ class Checkpoint:
         height, width = TrainingConfig.from_dict(configs["unet"]).size
         # Of the pictures it was trained on
         self.default_size = height * model.downscale, width * model.downscale
-        self.parameters = parameters
+        self.parameters: Any = parameters  # None of one that has just been made
 
     @classmethod
     def from_pretrained(
@@ -179,7 +180,7 @@ class Checkpoint:
         if file.class_name not in family.pipelines:
             asked = file.configs["model_index"]["_class_name"]
             raise CheckpointError(
-                f"{file.folder / 'model_index.json'} asks for {asked}, but "
+                f"{(file.folder or Path()) / 'model_index.json'} asks for {asked}, but "
                 f"{file.path} holds a {file.class_name}."
             )
         tokenizers = {part: _tokenizer(file, part) for part in family.encoders.values()}
@@ -260,12 +261,8 @@ class Checkpoint:
         Settings are those of `Model.prompt_inputs`; the size is the model's own by default.
         """
         height, width = self.default_size
-        return self.model.prompt_inputs(
-            self.tokenizers,
-            prompt,
-            negative_prompt,
-            **{"height": height, "width": width, **settings},
-        )
+        settings = {"height": height, "width": width, **settings}
+        return self.model.prompt_inputs(self.tokenizers, prompt, negative_prompt, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,10 +316,12 @@ class Parameters:
         return self.decoder is not None and self.decoder.part == part
 
     def _stored(self, part: str) -> Mapping[str, Stored]:
-        return weights.contents(self.decoder.files) if self._decodes(part) else self.stored(part)
+        if self.decoder and self._decodes(part):
+            return weights.contents(self.decoder.files)
+        return self.stored(part)
 
     def _source(self, part: str) -> Path:
-        if self._decodes(part):
+        if self.decoder and self._decodes(part):
             return self.decoder.folder
         return self.source if self.source.is_file() else self.source / part
 
@@ -381,7 +380,7 @@ def _tokenizer(file: SingleFile, part: str) -> Tokenizer:
 
 def keep_compiled() -> None:
     """Have JAX keep its programs in the user's cache folder, unless it was told where."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # ty: ignore[missing-attribute]
         folder = cache_folder() / "compiled"
         keep_within(folder, MAX_COMPILED_BYTES)
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -40,7 +40,10 @@ Arrays = dict[str, Any]  # of NumPy on the host, of JAX on the devices; or their
 CHECKER = "safety_checker"  # a component that not all checkpoints have, and not all want
 # The components that a ControlNet and an IP-Adapter are of the parameters that they draw with.
 CONTROL, REFERENCE = "controlnet", "ip_adapter"
-AUTOENCODERS = {VAEConfig: AutoencoderKL, TinyVAEConfig: AutoencoderTiny}
+AUTOENCODERS: dict[type[Config], type[nnx.Module]] = {
+    VAEConfig: AutoencoderKL,
+    TinyVAEConfig: AutoencoderTiny,
+}
 # Channels that a UNet takes beside the latents' four, and what it does with them.
 OTHER_INPUTS = {5: "draws with a depth map", 8: "edits pictures, as InstructPix2Pix does"}
 
@@ -97,7 +100,7 @@ class LatentDiffusion:
         previewer: str,
         upcasts: bool,
         **rest: Any,
-    ) -> tuple["LatentDiffusion", Params]:
+    ) -> tuple[Any, Params]:
         """Build the networks and the shapes of their parameters; nothing is allocated.
 
         Args:
@@ -135,7 +138,7 @@ class LatentDiffusion:
         if CHECKER in configs:
             checker = SafetyCheckerConfig.from_dict(configs[CHECKER])
             parts[CHECKER] = architecture(StableDiffusionSafetyChecker, checker, dtype=dtype)
-        graphs = {module: graph for module, (graph, _) in parts.items()}
+        graphs: dict[str, Any] = {module: graph for module, (graph, _) in parts.items()}
         params = {module: shapes for module, (_, shapes) in parts.items()}
         return cls(
             **graphs,
@@ -150,7 +153,10 @@ class LatentDiffusion:
     @property
     def model_index(self) -> dict[str, Any]:
         """model_index.json, but for the scheduler."""
-        index = {**self.index, "vae": ["diffusers", AUTOENCODERS[type(self.vae_config)].__name__]}
+        index: dict[str, Any] = {
+            **self.index,
+            "vae": ["diffusers", AUTOENCODERS[type(self.vae_config)].__name__],
+        }
         if not self.mask_channels:
             return index
         # diffusers asks of such checkpoints whether they are older than 0.6.
@@ -190,7 +196,7 @@ class LatentDiffusion:
 
     # --- prompts --------------------------------------------------------------------------------
 
-    def for_inputs(self, inputs: Arrays) -> "LatentDiffusion":
+    def for_inputs(self, inputs: Arrays) -> Any:
         """Return these networks for as many texts of as many chunks as in the inputs."""
         texts, chunks, _ = inputs[next(iter(self.encoders))]["ids"].shape
         return dataclasses.replace(self, texts=texts, chunks=chunks)
@@ -335,9 +341,9 @@ class LatentDiffusion:
             added["timestep_cond"] = guidance_encoding(inputs["guidance"] - 1, self.guidance_size)
         if self.uses_controlnet:
             picture = inputs["control"][None].astype(jnp.float32) / 255
-            added["control"] = nnx.merge(self.controlnet, params[CONTROL]).embed(picture)
+            added["control"] = _merged(self.controlnet, params[CONTROL]).embed(picture)
         if self.ip_adapter_config:
-            adapter = nnx.merge(self.ip_adapter, params[REFERENCE])
+            adapter = _merged(self.ip_adapter, params[REFERENCE])
             added["reference"] = adapter(inputs["reference"])
             added["reference_scale"] = inputs["reference_scale"]
         return added
@@ -357,13 +363,13 @@ class LatentDiffusion:
         return nnx.merge(self.unet, params["unet"])(x, t, cond["text"], cond, control)
 
     def _control(
-        self, params: Params, x: jax.Array, t: jax.Array, cond: Arrays, strength: jax.Array
+        self, params: Params, x: jax.Array, t: jax.Array, cond: Arrays, strength: Any
     ) -> list[jax.Array]:
         """Return the ControlNet's additions to the UNet's maps, where any picture wants them."""
         scale = strength.astype(self.dtype)[:, None, None, None]
 
         def steer(latents: jax.Array) -> list[jax.Array]:
-            network = nnx.merge(self.controlnet, params[CONTROL])
+            network = _merged(self.controlnet, params[CONTROL])
             return [
                 scale * each for each in network(latents, t, cond["text"], cond["control"], cond)
             ]
@@ -387,13 +393,24 @@ class LatentDiffusion:
         return decoder.decode(latent[None])[0]
 
     @property
+    def text_widths(self) -> Mapping[str, int]:
+        """The hidden size of each text encoder, by component; each family's own."""
+        raise NotImplementedError
+
+    @property
     def checks_safety(self) -> bool:
         """Whether `is_unsafe` can tell."""
         return self.safety_checker is not None
 
     def is_unsafe(self, params: Params, picture: UInt8[Array, "H W 3"]) -> Bool[Array, ""]:
         """Whether the checkpoint's safety checker flags a picture as not safe for work."""
-        return nnx.merge(self.safety_checker, params[CHECKER])(picture[None])[0]
+        return _merged(self.safety_checker, params[CHECKER])(picture[None])[0]
+
+
+def _merged(graph: nnx.GraphDef | None, params: Params) -> Any:
+    """Return the network of a component that the model has."""
+    assert graph is not None
+    return nnx.merge(graph, params)
 
 
 def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
@@ -401,7 +418,8 @@ def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
     name = str(config.get("_class_name") or "AutoencoderKL").removeprefix("Flax")
     for schema, network in AUTOENCODERS.items():
         if network.__name__ == name:
-            return schema.from_dict(config)
+            found: Any = schema.from_dict(dict(config))
+            return found
     supported = " and ".join(network.__name__ for network in AUTOENCODERS.values())
     raise CheckpointError(f"The autoencoder {name} is not supported; there are {supported}.")
 

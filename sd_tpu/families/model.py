@@ -1,7 +1,7 @@
 """The protocol of a model that slots and programs rely on, whatever its family."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -29,22 +29,55 @@ class Model(Protocol):
     with 1 for both.
     """
 
-    dtype: jnp.dtype  # of its parameters, but for parts that need float32, and of the arithmetic
-    downscale: int  # pixels of a picture along one side for each latent along that side
-    size_unit: int  # pixels of which the sides of pictures are multiples
-    input_shapes: Shapes  # of what `prompt_inputs` returns
-    cond_shapes: Shapes  # of what `encode_prompt` returns
-    shape_key: tuple[str, ...]  # what tells its programs from those for inputs of the usual shapes
-    text_widths: Mapping[str, int]  # the hidden size of each text encoder, by component
-    # That a UNet takes beside those of the latents: 0, or what is drawn anew of a picture and the
-    # latents of what is kept of it, 1 + C.
-    mask_channels: int
-    autoencoder: str  # the component of its parameters that `encode` and `decode` use
-    # Whether a control picture steers it, which is then among its inputs; slots say how strongly in
-    # each row.
-    uses_controlnet: bool
-    previewer: str  # the component of its parameters that draws previews; "" if none does
-    checks_safety: bool  # whether it has what tells pictures that are not safe for work
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of its parameters, but for parts that need float32, and of the arithmetic."""
+
+    @property
+    def previewer(self) -> str:
+        """The component of its parameters that draws previews; "" if none does."""
+
+    @property
+    def downscale(self) -> int:
+        """Pixels of a picture along one side for each latent along that side."""
+
+    @property
+    def size_unit(self) -> int:
+        """Pixels of which the sides of pictures are multiples."""
+
+    @property
+    def input_shapes(self) -> Shapes:
+        """The shapes of what `prompt_inputs` returns."""
+
+    @property
+    def cond_shapes(self) -> Shapes:
+        """The shapes of what `encode_prompt` returns."""
+
+    @property
+    def shape_key(self) -> tuple[str, ...]:
+        """What tells its programs from those for inputs of the usual shapes."""
+
+    @property
+    def text_widths(self) -> Mapping[str, int]:
+        """The hidden size of each text encoder, by component."""
+
+    @property
+    def mask_channels(self) -> int:
+        """Channels that a UNet takes beside those of the latents: 0, or what is drawn anew of a
+        picture and the latents of what is kept of it, 1 + C."""
+
+    @property
+    def uses_controlnet(self) -> bool:
+        """Whether a control picture steers it, which is then among its inputs; slots say how
+        strongly in each row."""
+
+    @property
+    def checks_safety(self) -> bool:
+        """Whether it has what tells pictures that are not safe for work."""
+
+    @property
+    def autoencoder(self) -> str:
+        """The component of its parameters that `encode` and `decode` use."""
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
@@ -56,7 +89,9 @@ class Model(Protocol):
         negative_prompt: str = "",
         *,
         options: PromptOptions = DEFAULTS,
-        **settings: int | float,
+        height: int,
+        width: int,
+        **settings: Any,
     ) -> PyTree:
         """On the host: what `encode_prompt` takes, in NumPy's arrays.
 
@@ -65,8 +100,10 @@ class Model(Protocol):
             prompt: what is wanted.
             negative_prompt: what is not.
             options: what both may say.
-            settings: height and width in pixels and guidance, which some networks are told, and
-                the text encoders' layer that is taken, the last being 1 (`clip_skip`).
+            height: of the picture, in pixels.
+            width: of the picture, in pixels.
+            settings: guidance, which some networks are told, and the text encoders' layer that is
+                taken, the last being 1 (`clip_skip`).
 
         Raises:
             PromptError: a prompt that cannot be drawn.

@@ -228,7 +228,7 @@ def _size_inputs(written: Sequence[bool], height: int, width: int) -> Arrays:
 
     As in diffusers, the picture is all of one that was of this size.
     """
-    sizes = np.float32([height, width, 0, 0, height, width])
+    sizes = np.asarray([height, width, 0, 0, height, width], np.float32)
     return {"written": np.array(written), "time_ids": np.stack([sizes, sizes])}
 
 
@@ -245,7 +245,7 @@ def _check(first: TextEncoderConfig, second: ProjectedTextEncoderConfig, unet: U
             f"The text encoders give {length} embeddings of {width}, the UNet takes {LENGTH} of "
             f"{unet.cross_attention_dim}."
         )
-    added = second.projection_dim + SIZES * unet.addition_time_embed_dim
+    added = second.projection_dim + SIZES * (unet.addition_time_embed_dim or 0)
     if added != unet.projection_class_embeddings_input_dim:
         raise CheckpointError(
             f"The UNet takes {unet.projection_class_embeddings_input_dim} numbers beside the text, "

@@ -7,6 +7,7 @@ one chunk cost no more for it.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +161,7 @@ class _Lengths(Mapping[str, int]):
 # --- on the devices -----------------------------------------------------------------------------
 
 
-def flat(inputs: Arrays) -> tuple[jax.Array, Learned]:
+def flat(inputs: Mapping[str, Any]) -> tuple[jax.Array, Learned]:
     """Return the ids [T n, 77] of n chunks of T texts, and the vectors among them."""
     rows = jnp.reshape(inputs["rows"], (-1, LENGTH))
     return jnp.reshape(inputs["ids"], (-1, LENGTH)), Learned(inputs["vectors"], rows)
@@ -173,7 +174,7 @@ def joined(embeddings: jax.Array, inputs: Arrays) -> jax.Array:
     return weighted(embeddings, weights).reshape(texts, -1, embeddings.shape[-1])
 
 
-def between(made: jax.Array, inputs: Arrays) -> jax.Array:
+def between(made: jax.Array, inputs: Mapping[str, Any]) -> jax.Array:
     """Interpolate between the second and the third text, vector by vector: [2, ..., D].
 
     Args:

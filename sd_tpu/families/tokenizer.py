@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -87,7 +87,7 @@ class Tokenizer:
             CheckpointError: they are missing or damaged.
         """
         cache_file = _cache_file(folder, pad)
-        content = cache_file and _read_cache(cache_file)
+        content = _read_cache(cache_file) if cache_file else None
         if not content:
             clip = clip_tokenizer(folder, pad)
             content = clip.backend_tokenizer.to_str(), _marks(clip)
@@ -106,6 +106,8 @@ class Tokenizer:
 
         One with another padding than theirs is written by transformers.
         """
+        if self._source is None:
+            raise ValueError("This tokenizer was read from no folder.")
         source, pad = self._source
         if pad is not None:
             clip_tokenizer(source, pad).save_pretrained(folder)
@@ -151,9 +153,8 @@ def clip_tokenizer(folder: Path, pad: str | None = None) -> "CLIPTokenizer":
     try:
         with tempfile.TemporaryDirectory() as copied:  # transformers reads files of any size
             _write(contents, Path(copied))
-            return CLIPTokenizer.from_pretrained(
-                copied, **{} if pad is None else {"pad_token": pad}
-            )
+            padding: dict[str, Any] = {} if pad is None else {"pad_token": pad}
+            return CLIPTokenizer.from_pretrained(copied, **padding)
     except Exception as error:  # transformers raises whatever its parsers raise
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         message = f"The tokenizer in {folder} cannot be read ({reason})."
@@ -189,8 +190,8 @@ def _marks(clip: "CLIPTokenizer") -> Marks:
 
 def _cache_file(folder: Path, pad: str | None) -> Path | None:
     """Return the file that keeps a folder's tokenizer, named by all that it depends on, or None."""
-    cache = jax.config.jax_compilation_cache_dir
-    if cache is None or not jax.config.jax_enable_compilation_cache:
+    cache = jax.config.jax_compilation_cache_dir  # ty: ignore[missing-attribute]
+    if cache is None or not jax.config.jax_enable_compilation_cache:  # ty: ignore[missing-attribute]
         return None
     digest = hashlib.sha256(repr([pad, version("transformers"), version("tokenizers")]).encode())
     for name, content in _contents(folder).items():

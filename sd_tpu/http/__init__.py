@@ -3,6 +3,8 @@
 It is served beside the page, or alone: `create_api(engine, access)` is an ASGI application.
 """
 
+from collections.abc import Mapping
+
 import fastapi
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -51,8 +53,8 @@ def create_api(engine: EngineClient, access: Access) -> fastapi.FastAPI:
     api.include_router(openai.make_file_router(files), prefix="/v1", tags=["OpenAI"])
     api.add_exception_handler(RequestError, _refuse)
     api.add_exception_handler(DrawingError, _refuse)
-    api.add_exception_handler(RequestValidationError, _refuse_malformed)
-    api.add_exception_handler(HTTPException, _refuse_http)
+    api.add_exception_handler(RequestValidationError, _refuse_malformed)  # ty: ignore[invalid-argument-type]
+    api.add_exception_handler(HTTPException, _refuse_http)  # ty: ignore[invalid-argument-type]
     return api
 
 
@@ -79,7 +81,7 @@ def _refuse_http(_: fastapi.Request, error: HTTPException) -> JSONResponse:
 
 
 def error_response(
-    status: int, sentence: str, headers: dict[str, str] | None = None
+    status: int, sentence: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Return an error response with the sentence where clients of either API look for it."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")

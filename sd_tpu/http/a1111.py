@@ -171,7 +171,7 @@ _OWN = {
 }
 _OF_START = {*_START, *NUMBERS, *PICTURES, "include_init_images", *PARAMETERS}
 
-Drawing = pydantic.create_model(
+Drawing = pydantic.create_model(  # ty: ignore[no-matching-overload]
     "Drawing",
     __base__=Body,
     **{
@@ -198,7 +198,7 @@ Drawing = pydantic.create_model(
         ),
     },
 )
-Txt2Img = pydantic.create_model(
+Txt2Img = pydantic.create_model(  # ty: ignore[no-matching-overload]
     "Txt2Img",
     __base__=Drawing,
     **{
@@ -223,7 +223,7 @@ Txt2Img = pydantic.create_model(
         ),
     },
 )
-Img2Img = pydantic.create_model(
+Img2Img = pydantic.create_model(  # ty: ignore[no-matching-overload]
     "Img2Img",
     __base__=Drawing,
     **{
@@ -248,7 +248,7 @@ Img2Img = pydantic.create_model(
         "include_init_images": anything("Whether the answer repeats them.", "boolean"),
     },
 )
-Options = pydantic.create_model(
+Options = pydantic.create_model(  # ty: ignore[no-matching-overload]
     "Options",
     __base__=Body,
     **{parameter: field_of(SETTINGS[name]) for parameter, name in _OPTIONS.items()},
@@ -273,7 +273,7 @@ def make_router(engine: EngineClient) -> fastapi.APIRouter:
         clients.remember(client, await run_sync(_options, asked.given(), engine))
 
     @router.post("/png-info")
-    async def png_info(asked: PngInfo) -> dict:
+    async def png_info(asked: PngInfo) -> dict:  # ty: ignore[invalid-type-form]
         return await run_sync(_png_info, asked.given().get("image"))
 
     @router.get("/memory")
@@ -463,7 +463,7 @@ class _Task:
         self.comments: set[str] = set()
         self._pictures, self._start, self._prompt = pictures, start, prompt
         self._hires, self._passes, self._over = hires, 2 if hires else 1, 0
-        self._job: Job | None = None
+        self._job: Any = None  # the last `Job` that was begun
         self._progress = Progress(0, self.picture.steps, {})
         self._preview: Any = None
         self._since = time.time()
@@ -515,7 +515,7 @@ class _Task:
         """Return the request for larger pictures, and the start pictures that it names."""
         starts = [Input.of_pixels(made[index]) for index in request.indices()]
         again = [
-            dataclasses.replace(self._hires.again(picture), init_image=start.name)
+            dataclasses.replace(self._hires.again(picture), init_image=start.name)  # ty: ignore[missing-union-attribute, invalid-argument-type]
             for picture, start in zip(request.pictures, starts, strict=True)
         ]
         return Request(tuple(again)), starts
@@ -559,7 +559,7 @@ class _Task:
     def info(self, files: list[bytes]) -> dict:
         """Return A1111's info about the pictures, most of which is in each file as well."""
         texts = [read_parameters(file) for file in files]
-        made = [parse_parameters(text).pictures[0] for text in texts]
+        made = [parse_parameters(text).picture(0) for text in texts]
         first = made[0] if made else self.picture
         return {
             **_a1111_settings(first),
@@ -676,7 +676,7 @@ def _read(
     values |= {"sampler": sampler or None, "spacing": spacing or None}
     prompt, values["negative_prompt"] = _put_into(given.get("styles", []), values, engine)
     values["prompts"] = [prompt]
-    start, first, hires = Start(({},)), Request.check(values, engine.catalog).pictures[0], None
+    start, first, hires = Start(({},)), Request.check(values, engine.catalog).picture(0), None
     _refuse_absent(given, begun, first.sampler)
     if begun:
         start = Start.read(given, first)
@@ -691,12 +691,12 @@ def _read(
             count=len(settings) * batches,
             limit=MAX_PICTURES,
         )
-    pictures = Request.check(
+    request = Request.check(
         {**values, "prompts": values["prompts"] * len(settings)}, engine.catalog
-    ).pictures
+    )
     begun_as = [
-        changed(picture, {**overrides, **control.settings})
-        for picture, overrides in zip(pictures, settings, strict=True)
+        changed(request.picture(index), {**overrides, **control.settings})
+        for index, overrides in enumerate(settings)
     ]
     return _Task(begun_as, batches, start, prompt, hires), options
 

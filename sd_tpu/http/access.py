@@ -8,6 +8,7 @@ import hmac
 import ipaddress
 import os
 from pathlib import Path
+from typing import Any
 
 import fastapi
 from starlette.requests import HTTPConnection
@@ -99,8 +100,9 @@ def network_of(address: str | None) -> str:
     return str(ip if whole else ipaddress.ip_network((ip, 56), strict=False))
 
 
-def visitor_network(visitor: HTTPConnection) -> str:
-    """Return the network of whoever asks; a trusted proxy says for whom it asks."""
+def visitor_network(visitor: HTTPConnection | Any) -> str:
+    """Return the network of whoever asks, also by Gradio's request; a trusted proxy says for whom
+    it asks."""
     return network_of(visitor.client and visitor.client.host)
 
 

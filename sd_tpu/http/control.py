@@ -247,7 +247,8 @@ def _fit(mode: Any) -> str:
 def _bounds(unit: Mapping[str, Any]) -> tuple[float, float]:
     """Return the bounds of Canny's detector; absent or negative ones are the detector's own."""
     thresholds = [unit.get(name) for name in ("threshold_a", "threshold_b")]
-    return tuple(
+    low, high = (
         own if value is None or value == -1 else _BOUND.check(value, f"threshold_{letter}")
         for letter, value, own in zip("ab", thresholds, CANNY, strict=True)
     )
+    return low, high

@@ -209,7 +209,7 @@ class Gate:
             self._access.recognize(Request(scope))
         self._open[network] += 1
         try:
-            await app(scope, receive_bounded, send_guarded)
+            await app(scope, receive_bounded, send_guarded)  # ty: ignore[not-callable]
         finally:
             self._open[network] -= 1
             if not self._open[network]:

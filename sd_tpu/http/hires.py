@@ -8,7 +8,7 @@ from sd_tpu.http.drawing import NOTHING, ParameterError, flag
 from sd_tpu.pictures.images import UPSCALER
 from sd_tpu.request import LARGER, LARGER_STRENGTH, ModelCatalog, larger, rounded
 from sd_tpu.sampling.samplers import steps_taken
-from sd_tpu.settings import MAX_SIZE, SETTINGS, Number, Picture, shortened
+from sd_tpu.settings import MAX_SIZE, MAX_STEPS, SETTINGS, Number, Picture, shortened
 
 UPSCALERS = ("None", UPSCALER)  # A1111's None enlarges in the same way
 _STRENGTH = SETTINGS["strength"].a1111
@@ -71,7 +71,7 @@ class Hires:
             for name, kind in _NUMBERS.items()
         }
         strength = SETTINGS["strength"].check(given.get(_STRENGTH, LARGER_STRENGTH))
-        most = steps_taken(SETTINGS["steps"].kind.most, strength)
+        most = steps_taken(MAX_STEPS, strength)
         taken = Number(int, 0, max(0, most)).check(
             given.get("hr_second_pass_steps", 0), "hr_second_pass_steps"
         )

@@ -86,7 +86,7 @@ _START = {
 _ALL = 1.0  # the strength of an edit that keeps nothing of what is transparent
 _UNCACHED = {"Cache-Control": "no-store"}
 
-Generation = pydantic.create_model(
+Generation = pydantic.create_model(  # ty: ignore[no-matching-overload]
     "Generation",
     __base__=Body,
     **{
@@ -106,7 +106,7 @@ Generation = pydantic.create_model(
         "seed": field_of(SETTINGS["seed"], minimum=RANDOM),
     },
 )
-Edit = pydantic.create_model(
+Edit = pydantic.create_model(  # ty: ignore[no-matching-overload]
     "Edit",
     __base__=Generation,
     **{
@@ -329,7 +329,7 @@ def _event(kind: str, asked: _Asked, file: bytes, **more: Any) -> bytes:
 
 def _usage(engine: EngineClient, request: Request, index: int) -> dict:
     """Tokens are those of the prompt; a picture has none here."""
-    picture = request.pictures[index]
+    picture = request.picture(index)
     tokens = engine.count(picture.prompt, picture.model).tokens
     return {
         "input_tokens": tokens,
@@ -367,7 +367,7 @@ def _read_edit(
         raise ParameterError("image should be one picture, and mask at most one, as files.")
     start = Input(images[0])
     clear = (Input(masks[0], "The mask") if masks else start).transparency()
-    inputs, begun = [start], {"init_image": start.name}
+    inputs, begun = [start], dict[str, Any](init_image=start.name)
     if clear.getbbox():
         inputs.append(Input.of_pixels(np.asarray(clear)))
         begun |= {"mask": inputs[1].name, "strength": _ALL}
@@ -404,7 +404,7 @@ def _read(
             "This server does not have: {names}.",
             names=", ".join(shortened(name)[1:-1] for name in (*sorted(unknown), *asked)),
         )
-    own = {
+    own: dict[str, Any] = {
         name: kind.check(given.get(name, _DEFAULTS[name]), name) for name, kind in _KINDS.items()
     }
     settings = {**begun, **{name: given[name] for name in known.keys() & given.keys()}}

@@ -52,7 +52,7 @@ class _State(ServerState):
         self.proxies, self.networks = proxies, Counter[str]()
 
 
-class Connection(AutoHTTPProtocol):
+class Connection(AutoHTTPProtocol):  # ty: ignore[unsupported-base]
     """uvicorn's connection; it is closed when it holds a file and does nothing with it."""
 
     _timer: asyncio.TimerHandle | None = None
@@ -191,7 +191,7 @@ class Server:
                 forwarded_allow_ips=trusted,
             )
         )
-        self._uvicorn.server_state = _State(ProxyHeadersMiddleware(app, trusted).trusted_hosts)
+        self._uvicorn.server_state = _State(ProxyHeadersMiddleware(app, trusted).trusted_hosts)  # ty: ignore[invalid-argument-type]
         self._thread = threading.Thread(
             target=self._uvicorn.run, args=([listener],), name="server", daemon=True
         )
@@ -231,8 +231,10 @@ def bind(host: str | None = None, port: int | None = None) -> socket.socket:
             try:
                 return _bind(family, (address[0], port, *address[2:]))
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or port == int(first) + PORTS - 1 or named:
+                if error.errno != errno.EADDRINUSE or named:
                     raise
+                taken = error
+        raise taken
     except (OSError, UnicodeError) as error:
         where = f"[{host}]" if ":" in host else host
         raise ValueError(

@@ -58,7 +58,7 @@ def plain(
 ) -> jax.Array:
     """JAX's own, left to XLA or to cuDNN. q [B, N, C], k and v [B, M, C] -> like q."""
     split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
-    out = jax.nn.dot_product_attention(*split, is_causal=causal, implementation=implementation)
+    out = jax.nn.dot_product_attention(*split, is_causal=causal, implementation=implementation)  # ty: ignore[no-matching-overload]
     return out.reshape(q.shape)
 
 
@@ -182,7 +182,7 @@ def _kernel(q_ref, k_ref, v_ref, out_ref, *, size: int, dtype):
     step = _block(keys)
     for start in range(0, lanes, size):
         head = slice(start, start + size)
-        out = _one_head(q_ref, k_ref, v_ref, head, step, dtype)
+        out = _one_head(q_ref, k_ref, v_ref, head, step, dtype)  # ty: ignore[invalid-argument-type]
         out_ref[0, :, head] = out.astype(out_ref.dtype)
 
 

@@ -2,6 +2,7 @@
 control picture shows, and adds what follows from it to the UNet's maps."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ ZEROS = nnx.initializers.zeros_init()
 class ControlNetModel(WayDown):
     """A network whose output, added to a UNet's maps, makes its picture follow another's lines."""
 
+    config: ControlNetConfig
+
     def __init__(self, config: ControlNetConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         """Layers with random parameters; those that reach the UNet are zeros, so that nothing is
         added before training.
@@ -28,7 +31,7 @@ class ControlNetModel(WayDown):
             rngs: for the parameters.
         """
         super().__init__(config, dtype=dtype, rngs=rngs)
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         deepest = config.block_out_channels[-1]
         self.controlnet_cond_embedding = ControlEmbedding(config, **layer)
         self.controlnet_down_blocks = nnx.List(
@@ -79,7 +82,7 @@ class ControlEmbedding(nnx.Module):
     """Convolutions that bring a control picture to the size and the channels of the first map."""
 
     def __init__(self, config: ControlNetConfig, *, dtype, rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         widths = config.conditioning_embedding_out_channels
         self.conv_in = conv(config.conditioning_channels, widths[0], **layer)
         self.blocks = nnx.List()

@@ -1,6 +1,8 @@
 """IP-Adapter (Ye et al. 2023, arXiv:2308.06721): what a UNet attends to of a reference picture,
 beside its text."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -18,8 +20,9 @@ class IPAdapterModel(nnx.Module):
     """CLIP's look at a picture, tokens made of it, and what each attention makes of these."""
 
     def __init__(self, config: IPAdapterConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         self.dtype, self.resamples = dtype, config.resampler is not None
+        assert config.image_encoder is not None
         self.image_encoder = CLIPVisionModelWithProjection(config.image_encoder, **layer)
         self.image_proj = (Resampler if self.resamples else ImageProjection)(config, **layer)
         # diffusers numbers self-attention as well.
@@ -58,8 +61,10 @@ class ImageProjection(nnx.Module):
     """Tokens of CLIP's vector for a whole picture."""
 
     def __init__(self, config: IPAdapterConfig, *, dtype, rngs: nnx.Rngs):
-        layer, width = dict(dtype=dtype, rngs=rngs), config.cross_attention_dim
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        width = config.cross_attention_dim
         self.tokens = config.tokens
+        assert config.image_encoder is not None
         self.proj = linear(config.image_encoder.projection_dim, config.tokens * width, **layer)
         self.norm = LayerNorm(width, **layer)
 
@@ -73,7 +78,9 @@ class Resampler(nnx.Module):
     (Jaegle et al. 2021, arXiv:2103.03206; Alayrac et al. 2022, arXiv:2204.14198)."""
 
     def __init__(self, config: IPAdapterConfig, *, dtype, rngs: nnx.Rngs):
-        layer, sizes = dict(dtype=dtype, rngs=rngs), config.resampler
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        sizes = config.resampler
+        assert sizes is not None and config.image_encoder is not None
         width = config.cross_attention_dim
         self.tokens = config.tokens  # tells those with other numbers of them apart
         self.latents = nnx.Param(jnp.ones((1, self.tokens, sizes.width), dtype))
@@ -105,7 +112,7 @@ class Resampler(nnx.Module):
         latents = jnp.broadcast_to(self.latents[...], (len(x), *self.latents.shape[1:]))
         for attend, feed in self.layers:
             latents = latents + attend(latents, x)
-            latents = latents + feed["3"](gelu(feed["1"](feed["0"](latents))))
+            latents = latents + feed["3"](gelu(feed["1"](feed["0"](latents))))  # ty: ignore[not-subscriptable]
         return self.norm_out(self.proj_out(latents))
 
 
@@ -113,7 +120,7 @@ class PerceiverAttention(nnx.Module):
     """Attention of latents to a picture's tokens and to themselves, each normed first."""
 
     def __init__(self, width: int, heads: int, *, dtype, rngs: nnx.Rngs):
-        layer = dict(bias=False, dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(bias=False, dtype=dtype, rngs=rngs)
         inner, self.heads = heads * IPAdapterConfig.HEAD, heads
         self.norm1 = LayerNorm(width, dtype=dtype, rngs=rngs)
         self.norm2 = LayerNorm(width, dtype=dtype, rngs=rngs)

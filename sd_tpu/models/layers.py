@@ -5,7 +5,7 @@ softmax of attention are always float32.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -198,7 +198,7 @@ class ResnetBlock(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         self.norm1 = GroupNorm(inputs, groups, eps, **layer)
         self.conv1 = conv(inputs, outputs, **layer)
         if time_channels is not None:
@@ -246,7 +246,7 @@ class Attention(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         self.heads = heads
         if groups is not None:
             self.group_norm = GroupNorm(channels, groups, eps, **layer)

@@ -1,6 +1,6 @@
 """The text half of CLIP (Radford et al. 2021, arXiv:2103.00020), as Stable Diffusion uses it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +118,7 @@ class Embeddings(nnx.Module):
     """Learned token and position embeddings, added."""
 
     def __init__(self, config: TextEncoderConfig, *, dtype, rngs: nnx.Rngs):
-        embed = dict(
+        embed: dict[str, Any] = dict(
             features=config.hidden_size,
             embedding_init=nnx.initializers.normal(0.02),
             dtype=dtype,
@@ -174,7 +174,7 @@ class EncoderLayer(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         size, eps = config.hidden_size, config.layer_norm_eps
         self.layer_norm1 = LayerNorm(size, eps, **layer)
         self.self_attn = SelfAttention(size, config.num_attention_heads, causal=causal, **layer)

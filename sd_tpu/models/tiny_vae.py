@@ -2,6 +2,7 @@
 github.com/madebyollin/taesd): plain convolutions, for previews and for slow machines."""
 
 from itertools import count
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +38,9 @@ class Encoder(nnx.Module):
     """Images in [0, 1] -> latents."""
 
     def __init__(self, config: TinyVAEConfig, *, dtype, rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         width = config.encoder_block_out_channels[0]
-        layers = []
+        layers: list[nnx.Module] = []
         for level, blocks in enumerate(config.num_encoder_blocks):
             layers.append(
                 conv(width, width, strides=2, bias=False, **layer)
@@ -60,7 +61,7 @@ class Decoder(nnx.Module):
     """Latents -> images in [0, 1]."""
 
     def __init__(self, config: TinyVAEConfig, *, dtype, rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         width = config.decoder_block_out_channels[0]
         # Checkpoints number the layers of a PyTorch Sequential: its number 1 is a ReLU, and each
         # enlargement has a number of its own before the convolution that follows it.

@@ -67,7 +67,7 @@ class WayDown(nnx.Module):
                 f"Token downsampling should be a whole number from 1, not {token_downsampling}."
             )
         self.config, self.dtype = config, dtype
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
         time_channels = 4 * channels[0]
         steps = _token_steps(config, token_downsampling)
@@ -78,7 +78,7 @@ class WayDown(nnx.Module):
         )
         if config.addition_embed_type == "text_time":
             self.add_embedding = TimestepEmbedding(
-                config.projection_class_embeddings_input_dim, time_channels, **layer
+                config.projection_class_embeddings_input_dim or 0, time_channels, **layer
             )
 
         last = len(channels) - 1
@@ -155,7 +155,7 @@ class WayDown(nnx.Module):
 
         Each number is encoded as a timestep is.
         """
-        sizes = self._encoded(ids.reshape(-1), self.config.addition_time_embed_dim)
+        sizes = self._encoded(ids.reshape(-1), self.config.addition_time_embed_dim or 0)
         sizes = sizes.reshape(len(pooled), -1).astype(self.dtype)
         return self.add_embedding(jnp.concatenate([pooled.astype(self.dtype), sizes], axis=-1))
 
@@ -172,7 +172,7 @@ class UNet2DConditionModel(WayDown):
     ):
         """Build the layers of `WayDown`, and the way up."""
         super().__init__(config, token_downsampling=token_downsampling, dtype=dtype, rngs=rngs)
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
         steps = _token_steps(config, token_downsampling)
         skips = [*config.skip_widths]
@@ -333,8 +333,8 @@ class Block(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        layer = dict(dtype=dtype, rngs=rngs)
-        norm = dict(groups=config.norm_num_groups, eps=config.norm_eps)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        norm: dict[str, Any] = dict(groups=config.norm_num_groups, eps=config.norm_eps)
         self.resnets = nnx.List(
             [
                 ResnetBlock(width, channels, time_channels=time_channels, **norm, **layer)
@@ -390,7 +390,7 @@ class Transformer2DModel(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         self.norm = GroupNorm(channels, config.norm_num_groups, 1e-6, **layer)
         # The two projections do the same; checkpoints differ in how they store the weight.
         project = linear if config.use_linear_projection else pointwise
@@ -425,7 +425,7 @@ class TransformerBlock(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         self.token_downsampling = token_downsampling
         self.number = 0  # of those of a UNet, as `UNetConfig.attending_widths` counts them
         self.norm1 = LayerNorm(channels, **layer)
@@ -439,8 +439,10 @@ class TransformerBlock(nnx.Module):
         """x [B, N, C], a map of so many rows, row by row -> like x."""
         normed = self.norm1(x)
         x = x + self.attn1(normed, self._seen(normed, height))
-        image_prompt = context.reference and ImagePrompt(
-            *context.reference[self.number], context.scale
+        image_prompt = (
+            ImagePrompt(*context.reference[self.number], context.scale)  # ty: ignore[invalid-argument-type]
+            if context.reference
+            else None
         )
         x = x + self.attn2(self.norm2(x), context.text, image_prompt)
         return x + self.ff(self.norm3(x))

@@ -3,6 +3,8 @@
 The scaling factor lives in here: latents outside have about unit variance.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -22,7 +24,7 @@ class AutoencoderKL(nnx.Module):
 
     def __init__(self, config: VAEConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.config, self.dtype = config, dtype
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         moments = 2 * config.latent_channels
         self.encoder = Encoder(config, **layer)
         self.decoder = Decoder(config, **layer)
@@ -78,8 +80,8 @@ class Level(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        layer = dict(dtype=dtype, rngs=rngs)
-        norm = dict(groups=config.norm_num_groups, eps=EPS)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        norm: dict[str, Any] = dict(groups=config.norm_num_groups, eps=EPS)
         self.resnets = nnx.List([ResnetBlock(w, channels, **norm, **layer) for w in widths])
         if downsample:
             self.downsamplers = nnx.List([Downsample(channels, 0, **layer)])
@@ -99,7 +101,7 @@ class MidBlock(nnx.Module):
     """Resnet, single-head attention over the pixels, resnet."""
 
     def __init__(self, config: VAEConfig, *, dtype, rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         groups, channels = config.norm_num_groups, config.block_out_channels[-1]
         self.resnets = nnx.List(
             [ResnetBlock(channels, channels, groups=groups, eps=EPS, **layer) for _ in range(2)]
@@ -119,7 +121,7 @@ class Encoder(nnx.Module):
     """Images -> moments of the latents."""
 
     def __init__(self, config: VAEConfig, *, dtype, rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels
         self.conv_in = conv(config.in_channels, channels[0], **layer)
         self.down_blocks = nnx.List(
@@ -150,7 +152,7 @@ class Decoder(nnx.Module):
     """Latents -> images."""
 
     def __init__(self, config: VAEConfig, *, dtype, rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         channels = config.block_out_channels[::-1]
         self.conv_in = conv(config.latent_channels, channels[0], **layer)
         self.mid_block = MidBlock(config, **layer)

@@ -1,6 +1,8 @@
 """The image half of CLIP (Radford et al. 2021, arXiv:2103.00020), by which safety checkers look at
 pictures and IP-Adapters at reference pictures."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -32,7 +34,7 @@ class VisionTransformer(nnx.Module):
     """Patches and one class token through encoder layers, between two norms."""
 
     def __init__(self, config: VisionEncoderConfig, *, dtype, rngs: nnx.Rngs):
-        layer = dict(dtype=dtype, rngs=rngs)
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         size, eps = config.hidden_size, config.layer_norm_eps
         self.embeddings = PatchEmbeddings(config, **layer)
         self.pre_layrnorm = LayerNorm(size, eps, **layer)  # spelled so in every checkpoint

@@ -41,7 +41,11 @@ log = logging.getLogger(__name__)
 # At each event Gradio's browser part visits all components on which any event so far shows its
 # progress, by default its outputs, also where nothing of it is to be seen
 # (decision 0026).
-QUIET = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
+QUIET: dict[str, Any] = {
+    "show_progress": "hidden",
+    "show_progress_on": [],
+    "api_visibility": "private",
+}
 # That go on at the same time: more than one address can have, as those that follow a run hold one.
 EVENTS = (MAX_SUBSCRIBERS + 1) * Limits().address_jobs
 PARALLEL = 2  # answers that read or make files, at a time: each can have a core for seconds
@@ -84,11 +88,11 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
 
         async def watch(event: gr.EventData, visitor: gr.Request) -> AsyncIterator[dict]:
             asked = ActionRequest.of(event._data, visitor)
-            async for updates in shown.stream(asked, visitor.session_hash):
+            async for updates in shown.stream(asked, visitor.session_hash):  # ty: ignore[invalid-argument-type]
                 yield updates
 
         def unsubscribe(visitor: gr.Request) -> None:
-            runs.unsubscribe(visitor.session_hash)
+            runs.unsubscribe(visitor.session_hash)  # ty: ignore[invalid-argument-type]
 
         view = make_page(engine, texts, answer, history=history is not None)
         shown = RunStream(runs, view)
@@ -139,7 +143,7 @@ def launch(
 
 def _tunnel(page: gr.Blocks) -> str:
     """Return the public link through Gradio's servers; "", and a line in the log, if it fails."""
-    here = urlsplit(page.server.address)
+    here = urlsplit(page.server.address)  # ty: ignore[missing-union-attribute]
     try:
         return setup_tunnel(here.hostname, here.port, page.share_token, None, None)
     except Exception as error:  # of a download, a checksum, a program or a network

@@ -63,7 +63,7 @@ def add_endpoints(runs: Runs) -> None:
             yield told
 
     # What Gradio asks of a function to tell programs of it.
-    generate.__signature__ = inspect.Signature(
+    generate.__signature__ = inspect.Signature(  # ty: ignore[missing-attribute]
         parameters, return_annotation=tuple[list[dict], int, str]
     )
     generate.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -144,7 +144,7 @@ def add_endpoints(runs: Runs) -> None:
             prompts (a list), own, and the settings in common, named as in /generate.
         """
         try:
-            return read_png(uploaded(picture["path"])).values()
+            return read_png(uploaded(picture["path"])).values()  # ty: ignore[not-subscriptable]
         except (RequestError, TypeError, KeyError) as error:
             raise gr.Error(str(error), print_exception=False) from error
 
@@ -229,6 +229,7 @@ async def _answers(
         )
     except RequestError as error:
         raise gr.Error(ENGLISH.translate(refusal(error)), print_exception=False) from error
+    assert run is not None  # there is nothing that it could keep instead
     pictures: list[dict | None] = [None] * len(run.request.prompts)
     yielded_at = -PAUSE_SECONDS
     async for snapshot in run.stream(str(visitor.session_hash)):

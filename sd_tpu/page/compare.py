@@ -87,7 +87,8 @@ def comparable(
 def suggested(what: str, defaults: Picture) -> list[Any]:
     """Eight values, or fewer, that are worth comparing; the model's own is among them. The server
     knows models and styles, and page.js the seed that is filled in, from which seeds run on."""
-    return [] if what in (*_LISTED, "seed") else COMPARABLE[what].suggest(getattr(defaults, what))
+    suggest = None if what in (*_LISTED, "seed") else COMPARABLE[what].suggest
+    return suggest(getattr(defaults, what)) if suggest else []
 
 
 def read_comparison(asked: Any) -> tuple[str, list[Any]]:
@@ -124,7 +125,7 @@ def comparison(request: Request, what: str, values: Sequence[Any]) -> Request:
         RequestError: a value cannot be served, or the prompt names no LoRA to compare, or has no
             picture of which it says how it is used.
     """
-    first = request.pictures[request.indices()[0]]
+    first = request.picture(request.indices()[0])
     image = HANDED_IN.get(COMPARABLE[what].section) if what in COMPARABLE else None
     if image and not getattr(first, image):
         raise RequestError("{label}: the first prompt has none.", label=SETTINGS[image].label)

@@ -159,7 +159,7 @@ class RunStream:
         with suppress(HistoryError):  # of which something has been said already
             if history and (kept := [card.kept for card in cards if card.kept]):
                 stars = history.favourites(asked.browser, kept)
-        updates = {
+        updates: Updates = {
             view.figures[card.index]: part(
                 "figure", asked.language, card, view.size, stars.get(card.kept)
             )
@@ -224,7 +224,7 @@ class Actions:
             ]
         request = Request.check(filled, self.engine.catalog)
         compared = comparison(request, *read_comparison(asked.data))
-        for picture in compared.pictures:
+        for picture in filter(None, compared.pictures):
             self.engine.catalog.check(picture)
         common = for_all(filled, self.engine.catalog)
         answer = self._draw(compared, asked, seed=common.seed, common=common)
@@ -253,7 +253,7 @@ class Actions:
 
     def _do_larger(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw a picture again at LARGER times its size, from its pixels; the others stay."""
-        card, former = self._card(asked, asked.index), self._run(asked)
+        card, former = self._card(asked, asked.index), self._shown(asked)
         picture = larger(card.asked, LARGER * card.asked.width, LARGER * card.asked.height)
         self.engine.catalog.check(picture)
         start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
@@ -272,7 +272,7 @@ class Actions:
         first, to = self._card(asked, asked.index).asked, asked.data.get("to")
         other = first if to is None else self._card(asked, to).asked
         seed = drawn_seed(RANDOM) if to is None else other.seed
-        run = self._run(asked)
+        run = self._shown(asked)
         run.draw_journey(journey(first, other.prompt, seed, asked.data.get("count")))
         return _named(run)
 
@@ -377,10 +377,16 @@ class Actions:
         """Return the run that the page shows, if it is still known."""
         return self.runs.find(asked.data.get("run"))
 
+    def _shown(self, asked: ActionRequest) -> Run:
+        """Return the run that the page shows; raise RequestError if it is not known."""
+        if run := self._run(asked):
+            return run
+        raise RequestError(GONE.template)
+
     def _card(self, asked: ActionRequest, index: Any) -> Card:
         """Return the card with its finished picture; raises RequestError if there is none."""
         run = self._run(asked)
-        card = run and index in range(MAX_PROMPTS) and run.cards[index].finished
+        card = run.cards[index].finished if run and index in range(MAX_PROMPTS) else None
         if card and card.picture.there:
             return card
         raise RequestError(GONE.template)
@@ -424,7 +430,7 @@ class Actions:
             "faster": part("summary", language, faster),
             "inputs": self.inputs.shown(
                 asked.browser,
-                {each.get(name) for each in (filled, *per_picture) for name in UPLOADS},
+                {each.get(name, "") for each in (filled, *per_picture) for name in UPLOADS},
             ),  # small
             "slow": self._slow(filled, language),
             "line": part(
@@ -553,7 +559,7 @@ class Actions:
         """Return the start picture of a card, as it lies under it; nothing if it is gone."""
         with suppress(RequestError, HistoryError, OSError):
             request = read_png(self._file(asked))
-            canvas = Canvas.of(request.pictures[0], self.inputs.of(asked.browser))
+            canvas = Canvas.of(request.picture(0), self.inputs.of(asked.browser))
             return {"before": data_url(canvas.pixels)} if canvas else {}
         return {}
 
@@ -562,7 +568,10 @@ class Actions:
 
     def _handed_in(self, asked: ActionRequest, key: str) -> Input:
         name = str(asked.data.get(key))
-        return find_input(self.inputs.of(asked.browser, {name}), name)
+        found = find_input(self.inputs.of(asked.browser, {name}), name)
+        if found is None:
+            raise LookupError(key)
+        return found
 
     # --- the rest -------------------------------------------------------------------------------
 
@@ -579,7 +588,7 @@ class Actions:
 
     def _do_grid(self, asked: ActionRequest) -> dict[str, Any]:
         pictures = self._made(asked)
-        return {"file": url(self.files.grid(self._run(asked).request, pictures))}
+        return {"file": url(self.files.grid(self._shown(asked).request, pictures))}
 
     def _made(self, asked: ActionRequest) -> dict[int, files.PictureFile]:
         """Return the finished pictures, by index; raises RequestError if there are none."""
@@ -628,6 +637,7 @@ class Actions:
     def _do_history(self, asked: ActionRequest) -> dict[str, Any]:
         """Carry out a button of the history, and show what there is then."""
         data, owner, say, news = asked.data, asked.browser, asked.language.say, ""
+        history = self._kept()
         name = str(data.get("id"))
         match data.get("act"):
             case "save" | "view" as act:
@@ -636,10 +646,10 @@ class Actions:
             case "run":
                 return self._use_run(owner, name, asked)
             case "favourite":
-                known = self.history.set_favourite(owner, name, data.get("to") == "true")
+                known = history.set_favourite(owner, name, data.get("to") == "true")
             case "delete" | "clear" as act:
-                known = self.history.delete(owner, name if act == "delete" else None)
-                for file in self.history.unshared(owner, known):
+                known = history.delete(owner, name if act == "delete" else None)
+                for file in history.unshared(owner, known):
                     self.files.forget(file, owner)
                 news = say("The picture is deleted.")
                 if act == "clear":
@@ -649,13 +659,18 @@ class Actions:
                 news = say("The deleted pictures are back.")
             case _:
                 known = True
-        shown = {"history": contents(self.history, owner, data, asked.language)}
+        shown = {"history": contents(history, owner, data, asked.language)}
         if not known:
             return {**shown, **self._wrong(FORGOTTEN, asked)}
         return {**shown, "news": news}
 
+    def _kept(self) -> History:
+        if self.history is None:
+            raise LookupError("nothing is kept")
+        return self.history
+
     def _use_run(self, owner: str, name: str, asked: ActionRequest) -> dict[str, Any]:
-        entries = self.history.entries(owner, run=name)
+        entries = self._kept().entries(owner, run=name)
         if not entries:
             raise RequestError(FORGOTTEN.template)
         return self._fill(
@@ -701,7 +716,7 @@ def alone(filled: Mapping[str, Any], index: int, seed: int, catalog: Catalog) ->
             "own": [*[None] * index, overrides],
         },
         catalog,
-    ).pictures[index]
+    ).picture(index)
 
 
 def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:

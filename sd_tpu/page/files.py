@@ -115,4 +115,4 @@ def fetch_nothing() -> None:
             "Only files that are uploaded are taken, no addresses.", print_exception=False
         )
 
-    gr.processing_utils.async_ssrf_protected_download = refuse
+    gr.processing_utils.async_ssrf_protected_download = refuse  # ty: ignore[possibly-missing-submodule]

@@ -67,9 +67,8 @@ def read(form: Any) -> dict[str, Any]:
 
 def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     """Return the form of values such as `read` returns, without the kept cards."""
-    prompts, boxes = (
-        [*given, *[""] * MAX_PROMPTS][:MAX_PROMPTS] for given in (values["prompts"], values["own"])
-    )
+    prompts = [*values["prompts"], *[""] * MAX_PROMPTS][:MAX_PROMPTS]
+    boxes = [*values["own"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
     return {
         "prompts": prompts,
         "seed": str(values["seed"]),

@@ -27,6 +27,7 @@ from sd_tpu.settings import (
     CONTROL,
     JOURNEY,
     MAX_PROMPTS,
+    MAX_STEPS,
     REFERENCE,
     SETTINGS,
     SIDES,
@@ -35,7 +36,7 @@ from sd_tpu.settings import (
     named_size,
 )
 
-BARE = dict(js_on_load=None, apply_default_css=False)
+BARE: dict[str, Any] = dict(js_on_load=None, apply_default_css=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Translations(gr.I18n):
 
 
 def make_page(
-    engine: EngineClient, texts: Translations, answer: Callable[[dict], dict], *, history: bool
+    engine: EngineClient, texts: Translations, answer: Callable[..., Any], *, history: bool
 ) -> View:
     """Lay out the tools, the cards and the bar below them, with all panels.
 
@@ -214,8 +215,7 @@ def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
 
 def preset_steps(steps: int) -> list[int]:
     """Return the steps of the presets Fast, Balanced and Fine, for a model of so many."""
-    most = SETTINGS["steps"].kind.most
-    return [min(max(1, round(steps * share)), most) for share in (0.5, 1, 2)]
+    return [min(max(1, round(steps * share)), MAX_STEPS) for share in (0.5, 1, 2)]
 
 
 def about(engine: EngineClient, language: Language) -> str:

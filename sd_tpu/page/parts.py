@@ -69,7 +69,7 @@ def _allowed(kind: Choice) -> str:
     return json.dumps(
         {
             "of": kind.per,
-            "allowed": {key: kind.allowed_keys(key) for key in OVERRIDABLE[kind.per].kind.options},
+            "allowed": {key: kind.allowed_keys(key) for key in OVERRIDABLE[kind.per].kind.options},  # ty: ignore[missing-union-attribute]
         }
     )
 

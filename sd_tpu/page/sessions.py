@@ -27,7 +27,8 @@ class _Everybody(SessionState):
     def __init__(self, page: gr.Blocks):
         """Take the components of the page itself."""
         # Without components there is nothing to describe.
-        super().__init__(SimpleNamespace(default_config=page.default_config, blocks={}))
+        nothing: Any = SimpleNamespace(default_config=page.default_config, blocks={})
+        super().__init__(nothing)
         self.blocks_config.blocks = page.default_config.blocks
         self.blocks_config.fns = page.default_config.fns
 
@@ -78,6 +79,6 @@ class _Sessions(StateHolder):
         }
         self._silent = {name: self._silent.get(name, now) for name in untold}
         for name in [name for name, since in self._silent.items() if now - since > SILENT_SECONDS]:
-            self.blocks.unsubscribe(name)
+            self.blocks.unsubscribe(name)  # ty: ignore[missing-attribute]
             queue.pending_messages_per_session.pop(name, None)
             asyncio.get_running_loop().create_task(queue.clean_events(session_hash=name))

@@ -74,7 +74,7 @@ class Files:
 
         Equal pictures of different browsers get files of their own.
         """
-        name, png = _name(request.pictures[index]), self._to_png(pixels, request.only(index))
+        name, png = _name(request.picture(index)), self._to_png(pixels, request.only(index))
         return PictureFile(
             png=self._save(png, f"{name}.png", whose=whose),
             shown=self._save(_shown(pixels), f"{name}.webp", of=png, whose=whose),
@@ -135,7 +135,7 @@ class Files:
         """
         data = copied = png.read_bytes()
         request = read_png(data)
-        name = _name(request.pictures[0])
+        name = _name(request.picture(0))
         if least:
             with Image.open(png) as image:
                 pixels = enlarged(np.asarray(image), least)

@@ -22,6 +22,7 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
@@ -587,7 +588,7 @@ class History:
             with suppress(FileNotFoundError):  # named as in schema 1
                 (self._pictures / f"{name}.png").rename(self._file(name, hashed))
         known, there = {self._file(*row): row for row in rows}, set(self._pictures.iterdir())
-        for name, _ in map(known.get, known.keys() - there):
+        for name, _ in [known[file] for file in known.keys() - there]:
             self._run("DELETE FROM pictures WHERE id = ?", (name,))
         unknown = there - known.keys()
         for file in unknown:
@@ -625,7 +626,7 @@ class History:
 
         A file that is older than `oldest` must have been a favourite.
         """
-        hashed, name = _named(file).groups()
+        hashed, name = _named(file).groups()  # ty: ignore[missing-union-attribute]
         made_at = _written(file)
         try:
             png = file.read_bytes()
@@ -640,7 +641,7 @@ class History:
             hashed,
             made_at,
             len(png),
-            request.pictures[0],
+            request.picture(0),
             str(int(made_at / RUN_SECONDS)),
             favourite=made_at <= oldest,
         )
@@ -785,5 +786,6 @@ def _picture(text: str) -> Picture:
     """Return the picture of a row; older rows hold a request for one, and null as no spacing."""
     values = json.loads(text)
     (prompt,) = values.get("prompts") or [values.get("prompt")]
-    known = {name: values[name] for name in SETTINGS.keys() & values.keys()}
-    return Picture(**{**known, "prompt": prompt, "spacing": values.get("spacing") or ""})
+    known: dict[str, Any] = {name: values[name] for name in SETTINGS.keys() & values.keys()}
+    known |= {"prompt": prompt, "spacing": values.get("spacing") or ""}
+    return Picture(**known)

@@ -221,7 +221,7 @@ def with_labels(
     ]
 
 
-def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+def _cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
     """Cut a text to a width in pixels; an ellipsis shows that it was cut."""
     lengths = range(len(text), 0, -1)
     cuts = (text[:length].rstrip() + "…" * (length < len(text)) for length in lengths)
@@ -362,7 +362,7 @@ def open_picture(data: bytes, formats: Sequence[str] | None = None) -> Image.Ima
     if data.startswith(b"\xff\xd8"):  # a JPEG, all of whose EXIF Pillow joins and reads at once
         first, mark, rest = data.partition(_EXIF)
         data = first + mark + rest.replace(_EXIF, b"Exif\0\1")
-    return Image.open(_ReadOnce(data), formats=formats)
+    return Image.open(_ReadOnce(data), formats=[*formats] if formats else None)
 
 
 def read_exif(data: bytes) -> tuple[Image.Exif, Image.Exif]:
@@ -404,7 +404,7 @@ def _texts_before_pixels(data: bytes) -> bytes:
     return b"".join([SIGNATURE, *itertools.chain.from_iterable(chunks.values())])
 
 
-def _texts(info: Mapping[str, Any]) -> Iterator[str | bytes]:
+def _texts(info: Mapping[Any, Any]) -> Iterator[str | bytes]:
     """Yield the texts where programs write settings, from Pillow's `info`: the usual ones first."""
     named = {name.lower(): value for name, value in info.items() if isinstance(name, str)}
     exif = named.get("exif", b"") or next(
@@ -451,7 +451,7 @@ def _decoded(text: str | bytes) -> str:
     whole = text.encode("latin-1") if isinstance(text, str) else text
     if len(whole) > 4 * MAX_TEXT_LENGTH:
         return ""
-    code, body = _COMMENT.fullmatch(whole).groups()
+    code, body = _COMMENT.fullmatch(whole).groups()  # ty: ignore[missing-union-attribute]
     code = (code or b"")[:3].upper()
     certain = ["utf-16"] * body.startswith((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE))
     certain += ["iso2022_jp"] * (code == b"JIS") + ["utf-8-sig"] * (code != b"UNI")
@@ -491,7 +491,7 @@ def _is_english(text: str, encoding: str) -> bool:
 def _read(file: str | PathLike | BinaryIO) -> bytes:
     """Read the file; raises RequestError if that fails, or it is too large."""
     try:
-        if hasattr(file, "read"):
+        if not isinstance(file, str | PathLike):
             data = file.read(MAX_FILE_BYTES + 1)
         else:
             check_regular(Path(file))
@@ -527,7 +527,9 @@ def format_parameters(
     body = _plain("\n".join(filter(None, request.prompts)))
     if common.negative_prompt:
         body += f"\nNegative prompt: {_plain(common.negative_prompt)}"
-    line = {field: _written(name, getattr(common, name)) for field, name in _LINE.items()}
+    line: dict[str, Any] = {
+        field: _written(name, getattr(common, name)) for field, name in _LINE.items()
+    }
     for name, of in _ALWAYS.items():
         if getattr(common, of):
             line[SETTINGS[name].png] = SETTINGS[name].kind.shown(getattr(common, name))
@@ -556,8 +558,8 @@ def format_parameters(
         fields[_NEGATIVES] = common.negative_prompt
     if overrides := request.values()["own"]:
         fields[_OWN] = json.dumps(overrides, ensure_ascii=False)
-    line = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
-    return f"{body}\n{line}"
+    last = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
+    return f"{body}\n{last}"
 
 
 def _hires(picture: Picture, width: int, height: int) -> dict[str, str]:
@@ -630,12 +632,12 @@ def parse_usable(text: str) -> tuple[Request, list[str]]:
     return request, sorted(unusable)
 
 
-def _request(body: str, fields: Mapping[str, str]) -> Request:
+def _request(body: str, fields: dict[str, str]) -> Request:
     """Make a request of the text above a line of settings and its fields; raises RequestError."""
     prompt, negative = _split(body)
     sampler, spacing = a1111_sampler(fields.get("Sampler", ""), fields.get("Schedule type", ""))
     width, height = _drawn_size(fields) if "Size" in fields else (None, None)
-    values = {
+    values: dict[str, Any] = {
         name: SETTINGS[name].kind.parse(fields[field])
         for field, name in _LINE.items()
         if field in fields
@@ -672,7 +674,7 @@ def _written_plainly(name: str, value: Any) -> str:
 def _parse_control(text: str) -> dict[str, Any]:
     """Parse the settings of A1111's extension; a detector that is not here is left out."""
     fields = {name: _unquoted(value) for name, value in _FIELD.findall(text)}
-    values = {
+    values: dict[str, Any] = {
         name: SETTINGS[name].kind.parse(fields[field])
         for field, name in _CONTROL_FIELDS.items()
         if field in fields

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Self
+from typing import Any, Self
 
 import lazy_loader
 import numpy as np
@@ -82,7 +82,7 @@ class Input:
         """
         image = self._image
         alpha = image.getchannel("A")
-        if alpha.getextrema()[0] <= HALF and _is_of_one_colour(image):
+        if alpha.getextrema()[0] <= HALF and _is_of_one_colour(image):  # ty: ignore[unsupported-operator]
             return alpha
         return _over(image, BLACK).convert("L")
 
@@ -219,7 +219,8 @@ class Canvas:
         """
         if not picture.init_image:
             return None
-        start, mask = (find_input(inputs, name) for name in (picture.init_image, picture.mask))
+        start, mask = find_input(inputs, picture.init_image), find_input(inputs, picture.mask)
+        assert start is not None  # it has a name
         if mask and mask.size != start.size:
             raise RequestError(
                 "The mask has {mask} pixels and the picture {picture}: both should "
@@ -227,7 +228,7 @@ class Canvas:
                 mask="x".join(map(str, mask.size)),
                 picture="x".join(map(str, start.size)),
             )
-        drawn = mask and mask.as_mask()
+        drawn = mask.as_mask() if mask else None
         if drawn and not drawn.getbbox():
             raise RequestError(
                 "The mask is black everywhere: there is nothing to draw; what is "
@@ -278,6 +279,7 @@ class Canvas:
     @functools.cached_property
     def _weight(self) -> np.ndarray:
         """The mask, faded in from its edges: float32 [H, W]. What is black in it stays 0."""
+        assert self.mask is not None
         framed = np.pad(self.mask > 0, 1, mode="edge")  # the canvas ends at no edge of the mask
         inside = ndimage.distance_transform_edt(framed)[1:-1, 1:-1] if not framed.all() else np.inf
         return np.minimum(self.mask, inside / (self.blur + 1)).astype(np.float32)
@@ -421,5 +423,7 @@ def _fit(image: Image.Image, size: tuple[int, int], fit: str, border: int | None
     left, top = (size[0] - image.width) // 2, (size[1] - image.height) // 2
     around = [(top, size[1] - image.height - top), (left, size[0] - image.width - left)]
     around += [(0, 0)] * (len(image.getbands()) > 1)
-    how = dict(mode="edge") if border is None else dict(mode="constant", constant_values=border)
+    how: dict[str, Any] = (
+        dict(mode="edge") if border is None else dict(mode="constant", constant_values=border)
+    )
     return Image.fromarray(np.pad(np.asarray(image), around, **how))

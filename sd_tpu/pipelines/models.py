@@ -48,7 +48,7 @@ class Output(dict):
     out. It is a dictionary, as programs ask whether it is one."""
 
     def __post_init__(self):
-        parts = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        parts = {name: getattr(self, name) for name in self.__dataclass_fields__}  # ty: ignore[missing-attribute]
         self.update({name: part for name, part in parts.items() if part is not None})
 
     def __getitem__(self, key: str | int) -> Any:
@@ -390,7 +390,7 @@ class FlaxUNet2DConditionModel(Network):
         control = (
             None
             if mid_block_additional_residual is None
-            else [*down_block_additional_residuals, mid_block_additional_residual]
+            else [*(down_block_additional_residuals or ()), mid_block_additional_residual]
         )
         out = self._module()(
             sample.transpose(0, 2, 3, 1),
@@ -527,7 +527,7 @@ class FlaxAutoencoderKL(Network):
     ) -> SampleOutput | tuple:
         """Pictures, encoded and decoded; with `sample_posterior` their latents are drawn with the
         key "gaussian"."""
-        latents = self.encode(sample).latent_dist
+        latents = self.encode(sample).latent_dist  # ty: ignore[missing-union-attribute]
         latents = latents.sample(self._rngs["gaussian"]) if sample_posterior else latents.mode()
         return self.decode(latents, return_dict=return_dict)
 
@@ -579,7 +579,7 @@ class TransformersNetwork(Network):
         self, folder: str | Path, params: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         """Write config and parameters as `Network.save_pretrained`, by default its own."""
-        super().save_pretrained(folder, params or self.params, **options)
+        super().save_pretrained(folder, params or self.params, **options)  # ty: ignore[invalid-argument-type]
 
     def _called(self, params: Mapping[str, Any] | None) -> Any:
         """Return the module with these parameters, or its own; raises ValueError without any."""

@@ -73,13 +73,23 @@ class ImageOutput(Output):
 class FlaxDiffusionPipeline:
     """A pipeline of whichever class a checkpoint was made for."""
 
-    family: ClassVar[type[LatentDiffusion]]
+    family: ClassVar[Any]
     networks: ClassVar[dict[str, type[Network]]] = {}
     tokenizers: ClassVar[tuple[str, ...]] = ("tokenizer",)
     checkpoints: ClassVar[tuple[str, ...]] = ()  # the pipelines whose checkpoints are read
     index: ClassVar[dict[str, Any]] = {}  # model_index.json, but for the scheduler
     fills_in: ClassVar[bool] = False  # whether the UNet is told of masks
     checker: ClassVar[type[Network] | None] = None  # the class of its checkpoints' safety checkers
+    _conditions: Callable[..., Any]  # what the UNet is told, each class's own
+    # The parts, of which a class has those that `_parts` names.
+    unet: Any
+    vae: Any
+    text_encoder: Any
+    text_encoder_2: Any
+    controlnet: Any
+    scheduler: Any
+    safety_checker: Any
+    feature_extractor: Any
 
     def __init__(self, dtype: Any = None, token_downsampling: int = 1, **parts: Any):
         """Join parts; `dtype` is that of the arithmetic.
@@ -109,7 +119,7 @@ class FlaxDiffusionPipeline:
             self.unet = self.unet.with_token_downsampling(token_downsampling)
         self.card: ModelCard | None = None
         self._progress_bar: dict[str, Any] = {}
-        self._compilations: dict[tuple, Callable] = {}
+        self._compilations: dict[tuple, Any] = {}
         self._programs: dict[tuple, Programs] = {}
         self._encoders: dict[tuple, ImageEncoder] = {}
         self._built: tuple[tuple, LatentDiffusion, Params] | None = None
@@ -226,7 +236,7 @@ class FlaxDiffusionPipeline:
             made = getattr(importlib.import_module(module), found)
             if issubclass(made, cls):
                 return made
-        find_family(index)  # says it where nothing here draws with such a checkpoint
+        find_family(dict(index))  # says it where nothing here draws with such a checkpoint
         raise CheckpointError(f"{cls.__name__} cannot draw with a checkpoint for {name}.")
 
     @classmethod
@@ -255,6 +265,7 @@ class FlaxDiffusionPipeline:
         # The other one says at each load that torchvision is missing.
         from transformers import CLIPImageProcessorPil
 
+        assert cls.checker is not None
         try:
             config = read_json(folder / cls.checker.config_name)
             checker = cls.checker.from_config(config, dtype=dtype)
@@ -473,7 +484,8 @@ class FlaxDiffusionPipeline:
         if noise is not None:
             fresh = self._as_ours(programs, noise, "noise", len(positive))
             entering = {
-                index: slot_inputs.replace(
+                index: dataclasses.replace(
+                    slot_inputs,
                     start=slot_inputs.start + slot_inputs.spread * fresh[index],
                     spread=np.float32(0),
                 )
@@ -487,7 +499,7 @@ class FlaxDiffusionPipeline:
         return np.asarray(images)[: len(positive)].astype(np.float32) / 255
 
     def _programs_for(
-        self, model: LatentDiffusion, count: int, size: tuple[int, int], stacked: bool
+        self, model: Any, count: int, size: tuple[int, int], stacked: bool
     ) -> Programs:
         mesh, (height, width) = make_mesh(), size
         slots = -(-count // mesh.size) * mesh.size
@@ -562,7 +574,8 @@ class FlaxDiffusionPipeline:
         keys: jax.Array,
         start_images: Sequence[StartImage],
     ) -> list[SlotInputs]:
-        model, count, (height, width) = programs.model, len(positive), size
+        model: Any = programs.model
+        count, (height, width) = len(positive), size
         nothing = [None] * count
         starts = nothing if latents is None else self._as_ours(programs, latents, "latents", count)
         return [
@@ -687,7 +700,7 @@ class FlaxDiffusionPipeline:
                 negative, positive = jnp.split(out, 2)
                 out = jnp.where(scale > 1, negative + scale * (positive - negative), positive)
             fresh = {"noise": noise_of(keys, x.shape[1:], i)} if scheduler.stochastic else {}
-            return scheduler.step(state, out, t, x, **fresh).to_tuple()
+            return scheduler.step(state, out, t, x, **fresh).to_tuple()  # ty: ignore[missing-union-attribute, invalid-argument-type]
 
         first = latents.astype(jnp.float32) * state.init_noise_sigma
         return jax.lax.fori_loop(0, len(state.timesteps), one, (first, state))[0]

@@ -6,7 +6,8 @@ Where the old classes could not run (LMS, Karras-Ve, DDPM with fewer steps than 
 Euler at fractions of timesteps) the results are those of PyTorch's classes.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -36,22 +37,23 @@ class CommonSchedulerState:
 class SchedulerState:
     """State of a scheduler; None belongs to other schedulers or comes later.
 
+    They are `Any` to type checkers: each scheduler knows which of them it has by when.
     Before `set_timesteps` its leaves are floating-point arrays only.
     """
 
     common: CommonSchedulerState
     init_noise_sigma: jax.Array  # deviation of the noise to begin with
-    final_alpha_cumprod: jax.Array | None = None  # where the last step leads
-    num_inference_steps: int | None = flax.struct.field(pytree_node=False, default=None)
-    timesteps: jax.Array | None = None  # [steps], falling
-    sigmas: jax.Array | None = None  # [steps + 1], falling to 0
-    prk_timesteps: jax.Array | None = None  # PNDM's Runge-Kutta evaluations
-    plms_timesteps: jax.Array | None = None  # and its others
-    history: jax.Array | None = None  # [order, *shape], newest first
-    counter: jax.Array | None = None  # of evaluations so far
-    rows: jax.Array | None = None  # a sampler's table
-    cur_sample: jax.Array | None = None  # PNDM: where the step in several evaluations began
-    cur_model_output: jax.Array | None = None  # PNDM: the mean of its evaluations so far
+    final_alpha_cumprod: Any = None  # where the last step leads
+    num_inference_steps: Any = flax.struct.field(pytree_node=False, default=None)
+    timesteps: Any = None  # [steps], falling
+    sigmas: Any = None  # [steps + 1], falling to 0
+    prk_timesteps: Any = None  # PNDM's Runge-Kutta evaluations
+    plms_timesteps: Any = None  # and its others
+    history: Any = None  # [order, *shape], newest first
+    counter: Any = None  # of evaluations so far
+    rows: Any = None  # a sampler's table
+    cur_sample: Any = None  # PNDM: where the step in several evaluations began
+    cur_model_output: Any = None  # PNDM: the mean of its evaluations so far
 
 
 class SchedulerOutput(NamedTuple):
@@ -67,6 +69,8 @@ class SchedulerOutput(NamedTuple):
 
 class SavedConfig(Configured):
     """A scheduler's config in files."""
+
+    create_state: Callable[..., Any]
 
     config_name = "scheduler_config.json"
     has_state = True
@@ -120,6 +124,7 @@ class FlaxScheduler(SavedConfig):
     )
     order: ClassVar[int] = 0  # of the history
     stochastic: ClassVar[bool] = False  # whether `step` takes noise
+    _step: Callable[..., Any]  # each class's own
 
     def __len__(self) -> int:
         return self.config.num_train_timesteps
@@ -175,7 +180,8 @@ class FlaxScheduler(SavedConfig):
             ValueError: the spacing is unknown.
         """
         times = self._timesteps(num_inference_steps)
-        return state.replace(
+        return dataclasses.replace(
+            state,
             num_inference_steps=num_inference_steps,
             timesteps=jnp.asarray(times),
             counter=jnp.int32(0),
@@ -309,12 +315,13 @@ class FlaxScheduler(SavedConfig):
             for info in map(jnp.finfo, (jnp.bfloat16, jnp.float16))
         )
         rounded = jnp.stack([jnp.all(half == common.alphas_cumprod) for half in halves]).any()
-        return state.replace(
+        return dataclasses.replace(
+            state,
             common=jax.tree.map(
                 lambda ours, theirs: jnp.where(rounded, ours, theirs),
                 own.common,
-                common.replace(alphas_cumprod=signal),
-            )
+                dataclasses.replace(common, alphas_cumprod=signal),
+            ),
         )
 
 
@@ -440,7 +447,8 @@ class FlaxPNDMScheduler(FlaxScheduler):
         """Return the state before the first step, as `FlaxScheduler.set_timesteps`."""
         state = super().set_timesteps(state, num_inference_steps, shape)
         runge_kutta, multistep = self._both_timesteps(num_inference_steps)
-        return state.replace(
+        return dataclasses.replace(
+            state,
             prk_timesteps=jnp.asarray(runge_kutta),
             plms_timesteps=jnp.asarray(multistep),
             cur_sample=jnp.zeros(shape, self.dtype),
@@ -482,7 +490,8 @@ class FlaxPNDMScheduler(FlaxScheduler):
         weights = jnp.asarray(self.WEIGHTS)[jnp.minimum(state.counter, 4)]
         begun = jnp.where(again, state.cur_sample, sample)
         moved = self._transfer(state, begun, start, start - stride, _weighted(weights, pushed))
-        return moved, state.replace(
+        return moved, dataclasses.replace(
+            state,
             history=jnp.where(again, state.history, pushed),
             cur_sample=begun,
             counter=state.counter + 1,
@@ -503,8 +512,12 @@ class FlaxPNDMScheduler(FlaxScheduler):
         begun = jnp.where(stage == 0, sample, state.cur_sample)
         history = jnp.where(stage == 0, _pushed(state.history, model_output), state.history)
         moved = self._transfer(state, begun, start, end, jnp.where(stage == 3, mean, model_output))
-        return moved, state.replace(
-            history=history, cur_sample=begun, cur_model_output=mean, counter=state.counter + 1
+        return moved, dataclasses.replace(
+            state,
+            history=history,
+            cur_sample=begun,
+            cur_model_output=mean,
+            counter=state.counter + 1,
         )
 
     def _transfer(self, state, sample, timestep, back, model_output) -> jax.Array:
@@ -554,7 +567,7 @@ class FlaxDPMSolverMultistepScheduler(FlaxScheduler):
         history = _pushed(state.history, predictions[not self._of_data])
         ratio, weights = self._coefficients(state, index)
         moved = ratio * sample + _weighted(weights, history)
-        return moved, state.replace(history=history, counter=state.counter + 1)
+        return moved, dataclasses.replace(state, history=history, counter=state.counter + 1)
 
     @property
     def _of_data(self) -> bool:
@@ -621,7 +634,9 @@ class _Growing(FlaxScheduler):
         """Return the state before the first step, as `FlaxScheduler.set_timesteps`."""
         state = super().set_timesteps(state, num_inference_steps, shape)
         sigmas = jnp.append(self._sigma(state, state.timesteps), 0.0)
-        return state.replace(sigmas=sigmas, init_noise_sigma=self._deviation(sigmas[0]))
+        return dataclasses.replace(
+            state, sigmas=sigmas, init_noise_sigma=self._deviation(sigmas[0])
+        )
 
     def _timesteps(self, steps: int) -> np.ndarray:
         """Fractions of timesteps."""
@@ -695,7 +710,7 @@ class FlaxLMSDiscreteScheduler(_Growing):
         history = _pushed(state.history, slope)
         weights = self._integrals(state, index)
         moved = sample + _weighted(weights, history)
-        return moved, state.replace(history=history, counter=state.counter + 1)
+        return moved, dataclasses.replace(state, history=history, counter=state.counter + 1)
 
     def _integrals(self, state: SchedulerState, index: jax.Array) -> jax.Array:
         """Integrate Lagrange's polynomials through the newest slopes, [4], over the step.
@@ -729,7 +744,8 @@ class TableScheduler(FlaxScheduler):
             sampler, NoiseSchedule.from_config(self.config), num_inference_steps, spacing=spacing
         )
         rows = jnp.asarray(table.rows, jnp.float32)
-        return state.replace(
+        return dataclasses.replace(
+            state,
             num_inference_steps=num_inference_steps,
             rows=rows,
             timesteps=rows[:, 0],
@@ -768,7 +784,7 @@ class TableScheduler(FlaxScheduler):
         weights = jnp.stack([row[f"b{k}"] for k in range(HISTORY)])
         noise = self._fresh(key, model_output) if noise is None else noise
         moved = row["a"] * sample + _weighted(weights, history) + row["s"] * noise
-        state = state.replace(history=history, counter=state.counter + 1)
+        state = dataclasses.replace(state, history=history, counter=state.counter + 1)
         return _output(moved, state, return_dict)
 
 
@@ -823,7 +839,7 @@ def scheduler_for(config: Mapping[str, Any]) -> FlaxScheduler:
                 }
             )
             return face.from_config(config)
-    default_sampler(config)
+    default_sampler(config)  # ty: ignore[invalid-argument-type]
     scheduler = TableScheduler.from_config(config)
     scheduler.config["_class_name"] = name
     return scheduler
@@ -869,7 +885,8 @@ class FlaxKarrasVeScheduler(SavedConfig):
         times = np.arange(num_inference_steps, dtype=np.int32)[::-1]
         low, high = self.config.sigma_min, self.config.sigma_max
         schedule = high**2 * (low**2 / high**2) ** (times / max(num_inference_steps - 1, 1))
-        return state.replace(
+        return dataclasses.replace(
+            state,
             num_inference_steps=num_inference_steps,
             timesteps=jnp.asarray(times),
             schedule=jnp.asarray(schedule, jnp.float32),

@@ -115,7 +115,7 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
         )
         return self._output(images, prompt_ids, params, return_dict)
 
-    def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[Any, Any]:
         """Ids [B, 77] of the prompts and of as many negative prompts, by default empty ones."""
         return super()._texts(prompt_ids, self._negative(neg_prompt_ids))
 

@@ -247,7 +247,7 @@ class ImageEncoder:
         entering: Mapping[int, SlotInputs | None],
         device: Callable[[int], int],
         whose: Mapping[int, Hashable] = MappingProxyType({}),
-    ) -> dict[int, SlotInputs | None]:
+    ) -> dict[int, Any]:
         """Encode pictures of slot inputs, and return the inputs with latents in their place.
 
         Args:
@@ -259,10 +259,14 @@ class ImageEncoder:
         """
         keys, waiting = {}, {}
         for slot, slot_inputs in entering.items():
-            for name in (slot_inputs.pictures or {} if slot_inputs else {}).keys() & self._names:
-                image = np.ascontiguousarray(slot_inputs.pictures[name])
+            pictures = (slot_inputs.pictures or {}) if slot_inputs else {}
+            for name in pictures.keys() & self._names:
+                image = np.ascontiguousarray(pictures[name])
                 there = device(slot)
-                key = keys[slot, name] = whose.get(there, there), hashlib.sha256(image).digest()
+                key = keys[slot, name] = (
+                    whose.get(there, there),
+                    hashlib.sha256(image.data).digest(),
+                )
                 if not (whose and key in self._kept):
                     waiting.setdefault(key, (there, image))
         found, latents = {**self._kept, **self._encode(params, waiting)}, defaultdict(dict)
@@ -271,7 +275,7 @@ class ImageEncoder:
         if whose:
             self._keep({key: found[key] for key in keys.values()})
         return {
-            slot: slot_inputs.encoded(latents[slot]) if slot in latents else slot_inputs
+            slot: slot_inputs.encoded(latents[slot]) if slot in latents else slot_inputs  # ty: ignore[missing-union-attribute]
             for slot, slot_inputs in entering.items()
         }
 

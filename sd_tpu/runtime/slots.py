@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Self, no_type_check
+from typing import Any, Self, no_type_check
 
 import flax.struct
 import jax
@@ -152,22 +152,22 @@ class SlotInputs:
     """
 
     inputs: PyTree  # as the family's `prompt_inputs` returns them
-    guidance: Float[np.ndarray, "*S"]
-    rescale: Float[np.ndarray, "*S"]
-    rows: Float[np.ndarray, "*S R columns"]
-    kinds: Int32[np.ndarray, "*S R"]  # as `row_kinds` says
-    end: Int32[np.ndarray, "*S"]  # rows that the image has
-    key: UInt32[np.ndarray, "*S 2"]
-    start: Float[np.ndarray, "..."]  # [*S, h, w, C], or the number 0
-    spread: Float[np.ndarray, "*S"]
-    init_latents: Float[np.ndarray, "..."]  # this and the next two as `Slots` has them, or 0
-    keep_mask: Float[np.ndarray, "..."]
-    mask_channels: Float[np.ndarray, "..."]
-    strength: Float[np.ndarray, "*S control"]  # as `control_strength` says
-    levels: Float[np.ndarray, "*S R 2"]
-    fresh: Bool[np.ndarray, "*S"]  # where false the slot is left alone
-    pictures: dict[str, Shaped[np.ndarray, "H W 3"]] | None = None
-    noise: Float[np.ndarray, "h w C"] | None = None  # that a start picture is put under
+    guidance: Float[Any, "*S"]
+    rescale: Float[Any, "*S"]
+    rows: Float[Any, "*S R columns"]
+    kinds: Int32[Any, "*S R"]  # as `row_kinds` says
+    end: Int32[Any, "*S"]  # rows that the image has
+    key: UInt32[Any, "*S 2"]
+    start: Float[Any, "..."]  # [*S, h, w, C], or the number 0
+    spread: Float[Any, "*S"]
+    init_latents: Float[Any, "..."]  # this and the next two as `Slots` has them, or 0
+    keep_mask: Float[Any, "..."]
+    mask_channels: Float[Any, "..."]
+    strength: Float[Any, "*S control"]  # as `control_strength` says
+    levels: Float[Any, "*S R 2"]
+    fresh: Bool[Any, "*S"]  # where false the slot is left alone
+    pictures: dict[str, Shaped[Any, "H W 3"]] | None = None
+    noise: Float[Any, "h w C"] | None = None  # that a start picture is put under
 
     @classmethod
     def of(
@@ -215,7 +215,7 @@ class SlotInputs:
                 f"These steps take {len(table.rows)} evaluations of the model; at "
                 f"most {MAX_ROWS} are possible."
             )
-        guidance, sigma = np.float32(guidance), table.init_noise_sigma
+        scale, sigma = np.float32(guidance), table.init_noise_sigma
         start, spread = (0, sigma) if latents is None else (latents * sigma, 0)
         start_image = start_image or StartImage({}, under_noise=False)
         pictures = {
@@ -226,12 +226,12 @@ class SlotInputs:
             start, spread = table.levels[0]
         noise = np.float32(latents) if start_image.under_noise and latents is not None else None
         kinds = row_kinds(
-            table, guidance, start=guidance_start, stop=guidance_stop, interval=cache_interval
+            table, float(scale), start=guidance_start, stop=guidance_stop, interval=cache_interval
         )
         table = with_forecasts(table, kinds == FORECAST)
         return cls(
             inputs=inputs,
-            guidance=guidance,
+            guidance=scale,
             rescale=np.float32(guidance_rescale),
             rows=table.rows.astype(np.float32),
             kinds=kinds,
@@ -253,25 +253,33 @@ class SlotInputs:
 
     def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
         """Return the inputs with pictures replaced by their latents [h, w, C] or tokens."""
-        left = {name: picture for name, picture in self.pictures.items() if name not in latents}
-        slot_inputs = self.replace(pictures=left or None)
+        left = {
+            name: picture for name, picture in (self.pictures or {}).items() if name not in latents
+        }
+        slot_inputs = dataclasses.replace(self, pictures=left or None)
         if START_PICTURE in latents:
-            slot_inputs = slot_inputs.replace(
-                start=self.start * latents[START_PICTURE], init_latents=latents[START_PICTURE]
+            slot_inputs = dataclasses.replace(
+                slot_inputs,
+                start=self.start * latents[START_PICTURE],
+                init_latents=latents[START_PICTURE],
             )
             if self.noise is not None:
-                slot_inputs = slot_inputs.replace(
+                slot_inputs = dataclasses.replace(
+                    slot_inputs,
                     start=slot_inputs.start + self.spread * self.noise,
                     spread=np.float32(0),
                     noise=None,
                 )
         if MASKED_PICTURE in latents:
-            slot_inputs = slot_inputs.replace(
-                mask_channels=np.concatenate([self.mask_channels, latents[MASKED_PICTURE]], axis=-1)
+            slot_inputs = dataclasses.replace(
+                slot_inputs,
+                mask_channels=np.concatenate(
+                    [self.mask_channels, latents[MASKED_PICTURE]], axis=-1
+                ),
             )
         if REFERENCE_PICTURE in latents:
-            slot_inputs = slot_inputs.replace(
-                inputs={**self.inputs, REFERENCE_PICTURE: latents[REFERENCE_PICTURE]}
+            slot_inputs = dataclasses.replace(
+                slot_inputs, inputs={**self.inputs, REFERENCE_PICTURE: latents[REFERENCE_PICTURE]}
             )
         return slot_inputs
 
@@ -311,7 +319,8 @@ def stack_slot_inputs(
         stacked.fresh[i] = True
         if slot_inputs is not None:
             padding = (0, MAX_ROWS - slot_inputs.end)  # zeros are IDLE
-            slot_inputs = slot_inputs.replace(
+            slot_inputs = dataclasses.replace(
+                slot_inputs,
                 rows=np.pad(slot_inputs.rows, (padding, (0, 0))),
                 levels=np.pad(slot_inputs.levels, (padding, (0, 0))),
                 strength=np.pad(slot_inputs.strength, padding)
@@ -481,11 +490,12 @@ def _in_groups(
         part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
         cond = jax.tree.map(lambda x: x[lanes, texts % x.shape[1]], part.cond)
         part = lax.fori_loop(0, n, lambda _, part: take_row(part, pairs), part.replace(cond=cond))
-        return slots.replace(
+        return dataclasses.replace(
+            slots,
             **{
                 name: getattr(slots, name).at[index].set(getattr(part, name), mode="drop")
                 for name in MOVING
-            }
+            },
         )
 
     return lax.fori_loop(0, groups, run, slots)
@@ -576,7 +586,7 @@ def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Arr
         out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
     newest = row["u"] * lanes.latents + row["v"] * out
     evaluated = jnp.concatenate([newest[:, None], lanes.evaluated[:, :1]], axis=1)
-    return _moved(lanes.replace(evaluated=evaluated), row, newest, out)
+    return _moved(dataclasses.replace(lanes, evaluated=evaluated), row, newest, out)
 
 
 def _next_row(slots: Slots) -> dict[str, Float[Array, "S 1 1 1"]]:
@@ -600,8 +610,12 @@ def _moved(
     for k in range(HISTORY):
         latents += row[f"b{k}"] * history[:, k]
     latents = jnp.where(slots.keep_mask > 0, _kept(slots, latents), latents)
-    return slots.replace(
-        latents=latents, history=history, row=slots.row + 1, clean=row["p"] * x + row["q"] * out
+    return dataclasses.replace(
+        slots,
+        latents=latents,
+        history=history,
+        row=slots.row + 1,
+        clean=row["p"] * x + row["q"] * out,
     )
 
 
@@ -686,7 +700,7 @@ def _where_wanted(
     return lax.map(lambda one: only_if(one[0], draw, one[1]), (wanted, inputs))
 
 
-def gaussian(key: UInt32[Array, "2"], shape: tuple[int, int, int]) -> Float[Array, "h w C"]:
+def gaussian(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> Float[Array, "h w C"]:
     """Draw standard normal latents (h, w, C) as (C, h, w): the order of diffusers' latents."""
     h, w, channels = shape
     return jax.random.normal(key, (channels, h, w), jnp.float32).transpose(1, 2, 0)

@@ -11,6 +11,7 @@ and what no adapter touches is shared with them: taking adapters out is to use t
 
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,11 +94,11 @@ class DeviceWeights:
             names: params for names, params in self._together.items() if names[device] != name
         }
 
-    def of(self, device: int, name: Hashable) -> Params | None:
+    def of(self, device: int, name: Hashable) -> Any:
         """Return the parameters [1, ...] that a device holds under this name, or None."""
         return self._placed[device].get(name)
 
-    def names(self, device: int) -> list[Hashable]:
+    def names(self, device: int) -> list[Any]:
         """Return the names of a device's parameters, the oldest first."""
         return list(self._placed[device])
 
@@ -144,7 +145,7 @@ def merge(params: Params, deltas: Deltas) -> Params:
         return _merged(
             weight,
             [_padded(delta) for delta, _ in added],
-            np.float32([strength for _, strength in added]),
+            np.asarray([strength for _, strength in added], np.float32),
         )
 
     return {
@@ -167,7 +168,7 @@ def _padded(delta: Delta) -> Delta:
     """With float32 factors of a rank that is a power of two, from 4: zeros change nothing, and
     LoRAs of like ranks share their programs."""
     if isinstance(delta, Hadamard):
-        return Hadamard(*map(_padded, delta))
+        return Hadamard(*map(_padded, delta))  # ty: ignore[invalid-argument-type]
     left, right = (np.asarray(factor, np.float32) for factor in delta[:2])
     if isinstance(delta, LowRank):
         more = max(4, 1 << (len(right) - 1).bit_length()) - len(right)
@@ -181,5 +182,5 @@ def digest(params: Params) -> str:
     hasher = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         hasher.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape} ".encode())
-        hasher.update(np.ascontiguousarray(leaf).view(np.uint8))
+        hasher.update(np.ascontiguousarray(leaf).view(np.uint8).data)
     return hasher.hexdigest()

@@ -172,7 +172,7 @@ def _kdpm2(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
         sigma = math.sqrt(here.sigma * there.sigma)
         yield Row(i, here, 1.0, (sigma - here.sigma,))
         if there.sigma > 0:
-            middle = schedule.level(schedule.timestep(sigma), 1.0, sigma)
+            middle = schedule.level(float(schedule.timestep(sigma)), 1.0, sigma)
             yield Row(i, middle, 1.0, (there.sigma - here.sigma, here.sigma - sigma))
 
 

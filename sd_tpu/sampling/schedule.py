@@ -142,6 +142,7 @@ def _betas(config: SchedulerConfig) -> np.ndarray:
     if config.trained_betas is not None:
         return np.asarray(config.trained_betas, np.float32)
     start, end, total = config.beta_start, config.beta_end, config.num_train_timesteps
+    assert start is not None and end is not None  # without `trained_betas` the config has them
     match config.beta_schedule:
         case "linear":
             return np.linspace(start, end, total).astype(np.float32)
@@ -150,6 +151,7 @@ def _betas(config: SchedulerConfig) -> np.ndarray:
         case "squaredcos_cap_v2":  # https://arxiv.org/abs/2102.09672, equation 17
             signal = np.cos((np.arange(total + 1) / total + 0.008) / 1.008 * np.pi / 2) ** 2
             return np.minimum(1 - signal[1:] / signal[:-1], 0.999).astype(np.float32)
+    raise ValueError(f"There are no betas called {config.beta_schedule}.")
 
 
 # Grids: (schedule, steps, spacing, times) -> moves. `times` is the spacing of the timesteps, which
@@ -167,6 +169,7 @@ def _timesteps(schedule: NoiseSchedule, steps: int, times: str, points: int) -> 
             return np.linspace(0, total - 1, points)[::-1][:steps]
         case "trailing":
             return np.round(total - np.arange(steps) * (total / steps)) - 1
+    raise ValueError(f"There are no timesteps called {times}.")
 
 
 def _sigmas_between(first: float, last: float, steps: int, spacing: str) -> np.ndarray:

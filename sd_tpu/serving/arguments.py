@@ -97,7 +97,8 @@ def read_arguments(
         RequestError: what is wrong with which value, and what it should be.
         OSError: the file of a picture cannot be read.
     """
-    each = [prompts] if isinstance(prompts, str | Mapping | Picture) else [*prompts]
+    single = isinstance(prompts, str | Mapping | Picture)
+    each: list[Any] = [prompts] if single else [*prompts]
     inputs: dict[str, Input] = {}
     own = [_own(prompt, inputs) for prompt in each]
     values = {

@@ -230,6 +230,7 @@ class Catalog:
 
     def network_of(self, weights: Weights) -> ExtraNetwork:
         """Return the network that `with_network` put beside these weights."""
+        assert weights.network is not None
         part, name = weights.network
         return self._networks[part][name]
 
@@ -300,9 +301,8 @@ class Catalog:
             return None
         checkpoint = self.open(picture.model).checkpoint
         own = zip(checkpoint.default_size, (picture.height, picture.width), strict=True)
-        return Tiling.of(
-            picture.height, picture.width, tuple(map(min, own)), checkpoint.model.downscale
-        )
+        height, width = map(min, own)
+        return Tiling.of(picture.height, picture.width, (height, width), checkpoint.model.downscale)
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """Fill prompts as `Wildcards.fill`."""

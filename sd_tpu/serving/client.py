@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 
@@ -221,7 +221,7 @@ class EngineClient(abc.ABC):
                 request = self.as_drawn(job.request)
                 return DrawnImage(
                     pixels,
-                    request.pictures[index],
+                    request.picture(index),
                     parameters=self.parameters(request.only(index)),
                     index=index,
                     unsafe=unsafe,
@@ -302,7 +302,7 @@ class EngineClient(abc.ABC):
             RequestError: a prompt cannot be drawn.
         """
         request = self._resolved(request)
-        pictures = {index: request.pictures[index] for index in request.indices()}
+        pictures = {index: request.picture(index) for index in request.indices()}
         models = {
             index: self.catalog.open(picture.model).checkpoint
             for index, picture in pictures.items()
@@ -356,7 +356,7 @@ class EngineClient(abc.ABC):
             first_size: of the picture which these are larger than, as `format_parameters` takes it.
         """
         request = self.as_drawn(request)  # that of a job is so already, and stays what was drawn
-        drawn = [request.pictures[index] for index in request.indices()]
+        drawn = [request.picture(index) for index in request.indices()]
         checkpoint = self.catalog.opened(request.common.model).checkpoint
         decoder = checkpoint.parameters.decoder
         return format_parameters(
@@ -394,7 +394,7 @@ class EngineClient(abc.ABC):
         Raises:
             RequestError: a LoRA that it asks for cannot be used.
         """
-        picture = request.pictures[index]
+        picture = request.picture(index)
         opened = self.catalog.open(picture.model)
         with naming_prompt(request, index):
             asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
@@ -506,11 +506,11 @@ def open_models(
             models.
     """
     models, lora_dir, embedding_dir, wildcard_dir, styles, image_encoder = (
-        path and expanded(path)
+        expanded(path) if path else None
         for path in (models, lora_dir, embedding_dir, wildcard_dir, styles, image_encoder)
     )
     adapters = Adapters(lora_dir, embedding_dir, prompt_chunks)
-    options = dict(
+    options: dict[str, Any] = dict(
         dtype=dtype,
         variant=variant,
         token_downsampling=token_downsampling,
@@ -519,16 +519,17 @@ def open_models(
     if models is not None and not models.is_dir():
         raise ValueError(f"There is no folder {str(models)!r} with models.")
     library = Library(models)
-    options["decoder"] = tiny = decoder and TinyDecoder.open(
-        decoder, pictures=decoder_for == "pictures"
-    )
+    tiny = TinyDecoder.open(decoder, pictures=decoder_for == "pictures") if decoder else None
+    options["decoder"] = tiny
     if image_encoder and not ip_adapters:
         raise ValueError("An image encoder sees for IP-Adapters; name one with --ip-adapter.")
-    of_first = dict(revision=revision, prediction_type=prediction_type, zero_snr=zero_snr)
+    of_first: dict[str, Any] = dict(
+        revision=revision, prediction_type=prediction_type, zero_snr=zero_snr
+    )
     first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
     if tiny and not (first.parameters.decoder or models):
         raise ValueError(
-            f"The decoder {tiny.name} is for {tiny.family.pipelines[0]}; "
+            f"The decoder {tiny.name} is for {tiny.family.pipelines[0]}; "  # ty: ignore[missing-union-attribute]
             f"{first.card.name} is another kind of model."
         )
     if tiny:
@@ -576,7 +577,7 @@ def naming_prompt(request: Request, index: int) -> Iterator[None]:
         "seed",
         "share",
     }  # all that journeys' pictures have
-    several = len({request.pictures[each].prompt for each in request.indices()}) > 1
+    several = len({request.picture(each).prompt for each in request.indices()}) > 1
     try:
         yield
     except ValueError as error:

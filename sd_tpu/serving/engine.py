@@ -21,7 +21,7 @@ from typing import Any, Self, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh, NamedSharding
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_within
 from sd_tpu.checkpoint.weights import Params
@@ -92,7 +92,7 @@ class _Kind:
     """
 
     architecture: str
-    model: Model
+    model: Any  # of a family
     networks: tuple[ExtraNetwork, ...] = ()
 
 
@@ -207,7 +207,7 @@ class Engine(EngineClient):
         tilings = {
             index: tiling
             for index in canvases
-            if (tiling := self.catalog.tiling(request.pictures[index]))
+            if (tiling := self.catalog.tiling(request.picture(index)))
         }
         self._check_count(sum(len(tilings.get(index, [0])) for index in canvases))
         number, tickets = next(self._numbers), []
@@ -239,7 +239,7 @@ class Engine(EngineClient):
                 self._encoders_of(ticket.batch, {*(ticket.slot_inputs.pictures or ())}, number)
             with self._change:
                 self._check_room(tickets)
-                steps = max(_steps(request.pictures[index]) for index in canvases)
+                steps = max(_steps(request.picture(index)) for index in canvases)
                 self.scheduler.submit(tickets, time.monotonic(), steps=steps)
                 job = self._jobs[number] = Job(
                     request, number, client, self._cancel, canvases, address, tilings
@@ -292,7 +292,7 @@ class Engine(EngineClient):
         Raises:
             RequestError: its sampler cannot take its steps, or its model cannot draw it.
         """
-        picture = request.pictures[index]
+        picture = request.picture(index)
         with naming_prompt(request, index):
             return self._make_slot_inputs(
                 self.catalog.open(picture.model).checkpoint, picture, canvas, network_inputs
@@ -307,7 +307,7 @@ class Engine(EngineClient):
         network_inputs: Mapping[str, np.ndarray],
     ) -> list[tuple[Picture, SlotInputs]]:
         """Return a picture, or each of its tiles, with its `slot_inputs`."""
-        whole = request.pictures[index]
+        whole = request.picture(index)
         if not tiling:
             return [(whole, self.slot_inputs(request, index, canvas, network_inputs))]
         checkpoint = self.catalog.open(whole.model).checkpoint
@@ -324,13 +324,16 @@ class Engine(EngineClient):
                 slot_inputs = self._make_slot_inputs(
                     checkpoint,
                     picture,
-                    Canvas(tiling.part(number, canvas.pixels)),
+                    Canvas(tiling.part(number, canvas.pixels)),  # ty: ignore[missing-union-attribute]
                     own,
                     tiling.part(number, noise, checkpoint.model.downscale),
                 )
             # Or what a sampler adds after a row would be the same in all.
             tiles.append(
-                (picture, slot_inputs.replace(key=np.array([number, whole.seed], np.uint32)))
+                (
+                    picture,
+                    dataclasses.replace(slot_inputs, key=np.array([number, whole.seed], np.uint32)),
+                )
             )
         return tiles
 
@@ -338,7 +341,7 @@ class Engine(EngineClient):
         """Return the start pictures and masks, by picture index; equal ones are shared."""
         by_key, canvases = {}, {}
         for index in request.indices():
-            picture = request.pictures[index]
+            picture = request.picture(index)
             self.catalog.check(picture)
             key = (
                 picture.init_image,
@@ -371,7 +374,7 @@ class Engine(EngineClient):
 
         network_inputs = {}
         for index in request.indices():
-            picture, told = request.pictures[index], network_inputs.setdefault(index, {})
+            picture, told = request.picture(index), network_inputs.setdefault(index, {})
             with naming_prompt(request, index):
                 for network in self.catalog.networks(picture):
                     if network.part == CONTROL:
@@ -390,7 +393,7 @@ class Engine(EngineClient):
                             picture.reference,
                             side,
                         )
-                        told["reference_scale"] = np.float32([picture.reference_scale])
+                        told["reference_scale"] = np.asarray([picture.reference_scale], np.float32)
         return network_inputs
 
     def _make_slot_inputs(
@@ -433,8 +436,8 @@ class Engine(EngineClient):
             start_image=StartImage.of(
                 model,
                 latent_shape,
-                canvas and canvas.pixels,
-                canvas and canvas.mask,
+                canvas.pixels if canvas else None,
+                canvas.mask if canvas else None,
                 picture.strength,
             ),
             key=_key(picture.seed),
@@ -489,9 +492,9 @@ class Engine(EngineClient):
         except ValueError:
             return None
         batch = self._batches.get(key)  # an estimate of what nobody has asked for adds none
-        latency = batch and self.latency.measured(batch)
+        latency = self.latency.measured(batch) if batch else None
         pictures = len(tiling) if tiling else 1
-        return latency and pictures * latency.of_picture(slot_inputs.kinds)
+        return pictures * latency.of_picture(slot_inputs.kinds) if latency else None
 
     def drain(self, seconds: float) -> bool:
         """Wait for all jobs and take no others, as `EngineClient.drain`."""
@@ -555,7 +558,7 @@ class Engine(EngineClient):
         if self.batch in report.failed or self.batch in report.compiled:
             self.ready.set()
 
-    def _read(self, weights: Weights, sharding: Sharding) -> Params:
+    def _read(self, weights: Weights, sharding: NamedSharding) -> Params:
         """Read the parameters of weights that are to be loaded."""
         if weights.network:
             network = self.catalog.network_of(weights)
@@ -583,8 +586,9 @@ class Engine(EngineClient):
         self.worker.load_later(partial(self.catalog.hash, weights.name))
         return params
 
-    def _on_devices(self, weights: Weights, sharding: Sharding) -> Params:
+    def _on_devices(self, weights: Weights | None, sharding: NamedSharding) -> Params:
         """Return the shared parameters that the scheduler has loaded before."""
+        assert weights is not None
         there = self.worker.weights
         placed = [there.of(device, weights) for device in there.numbers(sharding)]
         if not all(placed):
@@ -666,8 +670,8 @@ class Engine(EngineClient):
         programs = self.programs if batch == self.batch else self._programs_of(batch)
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
-        slot_inputs = self._make_slot_inputs(checkpoint, sample).replace(
-            inputs=inputs, pictures=None
+        slot_inputs = dataclasses.replace(
+            self._make_slot_inputs(checkpoint, sample), inputs=inputs, pictures=None
         )
         networks = {network.part: network.shapes for network in kind.networks}
         return programs, slot_inputs, {**checkpoint.parameters.shapes, **networks}
@@ -688,7 +692,7 @@ class Engine(EngineClient):
         """Return the inputs of slots that a plan fills, with latents in place of their pictures."""
         entering = {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
         names = {name for slot_inputs in entering.values() for name in slot_inputs.pictures or ()}
-        for encoder, of in self._encoders_of(plan.batch, names):
+        for encoder, of in self._encoders_of(plan.batch, names):  # ty: ignore[invalid-argument-type]
             whose = {
                 device: (of(weights), self._loaded) for device, weights in plan.weights.items()
             }
@@ -728,7 +732,7 @@ class Engine(EngineClient):
                     self._encoder(
                         job,
                         self.catalog.kind(seeing),
-                        seeing.tokens,
+                        seeing.tokens,  # ty: ignore[missing-attribute]
                         {REFERENCE: seeing.shapes},
                         height=side,
                         width=side,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -214,13 +215,13 @@ class Job:
         return 0.0 if self._listening else time.monotonic() - self._read_at
 
 
-def tile_indices(request: Request, index: int | None, tiling: Tiling | None) -> list[int | None]:
+def tile_indices(request: Request, index: int | None, tiling: Tiling | None) -> list[Any]:
     """Return the indices of a picture's tiles: the picture's own, then ones beyond all pictures.
 
     A picture without tiles has its own index alone.
     """
     return (
         [index]
-        if tiling is None
+        if tiling is None or index is None
         else [index + number * len(request.pictures) for number in range(len(tiling))]
     )

@@ -62,7 +62,7 @@ class _Lines(logging.Formatter):
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         facts = {
             name: value
-            for name, value in _facts(record.job, record.seconds).items()
+            for name, value in _facts(record.job, record.seconds).items()  # ty: ignore[missing-attribute]
             if name not in self._left_out and value is not None
         }
         return json.dumps({"time": when, **facts}, ensure_ascii=False)
@@ -70,7 +70,7 @@ class _Lines(logging.Formatter):
 
 def _facts(job: Job, seconds: float) -> dict[str, Any]:
     """Return the facts about a job; of its client only a hash, as the name opens their pictures."""
-    pictures = [job.request.pictures[index] for index in job.request.indices()]
+    pictures = [job.request.picture(index) for index in job.request.indices()]
     drawn = job.end.seconds if isinstance(job.end, Done) else None
     return {
         "job": job.number,

@@ -4,7 +4,7 @@ Measured are a row of a group of slots, decoding a picture, compiling a batch an
 onto a device. All else follows from these and from the requests.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -156,7 +156,7 @@ def in_turns(mine: float, account: Account, others: Mapping[Account, float]) -> 
         others: how many the others want.
     """
     near = [wanted for other, wanted in others.items() if other.address == account.address]
-    far: Counter[str] = Counter()
+    far: defaultdict[str, float] = defaultdict(float)
     for other, wanted in others.items():
         if other.address != account.address:
             far[other.address] += wanted

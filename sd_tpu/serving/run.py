@@ -74,12 +74,12 @@ class Card:
     """
 
     index: int
-    asked: Picture | None = None
+    asked: Any = None  # the settings of that, or of what is drawn
     state: str = "blank"
     named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preview: str = ""
-    picture: PictureFile | None = None
-    kept: str | None = None
+    picture: Any = None  # a `PictureFile`, once there is one
+    kept: Any = None  # a name, once the history has one
     live: bool = False
     before: Self | None = None
     changed: int = 0
@@ -134,7 +134,7 @@ class Snapshot:
     version: int
     cards: tuple[Card, ...]
     line: StatusLine
-    news: tuple[Sentence, ...]
+    news: tuple[str, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -407,7 +407,7 @@ class Run:
             self._first = self.version  # who comes from now on need not be told of what was there
         for index in request.indices():
             self._take_over(index)
-            self._put(self.cards[index].drawn_anew(request.pictures[index]))
+            self._put(self.cards[index].drawn_anew(request.picture(index)))
         self._tasks.append(task)
         self._say(task.line)
         threading.Thread(target=self._serve, args=[task], name="run", daemon=True).start()
@@ -510,6 +510,7 @@ class Run:
         It replaces the picture of the card `before` if that was drawn while somebody typed.
         """
         history, owner = self._studio.history, self.browser
+        assert history is not None
 
         def done(failure: HistoryError | None) -> None:
             if failure:  # which costs nobody a run
@@ -522,7 +523,7 @@ class Run:
         history.add_later(
             owner,
             Path(card.picture.png),
-            task.job.request.pictures[card.index],
+            task.job.request.picture(card.index),
             done,
             name=card.kept,
             run=self.key,
@@ -596,7 +597,7 @@ def ready(numbers: list[int]) -> list[Sentence]:
     return [Sentence("Pictures {places} are ready.", places=numbers)] if numbers else []
 
 
-def queued(position: int, reason: str, wait: float | None) -> Sentence:
+def queued(position: int, reason: str, wait: float | None) -> str:
     """Return what a run waits for, and how many seconds if that is known.
 
     Number 1 is not mentioned: it may be the only one.

@@ -32,7 +32,7 @@ class Runs:
         *,
         former: Run | None = None,
         keep: Collection[int] = (),
-        **whose: object,
+        **whose: Any,
     ) -> Run | None:
         """Draw a request of a browser or of a program, by their names.
 
@@ -63,7 +63,7 @@ class Runs:
                 request = request.replaced(index, there.asked)
             asked = request.picture_at(index)
             if card.picture.there and card.asked == asked:
-                former.accept(index)
+                former.accept(index)  # ty: ignore[missing-union-attribute]
                 cards[index] = dataclasses.replace(card, live=False, changed=0, ready=0)
             elif asked:
                 cards[index] = dataclasses.replace(
@@ -82,13 +82,13 @@ class Runs:
         request = request.with_known_models(catalog.models())
         try:
             for index in request.indices():
-                catalog.check(request.pictures[index])
+                catalog.check(request.picture(index))
         except RequestError:
             return None
 
         def drawn(picture: Picture) -> Picture | None:
             try:
-                return self.studio.engine.as_drawn(Request((picture,))).pictures[0]
+                return self.studio.engine.as_drawn(Request((picture,))).picture(0)
             except RequestError:  # its style is no longer in the file, for one
                 return None
 
@@ -102,7 +102,7 @@ class Runs:
         found = {
             index: there[picture]
             for index in request.indices()
-            if (picture := drawn(request.pictures[index])) in there
+            if (picture := drawn(request.picture(index))) in there
         }
         if not found:
             return None
@@ -118,7 +118,7 @@ class Runs:
                 index=index,
                 before=None,
                 ready=0,
-                asked=request.pictures[index],
+                asked=request.picture(index),
                 named=request.labelled(index),
             )
             if index in found
@@ -218,7 +218,10 @@ class Runs:
 
     def restore(self, browser: str) -> int:
         """Restore pictures by the history's `restore`, and the cards that had lost them."""
-        history, count = self.studio.history, self.studio.history.restore(browser)
+        history = self.studio.history
+        if history is None:
+            raise LookupError("nothing is kept")
+        count = history.restore(browser)
         for card in [
             card.finished for run in self._all() if run.browser == browser for card in run.cards
         ]:

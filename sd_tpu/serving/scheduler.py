@@ -19,6 +19,7 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -79,8 +80,8 @@ class _Picture:
     def __init__(self, ticket: Ticket, number: int, now: float):
         self.ticket, self.number, self.since = ticket, number, now
         self.left = len(ticket.kinds)
-        self.slot: int | None = None
-        self.device: int | None = None
+        self.slot: Any = None  # and device: numbers, None while it waits
+        self.device: Any = None
         self.entered = False  # its first plan puts it into its slot on the device
         self.wanted = True
         self.drawn_at = -math.inf
@@ -120,7 +121,7 @@ class _Job:
         self.client, self.address = ticket.client, ticket.address
         self.pictures, self.steps = pictures, steps
         self.unfinished = set(pictures)
-        self.begun: float | None = None
+        self.begun: Any = None  # when; None before its first plan
         self.reported: tuple[int, str] | None = None  # its position and what it waits for
 
     def waiting(self) -> list[_Picture]:
@@ -170,7 +171,7 @@ class _Moves:
     load: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
     compile: list[Batch] = dataclasses.field(default_factory=list)
 
-    def as_tuples(self) -> dict[str, tuple]:
+    def as_tuples(self) -> dict[str, Any]:
         return {field.name: tuple(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
@@ -463,7 +464,7 @@ class Scheduler:
         placed = Counter(other.device for other in self._placed())
         seconds = picture.in_crowd(self._model)
 
-        def ready_after(device: int) -> tuple[float, int]:
+        def ready_after(device: int) -> tuple[float, int, int, int]:
             missing = self._missing(device, picture.ticket.weights)
             load = sum(self._model.load_seconds(weights) for _, weights in missing)
             return load + seconds * placed[device], len(missing), placed[device], device
@@ -576,7 +577,7 @@ class Scheduler:
         Returns whether that was possible.
         """
         devices = list(devices)
-        gone = {device: self._room(device, picture, item) for device in devices}
+        gone: dict[int, Any] = {d: self._room(d, picture, item) for d in devices}
         if None in gone.values() or not all(self._admits(d, picture) for d in devices):
             self._reserve(devices, picture, item, now)
             return False
@@ -683,7 +684,7 @@ class Scheduler:
 
     def _record_drawn(self, state: _BatchState, report: Report, now: float) -> None:
         plan, latency = self._plan, self._model.of(state.batch)
-        pictures = {slot: state.slots[slot] for slot in plan.rows}
+        pictures: dict[int, Any] = {slot: state.slots[slot] for slot in plan.rows}
         decoded = _most_on_a_device(pictures[slot] for slot in plan.finish)
         latency.record_rows(self._evaluations, report.advance_seconds)
         if decoded:

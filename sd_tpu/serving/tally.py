@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from typing import Any
 
 from sd_tpu.serving.plan import Plan, Report
 
@@ -23,7 +24,7 @@ class Tally:
     rows: int = 0
     refused: int = 0
     ended: Counter[str] = dataclasses.field(default_factory=Counter)
-    seconds: Counter[str] = dataclasses.field(default_factory=Counter)
+    seconds: Any = dataclasses.field(default_factory=Counter)  # a Counter, of floats
 
     def record(self, plan: Plan, report: Report) -> None:
         """Add the results of a plan."""

@@ -7,11 +7,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh, NamedSharding
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.weights import Params
@@ -40,7 +41,7 @@ class Worker:
     def __init__(
         self,
         mesh: Mesh,
-        read: Callable[[Weights, Sharding], Params],
+        read: Callable[[Weights, NamedSharding], Params],
         build: Callable[[Batch], tuple[Programs, Any, Params]],
         prepare: Callable[[Plan, Programs, Params], dict[int, Any]] | None = None,
     ):
@@ -108,6 +109,7 @@ class Worker:
             return {"error": reason_of(error)}
 
     def _draw(self, plan: Plan) -> dict[str, Any]:
+        assert plan.batch is not None
         programs, params = self._programs[plan.batch], self._params_of(plan)
         slots = self._slots.pop(plan.batch, None) or programs.empty()
         if plan.enter:
@@ -139,6 +141,7 @@ class Worker:
         )
 
     def _params_of(self, plan: Plan) -> Params:
+        assert plan.batch is not None
         return self._together(plan.batch.architecture, plan.weights)
 
     def _preview(
@@ -283,9 +286,9 @@ class Worker:
             params = self._assembled(batch.architecture, held)
             one = next(iter(held.values()), None)
             alike = [device for device in held if held[device] == one]
-            tree = alike and self.weights.of(alike[0], one)
+            tree = self.weights.of(alike[0], one) if alike else {}
         preview, decode = _fit_preview(programs, params, alike or self._devices)
-        if alike:
+        if one is not None:
             self._previews.setdefault(self._autoencoder(programs, one, tree), preview)
         _, check = _timed(lambda: programs.unsafe(params, black))
         self._programs[batch] = programs
@@ -301,12 +304,11 @@ class Worker:
         }
 
     def _finished_in_background(self, *, wait: bool) -> dict[str, Any]:
-        results = dict(compiled={}, loaded={}, failed={})
-        try:
+        results: dict[str, Any] = dict(compiled={}, loaded={}, failed={})
+        with suppress(queue.Empty):
             for first in itertools.chain([wait], itertools.repeat(False)):
                 self._sort_result(self._results.get(first, WAIT_SECONDS), **results)
-        except queue.Empty:
-            return results
+        return results
 
     def _sort_result(
         self, result: BackgroundResult, compiled: dict, loaded: dict, failed: dict
