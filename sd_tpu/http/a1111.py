@@ -25,7 +25,7 @@ from PIL import Image
 
 from sd_tpu.http.access import client_of
 from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_units
-from sd_tpu.http.drawing import NOTHING, ParameterError, drawn, flag, png_of
+from sd_tpu.http.drawing import NOTHING, drawn, flag, png_of
 from sd_tpu.http.hires import PARAMETERS, UPSCALERS, Hires
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
@@ -43,6 +43,7 @@ from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import ModelCatalog, Request, changed
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.sampling.schedule import SPACINGS
+from sd_tpu.serving.arguments import ParameterError
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import BLURRED, Cancelled, Done, Event, ImageReady, Job, Progress
 from sd_tpu.settings import (

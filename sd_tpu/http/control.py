@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from sd_tpu.http.drawing import NOTHING, ParameterError, flag
+from sd_tpu.http.drawing import NOTHING, flag
 from sd_tpu.http.img2img import Start, file_of
 from sd_tpu.pictures.detectors import CANNY, canny, in_colours
 from sd_tpu.pictures.images import MODULES, a1111_controlnet
 from sd_tpu.pictures.inputs import Input, fitted
+from sd_tpu.serving.arguments import ParameterError
 from sd_tpu.settings import Number, Picture, shortened
 
 SCRIPT = "controlnet"  # as it is called, in any letters, among the scripts that are always on

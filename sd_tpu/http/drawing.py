@@ -13,14 +13,10 @@ from anyio.to_thread import run_sync
 from sd_tpu.http.access import visitor_network
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
+from sd_tpu.serving.arguments import ParameterError
 from sd_tpu.serving.client import Closing, EngineClient
 from sd_tpu.serving.job import DrawingError, Event, Failed, Interrupted, Job
-from sd_tpu.settings import RequestError, shortened
-
-
-class ParameterError(RequestError):
-    """An error that only programs can make; its message is English."""
-
+from sd_tpu.settings import shortened
 
 NOTHING = (None, False, "", [], {})  # what changes no picture, whatever is called so
 _FLAG = pydantic.TypeAdapter(bool)

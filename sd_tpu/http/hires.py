@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from sd_tpu.http.drawing import NOTHING, ParameterError, flag
+from sd_tpu.http.drawing import NOTHING, flag
 from sd_tpu.pictures.images import UPSCALER
 from sd_tpu.request import LARGER, LARGER_STRENGTH, ModelCatalog, larger, rounded
 from sd_tpu.sampling.samplers import steps_taken
+from sd_tpu.serving.arguments import ParameterError
 from sd_tpu.settings import MAX_SIZE, MAX_STEPS, SETTINGS, Number, Picture, shortened
 
 UPSCALERS = ("None", UPSCALER)  # A1111's None enlarges in the same way

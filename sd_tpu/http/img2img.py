@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from sd_tpu.http.drawing import ParameterError
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.pictures.inputs import Closeup, Input, filled_in
+from sd_tpu.serving.arguments import ParameterError
 from sd_tpu.settings import MAX_PROMPTS, Number, Picture
 
 _FITS = ("stretch", "cover", "contain")  # by A1111's number; its 3 enlarges latents

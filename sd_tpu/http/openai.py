@@ -30,12 +30,13 @@ from PIL import Image
 from starlette.datastructures import FormData, UploadFile
 
 from sd_tpu.http.access import client_of
-from sd_tpu.http.drawing import ParameterError, drawn, png_of
+from sd_tpu.http.drawing import drawn, png_of
 from sd_tpu.http.schema import Body, anything, field_of
 from sd_tpu.pictures.images import MAX_FILE_BYTES, to_webp
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.reading import composed
 from sd_tpu.request import Request
+from sd_tpu.serving.arguments import ParameterError
 from sd_tpu.serving.client import Closing, EngineClient
 from sd_tpu.serving.job import DrawingError, Event, ImageReady, Job, Progress
 from sd_tpu.settings import (

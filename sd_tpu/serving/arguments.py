@@ -79,6 +79,10 @@ Prompt = str | PromptSettings | Picture  # a Picture is complete: settings for a
 Prompts = Prompt | Sequence[Prompt]
 
 
+class ParameterError(RequestError):
+    """An error that only programs can make; its message is English."""
+
+
 def read_arguments(
     prompts: Prompts, settings: Settings, catalog: ModelCatalog, *, limit: int
 ) -> tuple[Request, dict[str, Input]]:
@@ -137,7 +141,7 @@ def as_input(image: ImageInput, whose: str = "") -> Input:
             return Input(image, whose)
         case np.ndarray():
             if image.dtype != np.uint8 or image.ndim not in (2, 3):
-                raise RequestError(
+                raise ParameterError(
                     "{name} should be an array of uint8 [H, W, 3], not {kind} {shape}.",
                     name=whose,
                     kind=image.dtype,
@@ -149,7 +153,7 @@ def as_input(image: ImageInput, whose: str = "") -> Input:
         case str() | PathLike():
             path = expanded(Path(image))
             return Input(read_bytes(path, MAX_FILE_BYTES), str(path))
-    raise RequestError(
+    raise ParameterError(
         "{name} should be a path, bytes, an array or a PIL image, not {kind}.",
         name=whose,
         kind=type(image).__name__,
@@ -173,7 +177,7 @@ def _own(prompt: Prompt, inputs: dict[str, Input]) -> dict[str, Any]:
             return dict(vars(prompt))
         case {"prompt": _}:
             return _with_names(prompt, inputs)
-    raise RequestError(
+    raise ParameterError(
         "A prompt should be text, a Picture, or settings by name with a prompt among them, not "
         "{value}.",
         value=shortened(prompt),

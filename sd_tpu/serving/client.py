@@ -229,7 +229,7 @@ class EngineClient(abc.ABC):
             case Failed(message):
                 raise DrawingError(message)
             case Cancelled():
-                raise DrawingError(Sentence("The drawing was cancelled."))
+                raise DrawingError("The drawing was cancelled.")
         return event
 
     def __enter__(self) -> Self:

@@ -91,7 +91,7 @@ class Interrupted(Failed):
 class DrawingError(RuntimeError):
     """Pictures were not drawn, for a reason that is not in the request; `sentence` says which."""
 
-    def __init__(self, sentence: Sentence):
+    def __init__(self, sentence: str):
         """Take the message for the person who waits."""
         super().__init__(sentence)
         self.sentence = sentence
