@@ -29,10 +29,16 @@ const texts = window.gradio_config?.i18n_translations ?? {};
 const language = [kept.get(local, "sd_tpu language"), ...navigator.languages]
     .map((tag) => tag?.toLowerCase().split("-")[0]).find((tag) => tag in texts) ?? "en";
 
+// What the server knows of settings: how many boxes there are, after which number seeds begin again,
+// the two that are chosen as one size, those whose choices are the server's, and which settings say
+// how a picture that is handed in is used.
+const { boxes: BOXES, seeds: SEEDS, sides: SIDES, offered: OFFERED, uses: USES } =
+    window.sdTpuSettings;
+
 let answer, stream, upload;  // how the server is asked: for an answer, for a run, to take a file
 let browser = null;  // this browser's name, once the page has arrived
-let own = Array.from({ length: 8 }, () => ({}));  // of each box its own settings
-let keep = Array(8).fill(false);  // whether each card is kept
+let own = Array.from({ length: BOXES }, () => ({}));  // of each box its own settings
+let keep = Array(BOXES).fill(false);  // whether each card is kept
 let ownPlace = 0;  // the box whose settings the panel shows
 let filling = false;  // whether it is not a person who fills something in
 let touched = false;  // whether a person has, since something was said to be wrong
@@ -157,8 +163,8 @@ function fill({ prompts, seed, settings = {}, sizes, own: owns, keep: marks }) {
             if (field) choose(field, value);
             offerPer();
         }
-        if (owns) own = Array.from({ length: 8 }, (_, place) => ({ ...owns[place] }));
-        if (marks) keep = Array.from({ length: 8 }, (_, place) => marks[place] === true);
+        if (owns) own = Array.from({ length: BOXES }, (_, place) => ({ ...owns[place] }));
+        if (marks) keep = Array.from({ length: BOXES }, (_, place) => marks[place] === true);
     } finally {
         filling = false;
     }
@@ -195,7 +201,7 @@ function choose(field, value) {
     if (field.type === undefined || typeof value !== "string") return;
     const there = field.options && [...field.options].some((option) => option.value === value);
     if (field.options && !there) {
-        if (!/^(size|style|model)$/.test(field.name)) return;  // what another page offered
+        if (!OFFERED.includes(field.name)) return;  // what another page offered
         field.add(new Option(value, value));
         field.dataset.options = field.options.length;  // else it may be hidden, as no choice
     }
@@ -304,7 +310,7 @@ function showOffered({ presets, sizes, models }) {
         choose($(`#all-${name}`), value);
         choose($(`#own-${name}`), own[ownPlace][name] ?? "");
     };
-    if (models?.length > 1) renew("model", models, 8);
+    if (models?.length > 1) renew("model", models, BOXES);
     if (!sizes) return;  // nothing is known of a model that cannot be read
     const before = [...$("#all-size").options].map(({ value }) => value);
     if (!sizes.every((each) => before.includes(each)) || before.length > sizes.length + 1) {
@@ -330,7 +336,7 @@ function blame(culprit, open) {
     const field = setting === "prompt" ? boxes()[index ?? 0]
         : setting === "seed" && !inOwn ? seedBox()
         : $(`${inOwn ? "#own-panel" : "#settings-panel"} [name=${
-            /^(height|width)$/.test(setting) ? "size" : setting}]`);
+            SIDES.includes(setting) ? "size" : setting}]`);
     const panel = field?.closest(".panel");
     if (open && panel) {
         unfold(inOwn ? ownFold(index) : $(`[aria-controls=${panel.id}]`));
@@ -772,7 +778,7 @@ const ACTIONS = {
     },
     undo: () => step(true),
     redo: () => step(false),
-    copy_first: () => replace({ prompts: Array(8).fill(
+    copy_first: () => replace({ prompts: Array(BOXES).fill(
         boxes().map((box) => box.value).find((text) => text.trim()) ?? "") }),
     clear: () => replace({ prompts: [], own: [] }),
     samples() {
@@ -783,7 +789,7 @@ const ACTIONS = {
     surprise() {
         if ($("#generate").disabled) return;
         const all = sampleSets().flat().filter(Boolean), drawn = all.map((text) => [Math.random(), text]).sort(([a], [b]) => a - b);
-        replace({ prompts: drawn.slice(0, 8).map(([, text]) => text), own: [] });
+        replace({ prompts: drawn.slice(0, BOXES).map(([, text]) => text), own: [] });
         draw("generate");
     },
     word(_, { textContent: word }) {
@@ -821,7 +827,7 @@ const ACTIONS = {
         const { empty, filled, many } = button.dataset;
         if (!lines.length) return tell(empty, "wrong", true);
         replace({ prompts: lines, own: [] });
-        tell(lines.length > 8 ? many.replace("%", lines.length) : filled, "idle", true);
+        tell(lines.length > BOXES ? many.replace("%", lines.length) : filled, "idle", true);
         fold();
     },
     zip: () => ask("zip"),
@@ -918,9 +924,9 @@ function compareWhat({ value, dataset }) {
     for (const list of ticked) list.hidden = list.dataset.what !== value;
     const values = $("#compare-panel .values");
     values.hidden = ticked.some((list) => !list.hidden);
-    const from = fixedSeed() ?? Math.floor(Math.random() * 2 ** 32);
+    const from = fixedSeed() ?? Math.floor(Math.random() * SEEDS);
     $("input", values).value = value !== "seed" ? dataset.values
-        : Array.from({ length: 8 }, (_, place) => (from + place) % 2 ** 32).join(", ");
+        : Array.from({ length: BOXES }, (_, place) => (from + place) % SEEDS).join(", ");
 }
 
 async function copy(button) {
@@ -997,10 +1003,9 @@ function showInputs() {
     }
     // Without the picture all strengths are the same; the first box with words is compared.
     const first = Math.max(0, boxes().findIndex((box) => box.value.trim()));
-    for (const [strength, name] of [["strength", "init_image"], ["control_scale", "control_image"],
-        ["reference_scale", "reference"]]) {
-        const label = $(`[name=what][value=${strength}]`)?.closest("label");
-        if (label) label.hidden = !valueOf(first, name);
+    for (const [setting, image] of Object.entries(USES)) {
+        const label = $(`[name=what][value=${setting}]`)?.closest("label");
+        if (label) label.hidden = !valueOf(first, image);
     }
 }
 

@@ -1,11 +1,12 @@
 """Look of the page: colours here, layout in page.css, behaviour in page.js."""
 
+import json
 import re
 from pathlib import Path
 
 import gradio as gr
 
-from sd_tpu.settings import Picture
+from sd_tpu.settings import HANDED_IN, MAX_PROMPTS, MAX_SEED, SETTINGS, SIDES, Name, Picture
 
 
 def theme() -> gr.themes.Base:
@@ -58,4 +59,24 @@ def style(defaults: Picture) -> str:
 _HERE = Path(__file__).parent
 ICON = str(_HERE / "icon.svg")
 _SCRIPT = re.sub(r"(?m)^\s*(//.*)?\n?", "", (_HERE / "page.js").read_text(encoding="utf-8"))
-HEAD = f"<script>{_SCRIPT}</script>"  # without what is for those who read it
+# What page.js is told of the table of settings.
+TABLE = {
+    "boxes": MAX_PROMPTS,
+    "seeds": MAX_SEED + 1,
+    "sides": sorted(SIDES),
+    "offered": [
+        "size",
+        *(
+            name
+            for name, setting in SETTINGS.items()
+            if isinstance(setting.kind, Name) and setting.common
+        ),
+    ],
+    "uses": {
+        name: HANDED_IN[setting.section]
+        for name, setting in SETTINGS.items()
+        if setting.of_upload and setting.suggest
+    },
+}
+# Without what is for those who read it.
+HEAD = f"<script>window.sdTpuSettings = {json.dumps(TABLE)};\n{_SCRIPT}</script>"

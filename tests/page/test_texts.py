@@ -1,6 +1,7 @@
 """The page's languages: every text in each of them, and which one is whose."""
 
 import ast
+import json
 import re
 from pathlib import Path
 from string import Formatter
@@ -12,6 +13,7 @@ from jinja2.ext import extract_from_ast
 import sd_tpu
 from sd_tpu.language import ENGLISH, LANGUAGES, language_of
 from sd_tpu.page.layout import Translations
+from sd_tpu.page.theme import HEAD
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.run import at_step, duration, ready
@@ -149,3 +151,18 @@ def test_what_is_rendered_for_the_browser_has_no_braces_left():
     marker = translations.render(lambda language: f"<p>{{{language.tag}}}</p>")
     key = re.search('"key": "([^"]*)"', marker)[1]
     assert translations.translations_dict["zh"][key] == "<p>&#123;zh-Hans&#125;</p>"
+
+
+def test_the_script_is_told_how_many_boxes_there_are_and_how_settings_belong_together():
+    told, _ = HEAD.removeprefix("<script>window.sdTpuSettings = ").split(";\n", 1)
+    assert json.loads(told) == {
+        "boxes": 8,
+        "seeds": 2**32,
+        "sides": ["height", "width"],
+        "offered": ["size", "model", "style"],
+        "uses": {
+            "strength": "init_image",
+            "control_scale": "control_image",
+            "reference_scale": "reference",
+        },
+    }
