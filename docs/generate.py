@@ -372,18 +372,18 @@ def _signature(thing: Any) -> str:
         parts.insert(parts.index(str(named[0])), "*")
     returned = signature.return_annotation
     back = "" if returned is signature.empty else f" -> {inspect.formatannotation(returned)}"
-    line = f"({', '.join(parts)}){back}"
+    line = _short(f"({', '.join(parts)}){back}")
     if len(line) > LINE:
-        line = "(\n" + "".join(f"    {part},\n" for part in parts) + f"){back}"
-    return _short(line)
+        line = "(\n" + "".join(f"    {_short(part)},\n" for part in parts) + f"){_short(back)}"
+    return line
 
 
 def _short(text: str) -> str:
     """Return a signature or a type without modules and addresses."""
     text = text.replace(repr(BUNDLED_MODEL), "BUNDLED_MODEL").replace("mappingproxy({})", "{}")
-    text = re.sub(r": \*(\S+)", r": Unpack[\1]", text)
     text = re.sub(r"<(?:class |function )?'?([\w.]+)[^>]*>", r"\1", text)
-    return re.sub(r"\b[A-Za-z_]\w*(?:\.\w+)*\.(\w+)", r"\1", text)
+    text = re.sub(r"\b[A-Za-z_]\w*(?:\.\w+)*\.(\w+)", r"\1", text)
+    return re.sub(r": \*(\w+)", r": Unpack[\1]", text)
 
 
 def _keys(thing: type) -> Iterator[str]:
