@@ -28,12 +28,14 @@ def test_the_examples_of_docstrings_run(name, page_engine, tmp_path, monkeypatch
     run_examples(getattr(EngineClient, name), engine=page_engine, asyncio=asyncio, **vars(sd_tpu))
 
 
+@pytest.mark.slow("opens the bundled model, and compiles it where that was never done")
 def test_three_lines_draw_with_the_bundled_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_examples(sd_tpu)
     assert read_png(tmp_path / "cat.png").pictures[0].prompt == "a cat"
 
 
+@pytest.mark.slow("opens the bundled model, and compiles it where that was never done")
 def test_with_closes_an_engine(tmp_path, monkeypatch):
     closed, close = [], Engine.close
     monkeypatch.setattr(Engine, "close", lambda engine: closed.append(engine) or close(engine))
