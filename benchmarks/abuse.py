@@ -78,7 +78,7 @@ class Attacker:
         return f"{sum(map(_is_open, self._held))} are open after 12 s"
 
     async def uploads(self, count: int) -> str:
-        """Hands in so many files of 60 MB."""
+        """Upload so many files of 60 MB."""
         data = os.urandom(60 << 20)
 
         async def send(number: int) -> int:
@@ -170,7 +170,7 @@ async def measure(server: str, attack: str, count: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures each attack."""
+    """Measure each attack."""
     flags = parser("abuse", __doc__.splitlines()[0])
     add_model(flags)
     for attack, count in ATTACKS.items():

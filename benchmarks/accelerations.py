@@ -82,7 +82,7 @@ def speeds(
 def differences(
     engines: Mapping[int, Engine], prompts: Sequence[str], **settings
 ) -> dict[str, dict[str, float]]:
-    """Measures how far the pictures of each way are from the exact ones."""
+    """Measure how far the pictures of each way are from the exact ones."""
     drawn = {
         way: draw(engines, prompts, **settings, **differing).astype(int)
         for way, differing in WAYS.items()
@@ -156,7 +156,7 @@ def _rows(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures evaluations, and pictures unless there are to be none."""
+    """Measure evaluations, and pictures unless there are to be none."""
     flags = parser("accelerations", __doc__.splitlines()[0])
     add_model(flags)
     flags.add_argument(

@@ -50,7 +50,7 @@ class Cost:
 
     @classmethod
     def of(cls, model: str, records: Sequence[Record]) -> "Cost":
-        """By the compiler's cycles for one picture a device, in the newest of these records."""
+        """Return the cost by the compiler's cycles for one picture a device, by newest records."""
         return cls(*(cycles(records, model, program) / CLOCK for program in ("advance", "decode")))
 
     def picture(self, steps: int) -> float:

@@ -75,7 +75,7 @@ def _draw(engine: Engine, prompt: str, **values: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures what each choice costs."""
+    """Measure the cost of each choice."""
     flags = parser("choose", __doc__.splitlines()[0])
     flags.add_argument(
         "--model",

@@ -106,7 +106,7 @@ class OneSlot:
         self._slots = jax.block_until_ready(programs.encode(self._params, self._slots, entering))
 
     def step(self, count: int = 1) -> None:
-        """Advances the slot by `count` steps."""
+        """Advance the slot by `count` steps."""
         self._slots = jax.block_until_ready(
             self._programs.advance(self._params, self._slots, count)
         )
@@ -235,7 +235,7 @@ class PyTorch:
         self._starts = start is not None
 
     def calls(self) -> Calls:
-        """By part."""
+        """Return the calls by part."""
         import torch
 
         own = {TEXT: self._text, STEP: self._step, DECODE: self._decode, IMAGE: self._image}
@@ -323,7 +323,7 @@ class PyTorch:
         return (found.images[0] * 255).round().astype(np.uint8)
 
     def _as_ours(self) -> AbstractContextManager:
-        """With our noise, and what the encoder holds likeliest."""
+        """Patch the pipeline to use our noise, and the encoder's likeliest latents."""
         import torch
 
         drawn = np.asarray(gaussian(jax.numpy.asarray(KEY), self._shape))
@@ -341,7 +341,7 @@ def pytorch(*arguments: Any, **options: Any) -> Calls:
 
 
 def compile_networks(pipe, size: int, count: int) -> None:
-    """By `torch.compile`, when they are first called."""
+    """Compile the networks by `torch.compile`, when they are first called."""
     import torch
 
     pipe.unet = torch.compile(pipe.unet)
@@ -462,7 +462,7 @@ Timings = dict[str, Timing]  # by part
 
 
 def left_out() -> dict[str, str]:
-    """Contestants that cannot take part here, and why."""
+    """Return the contestants that cannot take part here, and why."""
     missing = {}
     if find_spec("openvino") is None:
         why = "it is not installed (`pip install openvino`)"
@@ -475,7 +475,7 @@ def left_out() -> dict[str, str]:
 def alone(
     contestant: str, folder: Path, size: int, steps: int, guidance: float, rounds: int
 ) -> tuple[dict[str, float], np.ndarray, Timings]:
-    """Measures one contestant in this process.
+    """Measure one contestant in this process.
 
     Returns peak gigabytes while loading and while drawing, the picture, and each part's seconds.
     """
@@ -498,7 +498,7 @@ def on_cpu() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures times and peak memory."""
+    """Measure times and peak memory."""
     flags = parser("cpu", __doc__.splitlines()[0])
     flags.add_argument("--model", choices=MODELS, default="sd14", help="(%(default)s)")
     flags.add_argument(

@@ -36,7 +36,7 @@ class Check:
 
 
 def named(*labels: str) -> Callable[[Row], bool]:
-    """Chooses the rows that begin with one of these labels."""
+    """Choose the rows that begin with one of these labels."""
     return lambda row: next(iter(row.values())) in labels
 
 

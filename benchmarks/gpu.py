@@ -162,7 +162,7 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures, or shows that it would work."""
+    """Measure, or show that it would work."""
     flags = parser("gpu", __doc__.splitlines()[0])
     flags.add_argument(
         "--batches",

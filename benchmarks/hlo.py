@@ -133,7 +133,7 @@ def _operation(
 
 
 def _parts(rest: str) -> tuple[str, str, list[str], str]:
-    """`shape kind(%a, %b), attributes` -> the four."""
+    """Split `shape kind(%a, %b), attributes` into the four."""
     end = _closing(rest) if rest.startswith("(") else rest.index(" ")
     shape, rest = rest[:end], rest[end:].lstrip()
     opening = rest.index("(")
@@ -142,7 +142,7 @@ def _parts(rest: str) -> tuple[str, str, list[str], str]:
 
 
 def _closing(text: str) -> int:
-    """Behind the parenthesis that closes the first."""
+    """Return the position behind the parenthesis that closes the first."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -152,7 +152,10 @@ def _closing(text: str) -> int:
 
 
 def _bytes(shape: re.Match) -> int:
-    """With the padding of the layout's tiles, as `{1,0:T(8,128)}`: minor dimensions come first."""
+    """Return the bytes with the padding of the layout's tiles, as `{1,0:T(8,128)}`.
+
+    Minor dimensions come first.
+    """
     kind, numbers, layout = shape.groups()
     sizes = [int(n) for n in numbers.split(",") if n]
     tiled = re.match(r"([\d,]+):T\(([\d,]+)\)", layout or "")

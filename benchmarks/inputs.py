@@ -351,7 +351,7 @@ def trained_at(folder: Path, size: int, parent: str) -> Path:
 def larger_peak(
     folder: Path, size: int, tile: int, times: int, steps: int, at_once: bool
 ) -> dict[str, Any]:
-    """Measures seconds and peak gigabytes of drawing a picture again `times` as large.
+    """Measure seconds and peak gigabytes of drawing a picture again `times` as large.
 
     It is drawn at once or by tiles of `tile` pixels; with `times` 1 it is drawn from noise. The
     process must have done nothing else before.
@@ -367,7 +367,7 @@ def larger_peak(
 
 
 def _larger_peak(folder: Path, size: int, times: int, steps: int, most: int) -> dict[str, Any]:
-    """Measures `larger_peak` with a model that draws sides of `most` pixels at once."""
+    """Measure `larger_peak` with a model that draws sides of `most` pixels at once."""
     side = times * size
     engine = Engine.open(folder, devices=1, max_pixels=most**2)
     engine.ready.wait()
@@ -391,7 +391,7 @@ def _larger_peak(folder: Path, size: int, times: int, steps: int, most: int) -> 
 
 
 def decoding_peak(folder: Path, side: int, whole: bool) -> dict[str, Any]:
-    """Measures seconds and peak gigabytes of decoding alone, with random weights.
+    """Measure seconds and peak gigabytes of decoding alone, with random weights.
 
     The autoencoder is all that is in memory. It decodes by tiles above a number of pixels, as
     always, or with `whole` never.
@@ -417,13 +417,13 @@ def decoding_peak(folder: Path, side: int, whole: bool) -> dict[str, Any]:
 
 
 def apart(measure: Callable[..., Any], *arguments: Any) -> Any:
-    """Measures on the CPU."""
+    """Measure on the CPU."""
     cpu.on_cpu()
     return measure(*arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures all of it, each table in a process that holds nothing of the others."""
+    """Measure all of it, each table in a process that holds nothing of the others."""
     flags = parser("inputs", __doc__.splitlines()[0])
     flags.add_argument(
         "tables",

@@ -274,7 +274,7 @@ def serve(model: str | Path, keys: Sequence[str]) -> Iterator[tuple[str, subproc
 async def crowd(
     address: str, process: subprocess.Popen, keys: Sequence[str], minutes: float
 ) -> tuple[list[Visit], list[Sample], bool]:
-    """Lets a client for each key send requests for some minutes.
+    """Let a client for each key send requests for some minutes.
 
     Returns the requests, samples of the server, and whether nothing was left to draw in the end.
     """

@@ -108,5 +108,5 @@ def commit() -> str | None:
 
 
 def slug(text: str) -> str:
-    """Text as part of a file's name: `CPU, times: sd14` -> `cpu-times-sd14`."""
+    """Return a text as part of a file's name: `CPU, times: sd14` -> `cpu-times-sd14`."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

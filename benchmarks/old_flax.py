@@ -35,11 +35,11 @@ def check(folder: Path) -> None:
 def lowered(
     folder: Path, model: str, mesh: Mesh, images: int, side: int
 ) -> dict[str, Callable[[], jax.stages.Lowered]]:
-    """Functions that lower the programs for `images` pictures of side x side on each device.
+    """Return functions that lower the programs for `images` pictures on each device.
 
     "UNet" is one guided evaluation: all of a step but the scheduler's few operations. "decode" is
-    the decoder. Parameters and arithmetic are bfloat16, as in the guide. From now on `diffusers`
-    is the one in `folder`, so this is for a process of its own.
+    the decoder. Parameters and arithmetic are bfloat16, as in the guide. From now on `diffusers` is
+    the one in `folder`, so this is for a process of its own.
     """
     sys.path.insert(0, str(folder))
     from diffusers.models.unets.unet_2d_condition_flax import FlaxUNet2DConditionModel
@@ -94,7 +94,7 @@ def lowered(
 
 
 def _added_conditions(unet: Any, count: int, shape: Callable) -> dict[str, jax.ShapeDtypeStruct]:
-    """SDXL's added conditions as shapes: the pooled text, and six numbers of the size."""
+    """Return SDXL's added conditions as shapes: the pooled text, and six numbers of the size."""
     pooled = unet.projection_class_embeddings_input_dim - 6 * unet.addition_time_embed_dim
     return {
         "text_embeds": shape((count, pooled), jnp.bfloat16),

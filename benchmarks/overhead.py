@@ -59,7 +59,7 @@ class Meter:
         self.rows = self.live_rows = 0
 
     def occupancy(self, slots: int) -> float:
-        """Share of the rows taken that made pictures."""
+        """Return the share of the rows taken that made pictures."""
         return self.live_rows / (self.rows * slots)
 
 
@@ -261,7 +261,7 @@ def measured(args: argparse.Namespace, layout: str) -> Findings | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures a gallery and users on each layout that the devices allow."""
+    """Measure a gallery and users on each layout that the devices allow."""
     flags = parser("overhead", __doc__.splitlines()[0])
     add_model(flags)
     flags.add_argument("--steps", type=int, metavar="N", help="(default: the model's)")

@@ -112,7 +112,7 @@ def _open(tab: Page, address: str) -> None:
 
 
 def look(browser: Browser, address: str) -> list[dict[str, object]]:
-    """Measures a first visit; rows with the goal for each figure."""
+    """Measure a first visit; return rows with the goal for each figure."""
     rows: list[dict[str, object]] = []
 
     def note(what: str, value: object, goal: object) -> None:
@@ -208,7 +208,7 @@ def _size(size: tuple[int, int]) -> dict[str, int]:
 
 
 def _shift(tab: Page) -> float:
-    """Layout shift since the last call."""
+    """Return the layout shift since the last call."""
     shift = tab.evaluate("watched.shift")
     tab.evaluate("() => { watched.shift = 0; }")
     return shift
@@ -227,7 +227,7 @@ def column(slowdown: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures visits."""
+    """Measure visits."""
     flags = parser("page", __doc__.splitlines()[0])
     add_model(flags)
     flags.add_argument(

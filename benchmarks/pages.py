@@ -34,7 +34,7 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
 
 
 def index(records: Sequence[Record]) -> str:
-    """All goals, the missed ones first."""
+    """Return the page of all goals, the missed ones first."""
     current = [*_current(records)]
     checked = [(check, record) for record in current for check in goals.check(record)]
     missed, met = ([pair for pair in checked if pair[0].met is wanted] for wanted in (False, True))
@@ -58,7 +58,7 @@ def index(records: Sequence[Record]) -> str:
 
 
 def cpu(records: Sequence[Record]) -> str:
-    """Networks, pictures and memory on CPUs, against PyTorch and OpenVINO."""
+    """Return the page about networks, pictures and memory on CPUs, against others."""
     return _text(
         "# CPU",
         "Seconds, the same weights and latents, all cores for each contestant. *Best other* is the "
@@ -168,7 +168,7 @@ def gpu(records: Sequence[Record]) -> str:
 
 
 def serving(records: Sequence[Record]) -> str:
-    """Start-up, switching models, users, attacks, and the page in a browser."""
+    """Return the page about start-up, switching models, users, attacks, and the browser."""
     bundled = "sd_tpu emoji 128"
     return _text(
         "# Serving",

@@ -105,7 +105,7 @@ def starts(model: str | Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def loading_peak(folder: Path, dtype: str) -> dict[str, Any]:
-    """Measures how much this process grows while loading; it must have done nothing else before."""
+    """Measure how much this process grows while loading; it must have done nothing else before."""
     jax.block_until_ready(jax.device_put(0))  # JAX's own beginnings are not the loader's
     before = memory("VmRSS")
     _, params = Checkpoint.from_pretrained(folder, dtype=dtype)
@@ -192,7 +192,7 @@ def _wishes() -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures starts, loading and a session."""
+    """Measure starts, loading and a session."""
     flags = parser("start", __doc__.splitlines()[0])
     add_model(flags)
     flags.add_argument(

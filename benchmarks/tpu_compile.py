@@ -99,7 +99,7 @@ class Compiled:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Compiles the cases asked for and reports their tables."""
+    """Compile the cases asked for and report their tables."""
     flags = parser("tpu_compile", __doc__.splitlines()[0])
     flags.add_argument("--models", nargs="+", choices=SIDES, default=["sd14", "sd21", "sdxl"])
     flags.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
@@ -183,14 +183,17 @@ def _rows(
 def compile_apart(
     model: str, chip: str, images: int, programs: Sequence[str], old: Path | None = None
 ) -> list[Compiled]:
-    """`compile_case` in a process of its own: libtpu takes one kind of TPU from the environment."""
+    """Run `compile_case` in a process of its own.
+
+    libtpu takes one kind of TPU from the environment.
+    """
     return in_fresh_process(compile_case, model, chip, images, programs, old)
 
 
 def compile_case(
     model: str, chip: str, images: int, programs: Sequence[str], old: Path | None = None
 ) -> list[Compiled]:
-    """Compiles programs of a model with `images` slots on each device of a chip's topology.
+    """Compile programs of a model with `images` slots on each device of a chip's topology.
 
     With `old`, the folder of a diffusers that has Flax, its programs instead of ours.
     """

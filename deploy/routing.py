@@ -75,10 +75,10 @@ class ByRows:
     worth. Bounds and delays are Serve's, as the deployment's `autoscaling_config` has them."""
 
     def __init__(self, rows: float):
-        """`rows` are those that one host may have before it."""
+        """Take the number of rows that one host may have before it."""
         self._rows = rows
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict]:
-        """How many hosts there should be; no state."""
+        """Return how many hosts there should be; no state."""
         left = sum((context.aggregated_metrics or {}).get("rows", {}).values())
         return math.ceil(left / self._rows), {}

@@ -1,8 +1,7 @@
 """Pictures of the page for README and docs: `python -m docs.screenshots` writes docs/images/*.webp.
 
 Serves the bundled model on this machine and visits it in Chromium's headless shell, as somebody on
-a
-computer and on a phone, in light and dark mode.
+a computer and on a phone, in light and dark mode.
 """
 
 import io
@@ -62,7 +61,7 @@ def _on_desktop(browser: Browser, address: str) -> None:
 
 
 def _paint(tab: Page) -> None:
-    """Has the first box start from its picture, and paints a stroke of a mask on that."""
+    """Have the first box start from its picture, and paint a stroke of a mask on that."""
     card = tab.locator("#cards figure").first
     card.locator("[popovertarget]").click()
     card.locator("[data-do=begin]").click()

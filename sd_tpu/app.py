@@ -116,7 +116,7 @@ def _wait(engine: Engine, grace: float) -> None:
 
 @contextmanager
 def _termination() -> Iterator[None]:
-    """Within it SIGTERM raises _Terminated, where signals can be handled at all."""
+    """Raise _Terminated on SIGTERM inside, where signals can be handled at all."""
 
     def terminate(*_) -> NoReturn:
         raise _Terminated

@@ -14,12 +14,12 @@ GRADIO = "GRADIO_TEMP_DIR"  # the variable that names Gradio's
 
 
 def data_folder() -> Path:
-    """For what is to stay: `~/.local/share/sd_tpu`, or under $XDG_DATA_HOME."""
+    """Return the folder for lasting data: `~/.local/share/sd_tpu`, or under $XDG_DATA_HOME."""
     return _folder("XDG_DATA_HOME", ".local/share")
 
 
 def cache_folder() -> Path:
-    """For what can be made again: `~/.cache/sd_tpu`, or under $XDG_CACHE_HOME."""
+    """Return the folder for data that can be made again: `~/.cache/sd_tpu` or $XDG_CACHE_HOME's."""
     return _folder("XDG_CACHE_HOME", ".cache")
 
 

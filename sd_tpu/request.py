@@ -61,7 +61,7 @@ class _NoWildcards:
     """A catalog that takes prompts and sizes as they are."""
 
     def size_unit(self, model: str) -> int:
-        """1."""
+        """Return 1."""
         return 1
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:

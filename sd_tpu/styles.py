@@ -26,7 +26,7 @@ class Styles:
     """The styles of a server."""
 
     def __init__(self, file: Path | None = None):
-        """Without a file there are none; raises ValueError or OSError if it cannot be read."""
+        """Read the styles' file, if there is one; raises ValueError or OSError if that fails."""
         self._file = file
         self._known = self._read() if file else {}
 

@@ -43,7 +43,7 @@ class Wildcards:
     """The values of prompts, from braces and from the text files in a folder."""
 
     def __init__(self, folder: Path | None = None):
-        """Without a folder there are braces alone; raises ValueError where there is none such."""
+        """Take the folder of files, if there is one; raises ValueError where it is missing."""
         if folder is not None and not folder.is_dir():
             raise ValueError(f"There is no folder {str(folder)!r} with wildcards.")
         self._folder = folder and folder.resolve()

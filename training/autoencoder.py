@@ -45,8 +45,11 @@ def build(config: dict):
 
 @functools.cache
 def halves(graph: nnx.GraphDef):
-    """Two functions: (parameters, pictures [B, H, W, 3] u8) -> latents, the means; (parameters,
-    latents [B, h, w, C]) -> pictures f32, about [-1, 1]."""
+    """Return two functions.
+
+    They are (parameters, pictures [B, H, W, 3] u8) -> latents, the means, and (parameters, latents
+    [B, h, w, C]) -> pictures f32, about [-1, 1].
+    """
 
     def encode(params, pictures):
         return nnx.merge(graph, params).encode(to_unit(pictures))[0]
@@ -101,7 +104,7 @@ def make_loss(graph: nnx.GraphDef):
 
 
 def decibels(pictures: np.ndarray, truth: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of pictures in [-1, 1]."""
+    """Return the peak signal-to-noise ratio of pictures in [-1, 1]."""
     return float(10 * np.log10(4 / np.mean(np.square(pictures - truth))))
 
 
@@ -123,7 +126,7 @@ def show(graph: nnx.GraphDef, params, file: Path) -> str:
 
 
 def main() -> None:
-    """Trains to the end of the schedule, or resumes."""
+    """Train to the end of the schedule, or resume."""
     run = from_command_line(recipe.AUTOENCODER_RUN, __doc__)
     graph, params = build(recipe.VAE)
     recipe.composer()  # renders the drawings, which else every process would
@@ -159,7 +162,7 @@ def trained():
 
 
 def config() -> dict:
-    """recipe.VAE with its scaling factor. Raises FileNotFoundError before `trained`."""
+    """Return recipe.VAE with its scaling factor. Raises FileNotFoundError before `trained`."""
     return {**recipe.VAE, "scaling_factor": scale()}
 
 

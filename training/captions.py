@@ -80,7 +80,7 @@ class Scene:
 
 
 def caption(scene: Scene, rng: np.random.Generator) -> str:
-    """One of the ways to ask for `scene`; a style and a white background may go unsaid."""
+    """Return one of the ways to ask for `scene`; a style and a white background may go unsaid."""
     plain = scene.count == 1 and scene.size == "normal" and not scene.upside_down
     white = scene.background == DEFAULT_BACKGROUND and scene.gradient is None
     if plain and white and scene.paint is None and rng.random() < BARE:
@@ -156,5 +156,5 @@ def _spoken(concept: str, rng: np.random.Generator) -> str:
 
 
 def pick(rng: np.random.Generator, options: Sequence):
-    """One of `options`, each with equal chance; several times faster than rng.choice."""
+    """Return one of `options`, each with equal chance; several times faster than rng.choice."""
     return options[int(rng.random() * len(options))]

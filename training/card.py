@@ -116,5 +116,5 @@ def _or(options: Iterable[str]) -> str:
 
 
 def _isolated(words: Iterable[str]) -> str:
-    """English words in a row, from left to right whatever stands around them."""
+    """Return English words in a row, from left to right whatever stands around them."""
     return f"\u2068{', '.join(words)}\u2069"

@@ -73,7 +73,7 @@ class Composer:
     """
 
     def __init__(self, sprites: Sprites, size: int, mix: Mix, unseen: bool | None = False):
-        """`unseen` chooses among scenes: none that is_unseen, nothing else, or (None) any."""
+        """Choose among scenes by `unseen`: none that is_unseen, nothing else, or (None) any."""
         self.sprites = sprites
         self.size = size
         self.mix = mix
@@ -88,13 +88,13 @@ class Composer:
         self._resized = functools.lru_cache(maxsize=SPRITES_KEPT)(self._resize)
 
     def sample(self, rng: np.random.Generator) -> tuple[np.ndarray, str, Scene]:
-        """One picture [size, size, 3] u8, its caption, and what it shows."""
+        """Draw one picture [size, size, 3] u8, its caption, and its scene."""
         scene = self.scene(rng)
         picture = self.draw(scene, rng)
         return picture, captions.caption(scene, rng), scene
 
     def batch(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, list[str]]:
-        """n pictures [n, size, size, 3] u8 and their captions."""
+        """Draw n pictures [n, size, size, 3] u8 and their captions."""
         pictures = np.empty((n, self.size, self.size, 3), np.uint8)
         texts = []
         for index in range(n):
@@ -149,7 +149,7 @@ class Composer:
         return picture
 
     def _shifted(self, begin: int, pixels: int, rng: np.random.Generator) -> int:
-        """Where an object begins that could begin at `begin`, or a little before or behind."""
+        """Return where an object begins, at `begin` or a little before or behind."""
         step = round(SHIFT * self.size)
         inside = [
             begin + shift for shift in (-step, 0, step) if 0 <= begin + shift <= self.size - pixels
@@ -237,7 +237,7 @@ def _layout(scene: Scene) -> tuple[tuple[tuple[float, float], ...], tuple[float,
 
 
 def _pick_other(rng: np.random.Generator, options: Sequence, excluded):
-    """One of `options`, each with equal chance, but never `excluded`."""
+    """Return one of `options`, each with equal chance, but never `excluded`."""
     while True:
         option = pick(rng, options)
         if option != excluded:

@@ -64,16 +64,18 @@ def build():
 
 
 def _start_as_identity(path, leaf):
-    """Residual branches and the output begin at zero, which steadies the first steps."""
+    """Zero residual branches and the output, which steadies the first steps."""
     names = {getattr(key, "key", None) for key in path}
     return jnp.zeros_like(leaf) if names & {"conv2", "proj_out", "conv_out"} else leaf
 
 
 def make_loss(graphs, schedule: NoiseSchedule):
-    """Squared error of the velocity (Salimans and Ho 2022, arXiv:2202.00512), all timesteps alike.
+    """Return the squared error of the velocity (Salimans and Ho 2022, arXiv:2202.00512).
 
-    Min-SNR weighting (arXiv:2303.09556) would give the last timestep, where the signal is zero,
-    no weight, and it is there that the colour of the background is decided.
+    All timesteps count alike.
+
+    Min-SNR weighting (arXiv:2303.09556) would give the last timestep, where the signal is zero, no
+    weight, and it is there that the colour of the background is decided.
     """
 
     def loss(params, batch, key):
@@ -97,7 +99,7 @@ class Noised(NamedTuple):
 
     @classmethod
     def of(cls, latents: jax.Array, schedule: NoiseSchedule, end: int, key: jax.Array) -> "Noised":
-        """Each of the latents [B, h, w, C] at a timestep below `end`."""
+        """Noise each of the latents [B, h, w, C] to a timestep below `end`."""
         for_noise, for_time = jax.random.split(key)
         noise = jax.random.normal(for_noise, latents.shape)
         t = spread_timesteps(for_time, len(latents), end)
@@ -112,7 +114,7 @@ class Noised(NamedTuple):
 
 
 def spread_timesteps(key: jax.Array, count: int, end: int) -> jax.Array:
-    """Timesteps [count] i32 in [0, end), each uniform, together evenly spread over the range.
+    """Draw timesteps [count] i32 in [0, end), each uniform, together evenly spread.
 
     One offset for the batch (Kingma et al. 2021, arXiv:2107.00630, appendix I.1): the mean loss of
     a small batch then varies less than with independent draws.
@@ -122,7 +124,7 @@ def spread_timesteps(key: jax.Array, count: int, end: int) -> jax.Array:
 
 
 def main() -> None:
-    """Trains to the end of the schedule, or resumes."""
+    """Train to the end of the schedule, or resume."""
     run = from_command_line(recipe.DIFFUSION_RUN, __doc__)
     pool, nothing = make_pool(), recipe.tokenizer()([""])[0]
     graphs, params = build()

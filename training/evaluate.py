@@ -48,7 +48,7 @@ class Trial:
 
     @classmethod
     def of(cls, mix: Mix, count: int, seed: int) -> "Trial":
-        """`count` scenes of the mix, all of combinations kept from training."""
+        """Draw `count` scenes of the mix, all of combinations kept from training."""
         composer = recipe.composer(mix, unseen=True)
         rng = np.random.default_rng([recipe.Stream.EVALUATION, seed])
         endless = (composer.sample(rng) for _ in itertools.count())
@@ -140,7 +140,7 @@ def shares(ask, trial: Trial, kind: str, pictures: np.ndarray) -> dict[str, floa
 
 
 def print_distances(ask, trial: Trial, kind: str, shown: Sequence[np.ndarray]) -> None:
-    """How pictures differ from the trial's drawings, which come first among those `shown`.
+    """Print how pictures differ from the trial's drawings, the first among those `shown`.
 
     The kernel distance is that to drawings of other prompts: those of the same look too much alike.
     """
@@ -159,7 +159,7 @@ def print_distances(ask, trial: Trial, kind: str, shown: Sequence[np.ndarray]) -
 
 
 def print_table(artist: Artist, trials: dict[str, Trial], ask, steps: int | None = None) -> None:
-    """Every measure on drawings, on drawings through the autoencoder, and on generated pictures."""
+    """Print every measure on drawings, on drawings through the autoencoder, and on pictures."""
     print("| Prompts for | the judge finds right | drawn | through the autoencoder | generated |")
     print("|---|---|---|---|---|")
     for kind, trial in trials.items():
@@ -175,7 +175,7 @@ def print_table(artist: Artist, trials: dict[str, Trial], ask, steps: int | None
 
 
 def print_sweep(artist: Artist, trials: dict[str, Trial], ask) -> None:
-    """All measures over guidance and steps."""
+    """Print all measures over guidance and steps."""
     names = [f"{kind}: {name}" for kind, measures in MEASURES.items() for name in measures]
     print(f"| Steps | guidance | {' | '.join(names)} |\n|{'---|' * (2 + len(names))}")
     for steps, guidance in itertools.product(SWEPT_STEPS, SWEPT_GUIDANCE):

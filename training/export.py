@@ -15,7 +15,7 @@ from training.card import card
 
 
 def main() -> None:
-    """Averages of the runs -> one folder, float16."""
+    """Export the averages of the runs into one folder, in float16."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=BUNDLED_MODEL)
     folder = parser.parse_args().folder

@@ -26,7 +26,7 @@ def with_article(name: str) -> str:
 
 
 def plural(name: str) -> str:
-    """'two' of it: 'cats', 'butterflies', 'cups of coffee'. Only for what is_countable."""
+    """Return 'two' of it: 'cats', 'butterflies', 'cups of coffee'; only for what is_countable."""
     head, of, rest = name.partition(" of ")
     *before, word = head.split(" ")
     if word in IRREGULAR:

@@ -168,7 +168,7 @@ def accuracy(
 
 
 def kernel_distance(features: np.ndarray, others: np.ndarray) -> float:
-    """How far two sets of features [N, F] are from one distribution, 0 if they are of one.
+    """Return how far two sets of features [N, F] are from one distribution: 0 if of one.
 
     The unbiased squared maximum mean discrepancy of a cubic kernel (Binkowski et al. 2018,
     arXiv:1801.01401).
@@ -185,7 +185,7 @@ def kernel_distance(features: np.ndarray, others: np.ndarray) -> float:
 
 
 def _batch(count: int, step: int):
-    """Softened pictures [count, H, W, 3] f32, and the right answers as `labels` gives them."""
+    """Return softened pictures [count, H, W, 3] f32, and the right answers as `labels` does."""
     composer = recipe.composer(MIX, unseen=None)
     rng = np.random.default_rng([recipe.Stream.JUDGE, step])
     pictures, _, scenes = zip(*(composer.sample(rng) for _ in range(count)), strict=True)
@@ -193,7 +193,7 @@ def _batch(count: int, step: int):
 
 
 def main() -> None:
-    """Trains to the end of the schedule, or resumes."""
+    """Train to the end of the schedule, or resume."""
     run, (graph, params) = from_command_line(recipe.JUDGE_RUN, __doc__), build()
     recipe.composer()  # renders the drawings, which else every process would
     train(

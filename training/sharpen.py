@@ -113,7 +113,7 @@ def make_restorer():
 
 
 def main() -> None:
-    """Trains to the end of the schedule, or resumes."""
+    """Train to the end of the schedule, or resume."""
     run = from_command_line(recipe.SHARPENING_RUN, __doc__)
     (graph, vae), restore = autoencoder.trained(), make_restorer()
 

@@ -45,7 +45,7 @@ class Sprites:
 
 
 def training_folder() -> Path:
-    """$SD_TPU_CACHE, or a folder in the user's cache."""
+    """Return $SD_TPU_CACHE, or a folder in the user's cache."""
     return Path(os.environ.get("SD_TPU_CACHE", cache_folder() / "training"))
 
 

@@ -52,7 +52,7 @@ def read_merges(wheel: Path) -> list[str]:
 
 
 def vocabulary(merges: list[str]) -> dict[str, int]:
-    """piece -> id: 256 bytes, the same ending a word, the merges, start and end of the text."""
+    """Map pieces to ids: 256 bytes, the same ending a word, merges, start and end of the text."""
     letters = byte_letters()
     pieces = [
         *letters,

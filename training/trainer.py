@@ -92,7 +92,7 @@ def train(
     checkpoint_seconds: float = 120,
     on_checkpoint: Callable[[int, Tree], None] | None = None,
 ) -> Tree:
-    """Trains, or resumes what `folder` holds, and returns the averaged parameters.
+    """Train, or resume the run in `folder`, and return the averaged parameters.
 
     What it compiles is kept for the next time, whatever its length and rate will be.
 
@@ -141,7 +141,7 @@ def train(
 
 
 def ahead(batch_at: Callable[[int], Tree], steps: range) -> Iterator[Tree]:
-    """batch_at(step) for each step in turn, made by other processes before it is asked for.
+    """Yield batch_at(step) for each step, made by other processes before it is asked for.
 
     They find `batch_at` by its name: it is a module's function, or a `partial` of one.
     """
@@ -221,7 +221,7 @@ def _make_step(optimizer, loss, ema: float, mesh: Mesh):
 
 
 def compiled(function: Callable, **options) -> Callable:
-    """`jax.jit` as the programs are compiled."""
+    """Compile a function by `jax.jit` with the compiler options of the programs."""
     return jax.jit(
         function, **options, compiler_options=compiler_options(jax.default_backend(), jnp.float32)
     )

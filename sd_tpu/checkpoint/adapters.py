@@ -336,7 +336,7 @@ def _with_unused_block(shapes: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
 
 
 def _places(shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
-    """All that files call a module -> its component and the name of its weight."""
+    """Return the component and weight name of each module, by all names that files give it."""
     places = {}
     for component, prefixes in COMPONENTS.items():
         names = shapes.get(component, {})
@@ -401,8 +401,11 @@ def _are_known(modules: Iterable[str], places: Mapping[str, tuple[str, str]]) ->
 def _alphas(
     path: Path, metadata: Mapping[str, Any], component: str
 ) -> tuple[re2.Set | None, list[Any]]:
-    """PEFT's patterns of modules' names, and their alphas. They are whatever a file says, so they
-    are matched by RE2, which takes time in proportion to a name, and memory within a bound."""
+    """Return PEFT's patterns of modules' names, and their alphas.
+
+    They are whatever a file says, so they are matched by RE2, which takes time in proportion to a
+    name's length.
+    """
     declared = metadata.get(f"{component}.alpha_pattern")
     if not (declared and isinstance(declared, dict)):
         return None, []
@@ -553,7 +556,7 @@ def _delta(
 
 
 def _product(up, down, core, shape, scale) -> LowRank:
-    """LoHa's: with a core, the outputs' factor is [rank, out]."""
+    """Return a factor of LoHa: with a core, the outputs' factor is [rank, out]."""
     return _low_rank(up if core is None else up.T, down, core, shape, scale)
 
 
@@ -576,7 +579,7 @@ def _low_rank(
 
 
 def _kronecker(factors: Factors, shape: tuple[int, ...], scale: Callable[[int], Any]) -> Kronecker:
-    """LoKr's: scaled by its rank only where a factor is itself a product."""
+    """Return the factors of LoKr, scaled by their rank only where a factor is itself a product."""
     ranks = [factors[name].shape[0] for name in ("lokr_w1_b", "lokr_w2_b") if name in factors]
     left, right = (_whole(factors, f"lokr_w{i}") for i in (1, 2))
     (outputs, inputs), *kernel = left.shape, *shape[2:]

@@ -61,7 +61,7 @@ class ModelCard(Config):
         return self
 
     def translated(self, name: str, tag: str) -> tuple[str, str]:
-        """`hint` or `details` for readers of a language, and the tag of the language it is in."""
+        """Return `hint` or `details` for readers of a language, and the tag of its language."""
         text = self.translations.get(tag, {}).get(name)
         return (text, tag) if text else (getattr(self, name), "en")
 

@@ -358,7 +358,7 @@ class UNetConfig(Config):
         return self
 
     def canonical(self) -> Self:
-        """Heads, layers and depths told for each level; 1 where nothing attends."""
+        """Return the config with heads, layers and depths for each level; 1 without attention."""
         attends = [
             tuple(kind.startswith("CrossAttn") for kind in kinds)
             for kinds in (self.down_block_types, self.up_block_types)

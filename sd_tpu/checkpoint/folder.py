@@ -180,7 +180,7 @@ def _no_weights_message(folder: Path, stem: str) -> str:
 
 
 def _file_message(path: Path) -> str:
-    """Why a single file is refused where a folder is wanted, and how one is made of it."""
+    """Return why a single file is refused where a folder is wanted, and how to make one of it."""
     if path.suffix == ".safetensors":
         # A folder of the file's own name would be taken for its configs.
         target = f"{path.with_suffix('')}-diffusers"
@@ -206,8 +206,7 @@ def _file_message(path: Path) -> str:
 
 
 def _convert(folder: Path) -> str:
-    """How to convert the checkpoint that this folder of a network is part of, or the network where
-    it is alone."""
+    """Return the command that converts the checkpoint of this folder, or the network alone."""
     trusted = "where PyTorch is installed, if you trust it"
     library, kind = "diffusers", "DiffusionPipeline"
     if (folder.parent / INDEX).is_file():

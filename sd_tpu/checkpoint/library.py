@@ -21,21 +21,23 @@ class Library:
     """
 
     def __init__(self, folder: Path | None):
-        """`folder` may be looked through now and then; None is an empty library."""
+        """List the folder's checkpoints, now and then again; None is an empty library."""
         self._folder = folder
         self._found: dict[str, Path] = {}
         self._scanned = float("-inf")
 
     def paths(self) -> dict[str, Path]:
-        """Where the checkpoints lie, in the order of their names; what has vanished is not there
-        for more than RESCAN_SECONDS."""
+        """Return where the checkpoints lie, in the order of their names.
+
+        A vanished one is not there for more than RESCAN_SECONDS.
+        """
         if self._folder and time.monotonic() - self._scanned > RESCAN_SECONDS:
             self._found = self._scan(self._folder)
             self._scanned = time.monotonic()
         return self._found
 
     def find(self, name: str) -> Path | None:
-        """Where a checkpoint lies, be it new; None if there is none of this name."""
+        """Return where a checkpoint lies, be it new; None if there is none of this name."""
         name = composed(name)
         if name not in self._found:
             self._scanned = float("-inf")
@@ -84,7 +86,7 @@ def _walk(root: str, folder: str, depth: int) -> Iterator[str]:
 
 
 def _is_folder(entry: os.DirEntry) -> bool | None:
-    """None if that cannot be told, as of a link that leads to itself."""
+    """Whether this is a folder; None if that cannot be told, as of a link that leads to itself."""
     try:
         return entry.is_dir()
     except OSError:

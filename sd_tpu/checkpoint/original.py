@@ -110,7 +110,7 @@ class Levels:
         return cls(tuple(down), tuple(up), tuple(up_attends))
 
     def modules(self) -> dict[str, str]:
-        """Modules in diffusers' names -> the same in original names.
+        """Map modules in diffusers' names to the same in original names.
 
         Within these modules both layouts have the same names.
         """

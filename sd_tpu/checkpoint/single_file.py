@@ -68,7 +68,7 @@ class TextEncoder(NamedTuple):
     pad: str | None = "!"  # the token of number 0
 
     def begin(self, names: Collection[str]) -> str:
-        """How its tensors' names begin in a file; "" if it has none."""
+        """Return the beginning of its tensors' names in a file; "" if it has none."""
         known = (self.prefix + kind for kind in ("transformer.", "model."))
         return next((begin for begin in known if any(name.startswith(begin) for name in names)), "")
 
@@ -202,7 +202,7 @@ def read(path: Path) -> SingleFile:
 
 
 def _header(path: Path) -> dict[str, Stored]:
-    """All tensors of a file by their names in it."""
+    """Return all tensors of a file by their names in it."""
     tensors = {}
     with opened(path) as file:
         for name in file.keys():
@@ -259,7 +259,7 @@ def _is_after_sd_1(shapes: Shapes) -> bool:
 
 
 def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
-    """diffusers' configs; LookupError or ValueError where tensors they need are not there."""
+    """Infer diffusers' configs; raises LookupError or ValueError where tensors are missing."""
     vae = _vae_config(layout, _part(shapes, VAE))
     unet = _unet_config(layout, _part(shapes, UNET))
     downscale = 2 ** (len(vae["block_out_channels"]) - 1)

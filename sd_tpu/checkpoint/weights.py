@@ -128,8 +128,10 @@ def abstract(build: Callable[..., nnx.Module]) -> tuple[nnx.GraphDef, Params]:
 def architecture(
     module: type[nnx.Module], config: Config, **options: Any
 ) -> tuple[nnx.GraphDef, Params]:
-    """`abstract` of `module(config, **options)`: the very same for all fine-tunes of it, as finding
-    out takes a second."""
+    """Return `abstract` of `module(config, **options)`, the very same for all fine-tunes.
+
+    Finding it out takes a second.
+    """
     return abstract(partial(module, config, **options))
 
 
@@ -182,18 +184,18 @@ def load_stored(
     source: Path,
     leading: bool = False,
 ) -> Params:
-    """Like `load`, of parameters that lie anywhere under any names.
+    """Load parameters, as `load`, that lie anywhere under any names.
 
     Args:
         stored: where they lie, by their names in a checkpoint.
-        expected: as for `load`.
-        dtype: as for `load`.
-        sharding: as for `load`.
+        expected: as in `load`.
+        dtype: as in `load`.
+        sharding: as in `load`.
         source: the folder or file that error messages speak of.
         leading: every array gets an axis of 1 in front.
 
     Raises:
-        CheckpointError: as for `load`.
+        CheckpointError: as in `load`.
     """
     check(stored, shapes(expected), source)
     wanted = {_checkpoint_name(path, leaf): (path, leaf) for path, leaf in _leaves(expected)}
@@ -359,6 +361,6 @@ def check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], sourc
 
 
 def first_lines(lines: list[str]) -> str:
-    """Indented lines of a message: the first MAX_LINES, and how many more there are."""
+    """Return indented lines of a message: the first MAX_LINES, and how many more there are."""
     more = [f"and {len(lines) - MAX_LINES} more"] * (len(lines) > MAX_LINES)
     return "\n  ".join([*lines[:MAX_LINES], *more])

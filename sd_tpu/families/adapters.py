@@ -182,7 +182,7 @@ class Adapters:
 
 @lru_cache(MAX_ALIASES)
 def _alias(file: Path, state: tuple[int, int] | None) -> str:
-    """Remembers `read_alias` of a file in this state."""
+    """Remember `read_alias` of a file in this state."""
     return read_alias(file)
 
 
@@ -206,8 +206,10 @@ class Folder:
         self._seen = time.monotonic()
 
     def files(self) -> Mapping[str, Path]:
-        """By the names that `listing` gives them, as they were a few seconds ago at most, or when
-        the folder could last be read."""
+        """Return the files by the names that `listing` gives them.
+
+        They are as they were a few seconds ago at most, or when the folder could last be read.
+        """
         if self.path and time.monotonic() - self._seen >= RESCAN_SECONDS:
             try:
                 self._files = listing(self.path)
@@ -217,7 +219,7 @@ class Folder:
         return self._files
 
     def file(self, name: str) -> Path:
-        """Where a file lies, or lay."""
+        """Return where a file lies, or lay."""
         return self._files.get(name) or (self.path or Path()) / f"{name}.safetensors"
 
 

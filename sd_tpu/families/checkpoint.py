@@ -387,7 +387,7 @@ def keep_compiled() -> None:
 
 
 def _write_json(file: Path, content: Mapping[str, Any], *, in_order: bool = False) -> None:
-    """Sorted by names as diffusers' configs are, or in the order that it has."""
+    """Write JSON sorted by names as diffusers' configs are, or in the order that it has."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=2, sort_keys=not in_order, ensure_ascii=False)
     file.write_text(f"{text}\n", encoding="utf-8")

@@ -74,7 +74,7 @@ class ExtraNetwork(abc.ABC):
 
     @abc.abstractmethod
     def _stored(self) -> Mapping[str, Stored]:
-        """Where the parameters lie; raises CheckpointError."""
+        """Return where the parameters lie; raises CheckpointError."""
 
     @abc.abstractmethod
     def check(self, model: LatentDiffusion) -> None:

@@ -185,7 +185,7 @@ class LatentDiffusion:
         return self.downscale * 2 ** (len(self.unet_config.block_out_channels) - 1)
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """(h, w, C) of the latents of a picture; raises ValueError for sizes it cannot have."""
+        """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
         unit = self.size_unit
         if min(height, width) < unit or height % unit or width % unit:
             raise ValueError(

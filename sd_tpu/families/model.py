@@ -22,11 +22,6 @@ class Model(Protocol):
     slot has two texts, the negative prompt and the prompt; `cond`, the conditions that the networks
     take, is a tree of arrays that only the family can read. Each array leads with the texts, or
     with 1 for both.
-
-    Two checkpoints of one architecture have equal models, and one compiled program serves both. A
-    slot has two texts, the negative prompt and the prompt; `cond`, what the networks are told of
-    them, is a tree of arrays that only the family can read. Each of them leads with the texts, or
-    with 1 for both.
     """
 
     @property
@@ -93,7 +88,7 @@ class Model(Protocol):
         width: int,
         **settings: Any,
     ) -> PyTree:
-        """On the host: what `encode_prompt` takes, in NumPy's arrays.
+        """Return the inputs of `encode_prompt`, on the host, in NumPy's arrays.
 
         Args:
             tokenizers: the checkpoint's, by folder.

@@ -119,7 +119,7 @@ def parse(prompt: str) -> ParsedPrompt:
     opened: list[tuple[str, int]] = []  # brackets that wait, and the piece after each
 
     def close(bracket: str, factor: float) -> bool:
-        """Multiplies what stands since the last such bracket; whether there was one."""
+        """Multiply the weights since the last such bracket; return whether there was one."""
         for place in reversed(range(len(opened))):
             if opened[place][0] == bracket:
                 for piece in pieces[opened.pop(place)[1] :]:
@@ -160,7 +160,7 @@ def words_of(prompt: str) -> str:
 
 
 def _sections(pieces: list[list]) -> tuple[tuple[Fragment, ...], ...]:
-    """Neighbours of the same weight are joined."""
+    """Join neighbours of the same weight."""
     sections: list[list[Fragment]] = [[]]
     for text, weight in pieces:
         if text is None:
@@ -213,7 +213,7 @@ class _Unit:
 def chunks(
     parsed: ParsedPrompt, encode: Encode, most: int, embeddings: Mapping[str, int] | None = None
 ) -> Chunks:
-    """Divides a prompt by 75 tokens and by BREAK.
+    """Divide a prompt by 75 tokens and by BREAK.
 
     Args:
         parsed: the prompt.
@@ -344,7 +344,7 @@ def arrays(
 
 
 def weighted(embeddings: jax.Array, weights: jax.Array) -> jax.Array:
-    """Emphasis as A1111 applies it: each token's output times its weight, the mean restored.
+    """Weight each token's output as A1111 does, and restore the mean.
 
     Args:
         embeddings: [..., L, C] from the text encoder, a block of L tokens at a time.

@@ -83,7 +83,7 @@ def read(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Chunks:
 
 
 def count(tokenizer: Tokenizer, prompt: str, options: PromptOptions) -> Count:
-    """How long a prompt is, and what of it is cut; raises what `read` does."""
+    """Count a prompt's tokens, and find the part of it that is cut; raises as `read` does."""
     chunked = read(tokenizer, prompt, options)
     chunks_kept = len(chunked.chunks)
     return Count(chunked.tokens + 2 * chunks_kept, LENGTH * chunks_kept, chunked.lost)

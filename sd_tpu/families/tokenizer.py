@@ -76,9 +76,6 @@ class Tokenizer:
         The tokenizer that transformers builds is kept beside the programs that JAX compiled, so
         that later starts need not import transformers, which takes a tenth of their time.
 
-        What transformers makes of them is kept beside what JAX compiled, so that later starts need
-        not import it, which takes a tenth of their time.
-
         Args:
             folder: of the files.
             pad: the token that fills prompts up, in place of the one that the configs name.

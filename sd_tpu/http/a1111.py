@@ -350,7 +350,7 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
 
     @router.get("/progress")
     async def progress(client: Client, skip_current_image: bool = False) -> dict:
-        """How far the client's first request is."""
+        """Return how far the client's first request is."""
         tasks = clients.tasks(client)
         progress = tasks[0].progress() if tasks else _idle_progress()
         if tasks and not skip_current_image:
@@ -368,7 +368,7 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
 
     @router.post("/skip")
     async def skip(client: Client) -> dict:
-        """Goes on with the next of its batches."""
+        """Go on with the next of its batches."""
         for task in clients.tasks(client)[:1]:
             task.skipped = True
             task.stop()
@@ -439,7 +439,7 @@ def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
 
 
 async def _nothing() -> list:
-    """There are none here."""
+    """Return an empty list: there are none here."""
     return []
 
 
@@ -457,8 +457,14 @@ class _Task:
         prompt: str,
         hires: Hires | None = None,
     ):
-        """`pictures` are those of the first batch, `start` is what all begin with, `prompt` what
-        was written, which may stand for several, and `hires` how they are drawn again."""
+        """Begin a task.
+
+        Args:
+            pictures: of the first batch.
+            start: the start of all pictures.
+            prompt: as it was written, which may stand for several.
+            hires: how they are drawn again larger, if so.
+        """
         self.picture, self.size, self.batches, self.batch = pictures[0], len(pictures), batches, 0
         self.interrupted = self.skipped = False
         self.comments: set[str] = set()
@@ -637,7 +643,7 @@ class _Clients:
 
     @contextlib.contextmanager
     def working(self, client: str, task: _Task) -> Iterator[None]:
-        """While the task is under way."""
+        """Count the task as under way meanwhile."""
         self._tasks.setdefault(client, []).append(task)
         try:
             yield

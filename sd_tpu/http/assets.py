@@ -43,7 +43,7 @@ class Assets:
     """ASGI middleware before Gradio's page and the files of its browser part."""
 
     def __init__(self, app: ASGIApp, *, components: Collection[str]):
-        """`components` are the kinds of components that the page has."""
+        """Serve files for these kinds of components of the page."""
         self._app, files = app, files_of(components)
         styles = [name for name in files if name.endswith(".css")]
         style = b"\n".join(map(_read, styles))
@@ -81,7 +81,7 @@ class Assets:
         await self._app(scope, receive, send_for_good)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Gradio's page; at its head stands what Gradio would find out to be needed later."""
+        """Return Gradio's page, with links at its head to what Gradio would need later."""
         begun, body = {}, b""
 
         async def take(message: Message) -> None:

@@ -21,19 +21,19 @@ def make_router(engine: EngineClient, access: Access) -> fastapi.APIRouter:
 
     @router.get("/healthz")
     async def healthz() -> PlainTextResponse:
-        """200 as long as the server answers."""
+        """Answer 200 as long as the server answers."""
         return PlainTextResponse("The server is here.\n")
 
     @router.get("/readyz")
     async def readyz() -> PlainTextResponse:
-        """200 as long as it draws; 503 while it compiles, and from when it is about to end."""
+        """Answer 200 as long as it draws; 503 while it compiles, and once it is about to end."""
         if engine.status().taking:
             return PlainTextResponse("The server draws.\n")
         return PlainTextResponse("The server does not draw now.\n", 503)
 
     @router.get("/metrics", dependencies=[fastapi.Depends(access.admit)])
     def metrics() -> Response:
-        """Figures as Prometheus collects them."""
+        """Return the figures as Prometheus collects them."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -213,7 +213,7 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
 
     @router.get("/models/{name:path}")
     def model(name: str) -> dict:
-        """One of them."""
+        """Return one of the models."""
         if (name := composed(name)) not in engine.catalog.models():
             raise fastapi.HTTPException(404, f"There is no model {shortened(name)}.")
         return _model(name)
@@ -284,8 +284,10 @@ def _image(file: bytes, asked: _Asked, kept: Kept, visitor: fastapi.Request) -> 
 async def _stream(
     asked: _Asked, engine: EngineClient, events: AsyncIterator[Event]
 ) -> AsyncIterator[bytes]:
-    """Partial pictures as they form and each finished one, as events; what goes wrong on the way
-    is an event too."""
+    """Yield partial pictures as they form and each finished one, as events.
+
+    An error on the way is an event, too.
+    """
     partial, begun = dict.fromkeys(asked.request.indices(), 0), False
     try:
         async for event in events:

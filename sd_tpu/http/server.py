@@ -98,7 +98,7 @@ class Connection(AutoHTTPProtocol):  # ty: ignore[unsupported-base]
         self._wait(STALLED_SECONDS, self._look_at_reader)
 
     def resume_writing(self) -> None:
-        """Goes on once it has read."""
+        """Go on once the client has read."""
         super().resume_writing()
         self._watch_body()
 

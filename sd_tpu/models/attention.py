@@ -39,7 +39,10 @@ def attention(
 
 
 def _cudnn_takes(q: jax.Array, heads: int) -> bool:
-    """cuDNN's fused attention: 16-bit numbers, sizes up to 256 since Hopper, 128 since Ampere."""
+    """Whether cuDNN's fused attention takes these: 16 bits, and sizes up to 256 since Hopper.
+
+    Ampere takes up to 128.
+    """
     device, size = jax.devices()[0], q.shape[-1] // heads
     if q.dtype.itemsize != 2 or size % 8 or "cuda" not in device.client.platform_version:
         return False  # the last is so on AMD's GPUs, whose capability is no number
@@ -56,15 +59,19 @@ def plain(
     causal: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
-    """JAX's own, left to XLA or to cuDNN. q [B, N, C], k and v [B, M, C] -> like q."""
+    """Attend by JAX's own function, left to XLA or to cuDNN.
+
+    q [B, N, C], k and v [B, M, C] -> like q.
+    """
     split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
     out = jax.nn.dot_product_attention(*split, is_causal=causal, implementation=implementation)  # ty: ignore[no-matching-overload]
     return out.reshape(q.shape)
 
 
 def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
-    """For CPUs: one head and at most CHUNK queries at a time, so that scores stay in the cache
-    (decision 0010).
+    """Attend with one head and at most CHUNK queries at a time, as suits CPUs.
+
+    Scores stay in the cache (decision 0010).
 
     q [B, N, C], k and v [B, M, C] -> like q.
     """
@@ -106,8 +113,11 @@ def _held(k: jax.Array, heads: int) -> int:
 
 
 def _block(keys: int) -> int | None:
-    """How many keys are taken at a time: a divisor of their number, in whole vectors of 128 scores,
-    or at least in whole tiles of 16 rows of bfloat16 keys."""
+    """Return how many keys are taken at a time.
+
+    It is a divisor of their number, in whole vectors of 128 scores, or at least in whole tiles of
+    16 rows of bfloat16 keys.
+    """
     if keys <= KEYS:
         return keys
     blocks = (block for unit in (128, 16) for block in range(KEYS, 0, -unit))

@@ -39,7 +39,7 @@ MOST_PATCHES = {32: 16 << 20, 256: 48 << 20}
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
-    """`lax.conv_general_dilated` as `layers.conv` calls it: without dilation, groups or precision.
+    """Call `lax.conv_general_dilated` as `layers.conv` does: no dilation, groups or precision.
 
     On CPUs it is `winograd` or, in bfloat16, `patched` where that is faster.
 

@@ -73,8 +73,10 @@ class LayerNorm(nnx.Module):
 
 
 def _kernel_init(rngs: nnx.Rngs) -> nnx.Initializer:
-    """LeCun's, as in Flax; zeros for shapes alone, as tracing what draws so many random numbers
-    takes as long as all else that a module is built of."""
+    """Return LeCun's initializer, as in Flax, or zeros where only shapes are wanted.
+
+    Tracing the drawing of so many random numbers takes as long as building all else of a module.
+    """
     if isinstance(rngs, ShapesOnly):
         return nnx.initializers.zeros_init()
     return nnx.initializers.lecun_normal()

@@ -36,7 +36,7 @@ TILE = 4  # pictures, where the compiler lays them out side by side
 
 
 def row_major(x: jax.Array) -> jax.Array:
-    """x, laid out in a TPU's memory in the order of its axes if its first one is short.
+    """Return x, in a TPU's memory in the order of its axes if its first one is short.
 
     Left to itself, the compiler may put the pictures of a batch innermost but for the channels, in
     tiles of two or four (decision 0008): mostly padding where there is one picture.

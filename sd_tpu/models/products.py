@@ -14,7 +14,7 @@ ROWS, LARGE = 512, 1 << 20
 
 
 def dot_general(a: jax.Array, b: jax.Array, dimension_numbers, **options) -> jax.Array:
-    """`lax.dot_general` in the dtype of `a`, with sums in float32."""
+    """Call `lax.dot_general` in the dtype of `a`, with sums in float32."""
     if platform() == "cpu":
         # XLA makes a product of bfloat16 that is to be bfloat16 one of float32, which takes twice
         # as long or longer; one that is to be float32 is computed as it is (decision 0014).

@@ -37,8 +37,10 @@ class StableDiffusionSafetyChecker(nnx.Module):
         return jnp.any(self.scores(pictures) > 0, axis=-1)
 
     def scores(self, pictures: UInt8[Array, "b height width 3"]) -> Float[Array, "b concepts"]:
-        """How much nearer each picture [H, W, 3] u8 is to each concept than its threshold, as
-        cosines of three digits: [B, CONCEPTS] f32."""
+        """Return how much nearer each picture [H, W, 3] u8 is to each concept than its threshold.
+
+        They are cosines of three digits: [B, CONCEPTS] f32.
+        """
         return self.scores_of(preprocess(pictures, self.side))
 
     def scores_of(self, prepared: Float[Array, "b side side 3"]) -> Float[Array, "b concepts"]:

@@ -53,15 +53,18 @@ def by_tiles(network: Callable[[jax.Array], jax.Array], x: jax.Array, unit: int 
 
 
 def _cuts(side: int) -> tuple[list[int], int]:
-    """Where tiles begin that cover a side, and how long all of them are."""
+    """Return where tiles begin that cover a side, and the length of all of them."""
     count = max(1, math.ceil((side - OVERLAP) / (SIDE - OVERLAP)))
     length = math.ceil((side + (count - 1) * OVERLAP) / count)
     return [round(start) for start in np.linspace(0, side - length, count)], length
 
 
 def weights(starts: Sequence[int], length: int, scale: int) -> np.ndarray:
-    """How much each tile counts along itself, [tiles, length * scale] f32: from 0 to 1 over what it
-    shares with its neighbour, with which that sums up to 1."""
+    """Return how much each tile counts along itself, [tiles, length * scale] f32.
+
+    It goes from 0 to 1 over the part that a tile shares with its neighbour, with which it sums up
+    to 1.
+    """
     weights = np.ones((len(starts), length * scale), np.float32)
     for tile, (start, following) in enumerate(itertools.pairwise(starts)):
         shared = (start + length - following) * scale

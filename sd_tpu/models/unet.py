@@ -255,7 +255,7 @@ class UNet2DConditionModel(WayDown):
 
 
 def _token_steps(config: UNetConfig, token_downsampling: int) -> list[int]:
-    """By level, of how many rows and columns self-attention takes one."""
+    """Return for each level of how many rows and columns self-attention takes one."""
     finest = next(
         (
             level

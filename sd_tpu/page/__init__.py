@@ -175,7 +175,7 @@ def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> 
 
 
 def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]:
-    """How the page is served, in Gradio's words."""
+    """Return how the page is served, in Gradio's words."""
     return dict(
         theme=theme(),
         css=page.css,

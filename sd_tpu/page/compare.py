@@ -85,8 +85,11 @@ def comparable(
 
 
 def suggested(what: str, defaults: Picture) -> list[Any]:
-    """Eight values, or fewer, that are worth comparing; the model's own is among them. The server
-    knows models and styles, and page.js the seed that is filled in, from which seeds run on."""
+    """Suggest up to eight values that are worth comparing, the model's own among them.
+
+    The server knows models and styles, and page.js the seed that is filled in, from which seeds run
+    on.
+    """
     suggest = None if what in (*_LISTED, "seed") else COMPARABLE[what].suggest
     return suggest(getattr(defaults, what)) if suggest else []
 

@@ -453,7 +453,7 @@ class Actions:
         }
 
     def _slow(self, filled: Mapping[str, Any], language: Language) -> str:
-        """Why Live is not possible with what is filled in for all boxes."""
+        """Return why Live is not possible with the settings for all boxes."""
         try:
             picture = for_all({**filled, "seed": 0}, self.engine.catalog)
         except RequestError:
@@ -720,8 +720,10 @@ def alone(filled: Mapping[str, Any], index: int, seed: int, catalog: Catalog) ->
 
 
 def too_slow(engine: EngineClient, picture: Picture) -> RequestError | None:
-    """Why no picture is drawn with these settings while somebody types, if there is a reason; until
-    it is known there is none."""
+    """Return why no picture is drawn with these settings while somebody types, if so.
+
+    Until it is known there is no reason.
+    """
     seconds = engine.seconds(picture) or 0.0
     if seconds <= MAX_SECONDS:
         return None

@@ -36,7 +36,10 @@ def uploaded(path: Any) -> Path:
 
 
 def url(path: str) -> str:
-    """Where Gradio serves a file of its cache, relative to the page, which may lie in a folder."""
+    """Return where Gradio serves a file of its cache, relative to the page.
+
+    The page may lie in a folder of a site.
+    """
     return f"gradio_api/file={quote(path)}"
 
 

@@ -88,7 +88,7 @@ def show_settings(values: Mapping[str, Any], catalog: Catalog) -> dict[str, str]
 
 
 def sizes(model: str, catalog: Catalog) -> list[str]:
-    """Which sizes a model is offered in."""
+    """Return the sizes that a model is offered in."""
     return list(map(named_size, catalog.sizes(model)))
 
 

@@ -67,7 +67,7 @@ class Translations(gr.I18n):
         super().__init__(**{name: {} for name in LANGUAGES})
 
     def render(self, make: Callable[[Language], str]) -> str:
-        """Something of the page in all languages, of which the browser takes its own."""
+        """Render a text of the page in all languages, of which the browser takes its own."""
         # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
         return str(
             self._translated(
@@ -145,9 +145,11 @@ def _html(texts: Translations, name: str, id: str, *facts: Any) -> gr.HTML:
 
 
 def choices_of(catalog: Catalog) -> dict[str, dict[str, str] | None]:
-    """By each setting's name what there is to choose from, if that can be listed; None where there
-    is nothing. Of the models only the first is listed: there may be thousands, and the page holds
-    every list once for each language, so page.js asks for the others."""
+    """Return the options of each setting that can be listed, by its name.
+
+    None stands where there is nothing. Of the models only the first is listed: there may be
+    thousands, and the page holds every list once for each language, so page.js asks for the others.
+    """
     listed = {
         name: dict(setting.kind.options) if isinstance(setting.kind, Choice) else {}
         for name, setting in SETTINGS.items()
@@ -168,7 +170,7 @@ def choices_of(catalog: Catalog) -> dict[str, dict[str, str] | None]:
 
 
 def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:
-    """Each picture with its prompt, and what is to be said of that."""
+    """Lay out each picture with its prompt, and the remark on that."""
     figures, samples = [], [*engine.checkpoint.card.prompts, *[""] * MAX_PROMPTS]
     label, examples = texts.label("Example"), engine.checkpoint.parameters.source / "examples"
     with gr.Row(elem_id="cards"):
@@ -208,7 +210,7 @@ def example(folder: Path, index: int, prompt: str) -> Card:
 
 
 def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
-    """Prompts by the eight; the last set may be shorter, which leaves boxes empty."""
+    """Return sample prompts by the eight; the last set may be shorter."""
     padded = [*prompts, *[""] * (-len(prompts) % MAX_PROMPTS)] or [""] * MAX_PROMPTS
     return [padded[i : i + MAX_PROMPTS] for i in range(0, len(padded), MAX_PROMPTS)]
 

@@ -65,7 +65,7 @@ def _kind_of(setting: Setting) -> str:
 
 
 def _allowed(kind: Choice) -> str:
-    """Which options go with each of the setting that they depend on, for page.js."""
+    """Return the options that go with each value of the setting they depend on, for page.js."""
     return json.dumps(
         {
             "of": kind.per,
@@ -108,8 +108,10 @@ def words(language: Language, values: Mapping[str, Any]) -> str:
 
 
 def all_words(language: Language, picture: Picture) -> str:
-    """All settings of the picture, as a label; of those for experts and of a negative prompt
-    nothing is said where they are left alone."""
+    """Return all settings of the picture as a label.
+
+    Settings for experts and a negative prompt are left out at their defaults.
+    """
     quiet = {
         name
         for name, setting in OVERRIDABLE.items()

@@ -180,7 +180,7 @@ class Files:
         return str(path)
 
     def _new(self, of: bytes, name: str, whose: str = "") -> Path:
-        """Where a file made of this is to be written."""
+        """Return where a file made of this is to be written."""
         return self._served(self._home(of, whose) / name)
 
     def _served(self, path: Path) -> Path:
@@ -190,7 +190,7 @@ class Files:
         return path
 
     def _home(self, data: bytes, whose: str) -> Path:
-        """Where a file lies, and whatever else is made of it."""
+        """Return the folder of a file, and of all that is made of it."""
         return (
             self._folder
             / hashlib.blake2b(whose.encode() + data, digest_size=32, key=self._salt).hexdigest()

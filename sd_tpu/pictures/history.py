@@ -518,7 +518,7 @@ class History:
                 return self._reader.execute(statement, values).fetchall()
 
     def _run(self, statement: str, values: tuple | dict) -> list[tuple]:
-        """All rows of one statement, which is done as a whole or not at all."""
+        """Return all rows of one statement, which is done as a whole or not at all."""
         with self._lock:
             return self._database.execute(statement, values).fetchall()
 
@@ -747,7 +747,7 @@ def _written(file: Path) -> float:
 
 
 def _sync(folder: Path) -> None:
-    """Sees to it that the names in the folder are on the disk."""
+    """Flush the names in the folder to the disk."""
     if os.name == "posix":  # elsewhere a folder cannot be opened
         handle = os.open(folder, os.O_RDONLY)
         try:

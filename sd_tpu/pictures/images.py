@@ -765,8 +765,10 @@ def _json(fields: dict[str, str], name: str, default: Any) -> Any:
 
 
 def a1111_sampler(name: str, schedule: str) -> tuple[str, str]:
-    """Key and spacing of what A1111 calls a sampler and a schedule type; what is unknown stays as
-    it is. A1111 before 1.9 wrote the schedule behind the sampler's name, where it still counts."""
+    """Return the key and the spacing of A1111's sampler and schedule type.
+
+    Unknown names stay as they are. A1111 before 1.9 wrote the schedule behind the sampler.
+    """
     name, schedule = name.lower()[:40], schedule.lower()[:40]
     first, _, last = name.rpartition(" ")
     if name not in _NAMES and last in ("karras", "exponential"):

@@ -98,7 +98,7 @@ class Input:
         return alpha.point(lambda level: 255 * (level > HALF))
 
     def transparency(self) -> Image.Image:
-        """In grey, white where the picture is transparent."""
+        """Return a mask in grey, white where the picture is transparent."""
         return ImageOps.invert(self._image.getchannel("A"))
 
     @property  # kept by nobody: decoded it takes up to 128 MiB

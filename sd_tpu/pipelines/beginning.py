@@ -33,7 +33,7 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
         return self._ids(prompt), _stacked(image)
 
     def get_timestep_start(self, num_inference_steps: int, strength: float) -> int:
-        """How many of the steps are left out at a strength: the first ones."""
+        """Return how many of the first steps are left out at a strength."""
         return num_inference_steps - steps_taken(num_inference_steps, strength)
 
     def __call__(

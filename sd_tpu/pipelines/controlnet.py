@@ -77,8 +77,10 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         return self._ids(prompt)
 
     def prepare_image_inputs(self, image: Image.Image | list[Image.Image]) -> np.ndarray:
-        """Control pictures of one size as float32 [B, 3, H, W] in [0, 1], each side made smaller to
-        a multiple of UNIT; raises ValueError for anything else."""
+        """Return control pictures of one size as float32 [B, 3, H, W] in [0, 1].
+
+        Each side is reduced to a multiple of UNIT. Raises ValueError for pictures of other kinds.
+        """
         if not isinstance(image, Image.Image | list):
             raise ValueError(f"image should be a PIL image or a list of them, not {type(image)}.")
         pictures = [image] if isinstance(image, Image.Image) else image
@@ -179,11 +181,12 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         neg_prompt_ids: jax.Array | None = None,
         controlnet_conditioning_scale: Any = 1.0,
     ) -> jax.Array:
-        """One device's pictures [b, H, W, 3] float32 in [0, 1], to be mapped or compiled:
-        `pmap(pipeline._generate)`.
+        """Draw one device's pictures [b, H, W, 3] float32 in [0, 1], as a traceable function.
 
-        prompt_ids [b, 77], image [b, 3, H, W], params without a device axis, prng_seed one key or
-        b of them; other arguments are those of the call, the steps not traced.
+        It is to be mapped or compiled: `pmap(pipeline._generate)`.
+
+        prompt_ids [b, 77], image [b, 3, H, W], params without a device axis, prng_seed one key or b
+        of them; other arguments are those of the call, the steps not traced.
         """
         height, width = image.shape[-2:]
         if height % UNIT or width % UNIT:

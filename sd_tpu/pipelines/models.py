@@ -55,7 +55,7 @@ class Output(dict):
         return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
 
     def to_tuple(self) -> tuple:
-        """All parts that there are."""
+        """Return all parts that there are."""
         return tuple(self.values())
 
 
@@ -100,7 +100,7 @@ class LatentDistribution:
         return self.mean
 
     def kl(self) -> jax.Array:
-        """Kullback-Leibler divergence from the standard normal distribution, [B]."""
+        """Return the Kullback-Leibler divergence from the standard normal distribution, [B]."""
         return 0.5 * jnp.sum(self.mean**2 + self.var - 1.0 - self.logvar, axis=(1, 2, 3))
 
 
@@ -230,7 +230,7 @@ class Network(Configured):
         weights.save(stored, Path(folder) / f"{self.stem}.safetensors", dtype)
 
     def _stored(self, params: Params) -> Params:
-        """Our parameters as they are nested in files."""
+        """Return our parameters as they are nested in files."""
         return params
 
     def init_weights(self, rng: jax.Array) -> dict[str, Any]:

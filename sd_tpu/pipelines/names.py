@@ -31,7 +31,7 @@ def flax_path(path: tuple[str | int, ...]) -> Path:
 
 
 def to_flax(params: Params) -> dict[str, Any]:
-    """Our parameters, or a tree like them, as nested dictionaries with Flax's names."""
+    """Return our parameters, or a tree like them, as nested dictionaries with Flax's names."""
     tree: dict[str, Any] = {}
     for path, leaf in _leaves(params):
         *modules, last = flax_path(path)

@@ -146,9 +146,6 @@ class FlaxDiffusionPipeline:
         JAX keeps the programs that it compiles from then on in the user's cache folder, unless the
         program or the environment has said where, or not to.
 
-        What JAX compiles from then on is kept in the user's cache folder for the next start, unless
-        the program or the environment has said where, or not to.
-
         Args:
             name: the folder or the hub id.
             dtype: of the parameters and the arithmetic, by default float32.
@@ -353,7 +350,7 @@ class FlaxDiffusionPipeline:
 
     @staticmethod
     def numpy_to_pil(images: Any) -> list[Image.Image]:
-        """Float images [..., H, W, 3] in [0, 1], or one [H, W, 3], as a list of PIL images."""
+        """Convert float images [..., H, W, 3] in [0, 1], or one [H, W, 3], to PIL images."""
         images = np.asarray(images)
         pixels = (images.reshape(-1, *images.shape[-3:]) * 255).round().astype(np.uint8)
         return [Image.fromarray(image) for image in pixels]
@@ -624,12 +621,12 @@ class FlaxDiffusionPipeline:
         neg_prompt_ids: jax.Array | None = None,
         return_latents: bool = False,
     ) -> jax.Array:
-        """One device's pictures [b, H, W, 3] float32 in [0, 1], or their latents [b, C, h, w], to
-        be mapped or compiled: `pmap(pipeline._generate)`.
+        """Draw one device's pictures [b, H, W, 3] float32 in [0, 1], or latents [b, C, h, w].
+
+        It is to be mapped or compiled: `pmap(pipeline._generate)`.
 
         prompt_ids [b, 77], or [b, 2, 77] for two encoders, params without a device axis, prng_seed
-        one key or b of them; other arguments are those of the call, the steps and sizes not
-        traced.
+        one key or b of them; other arguments are those of the call, the steps and sizes not traced.
         """
         keys, size = image_keys(prng_seed, prompt_ids.shape[0]), self._size(height, width)
         first = self._first_latents(latents, keys, *size)
@@ -762,7 +759,7 @@ class FlaxDiffusionPipeline:
         negative: jax.Array | None,
         **rest: Any,
     ) -> jax.Array:
-        """One device's share of that."""
+        """Draw one device's share of `_generate`."""
         return self._generate(ids, params, keys, *sizes, guidance, latents, negative, **rest)
 
     def _compiled(
@@ -875,7 +872,7 @@ def flat(values: Any, trailing: int, name: str) -> np.ndarray:
 
 
 def each_scale(guidance: Any, count: int) -> np.ndarray:
-    """Guidance scales [count] f32, of one number, one for each device or one for each picture.
+    """Return guidance scales [count] f32, of one number, one a device or one a picture.
 
     Raises:
         ValueError: they cannot be divided over the pictures.
@@ -897,7 +894,7 @@ def noise_of(keys: jax.Array, shape: tuple[int, ...], row: Any = None) -> jax.Ar
 
 
 def image_keys(prng_seed: jax.Array, count: int) -> jax.Array:
-    """One raw key for each picture, [count, 2] u32, from one key, some, or one each.
+    """Return one raw key for each picture, [count, 2] u32, from one key, some, or one each.
 
     Raises:
         ValueError: the keys cannot be divided over the pictures.

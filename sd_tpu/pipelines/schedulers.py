@@ -207,7 +207,7 @@ class FlaxScheduler(SavedConfig):
         sample: jax.Array,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple:
-        """One step, from the model's output at a timestep.
+        """Take one step, from the model's output at a timestep.
 
         Args:
             state: after `set_timesteps`.
@@ -230,8 +230,10 @@ class FlaxScheduler(SavedConfig):
             raise ValueError("There are no timesteps yet: call set_timesteps first.")
 
     def _level(self, state: SchedulerState, timestep: Any) -> tuple[jax.Array, jax.Array]:
-        """alpha and sigma of x = alpha * x0 + sigma * eps at a timestep; past the end, those of
-        where the last step leads."""
+        """Return alpha and sigma of x = alpha * x0 + sigma * eps at a timestep.
+
+        Past the end they are those that the last step leads to.
+        """
         timestep = jnp.asarray(timestep, jnp.int32)
         end = 1.0 if state.final_alpha_cumprod is None else state.final_alpha_cumprod
         signal = jnp.asarray(state.common.alphas_cumprod)[jnp.maximum(timestep, 0)]
@@ -241,7 +243,7 @@ class FlaxScheduler(SavedConfig):
     def _predictions(
         self, model_output: jax.Array, sample: jax.Array, alpha: jax.Array, sigma: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """x0 and eps, of a sample of unit variance."""
+        """Return x0 and eps of a sample of unit variance."""
         match self.config.prediction_type:
             case "epsilon":
                 return (sample - sigma * model_output) / alpha, model_output
@@ -254,7 +256,7 @@ class FlaxScheduler(SavedConfig):
                 return model_output, (sample - alpha * model_output) / sigma
 
     def _index(self, state: SchedulerState, timestep: Any) -> jax.Array:
-        """Which step begins at a timestep, also where that was rounded down on the way here."""
+        """Return which step begins at a timestep, which may have been rounded down before."""
         return jnp.argmax(jnp.floor(state.timesteps) <= jnp.asarray(timestep))
 
     def add_noise(
@@ -500,7 +502,7 @@ class FlaxPNDMScheduler(FlaxScheduler):
     def step_prk(
         self, state: SchedulerState, model_output: jax.Array, timestep: Any, sample: jax.Array
     ) -> tuple[jax.Array, SchedulerState]:
-        """One of the four evaluations of a Runge-Kutta step, eq. 13."""
+        """Take one of the four evaluations of a Runge-Kutta step, eq. 13."""
         stage = state.counter % 4
         half = len(self) // state.num_inference_steps // 2
         start = state.prk_timesteps[jnp.minimum(state.counter, 11) // 4 * 4]
@@ -521,7 +523,7 @@ class FlaxPNDMScheduler(FlaxScheduler):
         )
 
     def _transfer(self, state, sample, timestep, back, model_output) -> jax.Array:
-        """Eq. 9, which is DDIM's step."""
+        """Transfer a sample by eq. 9, which is DDIM's step."""
         x0, eps = self._predictions(model_output, sample, *self._level(state, timestep))
         alpha, sigma = self._level(state, back)
         return alpha * x0 + sigma * eps
@@ -591,7 +593,7 @@ class FlaxDPMSolverMultistepScheduler(FlaxScheduler):
         return ratio, -scale * self._weights(snr, k)[self._order(state, index) - 1]
 
     def _order(self, state: SchedulerState, index: jax.Array) -> jax.Array:
-        """Less at the start, and in short runs or ones that go to zero at the end."""
+        """Return the order of a step: less at the start, and in short runs or ones to zero."""
         left = len(state.timesteps) - index
         order = jnp.minimum(self.config.solver_order, state.counter + 1)
         if self.config.lower_order_final and len(state.timesteps) < FEW_STEPS:
@@ -639,7 +641,7 @@ class _Growing(FlaxScheduler):
         )
 
     def _timesteps(self, steps: int) -> np.ndarray:
-        """Fractions of timesteps."""
+        """Return fractional timesteps."""
         total = len(self)
         match self.config.get("timestep_spacing", "linspace"):
             case "linspace":
@@ -912,7 +914,7 @@ class FlaxKarrasVeScheduler(SavedConfig):
         sample_hat: jax.Array,
         return_dict: bool = True,
     ) -> KarrasVeOutput | tuple:
-        """Euler's step from one noise level to another."""
+        """Take Euler's step from one noise level to another."""
         slope = (sample_hat - (sample_hat + sigma_hat * model_output)) / sigma_hat
         output = KarrasVeOutput(sample_hat + (sigma_prev - sigma_hat) * slope, slope, state)
         return output if return_dict else output.to_tuple()
@@ -941,5 +943,5 @@ class FlaxKarrasVeScheduler(SavedConfig):
         noise: jax.Array,
         timesteps: jax.Array,
     ) -> jax.Array:
-        """Is not defined for this scheduler; the old class raised the same."""
+        """Raise NotImplementedError, as the old class did."""
         raise NotImplementedError("FlaxKarrasVeScheduler adds noise by add_noise_to_input.")

@@ -20,7 +20,7 @@ WORTH = 0.8
 
 
 def fastest_dtype(platform: str) -> str:
-    """ "bfloat16" or "float32": on a CPU by its instructions and by how long products take."""
+    """Return "bfloat16" or "float32": on a CPU by its instructions and the time of products."""
     if platform != "cpu":
         return "bfloat16"
     if not has_bfloat16():

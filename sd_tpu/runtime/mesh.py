@@ -35,8 +35,10 @@ def set_host_devices(count: int) -> None:
 
 
 def device_bytes(mesh: Mesh) -> int:
-    """Memory that each device can give to what is kept there; the rest is for what programs need
-    meanwhile. The devices of a CPU share its memory with the system."""
+    """Return the memory of each device for what stays there; the rest is for programs.
+
+    The devices of a CPU share its memory with the system.
+    """
     stats = mesh.devices.flat[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return int(0.8 * stats["bytes_limit"])

@@ -58,7 +58,7 @@ class LatentPreview:
 
 
 def _features(latents: Float[np.ndarray, "h w C"]) -> Float[np.ndarray, "hw features"]:
-    """Each latent with its eight neighbours, and a 1."""
+    """Return each latent with its eight neighbours, and a 1."""
     h, w, channels = latents.shape
     around = np.pad(latents, ((1, 1), (1, 1), (0, 0)), mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(around, (3, 3), axis=(0, 1))

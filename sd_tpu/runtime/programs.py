@@ -187,7 +187,7 @@ class Programs:
     def preview(
         self, params: Params, latents: Float[Array, "S h w C"], wanted: Bool[np.ndarray, " S"]
     ) -> UInt8[Array, "S half_H half_W 3"]:
-        """Smaller pictures by the model's previewer, which not all have, where they are wanted."""
+        """Draw smaller pictures by the model's previewer, where they are wanted."""
         return self._call("preview", params, latents, jax.device_put(wanted, split(self.mesh)))
 
 
@@ -211,7 +211,7 @@ class ImageEncoder:
         names: Sequence[str] = (START_PICTURE, MASKED_PICTURE),
         stacked: bool = False,
     ):
-        """Compiles it.
+        """Compile the encoder.
 
         Args:
             encode: of parameters and a picture [H, W, 3], such as a model's.

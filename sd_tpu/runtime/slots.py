@@ -131,8 +131,10 @@ def signed(image: Shaped[np.ndarray, "H W 3"]) -> Float[np.ndarray, "H W 3"]:
 
 
 def _drawn_latents(mask: Float[np.ndarray, "H W"], scale: int) -> Float[np.ndarray, "h w"]:
-    """How much of each latent is drawn anew: as in diffusers what its first pixel says. A mask so
-    fine that all of those are black counts by its lightest pixels."""
+    """Return how much of each latent is drawn anew: as in diffusers, its first pixel in the mask.
+
+    A mask so fine that all of those are black counts by its lightest pixels.
+    """
     first = mask[::scale, ::scale]
     if first.any():
         return first
@@ -449,15 +451,17 @@ def advance_slots(
 
 
 def lanes_of(group: int, guided: bool) -> int:
-    """How many evaluations of the model a group takes at once."""
+    """Return how many evaluations of the model a group takes at once."""
     return 2 * group if guided else group
 
 
 def _rows_alike(
     slots: Slots, kinds: Int32[Array, " S"], stop: Int32[Array, " S"]
 ) -> Int32[Array, ""]:
-    """How many rows on the first live slot reaches row `stop`, or has a row of another kind than in
-    `kinds`, those of the next rows."""
+    """Return the rows until a live slot reaches row `stop` or a row of another kind.
+
+    `kinds` are those of the slots' next rows.
+    """
     ahead = jnp.arange(MAX_ROWS) - slots.row[:, None]
     left = (stop - slots.row)[:, None]
     changes = (ahead > 0) & (slots.kinds != kinds[:, None])
@@ -554,15 +558,18 @@ def row_kinds(
 def control_strength(
     rows: int, scale: float, *, start: float = 0.0, stop: float = 1.0
 ) -> Float[np.ndarray, " R"]:
-    """How strongly a control picture steers each of so many rows: by the scale those that lie
-    whole between two shares of all of them, as in diffusers, and 0 the others."""
+    """Return how strongly a control picture steers each of so many rows.
+
+    It is the scale in rows that lie whole between two shares of all of them, as in diffusers, and 0
+    in the others.
+    """
     row = np.arange(rows)
     inside = (row / rows >= start) & ((row + 1) / rows <= stop)
     return np.where(inside, np.float32(scale), np.float32(0))
 
 
 def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
-    """One row of each lane's table: an evaluation of the model and the affine update after it.
+    """Take one row of each lane's table: an evaluation of the model and the affine update.
 
     A lane is a slot with the cond of one of its texts only. Where `pairs`, which nothing is unless
     `guided`, the slots are there twice, first for their negative prompts.
@@ -590,7 +597,7 @@ def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Arr
 
 
 def _next_row(slots: Slots) -> dict[str, Float[Array, "S 1 1 1"]]:
-    """By the names of `samplers.COLUMNS`."""
+    """Return the next row of each slot, by the names of `samplers.COLUMNS`."""
     rows = jnp.take_along_axis(slots.rows, slots.row[:, None, None], axis=1, mode="clip")[:, 0]
     return {name: _column(rows[:, i], slots.latents) for i, name in enumerate(COLUMNS)}
 
@@ -635,7 +642,7 @@ def _guided(
     guidance: Float[Array, " lanes"],
     rescale: Float[Array, " lanes"],
 ) -> Float[Array, "lanes h w C"]:
-    """Classifier-free guidance (Ho and Salimans 2022, arXiv:2207.12598) of pairs, for both.
+    """Guide pairs without a classifier (Ho and Salimans 2022, arXiv:2207.12598), for both.
 
     Of what guidance gives, the share `rescale` has the standard deviation that the prompt's output
     has alone (Lin et al. 2023, arXiv:2305.08891, section 3.4): guidance raises it, and models whose

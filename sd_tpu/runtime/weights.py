@@ -39,7 +39,7 @@ class DeviceWeights:
         self._together: dict[tuple[Hashable, ...], Params] = {}
 
     def on(self, devices: Sequence[int]) -> NamedSharding:
-        """Where arrays go that each of these devices, by their numbers in the mesh, holds whole."""
+        """Return the sharding of arrays that each of these devices, by number, holds whole."""
         return NamedSharding(Mesh(self._mesh.devices.flat[list(devices)], (AXIS,)), REPLICATED)
 
     def numbers(self, sharding: NamedSharding) -> list[int]:
@@ -48,8 +48,7 @@ class DeviceWeights:
         return [order[device] for device in sharding.mesh.devices.flat]
 
     def spread(self, sharding: NamedSharding, copies: Sequence[Params]) -> Params:
-        """Equal copies, one on each device of a sharding that `on` made, as one tree of arrays
-        [1, ...]."""
+        """Join equal copies, one on each device of a sharding from `on`, into arrays [1, ...]."""
         return jax.tree.map(
             lambda *leaves: jax.make_array_from_single_device_arrays(
                 leaves[0].shape, sharding, list(leaves)
@@ -165,8 +164,10 @@ def _merged(weight: jax.Array, deltas: list[Delta], strengths: jax.Array) -> jax
 
 
 def _padded(delta: Delta) -> Delta:
-    """With float32 factors of a rank that is a power of two, from 4: zeros change nothing, and
-    LoRAs of like ranks share their programs."""
+    """Return float32 factors with a rank padded to a power of two, from 4.
+
+    Zeros change nothing, and LoRAs of like ranks share their programs.
+    """
     if isinstance(delta, Hadamard):
         return Hadamard(*map(_padded, delta))  # ty: ignore[invalid-argument-type]
     left, right = (np.asarray(factor, np.float32) for factor in delta[:2])

@@ -458,8 +458,10 @@ def make_table(
 
 
 def steps_taken(steps: int, strength: float) -> int:
-    """How many of these steps a picture under so much noise takes, the last ones; as in diffusers
-    rounded down."""
+    """Return how many of these steps, the last ones, a picture under so much noise takes.
+
+    As in diffusers they are rounded down.
+    """
     return int(steps * strength)
 
 

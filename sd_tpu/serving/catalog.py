@@ -419,7 +419,7 @@ def _by_name(networks: Sequence[ExtraNetwork]) -> dict[str, ExtraNetwork]:
 
 
 def _numbered(networks: Iterable[ExtraNetwork]) -> dict[str, int]:
-    """By name, the number of its architecture: those of one share their programs."""
+    """Return the number of each network's architecture, by name; equal ones share programs."""
     numbers, architectures = {}, []
     for network in networks:
         if network.graph not in architectures:

@@ -296,7 +296,7 @@ class EngineClient(abc.ABC):
         """Cancel everything and end all threads."""
 
     def notes(self, request: Request) -> list[str]:
-        """Sentences about words past the tokens that the model sees, or unknown to it.
+        """Return remarks about words past the tokens that the model sees, or unknown to it.
 
         Raises:
             RequestError: a prompt cannot be drawn.

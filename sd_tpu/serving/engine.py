@@ -818,5 +818,5 @@ def _between_seeds(picture: Picture, shape: tuple[int, int, int]) -> np.ndarray 
 
 
 def _steps(picture: Picture) -> int:
-    """How many steps the picture takes: the last ones where it begins with another."""
+    """Return how many steps the picture takes: the last ones where it has a start picture."""
     return steps_taken(picture.steps, picture.strength) if picture.init_image else picture.steps

@@ -114,8 +114,17 @@ class Job:
         address: str = "",
         tilings: Mapping[int, Tiling] = MappingProxyType({}),
     ):
-        """Made by `EngineClient.submit`, with what the pictures begin with, by index, and by which
-        tiles they are drawn; the place of a tile is what `tile_indices` says."""
+        """Begin a job, for `EngineClient.submit`.
+
+        Args:
+            request: of its pictures.
+            number: of the job.
+            client: the name of who asks.
+            cancel: called with the number and an index to cancel a picture, or with None for all.
+            canvases: the start pictures, by index.
+            address: where the client is.
+            tilings: the tiles of pictures that are drawn by tiles, by index.
+        """
         self.request, self.number = request, number
         self.client, self.address = client, address
         self.end: End | None = None  # how it ended, once it has

@@ -129,7 +129,7 @@ class LatencyModel:
 
 
 def rows_left(kinds: np.ndarray) -> np.ndarray:
-    """How many of the last r rows of a picture, whose kinds are [R], are evaluated: [R + 1]."""
+    """Count the evaluated rows among the last r rows of a picture of kinds [R]: [R + 1]."""
     return _summed_from_the_end(kinds != FORECAST)
 
 
