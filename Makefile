@@ -11,7 +11,7 @@ app: $(VENV)/.run
 
 # A worker takes tests of the other's when it has none left: what they share is made once for each.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
-LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check .
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/ty check
 
 unexport PYTHONDONTWRITEBYTECODE  # or each process would compile all that it imports
 
