@@ -251,7 +251,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-# --- what is worth comparing, around the model's own value --------------------------------------
+# --- values to compare, around the model's own --------------------------------------------------
 
 
 def _first(*keys: str) -> Callable[[str], list[str]]:

@@ -36,7 +36,7 @@ class ExtraNetwork(abc.ABC):
     dtype: Any = jnp.float32
     variant: str | None = None
 
-    kind: ClassVar[str]  # what people call such networks
+    kind: ClassVar[str]  # name of such networks for people
     part: ClassVar[str]  # the component that it is of the parameters that it draws with
     module: ClassVar[type[nnx.Module]]
 

@@ -81,7 +81,7 @@ class LatentDiffusion:
 
     autoencoder: ClassVar = "vae"
     encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
-    decoders: ClassVar[tuple[str, ...]]  # what tiny decoders of its latents are called
+    decoders: ClassVar[tuple[str, ...]]  # names of tiny decoders of its latents
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
 
     @staticmethod
@@ -276,7 +276,7 @@ class LatentDiffusion:
         }
         return {**encoders, "clip_skip": np.int32(1)}
 
-    # --- what networks are told beside the texts ------------------------------------------------
+    # --- conditions beside the texts ------------------------------------------------------------
 
     @property
     def guidance_size(self) -> int | None:

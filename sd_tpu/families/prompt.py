@@ -21,7 +21,7 @@ from sd_tpu.reading import composed
 from sd_tpu.sentence import SentenceError
 
 CHUNK = 75  # tokens between the two marks of CLIP's context of 77
-CLOSING = {")": 1.1, "]": 1 / 1.1}  # what a bracket multiplies by
+CLOSING = {")": 1.1, "]": 1 / 1.1}  # factor of a bracket
 MOST_WEIGHT = 100.0
 
 LORA = re.compile(r"<lora:([^<>]*)>")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # importing it takes a second or two
     from transformers import CLIPTokenizer
 
 LENGTH = 77  # the beginning and the end mark included
-FORMS = (["tokenizer.json"], ["vocab.json", "merges.txt"])  # what a tokenizer may be read from
+FORMS = (["tokenizer.json"], ["vocab.json", "merges.txt"])  # files that a tokenizer is read from
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 # The ids of a text, without marks, and where each token's text begins and ends.

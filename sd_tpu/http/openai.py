@@ -342,7 +342,7 @@ def _usage(engine: EngineClient, request: Request, index: int) -> dict:
     }
 
 
-# --- reading what was asked ---------------------------------------------------------------------
+# --- reading requests ---------------------------------------------------------------------------
 
 
 async def _read_form(form: FormData) -> tuple[dict[str, Any], dict[str, list[bytes]]]:

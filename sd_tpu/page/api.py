@@ -23,7 +23,7 @@ from sd_tpu.serving.run import refusal
 from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import OVERRIDABLE, RANDOM, SETTINGS, Choice, RequestError, Setting, drawn_seed
 
-# Between words of a run: gradio_client fetches all files each time that it is told of them
+# Between messages of a run: gradio_client fetches all files with each of them
 # (decision 0025).
 PAUSE_SECONDS = 0.5
 MAX_OPENED = 32  # models whose files are looked at to list them; there may be thousands

@@ -573,7 +573,7 @@ class Actions:
             raise LookupError(key)
         return found
 
-    # --- the rest -------------------------------------------------------------------------------
+    # --- other actions --------------------------------------------------------------------------
 
     def _do_known(self, asked: ActionRequest) -> dict[str, Any]:
         """Return names that prompts can use here, and the words of a model that has few."""

@@ -59,7 +59,7 @@ def style(defaults: Picture) -> str:
 _HERE = Path(__file__).parent
 ICON = str(_HERE / "icon.svg")
 _SCRIPT = re.sub(r"(?m)^\s*(//.*)?\n?", "", (_HERE / "page.js").read_text(encoding="utf-8"))
-# What page.js is told of the table of settings.
+# The table of settings as page.js needs it.
 TABLE = {
     "boxes": MAX_PROMPTS,
     "seeds": MAX_SEED + 1,

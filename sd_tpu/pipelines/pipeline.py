@@ -308,7 +308,7 @@ class FlaxDiffusionPipeline:
         if self.card is not None:
             write_json(folder / "sd_tpu.json", self.card.model_dump())
 
-    # --- what programs ask of any pipeline ------------------------------------------------------
+    # --- methods of all pipelines ---------------------------------------------------------------
 
     @property
     def components(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class FlaxDiffusionPipeline:
         pixels = (images.reshape(-1, *images.shape[-3:]) * 255).round().astype(np.uint8)
         return [Image.fromarray(image) for image in pixels]
 
-    # --- what a call is given and gives ---------------------------------------------------------
+    # --- inputs and outputs of a call -----------------------------------------------------------
 
     def prepare_inputs(self, prompt: str | list[str]) -> np.ndarray:
         """Token ids [B, 77] int32 of one prompt or several; [B, 2, 77] for two encoders."""
@@ -765,7 +765,7 @@ class FlaxDiffusionPipeline:
     def _compiled(
         self, mesh: jax.sharding.Mesh, sizes: tuple[int, int, int], stacked: bool, **rest: Any
     ) -> Callable:
-        # By what a scheduler is told as well, which may be changed.
+        # By the scheduler's config as well, which may be changed.
         parts = [*self.components.values()]
         key = (mesh, sizes, stacked, *rest.items(), *map(id, parts), repr(self.scheduler.config))
         if key not in self._compilations:

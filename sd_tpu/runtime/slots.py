@@ -26,8 +26,8 @@ from sd_tpu.sampling.samplers import COLUMNS, HISTORY, Table, with_forecasts
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
-# Pictures that are encoded before an image enters: those that it may begin with, and that whose
-# encoding is among its inputs under the same name.
+# Pictures that are encoded before an image enters: the start, its kept part, and the reference,
+# whose encoding is among the image's inputs under the same name.
 START_PICTURE, MASKED_PICTURE, REFERENCE_PICTURE = "start", "masked", "reference"
 # The settings of a picture that `SlotInputs.of` takes, by their names.
 SLOT_SETTINGS = (
@@ -40,8 +40,8 @@ SLOT_SETTINGS = (
     "control_start",
     "control_stop",
 )
-IDLE, ALONE, GUIDED, FORECAST = range(4)  # what a row evaluates: `row_kinds`
-MOVING = ("latents", "history", "clean", "evaluated", "row")  # of `Slots`, what rows change
+IDLE, ALONE, GUIDED, FORECAST = range(4)  # kinds of rows, by what they evaluate
+MOVING = ("latents", "history", "clean", "evaluated", "row")  # fields of `Slots` that rows change
 
 
 @no_type_check  # JAX makes trees of it that hold other things than arrays
@@ -52,20 +52,20 @@ class Slots:
     latents: Float[Array, "S h w C"]
     history: Float[Array, "S H h w C"]  # newest first
     clean: Float[Array, "S h w C"]  # the last step's estimate of the finished latents
-    cond: PyTree[Shaped[Array, "S ..."]]  # of the negative prompt and the prompt, as the family's
+    cond: PyTree[Shaped[Array, "S ..."]]  # the family's conditions of both texts
     guidance: Float[Array, " S"]
-    rescale: Float[Array, " S"]  # the share of guided outputs that is brought back to its deviation
+    rescale: Float[Array, " S"]  # share of guided outputs rescaled to their prompt's deviation
     rows: Float[Array, "S R columns"]
-    kinds: Int32[Array, "S R"]  # of each row, IDLE from `end` on
+    kinds: Int32[Array, "S R"]  # kind of each row, IDLE from `end` on
     row: Int32[Array, " S"]  # the next row
     end: Int32[Array, " S"]  # rows of this image; row == end is an idle slot
     key: UInt32[Array, "S 2"]
-    init_latents: Float[Array, "S h w C"]  # clean latents of the picture that a mask is of
-    noise: Float[Array, "S h w C"]  # the first, under which they are put back in
-    keep_mask: Float[Array, "S h w 1"]  # the share of them that is put back in after every row
+    init_latents: Float[Array, "S h w C"]  # clean latents of the start picture, with a mask
+    noise: Float[Array, "S h w C"]  # first noise, under which init_latents are kept
+    keep_mask: Float[Array, "S h w 1"]  # share of init_latents that every row keeps
     levels: Float[Array, "S R 2"]  # alpha and sigma after each row
-    mask_channels: Float[Array, "S h w M"]  # the mask's channels, where the model takes any
-    strength: Float[Array, "S control"]  # of each row's control, R where the model is steered
+    mask_channels: Float[Array, "S h w M"]  # mask's channels, if the model takes any
+    strength: Float[Array, "S control"]  # of control in each row; R with a ControlNet
     evaluated: Float[Array, "S 2 h w C"]  # the last two of history that were not forecast
 
 
@@ -157,19 +157,19 @@ class SlotInputs:
     guidance: Float[Any, "*S"]
     rescale: Float[Any, "*S"]
     rows: Float[Any, "*S R columns"]
-    kinds: Int32[Any, "*S R"]  # as `row_kinds` says
+    kinds: Int32[Any, "*S R"]  # from `row_kinds`
     end: Int32[Any, "*S"]  # rows that the image has
     key: UInt32[Any, "*S 2"]
     start: Float[Any, "..."]  # [*S, h, w, C], or the number 0
     spread: Float[Any, "*S"]
-    init_latents: Float[Any, "..."]  # this and the next two as `Slots` has them, or 0
-    keep_mask: Float[Any, "..."]
-    mask_channels: Float[Any, "..."]
-    strength: Float[Any, "*S control"]  # as `control_strength` says
+    init_latents: Float[Any, "..."]  # as in `Slots`, or 0
+    keep_mask: Float[Any, "..."]  # as in `Slots`, or 0
+    mask_channels: Float[Any, "..."]  # as in `Slots`, or 0
+    strength: Float[Any, "*S control"]  # from `control_strength`
     levels: Float[Any, "*S R 2"]
-    fresh: Bool[Any, "*S"]  # where false the slot is left alone
+    fresh: Bool[Any, "*S"]  # False leaves the slot alone
     pictures: dict[str, Shaped[Any, "H W 3"]] | None = None
-    noise: Float[Any, "h w C"] | None = None  # that a start picture is put under
+    noise: Float[Any, "h w C"] | None = None  # over a start picture
 
     @classmethod
     def of(

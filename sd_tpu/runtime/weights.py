@@ -22,7 +22,7 @@ from sd_tpu.checkpoint.adapters import Delta, Hadamard, LowRank, difference
 from sd_tpu.checkpoint.weights import Params, map_named
 from sd_tpu.runtime.mesh import AXIS, REPLICATED, split
 
-# Component -> a parameter's name in a checkpoint -> what is added to it, each with its strength.
+# Component -> a parameter's name in a checkpoint -> differences, each with its strength.
 Deltas = Mapping[str, Mapping[str, Sequence[tuple[Delta, float]]]]
 
 

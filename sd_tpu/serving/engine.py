@@ -128,7 +128,7 @@ class Engine(EngineClient):
         self.worker = Worker(mesh, self._read, self._build, self._prepare)
         params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
         self._batches: dict[tuple, Batch] = {}
-        self._submitting: dict[int, set[Batch]] = {}  # what jobs need that are on their way in
+        self._submitting: dict[int, set[Batch]] = {}  # needed by jobs that are being submitted
         self._kinds: dict[Batch, _Kind] = {}
         self.batch = self._batch(self.defaults)
         self.programs = self._programs_of(self.batch)
@@ -328,7 +328,7 @@ class Engine(EngineClient):
                     own,
                     tiling.part(number, noise, checkpoint.model.downscale),
                 )
-            # Or what a sampler adds after a row would be the same in all.
+            # Otherwise a sampler's fresh noise would be the same in all tiles.
             tiles.append(
                 (
                     picture,
@@ -491,7 +491,7 @@ class Engine(EngineClient):
             key, *_ = self._kind_of(picture, slot_inputs)
         except ValueError:
             return None
-        batch = self._batches.get(key)  # an estimate of what nobody has asked for adds none
+        batch = self._batches.get(key)  # an estimate adds no batch
         latency = self.latency.measured(batch) if batch else None
         pictures = len(tiling) if tiling else 1
         return pictures * latency.of_picture(slot_inputs.kinds) if latency else None

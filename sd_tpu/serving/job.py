@@ -17,7 +17,7 @@ from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.tiling import Tiling
 
-COMPILING = "compiling for the first time"  # what a job may wait for
+COMPILING = "compiling for the first time"  # reasons for waiting
 LOADING = "loading the model's weights"
 WAITING = "waiting for a free place"
 ENDING = Sentence(

@@ -13,7 +13,7 @@ from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED, lanes_of
 from sd_tpu.serving.fairness import Account
 from sd_tpu.serving.plan import Batch, Compiled, Weights
 
-CALL_SECONDS = 0.2  # aimed at for one call of `advance`: what a cancellation may have to wait for
+CALL_SECONDS = 0.2  # goal for one call of `advance`, after which a cancellation takes effect
 
 
 class BatchLatency:

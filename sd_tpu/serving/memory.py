@@ -37,7 +37,7 @@ class Memory:
 
     def use(self, device: int, item: Item) -> None:
         """Add an item and all that it needs, or record that they are used again."""
-        for each in (item, *item.needs):  # what is needed comes last: it is never older
+        for each in (item, *item.needs):  # needed items come last, so they are never older
             self._items[device].pop(each, None)
             self._items[device][each] = None
 

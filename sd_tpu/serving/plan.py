@@ -12,7 +12,7 @@ import numpy as np
 
 from sd_tpu.serving.fairness import Account
 
-Key = tuple[int, int]  # of a picture: the number of its job, and its place in the request
+Key = tuple[int, int]  # of a picture: the number of its job, and its index in the request
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,13 +23,13 @@ class Weights:
     """
 
     name: str
-    architecture: str = ""  # as `Batch` has it
-    adapters: tuple[tuple[str, float], ...] = ()  # names of what is merged, and how strongly
-    files: tuple[Hashable, ...] = ()  # what tells its files from others of the same names
-    network: tuple[str, str] | None = None  # the component and the name of a network beside them
-    # What that is beside, or what adapters are merged into; all of whose other arrays are shared.
+    architecture: str = ""  # as in `Batch`
+    adapters: tuple[tuple[str, float], ...] = ()  # names and strengths of merged adapters
+    files: tuple[Hashable, ...] = ()  # tells files from others of the same names
+    network: tuple[str, str] | None = None  # component and name of a network beside these
+    # The weights below a network or adapters, with which all other arrays are shared.
     base: "Weights | None" = None
-    # Bytes on each device that holds them, beside those of the base.
+    # Bytes on each device that holds these weights, beside those of the base.
     memory: int = dataclasses.field(default=0, compare=False)
 
     @property
@@ -61,9 +61,9 @@ class Batch:
     height: int
     width: int
     shape_key: tuple[str, ...] = ()
-    slots: int = 16  # over all devices; as many on each
+    slots: int = 16  # over all devices, equally many on each
     group: int = 1  # slots that a device steps together
-    guided: bool = True  # whether any of its pictures are
+    guided: bool = True  # whether any of its pictures may be
     zeros: Weights | None = None  # of a device without parameters, while others draw
     memory: int = 0  # bytes of slots and temporaries on each device
 
@@ -83,11 +83,11 @@ class Ticket:
     job: int
     index: int
     client: str
-    address: str = ""  # from which it was asked for, where that is known
+    address: str = ""  # of the client, if known
     batch: Batch
     weights: Weights
-    kinds: np.ndarray  # [R] of `slots.row_kinds`: what each row of its table evaluates
-    previews: bool = True  # whether it is to be seen while it forms
+    kinds: np.ndarray  # [R], kinds of the table's rows, from `slots.row_kinds`
+    previews: bool = True  # whether previews are made
     slot_inputs: Any = None
 
     @property
@@ -109,7 +109,7 @@ class Plan:
     weights.
     """
 
-    release: tuple[Batch, ...] = ()  # whose programs and slots are given up
+    release: tuple[Batch, ...] = ()  # batches whose programs and slots are given up
     drop: tuple[tuple[int, Weights], ...] = ()  # by device
     load: tuple[tuple[int, Weights], ...] = ()  # to devices, in the background
     compile: tuple[Batch, ...] = ()  # in the background
@@ -142,7 +142,6 @@ class Report:
     previews: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # smaller ones
     compiled: dict[Batch, Compiled] = dataclasses.field(default_factory=dict)
     loaded: dict[tuple[int, Weights], float] = dataclasses.field(default_factory=dict)  # seconds
-    # Why what was to be compiled or brought is not there, and why nothing was drawn: then whatever
-    # was in the slots of the plan's batch is lost.
+    # Why batches could not be compiled or weights not be loaded.
     failed: dict[Batch | tuple[int, Weights], str] = dataclasses.field(default_factory=dict)
-    error: str | None = None
+    error: str | None = None  # why nothing was drawn: the slots of the plan's batch are lost

@@ -217,7 +217,7 @@ class Run:
         self.journey: list[
             PictureFile
         ] = []  # of the journey that was drawn last, once all are there
-        self.version = self._first = 0  # of what is to be seen; and that to which it is old news
+        self.version = self._first = 0  # of what is shown; and the version whose news is old
         self._subscribers: dict[str, _Subscriber] = {}  # by session
         self._tasks: list[Task] = []  # which are not over, in the order in which they began
         self._unwritten = 0  # pictures on their way into the history
@@ -311,7 +311,7 @@ class Run:
             self._draw(job, Request(), live=False, whole=True, journey={})
             self._schedule_stop()
 
-    # --- followers ------------------------------------------------------------------------------
+    # --- subscribers ----------------------------------------------------------------------------
 
     async def stream(self, session: str, seen: int = 0) -> AsyncIterator[Snapshot]:
         """Yield the changes since version `seen`, then further ones until the run is over.
@@ -558,7 +558,7 @@ class Run:
                 subscriber.wake()
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- sentences ------------------------------------------------------------------------------------
 
 
 def _status_after(task: Task, event: Event, seed: int) -> StatusLine:

@@ -122,7 +122,7 @@ class _Job:
         self.pictures, self.steps = pictures, steps
         self.unfinished = set(pictures)
         self.begun: Any = None  # when; None before its first plan
-        self.reported: tuple[int, str] | None = None  # its position and what it waits for
+        self.reported: tuple[int, str] | None = None  # position and reason of the last Queued event
 
     def waiting(self) -> list[_Picture]:
         return [self.pictures[index] for index in sorted(self.unfinished)]
@@ -204,7 +204,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._events: list[tuple[int, Event]] = []
 
-    # --- what is wanted -------------------------------------------------------------------------
+    # --- jobs -----------------------------------------------------------------------------------
 
     def submit(self, tickets: Sequence[Ticket], now: float, *, steps: int) -> None:
         """Add a job of one client, whose pictures wait from now on.
@@ -319,7 +319,7 @@ class Scheduler:
         """Return the numbers of the jobs that are not over."""
         return list(self._jobs)
 
-    # --- what to do, and what came of it --------------------------------------------------------
+    # --- plans and reports ----------------------------------------------------------------------
 
     def prepare(self, batch: Batch, now: float) -> Plan:
         """Return a plan that compiles a batch before anybody has asked for it."""
@@ -358,7 +358,7 @@ class Scheduler:
             )
         elif self._plan.batch:
             self._record_drawn(self._batch_states[self._plan.batch], report, now)
-        for what, reason in report.failed.items():  # whose jobs may be among what was drawn
+        for what, reason in report.failed.items():  # their jobs may have been drawn as well
             self._discard(what, reason)
         self._plan = Plan()
 
@@ -680,7 +680,7 @@ class Scheduler:
             and picture.ticket.previews
         )
 
-    # --- what came of a plan --------------------------------------------------------------------
+    # --- reports --------------------------------------------------------------------------------
 
     def _record_drawn(self, state: _BatchState, report: Report, now: float) -> None:
         plan, latency = self._plan, self._model.of(state.batch)
@@ -756,7 +756,7 @@ class Scheduler:
                     self._vacate(picture)
             self._end(job, Failed(message))
 
-    # --- what is told ---------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------
 
     def _emit(self, number: int, event: Event) -> None:
         self._events.append((number, event))
@@ -881,7 +881,7 @@ class Scheduler:
         }
         return last + in_turns(waiting, job.account, forever) / len(self._devices)
 
-    # --- the account ----------------------------------------------------------------------------
+    # --- bookkeeping ----------------------------------------------------------------------------
 
     def _placed(self) -> list[_Picture]:
         return [picture for state in self._batch_states.values() for picture in state.pictures()]

@@ -63,7 +63,7 @@ class Worker:
         self._borrowed: dict[tuple[int, Weights], set[Weights]] = {}
         self._programs: dict[Batch, Programs] = {}
         self._slots: dict[Batch, Slots] = {}
-        # By architecture and what its autoencoder's parameters are, which fine-tunes may share.
+        # By architecture and the autoencoder's digest, which fine-tunes may share.
         self._previews: dict[tuple[str, str], LatentPreview] = {}
         self._digests: dict[Weights, str] = {}  # of autoencoders
         self._results: queue.SimpleQueue[BackgroundResult] = queue.SimpleQueue()
@@ -79,7 +79,7 @@ class Worker:
             for device, weights in plan.drop:
                 self._drop(device, weights)
         wanted = dict.fromkeys(weights for _, weights in plan.load)
-        for weights in sorted(wanted, key=lambda each: len(each.needs)):  # what others need first
+        for weights in sorted(wanted, key=lambda each: len(each.needs)):  # bases first
             self._load(weights, [device for device, other in plan.load if other == weights])
         for batch in plan.compile:
             self._compiler.do(
@@ -232,7 +232,7 @@ class Worker:
     def _load(self, weights: Weights, devices: list[int]) -> None:
         """Begin to load weights onto devices."""
         with self._lock:
-            for device in devices:  # what comes takes the place of a stand-in
+            for device in devices:  # the new weights replace a stand-in
                 self._drop(device, _nameless(weights.architecture))
 
         def put_result(reason: str | None, seconds: float = 0.0) -> None:
@@ -241,7 +241,7 @@ class Worker:
         def read() -> None:
             begun = time.monotonic()  # not before: others may have been waited for
             params = jax.block_until_ready(self._read(weights, self.weights.on(devices)))
-            with self._lock:  # at once: what is read next may be merged into these
+            with self._lock:  # at once: the next weights may be merged into these
                 for device in devices:
                     self.weights.record(device, weights, params)
                 self._digests.pop(weights, None)  # the file may have changed
@@ -256,7 +256,7 @@ class Worker:
         ones take much longer than any other.
         """
         if not batch.zeros and not self._held(batch.architecture):
-            self._loader.wait()  # on one device a stand-in would take as much as what is coming
+            self._loader.wait()  # on one device a stand-in takes as much memory as they
         begun = time.monotonic()
         programs, slot_inputs, self._shapes[batch.architecture] = self._build(batch)
         try:
