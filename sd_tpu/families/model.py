@@ -26,7 +26,7 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of its parameters, but for parts that need float32, and of the arithmetic."""
+        """Dtype of the arithmetic, and of parameters except for parts that need float32."""
 
     @property
     def previewer(self) -> str:
@@ -42,15 +42,15 @@ class Model(Protocol):
 
     @property
     def input_shapes(self) -> Shapes:
-        """The shapes of what `prompt_inputs` returns."""
+        """Shapes of the arrays that `prompt_inputs` returns."""
 
     @property
     def cond_shapes(self) -> Shapes:
-        """The shapes of what `encode_prompt` returns."""
+        """Shapes of the arrays that `encode_prompt` returns."""
 
     @property
     def shape_key(self) -> tuple[str, ...]:
-        """What tells its programs from those for inputs of the usual shapes."""
+        """Key that tells its programs from those for inputs of the usual shapes."""
 
     @property
     def text_widths(self) -> Mapping[str, int]:
@@ -58,17 +58,18 @@ class Model(Protocol):
 
     @property
     def mask_channels(self) -> int:
-        """Channels that a UNet takes beside those of the latents: 0, or what is drawn anew of a
-        picture and the latents of what is kept of it, 1 + C."""
+        """Channels that a UNet takes beside the latents': 0, or 1 + C.
+
+        They are a mask and the latents of the kept part of a picture.
+        """
 
     @property
     def uses_controlnet(self) -> bool:
-        """Whether a control picture steers it, which is then among its inputs; slots say how
-        strongly in each row."""
+        """Whether it takes a control picture; slots say how strongly in each row."""
 
     @property
     def checks_safety(self) -> bool:
-        """Whether it has what tells pictures that are not safe for work."""
+        """Whether it flags pictures that are not safe for work."""
 
     @property
     def autoencoder(self) -> str:
