@@ -39,8 +39,6 @@ from tests.support.pictures import (
     pipelines,
 )
 
-MASK[8:24, 4:21] = 255
-
 
 @pytest.fixture(scope="module", params=["sd1", "sd2", "sdxl"])
 def loaded(request, tmp_path_factory):

@@ -18,6 +18,7 @@ PARTS = ("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "u
 RNG = np.random.default_rng(0)
 PHOTO = RNG.integers(0, 256, (SIDE // 8, SIDE // 8, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 MASK = np.zeros((SIDE, SIDE), np.uint8)
+MASK[8:24, 4:21] = 255
 START, HOLE = Input.of_pixels(PHOTO), Input.of_pixels(np.stack([MASK] * 3, axis=-1))
 GIVEN = {each.name: each for each in (START, HOLE)}
 
