@@ -682,7 +682,7 @@ def test_on_a_terminal_progress_stays_on_one_line(monkeypatch, tmp_path):
         def isatty(self):
             return True
 
-    monkeypatch.setattr("test_cli.StringIO", Terminal)
+    monkeypatch.setattr("tests.support.command.StringIO", Terminal)
     pixels = np.zeros((8, 8, 3), np.uint8)
     _, code, _, err = run_fake(
         monkeypatch,
