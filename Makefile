@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process would compile all that it im
 
 check: $(VENV)/.dev
 	$(LINT)
-	$(PYTEST) tests/unit $(ARGS)
+	$(PYTEST) tests/unit -m "not slow" $(ARGS)
 
 test: $(VENV)/.dev chromium
 	$(LINT)

@@ -210,6 +210,7 @@ def test_flags_that_are_named_are_there(file):
             assert flags <= known | OF_OTHERS, token.content
 
 
+@pytest.mark.slow("builds the site")
 def test_the_site_is_built_without_a_dead_link(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "zensical.toml", tmp_path)

@@ -297,6 +297,7 @@ DYING = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow("starts and kills a process again and again")
 def test_a_killed_server_loses_no_picture_and_leaves_a_history_that_opens(tmp_path):
     stages = {"file begun": 1, "file renamed": 2, "row written": 2, "file deleted": 0}
     moments = [str(milliseconds) for milliseconds in (5, 20, 50, 90, 150)]

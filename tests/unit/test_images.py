@@ -188,6 +188,7 @@ def test_a_picture_says_what_it_followed_as_a1111s_extension_does():
     assert "ControlNet" not in format_parameters(REQUEST)
 
 
+@pytest.mark.slow("tries 300 requests")
 @settings(max_examples=300, deadline=None, database=None)
 @given(requests())
 def test_every_request_comes_back_from_its_text(request):

@@ -33,6 +33,7 @@ from sd_tpu.serving.worker import WAIT_SECONDS
 
 SMALL = Batch(architecture="sd", height=64, width=64, slots=16, memory=2)
 WIDE = Batch(architecture="sd", height=64, width=96, slots=16, group=4, memory=3)
+TRAFFIC = pytest.mark.slow("simulates hours of traffic")
 BASE, OTHER = Weights(name="base", memory=4), Weights(name="other", memory=4)
 ADAPTED = [Weights(name="base", adapters=((name, 1.0),), base=BASE, memory=1) for name in "abc"]
 PIXELS = np.zeros((1, 1, 3), np.uint8)
@@ -227,6 +228,7 @@ def warm(devices: Devices, *batches: Batch) -> Devices:
     return devices
 
 
+@TRAFFIC
 @pytest.mark.parametrize("count, batch", [(1, SMALL), (1, WIDE), (8, SMALL)])
 def test_a_small_picture_of_another_client_is_done_in_three_times_what_it_takes_alone(count, batch):
     devices = warm(Devices(count), batch)
@@ -239,6 +241,7 @@ def test_a_small_picture_of_another_client_is_done_in_three_times_what_it_takes_
         assert devices.took(devices.ask("visitor", steps=5, batch=batch)) <= 3 * alone
 
 
+@TRAFFIC
 @pytest.mark.parametrize("count", [1, 8])
 def test_clients_who_always_want_something_get_the_same(count):
     devices = warm(Devices(count))
@@ -254,6 +257,7 @@ def test_clients_who_always_want_something_get_the_same(count):
         assert devices.drawn["few"] > 2
 
 
+@TRAFFIC
 def test_a_client_who_comes_again_and_again_gets_half_and_no_more(one):
     one.ask("crowd", pictures=8, steps=1000)
     one.run(seconds=5)
@@ -283,6 +287,7 @@ def test_a_client_fills_no_more_slots_than_it_leaves_free(one):
         assert one.scheduler.occupied == occupied
 
 
+@TRAFFIC
 @pytest.mark.parametrize("count, batch", [(1, SMALL), (1, WIDE), (8, SMALL)])
 def test_a_newcomer_beside_200_names_of_one_address_waits_three_times_alone_at_most(count, batch):
     devices = warm(Devices(count), batch)
@@ -296,6 +301,7 @@ def test_a_newcomer_beside_200_names_of_one_address_waits_three_times_alone_at_m
         assert took <= 3 * alone
 
 
+@TRAFFIC
 def test_names_of_one_address_share_what_one_address_gets(one):
     for number in range(20):
         one.ask(f"name {number}", pictures=2, steps=1000, address="crowd")
@@ -377,6 +383,7 @@ def test_every_bound_holds_and_a_refusal_says_when_to_come_back(limits, of_other
     devices.ask("me", pictures=3)
 
 
+@TRAFFIC
 def test_one_address_leaves_room_for_others_whatever_names_it_gives_itself(one):
     with pytest.raises(Busy, match="from your network") as refused:
         for number in itertools.count():
@@ -563,6 +570,7 @@ def test_weights_that_come_are_waited_for_and_others_go_on(one):
     assert BRING < one.now - begun < BRING + 2 and not one.over(job)
 
 
+@TRAFFIC
 def test_weights_take_turns_where_only_one_fits_and_nobody_starves():
     devices = warm(Devices(memory=SMALL.memory + BASE.memory))
     for number in range(80):  # which do not end together
@@ -648,6 +656,7 @@ asks = st.fixed_dictionaries(
 cancels = st.tuples(st.integers(0, 30), st.none() | st.integers(0, 7))
 
 
+@TRAFFIC
 @pytest.mark.filterwarnings("error")  # a share of no evaluations is no number
 @given(
     st.lists(asks | cancels | st.floats(0.1, 30), max_size=40),
@@ -681,6 +690,7 @@ def test_whatever_is_asked_is_drawn_once_or_cancelled(happens, count, memory):
     assert not devices.scheduler.occupied
 
 
+@TRAFFIC
 def test_a_year_of_traffic_is_served():
     devices, random = Devices(8, memory=9), np.random.default_rng(0)
     year, bursts, worst = 365 * 24 * 3600, 250, 0.0
