@@ -226,9 +226,9 @@ def test_a_port_from_the_environment_is_checked_as_well(capsys, monkeypatch):
 
 def test_pictures_are_kept_among_the_users_data_or_where_told_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert app._parser().parse_args([]).history == tmp_path / "sd_tpu" / "history"
+    assert app.make_parser().parse_args([]).history == tmp_path / "sd_tpu" / "history"
     monkeypatch.setenv("XDG_DATA_HOME", "relative")  # which its specification tells to ignore
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert app._parser().parse_args([]).history == tmp_path / ".local/share/sd_tpu/history"
-    assert app._parser().parse_args(["--history", "here"]).history == Path("here")
-    assert app._parser().parse_args(["--no-history"]).history is None
+    assert app.make_parser().parse_args([]).history == tmp_path / ".local/share/sd_tpu/history"
+    assert app.make_parser().parse_args(["--history", "here"]).history == Path("here")
+    assert app.make_parser().parse_args(["--no-history"]).history is None
