@@ -4,10 +4,8 @@ import pickle
 import re
 from io import BytesIO
 
-import numpy as np
 import pytest
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import expect
 
 from sd_tpu.language import ENGLISH
@@ -15,10 +13,11 @@ from sd_tpu.links import read_link, write_link
 from sd_tpu.page import form as form_module
 from sd_tpu.page.events import remark
 from sd_tpu.page.layout import sample_sets
-from sd_tpu.pictures.images import MAX_FILE_BYTES, to_png
+from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.request import Request
 from sd_tpu.settings import MAX_SEED, Picture, RequestError
 from tests.support.asking import make_request
+from tests.support.pages import settings_png
 from tests.support.visitor import (
     PATIENCE,
     PROMPTS,
@@ -362,27 +361,6 @@ def test_a_links_style_is_chosen_also_if_it_is_gone_or_newer_than_the_page(
         expect(setting(tab, "Style")).to_have_value(shown, timeout=PATIENCE)
 
 
-def png(text: str | None = None) -> bytes:
-    pixels = np.zeros((16, 16, 3), np.uint8)
-    if text is None:
-        asked = make_request(
-            prompts=("a fox", "a hen"),
-            seed=31,
-            steps=7,
-            sampler="heun",
-            spacing="karras",
-            negative_prompt="blur",
-            height=4096,
-            width=4096,
-        )
-        return to_png(pixels, asked)
-    info, file = PngInfo(), BytesIO()
-    if text:
-        info.add_text("parameters", text)
-    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
-    return file.getvalue()
-
-
 def drop(tab, data: bytes, name: str = "picture.png") -> None:
     unfold(tab, "Read a picture")
     tab.locator("#read-panel input[type=file]").set_input_files(
@@ -391,7 +369,7 @@ def drop(tab, data: bytes, name: str = "picture.png") -> None:
 
 
 def test_a_picture_of_ours_puts_its_settings_back(tab):
-    drop(tab, png())
+    drop(tab, settings_png())
     says(
         tab,
         "of picture.png are in the boxes. It was drawn by m, which is not here. It was made "
@@ -406,7 +384,7 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
     expect(setting(tab, "Negative prompt")).to_have_value("blur")
     drop(
         tab,
-        png(
+        settings_png(
             "a hen\nNegative prompt: dark\nSteps: 5, Sampler: Euler a, CFG scale: 4, "
             "Seed: 6, Size: 32x32"
         ),
@@ -424,7 +402,7 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
     assert prompts(tab) == ["a fox", *EMPTY]
     drop(
         tab,
-        png(
+        settings_png(
             "a hen\nSteps: 5, Sampler: DDIM, CFG scale: 4, Seed: 6, Size: 32x32, "
             "Token downsampling: 2"
         ),
@@ -434,7 +412,10 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
         "It was drawn with token downsampling 2, which is set when a page is started; here "
         "it is 1.",
     )
-    drop(tab, png("a cow\nSteps: 500, Sampler: Undefined, CFG scale: 4, Seed: 6, Size: 32x32"))
+    drop(
+        tab,
+        settings_png("a cow\nSteps: 500, Sampler: Undefined, CFG scale: 4, Seed: 6, Size: 32x32"),
+    )
     says(tab, "Sampler, Steps of the picture cannot be used here.")
     assert prompts(tab) == ["a cow", *EMPTY]
 
@@ -443,8 +424,8 @@ def test_a_picture_of_ours_puts_its_settings_back(tab):
     ("data", "sentence"),
     [
         (b"no picture", "The file is not a picture, or is damaged."),
-        (png()[:-20], "The file is not a whole PNG picture."),
-        (png(""), "The picture carries no settings"),
+        (settings_png()[:-20], "The file is not a whole PNG picture."),
+        (settings_png(""), "The picture carries no settings"),
     ],
     ids=["no picture", "truncated", "no settings"],
 )
@@ -471,7 +452,7 @@ def test_what_was_replaced_comes_back_step_by_step_also_after_a_reload(tab):
     expect(undo).to_be_disabled()
     tab.get_by_role("button", name="Clear", exact=True).click()
     expect(box(tab, 1)).to_have_value("")
-    drop(tab, png())
+    drop(tab, settings_png())
     says(tab, "of picture.png are in the boxes.")
     tab.get_by_role("button", name="Copy the first to all").click()
     expect(box(tab, 8)).to_have_value("a fox")

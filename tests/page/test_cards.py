@@ -13,7 +13,7 @@ from sd_tpu.language import ENGLISH
 from sd_tpu.page.layout import example
 from sd_tpu.page.parts import part
 from sd_tpu.pictures.images import read_png
-from tests.support.pages import png
+from tests.support.pages import settings_png
 from tests.support.visitor import (
     LONG,
     PATIENCE,
@@ -304,7 +304,7 @@ def test_a_file_that_is_dropped_beside_its_zone_is_read(tab):
         const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
         window.taken = !document.querySelector("#cards").dispatchEvent(drop);
     }""",
-        [*png()],
+        [*settings_png()],
     )
     assert tab.evaluate("window.taken"), "the browser would open it"
     says(tab, "of beside.png are in the boxes.")

@@ -6,11 +6,13 @@ from io import BytesIO
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Page
 
 from sd_tpu.page import build, close, launch
 from sd_tpu.pictures.history import History
-from sd_tpu.pictures.images import read_png
+from sd_tpu.pictures.images import read_png, to_png
+from tests.support.asking import make_request
 from tests.support.visitor import figures
 
 
@@ -65,3 +67,25 @@ def slide(tab: Page, panel: str, value: float, name: str = "strength") -> None:
     }""",
         value,
     )
+
+
+def settings_png(text: str | None = None) -> bytes:
+    """A PNG file whose text has settings, or is this one."""
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    if text is None:
+        asked = make_request(
+            prompts=("a fox", "a hen"),
+            seed=31,
+            steps=7,
+            sampler="heun",
+            spacing="karras",
+            negative_prompt="blur",
+            height=4096,
+            width=4096,
+        )
+        return to_png(pixels, asked)
+    info, file = PngInfo(), BytesIO()
+    if text:
+        info.add_text("parameters", text)
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
+    return file.getvalue()
