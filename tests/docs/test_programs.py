@@ -96,9 +96,9 @@ def test_programs_run(code, needs, request, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("code", "needs"), OF_CLIENTS)
-def test_programs_of_the_servers_clients_run(code, needs, server, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run(PORT.sub(str(server.port), code), tmp_path)
+def test_programs_of_the_servers_clients_run(code, needs, server, tmp_path):
+    code = PORT.sub(str(server.port), code)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(("code", "of"), EXCERPTS)

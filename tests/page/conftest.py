@@ -1,4 +1,8 @@
-"""The page in a real browser: one for each worker, somebody who visits for each file."""
+"""The page in a real browser, one for each file.
+
+Playwright keeps an event loop running in its thread for as long as it lasts, in which tests of other
+files could not call `asyncio.run`.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -27,7 +31,7 @@ def address(page_engine) -> Iterator[str]:
     close(page)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """The browser, without any visitor yet."""
     program = shutil.which("chromium-headless-shell")

@@ -38,7 +38,7 @@ def test_an_assistant_finds_tools_and_what_each_of_their_parameters_means(addres
     tools = {tool.name: tool for tool in assist(address, ClientSession.list_tools).tools}
     assert {"draw", "models", "samplers", "generate", "read_metadata"} == tools.keys()
     draw = tools["draw"]
-    assert draw.description.startswith("Draws one picture of what a text describes")
+    assert draw.description.startswith("Draw one picture of what a text describes")
     assert draw.inputSchema["required"] == ["prompt"]
     assert all(each["description"] for each in draw.inputSchema["properties"].values())
 

@@ -264,6 +264,7 @@ def test_models_that_have_come_since_the_start_are_offered_to_all_boxes_to_one_a
         fill(tab, SIX)
         generate(tab).click()
         says(tab, f"There is no model 'later'; there are {first}, later.")
+        expect(own).to_have_attribute("aria-invalid", "true")
         choose(setting(tab, "Model"), "later")
         tab.reload()
         expect(setting(tab, "Model")).to_have_value("later")
