@@ -1,7 +1,7 @@
 """The page in a real browser, one for each file.
 
-Playwright keeps an event loop running in its thread for as long as it lasts, in which tests of other
-files could not call `asyncio.run`.
+Playwright keeps an event loop running in its thread for as long as it lasts, and tests of other
+files could not call `asyncio.run` there.
 """
 
 import shutil
