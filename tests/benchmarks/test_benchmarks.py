@@ -110,6 +110,12 @@ def test_contestants_take_turns_after_a_first_call():
     assert all(timing.first > 0 and timing.median > 0 for timing in times.values())
 
 
+def test_one_slow_call_does_not_change_the_median(monkeypatch):
+    seconds = iter([9.0, 1.0, 2.0, 60.0])
+    monkeypatch.setattr("benchmarks.report.seconds_of", lambda call: next(seconds))
+    assert side_by_side({"a": str}, rounds=3) == {"a": (9.0, 2.0)}
+
+
 def test_a_report_is_printed_and_recorded(tmp_path, capsys):
     args = parser("cpu", "").parse_args(["--results", str(tmp_path)])
     args.rounds, args.model, args.folder = 3, "hub/id", tmp_path / "model"
