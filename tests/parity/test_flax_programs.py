@@ -394,6 +394,7 @@ TRAINING = """
 """
 
 
+@pytest.mark.long("trains for a few steps, as diffusers' example did")
 def test_the_last_lines_of_a_training_script_write_a_checkpoint_that_pytorch_reads(
     model, tmp_path, torch_pipelines
 ):
