@@ -156,7 +156,9 @@ def test_one_of_another_family_is_left_out_or_refused(checkpoints, folder, tmp_p
     other = TinyDecoder.open(tmp_path / "taesdxl", pictures=True)
     plain = Checkpoint.open(checkpoints["sd1"])
     assert Checkpoint.open(checkpoints["sd1"], decoder=other).model == plain.model
-    with pytest.raises(ValueError, match="taesdxl is for StableDiffusionXLPipeline; sd10 is anot"):
+    name = checkpoints["sd1"].name
+    refusal = f"taesdxl is for StableDiffusionXLPipeline; {name} is anot"
+    with pytest.raises(ValueError, match=refusal):
         Engine.open(checkpoints["sd1"], devices=1, decoder=tmp_path / "taesdxl")
 
 
