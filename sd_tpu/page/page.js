@@ -29,7 +29,7 @@ const texts = window.gradio_config?.i18n_translations ?? {};
 const language = [kept.get(local, "sd_tpu language"), ...navigator.languages]
     .map((tag) => tag?.toLowerCase().split("-")[0]).find((tag) => tag in texts) ?? "en";
 
-// What the server knows of settings: how many boxes there are, after which number seeds begin again,
+// Facts about settings from the server: how many boxes there are, after which number seeds begin again,
 // the two that are chosen as one size, those whose choices are the server's, and which settings say
 // how a picture that is handed in is used.
 const { boxes: BOXES, seeds: SEEDS, sides: SIDES, offered: OFFERED, uses: USES } =

@@ -543,7 +543,7 @@ def test_webuiapi_follows_a_request_and_interrupts_it(a1111, slow_engine):
 
 
 def drawn_by(engine, **values) -> list[np.ndarray]:
-    """What the engine itself draws; pictures in place of their names."""
+    """Return what the engine draws, with pictures in place of their names."""
     inputs = {
         name: Input.of_pixels(value)
         for name, value in values.items()
@@ -726,7 +726,7 @@ def test_nothing_but_a_picture_itself_is_taken_for_one(address, image, sentence)
 
 
 def with_unit(*units: webuiapi.ControlNetUnit) -> dict:
-    """What a call is given; the client keeps units in its default scripts for all later calls."""
+    """Return a call's arguments; the client keeps units in its default scripts otherwise."""
     return dict(controlnet_units=[*units], alwayson_scripts={})
 
 
@@ -862,7 +862,7 @@ def test_webuiapi_is_told_what_is_wrong_with_what_is_followed(controlled, asked,
     assert status == 400 and sentence in json.loads(text)["detail"]
 
 
-# As the extension and Forge send them where nobody has chosen anything.
+# Sent by the extension and by Forge where nobody has chosen anything.
 DEFAULTS = {
     "pulid_mode": "Fidelity",
     "batch_images": "",

@@ -39,7 +39,7 @@ def networks(pipeline) -> dict[str, torch.nn.Module]:
 
 
 def shapes_of(models: dict[str, torch.nn.Module]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """As `weights.shapes` gives those of our networks, whose names are the same."""
+    """Return shapes by name, as `weights.shapes` does for our networks."""
     return {
         part: {
             weights.modern(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON files say, and which of it is refused by name."""
+"""A checkpoint's JSON files: what is read, and what is refused by name."""
 
 import json
 import os

@@ -51,7 +51,7 @@ def name_of(file: Path) -> str:
 
 
 def tokens(file: Path) -> Iterator:
-    """What a page consists of, what stands within its lines too."""
+    """Yield the tokens of a page, those within its lines too."""
     for token in READ.parse(file.read_text("utf-8")):
         yield token
         yield from token.children or ()
@@ -67,7 +67,7 @@ def commands(file: Path) -> Iterator[str]:
 
 
 def anchors(file: Path) -> set[str]:
-    """What links can name of a page, as GitHub calls its headings."""
+    """Return the anchors of a page, as GitHub names its headings."""
     found, headings = set(), READ.parse(file.read_text("utf-8"))
     for token, text in itertools.pairwise(headings):
         if token.type == "heading_open":

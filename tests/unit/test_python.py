@@ -1,4 +1,4 @@
-"""What programs pass to `sd_tpu.Engine`, what they get, and the names of the package."""
+"""Arguments and results of `sd_tpu.Engine` for programs, and the names of the package."""
 
 import inspect
 import pickle
