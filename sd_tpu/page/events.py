@@ -141,6 +141,8 @@ class RunStream:
         collection = {self.view.collection: part("collection", asked.language, run)}
         async for snapshot in self.runs.stream(run, session, seen if isinstance(seen, int) else 0):
             cards = await run_sync(self._cards, snapshot.cards, run, asked)  # asks the history
+            if not run.is_streamed_to(session):  # another run is shown by now
+                return
             updates, collection = collection | cards, {}
             if not quiet:
                 updates[self.view.line] = part(

@@ -1,5 +1,6 @@
 """Runs on the page: pictures form in their places, stop, go on, and are found again."""
 
+import asyncio
 import dataclasses
 import re
 import threading
@@ -8,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from playwright.sync_api import expect
 
 from sd_tpu.language import ENGLISH
-from sd_tpu.page.events import Actions
+from sd_tpu.page.events import ActionRequest, Actions, RunStream
 from sd_tpu.pictures.files import PictureFile
 from sd_tpu.pictures.history import HistoryError
 from sd_tpu.pictures.images import read_png
@@ -690,6 +692,40 @@ def test_whoever_comes_for_a_redraw_is_told_of_what_that_drew_alone(disk):
         for sentence in snapshot.news
     ]
     assert news == ["Picture 1 is ready.", "Done in 1.0 s, seed 3"]
+
+
+def test_a_stream_whose_place_another_has_taken_says_no_more(disk, monkeypatch):
+    """Or the line would stay at what the former run said last."""
+    view = SimpleNamespace(
+        line="line", news="news", collection="collection", figures=range(8), size=(32, 32)
+    )
+    jobs = iter([FakeJob(), FakeJob(Cancelled())])
+    runs = Runs(Studio(SimpleNamespace(submit=lambda *_, **__: next(jobs)), disk, Inputs()))
+    first, second = (runs.start(ASKED, browser="me") for _ in range(2))
+    reached, released = threading.Event(), threading.Event()
+
+    def late(stream, cards, run, asked, show=RunStream._cards):
+        if run is first:
+            reached.set()
+            assert released.wait(5)
+        return show(stream, cards, run, asked)
+
+    monkeypatch.setattr(RunStream, "_cards", late)
+
+    async def lines(run):
+        stream = RunStream(runs, view).stream(ActionRequest({"run": run.key}, ""), "a session")
+        return [updates["line"] async for updates in stream][1:]
+
+    async def both():
+        former = asyncio.create_task(lines(first))
+        await asyncio.to_thread(reached.wait)
+        shown = await lines(second)
+        released.set()
+        return await former, shown
+
+    with start_blocking_portal() as portal:  # Playwright's loop runs in this thread
+        former, latter = portal.call(both)
+    assert not former and "Stopped" in latter[-1]
 
 
 def test_stop_tells_of_no_picture_a_second_time(disk):
