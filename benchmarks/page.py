@@ -21,8 +21,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.report import add_model, add_rounds, parser, report
 from sd_tpu import page as page_package
+from sd_tpu.gallery.history import History
 from sd_tpu.page import build, close, launch
-from sd_tpu.pictures.history import History
 from sd_tpu.serving.engine import Engine
 
 TYPED = "a red house on a green hill"

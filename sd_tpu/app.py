@@ -21,13 +21,13 @@ from sd_tpu import http
 from sd_tpu.cli import INTERRUPTED
 from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
+from sd_tpu.gallery.history import History, HistoryError
 from sd_tpu.gradio_compat import no_editor_stubs
 from sd_tpu.http.access import LOCAL_NAMES, Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names, is_shared_unasked
 from sd_tpu.http.server import bind, server_name
 from sd_tpu.logs import quote_errors
 from sd_tpu.memory import keep_freed_memory_together
-from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.engine import Engine

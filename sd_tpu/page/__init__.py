@@ -17,6 +17,11 @@ from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
+from sd_tpu.gallery.files import Files
+from sd_tpu.gallery.history import History
+from sd_tpu.gallery.run import MAX_SUBSCRIBERS, Backend
+from sd_tpu.gallery.runs import KEEP_SECONDS, Runs
+from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.http.assets import Assets
 from sd_tpu.http.server import Server, bind
 from sd_tpu.logs import log_printed_errors
@@ -27,13 +32,8 @@ from sd_tpu.page.layout import Translations, make_page
 from sd_tpu.page.sessions import remember_nothing
 from sd_tpu.page.theme import HEAD, ICON, style, theme
 from sd_tpu.page.turns import Turns
-from sd_tpu.pictures.files import Files
-from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import MAX_FILE_BYTES
-from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import MAX_SUBSCRIBERS, Studio
-from sd_tpu.serving.runs import KEEP_SECONDS, Runs
 from sd_tpu.serving.scheduler import Busy, Limits
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         # Below what is handed in, which Gradio puts there and `Uploads` bounds.
         files = Files(Path(page.GRADIO_CACHE) / "pictures", engine.to_png)
         page.temp_file_sets.append(files.names)  # Gradio prunes them
-        runs = Runs(Studio(engine, files, Inputs(), history))
+        runs = Runs(Backend(engine, files, Inputs(), history))
         actions = Actions(runs)
         work = Turns(parallel=PARALLEL, most=MOST)
         history_turns = Turns(parallel=4 * PARALLEL, most=MOST)  # whose database another may hold

@@ -12,6 +12,8 @@ from typing import Any
 import gradio as gr
 from anyio.to_thread import run_sync
 
+from sd_tpu.gallery.runs import Runs
+from sd_tpu.gallery.status import refusal
 from sd_tpu.http.access import visitor_network
 from sd_tpu.language import ENGLISH
 from sd_tpu.page.files import uploaded
@@ -19,8 +21,6 @@ from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.catalog import Catalog
-from sd_tpu.serving.run import refusal
-from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import OVERRIDABLE, RANDOM, SETTINGS, Choice, RequestError, Setting, drawn_seed
 
 # Between messages of a run: gradio_client fetches all files with each of them
@@ -55,7 +55,7 @@ Returns:
 
 def add_endpoints(runs: Runs) -> None:
     """Add the endpoints to the page that is being built."""
-    models_here, parameters = runs.studio.engine.catalog, _parameters()
+    models_here, parameters = runs.backend.engine.catalog, _parameters()
 
     async def generate(visitor, *given):
         asked = dict(zip([parameter.name for parameter in parameters[1:]], given, strict=True))
@@ -217,7 +217,7 @@ async def _answers(
     asked["seed"] = drawn_seed(RANDOM if asked["seed"] is None else asked["seed"])
     network = visitor_network(visitor)
     try:
-        request = await run_sync(Request.check, asked, runs.studio.engine.catalog)
+        request = await run_sync(Request.check, asked, runs.backend.engine.catalog)
         run = await run_sync(
             partial(
                 runs.start,

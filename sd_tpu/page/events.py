@@ -21,6 +21,12 @@ import gradio as gr
 from anyio.to_thread import run_sync
 from gradio.components import Component
 
+from sd_tpu.gallery import files
+from sd_tpu.gallery.history import History, HistoryError, request_of
+from sd_tpu.gallery.run import BLANK, BROKEN, Card, Run
+from sd_tpu.gallery.runs import Runs
+from sd_tpu.gallery.status import StatusLine, refusal
+from sd_tpu.gallery.uploads import painted, to_paint_on
 from sd_tpu.http.access import visitor_network
 from sd_tpu.language import Language, language_of
 from sd_tpu.links import read_link
@@ -30,8 +36,6 @@ from sd_tpu.page.files import uploaded, url
 from sd_tpu.page.form import GARBLED
 from sd_tpu.page.layout import View
 from sd_tpu.page.parts import part
-from sd_tpu.pictures import files
-from sd_tpu.pictures.history import History, HistoryError, request_of
 from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
     carries_settings,
@@ -42,13 +46,10 @@ from sd_tpu.pictures.images import (
     read_png,
 )
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
-from sd_tpu.pictures.uploads import painted, to_paint_on
 from sd_tpu.request import LARGER, AnyModelCatalog, Request, for_all, journey, larger
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import BLANK, BROKEN, Card, Run, StatusLine, refusal
-from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import (
     FASTER,
     MAX_PROMPT_LENGTH,
@@ -154,7 +155,7 @@ class RunStream:
 
     def _cards(self, cards: Sequence[Card], run: Run, asked: ActionRequest) -> Updates:
         """Return the gallery where cards have changed."""
-        view, history, stars = self.view, self.runs.studio.history, {}
+        view, history, stars = self.view, self.runs.backend.history, {}
         cards = [
             card if not card.picture or card.picture.there else BLANK[card.index] for card in cards
         ]
@@ -177,12 +178,12 @@ class Actions:
 
     def __init__(self, runs: Runs):
         """Take the runs and what they share."""
-        self.runs, studio = runs, runs.studio
+        self.runs, backend = runs, runs.backend
         self.engine, self.files, self.inputs, self.history = (
-            studio.engine,
-            studio.files,
-            studio.inputs,
-            studio.history,
+            backend.engine,
+            backend.files,
+            backend.inputs,
+            backend.history,
         )
 
     def answer(self, asked: ActionRequest) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 import gradio as gr
 import jax
 
+from sd_tpu.gallery.run import Card
+from sd_tpu.gallery.status import STARTING, StatusLine
 from sd_tpu.language import ENGLISH, LANGUAGES, Language
 from sd_tpu.page.compare import comparable
 from sd_tpu.page.form import sizes
@@ -22,7 +24,6 @@ from sd_tpu.pictures.movie import kinds_here
 from sd_tpu.request import JOURNEYS
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
-from sd_tpu.serving.run import STARTING, Card, StatusLine
 from sd_tpu.settings import (
     CONTROL,
     JOURNEY,

@@ -15,11 +15,11 @@ from typing import Any
 
 import jinja2
 
+from sd_tpu.gallery.files import thumbnail
 from sd_tpu.language import Language
 from sd_tpu.links import write_link
 from sd_tpu.page.files import url
 from sd_tpu.page.form import COMMON
-from sd_tpu.pictures.files import thumbnail
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (
     HANDED_IN,

@@ -1,1 +1,1 @@
-"""Finished pictures: files with their metadata, and the history of each browser."""
+"""Pictures as bytes: PNG and its metadata, start pictures, masks, pictures of lines, and movies."""

@@ -19,9 +19,9 @@ from sd_tpu.checkpoint import library
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.library import Library
 from sd_tpu.families.checkpoint import Parameters
+from sd_tpu.gallery.files import captions
 from sd_tpu.page.compare import comparable, comparison, read_comparison
 from sd_tpu.page.layout import choices_of
-from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import read_parameters
 from sd_tpu.request import Request
 from sd_tpu.serving import catalog

@@ -10,9 +10,9 @@ from axe_core_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import expect
 
+from sd_tpu.gallery.files import captions
 from sd_tpu.page.compare import COMPARABLE, comparable, comparison, read_comparison, suggested
 from sd_tpu.page.form import read, show
-from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import BLANK, read_png
 from sd_tpu.request import AnyModelCatalog, Request
 from sd_tpu.sampling.samplers import SAMPLERS

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+from sd_tpu.gallery import history as history_module
+from sd_tpu.gallery.files import Files
+from sd_tpu.gallery.history import History, HistoryError
+from sd_tpu.gallery.run import Backend
+from sd_tpu.gallery.runs import Runs
+from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.page import events
-from sd_tpu.pictures import history as history_module
-from sd_tpu.pictures.files import Files
-from sd_tpu.pictures.history import History, HistoryError
 from sd_tpu.pictures.images import read_png, to_png
-from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.job import Done, ImageReady
-from sd_tpu.serving.run import Studio
-from sd_tpu.serving.runs import Runs
 from tests.support.asking import following, make_request
 from tests.support.jobs import FakeJob
 from tests.support.pages import served
@@ -268,7 +268,7 @@ def test_a_deletion_leaves_equal_pictures_alone_and_the_card_has_its_own_again(t
 
     history, me = History(tmp_path / "history"), "0" * 32
     runs = Runs(
-        Studio(
+        Backend(
             SimpleNamespace(submit=submit), Files(tmp_path / "served", to_png), Inputs(), history
         )
     )
@@ -290,10 +290,10 @@ def test_a_deletion_leaves_equal_pictures_alone_and_the_card_has_its_own_again(t
     act("delete", older)
     assert card.picture.there
     act("delete", newer)
-    assert not list((tmp_path / "served").iterdir()) and not runs.studio.files.names
+    assert not list((tmp_path / "served").iterdir()) and not runs.backend.files.names
     act("restore")
     assert [Path(file).read_bytes() for file in (picture.png, picture.shown)] == before
-    assert runs.studio.files.names == {picture.png, picture.shown}, "or they are not served"
+    assert runs.backend.files.names == {picture.png, picture.shown}, "or they are not served"
     history.close()
 
 
@@ -447,7 +447,7 @@ def test_a_picture_of_the_history_begins_others_and_is_seen_beside_them(somebody
 def test_a_database_that_another_holds_delays_no_picture(page_engine, tmp_path, monkeypatch):
     monkeypatch.setattr(history_module, "BUSY_SECONDS", 3)
     kept = History(tmp_path / "history")
-    runs = Runs(Studio(page_engine, Files(tmp_path / "files", page_engine.to_png), Inputs(), kept))
+    runs = Runs(Backend(page_engine, Files(tmp_path / "files", page_engine.to_png), Inputs(), kept))
     run = runs.start(
         make_request(["one", "two", "three"], height=32, width=32, model="", steps=2),
         browser="b" * 32,

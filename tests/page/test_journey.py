@@ -7,15 +7,15 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
+from sd_tpu.gallery.files import Files
+from sd_tpu.gallery.run import Backend
+from sd_tpu.gallery.runs import Runs
+from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.links import write_link
 from sd_tpu.page.events import ActionRequest, Actions
 from sd_tpu.pictures import movie
-from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.images import read_png
-from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
-from sd_tpu.serving.run import Studio
-from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import Picture
 from sd_tpu.styles import Styles
 from tests.support.asking import following
@@ -113,7 +113,7 @@ def ask(page_engine, runs):
 @pytest.fixture
 def runs(page_engine, tmp_path):
     assert page_engine.ready.wait(300)
-    return Runs(Studio(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
+    return Runs(Backend(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
 
 
 def test_what_is_filled_in_and_is_not_here_is_told(runs):

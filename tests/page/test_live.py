@@ -11,13 +11,13 @@ from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from sd_tpu import settings
+from sd_tpu.gallery.files import PictureFile
+from sd_tpu.gallery.run import Backend
+from sd_tpu.gallery.runs import Runs
+from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.language import ENGLISH
-from sd_tpu.pictures.files import PictureFile
 from sd_tpu.pictures.images import read_png
-from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.serving.job import Cancelled, Done, ImageReady
-from sd_tpu.serving.run import Studio
-from sd_tpu.serving.runs import Runs
 from sd_tpu.settings import RequestError
 from tests.support.asking import following, make_request
 from tests.support.pages import served
@@ -111,7 +111,7 @@ ASKED = make_request(prompts=("a", "b", "c"), seed=3)
 def begun():
     """A run of three pictures, and its engine."""
     engine = Engine()
-    return Runs(Studio(engine, Files(), Inputs())).start(ASKED, browser="me"), engine
+    return Runs(Backend(engine, Files(), Inputs())).start(ASKED, browser="me"), engine
 
 
 def alone(run, index, prompt):
@@ -204,7 +204,7 @@ def test_what_was_there_stays_until_its_successor_comes_and_stop_gives_it_back()
     run, engine = begun()
     draw(engine.jobs[0])
     until(lambda: run.over)
-    again = Runs(Studio(engine, Files(), Inputs())).start(
+    again = Runs(Backend(engine, Files(), Inputs())).start(
         make_request(prompts=("x", "y", "", "z"), seed=30), former=run
     )
     assert [card.before and card.before.picture.png for card in in_state(again, "waiting")] == [

@@ -8,10 +8,10 @@ import pytest
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from sd_tpu.gallery.files import captions
 from sd_tpu.links import read_link, write_link
 from sd_tpu.page.events import Actions
 from sd_tpu.page.form import read, show
-from sd_tpu.pictures.files import captions
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.request import Request
 from sd_tpu.settings import MAX_PROMPT_LENGTH, Picture, RequestError

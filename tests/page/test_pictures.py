@@ -13,7 +13,7 @@ from gradio.route_utils import delete_files_created_by_app
 from PIL import Image
 from playwright.sync_api import expect
 
-from sd_tpu.pictures.files import Files
+from sd_tpu.gallery.files import Files
 from sd_tpu.pictures.images import read_png
 from sd_tpu.settings import MAX_SEED
 from tests.support.asking import make_request

@@ -12,13 +12,16 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from playwright.sync_api import expect
 
+from sd_tpu.gallery import run as run_module
+from sd_tpu.gallery.files import PictureFile
+from sd_tpu.gallery.history import HistoryError
+from sd_tpu.gallery.run import Backend, Run
+from sd_tpu.gallery.runs import Runs
+from sd_tpu.gallery.status import STARTING, queued
+from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.language import ENGLISH
 from sd_tpu.page.events import ActionRequest, Actions, RunStream
-from sd_tpu.pictures.files import PictureFile
-from sd_tpu.pictures.history import HistoryError
 from sd_tpu.pictures.images import read_png
-from sd_tpu.pictures.uploads import Inputs
-from sd_tpu.serving import run as run_module
 from sd_tpu.serving.job import (
     COMPILING,
     LOADING,
@@ -30,8 +33,6 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
-from sd_tpu.serving.run import STARTING, Run, Studio, queued
-from sd_tpu.serving.runs import Runs
 from sd_tpu.serving.scheduler import Busy
 from tests.support.asking import following, make_request
 from tests.support.jobs import FakeJob
@@ -474,7 +475,7 @@ def run_of(job, files=None, history=None, request=ASKED, **whose):
         return job
 
     engine = SimpleNamespace(submit=submit)
-    return Run(Studio(engine, files or NoRoom(), Inputs(), history), request, **whose)
+    return Run(Backend(engine, files or NoRoom(), Inputs(), history), request, **whose)
 
 
 def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):
@@ -627,7 +628,7 @@ def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
         return job
 
     history = FakeHistory()
-    runs = Runs(Studio(SimpleNamespace(submit=submit), disk, Inputs(), history))
+    runs = Runs(Backend(SimpleNamespace(submit=submit), disk, Inputs(), history))
     typing = runs.start(ASKED.only(0), browser="me", live=True)
     list(following(typing, "somebody"))
     typed = typing.cards[0].kept
@@ -646,16 +647,16 @@ def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_we
         job.request = request
         return job
 
-    studio = Studio(SimpleNamespace(submit=submit), disk, Inputs())
-    run = Runs(studio).start(ASKED, browser="me")
+    backend = Backend(SimpleNamespace(submit=submit), disk, Inputs())
+    run = Runs(backend).start(ASKED, browser="me")
     list(following(run, "somebody"))
     anew, other = (
         dataclasses.replace(ASKED.pictures[0], prompt=prompt) for prompt in ("anew", "other")
     )
-    studio.engine.submit = lambda request, **_: FakeJob()  # which does not get on
+    backend.engine.submit = lambda request, **_: FakeJob()  # which does not get on
     run.redraw(0, anew)
-    studio.engine.submit = submit
-    again = Runs(studio).start(ASKED.replaced(0, other), former=run, keep=[0, 1], browser="me")
+    backend.engine.submit = submit
+    again = Runs(backend).start(ASKED.replaced(0, other), former=run, keep=[0, 1], browser="me")
     list(following(again, "somebody"))
     assert [card.asked for card in again.cards[:2]] == [anew, ASKED.pictures[1]]
     assert again.count == 1
@@ -683,7 +684,7 @@ def test_whoever_comes_for_a_redraw_is_told_of_what_that_drew_alone(disk):
         job.request = request
         return job
 
-    run = Runs(Studio(SimpleNamespace(submit=submit), disk, Inputs())).start(ASKED, browser="me")
+    run = Runs(Backend(SimpleNamespace(submit=submit), disk, Inputs())).start(ASKED, browser="me")
     list(following(run, "somebody"))
     run.redraw(0, dataclasses.replace(ASKED.pictures[0], prompt="anew"))
     news = [
@@ -700,7 +701,7 @@ def test_a_stream_whose_place_another_has_taken_says_no_more(disk, monkeypatch):
         line="line", news="news", collection="collection", figures=range(8), size=(32, 32)
     )
     jobs = iter([FakeJob(), FakeJob(Cancelled())])
-    runs = Runs(Studio(SimpleNamespace(submit=lambda *_, **__: next(jobs)), disk, Inputs()))
+    runs = Runs(Backend(SimpleNamespace(submit=lambda *_, **__: next(jobs)), disk, Inputs()))
     first, second = (runs.start(ASKED, browser="me") for _ in range(2))
     reached, released = threading.Event(), threading.Event()
 

@@ -13,14 +13,14 @@ import httpx
 import numpy as np
 import pytest
 
+from sd_tpu.gallery import run as run_module
+from sd_tpu.gallery import runs as runs_module
+from sd_tpu.gallery.files import Files
+from sd_tpu.gallery.run import Backend, Run
+from sd_tpu.gallery.runs import Runs
+from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.page import build, close, launch, sessions
-from sd_tpu.pictures.files import Files
-from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
-from sd_tpu.serving import run as run_module
-from sd_tpu.serving import runs as runs_module
-from sd_tpu.serving.run import Run, Studio
-from sd_tpu.serving.runs import Runs
 from tests.support.asking import following, make_request
 from tests.support.visitor import LONG
 
@@ -216,7 +216,7 @@ def test_names_without_end_of_one_address_leave_others_their_runs(
     page_engine, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(runs_module, "MAX_KEPT", 4)
-    runs = Runs(Studio(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
+    runs = Runs(Backend(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
     request = make_request(["one"], height=32, width=32, model="", steps=1)
 
     def begin(browser: str, address: str) -> Run:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from sd_tpu.pictures import uploads
+from sd_tpu.gallery import uploads
+from sd_tpu.gallery.uploads import MAX_KEPT, OVERHEAD, SIDE, Inputs, painted
 from sd_tpu.pictures.inputs import Input
-from sd_tpu.pictures.uploads import MAX_KEPT, OVERHEAD, SIDE, Inputs, painted
 from tests.support.pages import PHOTO, hand_in, made_from, png, slide
 from tests.support.visitor import PATIENCE, box, figures, fill, make, more, says, setting, unfold
 

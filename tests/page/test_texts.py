@@ -11,12 +11,12 @@ from jinja2 import Environment
 from jinja2.ext import extract_from_ast
 
 import sd_tpu
+from sd_tpu.gallery.status import at_step, duration, ready
 from sd_tpu.language import ENGLISH, LANGUAGES, language_of
 from sd_tpu.page.layout import Translations
 from sd_tpu.page.theme import HEAD
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.run import at_step, duration, ready
 from sd_tpu.settings import SETTINGS, Picture, RequestError
 
 ROOT = Path(sd_tpu.__file__).parent

@@ -22,16 +22,16 @@ from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, SafetyCheckerConfig
 from sd_tpu.cli.drawing import ProgressLine, take_all
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.gallery.files import Files
+from sd_tpu.gallery.run import Backend
+from sd_tpu.gallery.runs import Runs
+from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.http import create_api
 from sd_tpu.http.access import Access
-from sd_tpu.pictures.files import Files
 from sd_tpu.pictures.images import blurred
-from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import BLURRED, ImageReady
-from sd_tpu.serving.run import Studio
-from sd_tpu.serving.runs import Runs
 from tests.support.asking import following
 from tests.support.serving import served
 
@@ -176,7 +176,7 @@ def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path,
     )
     asked = Request.check({"prompts": ["a cat"], "steps": 2}, engine.catalog)
     try:
-        run = Runs(Studio(engine, Files(tmp_path, engine.to_png), Inputs())).start(
+        run = Runs(Backend(engine, Files(tmp_path, engine.to_png), Inputs())).start(
             asked, browser="0" * 32
         )
         assert f"seed {asked.seed}. {BLURRED}" in [*following(run, "a tab")][-1].line.text

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from anyio.from_thread import start_blocking_portal
 
+from sd_tpu.gallery.run import Run, Snapshot
 from sd_tpu.request import Request
-from sd_tpu.serving.run import Run, Snapshot
 from sd_tpu.settings import Picture
 
 

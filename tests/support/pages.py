@@ -9,8 +9,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Page
 
+from sd_tpu.gallery.history import History
 from sd_tpu.page import build, close, launch
-from sd_tpu.pictures.history import History
 from sd_tpu.pictures.images import read_png, to_png
 from tests.support.asking import make_request
 from tests.support.visitor import figures

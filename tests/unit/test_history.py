@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sd_tpu.pictures import history as history_module
-from sd_tpu.pictures.history import DRAFT_SECONDS, History, HistoryEntry, HistoryError
+from sd_tpu.gallery import history as history_module
+from sd_tpu.gallery.history import DRAFT_SECONDS, History, HistoryEntry, HistoryError
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.request import Request
 from sd_tpu.settings import SETTINGS, Picture
@@ -253,8 +253,8 @@ def test_adding_prunes_from_time_to_time(tmp_path, monkeypatch):
 DYING = textwrap.dedent("""
     import os, signal, sqlite3, sys, threading, time
     import numpy as np
-    from sd_tpu.pictures import history as module
-    from sd_tpu.pictures.history import History
+    from sd_tpu.gallery import history as module
+    from sd_tpu.gallery.history import History
     from sd_tpu.pictures.images import to_png
     from sd_tpu.request import Request
     from sd_tpu.settings import Picture

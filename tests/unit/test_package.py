@@ -85,3 +85,10 @@ def test_the_diagram_of_rooms_is_what_the_code_imports():
 
 def test_translations_are_read_when_something_is_said():
     subprocess.run([sys.executable, "-c", UNREAD], check=True)
+
+
+def test_what_draws_knows_nothing_of_the_gallery_the_page_or_the_apis():
+    known = modules()
+    code = rooms({name: imports(file, known) for name, file in known.items()})
+    assert not reached("serving", code) & {"gallery", "page", "http", "cli", "pipelines"}
+    assert code["gallery"] >= {"serving"} and not code["gallery"] & {"page", "http", "cli"}

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from typing import Any
 
+from sd_tpu.gallery.run import BLANK, Backend, Run, Snapshot
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.run import BLANK, Run, Snapshot, Studio
 from sd_tpu.settings import Picture, RequestError
 
 MAX_KEPT = 256  # runs, for browsers that come back
@@ -20,9 +20,9 @@ KEEP_SECONDS = 24 * 3600  # how long its pictures' files are there
 class Runs:
     """The runs of everybody who shares an engine; each is private to who has its key."""
 
-    def __init__(self, studio: Studio):
-        """Start without runs; `studio` is shared by all."""
-        self.studio = studio
+    def __init__(self, backend: Backend):
+        """Start without runs; `backend` is shared by all."""
+        self.backend = backend
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, Run] = OrderedDict()  # by key, the latest begun or shown last
 
@@ -71,14 +71,14 @@ class Runs:
                 )
         if all(cards[index].picture for index in request.indices()):
             return None
-        return self._add(Run(self.studio, request, cards, **whose))
+        return self._add(Run(self.backend, request, cards, **whose))
 
     def gather(self, request: Request, browser: str, address: str) -> Run | None:
         """Return a finished run of the pictures that this browser has drawn of a request.
 
         Returns None if none of them is there any more, or the request cannot be served.
         """
-        catalog = self.studio.engine.catalog
+        catalog = self.backend.engine.catalog
         request = request.with_known_models(catalog.models())
         try:
             for index in request.indices():
@@ -88,7 +88,7 @@ class Runs:
 
         def drawn(picture: Picture) -> Picture | None:
             try:
-                return self.studio.engine.as_drawn(Request((picture,))).picture(0)
+                return self.backend.engine.as_drawn(Request((picture,))).picture(0)
             except RequestError:  # its style is no longer in the file, for one
                 return None
 
@@ -125,14 +125,14 @@ class Runs:
             else BLANK[index]
             for index in range(len(BLANK))
         ]
-        return self._add(Run(self.studio, request, cards, browser=browser, address=address))
+        return self._add(Run(self.backend, request, cards, browser=browser, address=address))
 
     def values_here(self, request: Request, browser: str) -> tuple[dict[str, Any], list[Sentence]]:
         """Return the values of any server's request as far as it can be made here.
 
         The sentences beside them say what is different here.
         """
-        catalog, said = self.studio.engine.catalog, []
+        catalog, said = self.backend.engine.catalog, []
         pictures = [*filter(None, request.pictures)]
         if missing := {picture.model for picture in pictures} - {"", *catalog.models()}:
             said.append(Sentence("It was drawn by {models}, which is not here.", models=[*missing]))
@@ -154,7 +154,7 @@ class Runs:
             )
         if any(picture.share for picture in pictures):
             said.append(Sentence("It lies on the way to another prompt or seed, which has no box."))
-        if request.inputs() - self.studio.inputs.of(browser).keys():
+        if request.inputs() - self.backend.inputs.of(browser).keys():
             request = request.without_inputs()
             said.append(Sentence("What it was made from is no longer on this server."))
         here, there = catalog.defaults(request.common.model), request.common
@@ -218,7 +218,7 @@ class Runs:
 
     def restore(self, browser: str) -> int:
         """Restore pictures by the history's `restore`, and the cards that had lost them."""
-        history = self.studio.history
+        history = self.backend.history
         if history is None:
             raise LookupError("nothing is kept")
         count = history.restore(browser)
@@ -229,7 +229,7 @@ class Runs:
                 file = history.picture(browser, card.kept)
                 with suppress(OSError):  # a full disk, say: then it is in the history alone
                     if file:
-                        self.studio.files.bring_back(card.picture, file)
+                        self.backend.files.bring_back(card.picture, file)
         return count
 
     def unsubscribe(self, session: str) -> None:

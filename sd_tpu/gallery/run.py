@@ -15,17 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from sd_tpu.pictures.files import Files, PictureFile
-from sd_tpu.pictures.history import History, HistoryError, new_name
+from sd_tpu.gallery.files import Files, PictureFile
+from sd_tpu.gallery.history import History, HistoryError, new_name
+from sd_tpu.gallery.status import STARTING, StatusLine, at_step, queued, ready
+from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.pictures.images import data_url
-from sd_tpu.pictures.uploads import Inputs
 from sd_tpu.request import Request
-from sd_tpu.sentence import Sentence, SentenceError
+from sd_tpu.sentence import Sentence
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.job import (
     BLURRED,
-    COMPILING,
-    WAITING,
     Cancelled,
     Done,
     Event,
@@ -35,7 +34,6 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
-from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, Picture
 
 log = logging.getLogger(__name__)
@@ -46,7 +44,7 @@ GRACE_SECONDS = 30  # that a browser's run goes on while nobody follows it: a re
 
 
 @dataclasses.dataclass(frozen=True)
-class Studio:
+class Backend:
     """The engine that draws, and the stores that pictures come from and go to."""
 
     engine: EngineClient
@@ -106,28 +104,6 @@ BLANK = tuple(map(Card, range(MAX_PROMPTS)))
 
 
 @dataclasses.dataclass(frozen=True)
-class StatusLine:
-    """The status of a run, translated for each subscriber.
-
-    Attributes:
-        text: the sentence.
-        kind: busy, over or wrong; idle where nothing was asked for.
-        share: of the work that is done.
-        aloud: whether a screen reader reads its end out.
-        single: whether only single pictures are drawn again.
-    """
-
-    text: str = Sentence("Ready")
-    kind: str = "idle"
-    share: float = 0.0
-    aloud: bool = True
-    single: bool = False
-
-
-STARTING = StatusLine(Sentence("Starting…"), "busy")
-
-
-@dataclasses.dataclass(frozen=True)
 class Snapshot:
     """A `version` of the run for a subscriber: changed cards, the line, and news to read aloud."""
 
@@ -183,7 +159,7 @@ class Run:
 
     def __init__(
         self,
-        studio: Studio,
+        backend: Backend,
         request: Request,
         cards: Sequence[Card] = BLANK,
         *,
@@ -196,7 +172,7 @@ class Run:
         """Draw the pictures of the request that are not finished on these cards.
 
         Args:
-            studio: the engine and the stores.
+            backend: the engine and the stores.
             request: for all pictures.
             cards: finished ones stay.
             browser: the name of the browser that asks, or "".
@@ -210,7 +186,7 @@ class Run:
         """
         self.key, self.begun = secrets.token_urlsafe(16), time.time()
         self.seed = request.seed if seed is None else seed  # of place 0, where seeds run on
-        self.browser, self._studio = browser, studio
+        self.browser, self._backend = browser, backend
         self._client, self.address = browser or program, address
         self._lock = threading.RLock()  # guards the rest
         self.request, self.cards, self.line = request, [*cards], STARTING
@@ -389,8 +365,8 @@ class Run:
         self._stop_timer.start()
 
     def _submit(self, request: Request, *, previews: bool = True) -> Job:
-        inputs = self._studio.inputs.of(self.browser, request.inputs())
-        return self._studio.engine.submit(
+        inputs = self._backend.inputs.of(self.browser, request.inputs())
+        return self._backend.engine.submit(
             request,
             previews=previews and bool(self.browser),
             inputs=inputs,
@@ -492,13 +468,13 @@ class Run:
                 }
             case ImageReady(index, pixels, unsafe) if task.journey is not None:
                 task.blurred |= unsafe
-                task.journey[index] = self._studio.files.add(
+                task.journey[index] = self._backend.files.add(
                     task.job.request, index, pixels, self.browser
                 )
             case ImageReady(index, pixels, unsafe) if index in task.indices:
                 task.blurred |= unsafe
-                picture = self._studio.files.add(task.job.request, index, pixels, self.browser)
-                history_name = new_name() if self._studio.history and self.browser else None
+                picture = self._backend.files.add(task.job.request, index, pixels, self.browser)
+                history_name = new_name() if self._backend.history and self.browser else None
                 return {
                     index: dict(state="done", picture=picture, live=task.live, kept=history_name)
                 }
@@ -509,7 +485,7 @@ class Run:
 
         It replaces the picture of the card `before` if that was drawn while somebody typed.
         """
-        history, owner = self._studio.history, self.browser
+        history, owner = self._backend.history, self.browser
         assert history is not None
 
         def done(failure: HistoryError | None) -> None:
@@ -558,9 +534,6 @@ class Run:
                 subscriber.wake()
 
 
-# --- sentences ------------------------------------------------------------------------------------
-
-
 def _status_after(task: Task, event: Event, seed: int) -> StatusLine:
     """Return the status of a task after this event, in a run whose index 0 has this seed."""
     match event:
@@ -588,65 +561,3 @@ def _status_after(task: Task, event: Event, seed: int) -> StatusLine:
         case Failed(message):
             return StatusLine(message, "wrong", task.line.share)
     return task.line
-
-
-def ready(numbers: list[int]) -> list[Sentence]:
-    """Return the news that the pictures with these numbers are finished, if there are any."""
-    if len(numbers) == 1:
-        return [Sentence("Picture {places} is ready.", places=numbers)]
-    return [Sentence("Pictures {places} are ready.", places=numbers)] if numbers else []
-
-
-def queued(position: int, reason: str, wait: float | None) -> str:
-    """Return what a run waits for, and how many seconds if that is known.
-
-    Number 1 is not mentioned: it may be the only one.
-    """
-    turn = STARTING.text
-    if position > 1:
-        turn = (
-            Sentence(
-                "Queued as number {position}, about {time} until it starts",
-                position=position,
-                time=duration(wait),
-            )
-            if wait
-            else Sentence("Queued as number {position}", position=position)
-        )
-    elif wait:
-        turn = Sentence("Starting in about {time}…", time=duration(wait))
-    if reason == WAITING:
-        return turn
-    what = (
-        Sentence("Compiling for the first time…")
-        if reason == COMPILING
-        else Sentence("Loading the model…")
-    )
-    return what if turn is STARTING.text else Sentence("{what} {turn}", what=what, turn=turn)
-
-
-def refusal(error: SentenceError) -> Sentence:
-    """Return why a request is not served, and when there is room for it if that is all."""
-    if isinstance(error, Busy):
-        return Sentence(
-            "{reason} There should be room in about {time}.",
-            reason=error.sentence,
-            time=duration(error.retry_after),
-        )
-    return error.sentence
-
-
-def duration(seconds: float) -> Sentence:
-    """Round an estimated time."""
-    if seconds < 90:
-        return Sentence("{count} s", count=max(1, round(seconds)))
-    return Sentence("{count} min", count=round(seconds / 60))
-
-
-def at_step(step: int, steps: int, left: float | None) -> Sentence:
-    """Return how far a run is, and how many seconds are left if that is known."""
-    if left is None or step >= steps:
-        return Sentence("Step {step} of {steps}", step=step, steps=steps)
-    return Sentence(
-        "Step {step} of {steps}, about {time} left", step=step, steps=steps, time=duration(left)
-    )
