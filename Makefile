@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: app check test test-all docs train
+.PHONY: app check test test-all script docs train
 
 app: $(VENV)/.run
 	@trap : INT; $(BIN)/python app.py $(ARGS) || [ $$? = 130 ]  # Ctrl+C is no error
@@ -12,6 +12,10 @@ app: $(VENV)/.run
 # A worker takes tests of the other's when it has none left: what they share is made once for each.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/ty check
+
+# Node.js comes with the packages of requirements-dev.txt.
+TOOLS := node_modules/.package-lock.json
+script: export PATH := $(CURDIR)/$(BIN):$(CURDIR)/node_modules/.bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # or each process would compile all that it imports
 
@@ -30,6 +34,10 @@ test-all: test
 chromium:
 	@command -v chromium-headless-shell >/dev/null || \
 		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium-headless-shell; }
+
+# The page's script from its modules; what it writes is committed.
+script: $(TOOLS)
+	node sd_tpu/page/script/build.mjs
 
 # The documentation as a site, in site/; a dead link fails.
 docs: $(VENV)/.docs
@@ -58,6 +66,10 @@ $(VENV)/.run: requirements.txt | $(BIN)/python
 $(VENV)/.dev: requirements.txt requirements-dev.txt requirements-docs.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	touch $@ $(VENV)/.run
+
+$(TOOLS): package-lock.json | $(VENV)/.dev
+	npm ci --loglevel error --no-progress
+	touch $@
 
 $(VENV)/.docs: requirements-docs.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -r requirements-docs.txt

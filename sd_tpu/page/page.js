@@ -1,1451 +1,201 @@
-// What the page does in the browser: it knows what is filled in, keeps it, takes it back, and asks
-// the server. `window.sdTpu` is what Gradio calls, and what tests wait for.
-
-(() => {
-"use strict";
-
-const $ = (selector, within = document) => within.querySelector(selector);
-const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
-const make = (tag, given) => Object.assign(document.createElement(tag), given);
-
-// Storage that a browser may refuse.
-const kept = {
-    get(where, key) {
-        try {
-            return JSON.parse(where().getItem(key));
-        } catch { return null; }
-    },
-    set(where, key, value) {
-        try {
-            where().setItem(key, JSON.stringify(value));
-        } catch {}
-    },
-};
-const local = () => localStorage, session = () => sessionStorage;
-
-// Gradio takes the browser's first language, or English; the page is in the first that it speaks,
-// or in the one that was chosen.
-const texts = window.gradio_config?.i18n_translations ?? {};
-const language = [kept.get(local, "sd_tpu language"), ...navigator.languages]
-    .map((tag) => tag?.toLowerCase().split("-")[0]).find((tag) => tag in texts) ?? "en";
-
-// Facts about settings from the server: how many boxes there are, after which number seeds begin again,
-// the two that are chosen as one size, those whose choices are the server's, and which settings say
-// how a picture that is handed in is used.
-const { boxes: BOXES, seeds: SEEDS, sides: SIDES, offered: OFFERED, uses: USES } =
-    window.sdTpuSettings;
-
-let answer, stream, upload;  // how the server is asked: for an answer, for a run, to take a file
-let browser = null;  // this browser's name, once the page has arrived
-let own = Array.from({ length: BOXES }, () => ({}));  // of each box its own settings
-let keep = Array(BOXES).fill(false);  // whether each card is kept
-let ownPlace = 0;  // the box whose settings the panel shows
-let filling = false;  // whether it is not a person who fills something in
-let touched = false;  // whether a person has, since something was said to be wrong
-let past = [], future = [];  // what was replaced, and what was taken back; the latest last
-let atPast = false;  // whether the focus is, or was at last, at one of the buttons for that
-const gallery = { run: null, seed: null, version: 0 };  // what is shown, as far as it is known
-let turn = Promise.resolve();  // when the next may begin that takes the place of what is shown
-let goesOn = [];  // what of the line is said of a run, whatever else is said there
-const pending = new Map();  // runs asked for that have no name yet: whether each is to be stopped
-let travels = false;  // whether a journey is drawn that is to be shown
-let samples = 1;  // which set comes next; the first is in the boxes from the start
-let looks = 0, looking, opening = false;
-let wasBusy = false;  // whether the line said so at last
-const album = { pages: 1, favourites: false, words: "" };  // what of the history is shown
-let known = [], learnt = -Infinity;  // what prompts can say here, and since when that is known
-let offered = [], chosen = -1;  // what would complete a prompt: where it begins, and the text
-let offeredAt;  // where the cursor was in which text then
-const bookmarks = () => kept.get(local, "sd_tpu favourites") ?? [];
-const earlier = () => kept.get(local, "sd_tpu prompts") ?? [];
-const EARLIER = 100;  // prompts that are remembered
-const KNOWN = 60_000;  // ms for which it is
-const PAST = 20;  // kept of each
-const LOOK = 150;  // ms after which the server is asked what is to be said of what is filled in
-const FRAME = 20;  // ms after which what has been said is painted
-const PAUSE = 500;  // ms without a key after which somebody has stopped typing
-const pauses = [];  // which have begun, by the box's place
-
-const boxes = () => $$(".prompt textarea");
-const seedBox = () => $("#seed input");
-const commons = () => $$("#settings-panel [name]");
-const ownFold = (place) => $(`.below .fold[data-place="${place}"]`);
-const sampleSets = () => JSON.parse($("[data-samples]").dataset.samples);
-const title = () => $("header[lang]").dataset.title;
-
-let connected;
-const connecting = new Promise((resolve) => { connected = resolve; });
-
-window.sdTpu = {
-    connect(ask, follow, send) {
-        [answer, stream, upload] = [ask, follow, send];
-        connected();
-    },
-    // When all is there: what was filled in last, or what a link brings.
-    async arrive() {
-        await connecting;
-        speak();
-        const stored = kept.get(local, `sd_tpu/${title()}`);
-        browser = stored?.browser ?? newName();
-        [past, future] = readPast();
-        if (stored?.live) $("#live input").checked = true;
-        fill(stored?.form ?? {});
-        this.arrived = true;
-        markInert();
-        showPast();
-        // Gradio changes what is there, or makes it anew.
-        const any = { subtree: true, childList: true, attributeFilter: ["data-at"] };
-        new MutationObserver(lineChanged).observe($("#line"), any);
-        new MutationObserver(cardsChanged).observe($("#cards"), { ...any, attributeFilter: [
-            "class"] });
-        begin(asking("show"), kept.get(session, "sd_tpu busy") !== true);
-        if (location.hash.length > 1) await openLink();
-    },
-};
-
-// Puts what Gradio has shown in another language right, from what the page has brought along.
-function speak() {
-    const said = (text) => String(text).replace(/__i18n__{[^}]*"key": ?"([^"]*)"}/,
-        (_, key) => texts[language][key]);
-    const here = Object.keys(texts).find((tag) => $("header[lang]").lang.split("-")[0] === tag);
-    if (here === language) return;
-    for (const { type, props } of window.gradio_config.components) {
-        const element = props.elem_id && document.getElementById(props.elem_id);
-        if (!element || !/__i18n__/.test(JSON.stringify(props))) continue;
-        if (type === "html") $(".html-container > *", element).innerHTML = said(props.value);
-        if (type !== "textbox") continue;
-        $("textarea", element).placeholder = said(props.placeholder);
-        $("[data-testid=block-info]", element).textContent = said(props.label);
-    }
-}
-
-// A name for this browser that nobody can guess: its runs are found by it.
-function newName() {
-    return Array.from(crypto.getRandomValues(new Uint8Array(16)),
-        (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
-// Until what was saved is there, what is typed would be lost, and what is made would be nobody's.
-function markInert() {
-    for (const part of $$("#tools, #cards, #bar")) part.inert = !window.sdTpu.arrived;
-}
-
-const begun = new MutationObserver(() => {
-    if (window.sdTpu.arrived) begun.disconnect();
-    else markInert();
-});
-begun.observe(document, { subtree: true, childList: true });
-
-// Gradio tells the document's language by the browser's; the heading says which the page speaks.
-new MutationObserver(() => {
-    const heading = $("header[lang]"), root = document.documentElement;
-    if (!heading || heading.lang === root.lang && heading.dir === root.dir) return;
-    Object.assign(root, { lang: heading.lang, dir: heading.dir });
-}).observe(document, { subtree: true, childList: true, attributeFilter: ["lang"] });
-
-// --- what is filled in --------------------------------------------------------------------------
-
-function form() {
-    return { prompts: boxes().map((box) => box.value), seed: seedBox().value,
-        settings: Object.fromEntries(commons().map((field) => [field.name, field.value])),
-        own: own.map((box) => ({ ...box })), keep: [...keep] };
-}
-
-// Fills in what of a form is given.
-function fill({ prompts, seed, settings = {}, sizes, own: owns, keep: marks }) {
-    filling = true;
-    try {
-        if (prompts) boxes().forEach((box, place) => write(box, prompts[place] ?? ""));
-        if (seed !== undefined) seedBox().value = seed;
-        if (sizes) offerNames("size", sizes, 3);
-        for (const [name, value] of Object.entries(settings)) {
-            const field = $(`#settings-panel [name="${CSS.escape(name)}"]`);
-            if (field) choose(field, value);
-            offerPer();
-        }
-        if (owns) own = Array.from({ length: BOXES }, (_, place) => ({ ...owns[place] }));
-        if (marks) keep = Array.from({ length: BOXES }, (_, place) => marks[place] === true);
-    } finally {
-        filling = false;
-    }
-    showOwn();
-    changed();
-}
-
-// Sizes of a model, or models: for all boxes, for one, and to be compared.
-function offerNames(name, values, ticked) {
-    const all = $(`#all-${name}`), own = $(`#own-${name}`);
-    const options = () => values.map((each) => new Option(each, each));
-    all.replaceChildren(...options());
-    own.replaceChildren(own.options[0], ...options());
-    all.dataset.options = own.dataset.options = values.length;
-    const list = $(`#compare-panel [data-what=${name}]`);
-    const tick = $("label", list);
-    list.dataset.options = values.length;
-    tick.parentElement.replaceChildren(...values.map((each, place) => {
-        const label = tick.cloneNode(true);
-        Object.assign($("input", label), { value: each, checked: place < ticked });
-        label.lastChild.data = each;
-        return label;
-    }));
-}
-
-// Gradio's boxes learn of it like of a key.
-function write(box, text) {
-    if (box.value === text) return;
-    box.value = text;
-    box.dispatchEvent(new Event("input", { bubbles: true }));
-}
-
-function choose(field, value) {
-    if (field.type === undefined || typeof value !== "string") return;
-    const there = field.options && [...field.options].some((option) => option.value === value);
-    if (field.options && !there) {
-        if (!OFFERED.includes(field.name)) return;  // what another page offered
-        field.add(new Option(value, value));
-        field.dataset.options = field.options.length;  // else it may be hidden, as no choice
-    }
-    field.value = value;
-}
-
-// Some choices go only with some of another setting.
-function offerPer(chosen) {
-    for (const field of $$("#settings-panel [data-per]")) {
-        const { of, allowed } = JSON.parse(field.dataset.per);
-        const here = ["", ...allowed[$(`#settings-panel [name=${of}]`).value] ?? []];
-        for (const option of field.options) {
-            option.hidden = option.disabled = !here.includes(option.value);
-        }
-        if (chosen === of || !here.includes(field.value)) field.value = "";
-    }
-}
-
-// The seed that is filled in, if it is one; without it a new one is drawn.
-function fixedSeed() {
-    const { value } = seedBox();
-    return value.trim() !== "" && Number(value) >= 0 ? Number(value) : null;
-}
-
-// The panel of a box's own settings: in its empty fields stands what is taken instead.
-function showOwn() {
-    for (const field of $$("#own-panel [name]")) {
-        field.value = "";
-        choose(field, own[ownPlace][field.name] ?? "");
-        const common = $(`#settings-panel [name=${field.name}]`), seed = fixedSeed();
-        if (common) field.placeholder = common.value || common.placeholder || "";
-        else if (field.name === "seed") {
-            field.placeholder = seed === null ? seedBox().placeholder : seed + ownPlace;
-        }
-    }
-    for (const slider of $$("#own-panel [type=range]")) {
-        const number = slider.previousElementSibling;
-        slider.value = number.value || number.placeholder;
-    }
-    showInputs();
-    showUses();
-}
-
-// After anything that is filled in has become different.
-function changed() {
-    for (const slider of $$("#settings-panel [type=range]")) {
-        slider.value = slider.previousElementSibling.value;
-    }
-    showPressed();
-    showInputs();
-    cardsChanged();
-    if (!browser) return;
-    const live = $("#live input").checked || wanted;
-    kept.set(local, `sd_tpu/${title()}`, { browser, live, form: form() });
-    last = form();
-    showPast();
-    lookSoon();
-}
-
-function lookSoon() {
-    clearTimeout(looking);
-    looking = setTimeout(look, LOOK);
-}
-
-let last = null;  // what was filled in before the latest change
-let wanted = false;  // whether Live is to come back as soon as it is possible
-let fresh = true;  // whether the models are still to be asked for: the page lists only the first
-
-// What the server says of it: words too many or unknown, what is a box's own, what is wrong.
-async function look(open = false) {
-    const number = ++looks;
-    opening = opening || open;
-    const told = await ask("look", { fresh });
-    if (number !== looks) return;
-    if (!told.told_of) {  // no answer came, or a refusal that has been said
-        if (fresh && !told.told) looking = setTimeout(look, PATIENCE);
-        return;
-    }
-    fresh = false;
-    showOffered(told);
-    Object.assign(inputs, told.inputs);
-    showInputs();
-    const show = (element, html) => {
-        if (element.innerHTML !== html) element.innerHTML = html;
-    };
-    $$(".below .told").forEach((element, place) => show(element, told.told_of[place] ?? ""));
-    $$(".below .own").forEach((element, place) => show(element, told.own[place]));
-    show($(".faster"), told.faster);
-    const live = $("#live input");
-    wanted = wanted || live.checked && told.slow !== "";
-    // Not `disabled`: whoever comes to it by keyboard is to learn why it is off.
-    Object.assign(live, { ariaDisabled: String(told.slow !== ""),
-        checked: told.slow === "" && (live.checked || wanted) });
-    if (told.slow === "") wanted = false;
-    $("#live .note").textContent = told.slow;
-    if ($("#line .wrong") && touched && !told.wrong) takeBack(told.line);
-    blame(told.culprit, opening);
-    opening = false;
-}
-
-// Which models there are by now, and what the one that is filled in has of its own.
-function showOffered({ presets, sizes, models }) {
-    const renew = (name, ...others) => {
-        const { value } = $(`#all-${name}`);
-        offerNames(name, ...others);
-        choose($(`#all-${name}`), value);
-        choose($(`#own-${name}`), own[ownPlace][name] ?? "");
-    };
-    if (models?.length > 1) renew("model", models, BOXES);
-    if (!sizes) return;  // nothing is known of a model that cannot be read
-    const before = [...$("#all-size").options].map(({ value }) => value);
-    if (!sizes.every((each) => before.includes(each)) || before.length > sizes.length + 1) {
-        renew("size", sizes, 3);
-    }
-    presets.forEach((steps, place) => { $$("#presets button")[place].dataset.steps = steps; });
-    showPressed();
-}
-
-function showPressed() {
-    const steps = $("#settings-panel [name=steps]").value;
-    for (const button of $$("#presets button")) {
-        button.setAttribute("aria-pressed", button.dataset.steps === steps);
-    }
-}
-
-// Marks the field that something is wrong with, and shows it.
-function blame(culprit, open) {
-    for (const field of $$("[aria-invalid]")) field.removeAttribute("aria-invalid");
-    const { setting, index } = culprit ?? {};
-    if (!setting) return;
-    const inOwn = index !== null && setting !== "prompt";
-    const field = setting === "prompt" ? boxes()[index ?? 0]
-        : setting === "seed" && !inOwn ? seedBox()
-        : $(`${inOwn ? "#own-panel" : "#settings-panel"} [name=${
-            SIDES.includes(setting) ? "size" : setting}]`);
-    const panel = field?.closest(".panel");
-    if (open && panel) {
-        unfold(inOwn ? ownFold(index) : $(`[aria-controls=${panel.id}]`));
-        field.closest("details")?.toggleAttribute("open", true);
-    }
-    if (!inOwn || ownPlace === index) field?.setAttribute("aria-invalid", "true");
-    if (open) field?.focus();
-}
-
-// --- asking -------------------------------------------------------------------------------------
-
-function asking(action, more) {
-    return { do: action, lang: $("header[lang]").lang, browser, run: gallery.run, form: form(),
-        ...more };
-}
-
-// What is answered at once; nothing, where the server is gone.
-async function ask(action, more = {}) {
-    try {
-        const asked = asking(action, more), told = await answer(asked);
-        // By now another model may have been chosen.
-        if (action === "model" && more.model !== $("#settings-panel [name=model]").value) return {};
-        if (told.form) {
-            if (action === "model") Object.assign(told.form.settings, changedSince(asked));
-            else remember();
-            fill(told.form);
-            if (told.run) begin(asking("show", { shown: told.run }), true);
-        }
-        if (told.told) tell(told.told, told.kind ?? "idle", true);
-        if (told.news) news(told.news);
-        if (told.file) link(told.file).click();
-        return told;
-    } catch {
-        return {};
-    }
-}
-
-// The settings that have been changed since something was asked for.
-function changedSince({ form: { settings } }) {
-    return Object.fromEntries(Object.entries(form().settings).filter(
-        ([name, value]) => value !== settings[name]));
-}
-
-// Asks for a run, one after the other, and shows it; how it ended `before` is old news.
-function begin(asked, before = false) {
-    const begun = turn.then(async () => {
-        const told = await ask(asked.do, { ...asked, run: gallery.run });
-        if (told.kind === "wrong") refused();
-        if (told.filled) {
-            if (!isShown(asked)) remember();  // meanwhile somebody has typed on
-            fill(told.filled);
-        }
-        if (!told.run) return told;
-        if (told.run !== gallery.run) gallery.version = 0;
-        Object.assign(gallery, { run: told.run, seed: told.seed });
-        stream(asking("watch", { seen: gallery.version, before }));
-        return told;
-    });
-    turn = begun.catch(() => {});  // what failed keeps nobody from trying again
-    return begun;
-}
-
-// Unfinished pictures would look like an answer to what was refused.
-function refused() {
-    for (const figure of $$("#cards figure.stopped")) {
-        figure.className = "blank";
-        $("div", figure).replaceChildren(make("span", { className: "number",
-            textContent: Number(figure.dataset.place) + 1 }));
-        $("figcaption", figure).replaceChildren();
-    }
-    look(true);
-}
-
-function link(file) {
-    return make("a", { href: file, download: "" });
-}
-
-// Says something before, or in place of, the server.
-function tell(text, kind, aloud = false) {
-    const line = $("#line p");
-    const busy = kind === "busy" ? [] : goesOn;
-    if (kind === "busy") $("#line progress").value = 0;
-    line.textContent = text;
-    line.className = [kind, ...busy].join(" ");  // what goes on goes on
-    delete line.dataset.at;
-    if (kind === "wrong") touched = false;
-    if (aloud) news(text);
-}
-
-// What was wrong is right now. The elements stay: Gradio takes away only those it has put there.
-function takeBack(html) {
-    const before = make("template", { innerHTML: html }).content;
-    const [line, { textContent, className, dataset }] = [$("#line p"), $("p", before)];
-    Object.assign(line, { textContent, className });
-    $("#line progress").value = $("progress", before).value;
-    line.dataset.at = dataset.at;
-}
-
-function news(text) {
-    $("#news [role=status]").textContent = text;
-}
-
-// --- runs ---------------------------------------------------------------------------------------
-
-// Whether there is a picture to keep: it may have gone, with the server for one.
-function isKept(place) {
-    const there = "figure:not(.blank, .example, .stopped) img";
-    return keep[place] && $(there, $$("#cards > .card")[place]) !== null;
-}
-
-// Draws what is filled in, or something made of it; what it takes the place of shows it at once.
-async function draw(action, more) {
-    if (action === "generate" && $("#generate").disabled) return;
-    if (action !== "generate") remember(form(), action === "larger");
-    const asked = announced(asking(action, more));
-    if (offered.length) offer(written, []);
-    $$("#cards figure").forEach((figure, place) => figure.classList.toggle("asked",
-        action === "larger" ? place === more.place
-            : (action === "compare" || !isKept(place)) && (action !== "generate"
-                || boxes()[place].value.trim() !== "" || $(".such", figure.closest(".card")))));
-    // What is said is seen first: storage and Gradio take their time.
-    await new Promise((resolve) => { setTimeout(resolve, FRAME); });
-    const filled = asked.form.prompts.map((text) => text.trim()).filter(Boolean);
-    kept.set(local, "sd_tpu prompts", [...new Set([...filled, ...earlier()])].slice(0, EARLIER));
-    changed();
-    if (!await attempt(asked)) return;
-    keep = keep.map((_, place) => isKept(place));  // what comes where nothing was is not
-    changed();
-}
-
-// What is asked for with this, which is said at once and can be stopped from now on.
-function announced(asked) {
-    pending.set(asked, false);
-    tell($("#generate").dataset.starting, "busy");
-    return asked;
-}
-
-// Whether a run has begun; the line says why if it has not. It can be stopped before it is known.
-async function attempt(asked) {
-    let began = false;
-    try {
-        const { run, told } = await begin(asked), stopped = pending.get(asked);
-        if (!run && !told) tell($("#generate").dataset.failed, "wrong", true);
-        // Until the line is the run's own it may say how another goes, beside which more can begin.
-        if (run && $("#line p").dataset.run !== run) tell($("#generate").dataset.starting, "busy");
-        if (stopped) ask("stop");
-        began = Boolean(run) && !stopped;
-    } finally {
-        pending.delete(asked);
-        if (!began) settle();
-        showGo();
-        showPast();
-    }
-    return began;
-}
-
-// What was asked for shows so no longer.
-function settle() {
-    if (pending.size) return;
-    for (const figure of $$("figure.asked")) figure.classList.remove("asked");
-}
-
-function stop() {
-    travels = false;
-    if (!pending.size) ask("stop");
-    for (const asked of pending.keys()) pending.set(asked, true);
-}
-
-// What of the two can be pressed; it takes the focus if the other had it.
-function showGo() {
-    const line = $("#line p").classList, busy = line.contains("busy");
-    const focused = document.activeElement;
-    $("#stop").disabled = !busy && !pending.size;
-    $("#generate").disabled = busy && !line.contains("single") || pending.size > 0;
-    if (focused?.disabled && focused.closest("#go")) $("#go button:enabled").focus();
-}
-
-function lineChanged() {
-    const line = $("#line p");
-    if (!line) return;
-    const busy = line.classList.contains("busy"), own = line.dataset.at === undefined;
-    showGo();
-    kept.set(session, "sd_tpu busy", busy);
-    const share = Math.round(100 * ($("#line progress")?.value ?? 0));
-    document.title = busy && share ? `${share} % · ${title()}` : `${title()} · sd_tpu`;
-    if (own) {
-        wasBusy ||= busy;  // a quick run is over by the time that the server tells of it
-        return;
-    }
-    goesOn = ["busy", "single"].filter((each) => line.classList.contains(each));
-    if (line.dataset.run === gallery.run) gallery.version = Number(line.dataset.version);
-    settle();
-    if (!busy) showPast();
-    if (wasBusy && !busy) {
-        showHistory();
-        if (travels && line.classList.contains("over")) {
-            showJourney().then((view) => { if (view) $("#journey").showModal(); });
-        }
-        travels = false;
-    }
-    wasBusy = busy;
-    if (line.classList.contains("wrong")) {  // what was asked for has failed
-        touched = false;
-        look(true);
-    }
-}
-
-function cardsChanged() {
-    const marked = bookmarks();
-    for (const [place, card] of $$("#cards > .card").entries()) {
-        const here = boxes()[place].value.trim(), drawn = $(".words", card)?.textContent;
-        card.classList.toggle("kept", isKept(place));
-        $("[data-do=keep]", card)?.setAttribute("aria-pressed", keep[place]);
-        $("[data-do=bookmark]", card).setAttribute("aria-pressed", marked.includes(here));
-        // Of another prompt than is there now a picture says so, and an example nothing.
-        $("figure", card).classList.toggle("other", drawn !== undefined && drawn !== here);
-    }
-    showUses();
-}
-
-// What the picture of the box can be used as, if it has one.
-function showUses() {
-    const uses = $("#own-panel .uses");
-    if (uses) uses.hidden = !$(`[data-do=begin][data-place="${ownPlace}"]`);
-}
-
-// --- what can be taken back ---------------------------------------------------------------------
-
-// It belongs to this tab, which may be loaded again, and to this model: what was filled in, and
-// the run whose pictures were there.
-function keepPast(before, after = future) {
-    [past, future] = [before.slice(-PAST), after.slice(-PAST)];
-    kept.set(session, `sd_tpu past ${title()}`, [past, future]);
-}
-
-function readPast() {
-    const all = kept.get(session, `sd_tpu past ${title()}`);
-    return [0, 1].map((part) => Array.isArray(all?.[part])
-        ? all[part].filter((each) => each?.form?.prompts) : []);
-}
-
-function isShown({ form: fields, run: there, drawn }) {
-    return JSON.stringify(fields) === JSON.stringify(form()) && !(drawn && there !== gallery.run);
-}
-
-function showPast() {
-    if (!window.sdTpu.arrived) return;
-    const buttons = [$("#undo"), $("#redo")], nowhere = document.body;
-    if (document.activeElement !== nowhere) atPast = buttons.includes(document.activeElement);
-    // A run that is about to be shown fills the boxes itself.
-    buttons[0].disabled = pending.size > 0 || past.every(isShown);
-    buttons[1].disabled = pending.size > 0 || future.every(isShown);
-    // A button that is disabled loses the focus, in some browsers at once; the other takes it.
-    const lost = document.activeElement === nowhere || document.activeElement.disabled;
-    if (atPast && lost) buttons.find((button) => !button.disabled)?.focus();
-}
-
-// Before something takes the place of what is filled in, or only of what is drawn; if it then does
-// not, it costs nothing.
-function remember(fields = form(), drawn = false) {
-    const before = past.length && isShown(past.at(-1)) ? past.slice(0, -1) : past;
-    keepPast([...before, { form: fields, run: gallery.run, drawn }]);
-}
-
-function step(back) {
-    const from = back ? past : future, other = back ? future : past;
-    const last = from.findLastIndex((each) => !isShown(each));
-    if (last < 0) return;
-    const there = from[last];
-    const shown = { form: form(), run: gallery.run, drawn: there.drawn };
-    if (back) keepPast(from.slice(0, last), [...other, shown]);
-    else keepPast([...other, shown], from.slice(0, last));
-    touched = true;  // what was wrong may not be any more
-    fill(there.form);
-    news($("#undo").dataset.undone);
-    if (there.run && there.run !== gallery.run) begin(asking("show", { shown: there.run }));
-}
-
-// --- drawing while somebody types ---------------------------------------------------------------
-
-function typed(place) {
-    const live = $("#live input");
-    clearTimeout(pauses[place]);
-    if (live.checked) pauses[place] = setTimeout(redraw, PAUSE, place);
-}
-
-function typedAll() {
-    boxes().forEach((box, place) => {
-        if (box.value.trim()) typed(place);
-    });
-}
-
-function redraw(place) {
-    if (isKept(place)) return;  // also since the last key
-    if (pending.size) return typed(place);  // which may fill the box with something else
-    keep[place] = false;
-    begin(asking("live", { place }));
-    // It may be at the window's end; but what is typed in comes first.
-    for (const seen of [`#cards [data-place="${place}"]`, ":focus"]) {
-        $(seen)?.scrollIntoView({ block: "nearest" });
-    }
-}
-
-// Not by Gradio's own events: of what is pasted, dictated or put together they know nothing.
-document.addEventListener("input", ({ target, inputType = "" }) => {
-    if (filling || !window.sdTpu.arrived) return;
-    touched = true;
-    if (target.closest("#viewer")) target.parentElement.style.setProperty("--at", `${target.value}%`);
-    if (target.closest("dialog")) return;
-    if (target.type === "file") {
-        const [file] = target.files, field = target.closest(".upload");
-        if (field) handIn(file, placeOf(field), $("[name]", field).name);
-        else read(file);
-        target.value = "";
-        return;
-    }
-    if (target.type === "range") {
-        target = target.previousElementSibling;
-        target.value = target.nextElementSibling.value;
-    }
-    const place = boxes().indexOf(target);
-    if (target.closest("#own-panel")) {
-        if (target.value === "") delete own[ownPlace][target.name];
-        else own[ownPlace][target.name] = target.value;
-        typed(ownPlace);
-    } else if (target.name === "model" && target.closest("#settings-panel")) {
-        remember(last);
-        learnt = -Infinity;
-        ask("model", { model: target.value });
-    } else if (target.name === "what") {
-        compareWhat(target);
-    } else if (target.type === "search") {
-        search(target.value);
-    } else if (target.id === "language") {
-        kept.set(local, "sd_tpu language", target.value);
-        location.reload();
-    }
-    if (place >= 0) typed(place);
-    // By keys, not by what is pasted or still put together.
-    if (place >= 0 && /^(insertText|delete)/.test(inputType)) suggest(target);
-    if (target.closest("#settings-panel .handed")) typedAll();
-    if (target.closest("#settings-panel")) offerPer(target.name);
-    changed();
-});
-
-// --- keys ---------------------------------------------------------------------------------------
-
-document.addEventListener("keydown", (event) => {
-    if ($("#painter[open], #journey[open], .menu:popover-open")) return;
-    if ($("#viewer")?.open) {
-        const forth = document.documentElement.dir === "rtl" ? -1 : 1;
-        const steps = { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 };
-        if (event.key in steps && event.target.type !== "range") leaf(steps[event.key]);
-    } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-        if (window.sdTpu.arrived) draw("generate");
-    } else if (event.target === written && !event.isComposing && stillOffered()
-        && complete(event.key)) {
-        event.preventDefault();
-    } else if (event.key === "Escape" && !event.isComposing) {
-        // What is open is closed first; in what is written in it means nothing more.
-        if (!fold() && !event.target.closest("input, textarea, select")) stop();
-    }
-});
-
-// --- what is clicked ----------------------------------------------------------------------------
-
-const ACTIONS = {
-    generate: () => draw("generate"),
-    stop,
-    redraw: ({ place }) => begin(asking("redraw", { place: Number(place) })),
-    vary: ({ place }) => draw("vary", { place: Number(place) }),
-    larger: ({ place }) => draw("larger", { place: Number(place) }),
-    keep({ place }) {
-        keep[place] = !keep[place];
-        changed();
-    },
-    star: ({ id }, button) => inHistory(
-        { act: "favourite", id, to: String(button.ariaPressed !== "true") }),
-    journey: ({ place }) => plan(Number(place)),
-    async travel() {
-        const [place, to, count] = $$("#journey select").map(({ value }) => value);
-        $("#journey").close();
-        travels = await attempt(announced(asking("journey", { place: Number(place),
-            to: to === "" ? null : Number(to), count: Number(count) })));
-    },
-    movie: ({ kind }) => ask("movie", { kind }),
-    begin({ place }) {
-        const uses = $("#own-panel .uses");
-        if (uses) unfold(ownFold(place), uses);
-        else ACTIONS.use_as({ place, name: "init_image" });
-    },
-    use_as({ place = ownPlace, name }) {
-        takeAs(name, { place: Number(place) }, Number(place)).then((taken) => {
-            if (taken) unfold(ownFold(place), opened("own", name));
-        });
-    },
-    for_all(_, button) {
-        const there = own[ownPlace];
-        const names = $$("[name]", button.closest(".handed")).map(({ name }) => name);
-        const given = names.filter((name) => there[name]).map((name) => [name, there[name].trim()]);
-        replace({ settings: Object.fromEntries(given), own: own.map((box) => Object.fromEntries(
-            Object.entries(box).filter(([name]) => !names.includes(name)))) });
-        typedAll();
-    },
-    take_away: (_, button) => put(placeOf(button), $("[name]", button.closest(".upload")).name, ""),
-    paint: (_, button) => paint(placeOf(button)),
-    unpaint() {
-        strokes.pop();
-        showStrokes();
-    },
-    invert() {
-        inverted = !inverted;
-        showStrokes();
-    },
-    painted: handInMask,
-    again({ place }) {
-        ask("again", { place: Number(place) }).then(() => $("#generate").focus());
-    },
-    compare() {
-        const what = $("[name=what]:checked").value;
-        const ticked = $(`#compare-panel [data-what="${what}"]`);
-        const values = ticked ? $$(":checked", ticked).map((tick) => tick.value)
-            : $("#compare-panel .values input").value;
-        fold();
-        draw("compare", { what, values });
-    },
-    bookmark({ place }) {
-        const text = boxes()[place].value.trim(), before = bookmarks();
-        const others = before.filter((each) => each !== text);
-        kept.set(local, "sd_tpu favourites",
-            text && !before.includes(text) ? [text, ...others] : others);
-        changed();
-    },
-    fold: (_, button) => toggle(button),
-    close(_, button) {
-        const dialog = button.closest("dialog");
-        if (dialog) dialog.close();
-        else fold();
-    },
-    undo: () => step(true),
-    redo: () => step(false),
-    copy_first: () => replace({ prompts: Array(BOXES).fill(
-        boxes().map((box) => box.value).find((text) => text.trim()) ?? "") }),
-    clear: () => replace({ prompts: [], own: [] }),
-    samples() {
-        const sets = sampleSets();
-        replace({ prompts: sets[samples++ % sets.length], own: [] });
-    },
-    // By chance, from all samples there are; drawn at once.
-    surprise() {
-        if ($("#generate").disabled) return;
-        const all = sampleSets().flat().filter(Boolean), drawn = all.map((text) => [Math.random(), text]).sort(([a], [b]) => a - b);
-        replace({ prompts: drawn.slice(0, BOXES).map(([, text]) => text), own: [] });
-        draw("generate");
-    },
-    word(_, { textContent: word }) {
-        remember();
-        written ??= boxes()[0];
-        const { value, selectionStart: at } = written, before = value.slice(0, at);
-        const put = `${before && !/\s$/.test(before) ? " " : ""}${word}`;
-        write(written, `${before}${put}${value.slice(at)}`);
-        written.selectionStart = written.selectionEnd = at + put.length;
-    },
-    random({ told }) {
-        replace({ seed: "-1" });
-        tell(told, "idle", true);
-    },
-    reuse({ none }) {
-        if (gallery.run) replace({ seed: String(gallery.seed) });
-        else tell(none, "wrong", true);
-    },
-    preset: ({ steps }) => replace({ settings: { steps } }),
-    reset({ place }) {
-        if (place === undefined) {
-            const exact = $$("#settings-panel [data-default]").map(
-                (field) => [field.name, field.dataset.default]);
-            replace({ settings: Object.fromEntries(exact) });
-            $("[aria-controls=settings-panel]").focus();
-        } else {
-            replace({ own: own.map((box, each) => each === Number(place) ? {} : box) });
-            ownFold(place).focus();
-            typed(Number(place));
-        }
-    },
-    fill(_, button) {
-        const lines = $("#list-panel textarea").value.split("\n").map((line) => line.trim())
-            .filter(Boolean);
-        const { empty, filled, many } = button.dataset;
-        if (!lines.length) return tell(empty, "wrong", true);
-        replace({ prompts: lines, own: [] });
-        tell(lines.length > BOXES ? many.replace("%", lines.length) : filled, "idle", true);
-        fold();
-    },
-    zip: () => ask("zip"),
-    grid: () => ask("grid"),
-    use() {
-        const { id, name } = shown;
-        $("#viewer").close();
-        if (id) inHistory({ act: "again", id });
-        else ACTIONS.again({ place: name });
-    },
-    begin_shown({ name: as }) {
-        const { id, name } = shown;
-        $("#viewer").close();
-        if (id) takeAs(as, { id }).then((taken) => { if (taken) showHanded(as); });
-        else ACTIONS.use_as({ place: name, name: as });
-    },
-    larger_shown() {
-        $("#viewer").close();
-        ACTIONS.larger({ place: shown.name });
-    },
-    large: () => ask("large", shown.which),
-    link: (_, button) => copy(button),
-    view: (_, button) => open(button.closest("figure")),
-    leaf: ({ step }) => leaf(Number(step)),
-    history: inHistory,
-};
-
-document.addEventListener("click", (event) => {
-    const { target } = event, button = target.closest("[data-do]");
-    if (target.matches("#live [aria-disabled=true]")) event.preventDefault();
-    if (button && $("#line .wrong")) {  // whoever goes on has read it
-        touched = true;
-        lookSoon();
-    }
-    target.closest(".menu")?.hidePopover();  // which gives the focus back
-    if (button) ACTIONS[button.dataset.do](button.dataset, button);
-    else if (target.id === "viewer") target.close();
-    else if (target.closest(".about summary")) {
-        ask("about").then(({ about }) => { $(".about dl").innerHTML = about ?? ""; });
-    }
-});
-
-// A menu opens at its button, within the window, and moves with the page.
-const MENU = 300;  // pixels, if there are so many
-document.addEventListener("beforetoggle", ({ target, newState }) => {
-    if (newState !== "open" || !target.matches(".menu")) return;
-    const at = $(`[popovertarget=${target.id}]`).getBoundingClientRect();
-    const room = document.documentElement.clientWidth - 8, width = Math.min(MENU, room);
-    const start = document.documentElement.dir === "rtl" ? at.right - width : at.left;
-    const below = at.top + at.bottom < innerHeight;
-    Object.assign(target.style, { width: `${width}px`,
-        left: `${Math.min(Math.max(4, start), room + 4 - width)}px`,
-        top: below ? `${scrollY + at.bottom}px` : "auto",
-        bottom: below ? "auto" : `${innerHeight - scrollY - at.top}px` });
-}, true);
-
-function replace(given) {
-    remember();
-    fill(given);
-}
-
-// One panel at a time is open; it takes the focus, and gives it back.
-function toggle(button) {
-    const opened = button.getAttribute("aria-expanded") !== "true";
-    fold();
-    if (!opened) return;
-    button.setAttribute("aria-expanded", true);
-    const panel = document.getElementById(button.getAttribute("aria-controls"));
-    if (button.dataset.place) ownPlace = Number(button.dataset.place);
-    showOwn();
-    panel.toggleAttribute("data-open", true);
-    panel.ariaLabel = button.ariaLabel ?? button.textContent;
-    $("#sheet").scrollTop = 0;
-    panel.focus({ preventScroll: true });
-    showHistory();
-}
-
-// A panel, unless it is open, and there what is to be seen.
-function unfold(button, seen) {
-    if (button.ariaExpanded !== "true") toggle(button);
-    seen?.scrollIntoView();
-}
-
-function fold() {
-    const button = $(".fold[aria-expanded=true]");
-    button?.setAttribute("aria-expanded", false);
-    $(".panel[data-open]")?.removeAttribute("data-open");
-    button?.focus();
-    return button;
-}
-
-function compareWhat({ value, dataset }) {
-    const ticked = $$("#compare-panel [data-what]");
-    for (const list of ticked) list.hidden = list.dataset.what !== value;
-    const values = $("#compare-panel .values");
-    values.hidden = ticked.some((list) => !list.hidden);
-    const from = fixedSeed() ?? Math.floor(Math.random() * SEEDS);
-    $("input", values).value = value !== "seed" ? dataset.values
-        : Array.from({ length: BOXES }, (_, place) => (from + place) % SEEDS).join(", ");
-}
-
-async function copy(button) {
-    const link = `${location.origin}${location.pathname}${location.search}#${button.dataset.link}`;
-    try {
-        await navigator.clipboard.writeText(link);
-        const label = button.dataset.label ??= button.textContent;
-        button.textContent = button.dataset.copied;
-        setTimeout(() => { button.textContent = label; }, 2000);
-    } catch {  // without https there is no clipboard
-        prompt(button.dataset.prompt, link);
-    }
-}
-
-async function openLink() {
-    await connecting;
-    const link = location.hash.slice(1);
-    history.replaceState(null, "", location.pathname + location.search);
-    await ask("link", { link });
-}
-
-addEventListener("hashchange", () => {
-    if (location.hash.length > 1) openLink();
-});
-
-// --- pictures that are handed in ----------------------------------------------------------------
-
-// Asks something about a picture's file, however it comes.
-async function send(file, action, more) {
-    const { large, max } = $("#read-panel .drop").dataset;
-    if (!file) return {};
-    if (file.size > Number(max)) {
-        tell(large, "wrong", true);
-        return {};
-    }
-    try {
-        const { path } = await upload(file);
-        return await ask(action, { file: path, ...more });
-    } catch {
-        tell($("#generate").dataset.failed, "wrong", true);
-        return {};
-    }
-}
-
-async function read(file) {
-    const { form: there } = await send(file, "read");
-    if (there) fold();
-}
-
-let inputs = {};  // those that this browser has handed in, small, by name
-const coming = {};  // what was asked for last of those that take their time, by box and setting
-
-// The box that an element of a panel is about; none for all.
-function placeOf(element) {
-    return element.closest("#own-panel") ? ownPlace : undefined;
-}
-
-// What a box has of a setting, or none for all has.
-function valueOf(place, name) {
-    return (own[place]?.[name] || $(`#settings-panel [name=${name}]`).value).trim();
-}
-
-function showInputs() {
-    for (const field of $$(".upload [name]")) {
-        const small = inputs[valueOf(placeOf(field), field.name)];
-        const [image, remove] = [field.nextElementSibling, $("[data-do=take_away]",
-            field.parentElement)];
-        image.hidden = !small;
-        remove.hidden = !valueOf(placeOf(field), field.name);  // also what the server has forgotten
-        if (small && image.src !== small) image.src = small;
-    }
-    for (const button of $$("[data-do=paint]")) {
-        button.disabled = !inputs[valueOf(placeOf(button), "init_image")];
-    }
-    // Without the picture all strengths are the same; the first box with words is compared.
-    const first = Math.max(0, boxes().findIndex((box) => box.value.trim()));
-    for (const [setting, image] of Object.entries(USES)) {
-        const label = $(`[name=what][value=${setting}]`)?.closest("label");
-        if (label) label.hidden = !valueOf(first, image);
-    }
-}
-
-// Lets a box, or all, use a picture; a mask is of the start picture that was there.
-function put(place, name, input) {
-    const given = { [name]: input, ...(name === "init_image" ? { mask: "" } : {}) };
-    for (const each of Object.keys(given)) delete coming[`${place} ${each}`];
-    if (place === undefined) {
-        // A mask for all is not one of the start pictures that boxes have of their own, nor is a
-        // box's own mask one of another start picture for all.
-        const owns = own.map(({ mask, ...box }) => {
-            if (name === "mask" && box.init_image?.trim() && !mask) return { ...box, mask: " " };
-            return mask && (name !== "init_image" || box.init_image) ? { ...box, mask } : box;
-        });
-        replace({ settings: given, own: owns });
-        return typedAll();
-    }
-    for (const each of Object.keys(given)) {  // a space is none, though there is one for all
-        if (!given[each] && $(`#settings-panel [name=${each}]`).value) given[each] = " ";
-    }
-    replace({ own: own.map((box, at) => at === place ? { ...box, ...given } : box) });
-    typed(place);
-}
-
-// Lets a box, or all, use a picture once it is taken in, unless something has been put there since;
-// whether it does.
-async function putWhen(taken, place, name) {
-    const where = `${place} ${name}`;
-    coming[where] = taken;
-    const { input } = await taken, puts = Boolean(input) && coming[where] === taken;
-    if (puts) put(place, name, input);
-    return puts;
-}
-
-// Uses a picture that was drawn as a start, control or reference picture.
-function takeAs(name, asked, place) {
-    return putWhen(ask("take", asked), place, name);
-}
-
-// A file as a picture to use, or a mask; where it is dropped beside all cards it may be one to read.
-async function handIn(file, place, name = "init_image", more = {}) {
-    const mask = name === "mask" ? { mask_of: valueOf(place, "init_image") } : {};
-    const taken = send(file, "take", { ...mask, ...more }).then((told) => {
-        if (told.form) fold();
-        // Until the server has made it small.
-        if (told.input) inputs[told.input] ??= URL.createObjectURL(file);
-        return told;
-    });
-    if (await putWhen(taken, place, name) && place === undefined) showHanded(name);
-}
-
-// The settings for all with such a picture.
-function showHanded(name) {
-    unfold($("[aria-controls=settings-panel]"), opened("settings", name));
-}
-
-// Where a panel has the picture of this name, unfolded.
-function opened(panel, name) {
-    const there = $(`#${panel}-panel [name=${name}]`).closest(".handed");
-    there.open = true;
-    return there;
-}
-
-document.addEventListener("dragover", (event) => event.preventDefault());
-document.addEventListener("drop", (event) => {
-    const [file] = event.dataTransfer.files, { target } = event;
-    if (!file) return;
-    event.preventDefault();
-    if (!window.sdTpu.arrived) return;
-    const place = $$("#cards > .card").indexOf(target.closest(".card"));
-    const field = target.closest(".upload");
-    if (target.closest("#read-panel")) read(file);
-    else if (field) handIn(file, placeOf(field), $("[name]", field).name);
-    else if (place >= 0) handIn(file, place);
-    else handIn(file, undefined, "init_image", { or_read: true });
-});
-document.addEventListener("paste", ({ target, clipboardData: { types, files: [file] } }) => {
-    const place = boxes().indexOf(target);
-    if (!file || types.includes("text/plain")) return;  // of words some programs add a picture
-    if (window.sdTpu.arrived) handIn(file, place < 0 ? placeOf(target) : place);
-});
-
-// --- a mask is painted --------------------------------------------------------------------------
-
-let strokes = [], inverted = false, paintedFor;  // lines with their widths
-
-async function paint(place) {
-    const input = valueOf(place, "init_image"), painter = $("#painter"), image = $("img", painter);
-    const { view } = await ask("paint", { input });
-    if (!view) return;
-    Object.assign(image, { src: view });
-    await image.decode();
-    const canvas = $("canvas", painter), { naturalWidth: width, naturalHeight: height } = image;
-    if (paintedFor?.input !== input) [strokes, inverted] = [[], false];
-    paintedFor = { place, input };
-    Object.assign(canvas, { width, height });
-    painter.showModal();
-    showStrokes();
-}
-
-function showStrokes() {
-    const canvas = $("#painter canvas"), brush = canvas.getContext("2d");
-    const { width, height } = canvas;
-    brush.globalCompositeOperation = "source-over";
-    brush.clearRect(0, 0, width, height);
-    const colour = "#4f46e5";  // which is seen on white as well
-    Object.assign(brush, { strokeStyle: colour, fillStyle: colour, lineCap: "round",
-        lineJoin: "round" });
-    for (const { size, points } of strokes) {
-        brush.lineWidth = size;
-        brush.beginPath();
-        for (const [x, y] of [points[0], ...points]) brush.lineTo(x, y);
-        brush.stroke();
-    }
-    if (inverted) {
-        brush.globalCompositeOperation = "xor";
-        brush.fillRect(0, 0, width, height);
-    }
-    $("[data-do=unpaint]").disabled = !strokes.length;
-    $("[data-do=painted]").disabled = !strokes.length && !inverted;
-    $("[data-do=invert]").setAttribute("aria-pressed", inverted);
-}
-
-// Where on the canvas a finger or a mouse is.
-function spot({ target, clientX, clientY }) {
-    const { left, top, width, height } = target.getBoundingClientRect();
-    return [(clientX - left) / width * target.width, (clientY - top) / height * target.height];
-}
-
-document.addEventListener("pointerdown", (event) => {
-    const { target } = event;
-    if (!target.matches("#painter canvas") || event.button || !event.isPrimary) return;
-    target.setPointerCapture(event.pointerId);
-    const share = $("#painter [type=range]").value / 100;
-    strokes.push({ size: share * Math.max(target.width, target.height), points: [spot(event)] });
-    showStrokes();
-});
-document.addEventListener("pointermove", (event) => {
-    const { target, pointerId } = event;
-    if (!target.matches?.("#painter canvas") || !target.hasPointerCapture(pointerId)) return;
-    strokes.at(-1).points.push(spot(event));
-    showStrokes();
-});
-
-function handInMask() {
-    const canvas = $("#painter canvas"), { width, height } = canvas;
-    const mask = make("canvas", { width, height });
-    const onto = mask.getContext("2d");
-    onto.drawImage(canvas, 0, 0);
-    for (const [how, colour] of [["source-in", "white"], ["destination-over", "black"]]) {
-        Object.assign(onto, { globalCompositeOperation: how, fillStyle: colour });
-        onto.fillRect(0, 0, width, height);
-    }
-    $("#painter").close();
-    mask.toBlob((blob) => handIn(new File([blob], "mask.png"), paintedFor.place, "mask"));
-}
-
-// --- journeys -----------------------------------------------------------------------------------
-
-// From this card's picture to another's, as far as there are any.
-function plan(place) {
-    const dialog = $("#journey"), [from, to] = $$("select", dialog);
-    const options = () => $$("#cards figure.done").map(({ dataset }) => new Option(
-        from.dataset.picture.replace("%", Number(dataset.place) + 1)
-            .replace("§", $(`#picture-${Number(dataset.place) + 1} .words`).textContent),
-        dataset.place));
-    from.replaceChildren(...options());
-    to.replaceChildren(to.options[0], ...options());
-    from.value = place;
-    dialog.showModal();
-    showJourney();
-}
-
-// The one that was drawn last, if there is one.
-async function showJourney() {
-    const { view } = await ask("movie");
-    for (const each of $$("#journey :is(.stage, .files)")) each.hidden = !view;
-    if (view) $("#journey img").src = view;
-    return view;
-}
-
-// The box that was written in at last, which words are put into.
-let written = null;
-document.addEventListener("focusin", ({ target }) => {
-    if (!boxes().includes(target)) return;
-    written = target;
-    learn();
-    if (!target.value) suggest(target);
-});
-
-// --- completion ---------------------------------------------------------------------------------
-
-async function learn() {
-    if (Date.now() - learnt < KNOWN) return;
-    learnt = Date.now();
-    const box = written, { value } = box;
-    known = (await ask("known")).known ?? [];
-    if (document.activeElement === box && box.value !== value) suggest(box);  // somebody types
-}
-
-// Offers words that go on as the one before the cursor begins, and whole prompts; in an empty box
-// those that are marked as favourites.
-function suggest(box) {
-    const { value, selectionStart: at } = box, whole = at === value.length;
-    const word = /<[^<>]*$|[^\s,;()[\]{}|<>]*$/.exec(value.slice(0, at))[0].toLowerCase();
-    const begins = (text) => [text, text.replace(/^(<lora:|__)/, "")].some(
-        (each) => each.toLowerCase().startsWith(word)) && text.toLowerCase() !== word;
-    // Nothing in the way of somebody who has written a whole word.
-    const said = known.some((each) => each.toLowerCase() === word);
-    const words = word.length < 2 || said ? [] : known.filter(begins)
-        .sort((one, other) => one.length - other.length);
-    const written = value.trimStart().toLowerCase(), prompts = [...bookmarks(),
-        ...written.length < 2 ? [] : earlier()].filter((text) => whole && text !== value.trim()
-        && text.toLowerCase().startsWith(written));
-    offer(box, [...words.slice(0, 4).map((text) => [at - word.length, text]),
-        ...[...new Set(prompts)].slice(0, words.length ? 3 : 6).map((text) => [0, text])]);
-}
-
-const cursor = ({ value, selectionStart }) => `${selectionStart} ${value}`;
-
-// Whether something is offered for what is written where the cursor is now.
-function stillOffered() {
-    if (offered.length && cursor(written) !== offeredAt) offer(written, []);
-    return offered.length > 0;
-}
-
-document.addEventListener("selectionchange", stillOffered);
-
-function offer(box, found) {
-    const list = $("#suggestions"), opens = found.length && !offered.length;
-    [offered, chosen, offeredAt] = [found, -1, cursor(box)];
-    list.hidden = !found.length;
-    for (const each of boxes()) {
-        for (const name of ["controls", "activedescendant"]) each.removeAttribute(`aria-${name}`);
-    }
-    if (!found.length) return;
-    list.replaceChildren(...found.map(([, text], number) => make("div", { dir: "auto",
-        id: `suggestion-${number}`, textContent: text, role: "option", ariaSelected: false })));
-    const card = box.closest(".card");
-    card.append(list);
-    box.setAttribute("aria-controls", "suggestions");
-    box.setAttribute("aria-autocomplete", "list");
-    // Below what is written, or, where there is no room, above it.
-    const { top, bottom } = box.getBoundingClientRect(), from = card.getBoundingClientRect();
-    const room = (visualViewport?.height ?? innerHeight) - bottom > list.offsetHeight;
-    Object.assign(list.style, room ? { top: `${bottom - from.top}px`, bottom: "auto" }
-        : { top: "auto", bottom: `${from.bottom - top}px` });
-    if (opens) news(list.dataset.told.replace("%", found.length));
-}
-
-// What a key does while something is offered; whether it does.
-function complete(key) {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[key], count = offered.length;
-    if (key === "Escape") offer(written, []);
-    else if (step) {
-        chosen = chosen < 0 && step < 0 ? count - 1 : (chosen + step + count) % count;
-        for (const [number, option] of $$("#suggestions > *").entries()) {
-            option.setAttribute("aria-selected", number === chosen);
-        }
-        written.setAttribute("aria-activedescendant", `suggestion-${chosen}`);
-    } else if (chosen >= 0 && (key === "Enter" || key === "Tab")) insert(...offered[chosen]);
-    else return false;
-    return true;
-}
-
-function insert(from, text) {
-    offer(written, []);
-    written.setRangeText(text, from, written.selectionStart, "end");
-    written.dispatchEvent(new Event("input", { bubbles: true }));
-}
-
-document.addEventListener("mousedown", (event) => {  // the box keeps the focus
-    if (event.target.closest("#suggestions")) event.preventDefault();
-});
-document.addEventListener("click", ({ target }) => {
-    const option = target.closest("#suggestions > *");
-    if (option && stillOffered()) insert(...offered[Number(option.id.split("-")[1])]);
-});
-document.addEventListener("focusout", ({ target }) => {
-    if (target === written) offer(written, []);
-    if (target.matches?.("textarea")) target.scrollTop = 0;  // or half of a line is seen first
-});
-
-// What has the focus may be made anew, or go: what is like it takes it, or what comes first.
-let held = null;
-document.addEventListener("pointerdown", () => { held = null; });
-document.addEventListener("focusin", ({ target }) => {
-    const button = target.closest("#cards :is([data-do], .icon), #history-panel [data-do]");
-    const parts = ["data-do", "data-act", "data-id", "data-place", "popovertarget"].filter(
-        (name) => button?.hasAttribute(name));
-    held = button && parts.map((name) => `[${name}="${button.getAttribute(name)}"]`).join("");
-});
-new MutationObserver(() => {
-    if (held && document.activeElement === document.body) {
-        const same = $(held) ?? (held.includes("data-id") ? $("#history-panel [data-do]")
-            ?? $("[aria-controls=history-panel]") : null);
-        same?.focus({ preventScroll: true });
-    }
-}).observe(document, { subtree: true, childList: true });
-
-// --- the history --------------------------------------------------------------------------------
-
-let shows = 0;  // of the history: the latest is what is seen
-
-async function showHistory(act = "show", more = {}) {
-    const panel = $("#history-panel[data-open]");
-    if (!panel && act === "show") return {};
-    const number = ++shows, told = await ask("history", { act, ...album, ...more });
-    if (panel && number === shows && told.history !== undefined) {
-        $(".found", panel).innerHTML = told.history;
-        $$("time", panel).forEach(tellTime);
-    }
-    return told;
-}
-
-async function inHistory({ act, id, to }) {
-    if (act === "more") album.pages += 1;
-    if (act === "only") {
-        limit({ favourites: !album.favourites });
-        $("#history-panel [data-act=only]").ariaPressed = album.favourites;
-    }
-    const told = act === "again" ? await ask(act, { id }) : await showHistory(act, { id, to });
-    if (told.form) {
-        fold();
-        $("#generate").focus();
-    }
-    if (told.kind === "wrong" || told.history === undefined) return;
-    for (const star of $$(`#cards [data-do=star][data-id="${id}"]`)) star.ariaPressed = to;
-    const gone = /^(delete|clear)$/.test(act), undo = $("#history-panel .undo");
-    if (act === "restore") undo.hidden = true;
-    if (!gone) return;
-    undo.hidden = false;
-    $("span", undo).textContent = told.news;
-    $("button", undo).focus();
-}
-
-// Shows only some of it.
-function limit(to) {
-    Object.assign(album, { pages: 1, ...to });
-    $("#history-panel [data-act=clear]").hidden = album.favourites || album.words;  // not all are seen
-}
-
-let searching;
-function search(words) {
-    limit({ words });
-    clearTimeout(searching);
-    searching = setTimeout(showHistory, LOOK);
-}
-
-// The server knows neither where somebody is nor how the time is written there.
-function tellTime(time) {
-    time.textContent = new Date(time.dateTime).toLocaleString(document.documentElement.lang,
-        { dateStyle: "medium", timeStyle: "short" });
-}
-
-// --- a phone that slept ------------------------------------------------------------------------
-
-const NAP = 20_000, PATIENCE = 3_000;  // ms
-let hiddenSince = Infinity, waking;
-
-document.addEventListener("visibilitychange", () => {
-    if (document.hidden) {
-        hiddenSince = Date.now();
-    } else if (Date.now() - hiddenSince > NAP) {
-        clearTimeout(waking);
-        waking = setTimeout(wake, PATIENCE, $("#line p").textContent);
-    }
-});
-
-// Its connection may be gone: a run is found again by loading the page. But a line may stand still
-// for minutes and be true, and with the page goes what is painted or pasted.
-async function wake(said) {
-    const still = () => $("#line .busy")?.textContent === said;
-    // A run that has no name yet is not the one that the server would tell of.
-    const { line } = still() && !pending.size ? await ask("look") : {};
-    if (!still()) return;  // the server has told of something: it is connected
-    const held = pending.size || line === undefined || $("dialog[open]")
-        || $("#list-panel[data-open] textarea")?.value;
-    const now = held ? said : $("p", make("template", { innerHTML: line }).content).textContent;
-    if (now === said) waking = setTimeout(wake, PATIENCE, said);
-    else location.reload();
-}
-
-// --- the full-screen view -----------------------------------------------------------------------
-
-// What is in it: the name of a figure, where the others are, and which the server is told it is.
-let shown = null;
-
-// A figure is found again by its name: it is made anew, or another picture of it.
-function name(figure) {
-    return figure.dataset.id ?? figure.dataset.place;
-}
-
-function leaf(step) {
-    const figures = $$(shown.all);
-    const next = figures.findIndex((figure) => name(figure) === shown.name) + step;
-    if (figures.length) $(".view", figures.at(next % figures.length))?.click();
-}
-
-async function open(figure) {
-    const all = figure.closest("#history-panel") ? "#history-panel figure" : "#cards figure.done";
-    const { id, place } = figure.dataset, which = id ? { id } : { place: Number(place) };
-    const here = shown = { name: name(figure), all, id, which };
-    const [viewer, image] = [$("#viewer"), $("img", figure)];
-    $("img", viewer).alt = image.alt;
-    showBefore();
-    $("[data-do=larger_shown]", viewer).hidden = Boolean(id);  // which is on no card
-    $(".words", viewer).textContent = image.alt;
-    $(".facts", viewer).textContent = $(".seed, .told", figure)?.textContent ?? "";
-    show(image.src, $("a[download]", figure));
-    const alone = $$(all).length < 2;
-    $$("[data-do=leaf]", viewer).forEach((button) => { button.hidden = alone; });
-    if (!viewer.open) viewer.showModal();
-    ask("before", here.which).then(({ before }) => {
-        if (shown === here) showBefore(before);
-    });
-    if (!id) return;
-    // The history's own files are asked for when they are looked at.
-    const { view } = await ask("history", { act: "view", id });
-    if (shown !== here) return;
-    if (view) show(view, link(view));
-    else viewer.close();
-}
-
-// What the picture began with, beside it: as far as the slider says.
-function showBefore(address) {
-    const [, image] = $$("#viewer img"), slider = $("#viewer [type=range]");
-    for (const each of [image, slider]) each.hidden = !address;
-    image.src = address ?? "";
-    slider.value = 50;
-    slider.parentElement.style.setProperty("--at", "50%");
-}
-
-function show(address, file) {
-    const link = $("#viewer a"), image = $("#viewer img");
-    image.src = address;
-    image.decode().then(() => image.parentElement.style.setProperty("--ratio",
-        image.naturalWidth / image.naturalHeight), () => {});
-    if (document.activeElement === link && !file) $("#viewer [data-do=close]").focus();
-    link.hidden = !file;
-    if (file) Object.assign(link, { href: file.href, download: file.download });
-}
-})();
+// Made of the modules in script/ by `make script`: a8fffe908694b41a
+"use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
+properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
+cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
+="${CSS.escape(name)}"]`),overridesButton=index=>$(`.below .fold[data-place="${index}"]`),isRightToLeft=()=>document.documentElement.dir==="rtl";var actions={};function register(more){for(let name of Object.keys(more))if(name in actions)throw new Error(`two modules register the action ${name}`);Object.assign(actions,more)}function dispatchClicks(before){
+listen("click",(target,event)=>{let button=target.closest("[data-do]");target.matches("#live [aria-disabled=true]")&&event.preventDefault(),button&&before(button),target.closest(".menu")?.hidePopover(),
+button?actions[String(button.dataset.do)](button.dataset,button):target.id==="viewer"&&$("#viewer").close()})}var hooks={filled(){},changed(){},panelOpened(){},showRun(_run,_before){}};var{boxes:BOXES,seeds:SEEDS,sides:SIDES,offered:OFFERED,uses:USES}=window.sdTpuSettings,state={arrived:!1,browser:null,overrides:Array.from({length:BOXES},()=>({})),keep:Array(BOXES).fill(!1),panelIndex:0,
+lastForm:null,filling:!1,edited:!1,samples:1,undo:{past:[],future:[],focused:!1},run:{name:null,seed:null,version:0},turn:Promise.resolve(),pending:new Map,line:{running:[],busy:!1},journey:!1,pauses:[],
+look:{number:0,open:!1,timer:void 0,models:!0,live:!1},inputs:{},incoming:{},completion:{words:[],since:-1/0,box:null,offered:[],chosen:-1,cursor:""},history:{filter:{pages:1,favourites:!1,words:""},number:0,
+timer:void 0},viewed:null,painter:{strokes:[],inverted:!1},wake:{hiddenSince:1/0,timer:void 0},focus:null};function boxIndexOf(element){return element.closest("#own-panel")?state.panelIndex:void 0}function valueFor(index,name){return((index===void 0?"":state.overrides[index]?.[name])||settingField(name).value).
+trim()}var uploadName=element=>$("[name]",element.closest(".upload")).name;function showInputs(){for(let field of $$(".upload [name]")){let small=state.inputs[valueFor(boxIndexOf(field),field.name)],image=field.
+nextElementSibling,remove=$("[data-do=take_away]",field.parentElement);image.hidden=!small,remove.hidden=!valueFor(boxIndexOf(field),field.name),small&&image.src!==small&&(image.src=small)}for(let button of $$(
+"[data-do=paint]"))button.disabled=!state.inputs[valueFor(boxIndexOf(button),"init_image")];let first=Math.max(0,boxes().findIndex(box=>box.value.trim()));for(let[setting,image]of Object.entries(USES)){
+let label=$(`[name=what][value=${setting}]`)?.closest("label");label&&(label.hidden=!valueFor(first,image))}}function showUses(){let uses=$("#own-panel .uses");uses&&(uses.hidden=!$(`[data-do=begin][d\
+ata-place="${state.panelIndex}"]`))}var local=()=>localStorage,session=()=>sessionStorage;function readStored(where,key2){try{return JSON.parse(where().getItem(key2))}catch{return null}}function store(where,key2,value){try{where().setItem(
+key2,JSON.stringify(value))}catch{}}var bookmarks=()=>readStored(local,"sd_tpu favourites")??[];function toggleBookmark(text){let before=bookmarks(),others=before.filter(each=>each!==text);store(local,
+"sd_tpu favourites",text&&!before.includes(text)?[text,...others]:others)}var earlierPrompts=()=>readStored(local,"sd_tpu prompts")??[];function rememberPrompts(prompts){let filled=prompts.map(text=>text.
+trim()).filter(Boolean);store(local,"sd_tpu prompts",[...new Set([...filled,...earlierPrompts()])].slice(0,100))}function isKept(index){return state.keep[index]&&$("figure:not(.blank, .example, .stopped) img",cards()[index])!==null}function keepOnlyPictures(){state.keep=state.keep.map((_,index)=>isKept(index))}function showCards(){
+let marked=bookmarks();for(let[index,card]of cards().entries()){let here=boxes()[index].value.trim(),drawn=$(".words",card)?.textContent;card.classList.toggle("kept",isKept(index)),$("[data-do=keep]",
+card)?.setAttribute("aria-pressed",String(state.keep[index])),$("[data-do=bookmark]",card).ariaPressed=String(marked.includes(here)),$("figure",card).classList.toggle("other",drawn!==void 0&&drawn!==here)}
+showUses()}register({keep({place}){let index=Number(place);state.keep[index]=!state.keep[index],hooks.changed()},bookmark({place}){toggleBookmark(boxes()[Number(place)].value.trim()),hooks.changed()}});var TICKED_SIZES=3;function offerChoices(name,values){let ticked=name==="size"?TICKED_SIZES:BOXES,all=$(`#all-${name}`),own=$(`#own-${name}`),options=()=>values.map(each=>new Option(each,each));all.replaceChildren(
+...options()),own.replaceChildren(own.options[0],...options()),all.dataset.options=own.dataset.options=String(values.length);let list=$(`#compare-panel [data-what=${name}]`),tick=$("label",list);list.
+dataset.options=String(values.length),tick.parentElement.replaceChildren(...values.map((each,index)=>{let label=tick.cloneNode(!0);return Object.assign($("input",label),{value:each,checked:index<ticked}),
+label.lastChild.data=each,label}))}function choose(field,value){if(field.type===void 0||typeof value!="string")return;let there=field.options&&[...field.options].some(option=>option.value===value);if(field.
+options&&!there){if(!OFFERED.includes(field.name))return;field.add(new Option(value,value)),field.dataset.options=String(field.options.length)}field.value=value}function offerDependent(changed){for(let field of $$(
+"#settings-panel [data-per]")){let{of,allowed}=JSON.parse(String(field.dataset.per)),here=["",...allowed[settingField(of).value]??[]];for(let option of field.options)option.hidden=option.disabled=!here.
+includes(option.value);(changed===of||!here.includes(field.value))&&(field.value="")}}function showOffered({presets=[],sizes,models=[]}){if(models.length>1&&renew("model",models),!sizes)return;let before=[
+...$("#all-size").options].map(({value})=>value);(!sizes.every(each=>before.includes(each))||before.length>sizes.length+1)&&renew("size",sizes),presets.forEach((steps,index)=>{$$("#presets button")[index].
+dataset.steps=steps}),showPressed()}function renew(name,values){let{value}=$(`#all-${name}`);offerChoices(name,values),choose($(`#all-${name}`),value),choose($(`#own-${name}`),state.overrides[state.panelIndex][name]??
+"")}function showPressed(){let steps=settingField("steps").value;for(let button of $$("#presets button"))button.ariaPressed=String(button.dataset.steps===steps)}function readForm(){return{prompts:boxes().map(box=>box.value),seed:seedBox().value,settings:Object.fromEntries(settingFields().map(field=>[field.name,field.value])),own:state.overrides.map(box=>({...box})),
+keep:[...state.keep]}}function fill({prompts,seed,settings={},sizes,own,keep}){state.filling=!0;try{prompts&&boxes().forEach((box,index)=>{write(box,prompts[index]??"")}),seed!==void 0&&(seedBox().value=
+seed),sizes&&offerChoices("size",sizes);for(let[name,value]of Object.entries(settings)){let field=settingField(name);field&&choose(field,value),offerDependent()}let each={length:BOXES};own&&(state.overrides=
+Array.from(each,(_,index)=>({...own[index]}))),keep&&(state.keep=Array.from(each,(_,index)=>keep[index]===!0))}finally{state.filling=!1}hooks.filled(),hooks.changed()}function write(box,text){box.value!==
+text&&(box.value=text,box.dispatchEvent(new Event("input",{bubbles:!0})))}function changedSettings(before,now){return Object.fromEntries(Object.entries(now.settings).filter(([name,value])=>value!==before.
+settings[name]))}function parseSeed(text){return text.trim()!==""&&Number(text)>=0?Number(text):null}var fixedSeed=()=>parseSeed(seedBox().value);function saveForm(){let form=readForm(),live=$("#live \
+input").checked||state.look.live;store(local,`sd_tpu/${title()}`,{browser:state.browser,live,form}),state.lastForm=form}var MENU=300;function toggle(button){let opens=button.ariaExpanded!=="true";if(fold(),!opens)return;button.ariaExpanded="true";let panel=$(`#${button.getAttribute("aria-controls")}`);button.dataset.place&&
+(state.panelIndex=Number(button.dataset.place)),panel.toggleAttribute("data-open",!0),panel.ariaLabel=button.ariaLabel??button.textContent,$("#sheet").scrollTop=0,panel.focus({preventScroll:!0}),hooks.
+panelOpened()}function unfold(button,seen){button.ariaExpanded!=="true"&&toggle(button),seen?.scrollIntoView()}function fold(){let button=$(".fold[aria-expanded=true]");return button?.setAttribute("ar\
+ia-expanded","false"),$(".panel[data-open]")?.removeAttribute("data-open"),button?.focus(),button}var panelButton=name=>$(`[aria-controls=${name}-panel]`);listen("beforetoggle",(target,event)=>{let{newState}=event;
+if(newState!=="open"||!target.matches(".menu"))return;let at=$(`[popovertarget=${target.id}]`).getBoundingClientRect(),room=document.documentElement.clientWidth-8,width=Math.min(MENU,room),start2=isRightToLeft()?
+at.right-width:at.left,below=at.top+at.bottom<innerHeight;Object.assign(target.style,{width:`${width}px`,left:`${Math.min(Math.max(4,start2),room+4-width)}px`,top:below?`${scrollY+at.bottom}px`:"auto",
+bottom:below?"auto":`${innerHeight-scrollY-at.top}px`})},!0);register({fold:(_,button)=>toggle(button),close(_,button){let dialog=button.closest("dialog");dialog?dialog.close():fold()}});function tell(text,kind,aloud=!1){let line=$("#line p"),running=kind==="busy"?[]:state.line.running;kind==="busy"&&(progress().value=0),line.textContent=text,line.className=[kind,...running].join(" "),
+delete line.dataset.at,kind==="wrong"&&(state.edited=!1),aloud&&news(text)}function takeBack(html){let before=make("template",{innerHTML:html}).content,line=$("#line p"),{textContent,className,dataset}=$(
+"p",before);Object.assign(line,{textContent,className}),progress().value=progress(before).value,line.dataset.at=dataset.at}function news(text){$("#news [role=status]").textContent=text}var progress=(within=$(
+"#line"))=>within.querySelector("progress");function isSame({form:fields,run:there,drawn},form,run){return JSON.stringify(fields)===JSON.stringify(form)&&!(drawn&&there!==run)}function push({past,future},now,same){let last=past.at(-1),before=last&&
+same(last)?past.slice(0,-1):past;return bounded([...before,now],future)}function step({past,future},back,now,same){let[from,other]=back?[past,future]:[future,past],last=from.findLastIndex(each=>!same(
+each));if(last<0)return null;let target=from[last],left=from.slice(0,last),added=[...other,{...now,drawn:target.drawn}];return{target,...back?bounded(left,added):bounded(added,left)}}function parseStacks(stored){
+let part=index=>{let list=Array.isArray(stored)?stored[index]:null;return Array.isArray(list)?list.filter(each=>each?.form?.prompts):[]};return{past:part(0),future:part(1)}}var bounded=(past,future)=>({
+past:past.slice(-20),future:future.slice(-20)});var key=()=>`sd_tpu past ${title()}`;function keepStacks({past,future}){Object.assign(state.undo,{past,future}),store(session,key(),[past,future])}function restoreUndo(){Object.assign(state.undo,parseStacks(
+readStored(session,key())))}var isShown=snapshot=>isSame(snapshot,readForm(),state.run.name);function showUndo(){if(!state.arrived)return;let buttons=[$("#undo"),$("#redo")],active=document.activeElement,
+nowhere=document.body;active!==nowhere&&(state.undo.focused=buttons.some(button=>button===active)),buttons[0].disabled=state.pending.size>0||state.undo.past.every(isShown),buttons[1].disabled=state.pending.
+size>0||state.undo.future.every(isShown);let lost=document.activeElement===nowhere||document.activeElement.disabled;state.undo.focused&&lost&&buttons.find(button=>!button.disabled)?.focus()}function remember(form=readForm(),drawn=!1){
+keepStacks(push(state.undo,{form,run:state.run.name,drawn},isShown))}function replace(form){remember(),fill(form)}function take(back){let now={form:readForm(),run:state.run.name},taken=step(state.undo,
+back,now,isShown);if(!taken)return;keepStacks(taken),state.edited=!0;let{form,run}=taken.target;fill(form),news(String($("#undo").dataset.undone)),run&&run!==state.run.name&&hooks.showRun(run,!1)}register(
+{undo:()=>take(!0),redo:()=>take(!1)});var hub,connect,connected=new Promise(resolve=>{connect=resolve});function connectTo(reached){hub=reached,connect()}var stream=asked=>hub.stream(asked),upload=file=>hub.upload(file);function request(action,more={}){
+return{do:action,lang:$("header[lang]").lang,browser:state.browser,run:state.run.name,form:readForm(),...more}}async function ask(action,more={}){try{let asked=request(action,more),answer=await hub.answer(
+asked);return action==="model"&&more.model!==settingField("model").value?{}:(answer.form&&(action==="model"?Object.assign(answer.form.settings??{},changedSettings(asked.form,readForm())):remember(),fill(
+answer.form),answer.run&&hooks.showRun(answer.run,!0)),answer.told&&tell(answer.told,answer.kind??"idle",!0),answer.news&&news(answer.news),answer.file&&link(answer.file).click(),answer)}catch{return{}}}function suggestions(value,at,{words:all,bookmarks:bookmarks2,earlier}){let word=wordBefore(value,at),continues=text=>[text,text.replace(/^(<lora:|__)/,"")].some(each=>each.toLowerCase().startsWith(word))&&
+text.toLowerCase()!==word,whole=all.some(each=>each.toLowerCase()===word),words=word.length<2||whole?[]:all.filter(continues).sort((one,other)=>one.length-other.length),written=value.trimStart().toLowerCase(),
+prompts=[...bookmarks2,...written.length<2?[]:earlier].filter(text=>at===value.length&&text!==value.trim()&&text.toLowerCase().startsWith(written)),most=words.length?3:6;return[...words.slice(0,4).map(
+text=>[at-word.length,text]),...[...new Set(prompts)].slice(0,most).map(text=>[0,text])]}function wordBefore(value,at){let[word]=/<[^<>]*$|[^\s,;()[\]{}|<>]*$/.exec(value.slice(0,at));return word.toLowerCase()}
+function moved(chosen,by,count){return chosen<0&&by<0?count-1:(chosen+by+count)%count}var FRESH=6e4,completion=state.completion,cursor=({value,selectionStart})=>`${selectionStart} ${value}`;async function learnWords(box){if(Date.now()-completion.since<FRESH)return;completion.since=Date.
+now();let{value}=box;completion.words=(await ask("known")).known??[],document.activeElement===box&&box.value!==value&&suggest(box)}function forgetWords(){completion.since=-1/0}function suggest(box){offer(
+box,suggestions(box.value,Number(box.selectionStart),{words:completion.words,bookmarks:bookmarks(),earlier:earlierPrompts()}))}function closeSuggestions(){completion.box&&completion.offered.length&&offer(
+completion.box,[])}function isOffered(){return completion.box&&cursor(completion.box)!==completion.cursor&&closeSuggestions(),completion.offered.length>0}function offer(box,found){let list=$("#suggest\
+ions"),opens=found.length&&!completion.offered.length;Object.assign(completion,{offered:found,chosen:-1,cursor:cursor(box)}),list.hidden=!found.length;for(let each of boxes())for(let name of["controls",
+"activedescendant"])each.removeAttribute(`aria-${name}`);if(!found.length)return;list.replaceChildren(...found.map(([,text],number)=>make("div",{dir:"auto",id:`suggestion-${number}`,textContent:text,role:"\
+option",ariaSelected:!1})));let card=box.closest(".card");card.append(list),box.setAttribute("aria-controls","suggestions"),box.setAttribute("aria-autocomplete","list");let{top,bottom}=box.getBoundingClientRect(),
+from=card.getBoundingClientRect(),room=(visualViewport?.height??innerHeight)-bottom>list.offsetHeight;Object.assign(list.style,room?{top:`${bottom-from.top}px`,bottom:"auto"}:{top:"auto",bottom:`${from.
+bottom-top}px`}),opens&&news(String(list.dataset.told).replace("%",String(found.length)))}function complete(key2){let by={ArrowDown:1,ArrowUp:-1}[key2];if(key2==="Escape")closeSuggestions();else if(by){
+completion.chosen=moved(completion.chosen,by,completion.offered.length);for(let[number,option]of $$("#suggestions > *").entries())option.ariaSelected=String(number===completion.chosen);completion.box?.
+setAttribute("aria-activedescendant",`suggestion-${completion.chosen}`)}else if(completion.chosen>=0&&(key2==="Enter"||key2==="Tab"))insert(completion.chosen);else return!1;return!0}function insert(number){
+let[from,text]=completion.offered[number],box=completion.box;closeSuggestions(),box.setRangeText(text,from,Number(box.selectionStart),"end"),box.dispatchEvent(new Event("input",{bubbles:!0}))}listen("\
+selectionchange",isOffered);listen("focusin",target=>{boxes().includes(target)&&(completion.box=target,learnWords(target),target.value||suggest(target))});listen("mousedown",(target,event)=>{target.closest(
+"#suggestions")&&event.preventDefault()});listen("click",target=>{let option=target.closest("#suggestions > *");option&&isOffered()&&insert(Number(option.id.split("-")[1]))});listen("focusout",target=>{
+target===completion.box&&offer(target,[]),target.matches?.("textarea")&&(target.scrollTop=0)});var DELAY=150,RETRY=3e3;function lookSoon(){clearTimeout(state.look.timer),state.look.timer=setTimeout(look,DELAY)}async function look(open3=!1){let looking=state.look,number=++looking.number;looking.
+open=looking.open||open3;let answer=await ask("look",{fresh:looking.models});if(number!==looking.number)return;let{told_of:remarks,own}=answer;if(!remarks||!own){looking.models&&!answer.told&&(looking.
+timer=setTimeout(look,RETRY));return}looking.models=!1,showOffered(answer),Object.assign(state.inputs,answer.inputs),showInputs(),$$(".below .told").forEach((element,index)=>{show(element,remarks[index]??
+"")}),$$(".below .own").forEach((element,index)=>{show(element,own[index])}),show($(".faster"),answer.faster??""),showLive(answer.slow??""),$("#line .wrong")&&state.edited&&!answer.wrong&&takeBack(answer.
+line??""),blame(answer.culprit??{},looking.open),looking.open=!1}function show(element,html){element.innerHTML!==html&&(element.innerHTML=html)}function showLive(slow){let live=$("#live input"),looking=state.
+look;looking.live=looking.live||live.checked&&slow!=="",Object.assign(live,{ariaDisabled:String(slow!==""),checked:slow===""&&(live.checked||looking.live)}),slow===""&&(looking.live=!1),$("#live .note").
+textContent=slow}function blame({setting,index=null},open3){for(let field2 of $$("[aria-invalid]"))field2.removeAttribute("aria-invalid");if(!setting)return;let inOwn=index!==null&&setting!=="prompt",
+field=fieldOf(setting,index);open3&&field?.closest(".panel")&&(unfold(inOwn?overridesButton(index):panelButton("settings")),field.closest("details")?.toggleAttribute("open",!0)),(!inOwn||state.panelIndex===
+index)&&field?.setAttribute("aria-invalid","true"),open3&&field?.focus()}function fieldOf(setting,index){return setting==="prompt"?boxes()[index??0]:setting==="seed"&&index===null?seedBox():$(`${index===
+null?"#settings-panel":"#own-panel"} [name=${SIDES.includes(setting)?"size":setting}]`)}var FRAME=20;function begin(asked,before=!1){let begun=state.turn.then(async()=>{let answer=await ask(asked.do,{...asked,run:state.run.name});if(answer.kind==="wrong"&&showRefused(),answer.filled&&(isShown(
+{form:asked.form,run:null,drawn:!1})||remember(),fill(answer.filled)),!answer.run)return answer;let version=answer.run===state.run.name?state.run.version:0;return state.run={name:answer.run,seed:answer.
+seed??null,version},stream(request("watch",{seen:version,before})),answer});return state.turn=begun.catch(()=>{}),begun}function showRefused(){for(let figure of $$("#cards figure.stopped"))figure.className=
+"blank",$("div",figure).replaceChildren(make("span",{className:"number",textContent:Number(figure.dataset.place)+1})),$("figcaption",figure).replaceChildren();look(!0)}async function drawIn(action,more,takes){
+action!=="generate"&&remember(readForm(),action==="larger");let asked=announce(request(action,more));closeSuggestions(),$$("#cards figure").forEach((figure,index)=>{figure.classList.toggle("asked",takes(
+index))}),await new Promise(resolve=>{setTimeout(resolve,FRAME)}),rememberPrompts(asked.form.prompts),hooks.changed(),await attempt(asked)&&(keepOnlyPictures(),hooks.changed())}var isFree=index=>!isKept(
+index),isFilled=index=>boxes()[index].value.trim()!==""||$(".such",$$("#cards > .card")[index])!==null;function generate(){$("#generate").disabled||drawIn("generate",{},index=>isFree(index)&&isFilled(
+index))}var compare=more=>drawIn("compare",more,()=>!0),drawLarger=index=>drawIn("larger",{place:index},each=>each===index);function announce(asked){return state.pending.set(asked,!1),tell(String($("#\
+generate").dataset.starting),"busy"),asked}async function attempt(asked){let began=!1;try{let{run,told}=await begin(asked),stopped=state.pending.get(asked),{failed,starting}=$("#generate").dataset;!run&&
+!told&&tell(String(failed),"wrong",!0),run&&$("#line p").dataset.run!==run&&tell(String(starting),"busy"),stopped&&ask("stop"),began=!!run&&!stopped}finally{state.pending.delete(asked),began||settle(),
+showGo(),showUndo()}return began}var start=(action,more)=>attempt(announce(request(action,more)));function settle(){if(!state.pending.size)for(let figure of $$("figure.asked"))figure.classList.remove(
+"asked")}function stop(){state.journey=!1,state.pending.size||ask("stop");for(let asked of state.pending.keys())state.pending.set(asked,!0)}function showGo(){let line=$("#line p").classList,busy=line.
+contains("busy"),focused=document.activeElement;$("#stop").disabled=!busy&&!state.pending.size,$("#generate").disabled=busy&&!line.contains("single")||state.pending.size>0,focused?.disabled&&focused.closest(
+"#go")&&$("#go button:enabled").focus()}var again=index=>ask("again",{place:index}).then(()=>$("#generate").focus());register({generate,stop,redraw:({place})=>begin(request("redraw",{place:Number(place)})),
+vary:({place})=>drawIn("vary",{place:Number(place)},isFree),larger:({place})=>drawLarger(Number(place)),again:({place})=>again(Number(place)),zip:()=>ask("zip"),grid:()=>ask("grid")});var successive=(first,count,seeds)=>Array.from({length:count},(_,index)=>(first+index)%seeds);function showValues({value,dataset}){let lists=$$("#compare-panel [data-what]");for(let list of lists)list.
+hidden=list.dataset.what!==value;let values=$("#compare-panel .values");values.hidden=lists.some(list=>!list.hidden);let first=fixedSeed()??Math.floor(Math.random()*SEEDS);$("input",values).value=value===
+"seed"?successive(first,BOXES,SEEDS).join(", "):String(dataset.values)}register({compare(){let what=$("[name=what]:checked").value,list=$(`#compare-panel [data-what="${what}"]`),values=list?$$(":check\
+ed",list).map(tick=>tick.value):$("#compare-panel .values input").value;fold(),compare({what,values})}});var DELAY2=150,shown=state.history;async function showHistory(act="show",more={}){let panel=$("#history-panel[data-open]");if(!panel&&act==="show")return{};let number=++shown.number,answer=await ask("\
+history",{act,...shown.filter,...more});return panel&&number===shown.number&&answer.history!==void 0&&($(".found",panel).innerHTML=answer.history,$$("time",panel).forEach(showTime)),answer}async function useAgain(id){
+let{form}=await ask("again",{id});form&&closeForForm()}function closeForForm(){fold(),$("#generate").focus()}async function change({act,id,to}){act==="more"&&(shown.filter.pages+=1),act==="only"&&(limit(
+{favourites:!shown.filter.favourites}),$("#history-panel [data-act=only]").ariaPressed=String(shown.filter.favourites));let answer=await showHistory(act,{id,to});if(answer.form&&closeForForm(),answer.
+kind==="wrong"||answer.history===void 0)return;for(let star of $$(`#cards [data-do=star][data-id="${id}"]`))star.ariaPressed=String(to);let undo=$("#history-panel .undo");act==="restore"&&(undo.hidden=
+!0),!(act!=="delete"&&act!=="clear")&&(undo.hidden=!1,$("span",undo).textContent=answer.news??"",$("button",undo).focus())}function limit(filter){Object.assign(shown.filter,{pages:1,...filter}),$("#hi\
+story-panel [data-act=clear]").hidden=shown.filter.favourites||shown.filter.words!==""}function search(words){limit({words}),clearTimeout(shown.timer),shown.timer=setTimeout(showHistory,DELAY2)}function showTime(time){
+time.textContent=new Date(time.dateTime).toLocaleString(document.documentElement.lang,{dateStyle:"medium",timeStyle:"short"})}register({history:data=>data.act==="again"?useAgain(String(data.id)):change(
+data),star:({id},button)=>change({act:"favourite",id,to:String(button.ariaPressed!=="true")})});var texts=window.gradio_config?.i18n_translations??{},language=[readStored(local,"sd_tpu language"),...navigator.languages].map(tag=>tag?.toLowerCase().split("-")[0]).find(tag=>tag in texts)??"en",translate=text=>String(
+text).replace(/__i18n__{[^}]*"key": ?"([^"]*)"}/,(_,key2)=>texts[language][key2]);function speak(){if(Object.keys(texts).find(tag=>$("header[lang]").lang.split("-")[0]===tag)!==language)for(let{type,props}of window.
+gradio_config.components){let element=props.elem_id&&document.getElementById(props.elem_id);!element||!/__i18n__/.test(JSON.stringify(props))||(type==="html"&&($(".html-container > *",element).innerHTML=
+translate(props.value)),type==="textbox"&&($("textarea",element).placeholder=translate(props.placeholder),$("[data-testid=block-info]",element).textContent=translate(props.label)))}}function chooseLanguage(chosen){
+store(local,"sd_tpu language",chosen),location.reload()}new MutationObserver(()=>{let heading=$("header[lang]"),root=document.documentElement;!heading||heading.lang===root.lang&&heading.dir===root.dir||
+Object.assign(root,{lang:heading.lang,dir:heading.dir})}).observe(document,{subtree:!0,childList:!0,attributeFilter:["lang"]});var PAUSE=500;function drawSoon(index){clearTimeout(state.pauses[index]),$("#live input").checked&&(state.pauses[index]=setTimeout(()=>{isKept(index)||(state.pending.size?drawSoon(index):draw(index))},
+PAUSE))}function drawAllSoon(){boxes().forEach((box,index)=>{box.value.trim()&&drawSoon(index)})}function draw(index){state.keep[index]=!1,begin(request("live",{place:index}));for(let seen of[`#cards \
+[data-place="${index}"]`,":focus"])$(seen)?.scrollIntoView({block:"nearest"})}var numberOf=slider=>slider.previousElementSibling;function showOverrides(){let seed=fixedSeed(),overrides=state.overrides[state.panelIndex];for(let field of $$("#own-panel [name]")){field.value="",choose(
+field,overrides[field.name]??"");let common=settingField(field.name);common?field.placeholder=common.value||common.placeholder||"":field.name==="seed"&&(field.placeholder=seed===null?seedBox().placeholder:
+String(seed+state.panelIndex))}for(let slider of $$("#own-panel [type=range]"))slider.value=numberOf(slider).value||numberOf(slider).placeholder;showInputs(),showUses()}function showSliders(){for(let slider of $$(
+"#settings-panel [type=range]"))slider.value=numberOf(slider).value}function overridesBesideAll(overrides,name){return overrides.map(({mask,...box})=>name==="mask"&&box.init_image?.trim()&&!mask?{...box,mask:" "}:mask&&(name!=="init_image"||box.init_image)?{...box,mask}:
+box)}function given(name,input){return{[name]:input,...name==="init_image"?{mask:""}:{}}}function movedToAll(overrides,index,names){let from=overrides[index];return{settings:Object.fromEntries(names.filter(
+name=>from[name]).map(name=>[name,from[name].trim()])),own:overrides.map(box=>Object.fromEntries(Object.entries(box).filter(([name])=>!names.includes(name))))}}async function send(file,action,more={}){let{large,max}=$("#read-panel .drop").dataset;if(!file)return{};if(file.size>Number(max))return tell(String(large),"wrong",!0),{};try{let{path}=await upload(file);
+return await ask(action,{file:path,...more})}catch{return tell(String($("#generate").dataset.failed),"wrong",!0),{}}}async function read(file){let{form}=await send(file,"read");form&&fold()}function put(index,name,input){
+let settings=given(name,input);for(let each of Object.keys(settings))delete state.incoming[`${index} ${each}`];if(index===void 0)return replace({settings,own:overridesBesideAll(state.overrides,name)}),
+drawAllSoon();for(let each of Object.keys(settings))!settings[each]&&settingField(each).value&&(settings[each]=" ");replace({own:state.overrides.map((box,at)=>at===index?{...box,...settings}:box)}),drawSoon(
+index)}async function putWhen(taken,index,name){let where=`${index} ${name}`;state.incoming[where]=taken;let{input}=await taken;return!input||state.incoming[where]!==taken?!1:(put(index,name,input),!0)}
+async function useAs(name,from,index=from){await putWhen(ask("take",{place:from}),index,name)&&unfold(overridesButton(index),opened("own",name))}async function useFromHistory(name,id){await putWhen(ask(
+"take",{id}),void 0,name)&&showForAll(name)}async function handIn(file,index,name="init_image",more={}){let mask=name==="mask"?{mask_of:valueFor(index,"init_image")}:{},taken=send(file,"take",{...mask,
+...more}).then(answer=>(answer.form&&fold(),file&&answer.input&&(state.inputs[answer.input]??=URL.createObjectURL(file)),answer));await putWhen(taken,index,name)&&index===void 0&&showForAll(name)}function showForAll(name){
+unfold(panelButton("settings"),opened("settings",name))}function opened(panel,name){let there=$(`#${panel}-panel [name=${name}]`).closest(".handed");return there.open=!0,there}var handInTo=(file,field)=>handIn(
+file,boxIndexOf(field),uploadName(field));listen("dragover",(_,event)=>event.preventDefault());listen("drop",(target,event)=>{let file=event.dataTransfer?.files[0];if(!file||(event.preventDefault(),!state.
+arrived))return;let index=cards().indexOf(target.closest(".card"));target.closest("#read-panel")?read(file):target.closest(".upload")?handInTo(file,target):index>=0?handIn(file,index):handIn(file,void 0,
+"init_image",{or_read:!0})});listen("paste",(target,event)=>{let{types,files:[file]}=event.clipboardData,index=boxes().indexOf(target);!file||types.includes("text/plain")||state.arrived&&handIn(file,index<
+0?boxIndexOf(target):index)});register({begin({place}){let uses=$("#own-panel .uses");uses?unfold(overridesButton(Number(place)),uses):useAs("init_image",Number(place))},use_as:({place=state.panelIndex,
+name})=>useAs(String(name),Number(place)),for_all(_,button){let names=$$("[name]",button.closest(".handed")).map(({name})=>name);replace(movedToAll(state.overrides,state.panelIndex,names)),drawAllSoon()},
+take_away:(_,button)=>put(boxIndexOf(button),uploadName(button),"")});var nameOf=({dataset})=>String(dataset.id??dataset.place);function leaf(by){let{all,name}=state.viewed,figures=$$(all),next=figures.findIndex(figure2=>nameOf(figure2)===name)+by,figure=figures.at(next%
+figures.length);figure&&$(".view",figure)?.click()}async function open(figure){let all=figure.closest("#history-panel")?"#history-panel figure":"#cards figure.done",{id,place}=figure.dataset,here={name:nameOf(
+figure),all,id,which:id?{id}:{place:Number(place)}};state.viewed=here;let viewer=$("#viewer"),image=$("img",figure);$("img",viewer).alt=image.alt,showBefore(),$("[data-do=larger_shown]",viewer).hidden=
+!!id,$(".words",viewer).textContent=image.alt,$(".facts",viewer).textContent=$(".seed, .told",figure)?.textContent??"",show2(image.src,$("a[download]",figure));let alone=$$(all).length<2;for(let button of $$(
+"[data-do=leaf]",viewer))button.hidden=alone;if(viewer.open||viewer.showModal(),ask("before",here.which).then(({before})=>{state.viewed===here&&showBefore(before)}),!id)return;let{view}=await ask("his\
+tory",{act:"view",id});state.viewed===here&&(view?show2(view,link(view)):viewer.close())}function showBefore(address){let[,image]=$$("#viewer img"),slider=$("#viewer [type=range]");for(let each of[image,
+slider])each.hidden=!address;image.src=address??"",slider.value="50",slide(slider)}function slide(slider){slider.parentElement?.style.setProperty("--at",`${slider.value}%`)}function show2(address,file){
+let download=$("#viewer a"),image=$("#viewer img");image.src=address,image.decode().then(()=>image.parentElement?.style.setProperty("--ratio",String(image.naturalWidth/image.naturalHeight)),()=>{}),document.
+activeElement===download&&!file&&$("#viewer [data-do=close]").focus(),download.hidden=!file,file&&Object.assign(download,{href:file.href,download:file.download})}function close(){return $("#viewer").close(),
+state.viewed}register({view:(_,button)=>open(button.closest("figure")),leaf:({step:step2})=>leaf(Number(step2)),use(){let{id,name}=close();id?useAgain(id):again(Number(name))},begin_shown({name:as}){let{
+id,name}=close();id?useFromHistory(String(as),id):useAs(String(as),Number(name))},larger_shown:()=>drawLarger(Number(close().name)),large:()=>ask("large",state.viewed.which)});listen("input",(target,event)=>{if(!(state.filling||!state.arrived)&&(state.edited=!0,target.closest("#viewer")&&slide(target),!target.closest("dialog"))){if(target.type==="file")return pick(target);edit(
+target.type==="range"?moved2(target):target,String(event.inputType??"")),hooks.changed()}});function pick(target){let file=target.files?.[0];target.closest(".upload")?handInTo(file,target):read(file),
+target.value=""}function moved2(slider){let number=numberOf(slider);return number.value=slider.value,number}function edit(field,inputType){let inSettings=field.closest("#settings-panel"),index=boxes().
+indexOf(field);field.closest("#own-panel")?override(field):field.name==="model"&&inSettings?changeModel(field.value):field.name==="what"?showValues(field):field.type==="search"?search(field.value):field.
+id==="language"&&chooseLanguage(field.value),index>=0&&drawSoon(index),index>=0&&/^(insertText|delete)/.test(inputType)&&suggest(field),field.closest("#settings-panel .handed")&&drawAllSoon(),inSettings&&
+offerDependent(field.name)}function override({name,value}){let overrides=state.overrides[state.panelIndex];value===""?delete overrides[name]:overrides[name]=value,drawSoon(state.panelIndex)}function changeModel(model){
+remember(state.lastForm??void 0),forgetWords(),ask("model",{model})}var BUTTONS="#cards :is([data-do], .icon), #history-panel [data-do]",PARTS=["data-do","data-act","data-id","data-place","popovertarget"];listen("pointerdown",()=>{state.focus=null});listen("focusin",target=>{
+let button=target.closest(BUTTONS);state.focus=button&&PARTS.filter(name=>button.hasAttribute(name)).map(name=>`[${name}="${button.getAttribute(name)}"]`).join("")});new MutationObserver(()=>{if(!state.
+focus||document.activeElement!==document.body)return;($(state.focus)??(state.focus.includes("data-id")?$("#history-panel [data-do]")??$("[aria-controls=history-panel]"):null))?.focus({preventScroll:!0})}).
+observe(document,{subtree:!0,childList:!0});function leafsBy(key2,rightToLeft){let forth=rightToLeft?-1:1;return{ArrowLeft:-forth,ArrowUp:-1,ArrowRight:forth,ArrowDown:1}[key2]}listen("keydown",(target,event)=>{if(!$("#painter[open], #journey[o\
+pen], .menu:popover-open"))if($("#viewer")?.open){let by=leafsBy(event.key,isRightToLeft());by!==void 0&&target.type!=="range"&&leaf(by)}else event.key==="Enter"&&(event.ctrlKey||event.metaKey)?state.
+arrived&&generate():target===state.completion.box&&!event.isComposing&&isOffered()&&complete(event.key)?event.preventDefault():event.key==="Escape"&&!event.isComposing&&!fold()&&!target.closest("input\
+, textarea, select")&&stop()});var SHOWN=2e3;async function copy(button){let link2=`${location.origin}${location.pathname}${location.search}#${button.dataset.link}`;try{await navigator.clipboard.writeText(link2),button.dataset.label??=
+String(button.textContent);let{label}=button.dataset;button.textContent=String(button.dataset.copied),setTimeout(()=>{button.textContent=label},SHOWN)}catch{prompt(button.dataset.prompt,link2)}}async function openLink(){
+if(location.hash.length<=1)return;await connected;let link2=location.hash.slice(1);history.replaceState(null,"",location.pathname+location.search),await ask("link",{link:link2})}addEventListener("hash\
+change",openLink);register({link:(_,button)=>copy(button)});var COLOUR="#4f46e5",painting=state.painter;async function open2(index){let input=valueFor(index,"init_image"),painter=$("#painter"),image=$("img",painter),{view}=await ask("paint",{input});if(!view)return;
+image.src=view,await image.decode();let{naturalWidth:width,naturalHeight:height}=image;painting.input!==input&&Object.assign(painting,{strokes:[],inverted:!1}),Object.assign(painting,{index,input}),Object.
+assign($("canvas",painter),{width,height}),painter.showModal(),show3()}function show3(){let canvas=$("#painter canvas"),brush=canvas.getContext("2d"),{width,height}=canvas;brush.globalCompositeOperation=
+"source-over",brush.clearRect(0,0,width,height),Object.assign(brush,{strokeStyle:COLOUR,fillStyle:COLOUR,lineCap:"round",lineJoin:"round"});for(let{size,points}of painting.strokes){brush.lineWidth=size,
+brush.beginPath();for(let[x,y]of[points[0],...points])brush.lineTo(x,y);brush.stroke()}painting.inverted&&(brush.globalCompositeOperation="xor",brush.fillRect(0,0,width,height)),$("[data-do=unpaint]").
+disabled=!painting.strokes.length,$("[data-do=painted]").disabled=!painting.strokes.length&&!painting.inverted,$("[data-do=invert]").ariaPressed=String(painting.inverted)}function spot(canvas,{clientX,
+clientY}){let{left,top,width,height}=canvas.getBoundingClientRect();return[(clientX-left)/width*canvas.width,(clientY-top)/height*canvas.height]}function handInMask(){let canvas=$("#painter canvas"),{
+width,height}=canvas,mask=make("canvas",{width,height}),onto=mask.getContext("2d");onto.drawImage(canvas,0,0);for(let[how,colour]of[["source-in","white"],["destination-over","black"]])Object.assign(onto,
+{globalCompositeOperation:how,fillStyle:colour}),onto.fillRect(0,0,width,height);$("#painter").close(),mask.toBlob(blob=>handIn(new File([blob],"mask.png"),painting.index,"mask"))}listen("pointerdown",
+(target,event)=>{if(!target.matches("#painter canvas")||event.button||!event.isPrimary)return;target.setPointerCapture(event.pointerId);let size=Number($("#painter [type=range]").value)/100*Math.max(target.
+width,target.height);painting.strokes.push({size,points:[spot(target,event)]}),show3()});listen("pointermove",(target,event)=>{target.matches?.("#painter canvas")&&target.hasPointerCapture(event.pointerId)&&
+(painting.strokes[painting.strokes.length-1].points.push(spot(target,event)),show3())});register({paint:(_,button)=>open2(boxIndexOf(button)),unpaint(){painting.strokes.pop(),show3()},invert(){painting.
+inverted=!painting.inverted,show3()},painted:handInMask});function plan(place){let dialog=$("#journey"),[from,to]=$$("select",dialog),options=()=>$$("#cards figure.done").map(({dataset})=>{let number=Number(dataset.place)+1,name=String(from.dataset.picture).
+replace("%",String(number)).replace("§",String($(`#picture-${number} .words`).textContent));return new Option(name,dataset.place)});from.replaceChildren(...options()),to.replaceChildren(to.options[0],
+...options()),from.value=place,dialog.showModal(),showJourney()}async function showJourney(){let{view}=await ask("movie");for(let each of $$("#journey :is(.stage, .files)"))each.hidden=!view;return view&&
+($("#journey img").src=view),view}register({journey:({place})=>plan(String(place)),async travel(){let[place,to,count]=$$("#journey select").map(({value})=>value);$("#journey").close(),state.journey=await start(
+"journey",{place:Number(place),to:to===""?null:Number(to),count:Number(count)})},movie:({kind})=>ask("movie",{kind})});function lineChanged(){let line=$("#line p");if(!line)return;let busy=line.classList.contains("busy"),fromServer=line.dataset.at!==void 0;showGo(),store(session,"sd_tpu busy",busy);let share=Math.round(
+100*(progress()?.value??0));document.title=busy&&share?`${share} % · ${title()}`:`${title()} · sd_tpu`,fromServer?serverLineChanged(line,busy):state.line.busy||=busy}function serverLineChanged({classList,
+dataset},busy){state.line.running=["busy","single"].filter(each=>classList.contains(each)),dataset.run===state.run.name&&(state.run.version=Number(dataset.version)),settle(),busy||showUndo(),state.line.
+busy&&!busy&&(showHistory(),state.journey&&classList.contains("over")&&openJourney(),state.journey=!1),state.line.busy=busy,classList.contains("wrong")&&(state.edited=!1,look(!0))}async function openJourney(){
+await showJourney()&&$("#journey").showModal()}var sampleSets=()=>JSON.parse(String($("[data-samples]").dataset.samples));function shuffled(texts2){return texts2.map(text=>[Math.random(),text]).sort(([one],[other])=>one-other).map(([,text])=>text)}
+var lines=text=>text.split(`
+`).map(line=>line.trim()).filter(Boolean);register({copy_first:()=>replace({prompts:Array(BOXES).fill(boxes().map(box=>box.value).find(text=>text.trim())??"")}),clear:()=>replace({prompts:[],own:[]}),
+samples(){let sets=sampleSets();replace({prompts:sets[state.samples++%sets.length],own:[]})},surprise(){if($("#generate").disabled)return;let all=sampleSets().flat().filter(Boolean);replace({prompts:shuffled(
+all).slice(0,BOXES),own:[]}),generate()},word(_,{textContent:word}){remember(),state.completion.box??=boxes()[0];let{box}=state.completion,{value}=box,at=Number(box.selectionStart),before=value.slice(
+0,at),put2=`${before&&!/\s$/.test(before)?" ":""}${word}`;write(box,`${before}${put2}${value.slice(at)}`),box.selectionStart=box.selectionEnd=at+put2.length},fill(_,button){let prompts=lines($("#list-\
+panel textarea").value),{empty,filled,many}=button.dataset;if(!prompts.length)return tell(String(empty),"wrong",!0);replace({prompts,own:[]});let told=prompts.length>BOXES?String(many).replace("%",String(
+prompts.length)):String(filled);tell(told,"idle",!0),fold()}});function resetAll(){let exact=$$("#settings-panel [data-default]").map(field=>[field.name,field.dataset.default]);replace({settings:Object.fromEntries(exact)}),panelButton("settings").focus()}function resetBox(index){
+replace({own:state.overrides.map((box,each)=>each===index?{}:box)}),overridesButton(index).focus(),drawSoon(index)}register({random({told}){replace({seed:"-1"}),tell(String(told),"idle",!0)},reuse({none}){
+state.run.name?replace({seed:String(state.run.seed)}):tell(String(none),"wrong",!0)},preset:({steps})=>replace({settings:{steps:String(steps)}}),reset({place}){place===void 0?resetAll():resetBox(Number(
+place))}});var NAP=2e4,PATIENCE=3e3;listen("visibilitychange",()=>{document.hidden?state.wake.hiddenSince=Date.now():Date.now()-state.wake.hiddenSince>NAP&&checkLater($("#line p").textContent)});function checkLater(before){
+clearTimeout(state.wake.timer),state.wake.timer=setTimeout(async()=>{await mayBeStill(before)&&checkLater(before)},PATIENCE)}async function mayBeStill(before){let still=()=>$("#line .busy")?.textContent===
+before,{line}=still()&&!state.pending.size?await ask("look"):{};if(!still())return!1;let now=state.pending.size||line===void 0||$("dialog[open]")||$("#list-panel[data-open] textarea")?.value?before:$(
+"p",make("template",{innerHTML:line}).content).textContent;return now!==before&&location.reload(),now===before}Object.assign(hooks,{filled:showOverrides,changed(){showSliders(),showPressed(),showInputs(),showCards(),state.browser&&(saveForm(),showUndo(),lookSoon())},panelOpened(){showOverrides(),showHistory()},
+showRun:(run,before)=>begin(request("show",{shown:run}),before)});dispatchClicks(()=>{$("#line .wrong")&&(state.edited=!0,lookSoon())});listen("click",target=>{target.closest(".about summary")&&ask("a\
+bout").then(({about})=>{$(".about dl").innerHTML=about??""})});window.sdTpu={connect:(answer,stream2,upload2)=>connectTo({answer,stream:stream2,upload:upload2}),async arrive(){await connected,speak();
+let stored=readStored(local,`sd_tpu/${title()}`);state.browser=stored?.browser??newName(),restoreUndo(),stored?.live&&($("#live input").checked=!0),fill(stored?.form??{}),this.arrived=state.arrived=!0,
+markInert(),showUndo(),observe(),begin(request("show"),readStored(session,"sd_tpu busy")!==!0),await openLink()}};function newName(){return Array.from(crypto.getRandomValues(new Uint8Array(16)),byte=>byte.
+toString(16).padStart(2,"0")).join("")}function observe(){let any={subtree:!0,childList:!0};new MutationObserver(lineChanged).observe($("#line"),{...any,attributeFilter:["data-at"]}),new MutationObserver(
+showCards).observe($("#cards"),{...any,attributeFilter:["class"]})}function markInert(){for(let part of $$("#tools, #cards, #bar"))part.inert=!state.arrived}var arrival=new MutationObserver(()=>{state.
+arrived?arrival.disconnect():markInert()});arrival.observe(document,{subtree:!0,childList:!0});})();

@@ -1,7 +1,6 @@
-"""Look of the page: colours here, layout in page.css, behaviour in page.js."""
+"""Look of the page: colours here, layout in page.css, behaviour in script/."""
 
 import json
-import re
 from pathlib import Path
 
 import gradio as gr
@@ -58,8 +57,9 @@ def style(defaults: Picture) -> str:
 
 _HERE = Path(__file__).parent
 ICON = str(_HERE / "icon.svg")
-_SCRIPT = re.sub(r"(?m)^\s*(//.*)?\n?", "", (_HERE / "page.js").read_text(encoding="utf-8"))
-# The table of settings as page.js needs it.
+# Made of script/ by `make script`; its first line says so.
+_SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8").split("\n", 1)[1]
+# The table of settings as script/state.js needs it.
 TABLE = {
     "boxes": MAX_PROMPTS,
     "seeds": MAX_SEED + 1,
@@ -78,5 +78,4 @@ TABLE = {
         if setting.of_upload and setting.suggest
     },
 }
-# Without what is for those who read it.
 HEAD = f"<script>window.sdTpuSettings = {json.dumps(TABLE)};\n{_SCRIPT}</script>"

@@ -1,0 +1,48 @@
+// The cards: which is kept, and what its buttons and its picture say of the prompt.
+
+import { register } from "./actions.js";
+import { $, boxes, cards } from "./dom.js";
+import { hooks } from "./hooks.js";
+import { showUses } from "./inputs.js";
+import { state } from "./state.js";
+import { bookmarks, toggleBookmark } from "./storage.js";
+
+/**
+ * Whether Generate leaves a card alone: its picture may have gone, with the server for one.
+ * @param {number} index
+ */
+export function isKept(index) {
+    const picture = "figure:not(.blank, .example, .stopped) img";
+    return state.keep[index] && $(picture, cards()[index]) !== null;
+}
+
+/** Drops the marks of cards that have no picture to keep. */
+export function keepOnlyPictures() {
+    state.keep = state.keep.map((_, index) => isKept(index));
+}
+
+export function showCards() {
+    const marked = bookmarks();
+    for (const [index, card] of cards().entries()) {
+        const here = boxes()[index].value.trim();
+        const drawn = $(".words", card)?.textContent;
+        card.classList.toggle("kept", isKept(index));
+        $("[data-do=keep]", card)?.setAttribute("aria-pressed", String(state.keep[index]));
+        $("[data-do=bookmark]", card).ariaPressed = String(marked.includes(here));
+        // Of another prompt than is there now a picture says so, and an example nothing.
+        $("figure", card).classList.toggle("other", drawn !== undefined && drawn !== here);
+    }
+    showUses();
+}
+
+register({
+    keep({ place }) {
+        const index = Number(place);
+        state.keep[index] = !state.keep[index];
+        hooks.changed();
+    },
+    bookmark({ place }) {
+        toggleBookmark(boxes()[Number(place)].value.trim());
+        hooks.changed();
+    },
+});

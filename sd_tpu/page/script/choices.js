@@ -1,0 +1,103 @@
+// Fields whose choices change: with the server's models, with a model's sizes, with another field.
+
+import { $, $$, settingField } from "./dom.js";
+import { BOXES, OFFERED, state } from "./state.js";
+
+/** @typedef {import("./types").Part} Part */
+
+/** How many sizes are compared unless somebody chooses. */
+const TICKED_SIZES = 3;
+
+/**
+ * Offers sizes or models: for all boxes, for one, and to be compared.
+ * @param {string} name
+ * @param {string[]} values
+ */
+export function offerChoices(name, values) {
+    const ticked = name === "size" ? TICKED_SIZES : BOXES;
+    const all = $(`#all-${name}`);
+    const own = $(`#own-${name}`);
+    const options = () => values.map((each) => new Option(each, each));
+    all.replaceChildren(...options());
+    own.replaceChildren(own.options[0], ...options());
+    all.dataset.options = own.dataset.options = String(values.length);
+    const list = $(`#compare-panel [data-what=${name}]`);
+    const tick = $("label", list);
+    list.dataset.options = String(values.length);
+    /** @type {HTMLElement} */ (tick.parentElement).replaceChildren(
+        ...values.map((each, index) => {
+            const label = /** @type {Part} */ (tick.cloneNode(true));
+            Object.assign($("input", label), { value: each, checked: index < ticked });
+            /** @type {Text} */ (label.lastChild).data = each;
+            return label;
+        }),
+    );
+}
+
+/**
+ * Sets a field, if it is one that can have the value.
+ * @param {Part} field
+ * @param {unknown} value
+ */
+export function choose(field, value) {
+    if (field.type === undefined || typeof value !== "string") return;
+    const there = field.options && [...field.options].some((option) => option.value === value);
+    if (field.options && !there) {
+        if (!OFFERED.includes(field.name)) return; // another page offered it
+        field.add(new Option(value, value));
+        field.dataset.options = String(field.options.length); // a single choice may be hidden
+    }
+    field.value = value;
+}
+
+/**
+ * Offers only the choices that go with the value of the setting they depend on.
+ * @param {string} [changed] the setting that has changed
+ */
+export function offerDependent(changed) {
+    for (const field of $$("#settings-panel [data-per]")) {
+        const { of, allowed } = JSON.parse(String(field.dataset.per));
+        const here = ["", ...(allowed[settingField(of).value] ?? [])];
+        for (const option of field.options) {
+            option.hidden = option.disabled = !here.includes(option.value);
+        }
+        if (changed === of || !here.includes(field.value)) field.value = "";
+    }
+}
+
+/**
+ * Shows the models that the server has by now, and the sizes and numbers of steps of the one that
+ * is chosen.
+ * @param {import("./types").Answer} answer
+ */
+export function showOffered({ presets = [], sizes, models = [] }) {
+    if (models.length > 1) renew("model", models);
+    if (!sizes) return; // the model cannot be read
+    const before = [...$("#all-size").options].map(({ value }) => value);
+    if (!sizes.every((each) => before.includes(each)) || before.length > sizes.length + 1) {
+        renew("size", sizes);
+    }
+    presets.forEach((steps, index) => {
+        $$("#presets button")[index].dataset.steps = steps;
+    });
+    showPressed();
+}
+
+/**
+ * @param {string} name
+ * @param {string[]} values
+ */
+function renew(name, values) {
+    const { value } = $(`#all-${name}`);
+    offerChoices(name, values);
+    choose($(`#all-${name}`), value);
+    choose($(`#own-${name}`), state.overrides[state.panelIndex][name] ?? "");
+}
+
+/** Marks the preset whose number of steps is filled in. */
+export function showPressed() {
+    const steps = settingField("steps").value;
+    for (const button of $$("#presets button")) {
+        button.ariaPressed = String(button.dataset.steps === steps);
+    }
+}

@@ -1,0 +1,90 @@
+// The history: pictures that this browser has made, a page at a time, searched and filtered.
+
+import { register } from "./actions.js";
+import { $, $$ } from "./dom.js";
+import { fold } from "./panels.js";
+import { ask } from "./server.js";
+import { state } from "./state.js";
+
+const DELAY = 150; // ms without a key after which is searched
+const shown = state.history;
+
+/**
+ * Does something with the history, and shows it if its panel is open.
+ * @param {string} act
+ * @param {Record<string, unknown>} more
+ * @returns {Promise<import("./types").Answer>}
+ */
+export async function showHistory(act = "show", more = {}) {
+    const panel = $("#history-panel[data-open]");
+    if (!panel && act === "show") return {};
+    const number = ++shown.number;
+    const answer = await ask("history", { act, ...shown.filter, ...more });
+    if (panel && number === shown.number && answer.history !== undefined) {
+        $(".found", panel).innerHTML = answer.history;
+        $$("time", panel).forEach(showTime);
+    }
+    return answer;
+}
+
+/** Puts a picture of the history back into the form. @param {string} id */
+export async function useAgain(id) {
+    const { form } = await ask("again", { id });
+    if (form) closeForForm();
+}
+
+function closeForForm() {
+    fold();
+    $("#generate").focus();
+}
+
+/** @param {{ act?: string, id?: string, to?: string }} data */
+async function change({ act, id, to }) {
+    if (act === "more") shown.filter.pages += 1;
+    if (act === "only") {
+        limit({ favourites: !shown.filter.favourites });
+        $("#history-panel [data-act=only]").ariaPressed = String(shown.filter.favourites);
+    }
+    const answer = await showHistory(act, { id, to });
+    if (answer.form) closeForForm();
+    if (answer.kind === "wrong" || answer.history === undefined) return;
+    for (const star of $$(`#cards [data-do=star][data-id="${id}"]`)) star.ariaPressed = String(to);
+    const undo = $("#history-panel .undo");
+    if (act === "restore") undo.hidden = true;
+    if (act !== "delete" && act !== "clear") return;
+    undo.hidden = false;
+    $("span", undo).textContent = answer.news ?? "";
+    $("button", undo).focus();
+}
+
+/** Shows only some of it. @param {Partial<typeof shown.filter>} filter */
+function limit(filter) {
+    Object.assign(shown.filter, { pages: 1, ...filter });
+    // Not all of what would be cleared is seen.
+    $("#history-panel [data-act=clear]").hidden =
+        shown.filter.favourites || shown.filter.words !== "";
+}
+
+/** @param {string} words */
+export function search(words) {
+    limit({ words });
+    clearTimeout(shown.timer);
+    shown.timer = setTimeout(showHistory, DELAY);
+}
+
+/**
+ * Writes a time as people do here: the server knows neither where nor how.
+ * @param {import("./types").Part} time
+ */
+function showTime(time) {
+    time.textContent = new Date(time.dateTime).toLocaleString(document.documentElement.lang, {
+        dateStyle: "medium",
+        timeStyle: "short",
+    });
+}
+
+register({
+    history: (data) => (data.act === "again" ? useAgain(String(data.id)) : change(data)),
+    star: ({ id }, button) =>
+        change({ act: "favourite", id, to: String(button.ariaPressed !== "true") }),
+});

@@ -1,0 +1,39 @@
+// Keys for the whole page: Generate, Stop, and leafing through pictures.
+
+import { complete, isOffered } from "./completion.js";
+import { $, isRightToLeft, listen } from "./dom.js";
+import { fold } from "./panels.js";
+import { generate, stop } from "./run.js";
+import { state } from "./state.js";
+import { leaf } from "./viewer.js";
+
+/**
+ * By how many pictures a key leafs; undefined if it does not.
+ * @param {string} key
+ * @param {boolean} rightToLeft
+ * @returns {number | undefined}
+ */
+export function leafsBy(key, rightToLeft) {
+    const forth = rightToLeft ? -1 : 1;
+    return { ArrowLeft: -forth, ArrowUp: -1, ArrowRight: forth, ArrowDown: 1 }[key];
+}
+
+listen("keydown", (target, event) => {
+    if ($("#painter[open], #journey[open], .menu:popover-open")) return;
+    if ($("#viewer")?.open) {
+        const by = leafsBy(event.key, isRightToLeft());
+        if (by !== undefined && target.type !== "range") leaf(by);
+    } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        if (state.arrived) generate();
+    } else if (
+        target === state.completion.box &&
+        !event.isComposing &&
+        isOffered() &&
+        complete(event.key)
+    ) {
+        event.preventDefault();
+    } else if (event.key === "Escape" && !event.isComposing) {
+        // What is open is closed first; in what is written in it means nothing more.
+        if (!fold() && !target.closest("input, textarea, select")) stop();
+    }
+});

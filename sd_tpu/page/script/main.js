@@ -1,0 +1,108 @@
+// What the page does in the browser. This is where the modules come together: which of them act on
+// a change, and what happens when the page arrives. Gradio calls `window.sdTpu`, and tests wait
+// for it.
+
+import { dispatchClicks } from "./actions.js";
+import { showCards } from "./cards.js";
+import { showPressed } from "./choices.js";
+import "./compare.js";
+import { $, $$, listen, title } from "./dom.js";
+import "./edits.js";
+import "./focus.js";
+import { fill, saveForm } from "./form.js";
+import { showHistory } from "./history.js";
+import { hooks } from "./hooks.js";
+import { showInputs } from "./inputs.js";
+import "./keys.js";
+import { speak } from "./language.js";
+import { openLink } from "./links.js";
+import { lookSoon } from "./look.js";
+import { showOverrides, showSliders } from "./overrides.js";
+import "./painter.js";
+import { lineChanged } from "./progress.js";
+import "./prompts.js";
+import { begin } from "./run.js";
+import { ask, connected, connectTo, request } from "./server.js";
+import "./settings.js";
+import { state } from "./state.js";
+import { local, readStored, session } from "./storage.js";
+import { restoreUndo, showUndo } from "./undo.js";
+import "./wake.js";
+
+Object.assign(hooks, {
+    filled: showOverrides,
+    changed() {
+        showSliders();
+        showPressed();
+        showInputs();
+        showCards();
+        if (!state.browser) return;
+        saveForm();
+        showUndo();
+        lookSoon();
+    },
+    panelOpened() {
+        showOverrides();
+        showHistory();
+    },
+    /** @type {typeof hooks.showRun} */
+    showRun: (run, before) => begin(request("show", { shown: run }), before),
+});
+
+dispatchClicks(() => {
+    if (!$("#line .wrong")) return;
+    state.edited = true; // whoever goes on has read it
+    lookSoon();
+});
+
+listen("click", (target) => {
+    if (!target.closest(".about summary")) return;
+    ask("about").then(({ about }) => {
+        $(".about dl").innerHTML = about ?? "";
+    });
+});
+
+window.sdTpu = {
+    connect: (answer, stream, upload) => connectTo({ answer, stream, upload }),
+    /** Call when all elements are there. */
+    async arrive() {
+        await connected;
+        speak();
+        const stored = readStored(local, `sd_tpu/${title()}`);
+        state.browser = stored?.browser ?? newName();
+        restoreUndo();
+        if (stored?.live) $("#live input").checked = true;
+        fill(stored?.form ?? {});
+        this.arrived = state.arrived = true;
+        markInert();
+        showUndo();
+        observe();
+        begin(request("show"), readStored(session, "sd_tpu busy") !== true);
+        await openLink();
+    },
+};
+
+/** A name for this browser that nobody can guess: its runs are found by it. */
+function newName() {
+    return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
+        byte.toString(16).padStart(2, "0"),
+    ).join("");
+}
+
+/** Gradio changes the elements of the line and of the cards, or makes them anew. */
+function observe() {
+    const any = { subtree: true, childList: true };
+    new MutationObserver(lineChanged).observe($("#line"), { ...any, attributeFilter: ["data-at"] });
+    new MutationObserver(showCards).observe($("#cards"), { ...any, attributeFilter: ["class"] });
+}
+
+// Until what was saved is there, what is typed would be lost, and what is made would be nobody's.
+function markInert() {
+    for (const part of $$("#tools, #cards, #bar")) part.inert = !state.arrived;
+}
+
+const arrival = new MutationObserver(() => {
+    if (state.arrived) arrival.disconnect();
+    else markInert();
+});
+arrival.observe(document, { subtree: true, childList: true });

@@ -1,0 +1,42 @@
+// Buttons that fill in settings: the seed, the presets, back to the defaults.
+
+import { register } from "./actions.js";
+import { $$, overridesButton } from "./dom.js";
+import { tell } from "./line.js";
+import { drawSoon } from "./live.js";
+import { panelButton } from "./panels.js";
+import { state } from "./state.js";
+import { replace } from "./undo.js";
+
+/** Fills in exact pictures again, where settings cost likeness for speed. */
+function resetAll() {
+    const exact = $$("#settings-panel [data-default]").map((field) => [
+        field.name,
+        field.dataset.default,
+    ]);
+    replace({ settings: Object.fromEntries(exact) });
+    panelButton("settings").focus();
+}
+
+/** @param {number} index */
+function resetBox(index) {
+    replace({ own: state.overrides.map((box, each) => (each === index ? {} : box)) });
+    overridesButton(index).focus();
+    drawSoon(index);
+}
+
+register({
+    random({ told }) {
+        replace({ seed: "-1" });
+        tell(String(told), "idle", true);
+    },
+    reuse({ none }) {
+        if (state.run.name) replace({ seed: String(state.run.seed) });
+        else tell(String(none), "wrong", true);
+    },
+    preset: ({ steps }) => replace({ settings: { steps: String(steps) } }),
+    reset({ place }) {
+        if (place === undefined) resetAll();
+        else resetBox(Number(place));
+    },
+});

@@ -1,0 +1,59 @@
+// What the script knows: the server's facts about settings, and all that changes while it runs.
+
+// How many boxes there are, the number after which seeds begin again, the two settings that are
+// chosen as one size, those whose choices depend on the server, and the picture that each strength
+// or scale goes with.
+export const {
+    boxes: BOXES,
+    seeds: SEEDS,
+    sides: SIDES,
+    offered: OFFERED,
+    uses: USES,
+} = window.sdTpuSettings;
+
+/** @type {import("./types").State} */
+export const state = {
+    arrived: false, // whether what was saved is filled in
+    browser: null, // this browser's name, by which the server finds its runs
+
+    overrides: Array.from({ length: BOXES }, () => ({})),
+    keep: Array(BOXES).fill(false), // the cards that Generate leaves alone
+    panelIndex: 0, // the box whose overrides the panel shows
+    lastForm: null, // the form before the latest change
+    filling: false, // whether the page, and not a person, fills something in
+    edited: false, // whether a person has changed anything since the last error
+    samples: 1, // the set of samples that comes next; the first is in the boxes from the start
+
+    // Snapshots, the latest last; whether the focus is, or was last, at one of the buttons.
+    undo: { past: [], future: [], focused: false },
+    run: { name: null, seed: null, version: 0 }, // the run that is shown, as far as it has come
+    turn: Promise.resolve(), // when the next run may take the place of the one that is shown
+    pending: new Map(), // requests for runs that have no name yet: whether each is to be stopped
+    // Classes that say how a run goes on, and whether the line was busy when it changed last.
+    line: { running: [], busy: false },
+    journey: false, // whether the journey that is drawn is to be shown at its end
+    pauses: [], // timers of Live, by box
+
+    look: {
+        number: 0, // only the latest answer counts
+        open: false, // whether the field that is wrong is to be shown
+        timer: undefined,
+        models: true, // whether to ask for the models: the page itself lists only the first
+        live: false, // whether Live is to come back as soon as it is possible
+    },
+    inputs: {}, // small versions of the pictures that this browser has handed in, by name
+    incoming: {}, // the last upload for each box and setting
+    completion: {
+        words: [], // that prompts can use here
+        since: -Infinity, // when they were asked for
+        box: null, // the prompt box that had the focus last
+        offered: [],
+        chosen: -1,
+        cursor: "", // where it was, and in which text, when these were offered
+    },
+    history: { filter: { pages: 1, favourites: false, words: "" }, number: 0, timer: undefined },
+    viewed: null, // the picture in the full-screen view
+    painter: { strokes: [], inverted: false }, // the mask that is painted
+    wake: { hiddenSince: Infinity, timer: undefined }, // for phones that slept
+    focus: null, // a selector of the button that has the focus and may be made anew
+};

@@ -1,0 +1,172 @@
+// The types of what the script's modules share: elements, forms, requests, answers.
+
+type Of<T, K extends keyof T> = Pick<T, K>;
+
+/** An element of the page; which of these properties it has depends on its tag. */
+export type Part = HTMLElement &
+    Of<
+        HTMLInputElement,
+        | "value"
+        | "checked"
+        | "disabled"
+        | "placeholder"
+        | "name"
+        | "type"
+        | "files"
+        | "selectionStart"
+        | "selectionEnd"
+        | "setRangeText"
+    > &
+    Of<HTMLSelectElement, "options" | "add"> &
+    Of<HTMLDialogElement, "open" | "close" | "showModal"> &
+    Of<HTMLImageElement, "src" | "alt" | "decode" | "naturalWidth" | "naturalHeight"> &
+    Of<HTMLAnchorElement, "href" | "download"> &
+    Of<HTMLTimeElement, "dateTime"> &
+    Of<HTMLCanvasElement, "width" | "height"> & {
+        getContext(kind: "2d"): CanvasRenderingContext2D;
+    };
+
+/** Settings of one box that differ from those for all, by name. */
+export type Overrides = Record<string, string>;
+
+/** What is filled in, as the server and the browser's storage have it. */
+export interface Form {
+    prompts: string[];
+    seed: string;
+    settings: Record<string, string>;
+    own: Overrides[];
+    keep: boolean[];
+}
+
+export type FormPart = Partial<Form> & { sizes?: string[] };
+
+/** A request to the server; `do` names one of its actions. */
+export interface Asked {
+    do: string;
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    [more: string]: unknown;
+}
+
+/** An answer of the server: each action has some of these. */
+export interface Answer {
+    told?: string; // a sentence for the progress line
+    kind?: string; // of that sentence, its class
+    news?: string; // a sentence that is only read aloud
+    file?: string; // the address of a file to download
+    form?: FormPart; // what to fill in instead of what is there
+    filled?: FormPart; // what a run has filled in: prompts without their wildcards
+    run?: string;
+    seed?: number;
+    told_of?: string[]; // HTML below each box
+    own?: string[];
+    faster?: string;
+    slow?: string;
+    wrong?: boolean;
+    line?: string;
+    culprit?: { setting?: string; index: number | null } | null;
+    inputs?: Record<string, string>;
+    presets?: string[];
+    sizes?: string[];
+    models?: string[];
+    input?: string; // the name of a picture that was handed in
+    view?: string; // the address of a picture
+    before?: string;
+    history?: string;
+    known?: string[];
+    about?: string;
+}
+
+/** What was filled in once, and the run whose pictures were there. */
+export interface Snapshot {
+    form: Form;
+    run: string | null;
+    drawn: boolean; // whether only the pictures were replaced
+}
+
+/** A text that completes a prompt, and the index at which it begins there. */
+export type Suggestion = [from: number, text: string];
+
+export interface Stroke {
+    size: number;
+    points: [number, number][];
+}
+
+/** The picture in the full-screen view. */
+export interface Viewed {
+    name: string; // of its figure
+    all: string; // selects the figures around it
+    id?: string; // of a picture of the history
+    which: { id: string } | { place: number }; // the same for the server
+}
+
+export interface State {
+    arrived: boolean;
+    browser: string | null;
+    overrides: Overrides[];
+    keep: boolean[];
+    panelIndex: number;
+    filling: boolean;
+    edited: boolean;
+    lastForm: Form | null;
+    samples: number;
+    undo: { past: Snapshot[]; future: Snapshot[]; focused: boolean };
+    run: { name: string | null; seed: number | null; version: number };
+    turn: Promise<unknown>;
+    pending: Map<Asked, boolean>;
+    line: { running: string[]; busy: boolean };
+    journey: boolean;
+    look: { number: number; open: boolean; timer?: number; models: boolean; live: boolean };
+    pauses: (number | undefined)[];
+    inputs: Record<string, string>;
+    incoming: Record<string, Promise<Answer>>;
+    completion: {
+        words: string[];
+        since: number;
+        box: Part | null;
+        offered: Suggestion[];
+        chosen: number;
+        cursor: string;
+    };
+    history: {
+        filter: { pages: number; favourites: boolean; words: string };
+        number: number;
+        timer?: number;
+    };
+    viewed: Viewed | null;
+    painter: { strokes: Stroke[]; inverted: boolean; index?: number; input?: string };
+    wake: { hiddenSince: number; timer?: number };
+    focus: string | null;
+}
+
+export type Action = (data: Record<string, string | undefined>, button: Part) => unknown;
+
+declare global {
+    interface Window {
+        sdTpuSettings: {
+            boxes: number;
+            seeds: number;
+            sides: string[];
+            offered: string[];
+            uses: Record<string, string>;
+        };
+        sdTpu: {
+            connect(ask: Hub["answer"], follow: Hub["stream"], send: Hub["upload"]): void;
+            arrive(): Promise<void>;
+            arrived?: boolean;
+        };
+        gradio_config: {
+            i18n_translations?: Record<string, Record<string, string>>;
+            components: { type: string; props: Record<string, string> }[];
+        };
+    }
+}
+
+/** How Gradio's part of the page reaches the server. */
+export interface Hub {
+    answer(asked: Asked): Promise<Answer>;
+    stream(asked: Asked): void;
+    upload(file: File): Promise<{ path: string }>;
+}

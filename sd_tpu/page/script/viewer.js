@@ -1,0 +1,114 @@
+// The full-screen view of a picture of a card or of the history.
+
+import { register } from "./actions.js";
+import { $, $$, link } from "./dom.js";
+import { useAgain } from "./history.js";
+import { again, drawLarger } from "./run.js";
+import { ask } from "./server.js";
+import { state } from "./state.js";
+import { useAs, useFromHistory } from "./upload.js";
+
+/** @typedef {import("./types").Part} Part */
+/** @typedef {import("./types").Viewed} Viewed */
+
+/** A figure is found again by its name: it may be made anew. @param {Part} figure */
+const nameOf = ({ dataset }) => String(dataset.id ?? dataset.place);
+
+/** Shows the next picture, or the one before. @param {number} by */
+export function leaf(by) {
+    const { all, name } = /** @type {Viewed} */ (state.viewed);
+    const figures = $$(all);
+    const next = figures.findIndex((figure) => nameOf(figure) === name) + by;
+    const figure = figures.at(next % figures.length);
+    if (figure) $(".view", figure)?.click();
+}
+
+/** @param {Part} figure */
+async function open(figure) {
+    const all = figure.closest("#history-panel") ? "#history-panel figure" : "#cards figure.done";
+    const { id, place } = figure.dataset;
+    const here = { name: nameOf(figure), all, id, which: id ? { id } : { place: Number(place) } };
+    state.viewed = here;
+    const viewer = $("#viewer");
+    const image = $("img", figure);
+    $("img", viewer).alt = image.alt;
+    showBefore();
+    $("[data-do=larger_shown]", viewer).hidden = Boolean(id); // it is on no card
+    $(".words", viewer).textContent = image.alt;
+    $(".facts", viewer).textContent = $(".seed, .told", figure)?.textContent ?? "";
+    show(image.src, $("a[download]", figure));
+    const alone = $$(all).length < 2;
+    for (const button of $$("[data-do=leaf]", viewer)) button.hidden = alone;
+    if (!viewer.open) viewer.showModal();
+    ask("before", here.which).then(({ before }) => {
+        if (state.viewed === here) showBefore(before);
+    });
+    if (!id) return;
+    // The history's own files are asked for when they are looked at.
+    const { view } = await ask("history", { act: "view", id });
+    if (state.viewed !== here) return;
+    if (view) show(view, link(view));
+    else viewer.close();
+}
+
+/**
+ * Shows the picture's start picture over it, as far as the slider says.
+ * @param {string} [address]
+ */
+function showBefore(address) {
+    const [, image] = $$("#viewer img");
+    const slider = $("#viewer [type=range]");
+    for (const each of [image, slider]) each.hidden = !address;
+    image.src = address ?? "";
+    slider.value = "50";
+    slide(slider);
+}
+
+/** Moves the edge between the two pictures to where the slider is. @param {Part} slider */
+export function slide(slider) {
+    slider.parentElement?.style.setProperty("--at", `${slider.value}%`);
+}
+
+/**
+ * @param {string} address
+ * @param {{ href: string, download: string }} file
+ */
+function show(address, file) {
+    const download = $("#viewer a");
+    const image = $("#viewer img");
+    image.src = address;
+    image.decode().then(
+        () =>
+            image.parentElement?.style.setProperty(
+                "--ratio",
+                String(image.naturalWidth / image.naturalHeight),
+            ),
+        () => {},
+    );
+    if (document.activeElement === download && !file) $("#viewer [data-do=close]").focus();
+    download.hidden = !file;
+    if (file) Object.assign(download, { href: file.href, download: file.download });
+}
+
+/** Closes the view; returns the picture that was in it. */
+function close() {
+    $("#viewer").close();
+    return /** @type {Viewed} */ (state.viewed);
+}
+
+register({
+    view: (_, button) => open(/** @type {Part} */ (button.closest("figure"))),
+    leaf: ({ step }) => leaf(Number(step)),
+    use() {
+        const { id, name } = close();
+        if (id) useAgain(id);
+        else again(Number(name));
+    },
+    begin_shown({ name: as }) {
+        const { id, name } = close();
+        if (id) useFromHistory(String(as), id);
+        else useAs(String(as), Number(name));
+    },
+    larger_shown: () => drawLarger(Number(close().name)),
+    large: () => ask("large", /** @type {Viewed} */ (state.viewed).which),
+});
