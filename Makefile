@@ -15,16 +15,20 @@ LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/ty check
 
 # Node.js comes with the packages of requirements-dev.txt.
 TOOLS := node_modules/.package-lock.json
-script: export PATH := $(CURDIR)/$(BIN):$(CURDIR)/node_modules/.bin:$(PATH)
+CHECK_SCRIPT := tsc && biome ci --error-on-warnings && \
+	node --test --test-reporter dot tests/script/*.test.js
+check test script: export PATH := $(CURDIR)/$(BIN):$(CURDIR)/node_modules/.bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # or each process would compile all that it imports
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev $(TOOLS)
 	$(LINT)
+	$(CHECK_SCRIPT)
 	$(PYTEST) tests/unit -m "not slow" $(ARGS)
 
-test: $(VENV)/.dev chromium
+test: $(VENV)/.dev $(TOOLS) chromium
 	$(LINT)
+	$(CHECK_SCRIPT)
 	$(PYTEST) --durations 40 $(ARGS)
 
 test-all: test
