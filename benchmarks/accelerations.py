@@ -122,7 +122,9 @@ def evaluations(engines: Mapping[int, Engine], rounds: int) -> dict[int, dict[st
             {"prompts": ["a cat"], "steps": rounds + 1, "sampler": "ddim"}, engine.catalog
         )
         slots[number] = engine.programs.encode(
-            engine.params, engine.programs.empty(), {0: engine.slot_inputs(request, 0)}
+            engine.params,
+            engine.programs.empty(),
+            {0: engine.resolver.resolve(request).pictures[0].slots[0]},
         )
 
     def row(number: int) -> None:

@@ -10,6 +10,7 @@ from sd_tpu.cli.devices import find_devices
 from sd_tpu.serving.client import Status
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Event, Job
+from sd_tpu.serving.resolve import ResolvedRequest
 from sd_tpu.settings import Picture, RequestError
 
 
@@ -42,12 +43,11 @@ class Drawing:
         try:
             job = await asyncio.to_thread(
                 partial(
-                    self._engine.submit,
-                    order.request,
+                    self._queue,
+                    order.resolved,
                     previews=order.previews,
                     client=order.client,
                     address=order.address,
-                    inputs=order.inputs,
                 )
             )
         except RequestError as error:
@@ -61,6 +61,9 @@ class Drawing:
         finally:
             del self._jobs[order.key]
             job.cancel()  # changes nothing once it is over
+
+    def _queue(self, resolved: ResolvedRequest, **options: Any) -> Job:
+        return self._engine.queue(self._engine.resolver.here(resolved), **options)
 
     def cancel(self, key: str, index: int | None) -> None:
         """Stop an order, or only its picture at `index`, if it is drawn here."""

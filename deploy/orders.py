@@ -4,43 +4,38 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, Self
 
-from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import Request
 from sd_tpu.serving.plan import Weights
+from sd_tpu.serving.resolve import ResolvedRequest
 
 SLACK = 400  # rows by which a host may be busier for the sake of what it holds: 8 pictures of 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """A request on its way to a host: plain data.
+    """A resolved request on its way to a host: plain data.
 
     Attributes:
         key: what it is called when it is cancelled.
-        request: what to draw, with styles applied.
+        resolved: what to draw.
         client: for whom.
         address: from where that was asked.
         previews: whether they are wanted.
-        inputs: the pictures that it begins with, by their names.
-        weights: what its pictures are drawn with.
     """
 
     key: str
-    request: Request
+    resolved: ResolvedRequest
     client: str
     address: str
     previews: bool
-    inputs: Mapping[str, Input]
-    weights: frozenset[Weights]
 
     @property
     def rows(self) -> int:
         """How much there is to do, about: the steps of all its pictures."""
-        return sum(self.request.picture(index).steps for index in self.request.indices())
+        return sum(each.picture.steps for each in self.resolved.pictures.values())
 
     def without(self, index: int) -> Self:
         """Return the rest of the order once the picture at `index` is there."""
-        return dataclasses.replace(self, request=self.request.replaced(index, None))
+        return dataclasses.replace(self, resolved=self.resolved.without(index))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -17,12 +16,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deploy.orders import Order
-from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import ABANDONED_SECONDS, Closing, EngineClient, Status, open_models
 from sd_tpu.serving.job import Cancelled, Done, End, Event, Failed, ImageReady, Interrupted, Job
+from sd_tpu.serving.resolve import ResolvedRequest
 from sd_tpu.serving.tally import Tally
 from sd_tpu.settings import Picture, RequestError
 
@@ -64,32 +62,18 @@ class RemoteEngine(EngineClient):
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self.ready.set()
 
-    def submit(
+    def queue(
         self,
-        request: Request,
+        resolved: ResolvedRequest,
         *,
         previews: bool = True,
         client: str = "",
         address: str = "",
-        inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> Job:
-        """Queue a checked request, as `EngineClient.submit`."""
+        """Send a resolved request to a host, as `EngineClient.queue`."""
         if self._closing.is_set():
             raise Closing("The server is shutting down.")
-        request = self._resolved(request)
-        pictures = [request.picture(index) for index in request.indices()]
-        for picture in pictures:
-            self.catalog.check(picture)
-        asked = request.inputs()
-        order = Order(
-            uuid.uuid4().hex,
-            request,
-            client,
-            address,
-            previews,
-            {name: each for name, each in inputs.items() if name in asked},
-            frozenset(self._weights_of(request, index) for index in request.indices()),
-        )
+        order = Order(uuid.uuid4().hex, resolved, client, address, previews)
         answers = self._answers(order)
         if isinstance(refusal := next(answers), RequestError):
             del self._orders[order.key]
@@ -97,7 +81,7 @@ class RemoteEngine(EngineClient):
         with self._lock:
             self._number += 1
             job = self._jobs[self._number] = Job(
-                request, self._number, client, self._cancel, address=address
+                resolved.request, self._number, client, self._cancel, address=address
             )
             self._keys[job.number] = order.key
         threading.Thread(target=self._pass_on, args=(job, answers), name="job", daemon=True).start()
@@ -184,7 +168,7 @@ class RemoteEngine(EngineClient):
             if taken and not (left := self._orders[key]):
                 yield Cancelled()
                 return
-            if taken and not left.request.indices():  # ty: ignore[missing-union-attribute]
+            if taken and not left.resolved.pictures:  # ty: ignore[missing-union-attribute]
                 yield Done(time.monotonic() - begun)
                 return
         failed = Sentence("The server failed; please try again.")

@@ -46,7 +46,7 @@ class ByWeights(RequestRouter):
             name: Host(rows[name], replica.routing_stats.get("held", ()), name == last)
             for name, replica in replicas.items()
         }
-        return [[replicas[name]] for name in ranked(hosts, order.weights)]
+        return [[replicas[name]] for name in ranked(hosts, order.resolved.weights)]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult

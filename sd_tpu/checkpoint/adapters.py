@@ -188,24 +188,56 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
         CheckpointError: the file is damaged, is not understood, or is for other models.
     """
     with opened(path) as tensors:
-        metadata = _metadata(path, tensors.metadata() or {})
-        modules = _modules(path, tensors)
-        parameters = _parameters(path, modules, shapes)
-        alphas = {part: _alphas(path, metadata, part) for part in shapes}
+        modules, parameters, scales = _header(path, tensors, shapes)
         deltas: dict[str, dict[str, Delta]] = defaultdict(dict)
         for module, (component, name) in parameters.items():
-            scale = _declared_scale(metadata, alphas[component], component, name)
             factors = {
                 factor: _array(path, tensors, stored.name)
                 for factor, stored in modules[module].items()
             }
             try:
-                deltas[component][name] = _delta(factors, shapes[component][name], scale)
+                deltas[component][name] = _delta(factors, shapes[component][name], scales[module])
             except (ValueError, ArithmeticError):
                 raise CheckpointError(
                     f"{path} is damaged: the scale of {module} is no finite number."
                 ) from None
     return dict(deltas)
+
+
+def changed_by_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, list[str]]:
+    """Return the parameters that a LoRA changes, by component, from the file's header alone.
+
+    Args:
+        path: as `read_lora` takes it, like shapes.
+        shapes: of the model's parameters.
+
+    Raises:
+        CheckpointError: as `read_lora`, but for values that are no numbers.
+    """
+    with opened(path) as tensors:
+        modules, parameters, _ = _header(path, tensors, shapes)
+        for module in parameters:
+            for stored in modules[module].values():
+                _check_dtype(path, stored.name, stored.dtype)
+    found: dict[str, list[str]] = defaultdict(list)
+    for component, name in parameters.values():
+        found[component].append(name)
+    return dict(found)
+
+
+def _header(
+    path: Path, tensors, shapes: Mapping[str, Shapes]
+) -> tuple[Modules, dict[str, tuple[str, str]], dict[str, Callable[[int], float]]]:
+    """Return a LoRA's modules, and by module the parameter and the scale that the header gives."""
+    metadata = _metadata(path, tensors.metadata() or {})
+    modules = _modules(path, tensors)
+    parameters = _parameters(path, modules, shapes)
+    alphas = {part: _alphas(path, metadata, part) for part in shapes}
+    scales = {
+        module: _declared_scale(metadata, alphas[component], component, name)
+        for module, (component, name) in parameters.items()
+    }
+    return modules, parameters, scales
 
 
 def difference(delta: Delta) -> jax.Array:
@@ -308,16 +340,18 @@ def _factor(key: re.Match) -> str:
     return key["other"] or key["kohya"] or {"A": "down", "B": "up"}[key["peft"]]
 
 
+def _check_dtype(path: Path, name: str, dtype: str) -> None:
+    if dtype not in DTYPES and not (name.endswith(".alpha") and dtype in INTEGERS):
+        raise CheckpointError(f"{path} holds {name} as {dtype}; supported are {', '.join(DTYPES)}.")
+
+
 def _array(path: Path, tensors, name: str) -> np.ndarray:
     dtype = tensors.get_slice(name).get_dtype()
-    if name.endswith(".alpha") and dtype in INTEGERS:
-        return tensors.get_tensor(name).astype(np.float32)
-    if dtype not in DTYPES:
-        raise CheckpointError(f"{path} holds {name} as {dtype}; supported are {', '.join(DTYPES)}.")
+    _check_dtype(path, name, dtype)
     value = tensors.get_tensor(name)
-    if not is_finite(value):
+    if dtype not in INTEGERS and not is_finite(value):
         raise CheckpointError(f"{path} is damaged: {name} holds what is no finite number.")
-    return value.astype(np.float32) if dtype == "F64" else value
+    return value.astype(np.float32) if dtype in ("F64", *INTEGERS) else value
 
 
 def _with_unused_block(shapes: Mapping[str, Shapes]) -> Mapping[str, Shapes]:

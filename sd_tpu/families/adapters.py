@@ -14,7 +14,14 @@ import jax
 import numpy as np
 
 from sd_tpu.checkpoint import weights
-from sd_tpu.checkpoint.adapters import Delta, listing, read_alias, read_embedding, read_lora
+from sd_tpu.checkpoint.adapters import (
+    Delta,
+    changed_by_lora,
+    listing,
+    read_alias,
+    read_embedding,
+    read_lora,
+)
 from sd_tpu.checkpoint.config import CheckpointError, paths_within
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import bytes_of
@@ -128,7 +135,7 @@ class Adapters:
         Raises:
             CheckpointError: a file is damaged or gone, is not understood, or is for other models.
         """
-        named = {part: weights.shapes(of) for part, of in shapes.items()}
+        named = _named_shapes(shapes)
         added: dict[str, Any] = defaultdict(lambda: defaultdict(list))
         for name, strength in asked:
             with paths_within(self._loras.path):
@@ -141,28 +148,33 @@ class Adapters:
     def memory(self, asked: Strengths, shapes: Params) -> int:
         """Return the bytes of the parameters that LoRAs change, which lie beside the checkpoint's.
 
-        Files that were found good are not read again.
+        Only headers are read, and those of files that were found good once.
 
         Args:
             asked: as `deltas` takes it.
             shapes: of the checkpoint's parameters, by component.
 
         Raises:
-            CheckpointError: as `deltas`, before anything is loaded onto a device.
+            CheckpointError: as `deltas`, but for values that are no numbers.
         """
         files = [self._loras.file(name) for name, _ in asked]
         key = *files, *self.states(asked), *jax.tree.leaves(shapes)
         if key not in self._memory:
             if len(self._memory) >= MAX_FITTING:
                 self._memory.pop(next(iter(self._memory)))
-            deltas = self.deltas(asked, shapes)
-            changed = {
-                part: weights.map_named(
-                    lambda name, leaf, part=part: leaf if name in deltas.get(part, {}) else None, of
-                )
-                for part, of in shapes.items()
-            }
-            self._memory[key] = bytes_of(changed)
+            named, changed = _named_shapes(shapes), defaultdict(set)
+            for file in files:
+                with paths_within(self._loras.path):
+                    for part, names in changed_by_lora(file, named).items():
+                        changed[part].update(names)
+            self._memory[key] = bytes_of(
+                {
+                    part: weights.map_named(
+                        lambda name, leaf, part=part: leaf if name in changed[part] else None, of
+                    )
+                    for part, of in shapes.items()
+                }
+            )
         return self._memory[key]
 
     def hashes(self, *texts: str) -> dict[str, str]:
@@ -178,6 +190,11 @@ class Adapters:
         }
         hashes = {name: _hash(file, weights.written(file)) for name, file in files.items()}
         return {name: value for name, value in hashes.items() if value}
+
+
+def _named_shapes(shapes: Params) -> dict[str, Any]:
+    """Return the shapes of each component's parameters by their names in a checkpoint."""
+    return {part: weights.shapes(of) for part, of in shapes.items()}
 
 
 @lru_cache(MAX_ALIASES)

@@ -6,11 +6,13 @@ go and come back: the tab that asked, and the same tab after a reload.
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -130,6 +132,15 @@ class Task:
     blurred: bool = False
     unkept: Sentence | None = None
     journey: dict[int, PictureFile] | None = None
+    served: Future | None = None  # kept: an event loop holds what it runs by weak references
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop, of one thread, on which all runs take the events of their jobs."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="runs", daemon=True).start()
+    return loop
 
 
 class _Subscriber:
@@ -386,7 +397,7 @@ class Run:
             self._put(self.cards[index].drawn_anew(request.picture(index)))
         self._tasks.append(task)
         self._say(task.line)
-        threading.Thread(target=self._serve, args=[task], name="run", daemon=True).start()
+        task.served = asyncio.run_coroutine_threadsafe(self._serve(task), _loop())
 
     def _take_over(self, index: int) -> None:
         """Take the card from the task that draws on it, if one does."""
@@ -423,16 +434,19 @@ class Run:
         for subscriber in self._subscribers.values():
             subscriber.wake()
 
-    # --- a thread of each job -------------------------------------------------------------------
+    # --- events of jobs -------------------------------------------------------------------------
 
-    def _serve(self, task: Task) -> None:
+    async def _serve(self, task: Task) -> None:
         try:
-            for event in task.job.events():
-                self._take(task, event)
+            async for event in task.job.events_async():
+                await asyncio.to_thread(self._take, task, event)  # writes files
         except Exception:  # a disk that is full, say: nobody should be left with a dead page
             log.exception("a run failed")
-            task.job.cancel()
-            self._take(task, Failed(BROKEN))
+            await asyncio.to_thread(self._fail, task)
+
+    def _fail(self, task: Task) -> None:
+        task.job.cancel()
+        self._take(task, Failed(BROKEN))
 
     def _take(self, task: Task, event: Event) -> None:
         changes = self._changes(task, event)

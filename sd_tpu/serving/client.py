@@ -6,7 +6,6 @@ All that needs no device is here: the models, and remarks about prompts and fini
 
 import abc
 import asyncio
-import contextlib
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.decoder import TinyDecoder
 from sd_tpu.families.ip_adapter import IPAdapter
-from sd_tpu.families.prompt import PromptError
 from sd_tpu.families.text import Count, PromptOptions, count
 from sd_tpu.pictures.drawn import DrawnImage
 from sd_tpu.pictures.images import format_parameters, with_text
@@ -45,6 +43,7 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.serving.plan import Weights
+from sd_tpu.serving.resolve import ResolvedRequest, Resolver, as_request_errors
 from sd_tpu.serving.scheduler import Limits
 from sd_tpu.serving.tally import Tally
 from sd_tpu.settings import Picture, RequestError
@@ -92,6 +91,7 @@ class EngineClient(abc.ABC):
     Attributes:
         catalog: the models.
         adapters: what prompts may use beside them.
+        resolver: settles what requests need of these.
         checkpoint: the first model.
         defaults: its settings.
         ready: set once pictures can be drawn, or have turned out not to.
@@ -101,6 +101,7 @@ class EngineClient(abc.ABC):
     def __init__(self, catalog: Catalog, adapters: Adapters | None = None):
         """Start with the models that `open_models` opens."""
         self.catalog, self.adapters = catalog, adapters or Adapters()
+        self.resolver = Resolver(self.catalog, self.adapters)
         first = catalog.open("")
         self.checkpoint, self.defaults, self.weights = (
             first.checkpoint,
@@ -241,7 +242,6 @@ class EngineClient(abc.ABC):
 
     # --- jobs ----------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def submit(
         self,
         request: Request,
@@ -251,26 +251,50 @@ class EngineClient(abc.ABC):
         address: str = "",
         inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> Job:
-        """Queue a checked request.
+        """Resolve a checked request and queue it.
 
         The job's request holds the prompts with styles applied, and names the ControlNet and
-        IP-Adapter of each picture. Clients share the devices fairly. The first start picture of a
-        model and a size compiles its encoder before this returns.
+        IP-Adapter of each picture.
 
         Args:
             request: a checked one.
+            previews: as `queue` takes it, like client and address.
+            client: the name of who asks.
+            address: where the client is.
+            inputs: the pictures that the request's settings name.
+
+        Raises:
+            RequestError: as `Resolver.resolve` and `queue`.
+        """
+        resolved = self.resolver.resolve(request, inputs)
+        return self.queue(resolved, previews=previews, client=client, address=address)
+
+    @abc.abstractmethod
+    def queue(
+        self,
+        resolved: ResolvedRequest,
+        *,
+        previews: bool = True,
+        client: str = "",
+        address: str = "",
+    ) -> Job:
+        """Queue a resolved request.
+
+        Clients share the devices fairly. The first start picture of a model and a size compiles its
+        encoder before this returns.
+
+        Args:
+            resolved: by this client's resolver.
             previews: whether previews are made.
             client: the name of who asks; "" is whoever runs this program. A job of a named client
                 ends when nobody takes its events for ABANDONED_SECONDS.
             address: where the client is, if known. Waiting jobs are bounded by client and by
                 address.
-            inputs: the pictures that the request's settings name.
 
         Raises:
             Busy: too much waits already.
             Closing: the server is shutting down.
-            RequestError: a sampler cannot take its steps, a prompt cannot be drawn, or an input
-                picture is missing, cannot be used, or cannot be compiled for.
+            RequestError: the encoder of its input pictures cannot be compiled.
         """
 
     @abc.abstractmethod
@@ -301,7 +325,7 @@ class EngineClient(abc.ABC):
         Raises:
             RequestError: a prompt cannot be drawn.
         """
-        request = self._resolved(request)
+        request = self.resolver.named(request)
         pictures = {index: request.picture(index) for index in request.indices()}
         models = {
             index: self.catalog.open(picture.model).checkpoint
@@ -372,51 +396,9 @@ class EngineClient(abc.ABC):
 
     def as_drawn(self, request: Request) -> Request:
         """Resolve a request of opened models as its files record it, with nothing left open."""
-        return self._resolved(request).explicit(
+        return self.resolver.named(request).explicit(
             lambda picture: self.catalog.opened(picture.model).checkpoint.schedule
         )
-
-    def _resolved(self, request: Request) -> Request:
-        """Return the request with styles applied, and its ControlNets and IP-Adapters named."""
-
-        def one(picture: Picture) -> Picture:
-            picture = self.catalog.styled(picture)
-            return dataclasses.replace(
-                picture,
-                **{network.part: network.name for network in self.catalog.networks(picture)},
-            )
-
-        return Request(tuple(picture and one(picture) for picture in request.pictures))
-
-    def _weights_of(self, request: Request, index: int) -> Weights:
-        """Return the parameters that the picture is drawn with.
-
-        Raises:
-            RequestError: a LoRA that it asks for cannot be used.
-        """
-        picture = request.picture(index)
-        opened = self.catalog.open(picture.model)
-        with naming_prompt(request, index):
-            asked = self.adapters.asked(picture.prompt, picture.negative_prompt)
-            if picture.to_prompt and asked != self.adapters.asked(
-                picture.to_prompt, picture.negative_prompt
-            ):
-                raise RequestError(
-                    "The two prompts of a journey should name the same LoRAs at the same strengths."
-                )
-            weights = opened.weights
-            if asked:
-                memory = self.adapters.memory(asked, opened.checkpoint.parameters.shapes)
-                weights = dataclasses.replace(
-                    weights,
-                    adapters=asked,
-                    base=weights,
-                    memory=memory,
-                    files=self.adapters.states(asked),
-                )
-            for network in self.catalog.networks(picture):
-                weights = self.catalog.with_network(weights, network)
-        return weights
 
 
 class ModelOptions(TypedDict, total=False):
@@ -553,37 +535,6 @@ def open_models(
             for name in ip_adapters
         ],
     ), adapters
-
-
-@contextlib.contextmanager
-def as_request_errors(index: int | None = None) -> Iterator[None]:
-    """Raise a RequestError for a ValueError, about the picture at `index` if there is one."""
-    try:
-        yield
-    except ValueError as error:
-        raise RequestError(
-            "{whose}{reason}",
-            setting=error.setting if isinstance(error, RequestError) else "",
-            index=index,
-            whose="" if index is None else Sentence("Prompt {number}: ", number=index + 1),
-            reason=error.args[0],
-        ) from error
-
-
-@contextlib.contextmanager
-def naming_prompt(request: Request, index: int) -> Iterator[None]:
-    """Raise RequestErrors that name the picture, if the fault may be in one of its overrides."""
-    overrides = request.overrides(index).keys() - {
-        "seed",
-        "share",
-    }  # all that journeys' pictures have
-    several = len({request.picture(each).prompt for each in request.indices()}) > 1
-    try:
-        yield
-    except ValueError as error:
-        named = overrides or (several and isinstance(error, PromptError))
-        with as_request_errors(index if named else None):
-            raise
 
 
 def _in_order(pictures: Iterable[DrawnImage]) -> list[DrawnImage]:

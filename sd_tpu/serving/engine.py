@@ -11,44 +11,34 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence, Set
+from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_within
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.adapters import Adapters
-from sd_tpu.families.checkpoint import Checkpoint, bytes_of
+from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.extra_network import ExtraNetwork
-from sd_tpu.families.latent_diffusion import CONTROL, REFERENCE
+from sd_tpu.families.latent_diffusion import REFERENCE
 from sd_tpu.families.model import Model
-from sd_tpu.models.slerp import slerp
-from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, reference_pixels
-from sd_tpu.request import Request
 from sd_tpu.runtime.dtype import fastest_dtype
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import (
     MASKED_PICTURE,
     REFERENCE_PICTURE,
-    SLOT_SETTINGS,
     START_PICTURE,
     SlotInputs,
-    StartImage,
     empty_slots,
-    gaussian,
-    is_guided,
 )
 from sd_tpu.runtime.weights import merge
-from sd_tpu.sampling.samplers import Table, make_table, steps_taken
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
 from sd_tpu.serving.catalog import Catalog
@@ -58,18 +48,17 @@ from sd_tpu.serving.client import (
     EngineClient,
     ModelOptions,
     Status,
-    naming_prompt,
     open_models,
 )
 from sd_tpu.serving.encoders import Encoders
 from sd_tpu.serving.job import Cancelled, Event, Interrupted, Job, tile_indices
 from sd_tpu.serving.latency import LatencyModel
 from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
+from sd_tpu.serving.resolve import BatchKey, ResolvedPicture, ResolvedRequest
 from sd_tpu.serving.scheduler import Busy, Scheduler
 from sd_tpu.serving.tally import Tally
-from sd_tpu.serving.tiling import Tiling
 from sd_tpu.serving.worker import Worker, reason_of
-from sd_tpu.settings import RANDOM, Picture, RequestError
+from sd_tpu.settings import Picture
 
 log = logging.getLogger(__name__)
 
@@ -127,10 +116,10 @@ class Engine(EngineClient):
         self._loaded = 0  # parameters, which may be others each time
         self.worker = Worker(mesh, self._read, self._build, self._prepare)
         params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
-        self._batches: dict[tuple, Batch] = {}
+        self._batches: dict[BatchKey, Batch] = {}
         self._submitting: dict[int, set[Batch]] = {}  # needed by jobs that are being submitted
         self._kinds: dict[Batch, _Kind] = {}
-        self.batch = self._batch(self.defaults)
+        self.batch = self._batch(self.resolver.estimated(_with_steps(self.defaults)))
         self.programs = self._programs_of(self.batch)
         self.latency = LatencyModel()
         least = sum(each.memory for each in (self.batch, *self.batch.needs, self.weights))
@@ -189,48 +178,35 @@ class Engine(EngineClient):
             group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
         return cls(catalog, mesh, group=group, memory=memory, adapters=adapters)
 
-    def submit(
+    def queue(
         self,
-        request: Request,
+        resolved: ResolvedRequest,
         *,
         previews: bool = True,
         client: str = "",
         address: str = "",
-        inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> Job:
-        """Queue a checked request, as `EngineClient.submit`."""
-        request = self._resolved(request)
-        canvases, network_inputs = (
-            self._canvases(request, inputs),
-            self._network_inputs(request, inputs),
-        )
-        tilings = {
-            index: tiling
-            for index in canvases
-            if (tiling := self.catalog.tiling(request.picture(index)))
-        }
-        self._check_count(sum(len(tilings.get(index, [0])) for index in canvases))
-        number, tickets = next(self._numbers), []
-        for index, canvas in canvases.items():
-            tiling = tilings.get(index)
-            tickets += [
-                Ticket(
-                    job=number,
-                    index=where,
-                    client=client,
-                    address=address,
-                    batch=self._batch(picture, slot_inputs),
-                    weights=self._weights_of(request, index),
-                    kinds=slot_inputs.kinds,
-                    previews=previews and not tiling,
-                    slot_inputs=slot_inputs,
-                )
-                for where, (picture, slot_inputs) in zip(
-                    tile_indices(request, index, tiling),
-                    self._drawn(request, index, tiling, canvas, network_inputs[index]),
-                    strict=True,
-                )
-            ]
+        """Queue a resolved request, as `EngineClient.queue`."""
+        request, number = resolved.request, next(self._numbers)
+        tilings = {index: each.tiling for index, each in resolved.pictures.items() if each.tiling}
+        canvases = {index: each.canvas for index, each in resolved.pictures.items()}
+        tickets = [
+            Ticket(
+                job=number,
+                index=where,
+                client=client,
+                address=address,
+                batch=self._batch(picture),
+                weights=picture.weights,
+                kinds=slot.kinds,
+                previews=previews and not picture.tiling,
+                slot_inputs=slot,
+            )
+            for index, picture in resolved.pictures.items()
+            for where, slot in zip(
+                tile_indices(request, index, picture.tiling), picture.slots, strict=True
+            )
+        ]
         with self._change:
             self._check_room(tickets)  # before anything is compiled for them
         self._submitting[number] = {ticket.batch for ticket in tickets}
@@ -239,8 +215,7 @@ class Engine(EngineClient):
                 self._encoders_of(ticket.batch, {*(ticket.slot_inputs.pictures or ())}, number)
             with self._change:
                 self._check_room(tickets)
-                steps = max(_steps(request.picture(index)) for index in canvases)
-                self.scheduler.submit(tickets, time.monotonic(), steps=steps)
+                self.scheduler.submit(tickets, time.monotonic(), steps=resolved.steps)
                 job = self._jobs[number] = Job(
                     request, number, client, self._cancel, canvases, address, tilings
                 )
@@ -253,17 +228,6 @@ class Engine(EngineClient):
             del self._submitting[number]
         return job
 
-    def _check_count(self, drawn: int) -> None:
-        """Raise RequestError for more tiles than may ever wait, before any work for them."""
-        most = self.scheduler.limits.client_pictures
-        if drawn > most:
-            raise RequestError(
-                "This would be drawn by {count} tiles, and at most {most} may wait: "
-                "ask for fewer pictures or for smaller ones.",
-                count=drawn,
-                most=most,
-            )
-
     def _check_room(self, tickets: Sequence[Ticket]) -> None:
         """Raise the error of `submit` if the tickets are not taken now. Needs the lock."""
         if self._closed or self._draining:
@@ -273,175 +237,6 @@ class Engine(EngineClient):
         except Busy:
             self.tally.refused += 1
             raise
-
-    def slot_inputs(
-        self,
-        request: Request,
-        index: int,
-        canvas: Canvas | None = None,
-        network_inputs: Mapping[str, np.ndarray] = MappingProxyType({}),
-    ) -> SlotInputs:
-        """Return the picture at `index` as the programs take it.
-
-        Args:
-            request: a resolved one.
-            index: of the picture.
-            canvas: its start picture and mask, if it has any.
-            network_inputs: for networks beside its model's, from `_network_inputs`.
-
-        Raises:
-            RequestError: its sampler cannot take its steps, or its model cannot draw it.
-        """
-        picture = request.picture(index)
-        with naming_prompt(request, index):
-            return self._make_slot_inputs(
-                self.catalog.open(picture.model).checkpoint, picture, canvas, network_inputs
-            )
-
-    def _drawn(
-        self,
-        request: Request,
-        index: int,
-        tiling: Tiling | None,
-        canvas: Canvas | None,
-        network_inputs: Mapping[str, np.ndarray],
-    ) -> list[tuple[Picture, SlotInputs]]:
-        """Return a picture, or each of its tiles, with its `slot_inputs`."""
-        whole = request.picture(index)
-        if not tiling:
-            return [(whole, self.slot_inputs(request, index, canvas, network_inputs))]
-        checkpoint = self.catalog.open(whole.model).checkpoint
-        shape = checkpoint.model.latent_shape(whole.height, whole.width)
-        noise = np.asarray(gaussian(jnp.asarray(_key(whole.seed)), shape))
-        picture = dataclasses.replace(whole, height=tiling.size[0], width=tiling.size[1])
-        tiles = []
-        for number in range(len(tiling)):
-            own = {
-                name: tiling.part(number, told) if name == "control" else told
-                for name, told in network_inputs.items()
-            }
-            with naming_prompt(request, index):
-                slot_inputs = self._make_slot_inputs(
-                    checkpoint,
-                    picture,
-                    Canvas(tiling.part(number, canvas.pixels)),  # ty: ignore[missing-union-attribute]
-                    own,
-                    tiling.part(number, noise, checkpoint.model.downscale),
-                )
-            # Otherwise a sampler's fresh noise would be the same in all tiles.
-            tiles.append(
-                (
-                    picture,
-                    dataclasses.replace(slot_inputs, key=np.array([number, whole.seed], np.uint32)),
-                )
-            )
-        return tiles
-
-    def _canvases(self, request: Request, inputs: Mapping[str, Input]) -> dict[int, Canvas | None]:
-        """Return the start pictures and masks, by picture index; equal ones are shared."""
-        by_key, canvases = {}, {}
-        for index in request.indices():
-            picture = request.picture(index)
-            self.catalog.check(picture)
-            key = (
-                picture.init_image,
-                picture.mask,
-                picture.fit,
-                picture.mask_blur,
-                picture.height,
-                picture.width,
-            )
-            if key not in by_key:
-                with naming_prompt(request, index):
-                    by_key[key] = Canvas.of(picture, inputs)
-            canvases[index] = by_key[key]
-        return canvases
-
-    def _network_inputs(
-        self, request: Request, inputs: Mapping[str, Input]
-    ) -> dict[int, dict[str, np.ndarray]]:
-        """Return the inputs of ControlNets and IP-Adapters by picture index, then by input name.
-
-        A reference picture, yet to be encoded, is there as REFERENCE_PICTURE. Pictures with equal
-        inputs share the arrays.
-        """
-        by_key: dict[tuple, np.ndarray] = {}
-
-        def once(make: Callable[[], np.ndarray], *key: Any) -> np.ndarray:
-            if key not in by_key:
-                by_key[key] = make()
-            return by_key[key]
-
-        network_inputs = {}
-        for index in request.indices():
-            picture, told = request.picture(index), network_inputs.setdefault(index, {})
-            with naming_prompt(request, index):
-                for network in self.catalog.networks(picture):
-                    if network.part == CONTROL:
-                        told["control"] = once(
-                            partial(control_pixels, picture, inputs),
-                            picture.control_image,
-                            picture.detector,
-                            picture.fit,
-                            picture.height,
-                            picture.width,
-                        )
-                    if network.part == REFERENCE:
-                        side = network.config.image_encoder.image_size
-                        told[REFERENCE_PICTURE] = once(
-                            partial(reference_pixels, picture, inputs, side),
-                            picture.reference,
-                            side,
-                        )
-                        told["reference_scale"] = np.asarray([picture.reference_scale], np.float32)
-        return network_inputs
-
-    def _make_slot_inputs(
-        self,
-        checkpoint: Checkpoint,
-        picture: Picture,
-        canvas: Canvas | None = None,
-        network_inputs: Mapping[str, np.ndarray] = MappingProxyType({}),
-        noise: np.ndarray | None = None,
-    ) -> SlotInputs:
-        """Return a picture as the programs take it; noise [h, w, C] replaces that of its seed."""
-        settings = {name: getattr(picture, name) for name in SLOT_SETTINGS}
-        model = checkpoint.model
-        settings["guidance"] = model.cfg_scale(picture.guidance)
-        inputs = checkpoint.prompt_inputs(
-            picture.prompt,
-            picture.negative_prompt,
-            height=picture.height,
-            width=picture.width,
-            guidance=picture.guidance,
-            clip_skip=picture.clip_skip,
-            to_prompt=picture.to_prompt,
-            share=picture.share,
-            options=self.adapters.options(model),
-        )
-        latent_shape = model.latent_shape(picture.height, picture.width)
-        return SlotInputs.of(
-            _table(checkpoint, picture),
-            {
-                **inputs,
-                **{
-                    name: value
-                    for name, value in network_inputs.items()
-                    if name != REFERENCE_PICTURE
-                },
-            },
-            **settings,
-            reference=network_inputs.get(REFERENCE_PICTURE),
-            latents=_between_seeds(picture, latent_shape) if noise is None else noise,
-            start_image=StartImage.of(
-                model,
-                latent_shape,
-                canvas.pixels if canvas else None,
-                canvas.mask if canvas else None,
-                picture.strength,
-            ),
-            key=_key(picture.seed),
-        )
 
     @property
     def params(self) -> Params:
@@ -482,19 +277,12 @@ class Engine(EngineClient):
     def seconds(self, picture: Picture) -> float | None:
         """Estimate a picture's seconds, as `EngineClient.seconds`."""
         try:
-            tiling = self.catalog.tiling(picture)
-            if tiling:
-                picture = dataclasses.replace(picture, height=tiling.size[0], width=tiling.size[1])
-            slot_inputs = self._make_slot_inputs(
-                self.catalog.open(picture.model).checkpoint, picture
-            )
-            key, *_ = self._kind_of(picture, slot_inputs)
+            resolved = self.resolver.estimated(picture)
         except ValueError:
             return None
-        batch = self._batches.get(key)  # an estimate adds no batch
+        batch = self._batches.get(resolved.batch)  # an estimate adds no batch
         latency = self.latency.measured(batch) if batch else None
-        pictures = len(tiling) if tiling else 1
-        return pictures * latency.of_picture(slot_inputs.kinds) if latency else None
+        return sum(latency.of_picture(slot.kinds) for slot in resolved.slots) if latency else None
 
     def drain(self, seconds: float) -> bool:
         """Wait for all jobs and take no others, as `EngineClient.drain`."""
@@ -595,29 +383,28 @@ class Engine(EngineClient):
             raise CheckpointError("The model's own parameters are not there any more.")
         return there.spread(sharding, placed)
 
-    def _batch(self, picture: Picture, slot_inputs: SlotInputs | None = None) -> Batch:
-        """Return the batch that draws this picture's model, size, guidance and lengths of texts.
-
-        From now on it can be compiled.
-        """
-        key, kind, weights = self._kind_of(picture, slot_inputs)
+    def _batch(self, picture: ResolvedPicture) -> Batch:
+        """Return the batch that draws pictures like this one; from now on it can be compiled."""
+        key = picture.batch
         if key in self._batches:
             self._batches[key] = self._batches.pop(key)  # the last is that asked about last
         else:
             share = self.mesh.size * self._group
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
+            kind = self._kind(picture)
+            plain = reduce(self.catalog.with_network, kind.networks, picture.weights.root)
             # On several devices some draw while others have no parameters yet, or none any more.
             batch = Batch(
-                architecture=weights.architecture,
-                height=picture.height,
-                width=picture.width,
+                architecture=key.architecture,
+                height=key.height,
+                width=key.width,
                 slots=slots,
                 group=self._group,
-                guided=key[-1],
-                shape_key=kind.model.shape_key,
-                zeros=weights.zeros if self.mesh.size > 1 else None,
-                memory=self._memory_of(kind.model, picture, slots),
+                guided=key.guided,
+                shape_key=key.shape_key,
+                zeros=plain.zeros if self.mesh.size > 1 else None,
+                memory=self._memory_of(kind.model, key, slots),
             )
             self._kinds[batch] = kind
             self._batches[key] = batch
@@ -625,21 +412,17 @@ class Engine(EngineClient):
                 self._forget_sizes()
         return self._batches[key]
 
-    def _kind_of(
-        self, picture: Picture, slot_inputs: SlotInputs | None = None
-    ) -> tuple[tuple, _Kind, Weights]:
-        """Return a batch's key in `_batches`, its programs' kind, and its weights."""
-        weights = self.catalog.open(picture.model).weights
-        architecture, networks = weights.architecture, self.catalog.networks(picture)
-        checkpoint, _ = self.catalog.sample(architecture)
-        model = checkpoint.model
-        model = model.for_inputs(slot_inputs.inputs) if slot_inputs else model
+    def _kind(self, picture: ResolvedPicture) -> _Kind:
+        """Return the programs that a picture needs, for its texts and with its networks."""
+        weights, key = picture.weights, picture.batch
+        checkpoint, _ = self.catalog.sample(weights.root.architecture)
+        model = checkpoint.model.for_inputs(picture.slots[0].inputs)
+        networks = [
+            self.catalog.network_of(each) for each in (*weights.needs, weights) if each.network
+        ]
         for network in networks:
-            model = network.joined(model, picture.height, picture.width)
-            weights = self.catalog.with_network(weights, network)
-        guided = bool(is_guided(model.cfg_scale(picture.guidance)))
-        key = weights.architecture, picture.height, picture.width, model.shape_key, guided
-        return key, _Kind(architecture, model, tuple(networks)), weights
+            model = network.joined(model, key.height, key.width)
+        return _Kind(weights.root.architecture, model, tuple(networks))
 
     def _forget_sizes(self) -> None:
         """Forget half of the batches that were asked about, but for those that are in use."""
@@ -649,9 +432,9 @@ class Engine(EngineClient):
                 if batch not in used:
                     del self._batches[key], self._kinds[batch]
 
-    def _memory_of(self, model: Model, picture: Picture, slots: int) -> int:
+    def _memory_of(self, model: Model, key: BatchKey, slots: int) -> int:
         """Bytes on a device of a batch's slots, of which there are two while they change."""
-        shape = model.latent_shape(picture.height, picture.width)
+        shape = model.latent_shape(key.height, key.width)
         slots_there = jax.eval_shape(partial(empty_slots, model, slots, shape))
         return 2 * bytes_of(slots_there) // self.mesh.size
 
@@ -660,18 +443,17 @@ class Engine(EngineClient):
         kind = self._kinds[batch]
         checkpoint, defaults = self.catalog.sample(kind.architecture)
         sample = dataclasses.replace(
-            defaults,
+            _with_steps(defaults),
             prompt="",
             height=batch.height,
             width=batch.width,
-            steps=max(2, defaults.steps),
             guidance=defaults.guidance if batch.guided else 1.0,
         )
         programs = self.programs if batch == self.batch else self._programs_of(batch)
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
         slot_inputs = dataclasses.replace(
-            self._make_slot_inputs(checkpoint, sample), inputs=inputs, pictures=None
+            self.resolver.slot_inputs(checkpoint, sample), inputs=inputs, pictures=None
         )
         networks = {network.part: network.shapes for network in kind.networks}
         return programs, slot_inputs, {**checkpoint.parameters.shapes, **networks}
@@ -791,32 +573,6 @@ class Engine(EngineClient):
             self._change.notify_all()  # whoever waits for all of them
 
 
-def _table(checkpoint: Checkpoint, picture: Picture) -> Table:
-    """Return the table of the picture's sampler; raises ValueError if it cannot take its steps."""
-    return make_table(
-        picture.sampler,
-        checkpoint.schedule,
-        picture.steps,
-        spacing=picture.spacing or None,
-        begin=picture.steps - _steps(picture),
-    )
-
-
-def _key(seed: int) -> np.ndarray:
-    """Return jax.random.PRNGKey of the seed, without asking a device."""
-    return np.array([0, seed], np.uint32)
-
-
-def _between_seeds(picture: Picture, shape: tuple[int, int, int]) -> np.ndarray | None:
-    """Return the first noise [h, w, C] of a picture between two seeds; None for its own seed's."""
-    if not picture.share or picture.to_seed == RANDOM:
-        return None
-    one, other = (
-        gaussian(jnp.asarray(_key(seed)), shape) for seed in (picture.seed, picture.to_seed)
-    )
-    return np.asarray(slerp(one, other, jnp.float32(picture.share)))
-
-
-def _steps(picture: Picture) -> int:
-    """Return how many steps the picture takes: the last ones where it has a start picture."""
-    return steps_taken(picture.steps, picture.strength) if picture.init_image else picture.steps
+def _with_steps(picture: Picture) -> Picture:
+    """Return a picture of at least two steps, which every sampler can take."""
+    return dataclasses.replace(picture, steps=max(2, picture.steps))

@@ -3,9 +3,9 @@
 import asyncio
 import dataclasses
 import queue
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -102,7 +102,7 @@ Event = Queued | Progress | ImageReady | End
 
 
 class Job:
-    """A submitted request: iterate over `events()`, or `cancel()` it."""
+    """A submitted request: iterate over `events()` or `events_async()`, or `cancel()` it."""
 
     def __init__(
         self,
@@ -134,38 +134,54 @@ class Job:
         self._tilings = tilings
         self._tiles: dict[int, dict[int, ImageReady]] = {index: {} for index in tilings}
         self._ended = self._listening = False
+        self._wake: Callable[[], None] = lambda: None  # whoever awaits events
         self._read_at = self.since
 
     def events(self) -> Iterator[Event]:
         """Yield events as they happen, each once; the last is Done, Cancelled or Failed."""
         while not self._ended:
-            self._listening = True
-            try:
+            with self._listens():
                 event = self._events.get()
-            finally:
-                self._listening, self._read_at = False, time.monotonic()
-            if isinstance(event, End):
-                self._ended, self._canvases, self._tiles = True, {}, {}
             # Here: the engine's thread has all clients waiting.
-            if composed := self._composed(self._whole(event)):
-                yield composed
+            if taken := self._taken(event):
+                yield taken
 
     async def events_async(self) -> AsyncIterator[Event]:
-        """Yield the events of `events` on an event loop; a thread waits for them."""
-        loop, told = asyncio.get_running_loop(), asyncio.Queue()
+        """Yield the events of `events` on an event loop, which they wake."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
-        def listen() -> None:
-            for event in self.events():
-                if loop.is_closed():  # with the program
-                    return
-                loop.call_soon_threadsafe(told.put_nowait, event)
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended with the program
+                loop.call_soon_threadsafe(arrived.set)
 
-        threading.Thread(target=listen, name="job", daemon=True).start()
-        while True:
-            event = await told.get()
-            yield event
-            if isinstance(event, End):
-                return
+        self._wake = wake
+        while not self._ended:
+            arrived.clear()
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                with self._listens():
+                    await arrived.wait()
+                continue
+            # Blending takes time that others on the loop should not wait.
+            blends = self._canvases or self._tilings
+            taken = await asyncio.to_thread(self._taken, event) if blends else self._taken(event)
+            if taken:
+                yield taken
+
+    @contextmanager
+    def _listens(self) -> Iterator[None]:
+        self._listening = True
+        try:
+            yield
+        finally:
+            self._listening, self._read_at = False, time.monotonic()
+
+    def _taken(self, event: Event) -> Event | None:
+        """Return an event as whoever takes it is to see it; None while tiles are still to come."""
+        if isinstance(event, End):
+            self._ended, self._canvases, self._tiles = True, {}, {}
+        return self._composed(self._whole(event))
 
     def cancel(self, index: int | None = None) -> None:
         """Stop the job, or only its picture at `index`.
@@ -178,10 +194,12 @@ class Job:
 
     def put(self, event: Event) -> None:
         """Add an event, for the engine; after one that ends the job there are no more."""
-        if self.end is None:
-            self._events.put(event)
-        if isinstance(event, End) and self.end is None:
+        if self.end is not None:
+            return
+        if isinstance(event, End):
             self.end = event
+        self._events.put(event)
+        self._wake()
 
     def _whole(self, event: Event) -> Event | None:
         """Return the event of a whole picture; None while tiles of it are still to come."""

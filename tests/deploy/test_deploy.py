@@ -41,6 +41,7 @@ from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
 from sd_tpu.serving.job import Cancelled, Done, Failed, ImageReady
 from sd_tpu.serving.plan import Weights
+from sd_tpu.serving.resolve import ResolvedRequest
 from sd_tpu.settings import Picture
 from tests.support.tiny import flags_of_devices
 
@@ -301,7 +302,7 @@ def test_what_was_given_up_is_not_asked_for_again_of_another_host():
         """Each takes an order, draws the first picture of it and is gone."""
 
         def remote(self, order):
-            asked.append(order.request.indices())
+            asked.append([*order.resolved.pictures])
             yield None
             yield ImageReady(asked[-1][0], None)
             raise RayError("gone")
@@ -311,7 +312,9 @@ def test_what_was_given_up_is_not_asked_for_again_of_another_host():
         engine = object.__new__(RemoteEngine)
         engine._orders, engine._lock = {}, threading.Condition()
         engine._replicas = SimpleNamespace(draw=Hosts())
-        order = Order("key", Request((Picture(prompt="a"),) * 3), "", "", False, {}, frozenset())
+        pictures = (Picture(prompt="a"),) * 3
+        resolved = ResolvedRequest(Request(pictures), dict(enumerate(pictures)))  # ty: ignore[invalid-argument-type]
+        order = Order("key", resolved, "", "", False)
         events = engine._answers(order)
         assert next(events) is None
         for index in given_up:

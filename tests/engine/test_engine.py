@@ -64,7 +64,9 @@ def test_a_picture_can_be_made_again_alone_from_its_own_seed(engine):
 @pytest.mark.parametrize("seed", [0, 7, 2**31, 2**32 - 1])
 def test_a_seed_means_what_it_means_to_jax(engine, seed):
     job = engine.submit(ask(engine, ["a cat"], seed=seed))
-    assert np.array_equal(engine.slot_inputs(job.request, 0).key, jax.random.PRNGKey(seed))
+    assert np.array_equal(
+        engine.resolver.resolve(job.request).pictures[0].slots[0].key, jax.random.PRNGKey(seed)
+    )
     assert len(pictures(job)) == 1
 
 
@@ -288,7 +290,8 @@ def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
     steps = [event.step for event in events]
     assert steps == sorted(steps) and steps[0] >= 0 and steps[-1] < 40
     # PNDM evaluates once more, Heun twice in all steps but the last.
-    assert [len(engine.slot_inputs(request, index).kinds) for index in range(3)] == [4, 39, 41]
+    slots = [picture.slots[0] for picture in engine.resolver.resolve(request).pictures.values()]
+    assert [len(slot.kinds) for slot in slots] == [4, 39, 41]
 
 
 def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):

@@ -190,14 +190,15 @@ def test_a_whole_picture_is_shown_as_it_forms_and_tiles_beside_it_are_not(engine
 def test_neighbours_begin_with_the_same_where_they_overlap(engine):
     request, given = asked(engine, 512)
     tiling, picture = engine.catalog.tiling(request.pictures[0]), request.pictures[0]
-    canvas = engine._canvases(request, given)[0]
-    tiles = engine._drawn(request, 0, tiling, canvas, {})
+    resolved = engine.resolver.resolve(request, given).pictures[0]
+    canvas = resolved.canvas
+    assert (resolved.batch.height, resolved.batch.width) == (128, 128)
     unit = engine.checkpoint.model.downscale
     whole = np.asarray(
         gaussian(jax.random.PRNGKey(1), engine.checkpoint.model.latent_shape(512, 512))
     )
-    for number, (tile, slot_inputs) in enumerate(tiles):
-        assert (tile.height, tile.width, tile.seed) == (128, 128, picture.seed)
+    for number, slot_inputs in enumerate(resolved.slots):
+        assert slot_inputs.key.tolist() == [number, picture.seed]
         assert np.array_equal(slot_inputs.noise, tiling.part(number, whole, unit))
         assert np.array_equal(slot_inputs.pictures["start"], tiling.part(number, canvas.pixels))
     latents = RNG.standard_normal(slot_inputs.noise.shape).astype(np.float32)

@@ -33,14 +33,16 @@ def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
     assert asked.prompts[:3] == ("a fox", "a cat", "") and asked.pictures[0].style == "Any"
     many = Request.check({"prompts": ["a fox"] * 8, "style": "Any"}, catalog)
     for request in (asked, many):
-        drawn = page_engine._resolved(request)
+        drawn = page_engine.resolver.named(request)
         assert all(
             re.fullmatch("(red|blue) a (fox|cat), (ink|oil)", picture.prompt) and not picture.style
             for picture in drawn.pictures
             if picture
         )
         for index in request.indices():
-            assert page_engine._resolved(request.only(index)).pictures[0] == drawn.pictures[index]
+            assert (
+                page_engine.resolver.named(request.only(index)).pictures[0] == drawn.pictures[index]
+            )
     assert len({*drawn.prompts}) > 2
     way = dataclasses.replace(asked.pictures[0], to_prompt="a hen", to_seed=8, share=0.5)
     assert re.fullmatch("(red|blue) a hen, (ink|oil)", catalog.styled(way).to_prompt)

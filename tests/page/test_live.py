@@ -20,6 +20,7 @@ from sd_tpu.pictures.images import read_png
 from sd_tpu.serving.job import Cancelled, Done, ImageReady
 from sd_tpu.settings import RequestError
 from tests.support.asking import following, make_request
+from tests.support.jobs import BlockingEvents
 from tests.support.pages import served
 from tests.support.visitor import (
     LONG,
@@ -47,7 +48,7 @@ THREE = ["first", "second", "third", *[""] * 5]
 # --- what a run becomes -------------------------------------------------------------------------
 
 
-class Waiting:
+class Waiting(BlockingEvents):
     """A job that draws what it is told to."""
 
     address = ""

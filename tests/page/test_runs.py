@@ -200,7 +200,7 @@ def test_what_goes_on_does_not_answer_for_what_is_asked_for_and_stop_ends_all_of
     tab.get_by_role("button", name="Vary picture 2").click()
     stop(tab).click()
     released.set()
-    expect(box(tab, 1)).to_have_value("second")
+    expect(box(tab, 1)).to_have_value("second", timeout=PATIENCE)
     says(tab, "Stopped")
     expect(stop(tab)).to_be_disabled()
     expect(generate(tab)).to_be_enabled()

@@ -222,10 +222,11 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
         },
         engine.catalog,
     )
-    batches = [engine._batch(picture) for picture in request.pictures]
+    resolved = engine.resolver.resolve(request, GIVEN).pictures
+    batches = [engine._batch(picture) for picture in resolved.values()]
     assert batches[1] == batches[2] and len({*batches}) == 3
     assert batches[1].memory > batches[0].memory
-    weights = [engine._weights_of(request, index) for index in range(4)]
+    weights = [picture.weights for picture in resolved.values()]
     assert weights[1].memory == there["lines"].memory
     assert weights[1].needs == (weights[0],), "which stays beside it, and counts once"
     zeros = weights[1].zeros

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import pickle
 import shutil
 import unicodedata
 
@@ -16,7 +17,9 @@ from safetensors.torch import save_file
 
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.adapters import LowRank
+from sd_tpu.families import adapters as adapters_module
 from sd_tpu.families.adapters import Adapters
+from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.prompt import chunks, parse
 from sd_tpu.pictures.images import format_parameters, read_parameters, read_png
 from sd_tpu.request import Request, journey
@@ -213,6 +216,65 @@ def test_a_lora_that_is_written_anew_is_read_anew(engine, loras):
         assert np.array_equal(after, expected) and not np.array_equal(after, before)
     finally:
         own.unlink()
+
+
+def counted(monkeypatch, whose, name: str) -> list[tuple]:
+    """Record the arguments of calls of a function, which goes on as it did."""
+    calls, function = [], getattr(whose, name)
+
+    def call(*values, **options):
+        calls.append(values)
+        return function(*values, **options)
+
+    monkeypatch.setattr(whose, name, call)
+    return calls
+
+
+def test_a_request_is_resolved_once_and_the_file_of_its_lora_is_read_once(
+    engine, loras, monkeypatch
+):
+    file = loras / "once.safetensors"
+    try:
+        shutil.copy(loras / "style 3.safetensors", file)
+        engine.adapters._loras._seen = -math.inf
+        resolved = counted(monkeypatch, engine.resolver, "resolve")
+        tokens = counted(monkeypatch, Checkpoint, "prompt_inputs")
+        read = counted(monkeypatch, adapters_module, "read_lora")
+        drawn(engine, f"{PROMPT} <lora:once:1>", PROMPT)
+        assert (len(resolved), len(tokens), [path for path, _ in read]) == (1, 2, [file])
+    finally:
+        file.unlink()
+
+
+def test_what_another_process_has_resolved_is_drawn_without_looking_anything_up(
+    engine, monkeypatch
+):
+    """As on a host of Ray's, which numbers architectures in an order of its own."""
+    request = Request.check(
+        {"prompts": [f"{PROMPT} <lora:style 2:1>", PROMPT], "seed": 3, "steps": STEPS},
+        engine.catalog,
+    )
+
+    def pixels(job):
+        return [event.pixels for event in job.events() if isinstance(event, ImageReady)]
+
+    expected = pixels(engine.submit(request, previews=False))
+    resolved = pickle.loads(pickle.dumps(engine.resolver.resolve(request)))
+    elsewhere = {
+        index: dataclasses.replace(
+            picture,
+            batch=dataclasses.replace(picture.batch, architecture="SD 9"),
+            weights=dataclasses.replace(picture.weights, architecture="SD 9", files=("then",)),
+        )
+        for index, picture in resolved.pictures.items()
+    }
+    batches = len(engine._batches)
+    monkeypatch.setattr(Checkpoint, "prompt_inputs", None)
+    monkeypatch.setattr(Adapters, "memory", None)
+    here = engine.resolver.here(dataclasses.replace(resolved, pictures=elsewhere))
+    for one, other in zip(expected, pixels(engine.queue(here, previews=False)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(engine._batches) == batches
 
 
 def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):

@@ -309,7 +309,7 @@ def test_fewer_steps_are_taken_and_told_of_a_picture_that_begins_with_another(en
     )
     job = engine.submit(request, inputs=GIVEN)
     steps = {event.steps for event in job.events() if hasattr(event, "steps")}
-    assert steps == {3} and engine.slot_inputs(request, 0).end == 3
+    assert steps == {3} and engine.resolver.resolve(request, GIVEN).pictures[0].slots[0].end == 3
 
 
 @pytest.mark.parametrize(
@@ -372,6 +372,7 @@ def test_an_estimate_keeps_nothing_of_what_nobody_draws(engine):
 def test_sizes_that_are_not_drawn_are_forgotten(engine, monkeypatch):
     monkeypatch.setattr(engines, "MAX_SIZES", 8)
     for number in range(40):
-        engine._batch(dataclasses.replace(engine.defaults, prompt="a cat", width=64 + 8 * number))
+        picture = dataclasses.replace(engine.defaults, prompt="a cat", width=64 + 8 * number)
+        engine._batch(engine.resolver.estimated(picture))
     assert len(engine._batches) <= 8 and len(engine._kinds) <= 8
     list(engine.submit(Request.check({"prompts": ["a cat"], "steps": 2}, engine.catalog)).events())

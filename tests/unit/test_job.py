@@ -1,5 +1,6 @@
 """What whoever made a job is told, and whether anybody listens."""
 
+import asyncio
 import json
 import logging
 import threading
@@ -27,6 +28,29 @@ def test_nothing_is_told_after_the_end(end):
     assert list(job.events()) == [Queued(1, "a reason"), end]
     assert list(job.events()) == [], "each event is told once"
     assert job.end == end
+
+
+def test_an_event_loop_hears_of_each_event_once_and_no_thread_waits_for_it():
+    jobs = [make_job() for _ in range(50)]
+    before = threading.active_count()
+
+    async def hear(job):
+        return [event async for event in job.events_async()]
+
+    async def hear_all():
+        heard = [asyncio.create_task(hear(job)) for job in jobs]
+        while not all(job.idle_seconds() == 0 for job in jobs):
+            await asyncio.sleep(0)
+        waiting = threading.active_count()
+        for job in jobs:
+            job.put(Queued(1, "a reason"))
+        ends = threading.Thread(target=lambda: [job.put(Done(1.0)) for job in jobs])
+        ends.start()
+        return waiting, await asyncio.gather(*heard)
+
+    waiting, heard = asyncio.run(hear_all())
+    assert waiting == before and heard == [[Queued(1, "a reason"), Done(1.0)]] * 50
+    assert all(list(job.events()) == [] for job in jobs)
 
 
 def test_what_is_kept_of_a_start_picture_is_put_in_by_whoever_takes_the_events():
