@@ -41,7 +41,7 @@ from sd_tpu.settings import RANDOM, Picture, RequestError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchKey:
-    """What pictures have in common that share a batch: architecture, size, texts and guidance."""
+    """Key of a batch: the architecture, size, texts and guidance that its pictures share."""
 
     architecture: str  # with the networks beside it, as in `Weights`
     height: int
