@@ -11,12 +11,11 @@ import jax
 import numpy as np
 from PIL import Image
 
-from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.stable_diffusion import StableDiffusion
-from sd_tpu.pipelines.pipeline import ImageOutput, each_scale, flat, image_keys
+from sd_tpu.pipelines.pipeline import ImageOutput, flat
 from sd_tpu.pipelines.stable_diffusion import FlaxStableDiffusionPipeline
 from sd_tpu.runtime.slots import MASKED_PICTURE, START_PICTURE, StartImage
-from sd_tpu.sampling.samplers import Table, steps_taken
+from sd_tpu.sampling.samplers import steps_taken
 
 UNIT = 32  # pixels: the sides of prepared pictures are multiples of it
 Pictures = Image.Image | Sequence[Image.Image]
@@ -28,8 +27,11 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
     def prepare_inputs(
         self, prompt: str | list[str], image: Pictures
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids [B, 77] int32 of prompts, and pictures of one size as float32 [B, 3, H, W] in
-        [-1, 1], each side made smaller to a multiple of UNIT."""
+        """Return the token ids [B, 77] int32 of prompts, and pictures as float32 [B, 3, H, W].
+
+        The pictures are of one size, each side made smaller to a multiple of UNIT, and lie in
+        [-1, 1].
+        """
         return self._ids(prompt), _stacked(image)
 
     def get_timestep_start(self, num_inference_steps: int, strength: float) -> int:
@@ -54,48 +56,34 @@ class FlaxStableDiffusionImg2ImgPipeline(FlaxStableDiffusionPipeline):
     ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
         """Draw one picture for each row of token ids, beginning with a picture under noise.
 
+        The other arguments and the results are those of `FlaxStableDiffusionPipeline`'s call.
+
         Args:
-            prompt_ids: as `FlaxStableDiffusionPipeline` takes them.
             image: float32 [B, 3, H, W] in [-1, 1], or [D, b, 3, H, W] as `shard` leaves them.
-            params: as `from_pretrained` returns them, or with a leading device axis.
-            prng_seed: one key, or one for each device or each picture.
             strength: up to 1, the share of the steps that is taken: the last ones.
             num_inference_steps: of which strength takes its share.
             height: of the image; by default what the model was trained on.
             width: of the image; by default what the model was trained on.
-            guidance_scale: a number, or one for each device or each picture.
-            noise: [B, C, h, w] or [D, b, C, h, w], in place of what prng_seed gives.
-            neg_prompt_ids: like prompt_ids; by default those of the empty prompt.
-            return_dict: False for a plain tuple.
-            jit: accepted for the guide's sake; the programs are always compiled.
+            noise: [B, C, h, w] or [D, b, C, h, w], in place of the noise that prng_seed gives.
 
         Raises:
             CheckpointError: parameters are missing, or only the scheduler itself knows its steps.
             ValueError: shapes do not fit one another, or the strength leaves no step.
         """
         del jit
-        size, texts = self._size(height, width), self._texts(prompt_ids, neg_prompt_ids)
-        count = len(texts[0])
         begin = self.get_timestep_start(num_inference_steps, strength)
         if not 0 <= strength <= 1 or begin == num_inference_steps:
             raise ValueError(
                 f"strength should be at most 1 and leave at least one of "
                 f"{num_inference_steps} steps, which {strength} does not."
             )
-        images = self._run(
-            params,
-            _known(self._table(params, num_inference_steps, begin)),
-            size,
-            *texts,
-            each_scale(guidance_scale, count),
-            None,
-            image_keys(prng_seed, count),
-            [
-                StartImage({START_PICTURE: each})
-                for each in _channels_last(image, "image", count, size)
-            ],
-            None if noise is None else flat(noise, 3, "noise"),
+        inputs = self._inputs(
+            prompt_ids, neg_prompt_ids, prng_seed, num_inference_steps, guidance_scale
         )
+        size = self._size(height, width)
+        pictures = _channels_last(image, "image", len(inputs), size)
+        starts = [StartImage({START_PICTURE: picture}) for picture in pictures]
+        images = self._draw(params, inputs, size, begin=begin, start_images=starts, noise=noise)
         return self._output(images, prompt_ids, params, return_dict)
 
 
@@ -112,8 +100,11 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
     def prepare_inputs(
         self, prompt: str | list[str], image: Pictures, mask: Pictures
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Token ids [B, 77] int32 of prompts; what is kept of pictures, float32 [B, 3, H, W] in
-        [-1, 1]; and their masks [B, 1, H, W], 1 where they are white."""
+        """Return the token ids of prompts, what is kept of pictures, and their masks.
+
+        They are [B, 77] int32; float32 [B, 3, H, W] in [-1, 1]; and [B, 1, H, W], 1 where the masks
+        are white.
+        """
         masks = (_stacked(mask, "L", Image.Resampling.BICUBIC) >= 0).astype(np.float32)
         return self._ids(prompt), _stacked(image) * (masks < 0.5), masks
 
@@ -135,68 +126,43 @@ class FlaxStableDiffusionInpaintPipeline(FlaxStableDiffusionPipeline):
     ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
         """Draw one picture for each row of token ids, into what is kept of a picture.
 
+        The other arguments and the results are those of `FlaxStableDiffusionPipeline`'s call.
+
         Args:
-            prompt_ids: as `FlaxStableDiffusionPipeline` takes them.
             mask: float32 [B, 1, H, W], 1 where something is drawn, or [D, b, 1, H, W].
             masked_image: float32 [B, 3, H, W] in [-1, 1], 0 where something is drawn, or
                 [D, b, 3, H, W]. Both are resized to the height and the width.
-            params: as `from_pretrained` returns them, or with a leading device axis.
-            prng_seed: one key, or one for each device or each picture.
-            num_inference_steps: of the pipeline's scheduler.
-            height: of the pictures in pixels; by default what the model was trained on.
-            width: of the pictures in pixels; by default what the model was trained on.
-            guidance_scale: a number, or one for each device or each picture.
-            latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of noise.
-            neg_prompt_ids: like prompt_ids; by default those of the empty prompt.
-            return_dict: False for a plain tuple.
-            jit: accepted for the guide's sake; the programs are always compiled.
 
         Raises:
             CheckpointError: parameters are missing, or only the scheduler itself knows its steps.
             ValueError: shapes do not fit one another.
         """
         del jit
-        size, texts = self._size(height, width), self._texts(prompt_ids, neg_prompt_ids)
-        count = len(texts[0])
+        inputs = self._inputs(
+            prompt_ids, neg_prompt_ids, prng_seed, num_inference_steps, guidance_scale, latents
+        )
+        count, size = len(inputs), self._size(height, width)
         kept, shown = flat(masked_image, 3, "masked_image"), flat(mask, 3, "mask")
         kept = jax.image.resize(kept, (*kept.shape[:2], *size), "bicubic")
         shown = jax.image.resize(shown, (*shown.shape[:2], *size), "nearest")
         latent = [side // self.vae_scale_factor for side in size]
         mask_channels = jax.image.resize(shown, (*shown.shape[:2], *latent), "nearest")
-        images = self._run(
-            params,
-            _known(self._table(params, num_inference_steps)),
-            size,
-            *texts,
-            each_scale(guidance_scale, count),
-            None if latents is None else flat(latents, 3, "latents"),
-            image_keys(prng_seed, count),
-            [
-                StartImage({MASKED_PICTURE: picture}, under_noise=False, mask_channels=where)
-                for picture, where in zip(
-                    _channels_last(kept, "masked_image", count, size),
-                    _channels_last(mask_channels, "mask", count, latent),
-                    strict=True,
-                )
-            ],
-        )
+        starts = [
+            StartImage({MASKED_PICTURE: picture}, under_noise=False, mask_channels=where)
+            for picture, where in zip(
+                _channels_last(kept, "masked_image", count, size),
+                _channels_last(mask_channels, "mask", count, latent),
+                strict=True,
+            )
+        ]
+        images = self._draw(params, inputs, size, start_images=starts)
         return self._output(images, prompt_ids, params, return_dict)
-
-
-def _known(table: Table | None) -> Table:
-    if table is None:
-        raise CheckpointError(
-            "This scheduler's steps cannot be written as a table; give the "
-            "pipeline another to begin with a picture, such as "
-            "FlaxDDIMScheduler."
-        )
-    return table
 
 
 def _stacked(
     pictures: Pictures, mode: str = "RGB", resampling: Image.Resampling = Image.Resampling.LANCZOS
 ) -> np.ndarray:
-    """float32 [B, C, H, W] in [-1, 1]."""
+    """Return pictures of one size as float32 [B, C, H, W] in [-1, 1]."""
     pictures = [pictures] if isinstance(pictures, Image.Image) else list(pictures)
     levels = [
         np.asarray(
@@ -210,8 +176,11 @@ def _stacked(
 
 
 def _channels_last(images: Any, name: str, count: int, size: Sequence[int]) -> np.ndarray:
-    """float32 [B, H, W, C] of [B, C, H, W] or [D, b, C, H, W]; raises ValueError, which says the
-    name, for other sizes."""
+    """Return float32 [B, H, W, C] of [B, C, H, W] or [D, b, C, H, W].
+
+    Raises:
+        ValueError: they are of other sizes; it says the name.
+    """
     images = flat(images, 3, name).astype(np.float32)
     if len(images) != count or images.shape[2:] != tuple(size):
         raise ValueError(

@@ -1,6 +1,6 @@
 """The Flax pipeline of Stable Diffusion that is steered by a control picture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -71,7 +71,11 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
         check(ControlNetConfig.from_dict(controlnet.config), self._structure()[0], "The ControlNet")
 
     def prepare_text_inputs(self, prompt: str | list[str]) -> np.ndarray:
-        """Token ids [B, 77] int32 of one prompt or several; raises ValueError for anything else."""
+        """Return token ids [B, 77] int32 of one prompt or several.
+
+        Raises:
+            ValueError: they are neither a text nor a list.
+        """
         if not isinstance(prompt, str | list):
             raise ValueError(f"prompt should be a text or a list of them, not {type(prompt)}.")
         return self._ids(prompt)
@@ -79,7 +83,10 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
     def prepare_image_inputs(self, image: Image.Image | list[Image.Image]) -> np.ndarray:
         """Return control pictures of one size as float32 [B, 3, H, W] in [0, 1].
 
-        Each side is reduced to a multiple of UNIT. Raises ValueError for pictures of other kinds.
+        Each side is reduced to a multiple of UNIT.
+
+        Raises:
+            ValueError: they are neither a PIL image nor a list.
         """
         if not isinstance(image, Image.Image | list):
             raise ValueError(f"image should be a PIL image or a list of them, not {type(image)}.")
@@ -111,63 +118,38 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
     ) -> ImageOutput | tuple[np.ndarray, np.ndarray | bool]:
         """Draw one picture for each row of token ids, of the control pictures' size.
 
+        The other arguments and the results are those of `FlaxStableDiffusionPipeline`'s call.
+
         Args:
-            prompt_ids: as `FlaxStableDiffusionPipeline` takes them.
             image: float32 [B, 3, H, W] in [0, 1], or [D, b, 3, H, W] as `shard` leaves them.
             params: as `from_pretrained` returns them, with the ControlNet's as "controlnet".
-            prng_seed: one key, or one for each device or each picture.
-            num_inference_steps: of the pipeline's scheduler; others compile anew.
-            guidance_scale: a number, or one for each device or each picture.
-            latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of noise.
-            neg_prompt_ids: like prompt_ids; by default those of the empty prompt.
+            num_inference_steps: of the pipeline's scheduler; another number compiles anew.
             controlnet_conditioning_scale: what the ControlNet adds is multiplied by; a number, one
                 for each device or one for each picture.
-            return_dict: False for a plain tuple.
-            jit: accepted for the guide's sake; the programs are always compiled.
-
-        Returns:
-            Images float32 in [0, 1] with the axes that the ids lead with, as in
-                `FlaxStableDiffusionPipeline`.
 
         Raises:
             CheckpointError: parameters are missing.
             ValueError: shapes do not fit one another.
         """
         del jit
-        positive, negative = self._texts(prompt_ids, neg_prompt_ids)
-        count, pictures = len(positive), flat(image, 3, "image").astype(np.float32)
+        pictures = flat(image, 3, "image").astype(np.float32)
+        inputs = self._inputs(
+            prompt_ids, neg_prompt_ids, prng_seed, num_inference_steps, guidance_scale, latents
+        )
+        count = len(inputs)
         if len(pictures) != count or pictures.shape[1] != 3:
             raise ValueError(
                 f"image should be {count} of 3 channels for these prompts, not {pictures.shape}."
             )
         images = self._everywhere(
-            positive,
             params,
-            image_keys(prng_seed, count),
-            (num_inference_steps, *pictures.shape[2:]),
-            each_scale(guidance_scale, count),
-            None if latents is None else flat(latents, 3, "latents"),
-            negative,
-            pictures,
-            each_scale(controlnet_conditioning_scale, count),
+            inputs,
+            {
+                "image": pictures,
+                "controlnet_conditioning_scale": each_scale(controlnet_conditioning_scale, count),
+            },
         )
         return self._output(images, prompt_ids, params, return_dict)
-
-    def _drawn(
-        self,
-        ids: jax.Array,
-        params: Mapping[str, Any],
-        keys: jax.Array,
-        sizes: Sequence[int],
-        guidance: jax.Array,
-        latents: jax.Array | None,
-        negative: jax.Array | None,
-        image: jax.Array,
-        scale: jax.Array,
-    ) -> jax.Array:
-        return self._generate(
-            ids, image, params, keys, sizes[0], guidance, latents, negative, scale
-        )
 
     def _generate(
         self,
@@ -183,10 +165,14 @@ class FlaxStableDiffusionControlNetPipeline(FlaxStableDiffusionPipeline):
     ) -> jax.Array:
         """Draw one device's pictures [b, H, W, 3] float32 in [0, 1], as a traceable function.
 
-        It is to be mapped or compiled: `pmap(pipeline._generate)`.
+        It is to be mapped or compiled: `pmap(pipeline._generate)`. Arguments are those of the call;
+        the steps are not traced.
 
-        prompt_ids [b, 77], image [b, 3, H, W], params without a device axis, prng_seed one key or b
-        of them; other arguments are those of the call, the steps not traced.
+        Args:
+            prompt_ids: [b, 77].
+            image: [b, 3, H, W].
+            params: without a device axis.
+            prng_seed: one key, or b of them.
         """
         height, width = image.shape[-2:]
         if height % UNIT or width % UNIT:

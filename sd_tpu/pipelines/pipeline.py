@@ -1,7 +1,7 @@
 """Base of the Flax pipelines of diffusers up to 0.39.
 
-They have named parts and parameters outside, are read and written, and draw on the compiled
-programs or in a loop that can be traced.
+A pipeline has named parts, while its parameters are kept outside. It is read from checkpoints and
+written, and draws on the compiled programs or in a loop that can be traced.
 """
 
 import copy
@@ -64,10 +64,25 @@ CLASSES = {  # module and class by the `_class_name` of the checkpoints that the
 
 @flax.struct.dataclass
 class ImageOutput(Output):
-    """Output of pipelines: `.images`, also by key and as the first of two."""
+    """Output of pipelines: images, also by key or as the first of two."""
 
     images: Any
     nsfw_content_detected: Any = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CallInputs:
+    """Inputs of a call, with one row for each picture."""
+
+    steps: int
+    prompt_ids: np.ndarray  # [B, 77] i32, or [B, 2, 77] for two encoders
+    neg_prompt_ids: np.ndarray | None  # likewise
+    keys: np.ndarray  # [B, 2] u32
+    guidance_scale: np.ndarray  # [B] f32
+    latents: np.ndarray | None  # [B, C, h, w], of unit variance
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
 
 
 class FlaxDiffusionPipeline:
@@ -312,12 +327,12 @@ class FlaxDiffusionPipeline:
 
     @property
     def components(self) -> dict[str, Any]:
-        """All parts, to make another pipeline of."""
+        """Return all parts by name, to make another pipeline of."""
         return {name: getattr(self, name) for name in (*self._parts(), *OPTIONAL)}
 
     @property
     def config(self) -> FrozenConfig:
-        """The parts' modules and classes by name."""
+        """Return the parts' modules and classes by name."""
         kinds = {name: type(part) for name, part in self.components.items() if part is not None}
         named = {
             name: (kind.__module__.split(".")[0], kind.__name__) for name, kind in kinds.items()
@@ -341,7 +356,7 @@ class FlaxDiffusionPipeline:
         return height * self.vae_scale_factor, width * self.vae_scale_factor
 
     def set_progress_bar_config(self, **options: Any) -> None:
-        """Options of `progress_bar`. Drawing shows none: its loop is compiled."""
+        """Set the options of `progress_bar`. Drawing shows no bar: its loop is compiled."""
         self._progress_bar = options
 
     def progress_bar(self, iterable: Iterable) -> Iterable:
@@ -358,17 +373,29 @@ class FlaxDiffusionPipeline:
     # --- inputs and outputs of a call -----------------------------------------------------------
 
     def prepare_inputs(self, prompt: str | list[str]) -> np.ndarray:
-        """Token ids [B, 77] int32 of one prompt or several; [B, 2, 77] for two encoders."""
+        """Return token ids [B, 77] int32 of one prompt or more; [B, 2, 77] for two encoders."""
         return self._ids(prompt)
 
     def _ids(self, prompts: str | list[str]) -> np.ndarray:
-        """Return prompts' ids, cut and padded, whatever `prepare_inputs` of a pipeline takes."""
+        """Return the ids of prompts, cut and padded."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         ids = [Tokenizer.of(getattr(self, name))(prompts) for name in self.tokenizers]
         return ids[0] if len(ids) == 1 else np.stack(ids, axis=1)
 
-    def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        """Ids [B, ...] of the prompts and of as many negative prompts, if there are any."""
+    def _inputs(
+        self,
+        prompt_ids: Any,
+        neg_prompt_ids: Any,
+        prng_seed: jax.Array,
+        steps: int,
+        guidance_scale: Any,
+        latents: Any = None,
+    ) -> CallInputs:
+        """Return a call's arguments, plain or sharded, as rows.
+
+        Raises:
+            ValueError: their shapes do not fit one another.
+        """
         prompt_ids, one = np.asarray(prompt_ids), self._ids("")[0].shape
         if prompt_ids.ndim - len(one) not in (1, 2) or prompt_ids.shape[-len(one) :] != one:
             each = ", ".join(map(str, one))
@@ -376,17 +403,28 @@ class FlaxDiffusionPipeline:
                 f"prompt_ids should be [B, {each}] or [D, b, {each}], not {prompt_ids.shape}."
             )
         positive = flat(prompt_ids, len(one), "prompt_ids")
-        if neg_prompt_ids is None:
-            return positive, None
-        negative = flat(neg_prompt_ids, len(one), "neg_prompt_ids")
-        return positive, np.broadcast_to(negative, positive.shape)
+        negative = self._negative(neg_prompt_ids)
+        if negative is not None:
+            negative = np.broadcast_to(flat(negative, len(one), "neg_prompt_ids"), positive.shape)
+        return CallInputs(
+            steps=steps,
+            prompt_ids=positive,
+            neg_prompt_ids=negative,
+            keys=np.asarray(image_keys(prng_seed, len(positive))),
+            guidance_scale=each_scale(guidance_scale, len(positive)),
+            latents=None if latents is None else flat(latents, 3, "latents"),
+        )
+
+    def _negative(self, neg_prompt_ids: Any) -> Any:
+        """Return the negative prompts' ids, or what stands for them where none are given."""
+        return neg_prompt_ids
 
     def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
         default_height, default_width = self.default_size
         return height or default_height, width or default_width
 
     def _as_given(self, images: np.ndarray, prompt_ids: Any) -> np.ndarray:
-        """Images [B, ...] with the axes that the ids lead with."""
+        """Return images [B, ...] with the axes that the ids lead with."""
         leading = np.shape(prompt_ids)[: np.ndim(prompt_ids) - self._ids("")[0].ndim]
         return images.reshape(*leading, *images.shape[1:])
 
@@ -413,73 +451,55 @@ class FlaxDiffusionPipeline:
     def _draw(
         self,
         params: Mapping[str, Any],
-        steps: int,
+        inputs: CallInputs,
         size: tuple[int, int],
-        positive: np.ndarray,
-        negative: np.ndarray | None,
-        guidance: Any,
-        latents: Any,
-        prng_seed: jax.Array,
         *,
-        decoded: bool = True,
-    ) -> np.ndarray:
-        """Pictures [B, H, W, 3] f32 of as many token ids, or their latents [B, C, h, w]; the rest
-        as calls are given it."""
-        table, count = self._table(params, steps), len(positive)
-        guidance, keys = each_scale(guidance, count), image_keys(prng_seed, count)
-        latents = None if latents is None else flat(latents, 3, "latents")
-        if table is None:
-            return self._everywhere(
-                positive,
-                params,
-                keys,
-                (steps, *size),
-                guidance,
-                latents,
-                negative,
-                return_latents=not decoded,
-            )
-        return self._run(
-            params, table, size, positive, negative, guidance, latents, keys, decoded=decoded
-        )
-
-    def _run(
-        self,
-        params: Mapping[str, Any],
-        table: Table,
-        size: tuple[int, int],
-        positive: np.ndarray,
-        negative: np.ndarray | None,
-        guidance: np.ndarray,
-        latents: np.ndarray | None,
-        keys: jax.Array,
+        begin: int = 0,
         start_images: Sequence[StartImage] = (),
-        noise: np.ndarray | None = None,
-        *,
+        noise: Any = None,
         decoded: bool = True,
     ) -> np.ndarray:
-        """Draw pictures by a sampler's table.
+        """Draw pictures [B, H, W, 3] f32, or their latents [B, C, h, w].
 
-        They begin with `start_images`, if there are any, under noise [B, C, h, w] or that of their
-        keys.
+        Args:
+            params: as calls take them.
+            inputs: of the call.
+            size: height and width in pixels.
+            begin: the first step that is taken.
+            start_images: one for each picture, or none.
+            noise: [B, C, h, w] or [D, b, C, h, w], which is put on the start images in place of
+                that of the keys.
+            decoded: False for latents.
+
+        Raises:
+            CheckpointError: parameters are missing, or start images need a table and only the
+                scheduler itself knows its steps.
+            ValueError: shapes do not fit one another.
         """
+        table = self._table(params, inputs.steps, begin)
+        if table is None and start_images:
+            raise CheckpointError(
+                "This scheduler's steps cannot be written as a table; give the "
+                "pipeline another to begin with a picture, such as "
+                "FlaxDDIMScheduler."
+            )
+        if table is None:
+            height, width = size
+            return self._everywhere(
+                params, inputs, height=height, width=width, return_latents=not decoded
+            )
         model, expected = self._structure()
         ours = {name: to_ours(params.get(name, {}), expected[name]) for name in self.networks}
-        programs = self._programs_for(model, len(positive), size, is_stacked(params))
-        entering = dict(
-            enumerate(
-                self._slot_inputs(
-                    programs, table, size, positive, negative, guidance, latents, keys, start_images
-                )
-            )
-        )
+        count = len(inputs)
+        programs = self._programs_for(model, count, size, is_stacked(params))
+        entering = dict(enumerate(self._slot_inputs(programs, table, inputs, size, start_images)))
         where = split if programs.stacked else replicated
         ours = jax.device_put(ours, where(programs.mesh))
         if start_images:
             encoder = self._encoder_for(model, ours, size, programs.stacked)
             entering = encoder.encode(ours, entering, programs.device)
         if noise is not None:
-            fresh = self._as_ours(programs, noise, "noise", len(positive))
+            fresh = self._as_ours(programs, flat(noise, 3, "noise"), "noise", count)
             entering = {
                 index: dataclasses.replace(
                     slot_inputs,
@@ -491,9 +511,9 @@ class FlaxDiffusionPipeline:
         slots = programs.encode(ours, programs.empty(), entering)
         slots = programs.advance(ours, slots, len(table.rows))
         if not decoded:
-            return np.asarray(slots.latents)[: len(positive)].transpose(0, 3, 1, 2)
-        images = programs.decode(ours, slots.latents, np.arange(programs.slots) < len(positive))
-        return np.asarray(images)[: len(positive)].astype(np.float32) / 255
+            return np.asarray(slots.latents)[:count].transpose(0, 3, 1, 2)
+        images = programs.decode(ours, slots.latents, np.arange(programs.slots) < count)
+        return np.asarray(images)[:count].astype(np.float32) / 255
 
     def _programs_for(
         self, model: Any, count: int, size: tuple[int, int], stacked: bool
@@ -563,18 +583,16 @@ class FlaxDiffusionPipeline:
         self,
         programs: Programs,
         table: Table,
+        inputs: CallInputs,
         size: tuple[int, int],
-        positive: np.ndarray,
-        negative: np.ndarray | None,
-        guidance: np.ndarray,
-        latents: np.ndarray | None,
-        keys: jax.Array,
         start_images: Sequence[StartImage],
     ) -> list[SlotInputs]:
         model: Any = programs.model
-        count, (height, width) = len(positive), size
-        nothing = [None] * count
-        starts = nothing if latents is None else self._as_ours(programs, latents, "latents", count)
+        (height, width), nothing = size, [None] * len(inputs)
+        latents, negative = inputs.latents, inputs.neg_prompt_ids
+        starts = nothing
+        if latents is not None:
+            starts = self._as_ours(programs, latents, "latents", len(inputs))
         return [
             SlotInputs.of(
                 table,
@@ -585,10 +603,10 @@ class FlaxDiffusionPipeline:
                 start_image=begun,
             )
             for prompt, unwanted, scale, key, start, begun in zip(
-                positive,
+                inputs.prompt_ids,
                 nothing if negative is None else negative,
-                guidance.tolist(),
-                np.asarray(keys),
+                inputs.guidance_scale.tolist(),
+                inputs.keys,
                 starts,
                 start_images or nothing,
                 strict=True,
@@ -597,7 +615,11 @@ class FlaxDiffusionPipeline:
 
     @staticmethod
     def _as_ours(programs: Programs, latents: np.ndarray, name: str, count: int) -> np.ndarray:
-        """[B, h, w, C] of [B, C, h, w]; raises ValueError, which says the name, for other sizes."""
+        """Return [B, h, w, C] of [B, C, h, w].
+
+        Raises:
+            ValueError: they are of other sizes; it says the name.
+        """
         h, w, channels = programs.latent_shape
         if latents.shape != (count, channels, h, w):
             raise ValueError(
@@ -623,10 +645,14 @@ class FlaxDiffusionPipeline:
     ) -> jax.Array:
         """Draw one device's pictures [b, H, W, 3] float32 in [0, 1], or latents [b, C, h, w].
 
-        It is to be mapped or compiled: `pmap(pipeline._generate)`.
+        It is to be mapped or compiled: `pmap(pipeline._generate)`. Arguments are those of the call;
+        the steps and the sizes are not traced.
 
-        prompt_ids [b, 77], or [b, 2, 77] for two encoders, params without a device axis, prng_seed
-        one key or b of them; other arguments are those of the call, the steps and sizes not traced.
+        Args:
+            prompt_ids: [b, 77], or [b, 2, 77] for two encoders.
+            params: without a device axis.
+            prng_seed: one key, or b of them.
+            return_latents: whether to return the latents in place of pictures.
         """
         keys, size = image_keys(prng_seed, prompt_ids.shape[0]), self._size(height, width)
         first = self._first_latents(latents, keys, *size)
@@ -659,7 +685,7 @@ class FlaxDiffusionPipeline:
         guidance: Any,
         control: Callable[..., Mapping[str, Any]] | None = None,
     ) -> jax.Array:
-        """Clean latents of one device's pictures, in a loop that can be traced.
+        """Denoise the latents of one device's pictures, in a loop that can be traced.
 
         Args:
             params: in Flax's names.
@@ -703,7 +729,7 @@ class FlaxDiffusionPipeline:
         return jax.lax.fori_loop(0, len(state.timesteps), one, (first, state))[0]
 
     def _decode(self, params: Mapping[str, Any], latents: jax.Array) -> jax.Array:
-        """Pictures [b, H, W, 3] f32 in [0, 1] of latents [b, C, h, w]."""
+        """Decode latents [b, C, h, w] to pictures [b, H, W, 3] f32 in [0, 1]."""
         middle, scale = self.vae.scaling()
         image = self.vae.apply(
             {"params": params["vae"]},
@@ -714,122 +740,59 @@ class FlaxDiffusionPipeline:
 
     def _everywhere(
         self,
-        ids: np.ndarray,
         params: Mapping[str, Any],
-        keys: jax.Array,
-        sizes: tuple[int, int, int],
-        guidance: np.ndarray,
-        latents: np.ndarray | None,
-        negative: np.ndarray | None,
-        *more: np.ndarray,
-        **rest: Any,
+        inputs: CallInputs,
+        rows: Mapping[str, np.ndarray] | None = None,
+        **fixed: Any,
     ) -> np.ndarray:
-        """Call `_generate` for pictures divided over all devices, compiled for these sizes.
+        """Call `_generate` for pictures divided over all devices.
 
         Args:
-            ids: [B, ...].
             params: plain, or with the leading device axis of `replicate`.
-            keys: [B, 2] u32.
-            sizes: steps, height and width.
-            guidance: [B].
-            latents: [B, C, h, w], or None.
-            negative: like ids, or None.
-            more: other arguments of `_drawn`, [B, ...] each.
-            rest: its arguments that are not traced.
+            inputs: of the call.
+            rows: other arguments of `_generate`, [B, ...] each.
+            fixed: its arguments that are not traced, besides the steps.
         """
         mesh = make_mesh()
         params = {name: params[name] for name in (*self.networks, "scheduler") if name in params}
         stacked = is_stacked(params)
         params = jax.device_put(params, (split if stacked else replicated)(mesh))
-        count = len(ids)
-        each = [
-            None if x is None else filled(x, mesh.size)
-            for x in (ids, np.asarray(keys), guidance, latents, negative, *more)
-        ]
-        return np.asarray(self._compiled(mesh, sizes, stacked, **rest)(params, each)[:count])
-
-    def _drawn(
-        self,
-        ids: jax.Array,
-        params: Mapping[str, Any],
-        keys: jax.Array,
-        sizes: tuple[int, int, int],
-        guidance: jax.Array,
-        latents: jax.Array | None,
-        negative: jax.Array | None,
-        **rest: Any,
-    ) -> jax.Array:
-        """Draw one device's share of `_generate`."""
-        return self._generate(ids, params, keys, *sizes, guidance, latents, negative, **rest)
+        given = {
+            "prompt_ids": inputs.prompt_ids,
+            "prng_seed": inputs.keys,
+            "guidance_scale": inputs.guidance_scale,
+            "latents": inputs.latents,
+            "neg_prompt_ids": inputs.neg_prompt_ids,
+            **(rows or {}),
+        }
+        given = {name: filled(x, mesh.size) for name, x in given.items() if x is not None}
+        generate = self._compiled(mesh, {"num_inference_steps": inputs.steps, **fixed}, stacked)
+        return np.asarray(generate(params, given)[: len(inputs)])
 
     def _compiled(
-        self, mesh: jax.sharding.Mesh, sizes: tuple[int, int, int], stacked: bool, **rest: Any
+        self, mesh: jax.sharding.Mesh, fixed: Mapping[str, Any], stacked: bool
     ) -> Callable:
+        """Return `_generate` of parameters and of its arguments that are traced, by name."""
         # By the scheduler's config as well, which may be changed.
         parts = [*self.components.values()]
-        key = (mesh, sizes, stacked, *rest.items(), *map(id, parts), repr(self.scheduler.config))
+        key = (mesh, *fixed.items(), stacked, *map(id, parts), repr(self.scheduler.config))
         if key not in self._compilations:
 
-            def one(params, each):
-                if stacked:
-                    params = jax.tree.map(lambda x: x[0], params)
-                ids, keys, *others = each
-                return self._drawn(ids, params, keys, sizes, *others, **rest)
+            def generate(params, rows):
+                return self._generate(params=params, **rows, **fixed)
 
             # The parts are kept, or another might come to have the number of one that is gone.
-            self._compilations[key] = (
-                parts,
-                jax.jit(
-                    jax.shard_map(
-                        one,
-                        mesh=mesh,
-                        in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
-                        out_specs=SPLIT,
-                        check_vma=False,
-                    )
-                ),
-            )
+            self._compilations[key] = parts, divided(generate, mesh, stacked)
         return self._compilations[key][1]
-
-    # --- checking pictures ----------------------------------------------------------------------
-
-    def _run_safety_checker(
-        self, images: np.ndarray, safety_model_params: Mapping[str, Any], jit: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Pictures [B, H, W, 3] u8, black where the safety checker finds them not safe for work,
-        and where that is, [B]. The parameters are plain, or lead with a device axis."""
-        del jit
-        mesh, checker = make_mesh(), self.safety_checker
-        stacked = np.ndim(safety_model_params["concept_embeds"]) == 3
-        if (checker, mesh, stacked) not in self._compilations:
-
-            def one(params, pictures):
-                params = jax.tree.map(lambda x: x[0], params) if stacked else params
-                return checker.flags(pictures, params)
-
-            self._compilations[checker, mesh, stacked] = jax.jit(
-                jax.shard_map(
-                    one,
-                    mesh=mesh,
-                    in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
-                    out_specs=SPLIT,
-                    check_vma=False,
-                )
-            )
-        params = jax.device_put(safety_model_params, (split if stacked else replicated)(mesh))
-        found = self._compilations[checker, mesh, stacked](params, filled(images, mesh.size))
-        unsafe = np.asarray(found)[: len(images)]
-        if unsafe.any():
-            warnings.warn(
-                "Pictures that may not be safe for work are black. Try another prompt or seed.",
-                stacklevel=4,
-            )
-        return np.where(unsafe[:, None, None, None], np.uint8(0), images), unsafe
 
     def _first_latents(
         self, latents: jax.Array | None, keys: jax.Array, height: int, width: int
     ) -> jax.Array:
-        """[b, C, h, w], given or drawn."""
+        """Return [b, C, h, w], given or drawn.
+
+        Raises:
+            ValueError: the sizes do not fit.
+        """
         unit = self.vae_scale_factor
         if height % unit or width % unit:
             raise ValueError(
@@ -845,19 +808,72 @@ class FlaxDiffusionPipeline:
             )
         return latents
 
+    # --- checking pictures ----------------------------------------------------------------------
+
+    def _run_safety_checker(
+        self, images: np.ndarray, safety_model_params: Mapping[str, Any], jit: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Check pictures [B, H, W, 3] u8.
+
+        Args:
+            images: of the levels 0 to 255.
+            safety_model_params: plain, or with a leading device axis.
+            jit: accepted for old programs' sake; the checker is always compiled.
+
+        Returns:
+            The pictures, black where they may not be safe for work, and where that is, [B].
+        """
+        del jit
+        mesh, checker = make_mesh(), self.safety_checker
+        stacked = np.ndim(safety_model_params["concept_embeds"]) == 3
+        if (checker, mesh, stacked) not in self._compilations:
+            self._compilations[checker, mesh, stacked] = divided(
+                lambda params, pictures: checker.flags(pictures, params), mesh, stacked
+            )
+        params = jax.device_put(safety_model_params, (split if stacked else replicated)(mesh))
+        found = self._compilations[checker, mesh, stacked](params, filled(images, mesh.size))
+        unsafe = np.asarray(found)[: len(images)]
+        if unsafe.any():
+            warnings.warn(
+                "Pictures that may not be safe for work are black. Try another prompt or seed.",
+                stacklevel=4,
+            )
+        return np.where(unsafe[:, None, None, None], np.uint8(0), images), unsafe
+
+
+def divided(function: Callable, mesh: jax.sharding.Mesh, stacked: bool) -> Callable:
+    """Compile a function of parameters and of rows, which are divided over the devices.
+
+    The parameters are the same everywhere or, if they are stacked, lead with a device axis, which
+    the function does not see.
+    """
+
+    def one(params, rows):
+        return function(jax.tree.map(lambda x: x[0], params) if stacked else params, rows)
+
+    return jax.jit(
+        jax.shard_map(
+            one,
+            mesh=mesh,
+            in_specs=(SPLIT if stacked else REPLICATED, SPLIT),
+            out_specs=SPLIT,
+            check_vma=False,
+        )
+    )
+
 
 def filled(x: np.ndarray, share: int) -> np.ndarray:
-    """[B, ...] with the last again, up to whole shares."""
+    """Repeat the last of [B, ...] up to whole shares."""
     return np.pad(x, ((0, -len(x) % share), *[(0, 0)] * (np.ndim(x) - 1)), mode="edge")
 
 
 def is_stacked(params: Mapping[str, Any]) -> bool:
-    """Whether parameters lead with a device axis, as flax's `replicate` leaves them."""
+    """Return whether parameters lead with a device axis, as flax's `replicate` leaves them."""
     return params["unet"]["conv_in"]["kernel"].ndim == 5
 
 
 def flat(values: Any, trailing: int, name: str) -> np.ndarray:
-    """[B, ...] of values that lead with one axis, or with two if they are sharded.
+    """Return values as [B, ...] that lead with one axis, or with two if they are sharded.
 
     Raises:
         ValueError: they lead with others; it says the name.

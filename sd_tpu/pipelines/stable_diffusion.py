@@ -95,7 +95,7 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
 
         Returns:
             Images float32 in [0, 1] of 256 levels, in NumPy's arrays: [B, H, W, 3] for flat ids
-            and [D, b, H, W, 3] for sharded ones; as `.images` and as `[0]`. What comes second says
+            and [D, b, H, W, 3] for sharded ones; as `.images` and as `[0]`. The second part says
             for each picture, [B], whether the safety checker has blacked it; False without one.
 
         Raises:
@@ -104,20 +104,11 @@ class FlaxStableDiffusionPipeline(FlaxDiffusionPipeline):
             ValueError: shapes do not fit one another, or the model cannot make such pictures.
         """
         del jit
-        images = self._draw(
-            params,
-            num_inference_steps,
-            self._size(height, width),
-            *self._texts(prompt_ids, neg_prompt_ids),
-            guidance_scale,
-            latents,
-            prng_seed,
+        inputs = self._inputs(
+            prompt_ids, neg_prompt_ids, prng_seed, num_inference_steps, guidance_scale, latents
         )
+        images = self._draw(params, inputs, self._size(height, width))
         return self._output(images, prompt_ids, params, return_dict)
-
-    def _texts(self, prompt_ids: Any, neg_prompt_ids: Any) -> tuple[Any, Any]:
-        """Ids [B, 77] of the prompts and of as many negative prompts, by default empty ones."""
-        return super()._texts(prompt_ids, self._negative(neg_prompt_ids))
 
     def _negative(self, neg_prompt_ids: Any) -> Any:
         return self._ids("") if neg_prompt_ids is None else neg_prompt_ids

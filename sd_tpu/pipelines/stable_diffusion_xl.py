@@ -88,44 +88,24 @@ class FlaxStableDiffusionXLPipeline(FlaxDiffusionPipeline):
         output_type: str | None = None,
         jit: bool = False,
     ) -> ImageOutput | tuple[np.ndarray]:
-        """Draw one picture for each row of token ids, divided over all devices.
+        """Draw one picture for each row of token ids, as `FlaxStableDiffusionPipeline` does.
+
+        The other arguments and the errors are those of that pipeline's call.
 
         Args:
             prompt_ids: int32 [B, 2, 77], or [D, b, 2, 77] as `shard` leaves them.
-            params: as `from_pretrained` returns them, or with the leading device axis of
-                `replicate`.
-            prng_seed: one key, or one for each device, or one for each picture. A key that serves
-                several pictures is split among them.
-            num_inference_steps: of the pipeline's scheduler.
-            guidance_scale: a number, one for each device or one for each picture; up to 1 the
-                prompt alone counts.
-            height: of the pictures in pixels; by default what the model was trained on.
-            width: of the pictures in pixels; by default what the model was trained on.
-            latents: [B, C, h, w] or [D, b, C, h, w], of unit variance, in place of noise.
             neg_prompt_ids: like prompt_ids; without them the text is zeros.
-            return_dict: False for a plain tuple.
             output_type: "latent" for the latents [..., C, h, w] in place of pictures.
-            jit: accepted for old programs' sake; the programs are always compiled.
 
         Returns:
-            Images float32 in [0, 1] of 256 levels, in NumPy's arrays: [B, H, W, 3] for flat ids
-            and [D, b, H, W, 3] for sharded ones; as `.images` and as `[0]`.
-
-        Raises:
-            CheckpointError: parameters are missing.
-            ValueError: shapes do not fit one another, or the model cannot make such pictures.
+            The images alone: there is no safety checker.
         """
         del jit
-        images = self._draw(
-            params,
-            num_inference_steps,
-            self._size(height, width),
-            *self._texts(prompt_ids, neg_prompt_ids),
-            guidance_scale,
-            latents,
-            prng_seed,
-            decoded=output_type != "latent",
+        inputs = self._inputs(
+            prompt_ids, neg_prompt_ids, prng_seed, num_inference_steps, guidance_scale, latents
         )
+        size = self._size(height, width)
+        images = self._draw(params, inputs, size, decoded=output_type != "latent")
         images = self._as_given(images, prompt_ids)
         return ImageOutput(images) if return_dict else (images,)
 

@@ -261,7 +261,7 @@ MAPPED = """
 
 def test_what_was_compiled_is_of_the_parts_and_the_config_that_there_are_now(model):
     pipeline, _ = FlaxStableDiffusionPipeline.from_pretrained(model)
-    one = partial(pipeline._compiled, make_mesh(), (32, 32, 2), False)
+    one = partial(pipeline._compiled, make_mesh(), {"height": 32, "width": 32}, False)
     first = one()
     assert one() is first
     kept = weakref.ref(pipeline.scheduler)
