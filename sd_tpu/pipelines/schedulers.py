@@ -1,7 +1,10 @@
 """The Flax schedulers of diffusers up to 0.39: an object with a config, and its state as a tree.
 
 Unlike the tables of `sd_tpu.sampling`, which need their numbers on the host, these can be traced:
-`set_timesteps` and `step` work under jit, pmap and scan with a state whose numbers are traced.
+`set_timesteps` and `step` work under jit, pmap and scan with a state whose numbers are traced. The
+betas are such numbers, as programs may put others into a state, so the old classes compute each
+step's coefficients from the state. Only `TableScheduler` takes them from a table.
+
 Where the old classes could not run (LMS, Karras-Ve, DDPM with fewer steps than it was trained on,
 Euler at fractions of timesteps) the results are those of PyTorch's classes.
 """
@@ -26,7 +29,7 @@ FEW_STEPS = 15  # of DPM-Solver, below which its last steps are of lower order
 
 @flax.struct.dataclass
 class CommonSchedulerState:
-    """How noise was mixed in at training, each [T] f32."""
+    """Numbers that say how noise was mixed in at training, each [T] f32."""
 
     alphas: jax.Array
     betas: jax.Array
@@ -35,10 +38,10 @@ class CommonSchedulerState:
 
 @flax.struct.dataclass
 class SchedulerState:
-    """State of a scheduler; None belongs to other schedulers or comes later.
+    """State of a scheduler.
 
-    They are `Any` to type checkers: each scheduler knows which of them it has by when.
-    Before `set_timesteps` its leaves are floating-point arrays only.
+    A field is None where another scheduler has it or `set_timesteps` will set it; to type checkers
+    the fields are `Any`. Before `set_timesteps` all leaves are floating-point arrays.
     """
 
     common: CommonSchedulerState
@@ -57,18 +60,18 @@ class SchedulerState:
 
 
 class SchedulerOutput(NamedTuple):
-    """`step`'s result."""
+    """Result of `step`."""
 
     prev_sample: jax.Array
     state: Any
 
     def to_tuple(self) -> tuple[jax.Array, Any]:
-        """(prev_sample, state)."""
+        """Return (prev_sample, state)."""
         return tuple(self)
 
 
 class SavedConfig(Configured):
-    """A scheduler's config in files."""
+    """Scheduler whose config is read from a file and written to one."""
 
     create_state: Callable[..., Any]
 
@@ -88,7 +91,7 @@ class SavedConfig(Configured):
 
         Args:
             name: folder or hub id.
-            subfolder: of it that has `scheduler_config.json`, mostly "scheduler".
+            subfolder: the one that has `scheduler_config.json`, mostly "scheduler".
             options: as the pipelines take them, and values to put in place of the config's.
 
         Returns:
@@ -179,19 +182,43 @@ class FlaxScheduler(SavedConfig):
         Raises:
             ValueError: the spacing is unknown.
         """
-        times = self._timesteps(num_inference_steps)
         return dataclasses.replace(
             state,
             num_inference_steps=num_inference_steps,
-            timesteps=jnp.asarray(times),
             counter=jnp.int32(0),
             history=jnp.zeros((self.order, *shape), self.dtype) if self.order else None,
+            **self._run_fields(state, num_inference_steps, shape),
         )
+
+    def _run_fields(
+        self, state: SchedulerState, steps: int, shape: tuple[int, ...]
+    ) -> dict[str, Any]:
+        """Return the fields of the state that `set_timesteps` sets in this class."""
+        return dict(timesteps=jnp.asarray(self._timesteps(steps)))
 
     def _timesteps(self, steps: int) -> np.ndarray:
         """Return the timesteps that are passed to the model, [steps] i32."""
-        stride = len(self) // steps
-        return np.arange(steps, dtype=np.int32)[::-1] * stride + self.config.get("steps_offset", 0)
+        return self._spaced("leading", steps, steps).astype(np.int32)
+
+    def _spaced(self, spacing: str, steps: int, points: int) -> np.ndarray:
+        """Return the first `steps` of so many falling timesteps from end to end of the training's.
+
+        Raises:
+            ValueError: the spacing is unknown.
+        """
+        total = len(self)
+        match spacing:
+            case "linspace":
+                # A single step begins at the last of them, as in the old classes.
+                return np.linspace(0, total - 1, max(points, 2))[::-1][:steps]
+            case "leading":
+                times = np.arange(points)[::-1][:steps] * (total // points)
+                return times + self.config.get("steps_offset", 0)
+            case "trailing":
+                return np.arange(total, 0, -total / steps).round() - 1
+        raise ValueError(
+            f"There is no {spacing!r} spacing; there are linspace, leading and trailing."
+        )
 
     def scale_model_input(
         self, state: SchedulerState, sample: jax.Array, timestep: Any = None
@@ -292,10 +319,6 @@ class FlaxScheduler(SavedConfig):
         signal = _column(jnp.asarray(state.common.alphas_cumprod)[jnp.asarray(timesteps)], like)
         return jnp.sqrt(signal), jnp.sqrt(1 - signal)
 
-    def _fresh(self, key: jax.Array | None, like: jax.Array) -> jax.Array:
-        key = jax.random.split(jax.random.key(0) if key is None else key, 1)[0]
-        return jax.random.normal(key, like.shape, self.dtype)
-
     def consistent(self, state: SchedulerState) -> SchedulerState:
         """Return the state as a picture is drawn with it.
 
@@ -337,6 +360,23 @@ def _column(values: jax.Array, like: jax.Array) -> jax.Array:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
+def _take_row(
+    state: SchedulerState, sample: jax.Array, newest: jax.Array, a: Any, b: jax.Array
+) -> tuple[jax.Array, SchedulerState]:
+    """Take the step of a row of `sd_tpu.sampling.samplers`, x = a * x + b[0] * h[0] + ...
+
+    Args:
+        state: with the history h of earlier rows.
+        sample: x.
+        newest: h of this row.
+        a: a number.
+        b: one number for each of the history.
+    """
+    history = _pushed(state.history, newest)
+    state = dataclasses.replace(state, history=history, counter=state.counter + 1)
+    return a * sample + _weighted(b, history), state
+
+
 def _pushed(history: jax.Array, newest: jax.Array) -> jax.Array:
     return jnp.concatenate([newest[None].astype(history.dtype), history[:-1]])
 
@@ -367,7 +407,8 @@ class FlaxDDIMScheduler(FlaxScheduler):
     ) -> SchedulerOutput | tuple:
         """Take a step, as `FlaxScheduler.step`.
 
-        eta is the share of noise that is left out and, as the old class did it, not put in afresh.
+        `eta` is the share of the noise to leave out. As in the old class no fresh noise replaces
+        it.
         """
         self._check(state)
         alpha, sigma = self._level(state, timestep)
@@ -380,12 +421,8 @@ class FlaxDDIMScheduler(FlaxScheduler):
         return _output(next_alpha * x0 + next_sigma * jnp.sqrt(1 - fresh) * eps, state, return_dict)
 
 
-class FlaxDDPMScheduler(FlaxScheduler):
-    """Ancestral sampling, Ho et al. 2020 (https://arxiv.org/abs/2006.11239)."""
-
-    defaults: ClassVar = FlaxScheduler.noise | dict(
-        variance_type="fixed_small", clip_sample=True, prediction_type="epsilon"
-    )
+class _Stochastic(FlaxScheduler):
+    """Schedulers whose steps take fresh noise."""
 
     stochastic = True
 
@@ -400,19 +437,32 @@ class FlaxDDPMScheduler(FlaxScheduler):
         *,
         noise: jax.Array | None = None,
     ) -> SchedulerOutput | tuple:
-        """Take a step, as `FlaxScheduler.step`, with fresh noise, or a key for it.
+        """Take a step, as `FlaxScheduler.step`, with fresh noise: `noise`, or drawn from `key`."""
+        if noise is None:
+            key = jax.random.split(jax.random.key(0) if key is None else key, 1)[0]
+            noise = jax.random.normal(key, model_output.shape, self.dtype)
+        return _output(*self._step(state, model_output, timestep, sample, noise), return_dict)
 
-        Without timesteps every one of the training's is taken.
-        """
-        noise = self._fresh(key, model_output) if noise is None else noise
+
+class FlaxDDPMScheduler(_Stochastic):
+    """Ancestral sampling, Ho et al. 2020 (https://arxiv.org/abs/2006.11239).
+
+    Without timesteps in the state each step goes to the training's timestep before.
+    """
+
+    defaults: ClassVar = FlaxScheduler.noise | dict(
+        variance_type="fixed_small", clip_sample=True, prediction_type="epsilon"
+    )
+
+    def _step(self, state, model_output, timestep, sample, noise):
         timestep = jnp.asarray(timestep, jnp.int32)
         mean, deviation = self._posterior(state, model_output, timestep, sample)
-        return _output(mean + jnp.where(timestep > 0, deviation, 0) * noise, state, return_dict)
+        return mean + jnp.where(timestep > 0, deviation, 0) * noise, state
 
     def _posterior(
         self, state: SchedulerState, model_output: jax.Array, timestep: jax.Array, sample: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Mean and deviation of the sample before, eq. 6 and 7."""
+        """Return mean and deviation of the previous sample, eq. 6 and 7."""
         stride = len(self) // (state.num_inference_steps or len(self))
         alpha, sigma = self._level(state, timestep)
         next_alpha, next_sigma = self._level(state, timestep - stride)
@@ -443,26 +493,21 @@ class FlaxPNDMScheduler(FlaxScheduler):
     )
     RUNGE_KUTTA = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 
-    def set_timesteps(
-        self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
-    ) -> SchedulerState:
-        """Return the state before the first step, as `FlaxScheduler.set_timesteps`."""
-        state = super().set_timesteps(state, num_inference_steps, shape)
-        runge_kutta, multistep = self._both_timesteps(num_inference_steps)
-        return dataclasses.replace(
-            state,
+    def _run_fields(
+        self, state: SchedulerState, steps: int, shape: tuple[int, ...]
+    ) -> dict[str, Any]:
+        runge_kutta, multistep = self._both_timesteps(steps)
+        return dict(
+            timesteps=jnp.concatenate([runge_kutta, multistep]),
             prk_timesteps=jnp.asarray(runge_kutta),
             plms_timesteps=jnp.asarray(multistep),
             cur_sample=jnp.zeros(shape, self.dtype),
             cur_model_output=jnp.zeros(shape, self.dtype),
         )
 
-    def _timesteps(self, steps: int) -> np.ndarray:
-        return np.concatenate(self._both_timesteps(steps))
-
     def _both_timesteps(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the timesteps of Runge-Kutta evaluations, four a step, and of multistep ones."""
-        times = super()._timesteps(steps)
+        times = self._timesteps(steps)
         if self.config.skip_prk_steps:
             return times[:0], np.insert(times, 1, times[1:2])
         points = np.repeat(times[:4], 2)
@@ -530,9 +575,12 @@ class FlaxPNDMScheduler(FlaxScheduler):
 
 
 class FlaxDPMSolverMultistepScheduler(FlaxScheduler):
-    """DPM-Solver and DPM-Solver++, Lu et al. 2022 (https://arxiv.org/abs/2206.00927 and
-    https://arxiv.org/abs/2211.01095). The last step leads to timestep 0, unless the config has
-    `final_sigmas_type="zero"`, as PyTorch's class does by default."""
+    """DPM-Solver and DPM-Solver++, Lu et al. 2022.
+
+    https://arxiv.org/abs/2206.00927 and https://arxiv.org/abs/2211.01095. The last step leads to
+    timestep 0, or to no noise if the config has `final_sigmas_type="zero"`, which is the default of
+    PyTorch's class.
+    """
 
     defaults: ClassVar = FlaxScheduler.noise | dict(
         solver_order=2,
@@ -549,31 +597,18 @@ class FlaxDPMSolverMultistepScheduler(FlaxScheduler):
     order = 3
 
     def _timesteps(self, steps: int) -> np.ndarray:
-        match self.config.timestep_spacing:
-            case "linspace":
-                times = np.linspace(0, len(self) - 1, steps + 1).round()[:0:-1]
-            case "leading":
-                times = np.arange(steps, 0, -1) * (len(self) // (steps + 1))
-                times = times + self.config.get("steps_offset", 0)
-            case "trailing":
-                times = np.arange(len(self), 0, -len(self) / steps).round() - 1
-            case spacing:
-                raise ValueError(
-                    f"There is no {spacing!r} spacing; there are linspace, leading and trailing."
-                )
-        return times.astype(np.int32)
+        times = self._spaced(self.config.timestep_spacing, steps, steps + 1)
+        return times.round().astype(np.int32)
 
     def _step(self, state, model_output, timestep, sample):
         index = self._index(state, timestep)
         predictions = self._predictions(model_output, sample, *self._level(state, timestep))
-        history = _pushed(state.history, predictions[not self._of_data])
-        ratio, weights = self._coefficients(state, index)
-        moved = ratio * sample + _weighted(weights, history)
-        return moved, dataclasses.replace(state, history=history, counter=state.counter + 1)
+        newest = predictions[0] if self._of_data else predictions[1]
+        return _take_row(state, sample, newest, *self._coefficients(state, index))
 
     @property
     def _of_data(self) -> bool:
-        """Whether the integral is of x0 (DPM-Solver++) or of eps."""
+        """Return whether the integral is of x0 (DPM-Solver++) or of eps."""
         return self.config.algorithm_type == "dpmsolver++"
 
     def _coefficients(self, state: SchedulerState, index: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -621,7 +656,7 @@ class FlaxDPMSolverMultistepScheduler(FlaxScheduler):
 
 
 class _Growing(FlaxScheduler):
-    """x = x0 + sigma * eps: the samplers of k-diffusion."""
+    """Samplers of k-diffusion: x = x0 + sigma * eps."""
 
     def _first_deviation(self, alphas_cumprod: jax.Array) -> jax.Array:
         return self._deviation(_sigmas(alphas_cumprod)[-1])
@@ -630,32 +665,13 @@ class _Growing(FlaxScheduler):
         leading = self.config.get("timestep_spacing") == "leading"
         return jnp.sqrt(sigma**2 + 1) if leading else sigma
 
-    def set_timesteps(
-        self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
-    ) -> SchedulerState:
-        """Return the state before the first step, as `FlaxScheduler.set_timesteps`."""
-        state = super().set_timesteps(state, num_inference_steps, shape)
-        sigmas = jnp.append(self._sigma(state, state.timesteps), 0.0)
-        return dataclasses.replace(
-            state, sigmas=sigmas, init_noise_sigma=self._deviation(sigmas[0])
-        )
-
-    def _timesteps(self, steps: int) -> np.ndarray:
-        """Return fractional timesteps."""
-        total = len(self)
-        match self.config.get("timestep_spacing", "linspace"):
-            case "linspace":
-                times = np.linspace(total - 1, 0, steps)
-            case "leading":
-                times = np.arange(steps)[::-1] * (total // steps)
-                times = times + self.config.get("steps_offset", 0)
-            case "trailing":
-                times = np.arange(total, 0, -total / steps).round() - 1
-            case spacing:
-                raise ValueError(
-                    f"There is no {spacing!r} spacing; there are linspace, leading and trailing."
-                )
-        return times.astype(np.float32)
+    def _run_fields(
+        self, state: SchedulerState, steps: int, shape: tuple[int, ...]
+    ) -> dict[str, Any]:
+        spacing = self.config.get("timestep_spacing", "linspace")
+        times = jnp.asarray(self._spaced(spacing, steps, steps), jnp.float32)
+        sigmas = jnp.append(self._sigma(state, times), 0.0)
+        return dict(timesteps=times, sigmas=sigmas, init_noise_sigma=self._deviation(sigmas[0]))
 
     def _sigma(self, state: SchedulerState, timesteps: jax.Array) -> jax.Array:
         sigmas = _sigmas(jnp.asarray(state.common.alphas_cumprod))
@@ -709,10 +725,7 @@ class FlaxLMSDiscreteScheduler(_Growing):
     def _step(self, state, model_output, timestep, sample):
         index = self._index(state, timestep)
         slope = self._slope(model_output, sample, state.sigmas[index])
-        history = _pushed(state.history, slope)
-        weights = self._integrals(state, index)
-        moved = sample + _weighted(weights, history)
-        return moved, dataclasses.replace(state, history=history, counter=state.counter + 1)
+        return _take_row(state, sample, slope, 1, self._integrals(state, index))
 
     def _integrals(self, state: SchedulerState, index: jax.Array) -> jax.Array:
         """Integrate Lagrange's polynomials through the newest slopes, [4], over the step.
@@ -729,31 +742,25 @@ class FlaxLMSDiscreteScheduler(_Growing):
         return jnp.where(known, values.sum(0) * (there - here) / 2, 0.0)
 
 
-class TableScheduler(FlaxScheduler):
-    """Any sampler of `sd_tpu.sampling`, as its config says it: its table is made on the host, so
-    other betas in a state change nothing."""
+class TableScheduler(_Stochastic):
+    """Any sampler of `sd_tpu.sampling`, as its config says it.
+
+    Its table is made on the host, so other betas in a state change nothing. Steps follow one
+    another, whatever the timestep.
+    """
 
     defaults: ClassVar = FlaxScheduler.noise | dict(prediction_type="epsilon")
     order = HISTORY
-    stochastic = True
 
-    def set_timesteps(
-        self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
-    ) -> SchedulerState:
-        """Return the state before the first step, as `FlaxScheduler.set_timesteps`."""
+    def _run_fields(
+        self, state: SchedulerState, steps: int, shape: tuple[int, ...]
+    ) -> dict[str, Any]:
         sampler, spacing = default_sampler(self.config)
-        table = make_table(
-            sampler, NoiseSchedule.from_config(self.config), num_inference_steps, spacing=spacing
-        )
+        schedule = NoiseSchedule.from_config(self.config)
+        table = make_table(sampler, schedule, steps, spacing=spacing)
         rows = jnp.asarray(table.rows, jnp.float32)
-        return dataclasses.replace(
-            state,
-            num_inference_steps=num_inference_steps,
-            rows=rows,
-            timesteps=rows[:, 0],
-            init_noise_sigma=jnp.float32(table.init_noise_sigma),
-            counter=jnp.int32(0),
-            history=jnp.zeros((self.order, *shape), self.dtype),
+        return dict(
+            timesteps=rows[:, 0], rows=rows, init_noise_sigma=jnp.float32(table.init_noise_sigma)
         )
 
     def _row(self, state: SchedulerState) -> dict[str, jax.Array]:
@@ -765,82 +772,62 @@ class TableScheduler(FlaxScheduler):
         """Return the sample at unit variance, as the model takes it."""
         return self._row(state)["c_in"] * sample
 
-    def step(
-        self,
-        state: SchedulerState,
-        model_output: jax.Array,
-        timestep: Any,
-        sample: jax.Array,
-        key: jax.Array | None = None,
-        return_dict: bool = True,
-        *,
-        noise: jax.Array | None = None,
-    ) -> SchedulerOutput | tuple:
-        """Take a step, as `FlaxScheduler.step`, with fresh noise, or a key for it.
-
-        Steps follow one another, whatever the timestep.
-        """
+    def _step(self, state, model_output, timestep, sample, noise):
         self._check(state)
         row = self._row(state)
-        history = _pushed(state.history, row["u"] * sample + row["v"] * model_output)
+        newest = row["u"] * sample + row["v"] * model_output
         weights = jnp.stack([row[f"b{k}"] for k in range(HISTORY)])
-        noise = self._fresh(key, model_output) if noise is None else noise
-        moved = row["a"] * sample + _weighted(weights, history) + row["s"] * noise
-        state = dataclasses.replace(state, history=history, counter=state.counter + 1)
-        return _output(moved, state, return_dict)
+        moved, state = _take_row(state, sample, newest, row["a"], weights)
+        return moved + row["s"] * noise, state
 
 
-FACES = (
-    FlaxDDIMScheduler,
-    FlaxDDPMScheduler,
-    FlaxPNDMScheduler,
-    FlaxDPMSolverMultistepScheduler,
-    FlaxEulerDiscreteScheduler,
-    FlaxLMSDiscreteScheduler,
-)
-# What the old classes did not know, by the values that mean nothing by it.
+LEADING = (FlaxDDIMScheduler, FlaxDDPMScheduler, FlaxPNDMScheduler)  # the only spacing they have
+OLD_CLASSES = {
+    each.__name__: each
+    for each in (
+        *LEADING,
+        FlaxDPMSolverMultistepScheduler,
+        FlaxEulerDiscreteScheduler,
+        FlaxLMSDiscreteScheduler,
+    )
+}
+# Settings that the old classes do not have, with the values that change nothing.
 BEYOND = {
     "use_karras_sigmas": (False, None),
     "use_exponential_sigmas": (False, None),
     "rescale_betas_zero_snr": (False, None),
     "algorithm_type": ("dpmsolver", "dpmsolver++", None),
 }
-# What they do beside what tables do: the values, and one in whose place a table would do the same.
+# What only the old classes do: the values, and a value of the tables to check the config with.
 BESIDE = {
     "skip_prk_steps": ((False, None), True),
     "algorithm_type": (("dpmsolver",), "dpmsolver++"),
     "solver_type": (("heun",), "midpoint"),
     "solver_order": ((1,), 2),
 }
-STRIDED = (FlaxDDIMScheduler, FlaxDDPMScheduler, FlaxPNDMScheduler)  # which space them one way
 
 
 def scheduler_for(config: Mapping[str, Any]) -> FlaxScheduler:
     """Return the scheduler of a checkpoint's config.
 
-    It is one of the old classes where that can do it, or else the sampler's table.
+    It is one of the old classes if it does what the config says, or else the sampler's table.
 
     Raises:
         CheckpointError: no sampler here does what the config says.
     """
     name = str(config.get("_class_name") or "").removeprefix("Flax")
+    old_class = OLD_CLASSES.get(f"Flax{name}")
     known = all(config.get(key) in values for key, values in BEYOND.items())
+    if old_class in LEADING and config.get("timestep_spacing", "leading") != "leading":
+        known = False
     if (config.get("algorithm_type"), config.get("final_sigmas_type")) == ("dpmsolver", "zero"):
         known = False  # an integral of eps does not reach the end of the noise
-    for face in FACES:
-        spaced = face not in STRIDED or config.get("timestep_spacing", "leading") == "leading"
-        if face.__name__ == f"Flax{name}" and known and spaced:
-            default_sampler(
-                {
-                    **config,
-                    **{
-                        key: other
-                        for key, (values, other) in BESIDE.items()
-                        if config.get(key) in values
-                    },
-                }
-            )
-            return face.from_config(config)
+    if old_class and known:
+        instead = {
+            key: other for key, (values, other) in BESIDE.items() if config.get(key) in values
+        }
+        default_sampler({**config, **instead})  # refuses what no class does
+        return old_class.from_config(config)
     default_sampler(config)  # ty: ignore[invalid-argument-type]
     scheduler = TableScheduler.from_config(config)
     scheduler.config["_class_name"] = name
@@ -849,7 +836,7 @@ def scheduler_for(config: Mapping[str, Any]) -> FlaxScheduler:
 
 @flax.struct.dataclass
 class KarrasVeSchedulerState:
-    """All None until `set_timesteps`."""
+    """State of `FlaxKarrasVeScheduler`; all fields are None until `set_timesteps`."""
 
     num_inference_steps: int | None = flax.struct.field(pytree_node=False, default=None)
     timesteps: jax.Array | None = None  # [steps] i32, falling to 0
@@ -857,20 +844,22 @@ class KarrasVeSchedulerState:
 
 
 class KarrasVeOutput(NamedTuple):
-    """`step`'s and `step_correct`'s result."""
+    """Result of `step` and `step_correct`."""
 
     prev_sample: jax.Array
     derivative: jax.Array
     state: KarrasVeSchedulerState
 
     def to_tuple(self) -> tuple[jax.Array, jax.Array, KarrasVeSchedulerState]:
-        """(prev_sample, derivative, state)."""
+        """Return (prev_sample, derivative, state)."""
         return tuple(self)
 
 
 class FlaxKarrasVeScheduler(SavedConfig):
-    """Stochastic sampling of variance-exploding models, Karras et al. 2022
-    (https://arxiv.org/abs/2206.00364), algorithm 2."""
+    """Stochastic sampling of variance-exploding models.
+
+    Karras et al. 2022 (https://arxiv.org/abs/2206.00364), algorithm 2.
+    """
 
     defaults: ClassVar = dict(
         sigma_min=0.02, sigma_max=100, s_noise=1.007, s_churn=80, s_min=0.05, s_max=50
