@@ -26,7 +26,7 @@ class FrozenConfig(dict):
 
 
 class Configured:
-    """A class with a `config`: `defaults` below the values of its constructor or its file."""
+    """A class with a `config`: the values of its constructor or its file, over `defaults`."""
 
     config_name: ClassVar[str]  # of the file
     defaults: ClassVar[dict[str, Any]]
@@ -45,9 +45,10 @@ class Configured:
     def from_config(
         cls, config: Mapping[str, Any] | str | Path, *, dtype: Any = None, **values: Any
     ) -> Self:
-        """Make one from a config, which may hold more than this class reads, below `values`.
+        """Make one from a config, with `values` in place of the config's.
 
-        The config may also be where one is stored, as `load_config` finds it.
+        The config may hold more than this class reads. In place of a mapping it may be the folder
+        or the hub id where one is stored, as `load_config` finds it.
         """
         if not isinstance(config, Mapping):
             config, values = cls.load_config(config, **values), {}
@@ -65,7 +66,7 @@ class Configured:
 
         Args:
             name: folder or hub id.
-            subfolder: of it that has the file.
+            subfolder: the one that has the file.
             options: as `from_pretrained` of the pipelines takes them.
 
         Raises:

@@ -1,5 +1,7 @@
-"""Where the parts of a checkpoint lie: in a folder or on the hub, as safetensors or as the msgpack
-files that Flax models were once published in."""
+"""Files of a checkpoint's parts, in a folder or on the hub.
+
+They are safetensors, or the msgpack files that Flax models were once published in.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

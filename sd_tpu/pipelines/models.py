@@ -1,4 +1,4 @@
-"""The Flax networks of diffusers up to 0.39 and transformers 4, as faces of ours.
+"""The Flax networks of diffusers up to 0.39 and transformers 4, on the networks of `sd_tpu.models`.
 
 As Linen's modules they hold no parameters: `model.apply({"params": params}, ...)`. Images and
 latents are NCHW outside, as they were. Parameters are plain trees in Flax's names
@@ -44,8 +44,10 @@ DEVIATION = 0.01  # of a new text encoder's embeddings and dense layers
 
 
 class Output(dict):
-    """A result whose parts are had by attribute, by key and by number, those that are None left
-    out. It is a dictionary, as programs ask whether it is one."""
+    """A result whose parts are read by attribute, key or number, where they are not None.
+
+    It is a dictionary, as programs ask whether it is one.
+    """
 
     def __post_init__(self):
         parts = {name: getattr(self, name) for name in self.__dataclass_fields__}  # ty: ignore[missing-attribute]
@@ -55,7 +57,7 @@ class Output(dict):
         return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
 
     def to_tuple(self) -> tuple:
-        """Return all parts that there are."""
+        """Return the parts that are not None."""
         return tuple(self.values())
 
 
@@ -92,7 +94,7 @@ class LatentDistribution:
         return jnp.exp(self.logvar)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """Latents drawn with this key."""
+        """Draw latents with this key."""
         return self.mean + self.std * jax.random.normal(key, self.mean.shape)
 
     def mode(self) -> jax.Array:
@@ -171,7 +173,7 @@ class Network(Configured):
         Args:
             name: folder or hub id.
             dtype: of the arithmetic; parameters are float32, as they are trained.
-            subfolder: of it, such as "unet".
+            subfolder: the network's folder within it, such as "unet".
             options: as the pipelines take them, and values to put in place of the config's.
 
         Returns:
@@ -234,14 +236,14 @@ class Network(Configured):
         return params
 
     def init_weights(self, rng: jax.Array) -> dict[str, Any]:
-        """Random parameters in float32, whatever the arithmetic is in."""
+        """Draw random parameters in float32, whatever the arithmetic is in."""
         wide = copy.copy(self)
         wide.dtype = jnp.float32
         module = wide._build(rngs=nnx.Rngs(params=rng))
         return to_flax(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
 
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Random variables, whatever the arguments: shapes follow from the config."""
+        """Draw random variables; shapes follow from the config, not from the arguments."""
         rng = rngs["params"] if isinstance(rngs, Mapping) else rngs
         return {"params": self.init_weights(rng)}
 
@@ -459,13 +461,15 @@ class FlaxControlNetModel(Network):
 
 
 def _times(timesteps: Any, sample: jax.Array) -> jax.Array:
-    """[B], of one number or of as many."""
+    """Return timesteps [B], given one number or B of them."""
     return jnp.broadcast_to(jnp.ravel(jnp.asarray(timesteps)), sample.shape[:1])
 
 
 class FlaxAutoencoderKL(Network):
-    """The autoencoder. Latents here are not scaled: `config.scaling_factor` is left to the
-    caller."""
+    """The autoencoder.
+
+    Latents here are not scaled: `config.scaling_factor` is left to the caller.
+    """
 
     network = AutoencoderKL
     network_config = VAEConfig
@@ -486,7 +490,7 @@ class FlaxAutoencoderKL(Network):
     def encode(
         self, sample: jax.Array, deterministic: bool = True, return_dict: bool = True
     ) -> EncoderOutput | tuple:
-        """Pictures [B, 3, H, W] in [-1, 1] -> the distribution of their latents, which are NHWC.
+        """Return the distribution of the latents, NHWC, of pictures [B, 3, H, W] in [-1, 1].
 
         `deterministic` makes no difference, as there is no dropout.
         """
@@ -500,7 +504,7 @@ class FlaxAutoencoderKL(Network):
     def decode(
         self, latents: jax.Array, deterministic: bool = True, return_dict: bool = True
     ) -> SampleOutput | tuple:
-        """Latents [B, C, h, w] or [B, h, w, C] -> pictures [B, 3, H, W], about [-1, 1]."""
+        """Decode latents [B, C, h, w] or [B, h, w, C] to pictures [B, 3, H, W], about [-1, 1]."""
         if latents.shape[-1] != self.config.latent_channels:
             latents = latents.transpose(0, 2, 3, 1)
         middle, scale = self.scaling()
@@ -525,15 +529,17 @@ class FlaxAutoencoderKL(Network):
         deterministic: bool = True,
         return_dict: bool = True,
     ) -> SampleOutput | tuple:
-        """Pictures, encoded and decoded; with `sample_posterior` their latents are drawn with the
-        key "gaussian"."""
+        """Encode and decode pictures.
+
+        With `sample_posterior` their latents are drawn with the key "gaussian".
+        """
         latents = self.encode(sample).latent_dist  # ty: ignore[missing-union-attribute]
         latents = latents.sample(self._rngs["gaussian"]) if sample_posterior else latents.mode()
         return self.decode(latents, return_dict=return_dict)
 
 
 class TransformersNetwork(Network):
-    """A network that, as those of transformers, may hold parameters (`params`) and is called."""
+    """A network that may hold its parameters and is called, as transformers' networks are."""
 
     stem = "model"
 
@@ -608,8 +614,12 @@ class FlaxStableDiffusionSafetyChecker(TransformersNetwork):
         return super().load(folder, variant, None, sharding)
 
     def __call__(self, clip_input: jax.Array, params: Mapping[str, Any] | None = None) -> jax.Array:
-        """Whether pictures [B, 3, side, side], as CLIPImageProcessor makes them, are not safe for
-        work, [B]; `params` are its own by default."""
+        """Return whether pictures are not safe for work, [B].
+
+        Args:
+            clip_input: [B, 3, side, side], as CLIPImageProcessor makes them.
+            params: its own by default.
+        """
         scores = self._called(params).scores_of(jnp.asarray(clip_input).transpose(0, 2, 3, 1))
         return jnp.any(scores > 0, axis=-1)
 

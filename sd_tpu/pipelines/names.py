@@ -1,5 +1,8 @@
-"""The names that layers had in Flax: `down_blocks_0.attentions_1...to_out_0`, where checkpoints and
-our networks have `down_blocks.0.attentions.1...to_out.0`."""
+"""Names that layers had in Flax.
+
+They are `down_blocks_0.attentions_1...to_out_0` where checkpoints and our networks have
+`down_blocks.0.attentions.1...to_out.0`.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,7 +46,7 @@ def to_flax(params: Params) -> dict[str, Any]:
 
 
 def to_ours(params: Mapping[str, Any], expected: Params) -> Params:
-    """Parameters in Flax's names, or in ours, as the tree that our networks take.
+    """Return parameters in Flax's names, or in ours, as the tree that our networks take.
 
     Args:
         params: nested mappings; what is not expected is left out.
