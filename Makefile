@@ -72,7 +72,7 @@ $(VENV)/.dev: requirements.txt requirements-dev.txt requirements-docs.txt | $(BI
 	touch $@ $(VENV)/.run
 
 $(TOOLS): package-lock.json | $(VENV)/.dev
-	npm ci --loglevel error --no-progress
+	NODE_OPTIONS=--use-system-ca npm ci --loglevel error --no-progress  # as pip does
 	touch $@
 
 $(VENV)/.docs: requirements-docs.txt | $(BIN)/python
