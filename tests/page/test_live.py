@@ -348,8 +348,9 @@ def write(tab, number, text):
 def drawn(tab, number, text):
     """Waits for the picture of this prompt."""
     image = figures(tab).nth(number - 1)
-    expect(image).to_have_class(re.compile(r"\bdone\b"), timeout=PATIENCE)
+    # In this order: the picture before it is done as well, and seen while this one is drawn.
     expect(image.locator("img")).to_have_attribute("alt", text, timeout=PATIENCE)
+    expect(image).to_have_class(re.compile(r"\bdone\b"), timeout=PATIENCE)
 
 
 def test_only_the_picture_of_the_box_that_is_typed_in_is_drawn_again(tab):
