@@ -130,7 +130,7 @@ listen("focusin", (target) => {
     if (!target.value) suggest(target);
 });
 listen("mousedown", (target, event) => {
-    // the box keeps the focus
+    // The box keeps the focus.
     if (target.closest("#suggestions")) event.preventDefault();
 });
 listen("click", (target) => {

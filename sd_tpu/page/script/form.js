@@ -26,10 +26,7 @@ export function readForm() {
 export function fill({ prompts, seed, settings = {}, sizes, own, keep }) {
     state.filling = true;
     try {
-        if (prompts)
-            boxes().forEach((box, index) => {
-                write(box, prompts[index] ?? "");
-            });
+        if (prompts) for (const [index, box] of boxes().entries()) write(box, prompts[index] ?? "");
         if (seed !== undefined) seedBox().value = seed;
         if (sizes) offerChoices("size", sizes);
         for (const [name, value] of Object.entries(settings)) {

@@ -17,7 +17,7 @@ async function copy(button) {
             button.textContent = label;
         }, SHOWN);
     } catch {
-        // without https there is no clipboard
+        // Without https there is no clipboard.
         prompt(button.dataset.prompt, link);
     }
 }

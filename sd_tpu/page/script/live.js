@@ -14,8 +14,8 @@ export function drawSoon(index) {
     if (!$("#live input").checked) return;
     state.pauses[index] = setTimeout(() => {
         if (isKept(index)) return; // also since the last key
-        if (state.pending.size)
-            drawSoon(index); // the pending run may fill the box anew
+        // The pending run may fill the box anew.
+        if (state.pending.size) drawSoon(index);
         else draw(index);
     }, PAUSE);
 }

@@ -25,7 +25,7 @@ export async function look(open = false) {
     if (number !== looking.number) return;
     const { told_of: remarks, own } = answer;
     if (!remarks || !own) {
-        // no answer came, or a refusal that has been said
+        // No answer came, or a refusal that has been said.
         if (looking.models && !answer.told) looking.timer = setTimeout(look, RETRY);
         return;
     }

@@ -40,7 +40,7 @@ function serverLineChanged({ classList, dataset }, busy) {
     }
     state.line.busy = busy;
     if (classList.contains("wrong")) {
-        // the run has failed
+        // The run has failed.
         state.edited = false;
         look(true);
     }

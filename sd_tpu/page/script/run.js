@@ -86,8 +86,8 @@ const isFilled = (index) =>
     boxes()[index].value.trim() !== "" || $(".such", $$("#cards > .card")[index]) !== null;
 
 export function generate() {
-    if (!$("#generate").disabled)
-        drawIn("generate", {}, (index) => isFree(index) && isFilled(index));
+    if ($("#generate").disabled) return;
+    drawIn("generate", {}, (index) => isFree(index) && isFilled(index));
 }
 
 /** Draws a comparison, which takes all cards. @param {Record<string, unknown>} more */

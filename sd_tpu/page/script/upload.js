@@ -58,7 +58,7 @@ function put(index, name, input) {
         return drawAllSoon();
     }
     for (const each of Object.keys(settings)) {
-        // a space is none, though there is one for all
+        // A space is none, though there is one for all.
         if (!settings[each] && settingField(each).value) settings[each] = " ";
     }
     replace({
