@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import gradio as gr
+import pydantic
 from anyio.to_thread import run_sync
 from gradio.components import Component
 
@@ -30,7 +31,7 @@ from sd_tpu.gallery.uploads import painted, to_paint_on
 from sd_tpu.http.access import visitor_network
 from sd_tpu.language import Language, language_of
 from sd_tpu.links import read_link
-from sd_tpu.page import form, layout
+from sd_tpu.page import form, layout, schema
 from sd_tpu.page.compare import comparison, read_comparison
 from sd_tpu.page.files import uploaded, url
 from sd_tpu.page.form import GARBLED
@@ -83,15 +84,20 @@ Updates = dict[Component, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ActionRequest:
-    """A request of page.js: `data` is whatever a browser has sent."""
+    """A request of the page's script: a message of `schema`, as its fields by name."""
 
     data: Mapping[str, Any]
     address: str  # that it comes from
 
     @classmethod
     def of(cls, data: Any, visitor: gr.Request) -> Self:
-        """Return the request of a visitor's page."""
-        return cls(data if isinstance(data, dict) else {}, visitor_network(visitor))
+        """Return the request of a visitor's page; of what the page never sends, its language."""
+        address = visitor_network(visitor)
+        try:
+            return cls(schema.read(data), address)
+        except pydantic.ValidationError as error:
+            log.info("a message of %s was refused: %s", address, error.errors(include_input=False))
+            return cls({"lang": data.get("lang")} if isinstance(data, dict) else {}, address)
 
     @property
     def language(self) -> Language:
@@ -188,19 +194,18 @@ class Actions:
 
     def answer(self, asked: ActionRequest) -> dict[str, Any]:
         """Answer a request of page.js."""
+        action = asked.data.get("do")
+        if action not in schema.ACTIONS:
+            return self._wrong(GARBLED, asked)
         try:
-            return getattr(self, f"_do_{asked.data.get('do')}")(asked)
+            return getattr(self, f"_do_{action}")(asked)
         except FileNotFoundError:
             return self._wrong(GONE, asked)
-        except OSError:  # a disk that is full, say
-            log.exception("a file could not be read or written")
-            return self._wrong(BROKEN, asked)
         except (RequestError, HistoryError) as error:
             return self.refuse(error, asked)
-        # What no page of ours asks
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-            log.exception("a page asked for what cannot be read")
-            return self._wrong(GARBLED, asked)
+        except Exception:  # a full disk or a fault of ours: the page goes on
+            log.exception("the action %s failed", action)
+            return self._wrong(BROKEN, asked)
 
     def refuse(self, error: SentenceError, asked: ActionRequest) -> dict[str, Any]:
         """Return the sentence for a request that is refused."""
@@ -573,7 +578,7 @@ class Actions:
         name = str(asked.data.get(key))
         found = find_input(self.inputs.of(asked.browser, {name}), name)
         if found is None:
-            raise LookupError(key)
+            raise RequestError(GONE.template)
         return found
 
     # --- other actions --------------------------------------------------------------------------
@@ -669,7 +674,7 @@ class Actions:
 
     def _kept(self) -> History:
         if self.history is None:
-            raise LookupError("nothing is kept")
+            raise RequestError(FORGOTTEN.template)
         return self.history
 
     def _use_run(self, owner: str, name: str, asked: ActionRequest) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from sd_tpu.gallery.runs import Runs
 from sd_tpu.gallery.status import STARTING, queued
 from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.language import ENGLISH
+from sd_tpu.page import schema
 from sd_tpu.page.events import ActionRequest, Actions, RunStream
 from sd_tpu.pictures.images import read_png
 from sd_tpu.serving.job import (
@@ -745,3 +746,18 @@ def test_stop_tells_of_no_picture_a_second_time(disk):
             told.set()
     assert news == ["Picture 1 is ready.", "Stopped"]
     assert [card.state for card in run.cards[:2]] == ["done", "stopped"]
+
+
+def test_every_action_of_the_schema_has_a_method_and_no_method_is_left():
+    methods = {name.removeprefix("_do_") for name in vars(Actions) if name.startswith("_do_")}
+    assert methods == schema.ACTIONS
+
+
+def test_a_fault_of_ours_is_logged_and_not_told_as_what_somebody_filled_in(monkeypatch, caplog):
+    actions = object.__new__(Actions)
+    monkeypatch.setattr(Actions, "_do_about", lambda *_: {}["a key of ours"])
+    answer = actions.answer(ActionRequest({"do": "about"}, ""))
+    assert answer == {"told": "The server failed; please try again.", "kind": "wrong"}
+    assert "KeyError: 'a key of ours'" in caplog.text
+    answer = actions.answer(ActionRequest({"do": "_fill"}, ""))
+    assert "load the page again" in answer["told"] and "_fill" not in caplog.text

@@ -80,7 +80,7 @@ test("a run that cannot be shown keeps nobody from trying again", async () => {
 });
 
 test("a run that is stopped before it has a name is stopped once it has one", async () => {
-    const started = start("journey");
+    const started = start(request("journey", { place: 0, to: null, count: 8 }));
     stop();
     await settled();
     assert.deepEqual(server.actions, ["journey"], "the server knows nothing to stop yet");
@@ -91,7 +91,7 @@ test("a run that is stopped before it has a name is stopped once it has one", as
 });
 
 test("a run that is not stopped goes on", async () => {
-    const started = start("journey");
+    const started = start(request("journey", { place: 0, to: null, count: 8 }));
     await settled();
     server.asked[0].resolve({ run: "1" });
     assert.equal(await started, true);
@@ -105,7 +105,7 @@ test("what goes on is stopped at once", () => {
 
 test("Generate is off and Stop is on until a run is refused", async () => {
     const buttons = () => [element("#generate").disabled, element("#stop").disabled];
-    const started = start("journey");
+    const started = start(request("journey", { place: 0, to: null, count: 8 }));
     showGo();
     assert.deepEqual(buttons(), [true, false]);
     await settled();
@@ -117,7 +117,7 @@ test("Generate is off and Stop is on until a run is refused", async () => {
 
 test("where no answer comes the line says that the server failed", async () => {
     element("#generate").dataset.failed = "The server failed.";
-    const started = start("journey");
+    const started = start(request("journey", { place: 0, to: null, count: 8 }));
     await settled();
     server.asked[0].reject(new Error("gone"));
     assert.equal(await started, false);

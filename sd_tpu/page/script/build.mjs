@@ -1,12 +1,15 @@
-// Bundles the script's modules into page.js, which the server sends: `make script`.
+// Bundles the script's modules into page.js, which the server sends, and writes the types of the
+// messages that the server takes: `make script`.
 //
-// The bundle's first line has a hash of the modules, by which a test without Node.js sees whether
-// it is older than they are.
+// The first lines have a hash of what each is made of, by which a test without Node.js sees whether
+// it is older than that.
 
+import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 import { build } from "esbuild";
+import { compile } from "json-schema-to-typescript";
 
 const FOLDER = import.meta.dirname;
 export const BUNDLE = `${FOLDER}/../page.js`;
@@ -42,4 +45,19 @@ export async function bundle() {
     return `// Made of the modules in script/ by \`make script\`: ${hashModules()}\n${text}`;
 }
 
-if (import.meta.url === pathToFileURL(process.argv[1]).href) writeFileSync(BUNDLE, await bundle());
+/** The types of the messages, from the schema of sd_tpu/page/schema.py. */
+async function messageTypes() {
+    const print = "from sd_tpu.page.schema import json_schema; print(json_schema())";
+    const schema = execFileSync("python", ["-c", print], { encoding: "utf8" }).trim();
+    const hash = createHash("sha256").update(schema).digest("hex").slice(0, 16);
+    return compile(JSON.parse(schema), "Asked", {
+        additionalProperties: false,
+        bannerComment: `// Made of sd_tpu/page/schema.py by \`make script\`: ${hash}`,
+        style: { tabWidth: 4, printWidth: 100 },
+    });
+}
+
+if (import.meta.url === pathToFileURL(process.argv[1]).href) {
+    writeFileSync(BUNDLE, await bundle());
+    writeFileSync(`${FOLDER}/messages.d.ts`, await messageTypes());
+}

@@ -6,13 +6,15 @@ import { fold } from "./panels.js";
 import { ask } from "./server.js";
 import { state } from "./state.js";
 
+/** @typedef {import("./types").OfHistory} OfHistory */
+
 const DELAY = 150; // ms without a key after which is searched
 const shown = state.history;
 
 /**
  * Does something with the history, and shows it if its panel is open.
- * @param {string} act
- * @param {Record<string, unknown>} more
+ * @param {OfHistory["act"]} act
+ * @param {Partial<OfHistory>} more
  * @returns {Promise<import("./types").Answer>}
  */
 export async function showHistory(act = "show", more = {}) {
@@ -38,7 +40,7 @@ function closeForForm() {
     $("#generate").focus();
 }
 
-/** @param {{ act?: string, id?: string, to?: string }} data */
+/** @param {Partial<OfHistory>} data */
 async function change({ act, id, to }) {
     if (act === "more") shown.filter.pages += 1;
     if (act === "only") {

@@ -3,7 +3,7 @@
 import { register } from "./actions.js";
 import { $, $$ } from "./dom.js";
 import { start } from "./run.js";
-import { ask } from "./server.js";
+import { ask, request } from "./server.js";
 import { state } from "./state.js";
 
 /** Offers journeys from a card's picture to another's. @param {string} place */
@@ -38,11 +38,13 @@ register({
     async travel() {
         const [place, to, count] = $$("#journey select").map(({ value }) => value);
         $("#journey").close();
-        state.journey = await start("journey", {
-            place: Number(place),
-            to: to === "" ? null : Number(to),
-            count: Number(count),
-        });
+        state.journey = await start(
+            request("journey", {
+                place: Number(place),
+                to: to === "" ? null : Number(to),
+                count: Number(count),
+            }),
+        );
     },
     movie: ({ kind }) => ask("movie", { kind }),
 });

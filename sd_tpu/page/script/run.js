@@ -4,11 +4,11 @@ import { register } from "./actions.js";
 import { isKept, keepOnlyPictures } from "./cards.js";
 import { closeSuggestions } from "./completion.js";
 import { $, $$, boxes, make } from "./dom.js";
-import { fill, readForm } from "./form.js";
+import { fill } from "./form.js";
 import { hooks } from "./hooks.js";
 import { tell } from "./line.js";
 import { look } from "./look.js";
-import { ask, request, stream } from "./server.js";
+import { ask, send, request, stream } from "./server.js";
 import { state } from "./state.js";
 import { rememberPrompts } from "./storage.js";
 import { isShown, remember, showUndo } from "./undo.js";
@@ -26,7 +26,7 @@ const FRAME = 20; // ms after which the browser has painted what was said
  */
 export function begin(asked, before = false) {
     const begun = state.turn.then(async () => {
-        const answer = await ask(asked.do, { ...asked, run: state.run.name });
+        const answer = await send({ ...asked, run: state.run.name });
         if (answer.kind === "wrong") showRefused();
         if (answer.filled) {
             // Meanwhile somebody may have typed on.
@@ -57,13 +57,12 @@ function showRefused() {
 
 /**
  * Draws what is filled in, or something made of it, in the cards that `takes` names.
- * @param {string} action
- * @param {Record<string, unknown>} more
+ * @param {Asked} asked
  * @param {(index: number) => boolean} takes
  */
-async function drawIn(action, more, takes) {
-    if (action !== "generate") remember(readForm(), action === "larger");
-    const asked = announce(request(action, more));
+async function drawIn(asked, takes) {
+    if (asked.do !== "generate") remember(asked.form, asked.do === "larger");
+    announce(asked);
     closeSuggestions();
     $$("#cards figure").forEach((figure, index) => {
         figure.classList.toggle("asked", takes(index));
@@ -87,14 +86,15 @@ const isFilled = (index) =>
 
 export function generate() {
     if ($("#generate").disabled) return;
-    drawIn("generate", {}, (index) => isFree(index) && isFilled(index));
+    drawIn(request("generate"), (index) => isFree(index) && isFilled(index));
 }
 
-/** Draws a comparison, which takes all cards. @param {Record<string, unknown>} more */
-export const compare = (more) => drawIn("compare", more, () => true);
+/** Draws a comparison, which takes all cards. @param {import("./types").Fields<"compare">} more */
+export const compare = (more) => drawIn(request("compare", more), () => true);
 
 /** Draws a picture again at twice its size. @param {number} index */
-export const drawLarger = (index) => drawIn("larger", { place: index }, (each) => each === index);
+export const drawLarger = (index) =>
+    drawIn(request("larger", { place: index }), (each) => each === index);
 
 /**
  * Says that a run is asked for, which can be stopped from now on.
@@ -127,12 +127,8 @@ async function attempt(asked) {
     return began;
 }
 
-/**
- * Announces a run and asks for it; returns whether it has begun.
- * @param {string} action
- * @param {Record<string, unknown>} more
- */
-export const start = (action, more) => attempt(announce(request(action, more)));
+/** Announces a run and asks for it; returns whether it has begun. @param {Asked} asked */
+export const start = (asked) => attempt(announce(asked));
 
 /** Cards no longer look as if a picture were asked for. */
 export function settle() {
@@ -163,7 +159,7 @@ register({
     generate,
     stop,
     redraw: ({ place }) => begin(request("redraw", { place: Number(place) })),
-    vary: ({ place }) => drawIn("vary", { place: Number(place) }, isFree),
+    vary: ({ place }) => drawIn(request("vary", { place: Number(place) }), isFree),
     larger: ({ place }) => drawLarger(Number(place)),
     again: ({ place }) => again(Number(place)),
     zip: () => ask("zip"),

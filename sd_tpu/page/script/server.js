@@ -9,6 +9,10 @@ import { remember } from "./undo.js";
 
 /** @typedef {import("./types").Answer} Answer */
 /** @typedef {import("./types").Asked} Asked */
+/**
+ * @template A
+ * @typedef {import("./types").More<A>} More
+ */
 /** @typedef {import("./types").Hub} Hub */
 
 /** @type {Hub} */
@@ -32,36 +36,42 @@ export const stream = (asked) => hub.stream(asked);
 export const upload = (file) => hub.upload(file);
 
 /**
- * A request, with the form as it is now.
- * @param {string} action
- * @param {Record<string, unknown>} more
- * @returns {Asked}
+ * A message, with the form as it is now.
+ * @template {Asked["do"]} A
+ * @param {A} action
+ * @param {More<A>} more
  */
-export function request(action, more = {}) {
-    return {
+export function request(action, ...more) {
+    return /** @type {Asked} */ ({
         do: action,
         lang: $("header[lang]").lang,
         browser: state.browser,
         run: state.run.name,
         form: readForm(),
-        ...more,
-    };
+        ...more[0],
+    });
 }
 
 /**
  * Asks the server and shows its answer; the answer is empty where the server is gone.
- * @param {string} action
- * @param {Record<string, unknown>} more
+ * @template {Asked["do"]} A
+ * @param {A} action
+ * @param {More<A>} more
+ */
+export const ask = (action, ...more) => send(request(action, ...more));
+
+/**
+ * Sends a message, as `ask` does.
+ * @param {Asked} asked
  * @returns {Promise<Answer>}
  */
-export async function ask(action, more = {}) {
+export async function send(asked) {
     try {
-        const asked = request(action, more);
         const answer = await hub.answer(asked);
         // By now another model may have been chosen.
-        if (action === "model" && more.model !== settingField("model").value) return {};
+        if (asked.do === "model" && asked.model !== settingField("model").value) return {};
         if (answer.form) {
-            if (action === "model") {
+            if (asked.do === "model") {
                 Object.assign(answer.form.settings ?? {}, changedSettings(asked.form, readForm()));
             } else remember();
             fill(answer.form);

@@ -1,5 +1,9 @@
 // The types of what the script's modules share: elements, forms, requests, answers.
 
+import type { Asked, Form, OfHistory } from "./messages";
+
+export type { Asked, Form, OfHistory };
+
 type Of<T, K extends keyof T> = Pick<T, K>;
 
 /** An element of the page; which of these properties it has depends on its tag. */
@@ -29,26 +33,18 @@ export type Part = HTMLElement &
 /** Settings of one box that differ from those for all, by name. */
 export type Overrides = Record<string, string>;
 
-/** What is filled in, as the server and the browser's storage have it. */
-export interface Form {
-    prompts: string[];
-    seed: string;
-    settings: Record<string, string>;
-    own: Overrides[];
-    keep: boolean[];
-}
-
 export type FormPart = Partial<Form> & { sizes?: string[] };
 
-/** A request to the server; `do` names one of its actions. */
-export interface Asked {
-    do: string;
-    lang: string;
-    browser: string | null;
-    run: string | null;
-    form: Form;
-    [more: string]: unknown;
-}
+/** What a message of an action has beside the fields of all messages. */
+export type Fields<A, M = Asked> = M extends { do: infer D }
+    ? A extends D
+        ? Omit<M, "do" | "lang" | "browser" | "run" | "form">
+        : never
+    : never;
+
+/** The same as an argument, which can be left out where all fields can. */
+export type More<A> =
+    Record<never, never> extends Fields<A> ? [more?: Fields<A>] : [more: Fields<A>];
 
 /** An answer of the server: each action has some of these. */
 export interface Answer {

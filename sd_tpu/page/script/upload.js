@@ -18,8 +18,8 @@ import { replace } from "./undo.js";
 /**
  * Asks something about a picture's file.
  * @param {File | undefined} file
- * @param {string} action
- * @param {Record<string, unknown>} more
+ * @param {"read" | "take"} action
+ * @param {Omit<import("./types").Fields<"take">, "file">} more
  * @returns {Promise<Answer>}
  */
 async function send(file, action, more = {}) {

@@ -1,0 +1,207 @@
+"""Messages of the page: what its script may ask, one class for each action.
+
+The types of the script in `script/messages.d.ts` are generated from these. A message that does not
+fit is refused before anything is done for it.
+"""
+
+import json
+from typing import Annotated, Any, Literal, get_args
+
+import pydantic
+from pydantic import ConfigDict, Field
+from pydantic.json_schema import GenerateJsonSchema
+
+from sd_tpu.settings import MAX_PROMPTS
+
+Index = Annotated[int, Field(ge=0, lt=MAX_PROMPTS)]
+
+
+class Form(pydantic.BaseModel):
+    """Texts that are filled in; `own` are those of each box, by name, and `keep` the kept cards."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    prompts: list[str]
+    seed: str
+    settings: dict[str, str]
+    own: list[dict[str, str]]
+    keep: list[bool]
+
+
+class Message(pydantic.BaseModel):
+    """Fields of every message: the page's language, the browser's name, and the run it shows."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    lang: str
+    browser: str | None
+    run: str | None
+    form: Form
+
+
+class Plain(Message):
+    """An action that needs nothing else."""
+
+    do: Literal["generate", "stop", "known", "zip", "grid", "about"]
+
+
+class OfCard(Message):
+    """An action on one card."""
+
+    do: Literal["vary", "larger", "redraw", "live"]
+    place: Index
+
+
+class OfPicture(Message):
+    """An action on the picture of a card or, by its name, of the history."""
+
+    do: Literal["again", "before", "large"]
+    place: Index | None = None
+    id: str | None = None
+
+
+class Take(Message):
+    """Use a picture as a start, control or reference picture, or as a mask."""
+
+    do: Literal["take"]
+    place: Index | None = None
+    id: str | None = None
+    file: str | None = None  # an uploaded one
+    or_read: bool = False  # whether settings in the file are to be read instead
+    mask_of: str | None = None  # the picture that the mask was painted on
+
+
+class Read(Message):
+    """Read the settings of an uploaded picture."""
+
+    do: Literal["read"]
+    file: str
+
+
+class Paint(Message):
+    """Look at a start picture to paint a mask on it."""
+
+    do: Literal["paint"]
+    input: str
+
+
+class Compare(Message):
+    """Draw the first prompt with several values of one setting."""
+
+    do: Literal["compare"]
+    what: str
+    values: str | list[str]
+
+
+class Journey(Message):
+    """Draw the way from a card's picture to another's, or to another seed."""
+
+    do: Literal["journey"]
+    place: Index
+    to: Index | None
+    count: int
+
+
+class Movie(Message):
+    """Look at the last journey, or download it."""
+
+    do: Literal["movie"]
+    kind: str | None = None
+
+
+class Show(Message):
+    """Show a former run, or the browser's last one."""
+
+    do: Literal["show"]
+    shown: str | None = None
+
+
+class Watch(Message):
+    """Follow a run, from a version on; `before` says that its end is old news."""
+
+    do: Literal["watch"]
+    seen: int
+    before: bool
+
+
+class Look(Message):
+    """Check what is filled in; a page that is `fresh` also asks for the models."""
+
+    do: Literal["look"]
+    fresh: bool = False
+
+
+class ChooseModel(Message):
+    """Fill in the settings that a model brings along."""
+
+    do: Literal["model"]
+    model: str
+
+
+class Link(Message):
+    """Fill in what a link describes."""
+
+    do: Literal["link"]
+    link: str
+
+
+class OfHistory(Message):
+    """Show the history after one of its buttons."""
+
+    do: Literal["history"]
+    act: Literal[
+        "show", "more", "only", "view", "save", "run", "favourite", "delete", "clear", "restore"
+    ]
+    pages: int = 1
+    favourites: bool = False
+    words: str = ""
+    id: str | None = None
+    to: str | None = None
+
+
+Asked = (
+    Plain
+    | OfCard
+    | OfPicture
+    | Take
+    | Read
+    | Paint
+    | Compare
+    | Journey
+    | Movie
+    | Show
+    | Watch
+    | Look
+    | ChooseModel
+    | Link
+    | OfHistory
+)
+MESSAGES: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
+    Annotated[Asked, Field(discriminator="do")]
+)
+ACTIONS = frozenset(
+    name for message in get_args(Asked) for name in get_args(message.model_fields["do"].annotation)
+) - {"watch"}
+
+
+class _Untitled(GenerateJsonSchema):
+    """Schemas without a title for each field, which would become a type of its own."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False."""
+        return False
+
+
+def json_schema() -> str:
+    """Return the JSON schema of all messages."""
+    schema = MESSAGES.json_schema(schema_generator=_Untitled)
+    return json.dumps({"title": "Asked", **schema})
+
+
+def read(data: Any) -> dict[str, Any]:
+    """Return a message of a browser with the fields that it has.
+
+    Raises:
+        pydantic.ValidationError: it is none that the page sends.
+    """
+    return MESSAGES.validate_python(data).model_dump(exclude_unset=True)
