@@ -103,7 +103,14 @@ class Attacker:
                 "component_id": self._hub,
                 "fn_name": "answer",
                 "session_hash": secrets.token_hex(5),
-                "data": {"do": action, "browser": browser, "lang": "en", "run": None, **more},
+                "data": {
+                    "do": action,
+                    "browser": browser,
+                    "lang": "en",
+                    "run": None,
+                    "form": FORM,
+                    **more,
+                },
             },
         )
         return answer.json()

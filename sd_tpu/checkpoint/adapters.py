@@ -205,20 +205,22 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
 
 
 def changed_by_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, list[str]]:
-    """Return the parameters that a LoRA changes, by component, from the file's header alone.
+    """Return the parameters that a LoRA changes, by component, without reading its weights.
 
     Args:
         path: as `read_lora` takes it, like shapes.
         shapes: of the model's parameters.
 
     Raises:
-        CheckpointError: as `read_lora`, but for values that are no numbers.
+        CheckpointError: as `read_lora`, but for weights that are no numbers.
     """
     with opened(path) as tensors:
         modules, parameters, _ = _header(path, tensors, shapes)
         for module in parameters:
-            for stored in modules[module].values():
+            for factor, stored in modules[module].items():
                 _check_dtype(path, stored.name, stored.dtype)
+                if factor == "alpha":
+                    _array(path, tensors, stored.name)
     found: dict[str, list[str]] = defaultdict(list)
     for component, name in parameters.values():
         found[component].append(name)

@@ -148,7 +148,7 @@ class Adapters:
     def memory(self, asked: Strengths, shapes: Params) -> int:
         """Return the bytes of the parameters that LoRAs change, which lie beside the checkpoint's.
 
-        Only headers are read, and those of files that were found good once.
+        No weights are read, and of files that were found good nothing is read again.
 
         Args:
             asked: as `deltas` takes it.

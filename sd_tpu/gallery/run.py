@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 BROKEN = Sentence("The server failed; please try again.")
 MAX_SUBSCRIBERS = 5  # of a run: the tabs that were opened last
+WRITERS = 32  # threads that write the pictures of all runs
 GRACE_SECONDS = 30  # that a browser's run goes on while nobody follows it: a reload takes less
 
 
@@ -135,10 +136,20 @@ class Task:
     served: Future | None = None  # kept: an event loop holds what it runs by weak references
 
 
-@functools.cache
+_LOOP_LOCK = threading.Lock()
+
+
 def _loop() -> asyncio.AbstractEventLoop:
     """Return the event loop, of one thread, on which all runs take the events of their jobs."""
+    with _LOOP_LOCK:  # or two first runs would begin two
+        return _begun_loop()
+
+
+@functools.cache
+def _begun_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
+    # Writing a picture may wait for a disk: others' go on meanwhile.
+    loop.set_default_executor(ThreadPoolExecutor(WRITERS, thread_name_prefix="runs"))
     threading.Thread(target=loop.run_forever, name="runs", daemon=True).start()
     return loop
 
@@ -442,11 +453,11 @@ class Run:
                 await asyncio.to_thread(self._take, task, event)  # writes files
         except Exception:  # a disk that is full, say: nobody should be left with a dead page
             log.exception("a run failed")
-            await asyncio.to_thread(self._fail, task)
-
-    def _fail(self, task: Task) -> None:
-        task.job.cancel()
-        self._take(task, Failed(BROKEN))
+            try:
+                task.job.cancel()
+                await asyncio.to_thread(self._take, task, Failed(BROKEN))
+            except Exception:
+                log.exception("nor could it be said that it did")
 
     def _take(self, task: Task, event: Event) -> None:
         changes = self._changes(task, event)

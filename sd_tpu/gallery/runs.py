@@ -219,8 +219,7 @@ class Runs:
     def restore(self, browser: str) -> int:
         """Restore pictures by the history's `restore`, and the cards that had lost them."""
         history = self.backend.history
-        if history is None:
-            raise LookupError("nothing is kept")
+        assert history is not None
         count = history.restore(browser)
         for card in [
             card.finished for run in self._all() if run.browser == browser for card in run.cards

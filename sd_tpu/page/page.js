@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: bc526eff238ddb53
+// Made of the modules in script/ by `make script`: de8a33944dd859e8
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
@@ -30,10 +30,11 @@ dataset.steps=steps}),showPressed()}function renew(name,values){let{value}=$(`#a
 "")}function showPressed(){let steps=settingField("steps").value;for(let button of $$("#presets button"))button.ariaPressed=String(button.dataset.steps===steps)}function readForm(){return{prompts:boxes().map(box=>box.value),seed:seedBox().value,settings:Object.fromEntries(settingFields().map(field=>[field.name,field.value])),own:state.overrides.map(box=>({...box})),
 keep:[...state.keep]}}function fill({prompts,seed,settings={},sizes,own,keep}){state.filling=!0;try{if(prompts)for(let[index,box]of boxes().entries())write(box,prompts[index]??"");seed!==void 0&&(seedBox().
 value=seed),sizes&&offerChoices("size",sizes);for(let[name,value]of Object.entries(settings)){let field=settingField(name);field&&choose(field,value),offerDependent()}let each={length:BOXES};own&&(state.
-overrides=Array.from(each,(_,index)=>({...own[index]}))),keep&&(state.keep=Array.from(each,(_,index)=>keep[index]===!0))}finally{state.filling=!1}hooks.filled(),hooks.changed()}function write(box,text){
-box.value!==text&&(box.value=text,box.dispatchEvent(new Event("input",{bubbles:!0})))}function changedSettings(before,now){return Object.fromEntries(Object.entries(now.settings).filter(([name,value])=>value!==
-before.settings[name]))}function parseSeed(text){return text.trim()!==""&&Number(text)>=0?Number(text):null}var fixedSeed=()=>parseSeed(seedBox().value);function saveForm(){let form=readForm(),live=$(
-"#live input").checked||state.look.live;store(local,`sd_tpu/${title()}`,{browser:state.browser,live,form}),state.lastForm=form}var MENU=300;function toggle(button){let opens=button.ariaExpanded!=="true";if(fold(),!opens)return;button.ariaExpanded="true";let panel=$(`#${button.getAttribute("aria-controls")}`);button.dataset.place&&
+overrides=Array.from(each,(_,index)=>onlyTexts(own[index]))),keep&&(state.keep=Array.from(each,(_,index)=>keep[index]===!0))}finally{state.filling=!1}hooks.filled(),hooks.changed()}function onlyTexts(stored){
+let texts2=Object.entries(stored??{}).filter(([,value])=>typeof value=="string");return Object.fromEntries(texts2)}function write(box,text){box.value!==text&&(box.value=text,box.dispatchEvent(new Event(
+"input",{bubbles:!0})))}function changedSettings(before,now){return Object.fromEntries(Object.entries(now.settings).filter(([name,value])=>value!==before.settings[name]))}function parseSeed(text){return text.
+trim()!==""&&Number(text)>=0?Number(text):null}var fixedSeed=()=>parseSeed(seedBox().value);function saveForm(){let form=readForm(),live=$("#live input").checked||state.look.live;store(local,`sd_tpu/${title()}`,
+{browser:state.browser,live,form}),state.lastForm=form}var MENU=300;function toggle(button){let opens=button.ariaExpanded!=="true";if(fold(),!opens)return;button.ariaExpanded="true";let panel=$(`#${button.getAttribute("aria-controls")}`);button.dataset.place&&
 (state.panelIndex=Number(button.dataset.place)),panel.toggleAttribute("data-open",!0),panel.ariaLabel=button.ariaLabel??button.textContent,$("#sheet").scrollTop=0,panel.focus({preventScroll:!0}),hooks.
 panelOpened()}function unfold(button,seen){button.ariaExpanded!=="true"&&toggle(button),seen?.scrollIntoView()}function fold(){let button=$(".fold[aria-expanded=true]");return button?.setAttribute("ar\
 ia-expanded","false"),$(".panel[data-open]")?.removeAttribute("data-open"),button?.focus(),button}var panelButton=name=>$(`[aria-controls=${name}-panel]`);listen("beforetoggle",(target,event)=>{let{newState}=event;

@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from sd_tpu.settings import MAX_PROMPTS
 
+Boxes = Field(max_length=MAX_PROMPTS, fail_fast=True)
 Index = Annotated[int, Field(ge=0, lt=MAX_PROMPTS)]
 
 
@@ -21,11 +22,11 @@ class Form(pydantic.BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    prompts: list[str]
+    prompts: Annotated[list[str], Boxes]
     seed: str
     settings: dict[str, str]
-    own: list[dict[str, str]]
-    keep: list[bool]
+    own: Annotated[list[dict[str, str]], Boxes]
+    keep: Annotated[list[bool], Boxes]
 
 
 class Message(pydantic.BaseModel):

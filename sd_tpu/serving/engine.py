@@ -189,7 +189,7 @@ class Engine(EngineClient):
         """Queue a resolved request, as `EngineClient.queue`."""
         request, number = resolved.request, next(self._numbers)
         tilings = {index: each.tiling for index, each in resolved.pictures.items() if each.tiling}
-        canvases = {index: each.canvas for index, each in resolved.pictures.items()}
+        canvases = {index: each.canvas for index, each in resolved.pictures.items() if each.canvas}
         tickets = [
             Ticket(
                 job=number,
@@ -393,6 +393,7 @@ class Engine(EngineClient):
             # As many again as one client can fill: there is always a free one for another.
             slots = -(-2 * SLOTS // share) * share
             kind = self._kind(picture)
+            assert kind.model.shape_key == key.shape_key
             plain = reduce(self.catalog.with_network, kind.networks, picture.weights.root)
             # On several devices some draw while others have no parameters yet, or none any more.
             batch = Batch(

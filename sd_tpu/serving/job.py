@@ -163,6 +163,7 @@ class Job:
                 with self._listens():
                     await arrived.wait()
                 continue
+            self._read_at = time.monotonic()
             # Blending takes time that others on the loop should not wait.
             blends = self._canvases or self._tilings
             taken = await asyncio.to_thread(self._taken, event) if blends else self._taken(event)

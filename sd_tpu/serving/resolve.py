@@ -166,17 +166,21 @@ class Resolver:
         they were written.
 
         Raises:
-            RequestError: a model cannot be opened here.
+            RequestError: a model, a network or a LoRA is not here.
         """
 
         def one(there: ResolvedPicture) -> ResolvedPicture:
             merged = (there.weights, *there.weights.needs)
             memory = next((each.memory for each in merged if each.adapters and not each.network), 0)
-            weights = self._weights(there.picture, there.weights.adapters, memory)
+            strengths = self._strengths(there.picture)  # whose files should be here too
+            weights = self._weights(there.picture, strengths, memory)
             batch = dataclasses.replace(there.batch, architecture=weights.architecture)
             return dataclasses.replace(there, weights=weights, batch=batch)
 
-        pictures = {index: one(each) for index, each in resolved.pictures.items()}
+        pictures = {}
+        for index, picture in resolved.pictures.items():
+            with naming_prompt(resolved.request, index):
+                pictures[index] = one(picture)
         return dataclasses.replace(resolved, pictures=pictures)
 
     def _resolved(

@@ -314,6 +314,7 @@ def test_flags_of_the_environment_that_cannot_be_read_are_said_to_be_of_there(mo
     assert "The flags in SD_TPU_FLAGS cannot be read: No closing quot" in capsys.readouterr().err
 
 
+@pytest.mark.slow("starts the server")
 def test_a_page_that_cannot_be_served_after_all_is_a_sentence(monkeypatch, capsys, tmp_path):
     served, listeners = app.bind, []
 
@@ -332,6 +333,7 @@ def test_a_page_that_cannot_be_served_after_all_is_a_sentence(monkeypatch, capsy
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow("starts the server, and waits for what it draws")
 def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, checkpoints, tmp_path):
     (tmp_path / "keys").write_text("a-key\n")
     files = tmp_path / "files"

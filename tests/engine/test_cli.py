@@ -154,6 +154,7 @@ def test_progress_and_lost_words_are_told_in_plain_lines(generated):
     assert "\r" not in generated.err and "\x1b" not in generated.err
 
 
+@pytest.mark.slow("runs the command in a process of its own")
 def test_a_single_file_draws_with_a_lora_an_embedding_another_decoder_and_no_guidance(
     checkpoints, tmp_path
 ):
@@ -271,6 +272,7 @@ def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
     assert "Denoising strength: 0.5, " in Image.open(tmp_path / "00.png").text[KEY]
 
 
+@pytest.mark.slow("compiles two sizes")
 def test_pictures_are_drawn_again_larger_from_what_they_became(checkpoints, tmp_path):
     asked = (
         "generate",
@@ -362,6 +364,7 @@ def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(chec
     assert code == 2 and "'1' should be above 1 and at most 8" in err
 
 
+@pytest.mark.slow("compiles with a ControlNet")
 def test_pictures_follow_the_lines_of_another_by_controlnets_of_their_own(
     checkpoints, torch_pipelines, tmp_path
 ):
@@ -414,6 +417,7 @@ def test_pictures_follow_the_lines_of_another_by_controlnets_of_their_own(
             ) in image.text[KEY]
 
 
+@pytest.mark.slow("compiles with an IP-Adapter")
 def test_a_picture_is_drawn_after_a_reference_picture(checkpoints, torch_pipelines, tmp_path):
     make_adapter(torch_pipelines["sd1"].unet, tmp_path / "adapter.safetensors")
     make_encoder(tmp_path / "eyes")

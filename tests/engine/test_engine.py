@@ -41,6 +41,7 @@ def first(job, kind):
     return next(event for event in job.events() if isinstance(event, kind))
 
 
+@pytest.mark.slow("draws many steps")
 def test_a_job_tells_its_place_its_steps_its_pictures_and_its_end(engine):
     events = list(engine.submit(ask(engine, ["a cat", "", "a dog"], steps=30)).events())
     assert isinstance(events[0], Queued) and events[0].position == 1
@@ -244,6 +245,7 @@ def differing(engine, seed: int, count: int) -> Request:
     return ask(engine, EIGHT[:count], seed=seed, own=own)
 
 
+@pytest.mark.slow("draws each picture of eight twice")
 def test_each_picture_of_a_request_with_own_settings_is_that_of_the_same_request_alone(engine):
     for seed in (0, 8):
         request = differing(engine, seed, 8)

@@ -807,6 +807,7 @@ def test_webuiapi_follows_what_a_picture_begins_with_and_lists_what_there_is(con
     ]
 
 
+@pytest.mark.slow("compiles with an IP-Adapter")
 def test_webuiapi_has_a_picture_drawn_after_another_by_a_unit_for_ip_adapters(controlled):
     engine, api = controlled
     assert "eyes" in api.controlnet_model_list()

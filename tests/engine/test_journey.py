@@ -51,6 +51,7 @@ def between(one: np.ndarray, other: np.ndarray, share: float, axis=None) -> np.n
     return first * one + np.where(angle > 1e-3, np.sin(share * angle) / sine, share) * other
 
 
+@pytest.mark.slow("compiles each model")
 def test_a_picture_on_the_way_is_pytorchs_of_the_embeddings_and_noise_between(loaded):
     reference, engine = loaded
     (ours,) = drawn(engine, {}, **PAIR)

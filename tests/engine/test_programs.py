@@ -389,6 +389,7 @@ def fine_tunes(sd1) -> list:
     ]
 
 
+@pytest.mark.slow("compiles for eight devices and for one")
 def test_eight_checkpoints_on_eight_devices_give_the_bytes_that_each_gives_alone(drawn, fine_tunes):
     (checkpoint, _, plain), _ = drawn("a slot a device")
     programs = make_programs(checkpoint, 8, stacked=True)

@@ -151,6 +151,7 @@ def seams(image: np.ndarray, tiling: Tiling) -> list[float]:
     return found
 
 
+@pytest.mark.slow("draws dozens of tiles")
 def test_a_gradient_four_times_as_wide_has_no_seams_and_wants_no_program_of_its_own(
     engine, monkeypatch
 ):

@@ -275,6 +275,10 @@ def test_what_another_process_has_resolved_is_drawn_without_looking_anything_up(
     for one, other in zip(expected, pixels(engine.queue(here, previews=False)), strict=True):
         np.testing.assert_array_equal(one, other)
     assert len(engine._batches) == batches
+    monkeypatch.setattr(engine.adapters._loras, "_files", {})
+    monkeypatch.setattr(engine.adapters._loras, "_seen", math.inf)
+    with pytest.raises(RequestError, match="no LoRA 'style 2' here"):
+        engine.resolver.here(resolved)
 
 
 def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):

@@ -493,6 +493,7 @@ def as_arrays(inputs, added):
 
 
 @pytest.mark.parametrize("kind", UNETS)
+@pytest.mark.slow("compiles UNets of up to four levels")
 def test_the_unet_is_that_of_diffusers(ported, kind):
     config = UNETS[kind]
     reference = randomized(diffusers.UNet2DConditionModel(**config))
@@ -529,6 +530,7 @@ def controlnet_config(kind: str) -> dict:
 
 
 @pytest.mark.parametrize("kind", CONTROLNETS)
+@pytest.mark.slow("compiles UNets of up to four levels")
 def test_a_controlnet_and_the_unet_that_it_steers_are_those_of_diffusers(ported, kind):
     config = controlnet_config(kind)
     theirs = randomized(diffusers.ControlNetModel(**config))

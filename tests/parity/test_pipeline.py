@@ -103,6 +103,7 @@ def test_guidance_may_differ_from_picture_to_picture(sd1, eight):
     assert not np.array_equal(images[7], eight[7])
 
 
+@pytest.mark.slow("compiles for eight devices")
 def test_two_images_a_device_keep_the_sharded_shape(sd1):
     pipeline, params = sd1
     ids = shard(pipeline.prepare_inputs(EIGHT * 2))

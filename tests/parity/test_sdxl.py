@@ -348,6 +348,7 @@ def write_adapters(folder, pipeline) -> None:
     )
 
 
+@pytest.mark.slow("compiles SDXL with two text encoders")
 def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
     """From the noise of the seed; the size, the guidance and the encoders are told of themselves.
     A LoRA and an embedding are only for the picture that names them.
@@ -410,6 +411,7 @@ def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
     assert_alike(np.stack(made), both, "SDXL 96x32 through the engine, with a LoRA")
 
 
+@pytest.mark.slow("compiles SDXL twice")
 def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_alone(
     tmp_path, monkeypatch
 ):

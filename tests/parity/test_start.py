@@ -76,6 +76,7 @@ def theirs(reference, kind: str, engine: Engine, monkeypatch, photo=PHOTO, **val
 
 
 @pytest.mark.parametrize("strength", [0.35, 0.7, 1.0])
+@pytest.mark.slow("compiles an encoder for each model")
 def test_a_picture_that_begins_with_another_is_that_of_pytorch(loaded, strength, monkeypatch):
     reference, engine = loaded
     (ours,) = drawn(engine, init_image=START.name, strength=strength)
@@ -114,6 +115,7 @@ def test_a_picture_with_a_mask_is_that_of_pytorch_where_it_is_white(loaded, stre
 
 
 @pytest.mark.parametrize("strength", [0.7, 1.0])
+@pytest.mark.slow("compiles each inpainting model")
 def test_a_model_that_fills_in_pictures_does_it_as_in_pytorch(filling, strength, monkeypatch):
     assert_filled_in(filling, strength, monkeypatch)
 
@@ -207,6 +209,7 @@ def test_eight_starts_masks_and_strengths_in_one_batch_give_the_bytes_that_each_
     )
 
 
+@pytest.mark.slow("compiles an engine of its own")
 def test_without_a_start_picture_no_encoder_is_compiled_and_with_one_one_is(
     checkpoints, monkeypatch
 ):
@@ -276,6 +279,7 @@ def test_pictures_that_begin_with_the_same_share_it(engine, monkeypatch):
     assert first is second and first is not third
 
 
+@pytest.mark.slow("compiles for eight devices")
 def test_each_device_encodes_with_the_weights_that_it_draws_with(engine):
     ours = drawn(engine, prompts=["a", "b", "c"], init_image=START.name, strength=0.5)
     folder = engine.checkpoint.parameters.source

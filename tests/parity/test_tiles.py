@@ -83,6 +83,7 @@ def seam(image: np.ndarray, whole: np.ndarray) -> float:
     return max(np.abs(np.diff(off, axis=axis)).mean(axis=(1 - axis, 2)).max() for axis in (0, 1))
 
 
+@pytest.mark.slow("decodes a whole picture beside its tiles")
 def test_a_gradient_is_nearly_that_of_the_whole_without_a_seam(trained, monkeypatch):
     def encoded(picture):
         return compiled(trained, AutoencoderKL.encode)(nnx.state(trained), picture)[0]

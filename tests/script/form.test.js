@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import "./browser.js";
 
-const { changedSettings, parseSeed } = await import("../../sd_tpu/page/script/form.js");
+const { changedSettings, onlyTexts, parseSeed } = await import("../../sd_tpu/page/script/form.js");
 
 test("a seed is a number from 0 on, and anything else draws a new one", () => {
     assert.equal(parseSeed("0"), 0);
@@ -19,4 +19,9 @@ test("only the settings that are different have changed", () => {
         ),
         { steps: "30", style: "b" },
     );
+});
+
+test("of stored overrides only texts are taken", () => {
+    assert.deepEqual(onlyTexts({ steps: "4", guidance: 3, style: null }), { steps: "4" });
+    assert.deepEqual(onlyTexts(undefined), {});
 });

@@ -37,6 +37,7 @@ def same(one, other) -> bool:
     return all(jax.tree.leaves(jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-7), one, other)))
 
 
+@pytest.mark.slow("compiles a training step")
 def test_the_decoder_hears_of_the_critic_when_it_is_told_to(networks):
     alone, heard = gradients(networks, 0.0), gradients(networks, 1.0)
     assert same(alone["decoder"], gradients(networks, 0.0, critic_scale=3.0)["decoder"])

@@ -53,6 +53,23 @@ def test_an_event_loop_hears_of_each_event_once_and_no_thread_waits_for_it():
     assert all(list(job.events()) == [] for job in jobs)
 
 
+def test_who_is_slow_with_events_that_are_there_still_takes_them():
+    job = make_job()
+    for event in (Queued(1, "a reason"), Queued(2, "a reason"), Done(1.0)):
+        job.put(event)
+
+    async def take_slowly():
+        events = job.events_async()
+        for _ in range(2):
+            await anext(events)
+            assert job.idle_seconds() < 0.1
+            await asyncio.sleep(0.2)
+        await anext(events)
+        assert job.idle_seconds() < 0.1
+
+    asyncio.run(take_slowly())
+
+
 def test_what_is_kept_of_a_start_picture_is_put_in_by_whoever_takes_the_events():
     kept = np.full((4, 4, 3), 9, np.uint8)
     job = Job(

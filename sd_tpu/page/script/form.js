@@ -35,13 +35,23 @@ export function fill({ prompts, seed, settings = {}, sizes, own, keep }) {
             offerDependent();
         }
         const each = { length: BOXES };
-        if (own) state.overrides = Array.from(each, (_, index) => ({ ...own[index] }));
+        if (own) state.overrides = Array.from(each, (_, index) => onlyTexts(own[index]));
         if (keep) state.keep = Array.from(each, (_, index) => keep[index] === true);
     } finally {
         state.filling = false;
     }
     hooks.filled();
     hooks.changed();
+}
+
+/**
+ * The texts among overrides, which a browser may have stored long ago.
+ * @param {Record<string, unknown> | null | undefined} stored
+ * @returns {import("./types").Overrides}
+ */
+export function onlyTexts(stored) {
+    const texts = Object.entries(stored ?? {}).filter(([, value]) => typeof value === "string");
+    return /** @type {import("./types").Overrides} */ (Object.fromEntries(texts));
 }
 
 /**

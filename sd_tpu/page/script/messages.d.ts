@@ -1,4 +1,4 @@
-// Made of sd_tpu/page/schema.py by `make script`: 3e9bc7d2a4ef2cb7
+// Made of sd_tpu/page/schema.py by `make script`: 05ba6cefddc566c6
 
 export type Asked =
     | Plain
@@ -31,15 +31,165 @@ export interface Plain {
  * Texts that are filled in; `own` are those of each box, by name, and `keep` the kept cards.
  */
 export interface Form {
-    prompts: string[];
+    /**
+     * @maxItems 8
+     */
+    prompts:
+        | []
+        | [string]
+        | [string, string]
+        | [string, string, string]
+        | [string, string, string, string]
+        | [string, string, string, string, string]
+        | [string, string, string, string, string, string]
+        | [string, string, string, string, string, string, string]
+        | [string, string, string, string, string, string, string, string];
     seed: string;
     settings: {
         [k: string]: string;
     };
-    own: {
-        [k: string]: string;
-    }[];
-    keep: boolean[];
+    /**
+     * @maxItems 8
+     */
+    own:
+        | []
+        | [
+              {
+                  [k: string]: string;
+              }
+          ]
+        | [
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              }
+          ]
+        | [
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              }
+          ]
+        | [
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              }
+          ]
+        | [
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              }
+          ]
+        | [
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              }
+          ]
+        | [
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              }
+          ]
+        | [
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              },
+              {
+                  [k: string]: string;
+              }
+          ];
+    /**
+     * @maxItems 8
+     */
+    keep:
+        | []
+        | [boolean]
+        | [boolean, boolean]
+        | [boolean, boolean, boolean]
+        | [boolean, boolean, boolean, boolean]
+        | [boolean, boolean, boolean, boolean, boolean]
+        | [boolean, boolean, boolean, boolean, boolean, boolean]
+        | [boolean, boolean, boolean, boolean, boolean, boolean, boolean]
+        | [boolean, boolean, boolean, boolean, boolean, boolean, boolean, boolean];
 }
 /**
  * An action on one card.
