@@ -193,7 +193,10 @@ class Actions:
         )
 
     def answer(self, asked: ActionRequest) -> dict[str, Any]:
-        """Answer a request of page.js."""
+        """Answer a request of the page's script.
+
+        A fault of ours is logged and raised, and the script says that the server failed.
+        """
         action = asked.data.get("do")
         if action not in schema.ACTIONS:
             return self._wrong(GARBLED, asked)
@@ -201,11 +204,14 @@ class Actions:
             return getattr(self, f"_do_{action}")(asked)
         except FileNotFoundError:
             return self._wrong(GONE, asked)
+        except OSError:  # a disk that is full, say
+            log.exception("a file could not be read or written")
+            return self._wrong(BROKEN, asked)
         except (RequestError, HistoryError) as error:
             return self.refuse(error, asked)
-        except Exception:  # a full disk or a fault of ours: the page goes on
+        except Exception:
             log.exception("the action %s failed", action)
-            return self._wrong(BROKEN, asked)
+            raise
 
     def refuse(self, error: SentenceError, asked: ActionRequest) -> dict[str, Any]:
         """Return the sentence for a request that is refused."""

@@ -79,6 +79,11 @@ def left_by(visit: Callable[[str], None]) -> float:
     return min(left)
 
 
+FORM = {"prompts": [], "seed": "", "settings": {}, "own": [], "keep": []}
+MESSAGE = {"lang": "ko", "browser": None, "run": None, "form": FORM}
+WATCH = {**MESSAGE, "do": "watch", "seen": 0, "before": False}
+
+
 def hub_of(page: gr.Blocks) -> tuple[dict, dict]:
     """What page.js asks through, and what tells it of a run."""
     (hub,) = [each for each in page.config["components"] if each["props"].get("elem_id") == "hub"]
@@ -101,7 +106,7 @@ def opened(page: gr.Blocks, http: httpx.Client, session: str) -> Iterator[None]:
             "session_hash": session,
             "component_id": hub["id"],
             "fn_name": "answer",
-            "data": {"do": "about", "lang": "ko"},
+            "data": {**MESSAGE, "do": "about"},
         }
         assert "JAX" in http.post("component_server", json=look).json()["about"]
         asked = {
@@ -109,7 +114,7 @@ def opened(page: gr.Blocks, http: httpx.Client, session: str) -> Iterator[None]:
             "session_hash": session,
             "trigger_id": hub["id"],
             "data": [],
-            "event_data": {"run": "gone", "lang": "ko"},
+            "event_data": {**WATCH, "run": "gone"},
         }
         http.post("queue/join", json=asked).raise_for_status()
         with http.stream("GET", "queue/data", params={"session_hash": session}) as told:
@@ -183,7 +188,7 @@ def test_those_who_follow_a_run_keep_nobody_from_being_served(page, http, slow_e
                 "session_hash": tab,
                 "trigger_id": hub["id"],
                 "data": [],
-                "event_data": {"run": run.key},
+                "event_data": {**WATCH, "run": run.key},
             },
         )
         async with client.stream("GET", "queue/data", params={"session_hash": tab}) as told:
