@@ -249,7 +249,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         default=GRACE_SECONDS,
         metavar="SECONDS",
-        help="that what has been asked for may take after SIGTERM (default: %(default)g)",
+        help="seconds that running requests may take after SIGTERM (default: %(default)g)",
     )
     return parser
 
@@ -276,9 +276,9 @@ def add_page_flags(parser: argparse.ArgumentParser) -> None:
         "--log",
         type=Path,
         metavar="FILE",
-        help="gets a line of JSON for every request that is over, without prompts",
+        help="write a line of JSON to this file for every finished request, without its prompts",
     )
-    parser.add_argument("--log-prompts", action="store_true", help="with them")
+    parser.add_argument("--log-prompts", action="store_true", help="include the prompts in --log")
     _add_api_flags(parser)
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument(
@@ -307,7 +307,7 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="that programs must give; without one only those on this machine are served",
+        help="key that programs must give; without one only programs on this machine are served",
     )
-    add("--api-key-file", type=Path, metavar="FILE", help="of such keys, one a line")
+    add("--api-key-file", type=Path, metavar="FILE", help="file of API keys, one a line")
     add("--api-public", action="store_true", help="serve programs of all machines without a key")

@@ -30,31 +30,31 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="offers every checkpoint in this folder as well: folders and single files",
     )
     add("--revision", help="branch, tag or commit on the hub")
-    add("--variant", help="of the weight files, such as fp16")
+    add("--variant", help="variant of the weight files, such as fp16")
     add(
         "--size",
         type=_size,
         metavar="WIDTHxHEIGHT",
-        help="of pictures that ask for none, such as 512x512 (default: the model's)",
+        help="size of pictures that ask for none, such as 512x512 (default: the model's)",
     )
     add(
         "--max-pixels",
         type=positive,
         metavar="N",
-        help="of a picture that is drawn at once, at most (default: four times those its model was "
-        "trained on); what is drawn larger from another is drawn by tiles beyond them",
+        help="most pixels that are drawn at once (default: four times those the model was trained "
+        "on); larger pictures made from another are drawn in tiles",
     )
     add(
         "--memory",
         type=_gigabytes,
         metavar="GB",
-        help="of each device that may be taken; what was used least recently makes room for what "
-        "is needed (default: what the device has)",
+        help="most memory to take on each device; what was used least recently is unloaded to make "
+        "room (default: what the device has)",
     )
     add(
         "--dtype",
         choices=("float32", "bfloat16", "auto"),
-        help="of weights and arithmetic; auto takes on a CPU what its products are faster in, "
+        help="type of weights and arithmetic; auto takes on a CPU what its products are faster in, "
         "which suits full-size models: the bundled one gains little by bfloat16 (default: "
         "float32 on CPU, bfloat16 elsewhere)",
     )
@@ -92,19 +92,19 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--lora-dir",
         type=Path,
         metavar="DIR",
-        help="whose files <lora:name:strength> names in a prompt",
+        help="folder of the LoRAs that <lora:name:strength> names in a prompt",
     )
     add(
         "--embedding-dir",
         type=Path,
         metavar="DIR",
-        help="whose files, learned by textual inversion, prompts name by their stems",
+        help="folder of textual-inversion files, which prompts name by their stems",
     )
     add(
         "--wildcard-dir",
         type=Path,
         metavar="DIR",
-        help="whose text files hold, a line each, what __name__ stands for in a prompt",
+        help="folder of text files that hold, a line each, what __name__ stands for in a prompt",
     )
     add(
         "--styles",
@@ -144,7 +144,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         choices=range(1, 11),
         default=3,
         metavar="N",
-        help="of 75 tokens that a prompt may have; what is longer is cut (default: 3)",
+        help="chunks of 75 tokens that a prompt may have; the rest is cut (default: 3)",
     )
     add_devices_flag(parser)
 

@@ -52,6 +52,7 @@ async function messageTypes() {
     const hash = createHash("sha256").update(schema).digest("hex").slice(0, 16);
     return compile(JSON.parse(schema), "Asked", {
         additionalProperties: false,
+        ignoreMinAndMaxItems: true, // or lists would be unions of tuples
         bannerComment: `// Made of sd_tpu/page/schema.py by \`make script\`: ${hash}`,
         style: { tabWidth: 4, printWidth: 100 },
     });

@@ -34,16 +34,7 @@ export interface Form {
     /**
      * @maxItems 8
      */
-    prompts:
-        | []
-        | [string]
-        | [string, string]
-        | [string, string, string]
-        | [string, string, string, string]
-        | [string, string, string, string, string]
-        | [string, string, string, string, string, string]
-        | [string, string, string, string, string, string, string]
-        | [string, string, string, string, string, string, string, string];
+    prompts: string[];
     seed: string;
     settings: {
         [k: string]: string;
@@ -51,145 +42,13 @@ export interface Form {
     /**
      * @maxItems 8
      */
-    own:
-        | []
-        | [
-              {
-                  [k: string]: string;
-              }
-          ]
-        | [
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              }
-          ]
-        | [
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              }
-          ]
-        | [
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              }
-          ]
-        | [
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              }
-          ]
-        | [
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              }
-          ]
-        | [
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              }
-          ]
-        | [
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              },
-              {
-                  [k: string]: string;
-              }
-          ];
+    own: {
+        [k: string]: string;
+    }[];
     /**
      * @maxItems 8
      */
-    keep:
-        | []
-        | [boolean]
-        | [boolean, boolean]
-        | [boolean, boolean, boolean]
-        | [boolean, boolean, boolean, boolean]
-        | [boolean, boolean, boolean, boolean, boolean]
-        | [boolean, boolean, boolean, boolean, boolean, boolean]
-        | [boolean, boolean, boolean, boolean, boolean, boolean, boolean]
-        | [boolean, boolean, boolean, boolean, boolean, boolean, boolean, boolean];
+    keep: boolean[];
 }
 /**
  * An action on one card.
