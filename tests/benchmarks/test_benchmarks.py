@@ -148,6 +148,7 @@ def test_a_fresh_process_starts_with_its_own_memory():
     assert 0.5 * row["GB"] < row["peak while loading, GB"] < memory("VmRSS") / 1e9
 
 
+@pytest.mark.slow("makes a checkpoint and draws with it twice")
 def test_a_made_checkpoint_draws_as_in_pytorch_and_is_made_once(cache, capsys):
     make_checkpoint.main(["tiny"])
     folder = cache / "sd_tpu" / "checkpoints" / "tiny"

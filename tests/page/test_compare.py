@@ -261,6 +261,7 @@ def test_styles_are_compared_and_the_files_say_what_they_made_of_the_prompts(tab
     expect(tab.locator(".own-summary").first).to_contain_text("style Ink")
 
 
+@pytest.mark.slow("compiles other sizes")
 def test_sizes_are_compared_and_make_one_picture_together(tab, page_engine, tmp_path):
     height, width = page_engine.catalog.sizes("")[2]
     assert height > width

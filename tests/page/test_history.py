@@ -170,6 +170,7 @@ def test_a_picture_is_seen_full_screen_with_its_settings_and_leafed_from(somebod
     assert prompts(somebody)[0] == "first", "looking changes nothing"
 
 
+@pytest.mark.slow("goes through many pictures in a browser")
 def test_the_full_screen_view_keeps_its_place_and_its_keys_while_the_history_grows(
     somebody, slow_engine
 ):

@@ -30,6 +30,7 @@ def plan(tab: Page, number: int) -> Locator:
     return dialog
 
 
+@pytest.mark.slow("draws a journey of eight pictures and packs it")
 def test_a_journey_from_one_card_to_another_is_drawn_shown_and_downloaded(tab, tmp_path):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3)
     make(tab)

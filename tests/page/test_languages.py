@@ -154,6 +154,7 @@ def shows(tab, language) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow("opens every panel")
 def test_a_phone_in_arabic_shows_everything_from_the_right(chromium, keeping, scheme):
     with chromium.new_context(
         locale="ar-EG", color_scheme=scheme, viewport={"width": 390, "height": 844}

@@ -377,6 +377,7 @@ def test_only_the_picture_of_the_box_that_is_typed_in_is_drawn_again(tab):
     expect(switch(tab)).to_be_checked()
 
 
+@pytest.mark.slow("types and waits for pictures in a browser")
 def test_typing_on_cancels_what_was_on_its_way_and_goes_on_in_another_box(tab, slow_engine):
     fill(tab, THREE, seed=7, steps=LONG)
     switch(tab).check()
@@ -582,6 +583,7 @@ def test_the_switch_is_reached_and_used_by_keyboard_alone(tab):
     expect(switch(tab)).to_be_checked()
 
 
+@pytest.mark.slow("types and waits for pictures in a browser")
 def test_the_history_keeps_the_last_of_what_was_drawn_in_a_box(
     chromium, page_engine, tmp_path, address
 ):

@@ -396,6 +396,7 @@ def test_a_run_that_nobody_follows_any_more_is_given_up(visitor, address, slow_e
     assert isinstance(job.end, Cancelled), "the job of a closed tab went on to its end"
 
 
+@pytest.mark.slow("draws long runs in a browser")
 def test_two_people_see_and_stop_only_what_is_their_own(chromium, tab, address, slow_engine):
     mine = [f"mine {i}" for i in range(8)]
     fill(tab, mine, steps=LONG)

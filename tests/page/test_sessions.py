@@ -136,6 +136,7 @@ def test_a_program_leaves_nothing_behind(http):
     assert left_by(call) < KEPT_OF_A_CALL
 
 
+@pytest.mark.slow("visits hundreds of times")
 def test_a_page_that_is_closed_leaves_little(page, http):
     def visit(session: str) -> None:
         with opened(page, http, session):

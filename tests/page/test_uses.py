@@ -37,6 +37,7 @@ def address(engine, tmp_path_factory):
         yield address
 
 
+@pytest.mark.slow("compiles with a ControlNet and an IP-Adapter")
 def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
     tab.get_by_role("button", name="Own settings of prompt 1", exact=True).click()

@@ -72,6 +72,7 @@ def controlled(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("scale, start, stop", [(1.0, 0.0, 1.0), (0.6, 0.2, 0.7)])
+@pytest.mark.slow("compiles with a ControlNet")
 def test_a_picture_that_follows_another_is_that_of_pytorch(controlled, scale, start, stop):
     reference, checkpoint, programs, params = controlled
     h, w, channels = programs.latent_shape
@@ -157,6 +158,7 @@ def engine(folder):
 drawn = partial(drawn_with, GIVEN)
 
 
+@pytest.mark.slow("compiles with a ControlNet")
 def test_eight_control_pictures_strengths_and_shares_in_one_batch_give_the_bytes_of_each_alone(
     engine,
 ):

@@ -181,6 +181,7 @@ def test_networks_are_made_from_a_config_alone(parts):
     assert (back["kernel"].dtype, back["bias"].dtype) == (jnp.float32, jnp.bfloat16)
 
 
+@pytest.mark.slow("initializes each network")
 def test_a_new_controlnet_adds_nothing_and_new_parameters_are_float32():
     model = FlaxControlNetModel(
         sample_size=8,

@@ -65,6 +65,7 @@ CAST = """
 """
 
 
+@pytest.mark.slow("compiles pipelines as old programs do")
 def test_the_schedulers_state_is_popped_put_back_and_replicated_with_the_rest(model, expected):
     names = run(CAST, MODEL=model)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(names["scheduler_state"]))
@@ -95,6 +96,7 @@ OTHER_BETAS = """
 """
 
 
+@pytest.mark.slow("compiles pipelines as old programs do")
 def test_other_betas_in_the_state_change_the_picture_traced_or_not(model, expected):
     names = run(OTHER_BETAS, MODEL=model)
     assert np.array_equal(names["without"], expected)
@@ -132,6 +134,7 @@ GIVEN = """
 """
 
 
+@pytest.mark.slow("compiles pipelines as old programs do")
 def test_a_scheduler_is_given_or_put_in_the_place_of_the_checkpoints(model, expected):
     names = run(GIVEN, MODEL=model)
     assert names["absent"]
@@ -154,6 +157,7 @@ RUNGE_KUTTA = """
 """
 
 
+@pytest.mark.slow("compiles pipelines as old programs do")
 def test_steps_that_are_no_table_are_drawn_as_pytorch_draws_them(model, torch_pipelines):
     start = np.random.default_rng(0).standard_normal((3, 4, 8, 8)).astype(np.float32)
     images = run(RUNGE_KUTTA, MODEL=model, START=start)["images"]
@@ -224,6 +228,7 @@ OWN_LOOP = """
 """
 
 
+@pytest.mark.slow("compiles pipelines as old programs do")
 def test_a_loop_of_ones_own_over_the_pipelines_parts_gives_the_pipelines_pictures(model):
     names = run(OWN_LOOP, MODEL=model)
     assert near(names["images"], names["drawn"])
@@ -272,6 +277,7 @@ def test_what_was_compiled_is_of_the_parts_and_the_config_that_there_are_now(mod
     assert one() is not second
 
 
+@pytest.mark.slow("compiles pipelines as old programs do")
 def test_generate_is_mapped_jitted_and_compiled_ahead_by_position(model, expected):
     names = run(MAPPED, MODEL=model)
     assert near(names["ahead"], expected)
@@ -511,6 +517,7 @@ XL = """
 """
 
 
+@pytest.mark.slow("compiles pipelines as old programs do")
 def test_sdxl_is_drawn_as_pytorch_draws_it_called_mapped_or_compiled_ahead(xl):
     model, reference = xl
     start = np.random.default_rng(0).standard_normal((1, 4, 8, 8)).astype(np.float32)

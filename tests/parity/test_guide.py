@@ -129,6 +129,7 @@ def test_one_prompt_eight_times_gives_eight_pictures_in_a_grid(guide, capsys):
     assert len({image.tobytes() for image in same}) == 8
 
 
+@pytest.mark.slow("compiles for eight devices")
 def test_eight_prompts_and_the_mapped_private_method_give_the_same_pictures(guide):
     exec(EIGHT_PROMPTS, guide)
     exec(MAPPED, guide)

@@ -73,6 +73,7 @@ def referring(request, tmp_path_factory):
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow("compiles with an IP-Adapter")
 def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
     reference, _, adapter, programs, params = referring
     image = reference_pixels(Picture(reference=REFERENCE.name), GIVEN, ENCODER["image_size"])
@@ -125,6 +126,7 @@ def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.4])
+@pytest.mark.slow("compiles with an IP-Adapter")
 def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, scale):
     reference, checkpoint, adapter, programs, params = referring
     h, w, channels = programs.latent_shape
@@ -207,6 +209,7 @@ def engine(folder):
     engine.close()
 
 
+@pytest.mark.slow("compiles with an IP-Adapter")
 def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_each_alone(engine):
     photos = [Input.of_pixels(np.roll(PHOTO, 9 * i, axis=1)) for i in range(8)]
     given = {each.name: each for each in (*photos, CONTROL)}
@@ -277,6 +280,7 @@ def test_what_many_pictures_share_is_encoded_once_for_each_adapter_and_not_again
 
 
 @pytest.mark.parametrize("value", [dict(reference_scale=0), dict(reference="")])
+@pytest.mark.slow("compiles with an IP-Adapter")
 def test_without_a_reference_picture_the_programs_are_those_of_others(engine, value):
     (plain,) = drawn_with({}, engine)
     (after,) = drawn(engine, reference=REFERENCE.name)

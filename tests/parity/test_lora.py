@@ -144,6 +144,7 @@ def kohya_names(layout: str, pipeline, original: bool) -> dict[tuple[str, str], 
 @pytest.mark.parametrize(
     "layout, original", [("sd1", False), ("sd2", False), ("sdxl", False), ("sdxl", True)]
 )
+@pytest.mark.slow("fuses LoRAs into SDXL's networks")
 def test_kohyas_files_give_the_weights_that_diffusers_fuses(pipelines, tmp_path, layout, original):
     torch.manual_seed(2)
     pipeline, tensors = pipelines[layout], {}

@@ -659,6 +659,7 @@ class _Downsampled(attention_processor.AttnProcessor):
         ("BK-SDM: no middle, layers by level", 2),
     ],
 )
+@pytest.mark.slow("compiles UNets of up to four levels")
 def test_fewer_tokens_are_looked_at_where_the_map_is_finest_and_nowhere_else(ported, kind, step):
     config = UNETS[kind]
     reference = randomized(diffusers.UNet2DConditionModel(**config))
@@ -818,6 +819,7 @@ def _tiny_case():
 
 
 @pytest.mark.parametrize("case", [_text_case, _unet_case, _sdxl_case, _vae_case, _tiny_case])
+@pytest.mark.slow("compiles UNets of up to four levels")
 def test_bfloat16_parameters_give_nearly_the_same(ported, case):
     reference, build, method, inputs = case()
     randomized(reference)

@@ -66,6 +66,7 @@ def eight(sd1) -> np.ndarray:
     return pipeline(pipeline.prepare_inputs(EIGHT), params, keys, 4).images
 
 
+@pytest.mark.slow("compiles for eight devices")
 def test_sharded_ids_and_replicated_params_give_the_same_pictures(sd1, eight):
     pipeline, params = sd1
     ids = shard(pipeline.prepare_inputs(EIGHT))

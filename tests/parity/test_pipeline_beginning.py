@@ -102,6 +102,7 @@ def img2img(both):
     return both["sd1"]
 
 
+@pytest.mark.slow("compiles a pipeline for each kind of parameters")
 def test_sharded_pictures_are_those_of_flat_ones_and_of_the_noise_of_their_keys(img2img):
     pipeline, params = img2img
     ids, images = pipeline.prepare_inputs(PROMPTS * 4, PHOTOS * 4)
@@ -136,6 +137,7 @@ def cast(tree, dtype):
     ],
     ids=["vae", "unet", "all", "back", "replicated", "stacked", "numpy"],
 )
+@pytest.mark.slow("compiles a pipeline for each kind of parameters")
 def test_parameters_that_a_program_cast_are_compiled_for(img2img, change):
     pipeline, params = img2img
     ids, images = pipeline.prepare_inputs(PROMPTS * 4, PHOTOS * 4)
@@ -201,6 +203,7 @@ def filling(torch_pipelines, tmp_path_factory):
     return parts, folder
 
 
+@pytest.mark.slow("compiles a pipeline for each kind of parameters")
 def test_what_is_white_in_a_mask_is_drawn_as_in_pytorch(filling, monkeypatch, tmp_path):
     parts, folder = filling
     pipeline, params = FlaxStableDiffusionInpaintPipeline.from_pretrained(folder)

@@ -45,6 +45,7 @@ def both(torch_pipelines, checkpoints, tmp_path_factory):
     return theirs, pipeline, params
 
 
+@pytest.mark.slow("compiles a pipeline with a ControlNet")
 def test_pictures_follow_others_as_in_pytorch(both, torch_pipelines):
     theirs, pipeline, params = both
     reference = diffusers.StableDiffusionControlNetPipeline(
@@ -80,6 +81,7 @@ def test_pictures_follow_others_as_in_pytorch(both, torch_pipelines):
     assert np.mean(np.abs(np.round(255 * ours) - expected) <= 2) >= 0.995
 
 
+@pytest.mark.slow("compiles a pipeline with a ControlNet")
 def test_sharded_pictures_and_mapped_ones_are_those_of_flat_ones(both):
     _, pipeline, params = both
     ids = pipeline.prepare_text_inputs(PROMPTS * 4)
@@ -239,6 +241,7 @@ def test_several_controlnets_are_refused_in_a_sentence(both):
         FlaxStableDiffusionControlNetPipeline(**several)
 
 
+@pytest.mark.slow("compiles a pipeline with a ControlNet")
 def test_it_is_saved_as_pytorchs_pipeline_reads_it(both, tmp_path):
     theirs, pipeline, params = both
     pipeline.save_pretrained(tmp_path, params)

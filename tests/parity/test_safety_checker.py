@@ -73,6 +73,7 @@ def opened(folder, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("size", [(28, 28), (40, 64), (96, 56), (17, 21)])
+@pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
 def test_it_finds_what_pytorchs_finds(folder, size):
     pictures = np.random.default_rng(0).integers(0, 256, (24, *size, 3)).astype(np.uint8)
     pictures[::2] = pictures[::2] // 8 + 30 * np.arange(4, 8)[:3].astype(np.uint8)
@@ -150,6 +151,7 @@ def drawn(folder, **options) -> list[ImageReady]:
     return [event for event in events if isinstance(event, ImageReady)]
 
 
+@pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
 def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_path):
     indices = [tmp_path / name for name in ("any", "none")]
     for index in indices:
@@ -167,6 +169,7 @@ def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_p
         assert not event.unsafe and np.array_equal(event.pixels, wanted.pixels)
 
 
+@pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
 def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path, capsys):
     (tmp_path / "model").mkdir()
     engine = Engine.open(
@@ -281,6 +284,7 @@ def call(pipeline, params, **values):
     return pipeline(ids, params, jax.random.PRNGKey(0), 2, **values)
 
 
+@pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
 def test_a_flax_pipeline_blacks_what_it_objects_to_and_says_which(checked):
     pipeline, params, _ = checked
     thresholds = params["safety_checker"]["concept_embeds_weights"]
@@ -305,6 +309,7 @@ def test_a_flax_pipeline_blacks_what_it_objects_to_and_says_which(checked):
     assert output.nsfw_content_detected is False and np.array_equal(output.images, images)
 
 
+@pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
 def test_programs_ask_the_checker_themselves_or_leave_it_out(checked):
     pipeline, params, index = checked
     pictures = [Image.fromarray(np.full((40, 64, 3), shade, np.uint8)) for shade in (9, 99)]

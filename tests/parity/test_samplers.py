@@ -155,6 +155,7 @@ def assert_agree(config: dict, key: str, steps: int, monkeypatch, within=1e-5, *
 
 
 @pytest.mark.parametrize(("key", "spacing"), CASES)
+@pytest.mark.slow("goes through PyTorch's scheduler step by step")
 def test_a_table_gives_what_the_pytorch_scheduler_gives(key, spacing, monkeypatch):
     spacing = None if key in DISTILLED else spacing
     for prediction, steps in itertools.product(PREDICTIONS, STEPS):

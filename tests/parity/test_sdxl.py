@@ -502,6 +502,7 @@ def full_size(name: str) -> tuple[StableDiffusionXL, PyTree]:
     )
 
 
+@pytest.mark.slow("compiles SDXL at its full size")
 def test_sdxl_of_full_size_advances():
     model, params = full_size("sdxl")
     assert model.cond_shapes["text"].shape == (2, 77, 2048)

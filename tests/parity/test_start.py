@@ -83,6 +83,7 @@ def test_a_picture_that_begins_with_another_is_that_of_pytorch(loaded, strength,
     assert_alike(ours, theirs(reference, "Img2Img", engine, monkeypatch, strength=strength))
 
 
+@pytest.mark.slow("compiles two sizes of each model")
 def test_a_picture_that_is_drawn_again_larger_is_that_of_pytorch(loaded, monkeypatch):
     reference, engine = loaded
     small = Input.of_pixels(drawn(engine)[0])
