@@ -140,13 +140,13 @@ class RunStream:
 
         They begin after the version that it has `seen`. How the run ended `before` is old news.
         """
-        run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen")
+        run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen", 0)
         yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
         if not run:
             return
         quiet = run.over and asked.data.get("before")
         collection = {self.view.collection: part("collection", asked.language, run)}
-        async for snapshot in self.runs.stream(run, session, seen if isinstance(seen, int) else 0):
+        async for snapshot in self.runs.stream(run, session, seen):
             cards = await run_sync(self._cards, snapshot.cards, run, asked)  # asks the history
             if not run.is_streamed_to(session):  # another run is shown by now
                 return

@@ -1,4 +1,4 @@
-"""Resolves requests: all that drawing a picture needs, settled once, as plain data.
+"""Resolves requests: all that drawing a picture needs, found out once, as plain data.
 
 A request is resolved in the process that took it. From then on only what was resolved travels, to
 the engine of this process or to one on another host, and none of it is looked up again: styles and
@@ -7,8 +7,8 @@ wildcards, token ids, sampler tables, start pictures, tiles, networks, and the f
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from sd_tpu.families.adapters import Adapters, Strengths
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import CONTROL, REFERENCE
 from sd_tpu.families.prompt import PromptError
 from sd_tpu.models.slerp import slerp
@@ -149,11 +150,11 @@ class Resolver:
         if tiling:
             picture = dataclasses.replace(picture, height=tiling.size[0], width=tiling.size[1])
         checkpoint = self._catalog.open(picture.model).checkpoint
-        slot = self.slot_inputs(checkpoint, picture)
-        weights = self._weights(picture, ())
+        slot, networks = self.slot_inputs(checkpoint, picture), self._catalog.networks(picture)
+        weights = self._weights(picture, networks, ())
         return ResolvedPicture(
             picture=picture,
-            batch=self._batch(checkpoint, picture, weights, slot),
+            batch=_batch_key(checkpoint, picture, networks, weights, slot),
             weights=weights,
             slots=(slot,) * (len(tiling) if tiling else 1),
             tiling=tiling,
@@ -173,7 +174,8 @@ class Resolver:
             merged = (there.weights, *there.weights.needs)
             memory = next((each.memory for each in merged if each.adapters and not each.network), 0)
             strengths = self._strengths(there.picture)  # whose files should be here too
-            weights = self._weights(there.picture, strengths, memory)
+            networks = self._catalog.networks(there.picture)
+            weights = self._weights(there.picture, networks, strengths, memory)
             batch = dataclasses.replace(there.batch, architecture=weights.architecture)
             return dataclasses.replace(there, weights=weights, batch=batch)
 
@@ -197,7 +199,8 @@ class Resolver:
             whole.height,
             whole.width,
         )
-        network_inputs = self._network_inputs(whole, inputs, once)
+        networks = self._catalog.networks(whole)
+        network_inputs = _network_inputs(whole, networks, inputs, once)
         picture = whole
         if tiling:
             picture = dataclasses.replace(whole, height=tiling.size[0], width=tiling.size[1])
@@ -207,10 +210,10 @@ class Resolver:
         strengths = self._strengths(whole)
         shapes = checkpoint.parameters.shapes
         memory = self._adapters.memory(strengths, shapes) if strengths else 0
-        weights = self._weights(whole, strengths, memory)
+        weights = self._weights(whole, networks, strengths, memory)
         return ResolvedPicture(
             picture=whole,
-            batch=self._batch(checkpoint, picture, weights, slots[0]),
+            batch=_batch_key(checkpoint, picture, networks, weights, slots[0]),
             weights=weights,
             slots=slots,
             tiling=tiling,
@@ -247,36 +250,6 @@ class Resolver:
             # Otherwise a sampler's fresh noise would be the same in all tiles.
             tiles.append(dataclasses.replace(slot, key=np.array([number, whole.seed], np.uint32)))
         return tuple(tiles)
-
-    def _network_inputs(
-        self, picture: Picture, inputs: Mapping[str, Input], once: "_Once"
-    ) -> dict[str, np.ndarray]:
-        """Return the inputs of ControlNets and IP-Adapters by name.
-
-        A reference picture, yet to be encoded, is there as REFERENCE_PICTURE.
-        """
-        found: dict[str, np.ndarray] = {}
-        for network in self._catalog.networks(picture):
-            if network.part == CONTROL:
-                found["control"] = once(
-                    partial(control_pixels, picture, inputs),
-                    CONTROL,
-                    picture.control_image,
-                    picture.detector,
-                    picture.fit,
-                    picture.height,
-                    picture.width,
-                )
-            if network.part == REFERENCE:
-                side = network.config.image_encoder.image_size
-                found[REFERENCE_PICTURE] = once(
-                    partial(reference_pixels, picture, inputs, side),
-                    REFERENCE,
-                    picture.reference,
-                    side,
-                )
-                found["reference_scale"] = np.asarray([picture.reference_scale], np.float32)
-        return found
 
     def slot_inputs(
         self,
@@ -335,7 +308,13 @@ class Resolver:
             )
         return asked
 
-    def _weights(self, picture: Picture, strengths: Strengths, memory: int = 0) -> Weights:
+    def _weights(
+        self,
+        picture: Picture,
+        networks: Sequence[ExtraNetwork],
+        strengths: Strengths,
+        memory: int = 0,
+    ) -> Weights:
         """Return the weights of a picture's model with LoRAs, of these bytes, and networks."""
         weights = self._catalog.open(picture.model).weights
         if strengths:
@@ -346,23 +325,7 @@ class Resolver:
                 memory=memory,
                 files=self._adapters.states(strengths),
             )
-        for network in self._catalog.networks(picture):
-            weights = self._catalog.with_network(weights, network)
-        return weights
-
-    def _batch(
-        self, checkpoint: Checkpoint, picture: Picture, weights: Weights, slot: SlotInputs
-    ) -> BatchKey:
-        model = checkpoint.model.for_inputs(slot.inputs)
-        for network in self._catalog.networks(picture):
-            model = network.joined(model, picture.height, picture.width)
-        return BatchKey(
-            architecture=weights.architecture,
-            height=picture.height,
-            width=picture.width,
-            shape_key=model.shape_key,
-            guided=bool(is_guided(model.cfg_scale(picture.guidance))),
-        )
+        return reduce(self._catalog.with_network, networks, weights)
 
 
 class _Once:
@@ -375,6 +338,53 @@ class _Once:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+
+def _network_inputs(
+    picture: Picture, networks: Sequence[ExtraNetwork], inputs: Mapping[str, Input], once: _Once
+) -> dict[str, np.ndarray]:
+    """Return the inputs of ControlNets and IP-Adapters by name.
+
+    A reference picture, yet to be encoded, is there as REFERENCE_PICTURE.
+    """
+    found: dict[str, np.ndarray] = {}
+    for network in networks:
+        if network.part == CONTROL:
+            found["control"] = once(
+                partial(control_pixels, picture, inputs),
+                CONTROL,
+                picture.control_image,
+                picture.detector,
+                picture.fit,
+                picture.height,
+                picture.width,
+            )
+        if network.part == REFERENCE:
+            side = network.config.image_encoder.image_size
+            found[REFERENCE_PICTURE] = once(
+                partial(reference_pixels, picture, inputs, side), REFERENCE, picture.reference, side
+            )
+            found["reference_scale"] = np.asarray([picture.reference_scale], np.float32)
+    return found
+
+
+def _batch_key(
+    checkpoint: Checkpoint,
+    picture: Picture,
+    networks: Sequence[ExtraNetwork],
+    weights: Weights,
+    slot: SlotInputs,
+) -> BatchKey:
+    model = checkpoint.model.for_inputs(slot.inputs)
+    for network in networks:
+        model = network.joined(model, picture.height, picture.width)
+    return BatchKey(
+        architecture=weights.architecture,
+        height=picture.height,
+        width=picture.width,
+        shape_key=model.shape_key,
+        guided=bool(is_guided(model.cfg_scale(picture.guidance))),
+    )
 
 
 def _check_count(count: int) -> None:

@@ -1,4 +1,4 @@
-// What buttons do: `data-do` names an action, and the module that owns it registers it here.
+// Actions of buttons: `data-do` names an action, and the module that owns it registers it here.
 
 import { $, listen } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// What a person types, chooses, or picks: every change of a field comes through here.
+// Edits: every change of a field that a person types, chooses or picks comes through here.
 
 import { offerDependent } from "./choices.js";
 import { showValues } from "./compare.js";

@@ -1,4 +1,4 @@
-// What is filled in: read, written, and kept by the browser.
+// The form: read, written, and kept by the browser.
 
 import { choose, offerChoices, offerDependent } from "./choices.js";
 import { $, boxes, seedBox, settingField, settingFields, title } from "./dom.js";

@@ -33,7 +33,7 @@ listen("keydown", (target, event) => {
     ) {
         event.preventDefault();
     } else if (event.key === "Escape" && !event.isComposing) {
-        // What is open is closed first; in what is written in it means nothing more.
+        // Escape closes what is open first; in a field it means nothing more.
         if (!fold() && !target.closest("input, textarea, select")) stop();
     }
 });

@@ -1,4 +1,4 @@
-// What the server remarks of the form: unknown words, a box's overrides, what is wrong and where.
+// Remarks of the server on the form: unknown words, a box's overrides, what is wrong and where.
 
 import { showOffered } from "./choices.js";
 import { $, $$, boxes, overridesButton, seedBox } from "./dom.js";

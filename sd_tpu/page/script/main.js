@@ -1,4 +1,4 @@
-// What the page does in the browser. This is where the modules come together: which of them act on
+// The script: where its modules come together: which of them act on
 // a change, and what happens when the page arrives. Gradio calls `window.sdTpu`, and tests wait
 // for it.
 

@@ -1,4 +1,4 @@
-// What the script knows: the server's facts about settings, and all that changes while it runs.
+// The script's state: the server's facts about settings, and all that changes while it runs.
 
 // How many boxes there are, the number after which seeds begin again, the two settings that are
 // chosen as one size, those whose choices depend on the server, and the picture that each strength

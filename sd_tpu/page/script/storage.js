@@ -1,4 +1,4 @@
-// What the browser keeps for the page: settings, prompts and bookmarks, if it lets it.
+// The browser's storage for the page: settings, prompts and bookmarks, if it lets it.
 
 const EARLIER = 100; // prompts that are remembered
 
