@@ -53,6 +53,7 @@ train: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 train: $(VENV)/.dev
 	$(BIN)/python -m training.tokenizer assets/model/tokenizer
 	$(BIN)/python -m training.autoencoder
+	$(BIN)/python -m training.grow
 	$(BIN)/python -m training.diffusion
 	$(BIN)/python -m training.sharpen
 	$(BIN)/python -m training.export

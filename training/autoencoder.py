@@ -114,9 +114,9 @@ def gradient_energy(pictures: np.ndarray) -> float:
     return sum(float(np.mean(np.square(np.diff(wide, axis=axis)))) for axis in (-3, -2))
 
 
-def show(graph: nnx.GraphDef, params, file: Path) -> str:
+def show(graph: nnx.GraphDef, params, size: int, file: Path) -> str:
     """Save pictures held out above their reconstructions and tell how near these come."""
-    pictures, (encode, decode) = recipe.held_out(16), halves(graph)
+    pictures, (encode, decode) = recipe.held_out(size, 16), halves(graph)
     images = to_unit(pictures)
     decoded = np.asarray(decode(params, encode(params, pictures))).clip(-1, 1)
     rows = np.concatenate([np.concatenate(list(row), axis=1) for row in (images, decoded)])
@@ -128,18 +128,23 @@ def show(graph: nnx.GraphDef, params, file: Path) -> str:
 def main() -> None:
     """Train to the end of the schedule, or resume."""
     run = from_command_line(recipe.AUTOENCODER_RUN, __doc__)
-    graph, params = build(recipe.VAE)
+    graph, params = build(recipe.FIRST_VAE)
     recipe.composer()  # renders the drawings, which else every process would
 
     def on_checkpoint(step: int, average) -> None:
-        print(f"step {step}: {show(graph, average, FOLDER / 'samples.png')}", flush=True)
+        print(
+            f"step {step}: {show(graph, average, recipe.FIRST_SIZE, FOLDER / 'samples.png')}",
+            flush=True,
+        )
 
     train(
         FOLDER,
         run,
         params,
         make_loss(graph),
-        partial(ahead, partial(recipe.pictures, recipe.Stream.AUTOENCODER, run.batch)),
+        partial(
+            ahead, partial(recipe.pictures, recipe.Stream.AUTOENCODER, recipe.FIRST_SIZE, run.batch)
+        ),
         make_mesh(),
         on_checkpoint=on_checkpoint,
     )
@@ -150,20 +155,26 @@ def trained():
 
     The variance is measured once: what was trained on the latents relies on their scale.
     """
-    graph, params = build(recipe.VAE)
+    graph, params = build(recipe.FIRST_VAE)
     params = latest(FOLDER, params)
     if not SCALE_FILE.is_file():
-        encode, before = halves(graph)[0], VAEConfig.from_dict(recipe.VAE).scaling_factor
+        encode, before = halves(graph)[0], VAEConfig.from_dict(recipe.FIRST_VAE).scaling_factor
         latents = np.stack(
-            [encode(params, recipe.pictures(recipe.Stream.MEASURING, 64, i)) for i in range(8)]
+            [
+                encode(params, recipe.pictures(recipe.Stream.MEASURING, recipe.FIRST_SIZE, 64, i))
+                for i in range(8)
+            ]
         )
         SCALE_FILE.write_text(json.dumps(float(before / latents.std())), encoding="utf-8")
     return build(config())[0], params
 
 
 def config() -> dict:
-    """Return recipe.VAE with its scaling factor. Raises FileNotFoundError before `trained`."""
-    return {**recipe.VAE, "scaling_factor": scale()}
+    """Return recipe.FIRST_VAE with its scaling factor.
+
+    Raises FileNotFoundError before `trained`.
+    """
+    return {**recipe.FIRST_VAE, "scaling_factor": scale()}
 
 
 def scale() -> float:

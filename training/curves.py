@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from training import autoencoder, diffusion, sharpen
+from training import autoencoder, diffusion, grow, sharpen
 
 RUNS = {
     "Autoencoder: pictures, edges, contrasts, KL": autoencoder.FOLDER,
+    "Grown autoencoder: pictures, latents": grow.FOLDER,
     "Text encoder and UNet: velocity": diffusion.FOLDER,
     "Decoder and critic": sharpen.FOLDER,
 }

@@ -16,7 +16,7 @@ from sd_tpu.checkpoint.config import TextEncoderConfig, UNetConfig
 from sd_tpu.models import CLIPTextModel, UNet2DConditionModel
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.sampling.schedule import NoiseSchedule
-from training import autoencoder, recipe
+from training import autoencoder, grow, recipe
 from training.trainer import ahead, from_command_line, latest, train
 
 FOLDER = recipe.CACHE / "diffusion"
@@ -28,7 +28,7 @@ UNCONDITIONED = 0.1  # share of captions left out, for classifier-free guidance
 def make_pool() -> dict[str, np.ndarray]:
     """Latents [N, h, w, C] f16 of unit variance and token ids [N, 77] i32: POOL of them, composed
     and encoded if that was not done yet by these networks."""
-    graph, params = autoencoder.trained()
+    graph, params = grow.trained()
     compose = partial(recipe.captioned, recipe.Stream.POOL, CODED_TOGETHER)
     name = _digest(params, *compose(0), np.array([POOL, autoencoder.scale()]))
     file = recipe.CACHE / f"pool-{name}.safetensors"

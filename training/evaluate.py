@@ -2,7 +2,8 @@
 python -m training.evaluate [FOLDER] [--pictures N] [--steps N] [--sweep] [--grid FILE]
 
 The judge is training.judge. Its answers on real drawings, and on drawings that went through the
-autoencoder, stand beside those on generated pictures: they are what could be reached at most.
+autoencoder, stand beside those on generated pictures: they are what could be reached at most. A
+model of smaller pictures has them enlarged.
 """
 
 import argparse
@@ -58,13 +59,25 @@ class Trial:
         return cls(list(scenes), list(texts), np.stack(drawings))
 
 
+def resized(pictures: np.ndarray, size: int) -> np.ndarray:
+    """Resize pictures [N, H, H, 3] u8 to [N, size, size, 3] by Lanczos, if they are of another."""
+    if pictures.shape[1] == size:
+        return pictures
+    return np.stack(
+        [
+            np.asarray(Image.fromarray(one).resize((size, size), Image.Resampling.LANCZOS))
+            for one in pictures
+        ]
+    )
+
+
 class Artist:
     """The model in a folder, with the sampler of its scheduler's config."""
 
     def __init__(self, folder: Path):
         """Load the model."""
         self.pipeline, self.params = FlaxStableDiffusionPipeline.from_pretrained(folder)
-        self.card = self.pipeline.card
+        self.card, (self.size, _) = self.pipeline.card, self.pipeline.default_size
 
     def draw(
         self, texts: Sequence[str], *, steps: int | None = None, guidance: float | None = None
@@ -80,10 +93,12 @@ class Artist:
             ).images
             for i in range(0, len(ids), BATCH)
         ]
-        return np.rint(np.concatenate(images)[: len(texts)] * 255).astype(np.uint8)
+        pictures = np.rint(np.concatenate(images)[: len(texts)] * 255).astype(np.uint8)
+        return resized(pictures, recipe.IMAGE_SIZE)
 
     def through_autoencoder(self, pictures: np.ndarray) -> np.ndarray:
-        """Pictures [N, H, W, 3] u8, encoded and decoded."""
+        """Pictures [N, H, W, 3] u8, encoded at the model's own size and decoded."""
+        pictures = resized(pictures, self.size)
         both = jax.jit(
             lambda images: (
                 self.pipeline.vae.apply(
@@ -94,7 +109,8 @@ class Artist:
         decoded = np.concatenate(
             [both(to_unit(pictures[i : i + BATCH])) for i in range(0, len(pictures), BATCH)]
         ).transpose(0, 2, 3, 1)
-        return np.rint((decoded.clip(-1, 1) + 1) * 127.5).astype(np.uint8)
+        pictures = np.rint((decoded.clip(-1, 1) + 1) * 127.5).astype(np.uint8)
+        return resized(pictures, recipe.IMAGE_SIZE)
 
 
 Answers = dict[str, np.ndarray]

@@ -10,7 +10,7 @@ import numpy as np
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.stable_diffusion import StableDiffusion
-from training import autoencoder, diffusion, recipe, sharpen
+from training import diffusion, grow, recipe, sharpen
 from training.card import card
 
 
@@ -26,7 +26,7 @@ def main() -> None:
             **recipe.TEXT_ENCODER,
         },
         "unet": {"_class_name": "UNet2DConditionModel", **recipe.UNET},
-        "vae": {"_class_name": "AutoencoderKL", **autoencoder.config()},
+        "vae": {"_class_name": "AutoencoderKL", **grow.config()},
         "scheduler": recipe.SCHEDULER,
     }
     model, _ = StableDiffusion.build(configs, jnp.float32)

@@ -36,9 +36,9 @@ MIX = Mix(
     recoloured=0.7,
     default_background=0.1,
 )
-CHANNELS = (16, 32, 64, 128, 256)  # at 1/2 to 1/32 of the picture's size
+CHANNELS = (16, 32, 64, 128, 256, 256)  # at 1/2 to 1/64 of the picture's size
 SMOOTHING = 0.05  # of the labels
-BLUR = 1.2  # pixels at most: an autoencoder's pictures are softer than drawings
+BLUR = 2.4  # pixels at most: an autoencoder's pictures are softer than drawings
 NOISE = 0.03  # at most, of pictures in [-1, 1]
 
 # question -> its possible answers. `first` is the only thing, or the left or upper one of two.

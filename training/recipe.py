@@ -15,8 +15,9 @@ from training.sprites import Sprites, render, training_folder
 from training.trainer import Schedule
 
 CACHE = training_folder()
-IMAGE_SIZE = 128
-SPRITE_SIZE = 224  # the largest things but one are drawn at half of it
+IMAGE_SIZE = 256
+FIRST_SIZE = IMAGE_SIZE // 2  # of the pictures whose latents are learned first
+SPRITE_SIZE = 448  # the largest things but one are drawn at half of it
 MIX = Mix(
     single=0.34,
     small=0.04,
@@ -30,18 +31,24 @@ MIX = Mix(
     default_background=0.20,
 )
 
-VAE = dict(
-    in_channels=3,
-    out_channels=3,
-    latent_channels=32,
-    block_out_channels=[16, 32, 64, 128, 256],
-    layers_per_block=1,
-    norm_num_groups=4,
-    down_block_types=["DownEncoderBlock2D"] * 5,
-    up_block_types=["UpDecoderBlock2D"] * 5,
-    act_fn="silu",
-    sample_size=IMAGE_SIZE,
-)
+
+def _autoencoder(size: int, widths: list[int]) -> dict:
+    return dict(
+        in_channels=3,
+        out_channels=3,
+        latent_channels=32,
+        block_out_channels=widths,
+        layers_per_block=1,
+        norm_num_groups=4,
+        down_block_types=["DownEncoderBlock2D"] * len(widths),
+        up_block_types=["UpDecoderBlock2D"] * len(widths),
+        act_fn="silu",
+        sample_size=size,
+    )
+
+
+FIRST_VAE = _autoencoder(FIRST_SIZE, [16, 32, 64, 128, 256])
+VAE = _autoencoder(IMAGE_SIZE, [16, 32, 64, 64, 128, 256])
 TEXT_ENCODER = dict(
     vocab_size=49408,
     hidden_size=128,
@@ -53,7 +60,7 @@ TEXT_ENCODER = dict(
     layer_norm_eps=1e-5,
 )
 UNET = dict(
-    sample_size=IMAGE_SIZE // 16,
+    sample_size=8,
     in_channels=VAE["latent_channels"],
     out_channels=VAE["latent_channels"],
     down_block_types=["CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
@@ -84,6 +91,7 @@ SCHEDULER = dict(
 )
 
 AUTOENCODER_RUN = Schedule(steps=4700, batch=64, learning_rate=1e-3, decay=0.5, ema=0.995)
+GROWING_RUN = Schedule(steps=10_000, batch=32, learning_rate=1e-3, decay=0.5, ema=0.995)
 SHARPENING_RUN = Schedule(steps=450, batch=64, learning_rate=2e-4, decay=0.5, ema=0.995)
 JUDGE_RUN = Schedule(steps=5000, batch=32, learning_rate=1e-3, ema=0.99)
 DIFFUSION_RUN = Schedule(steps=5350, batch=256, learning_rate=1e-3, warmup=500, decay=0.4)
@@ -102,6 +110,7 @@ class Stream(enum.IntEnum):
     RESTORING = 8
     HELD_OUT = 9
     WORDS = 10
+    GROWING = 11
 
 
 @functools.cache
@@ -110,9 +119,9 @@ def _sprites() -> Sprites:
 
 
 @functools.cache
-def composer(mix: Mix = MIX, unseen: bool | None = False) -> Composer:
+def composer(mix: Mix = MIX, unseen: bool | None = False, size: int = IMAGE_SIZE) -> Composer:
     """Draw the captioned pictures that the networks are trained on, or others of their kind."""
-    return Composer(_sprites(), IMAGE_SIZE, mix, unseen)
+    return Composer(_sprites(), size, mix, unseen)
 
 
 @functools.cache
@@ -121,9 +130,9 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
 
 
-def pictures(stream: Stream, count: int, step: int) -> np.ndarray:
-    """Pictures [count, H, W, 3] u8, others for each stream and step."""
-    return composer().batch(np.random.default_rng([stream, step]), count)[0]
+def pictures(stream: Stream, size: int, count: int, step: int) -> np.ndarray:
+    """Pictures [count, size, size, 3] u8, others for each stream and step."""
+    return composer(size=size).batch(np.random.default_rng([stream, step]), count)[0]
 
 
 def captioned(stream: Stream, count: int, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,9 +141,11 @@ def captioned(stream: Stream, count: int, step: int) -> tuple[np.ndarray, np.nda
     return drawn, tokenizer()(texts)
 
 
-def held_out(count: int) -> np.ndarray:
-    """Pictures [count, H, W, 3] u8 of combinations that are never trained on."""
-    return composer(unseen=True).batch(np.random.default_rng([Stream.HELD_OUT, 0]), count)[0]
+def held_out(size: int, count: int) -> np.ndarray:
+    """Pictures [count, size, size, 3] u8 of combinations that are never trained on."""
+    return composer(unseen=True, size=size).batch(
+        np.random.default_rng([Stream.HELD_OUT, 0]), count
+    )[0]
 
 
 def vocabulary(captions: int = 100_000) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from sd_tpu.models import AutoencoderKL
 from sd_tpu.models.layers import GroupNorm, conv
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.sampling.schedule import NoiseSchedule
-from training import autoencoder, diffusion, recipe
+from training import autoencoder, diffusion, grow, recipe
 from training.autoencoder import difference, to_unit
 from training.diffusion import Noised
 from training.trainer import ahead, compiled, from_command_line, latest, train
@@ -54,7 +54,7 @@ class Critic(nnx.Module):
 
 def build() -> tuple[dict[str, nnx.GraphDef], dict]:
     """Graphs and initial parameters of the critic and of the autoencoder's decoder."""
-    decoder = AutoencoderKL(VAEConfig.from_dict(autoencoder.config()), rngs=nnx.Rngs(0))
+    decoder = AutoencoderKL(VAEConfig.from_dict(grow.config()), rngs=nnx.Rngs(0))
     del decoder.encoder, decoder.quant_conv
     modules = {"decoder": decoder, "critic": Critic(rngs=nnx.Rngs(1))}
     return (
@@ -100,7 +100,7 @@ def make_restorer():
 
     It maps (pictures [B, H, W, 3] u8, token ids [B, 77], key) -> latents [B, h, w, C].
     """
-    graph, vae = autoencoder.trained()
+    graph, vae = grow.trained()
     graphs, schedule = diffusion.build()[0], NoiseSchedule.from_config(recipe.SCHEDULER)
 
     @compiled
@@ -115,7 +115,7 @@ def make_restorer():
 def main() -> None:
     """Train to the end of the schedule, or resume."""
     run = from_command_line(recipe.SHARPENING_RUN, __doc__)
-    (graph, vae), restore = autoencoder.trained(), make_restorer()
+    (graph, vae), restore = grow.trained(), make_restorer()
 
     def batches(steps: range) -> Iterator[tuple]:
         stream, key = recipe.Stream.SHARPENING, jax.random.key(recipe.Stream.RESTORING)
@@ -125,7 +125,8 @@ def main() -> None:
             yield latents, pictures, np.full(run.batch, step >= ALONE, np.float32)
 
     def on_checkpoint(step: int, average) -> None:
-        found = autoencoder.show(graph, {**vae, **average["decoder"]}, FOLDER / "samples.png")
+        params = {**vae, **average["decoder"]}
+        found = autoencoder.show(graph, params, recipe.IMAGE_SIZE, FOLDER / "samples.png")
         print(f"step {step}: {found}", flush=True)
 
     train(
@@ -141,7 +142,7 @@ def main() -> None:
 
 def trained():
     """Return the autoencoder's parameters, their decoder sharpened."""
-    return {**autoencoder.trained()[1], **latest(FOLDER, build()[1])["decoder"]}
+    return {**grow.trained()[1], **latest(FOLDER, build()[1])["decoder"]}
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def render(cache: Path, concepts: Mapping[str, str], size: int = 96) -> Sprites:
     if not path.exists():
         download(cache)
         sprites = _render(cache, concepts, size)
-        _replace(path, lambda file: np.savez(file, **vars(sprites)))
+        _replace(path, lambda file: np.savez_compressed(file, **vars(sprites)))
     with np.load(path) as file:
         return Sprites(
             rgba=file["rgba"], concepts=file["concepts"].tolist(), styles=file["styles"].tolist()

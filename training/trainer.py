@@ -33,6 +33,8 @@ from sd_tpu.runtime.mesh import AXIS, REPLICATED, SPLIT, replicated, split
 
 Tree = Any
 
+BEGUN = time.monotonic()  # when the process was, nearly
+REPORTED = 50  # steps between two reports
 MOST_PROCESSES = 16  # that make batches: each takes some 300 MB
 
 
@@ -51,11 +53,24 @@ class Schedule:
     decay: float = 0.25
     weight_decay: float = 0.01
     ema: float = 0.999
+    seconds: float | None = None  # of the process; `fitted` then shortens the run
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
         left = (self.steps - step) / (self.decay * self.steps)
         return self.learning_rate * min(1, step / self.warmup, left)
+
+    def fitted(self, step: int, speed: float) -> "Schedule":
+        """Return the schedule that ends in time, or this one if it does or its rate falls already.
+
+        Args:
+            step: how many are done.
+            speed: in steps a second.
+        """
+        if self.seconds is None or step >= (1 - self.decay) * self.steps:
+            return self
+        left = max(0, int(speed * (self.seconds - (time.monotonic() - BEGUN))))
+        return dataclasses.replace(self, steps=min(self.steps, step + left))
 
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW on clipped gradients; its updates are yet to be multiplied by the rate."""
@@ -78,6 +93,7 @@ def from_command_line(schedule: Schedule, about: str) -> Schedule:
             default=default,
             help="(default: %(default)s)",
         )
+    parser.add_argument("--seconds", type=float, help="in which to be done: fewer steps if need be")
     return dataclasses.replace(schedule, **vars(parser.parse_args()))
 
 
@@ -119,7 +135,7 @@ def train(
     step = _make_step(optimizer, loss, schedule.ema, mesh)
     folder.mkdir(parents=True, exist_ok=True)
     first = int(state["step"])
-    begun = saved = time.monotonic()
+    reported = saved = time.monotonic()
     losses = []
     steps = range(first, schedule.steps)
     for i, batch in zip(steps, batches(steps), strict=True):
@@ -127,16 +143,21 @@ def train(
         key = jax.random.fold_in(jax.random.key(0), i)
         state, value = step(state, batch, key, np.float32(schedule.rate(i)))
         losses.append(value)
-        last = i + 1 == schedule.steps
-        if last or (i + 1) % 50 == 0:
+        last = i + 1 >= schedule.steps
+        if last or (i + 1) % REPORTED == 0:
             mean = float(jnp.mean(jnp.stack(losses)))
-            losses = []
-            _report(folder, i + 1, schedule, mean, (i + 1 - first) / (time.monotonic() - begun))
+            speed = len(losses) / (time.monotonic() - reported)
+            losses, reported = [], time.monotonic()
+            schedule = schedule.fitted(i + 1, speed)
+            last = i + 1 >= schedule.steps
+            _report(folder, i + 1, schedule, mean, speed)
         if last or time.monotonic() - saved > checkpoint_seconds:
             _save(folder / "state.safetensors", state)
             if on_checkpoint:
                 on_checkpoint(i + 1, state["ema"])
-            saved = time.monotonic()
+            saved = reported = time.monotonic()
+        if last:
+            break
     return state["ema"]
 
 

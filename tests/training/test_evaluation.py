@@ -55,9 +55,9 @@ def test_the_right_answers_follow_from_the_scene():
 def test_a_judge_learns_what_it_is_shown():
     graph, params = judge.build()
     rng = np.random.default_rng(0)
-    images = rng.uniform(-1, 1, (len(SCENES), 128, 128, 3)).astype(np.float32)
+    images = rng.uniform(-1, 1, (len(SCENES), 256, 256, 3)).astype(np.float32)
     batch = images, judge.labels(SCENES)
-    loss, optimizer = judge.make_loss(graph), optax.adam(3e-3)
+    loss, optimizer = judge.make_loss(graph), optax.adam(1e-3)
 
     @jax.jit
     def learned(params, state):
@@ -70,6 +70,15 @@ def test_a_judge_learns_what_it_is_shown():
         params, state, value = learned(params, state)
         values.append(float(value))
     assert values[-1] < values[0] / 2
+
+
+def test_pictures_of_a_smaller_model_are_enlarged():
+    small = np.full((2, 8, 8, 3), 100, np.uint8)
+    small[:, :, 4:] = 200
+    large = evaluate.resized(small, 32)
+    assert large.shape == (2, 32, 32, 3)
+    assert (large[:, :, 4] == 100).all() and (large[:, :, -4] == 200).all()
+    assert evaluate.resized(large, 32) is large
 
 
 def test_the_judge_is_shown_softened_pictures_that_keep_their_colours():
@@ -184,7 +193,7 @@ def test_a_batchs_timesteps_are_spread_evenly_and_stay_in_range(monkeypatch):
 
 def test_a_trained_judge_answers_every_question_with_probabilities(monkeypatch):
     monkeypatch.setattr(judge, "latest", lambda folder, params: params)
-    pictures = np.random.default_rng(0).integers(0, 256, (2, 128, 128, 3)).astype(np.uint8)
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 256, 256, 3)).astype(np.uint8)
     answers = judge.trained()(pictures)
     assert answers.keys() == {"features", *judge.ANSWERS} and len(answers["features"]) == 2
     for question, options in judge.ANSWERS.items():

@@ -17,7 +17,7 @@ import pytest
 
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.sampling.schedule import NoiseSchedule
-from training import autoencoder, diffusion, recipe, restore
+from training import autoencoder, diffusion, grow, recipe, restore, trainer
 from training.trainer import (
     Schedule,
     _first,
@@ -44,10 +44,10 @@ def batch_at(step: int):
     return x, x @ TRUTH
 
 
-def run(folder, steps=RUN.steps, devices=1, batches=batch_at):
+def run(folder, devices=1, batches=batch_at, **changes):
     return train(
         folder,
-        dataclasses.replace(RUN, steps=steps),
+        dataclasses.replace(RUN, **changes),
         START,
         loss,
         partial(map, batches),
@@ -135,7 +135,7 @@ def test_importing_what_trains_opens_no_device():
     """Every process that makes batches does: an accelerator is the parent's."""
     script = (
         "from jax._src import xla_bridge\n"
-        "from training import autoencoder, diffusion, judge, sharpen\n"
+        "from training import autoencoder, diffusion, grow, judge, sharpen\n"
         "assert not xla_bridge._backends"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
@@ -160,6 +160,24 @@ def test_the_learning_rate_rises_stays_and_falls():
     rates = [RUN.rate(step) for step in range(RUN.steps)]
     assert rates[0] == 0 and rates[4] < rates[5] == rates[30] == RUN.learning_rate > rates[31]
     assert rates[-1] == pytest.approx(RUN.learning_rate / 30)
+
+
+def test_a_run_is_shortened_to_the_time_it_has_until_its_rate_falls(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: trainer.BEGUN + 60)
+    monkeypatch.setattr(trainer, "time", clock)
+    run = Schedule(steps=1000, batch=8, learning_rate=0.1, seconds=100)
+    assert run.fitted(50, speed=5).steps == 50 + 5 * 40
+    assert run.fitted(50, speed=500) == run, "never longer"
+    assert run.fitted(750, speed=5) == run, "its rate falls already"
+    assert dataclasses.replace(run, seconds=50).fitted(50, speed=5).steps == 50
+    assert dataclasses.replace(run, seconds=None).fitted(50, speed=5).steps == 1000
+
+
+def test_a_run_whose_time_is_over_ends_with_a_checkpoint(tmp_path):
+    run(tmp_path, steps=1000, seconds=0)
+    entries = [json.loads(line) for line in (tmp_path / "loss.jsonl").open()]
+    assert [entry["step"] for entry in entries] == [trainer.REPORTED]
+    assert latest(tmp_path, START)["w"].shape == (3, 1)
 
 
 def test_the_command_line_may_change_a_run(monkeypatch):
@@ -191,31 +209,40 @@ def test_a_pool_is_encoded_once_and_has_captions_beside_their_latents(tmp_path, 
     monkeypatch.setattr(autoencoder, "halves", lambda graph: (encode, None))
     monkeypatch.setattr(autoencoder, "scale", lambda: 1.0)
     for factor, encoded in ((2, 2), (2, 2), (3, 4)):
-        monkeypatch.setattr(autoencoder, "trained", lambda w=factor: (None, {"w": np.float32(w)}))
+        monkeypatch.setattr(grow, "trained", lambda w=factor: (None, {"w": np.float32(w)}))
         pool = diffusion.make_pool()
         assert len(calls) == encoded, "again for other weights only"
         assert pool["latents"].dtype == np.float16 and len(pool["latents"]) == 256
         np.testing.assert_array_equal(pool["latents"][:, 0, 0, 0], factor * pool["ids"][:, 0])
 
 
-def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("network", "runs"), [("FIRST_VAE", {"autoencoder"}), ("VAE", {"growing", "sharpening"})]
+)
+def test_runs_begin_with_a_checkpoints_weights_and_its_latents_scale(
+    tmp_path, monkeypatch, network, runs
+):
     params = {
         name: {"w": np.full(2, i, np.float16)}
         for i, name in enumerate(("text_encoder", "unet", "vae"))
     }
-    checkpoint = SimpleNamespace(configs={"vae": {"scaling_factor": 0.75}})
+    widths = getattr(recipe, network)["block_out_channels"]
+    config = {"scaling_factor": 0.75, "block_out_channels": widths}
+    checkpoint = SimpleNamespace(configs={"vae": config})
     monkeypatch.setattr(
         restore.Checkpoint, "from_pretrained", lambda folder: (checkpoint, dict(params))
     )
     monkeypatch.setattr(restore.autoencoder, "FOLDER", tmp_path / "autoencoder")
     monkeypatch.setattr(restore.autoencoder, "SCALE_FILE", tmp_path / "autoencoder" / "scale.json")
+    monkeypatch.setattr(restore.grow, "FOLDER", tmp_path / "growing")
     monkeypatch.setattr(restore.sharpen, "FOLDER", tmp_path / "sharpening")
     monkeypatch.setattr(restore.sharpen, "build", lambda: ({}, {"decoder": {"w": 0.0}}))
     monkeypatch.setattr(restore.diffusion, "FOLDER", tmp_path / "diffusion")
     monkeypatch.setattr("sys.argv", ["restore", "a/folder"])
     restore.main()
     vae = params.pop("vae")
-    wanted = {"diffusion": params, "autoencoder": vae, "sharpening": {"decoder": vae}}
+    begun = {"autoencoder": vae, "growing": vae, "sharpening": {"decoder": vae}}
+    wanted = {"diffusion": params, **{run: begun[run] for run in runs}}
     assert {file.parent.name for file in tmp_path.rglob("state.safetensors")} == set(wanted)
     for name, begun in wanted.items():
         found = latest(tmp_path / name, jax.tree.map(np.float32, begun))

@@ -265,10 +265,10 @@ def test_the_bundled_tokenizer_pads_and_cuts_to_77_as_clip_does():
 
 
 def test_each_stream_and_step_has_pictures_of_its_own_and_the_same_again(discs, monkeypatch):
-    monkeypatch.setattr(recipe, "composer", lambda: Composer(discs, 32, SINGLES))
+    monkeypatch.setattr(recipe, "composer", lambda size=32: Composer(discs, size, SINGLES))
     one, other = recipe.Stream.AUTOENCODER, recipe.Stream.POOL
     first, ids = recipe.captioned(one, 4, 7)
     assert first.shape == (4, 32, 32, 3) and ids.shape == (4, 77)
-    assert np.array_equal(recipe.pictures(one, 4, 7), first)
-    for different in (recipe.pictures(one, 4, 8), recipe.pictures(other, 4, 7)):
+    assert np.array_equal(recipe.pictures(one, 32, 4, 7), first)
+    for different in (recipe.pictures(one, 32, 4, 8), recipe.pictures(other, 32, 4, 7)):
         assert not np.array_equal(different, first)

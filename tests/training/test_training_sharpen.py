@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from sd_tpu.sampling.schedule import NoiseSchedule
-from training import autoencoder, diffusion, recipe, sharpen
+from training import autoencoder, diffusion, grow, recipe, sharpen
 
 TINY = {**recipe.VAE, "latent_channels": 4, "block_out_channels": [4, 8]}
 
@@ -81,7 +81,7 @@ def test_what_is_drawn_from_are_latents_that_the_unet_restored(monkeypatch):
 
     parts = {"vae": Encoder, "text_encoder": lambda ids: ids}
     monkeypatch.setattr(diffusion.nnx, "merge", lambda graph, params: parts[graph])
-    monkeypatch.setattr(autoencoder, "trained", lambda: ("vae", {}))
+    monkeypatch.setattr(grow, "trained", lambda: ("vae", {}))
     monkeypatch.setattr(
         diffusion, "build", lambda: ({"unet": "unet", "text_encoder": "text_encoder"}, None)
     )
