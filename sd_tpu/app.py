@@ -42,7 +42,7 @@ class _Terminated(BaseException):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Load, compile and serve until interrupted; return the exit code."""
+    """Load, serve and compile until interrupted; return the exit code."""
     parser = make_parser()
     try:
         common = shlex.split(os.environ.get(FLAGS, ""))
@@ -77,10 +77,6 @@ def _serve(args: argparse.Namespace) -> int:
     print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
     pages = _import_page()  # takes seconds: meanwhile
     page = pages.build(engine, history)
-    engine.ready.wait()
-    if engine.failure:
-        print(f"sd_tpu: {engine.failure}", file=sys.stderr)
-        return 1
     try:
         address = pages.launch(
             page,
@@ -90,6 +86,16 @@ def _serve(args: argparse.Namespace) -> int:
             mcp_server=args.api,
             middleware=[_gate(args, engine, access, names)],
         )
+        if not engine.ready.is_set():
+            print(
+                f"Open {address} in a browser: the first pictures are drawn once the programs are "
+                "compiled.",
+                flush=True,
+            )
+        _wait_until_ready(engine, begun)
+        if engine.failure:
+            print(f"sd_tpu: {engine.failure}", file=sys.stderr)
+            return 1
         print(
             f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
             "browser; Ctrl+C ends it.",
@@ -100,6 +106,13 @@ def _serve(args: argparse.Namespace) -> int:
         pages.close(page)
     engine.close()
     return 0
+
+
+def _wait_until_ready(engine: Engine, begun: float) -> None:
+    """Wait until programs are compiled; a terminal shows for how long already."""
+    while not engine.ready.wait(1.0):
+        if sys.stdout.isatty():
+            print(f"\rCompiling ... {time.monotonic() - begun:.0f} s", end="\r", flush=True)
 
 
 def _wait(engine: Engine, grace: float) -> None:

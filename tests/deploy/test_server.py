@@ -30,6 +30,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_path("app.py", run_name="__main__")
 """
 
+HELD = """
+import pathlib, runpy, time
+from sd_tpu.serving.worker import Worker
+compile = Worker._compile
+def held(self, batch):
+    while not pathlib.Path("{go}").exists():
+        time.sleep(0.05)
+    return compile(self, batch)
+Worker._compile = held
+runpy.run_path("app.py", run_name="__main__")
+"""
+
 
 def ask(names: Names, path: str = "/", root: str = "", **headers: str) -> httpx.Response:
     """What a server of these names answers, whose page says "page" and whose API says "api"; it is
@@ -443,3 +455,41 @@ def test_a_proxy_of_the_environment_is_used_or_named_before_anything_is_loaded(
     else:
         with pytest.raises(ValueError, match="A proxy in the environment"):
             app._check_proxies()
+
+
+@pytest.mark.slow("starts the server, and waits for what it draws")
+def test_the_address_answers_before_programs_are_compiled_and_what_is_asked_for_waits(
+    checkpoints, tmp_path
+):
+    go, flags = tmp_path / "go", ["--devices", "1", "--no-history", "--api", "--api-public"]
+    program = subprocess.Popen(
+        [sys.executable, "-c", HELD.format(go=go), "--model", str(checkpoints["sd1"]), *flags],
+        cwd=Path(app.__file__).parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    address = next(
+        found[1] for line in program.stdout if (found := re.match("Open (http[^ ]+) ", line))
+    )
+    assert "sdTpu" in httpx.get(address).text
+    assert httpx.get(f"{address}readyz").status_code == 503
+    answers = []
+    thread = threading.Thread(
+        target=lambda: answers.append(
+            httpx.post(
+                f"{address}sdapi/v1/txt2img", timeout=PATIENCE, json={"prompt": "a cat", "steps": 2}
+            )
+        )
+    )
+    thread.start()
+    deadline = time.monotonic() + PATIENCE
+    while "sd_tpu_jobs 1.0" not in httpx.get(f"{address}metrics").text:
+        assert time.monotonic() < deadline
+    go.touch()
+    assert program.stdout.readline().startswith(f"Ready on {address} after")
+    thread.join()
+    assert len(answers[0].json()["images"]) == 1
+    assert httpx.get(f"{address}readyz").status_code == 200
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(PATIENCE) == 0
+    program.stdout.close()
