@@ -70,9 +70,9 @@ class Drawing:
         if job := self._jobs.get(key):
             job.cancel(index)
 
-    def seconds(self, picture: Picture) -> float | None:
-        """Estimate a picture's seconds, as `Engine.seconds`."""
-        return self._engine.seconds(picture)
+    def seconds(self, *pictures: Picture) -> float | None:
+        """Estimate the seconds of pictures, as `Engine.seconds`."""
+        return self._engine.seconds(*pictures)
 
     def status(self) -> Status:
         """Return the load, as `Engine.status`."""

@@ -87,10 +87,10 @@ class RemoteEngine(EngineClient):
         threading.Thread(target=self._pass_on, args=(job, answers), name="job", daemon=True).start()
         return job
 
-    def seconds(self, picture: Picture) -> float | None:
-        """Estimate a picture's seconds by any host, as `EngineClient.seconds`."""
+    def seconds(self, *pictures: Picture) -> float | None:
+        """Estimate the seconds of pictures by any host, as `EngineClient.seconds`."""
         try:
-            return self._single.seconds.remote(picture).result(timeout_s=ANSWER_SECONDS)
+            return self._single.seconds.remote(*pictures).result(timeout_s=ANSWER_SECONDS)
         except (RayError, RayServeException, TimeoutError):
             return None
 

@@ -73,6 +73,22 @@ class Runs:
             return None
         return self._add(Run(self.backend, request, cards, **whose))
 
+    @staticmethod
+    def to_draw(
+        request: Request, former: Run | None = None, keep: Collection[int] = ()
+    ) -> list[Picture]:
+        """Return the pictures that `start` would draw, of a request that can be served."""
+
+        def is_there(index: int) -> bool:
+            card = former.cards[index].finished if former else None
+            return bool(
+                card
+                and card.picture.there
+                and (index in keep or card.asked == request.picture(index))
+            )
+
+        return [request.picture(index) for index in request.indices() if not is_there(index)]
+
     def gather(self, request: Request, browser: str, address: str) -> Run | None:
         """Return a finished run of the pictures that this browser has drawn of a request.
 

@@ -298,10 +298,10 @@ class EngineClient(abc.ABC):
         """
 
     @abc.abstractmethod
-    def seconds(self, picture: Picture) -> float | None:
-        """Return the seconds that this picture takes while no other is made.
+    def seconds(self, *pictures: Picture) -> float | None:
+        """Return the seconds that these pictures take while no others are made.
 
-        Returns None before anything is known, or if the picture cannot be drawn.
+        Returns None before anything is known, or if one of them cannot be drawn.
         """
 
     @abc.abstractmethod

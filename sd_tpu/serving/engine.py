@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence, Set
 from functools import partial, reduce
 from itertools import chain
@@ -52,7 +53,7 @@ from sd_tpu.serving.client import (
 )
 from sd_tpu.serving.encoders import Encoders
 from sd_tpu.serving.job import Cancelled, Event, Interrupted, Job, tile_indices
-from sd_tpu.serving.latency import LatencyModel
+from sd_tpu.serving.latency import LatencyModel, lanes_left
 from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
 from sd_tpu.serving.resolve import BatchKey, ResolvedPicture, ResolvedRequest
 from sd_tpu.serving.scheduler import Busy, Scheduler
@@ -274,15 +275,26 @@ class Engine(EngineClient):
                 tally=copy.deepcopy(self.tally),
             )
 
-    def seconds(self, picture: Picture) -> float | None:
-        """Estimate a picture's seconds, as `EngineClient.seconds`."""
-        try:
-            resolved = self.resolver.estimated(picture)
-        except ValueError:
-            return None
-        batch = self._batches.get(resolved.batch)  # an estimate adds no batch
-        latency = self.latency.measured(batch) if batch else None
-        return sum(latency.of_picture(slot.kinds) for slot in resolved.slots) if latency else None
+    def seconds(self, *pictures: Picture) -> float | None:
+        """Estimate the seconds of pictures, as `EngineClient.seconds`.
+
+        No device is done before the longest picture, nor all of them before their share of the
+        work is.
+        """
+        longest = work = 0.0
+        for picture, count in Counter(pictures).items():
+            try:
+                resolved = self.resolver.estimated(picture)
+            except ValueError:
+                return None
+            batch = self._batches.get(resolved.batch)  # an estimate adds no batch
+            latency = self.latency.measured(batch) if batch else None
+            if latency is None:
+                return None
+            kinds = [slot.kinds for slot in resolved.slots]
+            longest = max(longest, sum(map(latency.of_picture, kinds)))
+            work += count * sum(latency.in_crowd(lanes_left(each)[-1]) for each in kinds)
+        return max(longest, work / self.mesh.size)
 
     def drain(self, seconds: float) -> bool:
         """Wait for all jobs and take no others, as `EngineClient.drain`."""
