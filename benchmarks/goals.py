@@ -91,7 +91,7 @@ GOALS = (
 
 
 def _pictures(row: Row) -> bool:
-    return row[""].startswith("pictures whole")
+    return row[""].startswith(("pictures whole", "pictures, %"))
 
 
 def check(record: Record) -> Iterator[Check]:

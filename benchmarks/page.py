@@ -36,7 +36,7 @@ READY, OPENING, TYPING, RUN, AGAIN = PARTS = (
 GENERATE = "#generate:not([disabled])"
 PATIENCE = 120_000  # ms
 SETTLED = 1500  # ms after which nothing of what was done goes on
-LAPTOP, SMALL_LAPTOP, PHONE = (1440, 900), (1366, 650), (390, 844)
+LAPTOP, SMALL_LAPTOP, PHONE = (1440, 900), (1366, 768), (390, 844)
 TARGET = 44  # pixels: what a finger hits
 # What has moved by itself since the last look, whether or not somebody has just pressed something;
 # how long after a press something is painted; at which step a picture is seen to form.
@@ -60,6 +60,16 @@ WHOLE = """() => [...document.querySelectorAll("#cards figure > div")].filter((p
     const { top, bottom } = picture.getBoundingClientRect();
     return top >= 0 && bottom <= document.querySelector("#bar").getBoundingClientRect().top;
 }).length"""
+# What of the window is picture, in percent.
+SHARE = """() => [...document.querySelectorAll("#cards figure > div")].reduce((sum, picture) => {
+    const { width, height } = picture.getBoundingClientRect();
+    return sum + width * height;
+}, 0) / (innerWidth * innerHeight) * 100"""
+# How often Tab is pressed before it is at the button that draws.
+STOPS = """() => [...document.querySelectorAll(
+        "a[href], button:enabled, input, select, textarea, summary, [tabindex]")]
+    .filter((each) => each.tabIndex >= 0 && each.checkVisibility())
+    .findIndex((each) => each.id === "generate")"""
 SOURCES = "() => [...document.querySelectorAll('#cards img')].map((image) => image.src)"
 SMALL = """(least) => [...document.querySelectorAll("button, a[href], summary, select, input")]
     .filter((each) => each.checkVisibility() && each.type !== "checkbox" && each.type !== "radio"
@@ -133,25 +143,27 @@ def look(browser: Browser, address: str) -> list[dict[str, object]]:
         note("seconds until it is ready for input", time.perf_counter() - begun, 2.6)
         tab.wait_for_timeout(SETTLED)
         note("requests of a first load", len(sizes), 38)
-        note("kB of a first load", sum(sizes) / 1000, 254)
+        note("kB of a first load", sum(sizes) / 1000, 260)
         note("layout shift on load", _shift(tab), 0.05)
-        for size, goal in ((LAPTOP, 8), (SMALL_LAPTOP, 4)):
+        for size, goal in ((LAPTOP, 8), (SMALL_LAPTOP, 8), (PHONE, 6)):
             tab.set_viewport_size(_size(size))
             tab.wait_for_timeout(200)
             note(f"pictures whole at {size[0]}x{size[1]}", tab.evaluate(WHOLE), goal)
         tab.set_viewport_size(_size(LAPTOP))
         tab.wait_for_timeout(200)
+        note("pictures, % of the window", tab.evaluate(SHARE), 58)
+        note("stops of Tab before Draw", tab.evaluate(STOPS), 12)
         _shift(tab)
         tab.locator(GENERATE).click()
         tab.wait_for_function("watched.feedback")
-        note("ms from Generate to feedback", tab.evaluate("watched.feedback"), 50)
+        note("ms from Draw to feedback", tab.evaluate("watched.feedback"), 50)
         tab.wait_for_selector("#line .over")
         tab.wait_for_timeout(200)
         step = re.search(r"\d+", tab.evaluate("watched.step") or "none")
         note("step of the first preview", step and int(step[0]), 2)
         note("layout shift during a run", _shift(tab), 0)
         before = tab.evaluate(SOURCES)
-        tab.locator("[data-do=redraw]").nth(3).click()
+        tab.locator(".actions > [data-do=redraw]").nth(3).click()
         tab.wait_for_function(
             f"(before) => String(({SOURCES})()) !== before && "
             "document.querySelector('#line .over')",
@@ -216,7 +228,7 @@ def _shift(tab: Page) -> float:
 
 def _opened(tab: Page, place: int) -> float:
     tab.keyboard.press("Escape")
-    tab.locator("button.fold").nth(place).click()
+    tab.locator("button.fold").nth(place).dispatch_event("click")
     tab.wait_for_timeout(300)
     return _shift(tab)
 

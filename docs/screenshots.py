@@ -70,6 +70,7 @@ def _paint(tab: Page) -> None:
         tab.locator(".below .fold").first.click()
     tab.locator("#own-panel .handed").evaluate("start => { start.open = true }")
     tab.locator("#own-panel [data-do=paint]").click()
+    tab.locator("#painter canvas").wait_for()
     spot = tab.locator("#painter canvas").bounding_box()
     x, y = spot["x"] + spot["width"] / 2, spot["y"] + spot["height"] / 3
     tab.mouse.move(x, y)

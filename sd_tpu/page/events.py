@@ -414,18 +414,19 @@ class Actions:
         a fresh page also gets the models that there are by now.
         """
         filled, language, refused = asked.filled(), asked.language, {}
+        run, pictures = self._run(asked), []
         per_picture = [*filled["own"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
         prompts = filled["prompts"][:MAX_PROMPTS]
         values = [prompt.strip() for prompt in prompts]
         seed = 0 if filled["seed"] == RANDOM else filled["seed"]
         try:
-            values = Request.check({**filled, "seed": seed}, self.engine.catalog).prompts
+            request = Request.check({**filled, "seed": seed}, self.engine.catalog)
+            values, pictures = request.prompts, self.runs.to_draw(request, run, asked.kept())
         except RequestError as error:
             refused = {
                 "wrong": language.translate(error.sentence),
                 "culprit": {"setting": error.setting, "index": error.index},
             }
-        run = self._run(asked)
         faster = {
             name: value
             for name, value in filled.items()
@@ -446,6 +447,7 @@ class Actions:
                 asked.browser,
                 {each.get(name, "") for each in (filled, *per_picture) for name in UPLOADS},
             ),  # small
+            "draw": {"count": len(pictures), "seconds": self._seconds(pictures)},
             "slow": self._slow(filled, language),
             "line": part(
                 "progress", language, run.line if run and run.line.kind != "wrong" else StatusLine()
@@ -457,14 +459,26 @@ class Actions:
 
     def _model_values(self, filled: Mapping[str, Any]) -> dict[str, Any]:
         """Return the steps of the presets and the sizes of the chosen model, if there is one."""
+        catalog = self.engine.catalog
         try:
-            defaults = self.engine.catalog.defaults(filled.get("model", ""))
+            defaults = catalog.defaults(filled.get("model", ""))
         except RequestError:
             return {}
-        return {
-            "presets": layout.preset_steps(defaults.steps),
-            "sizes": form.sizes(defaults.model, self.engine.catalog),
-        }
+        presets = layout.preset_steps(defaults.steps)
+        values = {"paces": [None] * len(presets), "pace": None}
+        with suppress(RequestError):
+            picture = for_all({**filled, "seed": 0}, catalog)
+            eight = [[dataclasses.replace(picture, steps=steps)] * MAX_PROMPTS for steps in presets]
+            values = {
+                "paces": [*map(self._seconds, eight)],
+                "pace": self._seconds([picture] * MAX_PROMPTS),
+            }
+        return {"presets": presets, "sizes": form.sizes(defaults.model, catalog), **values}
+
+    def _seconds(self, pictures: Sequence[Picture]) -> float | None:
+        """Return an estimate for pictures, rounded; None if nothing is known, or there are none."""
+        seconds = self.engine.seconds(*pictures) if pictures else None
+        return None if seconds is None else round(seconds, 2)
 
     def _slow(self, filled: Mapping[str, Any], language: Language) -> str:
         """Return why Live is not possible with the settings for all boxes."""

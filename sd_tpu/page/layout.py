@@ -98,20 +98,19 @@ def make_page(
     card, defaults = engine.checkpoint.card, vars(engine.defaults)
     size = defaults["width"], defaults["height"]
     samples = json.dumps(sample_sets((*card.prompts, *card.more_prompts)))
-    html("head", "head", card, samples, history)
+    html("head", "head", card, samples, LANGUAGES, history)
     figures = _cards(engine, size, texts)
     collection = html("collection", "collection")
-    html("foot", "about", LANGUAGES)
     with gr.Row(elem_id="bar"):
-        html("choices", "settings-fold", preset_steps(defaults["steps"]))
+        html("go", "go", STARTING.text)  # first for the keyboard, last to be seen
+        html("choices", "presets-and-faster", preset_steps(defaults["steps"]))
         html("seed", "seeds")
         line = html("progress", "line", StatusLine())
-        html("go", "go", STARTING.text)
         choices, offered = choices_of(engine.catalog), sizes(defaults["model"], engine.catalog)
         html(
             "sheet",
             "sheet",
-            card.themes,
+            card,
             choices,
             defaults,
             named_size(size[::-1]),
@@ -196,7 +195,7 @@ def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> 
                     interactive=True,
                     elem_id=f"prompt-{index + 1}",
                     elem_classes="prompt",
-                    placeholder=texts.label("Left empty: skipped"),
+                    placeholder=texts.label("Write, drop a picture, or leave empty"),
                 )
                 _html(texts, "below", f"below-{index + 1}", index)
     return figures

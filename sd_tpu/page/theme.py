@@ -8,45 +8,43 @@ import gradio as gr
 from sd_tpu.settings import HANDED_IN, MAX_PROMPTS, MAX_SEED, SETTINGS, SIDES, Name, Picture
 
 
+# Paper, ink, and one colour for what is kept or under way; errors are amber. By light and dark.
+COLOURS = {
+    "body_background_fill": ("#f5f3ef", "#0f0e0d"),
+    "background_fill_primary": ("#fffefc", "#1a1816"),
+    "body_text_color": ("#1b1815", "#f4f0ea"),
+    "body_text_color_subdued": ("#6b645b", "#a29a90"),
+    "border_color_primary": ("#e2ddd4", "#2b2825"),
+    "input_background_fill": ("#fffefc", "#141210"),
+    "input_border_color": ("#d3ccc0", "#3a3632"),
+    "input_border_color_focus": ("#d8421b", "#ff6b3d"),
+    "input_placeholder_color": ("#6b645b", "#a29a90"),
+    "error_text_color": ("#8f5200", "#ffbe5c"),
+    "button_primary_background_fill": ("#1b1815", "#f4f0ea"),
+    "button_primary_background_fill_hover": ("#3c3732", "#d9d3ca"),
+    "button_primary_text_color": ("#fffefc", "#0f0e0d"),
+    "button_secondary_background_fill": ("#ebe7df", "#24211e"),
+    "button_secondary_background_fill_hover": ("#e0dacf", "#37332f"),
+    "button_secondary_text_color": ("#1b1815", "#f4f0ea"),
+    "link_text_color": ("#1b1815", "#f4f0ea"),
+    "block_background_fill": ("transparent", "transparent"),
+}
+
+
 def theme() -> gr.themes.Base:
-    """System fonts, so that no other host is asked for any; one accent on warm greys."""
+    """Return a contact sheet on paper, in system fonts, so that no other host is asked for any."""
+    values = {
+        name + mode: colour
+        for name, both in COLOURS.items()
+        for mode, colour in zip(("", "_dark"), both, strict=True)
+    }
     return gr.themes.Base(
-        primary_hue=gr.themes.colors.indigo,
-        secondary_hue=gr.themes.colors.indigo,
+        primary_hue=gr.themes.colors.stone,
+        secondary_hue=gr.themes.colors.stone,
         neutral_hue=gr.themes.colors.stone,
         font=("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"),
         font_mono=("ui-monospace", "Consolas", "monospace"),
-    ).set(
-        body_background_fill="*neutral_50",
-        body_background_fill_dark="*neutral_950",
-        body_text_color_subdued="*neutral_600",
-        body_text_color_subdued_dark="*neutral_400",
-        block_background_fill="transparent",
-        block_background_fill_dark="transparent",
-        block_border_width="0px",
-        block_padding="0px",
-        input_background_fill="white",
-        input_background_fill_dark="*neutral_900",
-        input_border_width="1px",
-        input_border_color="*neutral_300",
-        input_border_color_dark="*neutral_700",
-        input_border_color_focus="*primary_500",
-        input_border_color_focus_dark="*primary_400",
-        input_placeholder_color="*neutral_500",
-        input_placeholder_color_dark="*neutral_400",
-        error_text_color_dark="#fca5a5",
-        button_primary_background_fill="*primary_600",
-        button_primary_background_fill_hover="*primary_700",
-        button_primary_background_fill_dark="*primary_600",
-        button_primary_background_fill_hover_dark="*primary_700",
-        button_primary_text_color="white",
-        button_secondary_background_fill="*neutral_200",
-        button_secondary_background_fill_hover="*neutral_300",
-        button_secondary_background_fill_dark="*neutral_800",
-        button_secondary_background_fill_hover_dark="*neutral_700",
-        link_text_color="*primary_700",
-        link_text_color_dark="*primary_300",
-    )
+    ).set(block_border_width="0px", block_padding="0px", input_border_width="1px", **values)
 
 
 def style(defaults: Picture) -> str:

@@ -33,6 +33,7 @@ from tests.support.visitor import (
     says,
     seed_box,
     setting,
+    tool,
     unfold,
 )
 
@@ -225,7 +226,7 @@ def test_samplers_are_compared_in_one_go_and_nothing_is_compiled(tab, page_engin
     ), "cut off"
     tab.set_viewport_size({"width": 1440, "height": 900})
     with tab.expect_download() as download:
-        tab.get_by_role("button", name="Download as one picture").click()
+        tool(tab, "Download as one picture").click()
     download.value.save_as(tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
         grid = np.asarray(image)
@@ -282,7 +283,7 @@ def test_sizes_are_compared_and_make_one_picture_together(tab, page_engine, tmp_
     tall, frame = figures(tab).nth(1).locator("img, div").all()[::-1]
     assert tall.bounding_box()["height"] <= frame.bounding_box()["height"]
     with tab.expect_download() as download:
-        tab.get_by_role("button", name="Download as one picture").click()
+        tool(tab, "Download as one picture").click()
     download.value.save_as(tmp_path / "grid.png")
     assert [(each.width, each.height) for each in read_png(tmp_path / "grid.png").pictures] == [
         tuple(map(int, size.split("×"))) for size in sizes[:3:2]

@@ -10,12 +10,13 @@ from playwright.sync_api import expect
 from sd_tpu.language import LANGUAGES
 from sd_tpu.sampling.samplers import SAMPLERS
 from tests.support.pages import served
-from tests.support.visitor import LONG, PATIENCE, PROMPTS, figures, more, says, visit
+from tests.support.visitor import LONG, PATIENCE, PROMPTS, figures, more, says, tools, visit
 
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
 
-NAMES = {  # which are the same in all languages
-    *"API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL TPU ZIP".split(),
+NAMES = {
+    "sd_tpu",  # which are the same in all languages
+    *"sd_tpu API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL TPU ZIP".split(),
     *(word for sampler in SAMPLERS.values() for word in re.findall("[A-Za-z]+", sampler.label)),
 }
 
@@ -86,7 +87,7 @@ def test_the_whole_page_is_in_the_visitors_language(abroad, slow_engine):
     expect(root).to_have_attribute("dir", language.direction)
     says(tab, say("Ready"))
     fill(tab, ["1"] * 8, steps=LONG)
-    tab.get_by_role("button", name=say("Generate"), exact=True).click()
+    tab.get_by_role("button", name=say("Draw eight")).click()
     step = re.escape(say("Step {step} of {steps}", step=0, steps=LONG))
     says(tab, re.compile(step.replace("0", r"\d+", 1)))
     tab.get_by_role("button", name=say("Stop"), exact=True).click()
@@ -136,7 +137,7 @@ def test_a_page_is_in_the_first_language_that_it_speaks_or_that_is_chosen(
         shows(tab, LANGUAGES[name])
         box = tab.locator(".prompt textarea").first
         box.fill("kept")
-        tab.locator("#language").select_option("ko")
+        tools(tab).locator("#language").select_option("ko")
         tab.wait_for_function("document.documentElement.lang === 'ko'")
         tab.wait_for_function("window.sdTpu?.arrived")
         shows(tab, LANGUAGES["ko"])
@@ -145,8 +146,8 @@ def test_a_page_is_in_the_first_language_that_it_speaks_or_that_is_chosen(
 
 def shows(tab, language) -> None:
     """Waits for a page in this language."""
-    expect(tab.locator("#generate")).to_have_text(language.say("Generate"))
-    expect(tab.get_by_role("heading")).to_have_text(language.say("Eight prompts, eight pictures"))
+    expect(tab.locator("#generate")).to_have_text(language.say("Draw eight"))
+    expect(tab.locator(".tagline")).to_have_text(language.say("Eight prompts, eight pictures"))
     expect(tab.locator("html")).to_have_attribute("lang", language.tag)
     expect(tab.locator("html")).to_have_attribute("dir", language.direction)
     name = language.say("Prompt {number}", number=1)

@@ -26,8 +26,10 @@ from tests.support.visitor import (
     make,
     more,
     newcomer,
+    of_all,
     says,
     setting,
+    tool,
     unfold,
     visit,
 )
@@ -183,8 +185,8 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
     expect(summaries(tab)).to_have_text(["Euler · 2 steps"], timeout=PATIENCE)
     expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("euler")
 
-    tab.get_by_role("button", name="Copy link").click()
-    expect(tab.get_by_role("button", name="Link copied")).to_be_visible()
+    tool(tab, "Copy link").click()
+    says(tab, "Link copied")
     with visitor.new_page() as other:
         visit(other, tab.evaluate("navigator.clipboard.readText()"))
         says(other, "The link's prompts")
@@ -339,7 +341,7 @@ def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
     )
     expect(summaries(tab)).to_have_text(["no negative prompt", "Heun · karras"])
     make(tab)
-    link = tab.get_by_role("button", name="Copy link")
+    link = of_all(tab)
     expect(link).to_have_attribute("data-link", re.compile("&negative_prompt1=&"))
     more(tab, 2).get_by_role("button", name="Again:").click()
     expect(summaries(tab)).to_have_count(0)
@@ -347,7 +349,7 @@ def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
     for name in ("Clear", "Sample prompts"):
         panel(tab, 4).get_by_label("Steps").fill("4")
         expect(summaries(tab)).to_have_text(["4 steps"])
-        tab.get_by_role("button", name=name, exact=True).click()
+        tool(tab, name).click()
         expect(summaries(tab)).to_have_count(0)
 
 

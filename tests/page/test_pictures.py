@@ -35,6 +35,7 @@ from tests.support.visitor import (
     seed_box,
     setting,
     stop,
+    tool,
     unfold,
     visit,
 )
@@ -86,7 +87,7 @@ def test_a_file_that_gradio_prunes_takes_its_folder_with_it(tmp_path):
 
 def test_all_pictures_come_in_one_archive(made, tmp_path):
     with made.expect_download() as download:
-        made.get_by_role("button", name="Download all (ZIP)").click()
+        tool(made, "Download all (ZIP)").click()
     download.value.save_as(tmp_path / "pictures.zip")
     with zipfile.ZipFile(tmp_path / "pictures.zip") as archive:
         assert archive.namelist() == ["1-8-first.png", "2-9-ein-café-größer.png", "4-11-fourth.png"]
@@ -95,7 +96,7 @@ def test_all_pictures_come_in_one_archive(made, tmp_path):
 
 def test_the_grid_comes_as_one_picture_with_all_its_prompts(made, tmp_path):
     with made.expect_download() as download:
-        made.get_by_role("button", name="Download as one picture").click()
+        tool(made, "Download as one picture").click()
     assert download.value.suggested_filename == "8-grid.png"
     download.value.save_as(tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
@@ -163,7 +164,7 @@ def test_minus_one_draws_a_seed_that_can_be_used_again(tab):
 
 def test_before_there_are_pictures_nothing_can_be_done_with_them_and_it_says_why(tab):
     for name in ("Download all (ZIP)", "Download as one picture", "Copy link"):
-        button = tab.get_by_role("button", name=name)
+        button = tool(tab, name)
         expect(button).to_be_disabled()
         expect(button).to_have_attribute("title", "There are no pictures yet.")
     tab.get_by_role("button", name="Reuse last").click()
@@ -177,8 +178,8 @@ def test_of_a_run_that_was_stopped_the_link_can_still_be_copied(tab, slow_engine
     says(tab, "Step")
     stop(tab).click()
     says(tab, "Stopped")
-    expect(tab.get_by_role("button", name="Copy link")).to_be_enabled()
-    expect(tab.get_by_role("button", name="Download all (ZIP)")).to_be_disabled()
+    expect(tool(tab, "Copy link")).to_be_enabled()
+    expect(tool(tab, "Download all (ZIP)")).to_be_disabled()
 
 
 def test_a_single_picture_is_not_leafed_through(tab):
@@ -193,8 +194,8 @@ def test_a_single_picture_is_not_leafed_through(tab):
 
 
 def test_the_server_says_what_it_is(tab):
-    tab.get_by_text("About this server").click()
-    about = tab.locator("details.about")
+    unfold(tab, "About this server")
+    about = tab.locator("#about-panel")
     for words in ("1 × CPU, no TPU here", "float32", "32×32, compiled", "gradio 6", "ready"):
         expect(about).to_contain_text(words)
 
@@ -202,8 +203,8 @@ def test_the_server_says_what_it_is(tab):
 def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine, monkeypatch):
     fewer = dataclasses.replace(page_engine.checkpoint.model, token_downsampling=2)
     monkeypatch.setattr(page_engine.checkpoint, "model", fewer)
-    tab.get_by_text("About this server").click()
-    expect(tab.locator("details.about")).to_contain_text("Token downsampling2")
+    unfold(tab, "About this server")
+    expect(tab.locator("#about-panel")).to_contain_text("Token downsampling2")
 
 
 def test_the_page_asks_no_other_host(visitor, address):
@@ -240,7 +241,9 @@ def test_a_phone_needs_no_sideways_scrolling(phone):
     assert not cut_off, "the seed should show all of its ten digits"
 
 
-@pytest.mark.parametrize(("width", "height", "whole"), [(1440, 900, 8), (1366, 650, 4)])
+@pytest.mark.parametrize(
+    ("width", "height", "whole"), [(1440, 900, 8), (1366, 768, 8), (1280, 560, 4)]
+)
 def test_pictures_are_in_sight_with_their_prompts_before_anybody_scrolls(tab, width, height, whole):
     tab.set_viewport_size({"width": width, "height": height})
     covered = tab.locator("#bar").bounding_box()["y"]
@@ -296,7 +299,7 @@ def test_the_page_can_be_installed_and_is_sent_small(address):
     manifest = httpx.get(f"{address}manifest.json").json()
     assert (manifest["display"], manifest["start_url"]) == ("standalone", "./")
     icon = httpx.get(f"{address}{manifest['icons'][0]['src'].lstrip('/')}")
-    assert icon.headers["content-type"] == "image/svg+xml" and "#4f46e5" in icon.text
+    assert icon.headers["content-type"] == "image/svg+xml" and "#1b1815" in icon.text
     page = httpx.get(address, headers={"accept-encoding": "gzip, br"})
     assert page.headers["content-encoding"] == "br" and "manifest.json" in page.text
     assert page.num_bytes_downloaded < len(page.content) / 5
@@ -323,7 +326,7 @@ def test_what_gradio_would_load_piece_by_piece_comes_at_once(chromium, address):
 
 def test_no_panel_moves_a_picture(tab):
     before, folds = corners(tab), tab.locator(".fold")
-    assert folds.count() == 12
+    assert folds.count() == 14
     for fold in folds.all():
         fold.evaluate("fold => fold.click()")
         expect(tab.locator("#sheet [data-open]")).to_have_count(1)
@@ -353,7 +356,7 @@ def test_axe_finds_nothing_that_keeps_people_out(visitor, address, scheme):
         make(tab)
         for name in ("Paste a list", "Read a picture"):
             unfold(tab, name)
-        tab.get_by_text("About this server").click()
+        unfold(tab, "About this server")
         assert Axe().run(tab)["violations"] == []
         setting(tab, "Steps").fill("0")
         tab.locator("#generate").click()
@@ -366,37 +369,75 @@ def test_axe_finds_nothing_that_keeps_people_out(visitor, address, scheme):
 
 def test_everything_is_reached_by_keyboard_alone(tab):
     fill(tab, ["first", *[""] * 7])
-    tab.get_by_role("button", name="Copy the first to all").focus()
-    tab.keyboard.press("Tab")
-    tab.keyboard.press("Tab")
-    tab.keyboard.press("Tab")
-    expect(tab.get_by_role("button", name="Paste a list")).to_be_focused()
+    tab.get_by_role("button", name="More tools").focus()
+    tab.keyboard.press("Enter")
+    tool(tab, "Paste a list").focus()
     tab.keyboard.press("Enter")
     expect(tab.get_by_label("One prompt a line")).to_be_visible()
     tab.keyboard.press("Tab")
     expect(tab.get_by_label("One prompt a line")).to_be_focused()
     tab.keyboard.press("Escape")
-    expect(tab.get_by_role("button", name="Paste a list")).to_be_focused()
-    tab.get_by_role("button", name="Reuse last").focus()
+    expect(tab.get_by_role("button", name="More tools")).to_be_focused()
+    box(tab, 8).focus()
     tab.keyboard.press("Tab")
     tab.keyboard.press("Enter")
     says(tab, "Done in")
     expect(generate(tab)).to_be_focused()
     drawn = tab.locator("figure.done img")
     before = drawn.get_attribute("src")
-    tab.get_by_role("button", name="Redraw picture 1").focus()
+    tab.locator(".actions > [data-do=redraw]").focus()
     tab.keyboard.press("Enter")
     expect(drawn).not_to_have_attribute("src", before, timeout=PATIENCE)
     expect(stop(tab)).to_be_disabled(timeout=PATIENCE)
-    expect(tab.get_by_role("button", name="Redraw picture 1")).to_be_focused(timeout=PATIENCE)
-    tab.get_by_role("button", name="Compare", exact=True).focus()
-    reached = set()
-    for _ in range(12):
-        tab.keyboard.press("Tab")
-        reached.add(tab.evaluate("document.activeElement.getAttribute('aria-label')"))
-    assert "View picture 1: first" in reached and "Download picture 1 as PNG" in reached
+    expect(tab.locator(".actions > [data-do=redraw]")).to_be_focused(timeout=PATIENCE)
+    box(tab, 2).focus()
+    tab.keyboard.press("Shift+Tab")
+    expect(box(tab, 1)).to_be_focused()
+    tab.keyboard.press("Escape")
+    expect(tab.get_by_role("button", name="View picture 1: first")).to_be_focused()
+    with tab.expect_download():
+        tab.keyboard.press("d")
     assert alts(tab) == ["first"]
     expect(tab.locator("figure.done")).to_have_count(1, timeout=PATIENCE)
+
+
+STOPS = """() => [...document.querySelectorAll(
+        "a[href], button:enabled, input, select, textarea, summary, [tabindex]")]
+    .filter((each) => each.tabIndex >= 0 && each.checkVisibility())
+    .findIndex((each) => each.id === "generate")"""
+
+
+def test_draw_is_within_reach_and_letters_act_on_the_picture_that_has_the_focus(tab):
+    fill(tab, ["first", "second", *[""] * 6], steps=2)
+    tab.keyboard.press("Escape")
+    make(tab)
+    tab.locator(".card .actions > [data-do=redraw]").nth(1).wait_for()
+    assert tab.evaluate(STOPS) <= 12
+    tab.locator("#model").focus()
+    tab.keyboard.press("1")
+    first = tab.get_by_role("button", name="View picture 1: first")
+    expect(first).to_be_focused()
+    tab.keyboard.press("k")
+    keep = tab.locator(".actions > [data-do=keep]")
+    expect(keep.first).to_have_attribute("aria-pressed", "true")
+    tab.keyboard.press("ArrowRight")
+    expect(tab.get_by_role("button", name="View picture 2: second")).to_be_focused()
+    tab.keyboard.press("ArrowUp")
+    tab.keyboard.press("m")
+    expect(tab.locator("#more-2")).to_be_visible()
+    tab.keyboard.press("Escape")
+    tab.locator("#model").focus()
+    tab.keyboard.press("2")
+    tab.keyboard.press("Escape")
+    expect(box(tab, 2)).to_be_focused()
+    tab.keyboard.type("r k 1 ?")
+    assert "r k 1 ?" in prompts(tab)[1], "in a prompt they are letters"
+    expect(keep.nth(1)).to_have_attribute("aria-pressed", "false")
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("?")
+    expect(tab.get_by_text("go from picture to picture")).to_be_visible()
+    tab.keyboard.press("?")
+    expect(tab.locator("#keys-panel")).to_be_hidden()
 
 
 def test_a_browser_finds_nothing_on_the_page_that_it_was_told_not_to_load(visitor, address):

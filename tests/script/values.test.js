@@ -15,6 +15,13 @@ test("a pasted list has a prompt a line, without blanks", () => {
     assert.deepEqual(lines(" a cat \r\n\n\tdog\n "), ["a cat", "dog"]);
 });
 
+test("a list loses the marks that most of its lines have", () => {
+    assert.deepEqual(lines("1. a cat\n2) a dog\n3. 2 owls"), ["a cat", "a dog", "2 owls"]);
+    assert.deepEqual(lines("- a cat\n* a dog\n• an owl"), ["a cat", "a dog", "an owl"]);
+    assert.deepEqual(lines("3 cats\n- a dog"), ["3 cats", "- a dog"]);
+    assert.deepEqual(lines("2. place\na cat\nan owl"), ["2. place", "a cat", "an owl"]);
+});
+
 test("no two modules own an action", () => {
     assert.throws(() => register({ compare() {} }), /two modules register the action compare/);
 });

@@ -84,10 +84,31 @@ def says(tab: Page, text: str | re.Pattern) -> None:
     expect(tab.locator("#line")).to_contain_text(text, timeout=PATIENCE)
 
 
+def tools(tab: Page) -> Locator:
+    """Open the menu of tools."""
+    menu = tab.locator("#more-tools")
+    if not menu.is_visible():
+        tab.locator("[popovertarget=more-tools]").click()
+    return menu
+
+
+def tool(tab: Page, name: str) -> Locator:
+    """Return a tool of the menu, which is open then."""
+    return tools(tab).get_by_role("button", name=name, exact=True)
+
+
+def of_all(tab: Page) -> Locator:
+    """Return what the page knows of all pictures of the run that is shown."""
+    return tab.locator("#collection [data-run]")
+
+
 def unfold(tab: Page, name: str) -> None:
     """Open a panel, which closes whichever is open."""
-    fold = tab.locator(".fold").and_(tab.get_by_role("button", name=name, exact=True))
+    named = tab.get_by_role("button", name=name, exact=True, include_hidden=True)
+    fold = tab.locator(".fold").and_(named)
     if fold.get_attribute("aria-expanded") == "false":
+        if fold.and_(tab.locator("#more-tools *")).count():
+            tools(tab)
         fold.click()
 
 

@@ -25,7 +25,9 @@ export function dispatchClicks(before) {
         if (target.matches("#live [aria-disabled=true]")) event.preventDefault();
         if (button) before(button);
         // Closing a menu gives the focus back.
-        /** @type {HTMLElement} */ (target.closest(".menu"))?.hidePopover();
+        if (target.closest("button, a")) {
+            /** @type {HTMLElement} */ (target.closest(".menu"))?.hidePopover();
+        }
         if (button) actions[String(button.dataset.do)](button.dataset, button);
         else if (target.id === "viewer") $("#viewer").close();
     });

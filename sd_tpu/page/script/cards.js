@@ -1,7 +1,7 @@
 // The cards: which is kept, and what its buttons and its picture say of the prompt.
 
 import { register } from "./actions.js";
-import { $, boxes, cards } from "./dom.js";
+import { $, $$, boxes, cards } from "./dom.js";
 import { hooks } from "./hooks.js";
 import { showUses } from "./inputs.js";
 import { state } from "./state.js";
@@ -27,7 +27,9 @@ export function showCards() {
         const here = boxes()[index].value.trim();
         const drawn = $(".words", card)?.textContent;
         card.classList.toggle("kept", isKept(index));
-        $("[data-do=keep]", card)?.setAttribute("aria-pressed", String(state.keep[index]));
+        for (const button of $$("[data-do=keep]", card)) {
+            button.ariaPressed = String(state.keep[index]);
+        }
         $("[data-do=bookmark]", card).ariaPressed = String(marked.includes(here));
         // Of another prompt than is there now a picture says so, and an example nothing.
         $("figure", card).classList.toggle("other", drawn !== undefined && drawn !== here);

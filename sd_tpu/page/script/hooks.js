@@ -1,6 +1,10 @@
 // Where lower modules call what lies above them: main.js fills these in.
 
 export const hooks = {
+    /** A request did not reach the server. */
+    unreachable() {},
+    /** The server has said how a run goes. */
+    heard() {},
     /** The page has filled something in. */
     filled() {},
     /** The form is different, whoever has changed it. */

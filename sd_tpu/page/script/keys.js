@@ -19,11 +19,12 @@ export function leafsBy(key, rightToLeft) {
 }
 
 listen("keydown", (target, event) => {
-    if ($("#painter[open], #journey[open], .menu:popover-open")) return;
+    const draws = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+    if ($("#painter[open], #journey[open]") || ($(".menu:popover-open") && !draws)) return;
     if ($("#viewer")?.open) {
         const by = leafsBy(event.key, isRightToLeft());
         if (by !== undefined && target.type !== "range") leaf(by);
-    } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    } else if (draws) {
         if (state.arrived) generate();
     } else if (
         target === state.completion.box &&

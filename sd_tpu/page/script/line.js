@@ -20,6 +20,20 @@ export function tell(text, kind, aloud = false) {
 }
 
 /**
+ * Says something with a button behind it that acts on it.
+ * @param {string} text
+ * @param {string} kind
+ * @param {string} action
+ * @param {string} label
+ */
+export function offer(text, kind, action, label) {
+    tell(`${text} `, kind, true);
+    const button = make("button", { type: "button", textContent: label });
+    button.dataset.do = action;
+    $("#line p").append(button);
+}
+
+/**
  * Shows the server's line again, since what was wrong is right now. The elements stay: Gradio takes
  * away only those that it has put there.
  * @param {string} html

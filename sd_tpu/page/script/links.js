@@ -1,21 +1,33 @@
 // Links that bring a form along: copied, and opened.
 
 import { register } from "./actions.js";
+import { $, $$ } from "./dom.js";
+import { tell } from "./line.js";
 import { ask, connected } from "./server.js";
 
-const SHOWN = 2_000; // ms for which a button says that its link is copied
+/** What the server tells of all pictures of the run that is shown. */
+const ofAll = () => $("#collection [data-run]").dataset;
+
+/** Enables what can be done with all pictures, as far as there are any. */
+export function showOfAll() {
+    const there = ofAll();
+    for (const button of $$("[data-needs]")) {
+        button.disabled = !there[String(button.dataset.needs)];
+        button.dataset.reason ??= button.title;
+        button.title = button.disabled ? String(button.dataset.reason) : "";
+    }
+}
 
 /** @param {import("./types").Part} button */
 async function copy(button) {
-    const link = `${location.origin}${location.pathname}${location.search}#${button.dataset.link}`;
+    const link = `${location.origin}${location.pathname}${location.search}#${ofAll().link}`;
     try {
         await navigator.clipboard.writeText(link);
-        button.dataset.label ??= String(button.textContent);
-        const { label } = button.dataset;
-        button.textContent = String(button.dataset.copied);
-        setTimeout(() => {
-            button.textContent = label;
-        }, SHOWN);
+        tell(
+            String(ofAll().without ? button.dataset.without : button.dataset.copied),
+            "idle",
+            true,
+        );
     } catch {
         // Without https there is no clipboard.
         prompt(button.dataset.prompt, link);

@@ -2,6 +2,7 @@
 
 import { showOffered } from "./choices.js";
 import { $, $$, boxes, overridesButton, seedBox } from "./dom.js";
+import { showEstimates } from "./estimate.js";
 import { showInputs } from "./inputs.js";
 import { takeBack } from "./line.js";
 import { panelButton, unfold } from "./panels.js";
@@ -31,6 +32,7 @@ export async function look(open = false) {
     }
     looking.models = false;
     showOffered(answer);
+    showEstimates(answer);
     Object.assign(state.inputs, answer.inputs);
     showInputs();
     $$(".below .told").forEach((element, index) => {

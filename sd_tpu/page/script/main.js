@@ -3,10 +3,12 @@
 // for it.
 
 import { dispatchClicks } from "./actions.js";
+import { check, expectMore, noteFinished, resume } from "./away.js";
+import { leaveOneStop } from "./cardkeys.js";
 import { showCards } from "./cards.js";
 import { showPressed } from "./choices.js";
 import "./compare.js";
-import { $, $$, listen, title } from "./dom.js";
+import { $, $$, title } from "./dom.js";
 import "./edits.js";
 import "./focus.js";
 import { fill, saveForm } from "./form.js";
@@ -15,7 +17,7 @@ import { hooks } from "./hooks.js";
 import { showInputs } from "./inputs.js";
 import "./keys.js";
 import { speak } from "./language.js";
-import { openLink } from "./links.js";
+import { openLink, showOfAll } from "./links.js";
 import { lookSoon } from "./look.js";
 import { showOverrides, showSliders } from "./overrides.js";
 import "./painter.js";
@@ -23,17 +25,20 @@ import { lineChanged } from "./progress.js";
 import "./prompts.js";
 import { begin } from "./run.js";
 import { ask, connected, connectTo, request } from "./server.js";
-import "./settings.js";
+import { showSeed } from "./settings.js";
 import { state } from "./state.js";
-import { local, readStored, session } from "./storage.js";
+import { BUSY, local, readStored, session } from "./storage.js";
 import { restoreUndo, showUndo } from "./undo.js";
 import "./wake.js";
 
 Object.assign(hooks, {
+    unreachable: check,
+    heard: expectMore,
     filled: showOverrides,
     changed() {
         showSliders();
         showPressed();
+        showSeed();
         showInputs();
         showCards();
         if (!state.browser) return;
@@ -44,6 +49,7 @@ Object.assign(hooks, {
     panelOpened() {
         showOverrides();
         showHistory();
+        if ($("#about-panel[data-open]")) showAbout();
     },
     /** @type {typeof hooks.showRun} */
     showRun: (run, before) => begin(request("show", { shown: run }), before),
@@ -55,12 +61,10 @@ dispatchClicks(() => {
     lookSoon();
 });
 
-listen("click", (target) => {
-    if (!target.closest(".about summary")) return;
-    ask("about").then(({ about }) => {
-        $(".about dl").innerHTML = about ?? "";
-    });
-});
+async function showAbout() {
+    const { about } = await ask("about");
+    $("#about-panel .about").innerHTML = about ?? "";
+}
 
 window.sdTpu = {
     connect: (answer, stream, upload) => connectTo({ answer, stream, upload }),
@@ -77,7 +81,7 @@ window.sdTpu = {
         markInert();
         showUndo();
         observe();
-        begin(request("show"), readStored(session, "sd_tpu busy") !== true);
+        resume(readStored(session, BUSY) === true);
         await openLink();
     },
 };
@@ -89,16 +93,25 @@ function newName() {
     ).join("");
 }
 
+function cardsChanged() {
+    noteFinished();
+    showCards();
+    leaveOneStop();
+}
+
 /** Gradio changes the elements of the line and of the cards, or makes them anew. */
 function observe() {
     const any = { subtree: true, childList: true };
     new MutationObserver(lineChanged).observe($("#line"), { ...any, attributeFilter: ["data-at"] });
-    new MutationObserver(showCards).observe($("#cards"), { ...any, attributeFilter: ["class"] });
+    new MutationObserver(cardsChanged).observe($("#cards"), { ...any, attributeFilter: ["class"] });
+    new MutationObserver(showOfAll).observe($("#collection"), { ...any, attributes: true });
+    showOfAll();
+    leaveOneStop();
 }
 
 // Until what was saved is there, what is typed would be lost, and what is made would be nobody's.
 function markInert() {
-    for (const part of $$("#tools, #cards, #bar")) part.inert = !state.arrived;
+    for (const part of $$("#head, #cards, #bar")) part.inert = !state.arrived;
 }
 
 const arrival = new MutationObserver(() => {

@@ -9,7 +9,7 @@ import { handIn } from "./upload.js";
 
 /** @typedef {import("./types").Part} Part */
 
-const COLOUR = "#4f46e5"; // which is seen on white as well
+const COLOUR = "#d8421b"; // which is seen on white as well
 const painting = state.painter;
 
 /** @param {number | undefined} index a box, or undefined for all */

@@ -7,7 +7,7 @@ import { state } from "./state.js";
 
 /** @typedef {import("./types").Part} Part */
 
-const MENU = 300; // pixels of a menu's width, if there are so many
+const MENU = 240; // pixels of a menu's width, if there are so many
 
 /** Opens a panel by its button, or closes it. @param {Part} button */
 function toggle(button) {
@@ -39,7 +39,9 @@ export function fold() {
     const button = $(".fold[aria-expanded=true]");
     button?.setAttribute("aria-expanded", "false");
     $(".panel[data-open]")?.removeAttribute("data-open");
-    button?.focus();
+    // What is in a menu cannot have the focus once that is closed.
+    const menu = button?.closest("[popover]");
+    (menu ? $(`[popovertarget=${menu.id}]`) : button)?.focus();
     return button;
 }
 

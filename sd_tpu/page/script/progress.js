@@ -1,13 +1,14 @@
 // The progress of the run that is shown, as the server's line tells it: what else follows from it.
 
-import { $, title } from "./dom.js";
+import { $, listen, title } from "./dom.js";
 import { showHistory } from "./history.js";
+import { hooks } from "./hooks.js";
 import { showJourney } from "./journey.js";
 import { progress } from "./line.js";
 import { look } from "./look.js";
 import { settle, showGo } from "./run.js";
 import { state } from "./state.js";
-import { session, store } from "./storage.js";
+import { BUSY, session, store } from "./storage.js";
 import { showUndo } from "./undo.js";
 
 /** Call when anything in the line has changed. */
@@ -15,13 +16,21 @@ export function lineChanged() {
     const line = $("#line p");
     if (!line) return;
     const busy = line.classList.contains("busy");
+    if (line.classList.contains("away")) return; // what is told by away.js alone
     const fromServer = line.dataset.at !== undefined;
     showGo();
-    store(session, "sd_tpu busy", busy);
-    const share = Math.round(100 * (progress()?.value ?? 0));
-    document.title = busy && share ? `${share} % · ${title()}` : `${title()} · sd_tpu`;
+    store(session, BUSY, busy);
     if (fromServer) serverLineChanged(line, busy);
     else state.line.busy ||= busy; // a quick run is over by the time that the server tells of it
+    showTitle();
+}
+
+/** The title of the tab says how far a run is, and that it is over until somebody looks. */
+function showTitle() {
+    const busy = $("#line .busy") !== null;
+    const share = Math.round(100 * (progress()?.value ?? 0));
+    const over = state.line.unseen && !busy ? "✓ " : "";
+    document.title = busy && share ? `${share} % · ${title()}` : `${over}${title()} · sd_tpu`;
 }
 
 /**
@@ -30,6 +39,7 @@ export function lineChanged() {
  */
 function serverLineChanged({ classList, dataset }, busy) {
     state.line.running = ["busy", "single"].filter((each) => classList.contains(each));
+    hooks.heard();
     if (dataset.run === state.run.name) state.run.version = Number(dataset.version);
     settle();
     if (!busy) showUndo();
@@ -37,6 +47,7 @@ function serverLineChanged({ classList, dataset }, busy) {
         showHistory();
         if (state.journey && classList.contains("over")) openJourney();
         state.journey = false;
+        state.line.unseen = document.hidden;
     }
     state.line.busy = busy;
     if (classList.contains("wrong")) {
@@ -45,6 +56,12 @@ function serverLineChanged({ classList, dataset }, busy) {
         look(true);
     }
 }
+
+listen("visibilitychange", () => {
+    if (document.hidden || !state.line.unseen) return;
+    state.line.unseen = false;
+    showTitle();
+});
 
 async function openJourney() {
     if (await showJourney()) $("#journey").showModal();

@@ -1,9 +1,9 @@
 // Buttons that fill in prompts: samples, a pasted list, a word.
 
 import { register } from "./actions.js";
-import { $, boxes } from "./dom.js";
+import { $, boxes, listen } from "./dom.js";
 import { write } from "./form.js";
-import { tell } from "./line.js";
+import { offer, tell } from "./line.js";
 import { fold } from "./panels.js";
 import { generate } from "./run.js";
 import { BOXES, state } from "./state.js";
@@ -18,12 +18,33 @@ function shuffled(texts) {
     return drawn.sort(([one], [other]) => one - other).map(([, text]) => text);
 }
 
-/** @param {string} text */
-export const lines = (text) =>
-    text
+// What lists have before their lines: "1.", "2)", "-", "*", "•".
+const MARK = /^(?:\d{1,3}[.)]|[-*•–])\s+/;
+
+/**
+ * The prompts of a list, one a line, without the marks that most lines have.
+ * @param {string} text
+ */
+export function lines(text) {
+    const all = text
         .split("\n")
         .map((line) => line.trim())
         .filter(Boolean);
+    const marked = all.filter((line) => MARK.test(line)).length;
+    return 2 * marked > all.length ? all.map((line) => line.replace(MARK, "")) : all;
+}
+
+// Several lines that are pasted into a box may be meant for the boxes after it, too.
+listen("paste", (target, event) => {
+    const index = boxes().indexOf(target);
+    const text = /** @type {ClipboardEvent} */ (event).clipboardData?.getData("text") ?? "";
+    const prompts = lines(text);
+    if (index < 0 || prompts.length < 2) return;
+    state.pasted = { index, prompts };
+    const { offered, label } = $("#list-panel [data-do=fill]").dataset;
+    const count = String(Math.min(prompts.length, BOXES - index));
+    offer(String(offered).replace("%", count), "idle", "fill_pasted", String(label));
+});
 
 register({
     copy_first: () =>
@@ -55,6 +76,14 @@ register({
         const put = `${before && !/\s$/.test(before) ? " " : ""}${word}`;
         write(box, `${before}${put}${value.slice(at)}`);
         box.selectionStart = box.selectionEnd = at + put.length;
+    },
+    fill_pasted() {
+        if (!state.pasted) return;
+        const { index, prompts } = state.pasted;
+        const before = boxes().map((box) => box.value);
+        replace({ prompts: [...before.slice(0, index), ...prompts].slice(0, BOXES) });
+        boxes()[index].focus();
+        tell(String($("#list-panel [data-do=fill]").dataset.filled), "idle", true);
     },
     fill(_, button) {
         const prompts = lines($("#list-panel textarea").value);

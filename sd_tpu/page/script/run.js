@@ -10,7 +10,7 @@ import { tell } from "./line.js";
 import { look } from "./look.js";
 import { ask, send, request, stream } from "./server.js";
 import { state } from "./state.js";
-import { rememberPrompts } from "./storage.js";
+import { RUN, rememberPrompts, session, store } from "./storage.js";
 import { isShown, remember, showUndo } from "./undo.js";
 
 /** @typedef {import("./types").Answer} Answer */
@@ -36,6 +36,7 @@ export function begin(asked, before = false) {
         if (!answer.run) return answer;
         const version = answer.run === state.run.name ? state.run.version : 0;
         state.run = { name: answer.run, seed: answer.seed ?? null, version };
+        store(session, RUN, { name: answer.run, seed: state.run.seed });
         stream(request("watch", { seen: version, before }));
         return answer;
     });
@@ -87,6 +88,13 @@ const isFilled = (index) =>
 export function generate() {
     if ($("#generate").disabled) return;
     drawIn(request("generate"), (index) => isFree(index) && isFilled(index));
+}
+
+/** Draws what is filled in with the seed of the last run, which has been lost. */
+export function drawAgain() {
+    const asked = request("generate");
+    if (state.run.seed !== null) asked.form.seed = String(state.run.seed);
+    drawIn(asked, (index) => isFree(index) && isFilled(index));
 }
 
 /** Draws a comparison, which takes all cards. @param {import("./types").Fields<"compare">} more */
@@ -147,9 +155,10 @@ export function showGo() {
     const line = $("#line p").classList;
     const busy = line.contains("busy");
     const focused = /** @type {import("./types").Part} */ (document.activeElement);
-    $("#stop").disabled = !busy && !state.pending.size;
-    $("#generate").disabled = (busy && !line.contains("single")) || state.pending.size > 0;
-    if (focused?.disabled && focused.closest("#go")) $("#go button:enabled").focus();
+    $("#stop").disabled = (!busy && !state.pending.size) || state.away.since !== null;
+    $("#generate").disabled =
+        (busy && !line.contains("single")) || state.pending.size > 0 || state.away.since !== null;
+    if (focused?.disabled && focused.closest("#go")) $("#go button:enabled")?.focus();
 }
 
 /** Puts prompt, seed and settings of a card's picture back. @param {number} index */

@@ -82,6 +82,7 @@ export async function send(asked) {
         if (answer.file) link(answer.file).click();
         return answer;
     } catch {
+        hooks.unreachable();
         return {};
     }
 }

@@ -1,10 +1,11 @@
 // Buttons that fill in settings: the seed, the presets, back to the defaults.
 
 import { register } from "./actions.js";
-import { $$, overridesButton } from "./dom.js";
+import { $, $$, overridesButton, settingField } from "./dom.js";
+import { fixedSeed } from "./form.js";
 import { tell } from "./line.js";
 import { drawSoon } from "./live.js";
-import { panelButton } from "./panels.js";
+import { panelButton, unfold } from "./panels.js";
 import { state } from "./state.js";
 import { replace } from "./undo.js";
 
@@ -25,7 +26,17 @@ function resetBox(index) {
     drawSoon(index);
 }
 
+/** Marks the seed's field while each run draws a new one. */
+export function showSeed() {
+    $("#seed").classList.toggle("random", fixedSeed() === null);
+}
+
 register({
+    choose_model() {
+        const field = settingField("model");
+        unfold(panelButton("settings"), field);
+        field?.focus();
+    },
     random({ told }) {
         replace({ seed: "-1" });
         tell(String(told), "idle", true);

@@ -29,8 +29,9 @@ export const state = {
     run: { name: null, seed: null, version: 0 }, // the run that is shown, as far as it has come
     turn: Promise.resolve(), // when the next run may take the place of the one that is shown
     pending: new Map(), // requests for runs that have no name yet: whether each is to be stopped
-    // Classes that say how a run goes on, and whether the line was busy when it changed last.
-    line: { running: [], busy: false },
+    // Classes that say how a run goes on; whether the line was busy when it changed last, and whether
+    // a run has ended that nobody has seen since.
+    line: { running: [], busy: false, unseen: false },
     journey: false, // whether the journey that is drawn is to be shown at its end
     pauses: [], // timers of Live, by box
 
@@ -54,6 +55,13 @@ export const state = {
     history: { filter: { pages: 1, favourites: false, words: "" }, number: 0, timer: undefined },
     viewed: null, // the picture in the full-screen view
     painter: { strokes: [], inverted: false }, // the mask that is painted
+    pasted: null, // a list that was pasted into a box
+    away: {
+        since: null, // the time from which on the server did not answer
+        busy: false, // whether a run went on then
+        timer: undefined,
+        finished: [], // the address of each card's last finished picture
+    },
     wake: { hiddenSince: Infinity, timer: undefined }, // for phones that slept
     focus: null, // a selector of the button that has the focus and may be made anew
 };

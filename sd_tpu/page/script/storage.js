@@ -2,6 +2,10 @@
 
 const EARLIER = 100; // prompts that are remembered
 
+// Of this tab: whether a run goes on, and the one that was shown last.
+export const BUSY = "sd_tpu busy";
+export const RUN = "sd_tpu run";
+
 export const local = () => localStorage;
 export const session = () => sessionStorage;
 

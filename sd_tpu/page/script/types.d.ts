@@ -33,6 +33,12 @@ export type Part = HTMLElement &
 /** Settings of one box that differ from those for all, by name. */
 export type Overrides = Record<string, string>;
 
+/** How many pictures would be drawn, and in how many seconds if that is known. */
+export interface Estimate {
+    count: number;
+    seconds: number | null;
+}
+
 export type FormPart = Partial<Form> & { sizes?: string[] };
 
 /** What a message of an action has beside the fields of all messages. */
@@ -60,6 +66,9 @@ export interface Answer {
     own?: string[];
     faster?: string;
     slow?: string;
+    draw?: Estimate; // what Draw would do now
+    pace?: number | null; // seconds of eight pictures, as is filled in
+    paces?: (number | null)[]; // and with the steps of each preset
     wrong?: boolean;
     line?: string;
     culprit?: { setting?: string; index: number | null } | null;
@@ -112,7 +121,7 @@ export interface State {
     run: { name: string | null; seed: number | null; version: number };
     turn: Promise<unknown>;
     pending: Map<Asked, boolean>;
-    line: { running: string[]; busy: boolean };
+    line: { running: string[]; busy: boolean; unseen: boolean };
     journey: boolean;
     look: { number: number; open: boolean; timer?: number; models: boolean; live: boolean };
     pauses: (number | undefined)[];
@@ -133,6 +142,13 @@ export interface State {
     };
     viewed: Viewed | null;
     painter: { strokes: Stroke[]; inverted: boolean; index?: number; input?: string };
+    pasted: { index: number; prompts: string[] } | null;
+    away: {
+        since: number | null;
+        busy: boolean;
+        timer?: number;
+        finished: (string | null)[];
+    };
     wake: { hiddenSince: number; timer?: number };
     focus: string | null;
 }

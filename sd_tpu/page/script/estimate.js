@@ -1,0 +1,50 @@
+// How long drawing will take, before anybody presses: on the button, on the presets, by the model.
+
+import { $, $$ } from "./dom.js";
+import { BOXES } from "./state.js";
+
+const LONG = 90; // seconds from which on it is the time of day that matters
+
+/**
+ * A time as people say it.
+ * @param {number} seconds
+ * @param {DOMStringMap} words sentences in which `%` stands for a number
+ */
+export function duration(seconds, { seconds: few, minutes: many }) {
+    const [text, count] = seconds < LONG ? [few, Math.ceil(seconds)] : [many, seconds / 60];
+    return String(text).replace("%", String(Math.max(1, Math.round(count))));
+}
+
+/**
+ * When it is done: in so many seconds, or at which time of day.
+ * @param {number} seconds
+ * @param {DOMStringMap} words
+ */
+export function ready(seconds, words, now = Date.now()) {
+    if (seconds < LONG) return duration(seconds, words);
+    const at = new Date(now + 1000 * seconds);
+    const clock = at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    return String(words.ready).replace("%", clock);
+}
+
+/** @param {import("./types").Answer} answer */
+export function showEstimates({ draw, pace, paces = [] }) {
+    const button = $("#generate");
+    const { eight, some, none } = button.dataset;
+    if (draw) {
+        const text = draw.count === BOXES ? eight : draw.count ? some : none;
+        $("#generate span").textContent = String(text).replace("%", String(draw.count));
+        $("#generate small").textContent =
+            draw.seconds === null ? "" : ready(draw.seconds, button.dataset);
+    }
+    if (pace === undefined) return;
+    /** @param {number | null | undefined} seconds */
+    const ofEight = (seconds) =>
+        seconds == null
+            ? ""
+            : String(button.dataset.pace).replace("%", duration(seconds, button.dataset));
+    $("#model small").textContent = ofEight(pace);
+    for (const [index, preset] of $$("#presets button").entries()) {
+        preset.title = ofEight(paces[index]);
+    }
+}
