@@ -7,7 +7,6 @@ import gradio as gr
 
 from sd_tpu.settings import HANDED_IN, MAX_PROMPTS, MAX_SEED, SETTINGS, SIDES, Name, Picture
 
-
 # Paper, ink, and one colour for what is kept or under way; errors are amber. By light and dark.
 COLOURS = {
     "body_background_fill": ("#f5f3ef", "#0f0e0d"),
