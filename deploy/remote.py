@@ -4,6 +4,7 @@ It passes on the events that they answer.
 """
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 2.0  # between two looks at the hosts
 ANSWER_SECONDS = 5.0  # that a host may take to say how it is
+ESTIMATE_SECONDS = 10.0  # for which an estimate holds
+MOST_ESTIMATES = 256
 
 
 class RemoteEngine(EngineClient):
@@ -54,6 +57,7 @@ class RemoteEngine(EngineClient):
         self._jobs: dict[int, Job] = {}
         self._keys: dict[int, str] = {}
         self._orders: dict[str, Order | None] = {}  # what is left of them; None if given up
+        self._estimates: dict[tuple[Picture, ...], tuple[float, float | None]] = {}
         self._lock = threading.Condition()
         self._number = 0
         self._closing = threading.Event()
@@ -88,11 +92,22 @@ class RemoteEngine(EngineClient):
         return job
 
     def seconds(self, *pictures: Picture) -> float | None:
-        """Estimate the seconds of pictures by any host, as `EngineClient.seconds`."""
+        """Estimate the seconds of pictures by any host, as `EngineClient.seconds`.
+
+        What a host has said lately of the same pictures still holds.
+        """
+        now = time.monotonic()
+        said, seconds = self._estimates.get(pictures, (-math.inf, None))
+        if now - said < ESTIMATE_SECONDS:
+            return seconds
         try:
-            return self._single.seconds.remote(*pictures).result(timeout_s=ANSWER_SECONDS)
+            seconds = self._single.seconds.remote(*pictures).result(timeout_s=ANSWER_SECONDS)
         except (RayError, RayServeException, TimeoutError):
             return None
+        if len(self._estimates) >= MOST_ESTIMATES:
+            self._estimates.clear()
+        self._estimates[pictures] = now, seconds
+        return seconds
 
     def status(self) -> Status:
         """Return the load of all hosts together, as they were STATUS_SECONDS ago at most.

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return INTERRUPTED
-    except _Terminated:  # before anything was drawn
+    except _Terminated:  # before anything was served
         return 0
     except (ValueError, OSError) as error:  # CheckpointError is a ValueError
         print(f"sd_tpu: {error}", file=sys.stderr)
@@ -92,16 +92,18 @@ def _serve(args: argparse.Namespace) -> int:
                 "compiled.",
                 flush=True,
             )
-        _wait_until_ready(engine, begun)
-        if engine.failure:
-            print(f"sd_tpu: {engine.failure}", file=sys.stderr)
-            return 1
-        print(
-            f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in a "
-            "browser; Ctrl+C ends it.",
-            flush=True,
-        )
-        _wait(engine, args.grace)
+        with _drained(engine, args.grace):
+            _wait_until_ready(engine, begun)
+            if engine.failure:
+                print(f"sd_tpu: {engine.failure}", file=sys.stderr)
+                return 1
+            print(
+                f"Ready on {address} after {time.monotonic() - begun:.0f} s: open this address in "
+                "a browser; Ctrl+C ends it.",
+                flush=True,
+            )
+            while True:
+                time.sleep(3600)
     finally:
         pages.close(page)
     engine.close()
@@ -115,11 +117,11 @@ def _wait_until_ready(engine: Engine, begun: float) -> None:
             print(f"\rCompiling ... {time.monotonic() - begun:.0f} s", end="\r", flush=True)
 
 
-def _wait(engine: Engine, grace: float) -> None:
-    """Wait until somebody ends the server: at once, or once all that runs is done."""
+@contextmanager
+def _drained(engine: Engine, grace: float) -> Iterator[None]:
+    """Serve until somebody ends the server: at once, or once all that was asked for is done."""
     try:
-        while True:
-            time.sleep(3600)
+        yield
     except _Terminated:
         print(f"Ending: what has been asked for is drawn within {grace:g} s.", flush=True)
         last_look = min(LAST_LOOK_SECONDS, grace / 2)

@@ -61,13 +61,13 @@ class Schedule:
         return self.learning_rate * min(1, step / self.warmup, left)
 
     def fitted(self, step: int, speed: float) -> "Schedule":
-        """Return the schedule that ends in time, or this one if it does or its rate falls already.
+        """Return the schedule that ends in time, or this one if it does.
 
         Args:
             step: how many are done.
             speed: in steps a second.
         """
-        if self.seconds is None or step >= (1 - self.decay) * self.steps:
+        if self.seconds is None:
             return self
         left = max(0, int(speed * (self.seconds - (time.monotonic() - BEGUN))))
         return dataclasses.replace(self, steps=min(self.steps, step + left))
@@ -136,7 +136,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     first = int(state["step"])
     reported = saved = time.monotonic()
-    losses = []
+    whole, losses = schedule, []
     steps = range(first, schedule.steps)
     for i, batch in zip(steps, batches(steps), strict=True):
         batch = jax.device_put(batch, split(mesh))
@@ -148,7 +148,9 @@ def train(
             mean = float(jnp.mean(jnp.stack(losses)))
             speed = len(losses) / (time.monotonic() - reported)
             losses, reported = [], time.monotonic()
-            schedule = schedule.fitted(i + 1, speed)
+            # The first steps are slow, as they are compiled; a rate that falls goes on to.
+            if i + 1 > first + REPORTED and i + 1 < (1 - schedule.decay) * schedule.steps:
+                schedule = whole.fitted(i + 1, speed)
             last = i + 1 >= schedule.steps
             _report(folder, i + 1, schedule, mean, speed)
         if last or time.monotonic() - saved > checkpoint_seconds:

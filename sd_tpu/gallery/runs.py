@@ -75,16 +75,26 @@ class Runs:
 
     @staticmethod
     def to_draw(
-        request: Request, former: Run | None = None, keep: Collection[int] = ()
+        request: Request,
+        former: Run | None = None,
+        keep: Collection[int] = (),
+        anew: Collection[int] = (),
     ) -> list[Picture]:
-        """Return the pictures that `start` would draw, of a request that can be served."""
+        """Return the pictures that `start` would draw, of a request that can be served.
+
+        Args:
+            request: to be drawn.
+            former: as `start` takes it.
+            keep: as `start` takes it.
+            anew: indices whose seed is yet to be drawn.
+        """
 
         def is_there(index: int) -> bool:
             card = former.cards[index].finished if former else None
             return bool(
                 card
                 and card.picture.there
-                and (index in keep or card.asked == request.picture(index))
+                and (index in keep or (index not in anew and card.asked == request.picture(index)))
             )
 
         return [request.picture(index) for index in request.indices() if not is_there(index)]
@@ -175,7 +185,7 @@ class Runs:
             said.append(Sentence("What it was made from is no longer on this server."))
         here, there = catalog.defaults(request.common.model), request.common
         # What a box began from is no setting for all: prompts to come would begin from it too, of
-        # which nothing would be seen below their boxes.
+        # which nothing would be seen in their boxes.
         values = request.values(request.common_without_inputs)
         try:  # nothing but the size: what else is refused is told when it is asked for
             catalog.check(

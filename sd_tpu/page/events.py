@@ -421,7 +421,10 @@ class Actions:
         seed = 0 if filled["seed"] == RANDOM else filled["seed"]
         try:
             request = Request.check({**filled, "seed": seed}, self.engine.catalog)
-            values, pictures = request.prompts, self.runs.to_draw(request, run, asked.kept())
+            values = request.prompts
+            drawn = [box.get("seed") is None for box in per_picture]  # anew, if all are
+            anew = {i for i, each in enumerate(drawn) if each and filled["seed"] == RANDOM}
+            pictures = self.runs.to_draw(request, run, asked.kept(), anew)
         except RequestError as error:
             refused = {
                 "wrong": language.translate(error.sentence),

@@ -44,8 +44,8 @@ BARE: dict[str, Any] = dict(js_on_load=None, apply_default_css=False)
 class View:
     """Parts of the page that change.
 
-    They are the progress line, the texts that are read aloud, the pictures, and the actions for all
-    of them; `hub` is where page.js asks the server.
+    They are the progress line, the texts that are read aloud, the pictures, and what all of them
+    have; `hub` is where page.js asks the server.
     """
 
     line: gr.HTML
@@ -216,7 +216,7 @@ def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
 
 
 def preset_steps(steps: int) -> list[int]:
-    """Return the steps of the presets Fast, Balanced and Fine, for a model of so many."""
+    """Return the steps of the presets Draft, Balanced and Fine, for a model of so many."""
     return [min(max(1, round(steps * share)), MAX_STEPS) for share in (0.5, 1, 2)]
 
 

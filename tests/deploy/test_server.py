@@ -458,10 +458,12 @@ def test_a_proxy_of_the_environment_is_used_or_named_before_anything_is_loaded(
 
 
 @pytest.mark.slow("starts the server, and waits for what it draws")
+@pytest.mark.parametrize("ended", [False, True])
 def test_the_address_answers_before_programs_are_compiled_and_what_is_asked_for_waits(
-    checkpoints, tmp_path
+    checkpoints, tmp_path, ended
 ):
     go, flags = tmp_path / "go", ["--devices", "1", "--no-history", "--api", "--api-public"]
+    flags += ["--grace", "100"]
     program = subprocess.Popen(
         [sys.executable, "-c", HELD.format(go=go), "--model", str(checkpoints["sd1"]), *flags],
         cwd=Path(app.__file__).parents[1],
@@ -485,11 +487,16 @@ def test_the_address_answers_before_programs_are_compiled_and_what_is_asked_for_
     deadline = time.monotonic() + PATIENCE
     while "sd_tpu_jobs 1.0" not in httpx.get(f"{address}metrics").text:
         assert time.monotonic() < deadline
+    if ended:  # what is waited for is drawn all the same
+        program.send_signal(signal.SIGTERM)
+        assert program.stdout.readline().startswith("Ending")
     go.touch()
-    assert program.stdout.readline().startswith(f"Ready on {address} after")
+    if not ended:
+        assert program.stdout.readline().startswith(f"Ready on {address} after")
     thread.join()
     assert len(answers[0].json()["images"]) == 1
-    assert httpx.get(f"{address}readyz").status_code == 200
-    program.send_signal(signal.SIGTERM)
+    if not ended:
+        assert httpx.get(f"{address}readyz").status_code == 200
+        program.send_signal(signal.SIGTERM)
     assert program.wait(PATIENCE) == 0
     program.stdout.close()

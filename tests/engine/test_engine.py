@@ -352,3 +352,15 @@ def test_what_waits_is_cancelled_at_once_and_an_engine_that_closes_ends_the_rest
     assert not engine.jobs() and engine.tally.ended.total() == 2, "each is counted and forgotten"
     with pytest.raises(RequestError, match="shutting down"):
         engine.submit(ask(engine, ["a cat"]))
+
+
+def test_pictures_take_no_less_than_the_longest_and_no_more_than_one_after_the_other(engine):
+    engine.ready.wait()
+    short, long = (dataclasses.replace(engine.defaults, steps=steps) for steps in (10, 100))
+    one = engine.seconds(short)
+    assert one <= engine.seconds(*[short] * 8) <= 8 * one * 1.001
+    assert engine.seconds(*[short] * 80) == pytest.approx(
+        2 * engine.seconds(*[short] * 40), rel=0.01
+    )
+    assert engine.seconds(long, short) >= engine.seconds(long) > one
+    assert engine.seconds(short, dataclasses.replace(short, height=7)) is None

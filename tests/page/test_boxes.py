@@ -545,3 +545,29 @@ def test_a_link_takes_nothing_away_for_good(tab, address, page_engine):
     tab.get_by_role("button", name="Undo").click()
     expect(box(tab, 1)).to_have_value(PROMPTS[0])
     assert prompts(tab) == PROMPTS
+
+
+def test_a_list_that_is_pasted_into_a_box_can_fill_those_after_it(tab):
+    fill(tab, ["one", "two", "three", "four", "five", *[""] * 3])
+    box(tab, 2).evaluate("""box => {
+        const pasted = new DataTransfer();
+        pasted.setData("text", "1. a cat\\n2. a dog");
+        box.dispatchEvent(new ClipboardEvent("paste", { clipboardData: pasted, bubbles: true }));
+    }""")
+    says(tab, "2 prompts were pasted.")
+    tab.locator("#line button").click()
+    assert prompts(tab) == ["one", "a cat", "a dog", "four", "five", "", "", ""]
+    expect(box(tab, 2)).to_be_focused()
+    tab.get_by_role("button", name="Undo").click()
+    assert prompts(tab)[:3] == ["one", "two", "three"]
+
+
+def test_the_button_says_what_it_would_draw(tab):
+    fill(tab, ["one", "two", *[""] * 6], seed=5)
+    expect(generate(tab)).to_have_text(re.compile(r"Draw 2\s+\d+ s"))
+    make(tab)
+    expect(generate(tab)).to_have_text(re.compile(r"^\s*Draw\s*$"))
+    seed_box(tab).fill("-1")
+    expect(generate(tab)).to_have_text(re.compile("Draw 2"))
+    box(tab, 3).fill("three")
+    expect(generate(tab)).to_have_text(re.compile("Draw 3"))

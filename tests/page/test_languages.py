@@ -14,8 +14,7 @@ from tests.support.visitor import LONG, PATIENCE, PROMPTS, figures, more, says, 
 
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
 
-NAMES = {
-    "sd_tpu",  # which are the same in all languages
+NAMES = {  # which are the same in all languages
     *"sd_tpu API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL TPU ZIP".split(),
     *(word for sampler in SAMPLERS.values() for word in re.findall("[A-Za-z]+", sampler.label)),
 }

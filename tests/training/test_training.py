@@ -162,21 +162,36 @@ def test_the_learning_rate_rises_stays_and_falls():
     assert rates[-1] == pytest.approx(RUN.learning_rate / 30)
 
 
-def test_a_run_is_shortened_to_the_time_it_has_until_its_rate_falls(monkeypatch):
+def test_a_run_is_shortened_to_the_time_it_has(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: trainer.BEGUN + 60)
     monkeypatch.setattr(trainer, "time", clock)
     run = Schedule(steps=1000, batch=8, learning_rate=0.1, seconds=100)
     assert run.fitted(50, speed=5).steps == 50 + 5 * 40
     assert run.fitted(50, speed=500) == run, "never longer"
-    assert run.fitted(750, speed=5) == run, "its rate falls already"
     assert dataclasses.replace(run, seconds=50).fitted(50, speed=5).steps == 50
     assert dataclasses.replace(run, seconds=None).fitted(50, speed=5).steps == 1000
+
+
+def test_slow_first_steps_do_not_shorten_a_run_and_what_once_was_slow_is_forgotten(
+    tmp_path, monkeypatch
+):
+    told = []
+
+    def fitted(schedule, step, speed):
+        told.append((schedule.steps, step))
+        return dataclasses.replace(schedule, steps={100: 300, 150: 400}.get(step, 400))
+
+    monkeypatch.setattr(Schedule, "fitted", fitted)
+    run(tmp_path, steps=1000, seconds=100, decay=0.5)
+    assert told == [(1000, 100), (1000, 150)], "neither of the first steps nor of a falling rate"
+    entries = [json.loads(line) for line in (tmp_path / "loss.jsonl").open()]
+    assert entries[-1]["step"] == 400
 
 
 def test_a_run_whose_time_is_over_ends_with_a_checkpoint(tmp_path):
     run(tmp_path, steps=1000, seconds=0)
     entries = [json.loads(line) for line in (tmp_path / "loss.jsonl").open()]
-    assert [entry["step"] for entry in entries] == [trainer.REPORTED]
+    assert [entry["step"] for entry in entries] == [trainer.REPORTED, 2 * trainer.REPORTED]
     assert latest(tmp_path, START)["w"].shape == (3, 1)
 
 

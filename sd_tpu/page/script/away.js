@@ -8,9 +8,12 @@ import { begin, drawAgain, showGo } from "./run.js";
 import { ask, request } from "./server.js";
 import { state } from "./state.js";
 import { RUN, readStored, session } from "./storage.js";
+import { holdsWork } from "./wake.js";
 
 const SILENCE = 4_000; // ms without a word of a run that goes on, after which it is looked for
 const RETRY = 2_000; // ms
+const PATIENCE = 2; // refused requests, after which the page is loaded anew
+const PROXY = 500; // the status from which on it is a proxy that answers
 
 const words = () => $("#generate").dataset;
 
@@ -18,8 +21,8 @@ const words = () => $("#generate").dataset;
 async function answers() {
     try {
         const options = { cache: /** @type {const} */ ("no-store"), method: "HEAD" };
-        await fetch("robots.txt", { ...options, signal: AbortSignal.timeout(SILENCE) });
-        return true;
+        const signal = AbortSignal.timeout(SILENCE);
+        return (await fetch("robots.txt", { ...options, signal })).status < PROXY;
     } catch {
         return false;
     }
@@ -27,21 +30,24 @@ async function answers() {
 
 /** Call when the server has said something of a run: while that goes on, silence is looked into. */
 export function expectMore() {
+    if (state.away.since) return void check();
     clearTimeout(state.away.timer);
     if ($("#line .busy")) state.away.timer = setTimeout(check, SILENCE);
 }
 
 /** Finds out whether the server is there, and says so if it is not. */
 export async function check() {
-    clearTimeout(state.away.timer);
-    if (await answers()) {
-        if (state.away.since) await comeBack();
-        else expectMore();
-        return;
-    }
-    if (!state.away.since) leave();
-    else say();
-    state.away.timer = setTimeout(check, RETRY);
+    const { away } = state;
+    if (away.checking) return;
+    clearTimeout(away.timer);
+    away.checking = true;
+    const there = await answers();
+    if (there && away.since) await comeBack();
+    else if (!there && away.since) say();
+    else if (!there) leave();
+    away.checking = false;
+    if (away.since) away.timer = setTimeout(check, RETRY);
+    else if (there) expectMore();
 }
 
 function leave() {
@@ -74,19 +80,24 @@ function showFinished() {
 export function noteFinished() {
     state.away.finished = cards().map(
         (card, index) =>
-            $("figure.done img", card)?.getAttribute("src") ?? state.away.finished[index] ?? null,
+            $("figure.done img", card)?.getAttribute("src") ??
+            ($("figure.blank", card) ? null : (state.away.finished[index] ?? null)),
     );
 }
 
 async function comeBack() {
-    const { busy } = state.away;
-    Object.assign(state.away, { since: null, busy: false });
-    tell("", "idle");
+    const { away } = state;
+    const { line } = await ask("look");
+    if (line === undefined) {
+        // Time and again it is another server, with another page.
+        if (++away.refused > PATIENCE && !holdsWork()) location.reload();
+        return;
+    }
+    const { busy } = away;
+    Object.assign(away, { since: null, busy: false, refused: 0 });
+    takeBack(line);
     state.run.version = 0;
     hooks.changed();
-    const { line } = await ask("look");
-    if (line === undefined) return location.reload(); // it is another server, with another page
-    takeBack(line);
     await resume(busy);
 }
 
@@ -97,12 +108,13 @@ async function comeBack() {
  */
 export async function resume(busy) {
     const last = readStored(session, RUN);
-    const { run } = await begin(request("show"), !busy);
+    const { run, unreachable } = await begin(request("show"), !busy);
     showGo();
-    if (!busy || run || !last) return;
+    if (!busy || run || unreachable || !last) return;
     state.run.seed = last.seed;
     const { unfinished, again } = words();
-    offer(String(unfinished), "wrong", "draw_again", String(again));
+    if (last.does === "generate") offer(String(unfinished), "wrong", "draw_again", String(again));
+    else tell(String(unfinished), "wrong", true);
 }
 
 addEventListener("offline", check);

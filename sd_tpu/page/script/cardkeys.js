@@ -1,21 +1,27 @@
 // Keys on a card: it is one stop for Tab, its prompt. Escape goes from there to the picture, where
-// letters do what its buttons do and arrows go from picture to picture.
+// letters do what its buttons do and arrows go from picture to picture. They are keys of the
+// keyboard, whatever letters a language has there.
 
 import { $, $$, boxes, cards, isRightToLeft, listen } from "./dom.js";
 import { fold, panelButton, unfold } from "./panels.js";
 
 /** @typedef {import("./types").Part} Part */
 
-/** What a letter presses on the card that has the focus. */
-const LETTERS = {
-    r: ".actions > [data-do=redraw]",
-    v: ".actions > [data-do=vary]",
-    k: ".actions > [data-do=keep]",
-    s: ".actions > [data-do=star]",
-    d: ".actions > a[download]",
-    m: ".actions > [popovertarget]",
-    o: ".below [data-do=fold]",
+/** What a key presses on the card that has the focus. */
+const BUTTONS = {
+    KeyR: ".actions > [data-do=redraw]",
+    KeyV: ".actions > [data-do=vary]",
+    KeyK: ".actions > [data-do=keep]",
+    KeyS: ".actions > [data-do=star]",
+    KeyD: ".actions > a[download]",
+    KeyM: ".actions > [popovertarget]",
+    KeyO: ".below [data-do=fold]",
+    KeyB: ".below [data-do=bookmark]",
+    KeyX: ".own-summary button",
 };
+
+/** What had the focus before the list of keys. @type {Part | null} */
+let before = null;
 
 /**
  * The index of the card that a key goes to from another; the same if there is none there.
@@ -43,42 +49,54 @@ function columns() {
     return tops.filter((top) => top === tops[0]).length;
 }
 
-/** @param {number} index */
-const picture = (index) => $(".view", cards()[index]) ?? boxes()[index];
+/** The picture of a card, or what stands for it. @param {Part} card */
+const pictureOf = (card) => $(".view", card) ?? $(".below .fold", card);
 
-/** @param {KeyboardEvent} event @param {Part} target */
-function onPicture(event, target) {
+function toggleKeys() {
+    const closes = $("#keys-panel[data-open]") !== null;
+    if (!closes) before = /** @type {Part} */ (document.activeElement);
+    if (closes) fold();
+    else unfold(panelButton("keys"));
+    if (closes) before?.focus();
+}
+
+/**
+ * Does what a key means on a picture; returns whether it means anything.
+ * @param {KeyboardEvent} event
+ * @param {Part} card
+ */
+function press({ key, code }, card) {
     const all = cards();
-    const index = all.indexOf(/** @type {Part} */ (target.closest(".card")));
-    const selector = LETTERS[/** @type {keyof typeof LETTERS} */ (event.key.toLowerCase())];
-    if (selector) $(selector, all[index])?.click();
-    else if (event.key === "Escape") boxes()[index].focus();
-    else if (event.key.startsWith("Arrow")) {
-        picture(neighbour(index, event.key, columns(), all.length, isRightToLeft())).focus();
-    } else return;
-    event.preventDefault();
-    event.stopPropagation();
+    const index = all.indexOf(card);
+    const selector = BUTTONS[/** @type {keyof typeof BUTTONS} */ (code)];
+    if (selector) {
+        $(selector, card)?.click();
+        const items = $$(".menu:popover-open > :is(button, a)");
+        items.find((item) => item.checkVisibility())?.focus();
+    } else if (key === "?") toggleKeys();
+    else if (key === "Escape") boxes()[index].focus();
+    else if (/^[1-8]$/.test(key)) pictureOf(all[Number(key) - 1]).focus();
+    else if (key.startsWith("Arrow")) {
+        const to = neighbour(index, key, columns(), all.length, isRightToLeft());
+        pictureOf(all[to]).focus();
+    } else return false;
+    return true;
 }
 
 listen(
     "keydown",
     (target, event) => {
         const key = /** @type {KeyboardEvent} */ (event);
-        if (key.ctrlKey || key.metaKey || key.altKey || key.isComposing) return;
+        const card = /** @type {Part | null} */ (target.closest("#cards > .card"));
+        if (key.key === "?" && target.closest("#keys-panel")) toggleKeys();
+        if (!card || key.ctrlKey || key.metaKey || key.altKey || key.isComposing) return;
         if ($("dialog[open], .menu:popover-open")) return;
-        const writes = target.matches("input, textarea, select");
-        if (target.closest("#cards") && !writes) onPicture(key, target);
-        if (key.defaultPrevented) return;
-        if (target.matches("#cards textarea") && key.key === "Escape") {
-            const view = $(".view", /** @type {Part} */ (target.closest(".card")));
-            if ($("#suggestions:not([hidden])") || $(".panel[data-open]") || !view) return;
-            view.focus();
-        } else if (!writes && key.key === "?") {
-            if (!$("#keys-panel[data-open]")) unfold(panelButton("keys"));
-            else fold();
-        } else if (!writes && /^[1-8]$/.test(key.key)) {
-            picture(Number(key.key) - 1).focus();
-        } else return;
+        // Escape closes what is open first.
+        if (key.key === "Escape" && $("#suggestions:not([hidden]), .panel[data-open]")) return;
+        if (target.matches("textarea")) {
+            if (key.key !== "Escape") return;
+            pictureOf(card).focus();
+        } else if (!press(key, card)) return;
         key.preventDefault();
         key.stopPropagation();
     },

@@ -8,7 +8,7 @@ import { state } from "./state.js";
 import { bookmarks, toggleBookmark } from "./storage.js";
 
 /**
- * Whether Generate leaves a card alone: its picture may have gone, with the server for one.
+ * Whether Draw leaves a card alone: its picture may have gone, with the server for one.
  * @param {number} index
  */
 export function isKept(index) {

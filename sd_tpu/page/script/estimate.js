@@ -3,6 +3,8 @@
 import { $, $$ } from "./dom.js";
 import { BOXES } from "./state.js";
 
+const UNKNOWN = 3_000; // ms after which it is asked again
+const MINUTE = 60_000;
 const LONG = 90; // seconds from which on it is the time of day that matters
 
 /**
@@ -23,8 +25,20 @@ export function duration(seconds, { seconds: few, minutes: many }) {
 export function ready(seconds, words, now = Date.now()) {
     if (seconds < LONG) return duration(seconds, words);
     const at = new Date(now + 1000 * seconds);
-    const clock = at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    const clock = at.toLocaleTimeString(document.documentElement.lang || [], {
+        hour: "2-digit",
+        minute: "2-digit",
+    });
     return String(words.ready).replace("%", clock);
+}
+
+/**
+ * For how many milliseconds an estimate holds: until something is known, or the clock has moved on.
+ * @param {import("./types").Answer} answer
+ */
+export function lasts({ draw }) {
+    if (!draw?.count) return undefined;
+    return draw.seconds === null ? UNKNOWN : draw.seconds < LONG ? undefined : MINUTE;
 }
 
 /** @param {import("./types").Answer} answer */

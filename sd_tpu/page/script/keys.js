@@ -1,4 +1,4 @@
-// Keys for the whole page: Generate, Stop, and leafing through pictures.
+// Keys for the whole page: Draw, Stop, and leafing through pictures.
 
 import { complete, isOffered } from "./completion.js";
 import { $, isRightToLeft, listen } from "./dom.js";

@@ -2,7 +2,7 @@
 
 import { showOffered } from "./choices.js";
 import { $, $$, boxes, overridesButton, seedBox } from "./dom.js";
-import { showEstimates } from "./estimate.js";
+import { lasts, showEstimates } from "./estimate.js";
 import { showInputs } from "./inputs.js";
 import { takeBack } from "./line.js";
 import { panelButton, unfold } from "./panels.js";
@@ -43,9 +43,12 @@ export async function look(open = false) {
     });
     show($(".faster"), answer.faster ?? "");
     showLive(answer.slow ?? "");
-    if ($("#line .wrong") && state.edited && !answer.wrong) takeBack(answer.line ?? "");
+    const offered = $("#line button") !== null;
+    if ($("#line .wrong") && !offered && state.edited && !answer.wrong) takeBack(answer.line ?? "");
     blame(answer.culprit ?? {}, looking.open);
     looking.open = false;
+    const again = lasts(answer);
+    if (again) looking.timer = setTimeout(look, again);
 }
 
 /**

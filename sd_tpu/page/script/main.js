@@ -25,7 +25,7 @@ import { lineChanged } from "./progress.js";
 import "./prompts.js";
 import { begin } from "./run.js";
 import { ask, connected, connectTo, request } from "./server.js";
-import { showSeed } from "./settings.js";
+import { showChosen } from "./settings.js";
 import { state } from "./state.js";
 import { BUSY, local, readStored, session } from "./storage.js";
 import { restoreUndo, showUndo } from "./undo.js";
@@ -38,7 +38,7 @@ Object.assign(hooks, {
     changed() {
         showSliders();
         showPressed();
-        showSeed();
+        showChosen();
         showInputs();
         showCards();
         if (!state.browser) return;

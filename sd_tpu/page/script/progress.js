@@ -5,7 +5,7 @@ import { showHistory } from "./history.js";
 import { hooks } from "./hooks.js";
 import { showJourney } from "./journey.js";
 import { progress } from "./line.js";
-import { look } from "./look.js";
+import { look, lookSoon } from "./look.js";
 import { settle, showGo } from "./run.js";
 import { state } from "./state.js";
 import { BUSY, session, store } from "./storage.js";
@@ -48,6 +48,7 @@ function serverLineChanged({ classList, dataset }, busy) {
         if (state.journey && classList.contains("over")) openJourney();
         state.journey = false;
         state.line.unseen = document.hidden;
+        lookSoon(); // other pictures are there now
     }
     state.line.busy = busy;
     if (classList.contains("wrong")) {

@@ -81,7 +81,8 @@ register({
         if (!state.pasted) return;
         const { index, prompts } = state.pasted;
         const before = boxes().map((box) => box.value);
-        replace({ prompts: [...before.slice(0, index), ...prompts].slice(0, BOXES) });
+        const after = before.slice(index + prompts.length);
+        replace({ prompts: [...before.slice(0, index), ...prompts, ...after].slice(0, BOXES) });
         boxes()[index].focus();
         tell(String($("#list-panel [data-do=fill]").dataset.filled), "idle", true);
     },

@@ -36,7 +36,9 @@ export function begin(asked, before = false) {
         if (!answer.run) return answer;
         const version = answer.run === state.run.name ? state.run.version : 0;
         state.run = { name: answer.run, seed: answer.seed ?? null, version };
-        store(session, RUN, { name: answer.run, seed: state.run.seed });
+        if (asked.do !== "show") {
+            store(session, RUN, { does: asked.do, seed: state.run.seed });
+        }
         stream(request("watch", { seen: version, before }));
         return answer;
     });
@@ -95,6 +97,7 @@ export function drawAgain() {
     const asked = request("generate");
     if (state.run.seed !== null) asked.form.seed = String(state.run.seed);
     drawIn(asked, (index) => isFree(index) && isFilled(index));
+    $("#go button:enabled")?.focus();
 }
 
 /** Draws a comparison, which takes all cards. @param {import("./types").Fields<"compare">} more */
@@ -150,7 +153,7 @@ export function stop() {
     for (const asked of state.pending.keys()) state.pending.set(asked, true);
 }
 
-/** Enables Generate and Stop as far as they do something; one takes the other's focus. */
+/** Enables Draw and Stop as far as they do something; one takes the other's focus. */
 export function showGo() {
     const line = $("#line p").classList;
     const busy = line.contains("busy");

@@ -83,6 +83,6 @@ export async function send(asked) {
         return answer;
     } catch {
         hooks.unreachable();
-        return {};
+        return { unreachable: true };
     }
 }

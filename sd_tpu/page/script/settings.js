@@ -1,7 +1,7 @@
 // Buttons that fill in settings: the seed, the presets, back to the defaults.
 
 import { register } from "./actions.js";
-import { $, $$, overridesButton, settingField } from "./dom.js";
+import { $, $$, overridesButton, settingField, title } from "./dom.js";
 import { fixedSeed } from "./form.js";
 import { tell } from "./line.js";
 import { drawSoon } from "./live.js";
@@ -26,16 +26,18 @@ function resetBox(index) {
     drawSoon(index);
 }
 
-/** Marks the seed's field while each run draws a new one. */
-export function showSeed() {
+/** Marks the seed's field while each run draws a new one, and names the model that is chosen. */
+export function showChosen() {
     $("#seed").classList.toggle("random", fixedSeed() === null);
+    $("#model bdi").textContent = settingField("model")?.value || title();
 }
 
 register({
     choose_model() {
         const field = settingField("model");
+        if (field.options.length < 2) return unfold(panelButton("about"));
         unfold(panelButton("settings"), field);
-        field?.focus();
+        field.focus();
     },
     random({ told }) {
         replace({ seed: "-1" });

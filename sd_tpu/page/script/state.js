@@ -17,7 +17,7 @@ export const state = {
     browser: null, // this browser's name, by which the server finds its runs
 
     overrides: Array.from({ length: BOXES }, () => ({})),
-    keep: Array(BOXES).fill(false), // the cards that Generate leaves alone
+    keep: Array(BOXES).fill(false), // the cards that Draw leaves alone
     panelIndex: 0, // the box whose overrides the panel shows
     lastForm: null, // the form before the latest change
     filling: false, // whether the page, and not a person, fills something in
@@ -59,6 +59,8 @@ export const state = {
     away: {
         since: null, // the time from which on the server did not answer
         busy: false, // whether a run went on then
+        checking: false,
+        refused: 0, // requests in a row, by a server that is there again
         timer: undefined,
         finished: [], // the address of each card's last finished picture
     },

@@ -54,6 +54,7 @@ export type More<A> =
 
 /** An answer of the server: each action has some of these. */
 export interface Answer {
+    unreachable?: boolean; // the server did not answer
     told?: string; // a sentence for the progress line
     kind?: string; // of that sentence, its class
     news?: string; // a sentence that is only read aloud
@@ -146,6 +147,8 @@ export interface State {
     away: {
         since: number | null;
         busy: boolean;
+        checking: boolean;
+        refused: number;
         timer?: number;
         finished: (string | null)[];
     };

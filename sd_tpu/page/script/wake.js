@@ -15,6 +15,10 @@ listen("visibilitychange", () => {
     }
 });
 
+/** Whether something would be lost with the page: what is painted or pasted. */
+export const holdsWork = () =>
+    $("dialog[open]") !== null || Boolean($("#list-panel[data-open] textarea")?.value);
+
 /** @param {string | null} before what the line said */
 function checkLater(before) {
     clearTimeout(state.wake.timer);
@@ -34,11 +38,7 @@ async function mayBeStill(before) {
     // A run that has no name yet is not the one that the server would tell of.
     const { line } = still() && !state.pending.size ? await ask("look") : {};
     if (!still()) return false; // the server has sent something: it is connected
-    const held =
-        state.pending.size ||
-        line === undefined ||
-        $("dialog[open]") ||
-        $("#list-panel[data-open] textarea")?.value;
+    const held = state.pending.size || line === undefined || holdsWork();
     const now = held ? before : $("p", make("template", { innerHTML: line }).content).textContent;
     if (now !== before) location.reload();
     return now === before;
