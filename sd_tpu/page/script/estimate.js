@@ -25,7 +25,7 @@ export function duration(seconds, { seconds: few, minutes: many }) {
 export function ready(seconds, words, now = Date.now()) {
     if (seconds < LONG) return duration(seconds, words);
     const at = new Date(now + 1000 * seconds);
-    const clock = at.toLocaleTimeString(document.documentElement.lang || [], {
+    const clock = at.toLocaleTimeString($("header[lang]").lang, {
         hour: "2-digit",
         minute: "2-digit",
     });
