@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: e46091d6efa83698
+// Made of the modules in script/ by `make script`: 47f891d57efae840
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
@@ -127,10 +127,11 @@ ArrowRight:forth,ArrowLeft:-forth,ArrowDown:columns2,ArrowUp:-columns2}[key2],to
 pover] *)"))each.tabIndex=-1}function columns(){let tops=cards().map(card=>Math.round(card.getBoundingClientRect().top));return tops.filter(top=>top===tops[0]).length}var pictureOf=card=>$(".view",card)??
 $(".below .fold",card);function toggleKeys(){let closes=$("#keys-panel[data-open]")!==null;closes||(before=document.activeElement),closes?fold():unfold(panelButton("keys")),closes&&before?.focus()}function press({
 key:key2,code},card){let all=cards(),index=all.indexOf(card),selector=BUTTONS[code];if(selector)$(selector,card)?.click(),$$(".menu:popover-open > :is(button, a)").find(item=>item.checkVisibility())?.
-focus();else if(key2==="?")toggleKeys();else if(key2==="Escape")boxes()[index].focus();else if(/^[1-8]$/.test(key2))pictureOf(all[Number(key2)-1]).focus();else if(key2.startsWith("Arrow")){let to=neighbour(
-index,key2,columns(),all.length,isRightToLeft());pictureOf(all[to]).focus()}else return!1;return!0}listen("keydown",(target,event)=>{let key2=event,card=target.closest("#cards > .card");if(key2.key===
-"?"&&target.closest("#keys-panel")&&toggleKeys(),!(!card||key2.ctrlKey||key2.metaKey||key2.altKey||key2.isComposing)&&!$("dialog[open], .menu:popover-open")&&!(key2.key==="Escape"&&$("#suggestions:not\
-([hidden]), .panel[data-open]"))){if(target.matches("textarea")){if(key2.key!=="Escape")return;pictureOf(card).focus()}else if(!press(key2,card))return;key2.preventDefault(),key2.stopPropagation()}},!0);var successive=(first,count,seeds)=>Array.from({length:count},(_,index)=>(first+index)%seeds);function showValues({value,dataset}){let lists=$$("#compare-panel [data-what]");for(let list of lists)list.
+focus();else if(key2==="?")toggleKeys();else if(key2==="Escape"&&$("#stop").disabled)boxes()[index].focus();else if(/^[1-8]$/.test(key2))pictureOf(all[Number(key2)-1]).focus();else if(key2.startsWith(
+"Arrow")){let to=neighbour(index,key2,columns(),all.length,isRightToLeft());pictureOf(all[to]).focus()}else return!1;return!0}listen("keydown",(target,event)=>{let key2=event,card=target.closest("#car\
+ds > .card");if(key2.key==="?"&&target.closest("#keys-panel")&&toggleKeys(),!(!card||key2.ctrlKey||key2.metaKey||key2.altKey||key2.isComposing)&&!$("dialog[open], .menu:popover-open")&&!(key2.key==="E\
+scape"&&$("#suggestions:not([hidden]), .panel[data-open]"))){if(target.matches("textarea")){if(key2.key!=="Escape")return;pictureOf(card).focus()}else if(!press(key2,card))return;key2.preventDefault(),
+key2.stopPropagation()}},!0);var successive=(first,count,seeds)=>Array.from({length:count},(_,index)=>(first+index)%seeds);function showValues({value,dataset}){let lists=$$("#compare-panel [data-what]");for(let list of lists)list.
 hidden=list.dataset.what!==value;let values=$("#compare-panel .values");values.hidden=lists.some(list=>!list.hidden);let first=fixedSeed()??Math.floor(Math.random()*SEEDS);$("input",values).value=value===
 "seed"?successive(first,BOXES,SEEDS).join(", "):String(dataset.values)}register({compare(){let what=$("[name=what]:checked").value,list=$(`#compare-panel [data-what="${what}"]`),values=list?$$(":check\
 ed",list).map(tick=>tick.value):$("#compare-panel .values input").value;fold(),compare({what,values})}});var DELAY2=150,shown=state.history;async function showHistory(act="show",more={}){let panel=$("#history-panel[data-open]");if(!panel&&act==="show")return{};let number=++shown.number,answer=await ask("\

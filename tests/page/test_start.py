@@ -125,7 +125,7 @@ def test_a_slow_picture_does_not_take_the_place_of_a_later_one_or_of_none(tab):
     hand_in(tab, "drop", first, png())
     hand_in(tab, "drop", second, png())
     hand_in(tab, "drop", second, later)
-    expect(start).to_have_value(Input(later).name)
+    expect(start).to_have_value(Input(later).name, timeout=PATIENCE)
     tab.locator("#own-panel .handed").first.evaluate("start => { start.open = true }")
     tab.locator("#own-panel [data-do=take_away]").first.click()
     hand_in(tab, "drop", first, later)

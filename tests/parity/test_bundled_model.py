@@ -94,7 +94,7 @@ def test_the_model_tells_what_it_draws_in_every_language_of_the_page(bundled):
     for language in LANGUAGES.values():
         for name in ("hint", "details"):
             text, spoken = card.translated(name, language.tag)
-            assert spoken == language.tag and escape(text) in part("heading", language, card)
+            assert spoken == language.tag and escape(text) in part("drawable", language, card)
         assert "french fries, pear" in text, "what is to be written is English"
 
 

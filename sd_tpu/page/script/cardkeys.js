@@ -74,7 +74,7 @@ function press({ key, code }, card) {
         const items = $$(".menu:popover-open > :is(button, a)");
         items.find((item) => item.checkVisibility())?.focus();
     } else if (key === "?") toggleKeys();
-    else if (key === "Escape") boxes()[index].focus();
+    else if (key === "Escape" && $("#stop").disabled) boxes()[index].focus();
     else if (/^[1-8]$/.test(key)) pictureOf(all[Number(key) - 1]).focus();
     else if (key.startsWith("Arrow")) {
         const to = neighbour(index, key, columns(), all.length, isRightToLeft());
