@@ -7,7 +7,7 @@ import { offer, takeBack, tell } from "./line.js";
 import { begin, drawAgain, showGo } from "./run.js";
 import { ask, request } from "./server.js";
 import { state } from "./state.js";
-import { RUN, readStored, session } from "./storage.js";
+import { RUN, readStored, session, store } from "./storage.js";
 import { holdsWork } from "./wake.js";
 
 const SILENCE = 4_000; // ms without a word of a run that goes on, after which it is looked for
@@ -41,7 +41,7 @@ export async function check() {
     if (away.checking) return;
     clearTimeout(away.timer);
     away.checking = true;
-    const there = await answers();
+    const there = (await answers()) && navigator.onLine; // which may have changed meanwhile
     if (there && away.since) await comeBack();
     else if (!there && away.since) say();
     else if (!there) leave();
@@ -73,6 +73,7 @@ function showFinished() {
         if (!figure.matches(".forming, .waiting, .asked")) continue;
         if (image && before) image.src = before;
         figure.className = "stopped";
+        $(".facts", figure)?.remove(); // of what was under way
     }
 }
 
@@ -95,7 +96,7 @@ async function comeBack() {
     }
     const { busy } = away;
     Object.assign(away, { since: null, busy: false, refused: 0 });
-    takeBack(line);
+    if (!busy) takeBack(line);
     state.run.version = 0;
     hooks.changed();
     await resume(busy);
@@ -108,10 +109,12 @@ async function comeBack() {
  */
 export async function resume(busy) {
     const last = readStored(session, RUN);
-    const { run, unreachable } = await begin(request("show"), !busy);
+    const expected = busy || Boolean(last?.unfinished);
+    const { run, unreachable } = await begin(request("show"), !expected);
     showGo();
-    if (!busy || run || unreachable || !last) return;
+    if (!expected || run || unreachable || !last) return;
     state.run.seed = last.seed;
+    store(session, RUN, { ...last, unfinished: true }); // until there is another
     const { unfinished, again } = words();
     if (last.does === "generate") offer(String(unfinished), "wrong", "draw_again", String(again));
     else tell(String(unfinished), "wrong", true);
