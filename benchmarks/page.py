@@ -60,7 +60,7 @@ WHOLE = """() => [...document.querySelectorAll("#cards figure > div")].filter((p
     const { top, bottom } = picture.getBoundingClientRect();
     return top >= 0 && bottom <= document.querySelector("#bar").getBoundingClientRect().top;
 }).length"""
-# What of the window is picture, in percent.
+# The share of the window that is picture, in percent.
 SHARE = """() => [...document.querySelectorAll("#cards figure > div")].reduce((sum, picture) => {
     const { width, height } = picture.getBoundingClientRect();
     return sum + width * height;

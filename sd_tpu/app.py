@@ -86,13 +86,13 @@ def _serve(args: argparse.Namespace) -> int:
             mcp_server=args.api,
             middleware=[_gate(args, engine, access, names)],
         )
-        if not engine.ready.is_set():
-            print(
-                f"Open {address} in a browser: the first pictures are drawn once the programs are "
-                "compiled.",
-                flush=True,
-            )
         with _drained(engine, args.grace):
+            if not engine.ready.is_set():
+                print(
+                    f"Open {address} in a browser: the first pictures are drawn once the programs "
+                    "are compiled.",
+                    flush=True,
+                )
             _wait_until_ready(engine, begun)
             if engine.failure:
                 print(f"sd_tpu: {engine.failure}", file=sys.stderr)

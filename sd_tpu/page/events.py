@@ -422,8 +422,8 @@ class Actions:
         try:
             request = Request.check({**filled, "seed": seed}, self.engine.catalog)
             values = request.prompts
-            drawn = [box.get("seed") is None for box in per_picture]  # anew, if all are
-            anew = {i for i, each in enumerate(drawn) if each and filled["seed"] == RANDOM}
+            any_seed = filled["seed"] == RANDOM
+            anew = {i for i, box in enumerate(per_picture) if any_seed and "seed" not in box}
             pictures = self.runs.to_draw(request, run, asked.kept(), anew)
         except RequestError as error:
             refused = {

@@ -75,7 +75,7 @@ TABLE = {
         if setting.of_upload and setting.suggest
     },
 }
-# What Gradio says of a connection the page's line says in the page's words. Here, as Gradio keeps
-# rules of `css` to what is within its container.
+# Hides Gradio's notices of connections, which the page's line tells in the page's words. Here, as
+# Gradio keeps rules of `css` to what is within its container.
 _QUIET = "<style>.toast-wrap { display: none !important; }</style>"
 HEAD = f"{_QUIET}<script>window.sdTpuSettings = {json.dumps(TABLE)};\n{_SCRIPT}</script>"

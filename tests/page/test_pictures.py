@@ -13,6 +13,7 @@ from gradio.route_utils import delete_files_created_by_app
 from PIL import Image
 from playwright.sync_api import expect
 
+from benchmarks.page import STOPS
 from sd_tpu.gallery.files import Files
 from sd_tpu.pictures.images import read_png
 from sd_tpu.settings import MAX_SEED
@@ -399,12 +400,6 @@ def test_everything_is_reached_by_keyboard_alone(tab):
         tab.keyboard.press("d")
     assert alts(tab) == ["first"]
     expect(tab.locator("figure.done")).to_have_count(1, timeout=PATIENCE)
-
-
-STOPS = """() => [...document.querySelectorAll(
-        "a[href], button:enabled, input, select, textarea, summary, [tabindex]")]
-    .filter((each) => each.tabIndex >= 0 && each.checkVisibility())
-    .findIndex((each) => each.id === "generate")"""
 
 
 def test_draw_is_within_reach_and_letters_act_on_the_picture_that_has_the_focus(tab):

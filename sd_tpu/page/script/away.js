@@ -41,13 +41,16 @@ export async function check() {
     if (away.checking) return;
     clearTimeout(away.timer);
     away.checking = true;
-    const there = (await answers()) && navigator.onLine; // which may have changed meanwhile
-    if (there && away.since) await comeBack();
-    else if (!there && away.since) say();
-    else if (!there) leave();
-    away.checking = false;
-    if (away.since) away.timer = setTimeout(check, RETRY);
-    else if (there) expectMore();
+    try {
+        const there = (await answers()) && navigator.onLine; // which may have changed meanwhile
+        if (there && away.since) await comeBack();
+        else if (!there && away.since) say();
+        else if (!there) leave();
+    } finally {
+        away.checking = false;
+        if (away.since) away.timer = setTimeout(check, RETRY);
+        else expectMore();
+    }
 }
 
 function leave() {
@@ -86,6 +89,7 @@ export function noteFinished() {
     );
 }
 
+/** Shows the page's run again, or loads a page that the server does not understand anew. */
 async function comeBack() {
     const { away } = state;
     const { line } = await ask("look");

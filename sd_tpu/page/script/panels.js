@@ -39,7 +39,7 @@ export function fold() {
     const button = $(".fold[aria-expanded=true]");
     button?.setAttribute("aria-expanded", "false");
     $(".panel[data-open]")?.removeAttribute("data-open");
-    // What is in a menu cannot have the focus once that is closed.
+    // A button in a menu cannot have the focus once that is closed.
     const menu = button?.closest("[popover]");
     (menu ? $(`[popovertarget=${menu.id}]`) : button)?.focus();
     return button;

@@ -18,7 +18,7 @@ function shuffled(texts) {
     return drawn.sort(([one], [other]) => one - other).map(([, text]) => text);
 }
 
-// What lists have before their lines: "1.", "2)", "-", "*", "•".
+// Marks before the lines of lists: "1.", "2)", "-", "*", "•".
 const MARK = /^(?:\d{1,3}[.)]|[-*•–])\s+/;
 
 /**

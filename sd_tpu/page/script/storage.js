@@ -2,7 +2,7 @@
 
 const EARLIER = 100; // prompts that are remembered
 
-// Of this tab: whether a run goes on, and the one that was shown last.
+// Keys of this tab: whether a run goes on, and the one that was begun last.
 export const BUSY = "sd_tpu busy";
 export const RUN = "sd_tpu run";
 
