@@ -355,7 +355,7 @@ def draw(serving, key: int) -> list[bytes]:
     answer = serving.http.post(
         "/sdapi/v1/txt2img",
         auth=("", f"key-{key}"),
-        json={"prompt": f"picture {key}", "seed": 10 * key, "steps": 16, "batch_size": 3},
+        json={"prompt": f"picture {key}", "seed": 10 * key, "steps": 100, "batch_size": 3},
     )
     assert answer.status_code == 200, answer.text
     return [base64.b64decode(image) for image in answer.json()["images"]]
