@@ -154,17 +154,24 @@ def _beside(ours: dict[str, Any], old: dict[str, Any], column: str) -> str | Non
 
 def gpu(records: Sequence[Record]) -> str:
     """Return the page about a CUDA GPU."""
-    title = "GPU: sd14, 512x512, bfloat16"
     return _text(
         "# GPU",
         "SD 1.4 at 512x512 in bfloat16, random weights, from prompts to uint8 pictures on the "
         "host.",
-        _table(_merged(records, title)),
-        *(note for record in newest(records, title) for note in record.notes),
+        *_with_notes(records, "GPU: sd14, 512x512, bfloat16"),
+        "## The networks alone, beside PyTorch",
+        *_with_notes(records, "GPU: networks of sd14 beside PyTorch, 512x512, bfloat16"),
         "Published for one picture of SD 1.5 on an A100 80GB, 50 steps in float16 "
         "(stable-diffusion-benchmarks): PyTorch with SDPA 1.591 s, compiled with channels last "
         "1.066 s, TensorRT 0.819 s.",
     )
+
+
+def _with_notes(records: Sequence[Record], title: str) -> Iterator[str]:
+    """Yield the table of a title, and what is noted beneath its newest records."""
+    yield _table(_merged(records, title))
+    for record in newest(records, title):
+        yield from record.notes
 
 
 def serving(records: Sequence[Record]) -> str:
