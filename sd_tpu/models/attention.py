@@ -78,6 +78,9 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
     batch, queries, channels = q.shape
     size = channels // heads
     step = next(n for n in range(min(queries, CHUNK), 0, -1) if queries % n == 0)
+    if 2 * step < CHUNK < queries:  # no good divisor: the last chunk is filled up
+        step = -(-queries // -(-queries // CHUNK))
+    filled = -queries % step
 
     def apart(x: jax.Array) -> jax.Array:
         return x.reshape(batch, -1, heads, size).swapaxes(1, 2).reshape(batch * heads, -1, size)
@@ -95,7 +98,8 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
             out = product(p.astype(v.dtype), v)
             return (out[:, :-1] / out[:, -1:]).astype(q.dtype)
 
-        return lax.map(chunk, q.reshape(-1, step, size)).reshape(q.shape)
+        chunks = jnp.pad(q, ((0, filled), (0, 0))).reshape(-1, step, size)
+        return lax.map(chunk, chunks).reshape(-1, size)[:queries]
 
     out = lax.map(head, (apart(q), apart(k).swapaxes(1, 2), v))
     return out.reshape(batch, heads, queries, size).swapaxes(1, 2).reshape(q.shape)
@@ -103,25 +107,27 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
 
 def _fits(q: jax.Array, k: jax.Array, heads: int) -> bool:
     """Whether the fused kernel takes these shapes: keys and values must fit in half the VMEM."""
-    divides = q.shape[1] % QUERIES == 0 and _block(k.shape[1]) is not None
-    return divides and _held(k, heads) <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
+    many = q.shape[1] >= QUERIES
+    return many and _held(k, heads) <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
 
 
 def _held(k: jax.Array, heads: int) -> int:
     """Bytes of the keys and values that the fused kernel holds at a time."""
-    return 2 * k.shape[1] * _lanes(k, heads) * k.dtype.itemsize
+    return 2 * sum(_blocks(k.shape[1])) * _lanes(k, heads) * k.dtype.itemsize
 
 
-def _block(keys: int) -> int | None:
-    """Return how many keys are taken at a time.
+def _blocks(keys: int) -> list[int]:
+    """Return how many keys are taken at a time, block by block.
 
-    It is a divisor of their number, in whole vectors of 128 scores, or at least in whole tiles of
-    16 rows of bfloat16 keys.
+    Blocks are equal where their size divides the number of keys, in whole vectors of 128 scores, or
+    at least in whole tiles of 16 rows of bfloat16 keys. Else the last one is filled up.
     """
     if keys <= KEYS:
-        return keys
-    blocks = (block for unit in (128, 16) for block in range(KEYS, 0, -unit))
-    return next((block for block in blocks if keys % block == 0), None)
+        return [keys]
+    sizes = (size for unit in (128, 16) for size in range(KEYS, 0, -unit))
+    if size := next((size for size in sizes if keys % size == 0), 0):
+        return keys // size * [size]
+    return [*keys // KEYS * [KEYS], -(-(keys % KEYS) // 128) * 128]
 
 
 def _lanes(x: jax.Array, heads: int) -> int:
@@ -144,20 +150,22 @@ def fused(
     in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes
     (decision 0001). The gradient is the plain form's, score matrix and all: only drawing is tuned.
 
-    q [B, N, C], k and v [B, M, C], all of one dtype; N a multiple of QUERIES -> like q.
+    q [B, N, C], k and v [B, M, C], all of one dtype -> like q.
     """
     batch, queries, channels = q.shape
     keys, lanes = k.shape[1], _lanes(q, heads)
-    size = channels // heads
+    size, held = channels // heads, sum(_blocks(keys))
+    k, v = (jnp.pad(x, ((0, 0), (0, held - keys), (0, 0))) for x in (k, v))
     rows = pl.BlockSpec((1, QUERIES, lanes), lambda b, g, i: (b, i, g))
     # They change so rarely that a second buffer to load ahead would be wasted.
     everything = pl.BlockSpec(
-        (1, keys, lanes), lambda b, g, i: (b, 0, g), pipeline_mode=pl.Buffered(1)
+        (1, held, lanes), lambda b, g, i: (b, 0, g), pipeline_mode=pl.Buffered(1)
     )
     scores = batch * heads * queries * keys
     return pl.pallas_call(
-        partial(_kernel, size=size, dtype=product_dtype),
-        grid=(batch, channels // lanes, queries // QUERIES),
+        partial(_kernel, keys=keys, size=size, dtype=product_dtype),
+        # The rows that the last block has beyond the queries are written nowhere.
+        grid=(batch, channels // lanes, pl.cdiv(queries, QUERIES)),
         in_specs=[rows, everything, everything],
         out_specs=rows,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -186,29 +194,31 @@ def _fused_backward(heads, product_dtype, interpret, operands, gradient):
 fused.defvjp(_fused_forward, _fused_backward)
 
 
-def _kernel(q_ref, k_ref, v_ref, out_ref, *, size: int, dtype):
-    """q and out [1, QUERIES, lanes], k and v [1, M, lanes]."""
-    keys, lanes = k_ref.shape[1:]
-    step = _block(keys)
-    for start in range(0, lanes, size):
+def _kernel(q_ref, k_ref, v_ref, out_ref, *, keys: int, size: int, dtype):
+    """q and out [1, QUERIES, lanes], k and v [1, M, lanes], of which the first `keys` count."""
+    for start in range(0, out_ref.shape[2], size):
         head = slice(start, start + size)
-        out = _one_head(q_ref, k_ref, v_ref, head, step, dtype)  # ty: ignore[invalid-argument-type]
+        out = _one_head(q_ref, k_ref, v_ref, head, keys, dtype)
         out_ref[0, :, head] = out.astype(out_ref.dtype)
 
 
-def _one_head(q_ref, k_ref, v_ref, head: slice, step: int, dtype) -> jax.Array:
+def _one_head(q_ref, k_ref, v_ref, head: slice, keys: int, dtype) -> jax.Array:
+    blocks = _blocks(keys)
+    step, last = blocks[0], blocks[-1]
     scale = (head.stop - head.start) ** -0.5  # of float32 scores: a scaled q would be rounded
     q = q_ref[0, :, head].astype(dtype)
 
-    def block(i, carry):
+    def block(start, carry, size=step, taken=step):
         out, total, peak = carry
-        at = pl.ds(pl.multiple_of(i * step, step), step)
+        at = pl.ds(start, size)
         s = lax.dot_general(
             q,
             k_ref[0, at, head].astype(dtype),
             (((1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
         )
+        if taken < size:
+            s = jnp.where(lax.broadcasted_iota(jnp.int32, s.shape, 1) < taken, s, -jnp.inf)
         higher = jnp.maximum(peak, s.max(-1, keepdims=True))
         p, shrink = jnp.exp(scale * (s - higher)), jnp.exp(scale * (peak - higher))
         out = shrink * out + lax.dot_general(
@@ -221,5 +231,11 @@ def _one_head(q_ref, k_ref, v_ref, head: slice, step: int, dtype) -> jax.Array:
 
     column = jnp.zeros((q.shape[0], 1), jnp.float32)
     start = (jnp.zeros(q.shape, jnp.float32), column, column - jnp.inf)
-    out, total, _ = lax.fori_loop(0, k_ref.shape[1] // step, block, start)
+    whole = keys // step
+    carry = lax.fori_loop(
+        0, whole, lambda i, carry: block(pl.multiple_of(i * step, step), carry), start
+    )
+    if left := keys - whole * step:
+        carry = block(whole * step, carry, last, left)
+    out, total, _ = carry
     return out / total

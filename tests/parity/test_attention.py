@@ -28,12 +28,28 @@ def relative(ours, theirs) -> float:
 
 
 @pytest.mark.parametrize(
-    "size, keys",
-    [(40, 1024), (64, 1024), (80, 77), (160, 256), (40, 800)],
-    ids=["two blocks", "heads apart", "text", "one block", "blocks of 400"],
+    "size, keys, queries",
+    [
+        (40, 1024, 256),
+        (64, 1024, 256),
+        (80, 77, 256),
+        (160, 256, 256),
+        (40, 800, 256),
+        (64, 1357, 1357),
+        (64, 1025, 300),
+    ],
+    ids=[
+        "two blocks",
+        "heads apart",
+        "text",
+        "one block",
+        "blocks of 400",
+        "of no blocks: picture and text",
+        "one key more than two blocks",
+    ],
 )
-def test_the_fused_kernel_is_plain_attention(size, keys):
-    q, k, v = qkv(attention.QUERIES, keys, size, jnp.float32)
+def test_the_fused_kernel_is_plain_attention(size, keys, queries):
+    q, k, v = qkv(queries, keys, size, jnp.float32)
     plain = attention.plain(q, k, v, HEADS)
     ours = attention.fused(q, k, v, HEADS, product_dtype=jnp.float32, interpret=True)
     assert relative(ours, plain) <= 1e-5
@@ -45,7 +61,7 @@ def test_the_fused_kernel_is_plain_attention(size, keys):
     assert relative(ours, exact) <= 1.5 * relative(attention.plain(*half, HEADS), exact)
 
 
-@pytest.mark.parametrize("queries, keys", [(1024, 1024), (4096, 77), (1200, 300)])
+@pytest.mark.parametrize("queries, keys", [(1024, 1024), (4096, 77), (1200, 300), (857, 857)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_attention_in_chunks_is_plain_attention(queries, keys, dtype):
     operands = qkv(queries, keys, 40, dtype)
@@ -119,6 +135,7 @@ MEMORY = {"v2": 16 << 20, "v5e": 128 << 20}  # bytes of vector memory
         # keys and values are more than a kernel may hold unless it says so
         ((6400, 1600, 320, 8), "v5e", True),  # every second row and column: of 640x640,
         ((12544, 3136, 320, 8), "v5e", True),  # and of 896x896
+        ((4429, 4429, 1536, 24), "v5e", True),  # SD 3's picture of 1024x1024 and its text
         ((64, 64, 1280, 8), "v5e", False),  # the lowest level: too few queries for a block
     ],
 )
@@ -137,15 +154,25 @@ def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
     assert ("pallas_call" in str(traced)) == fused
     if fused:
         limit = int(re.search(r"vmem_limit_bytes=(\d+)", str(traced))[1])
-        assert 2 * keys * channels * k.dtype.itemsize < limit <= MEMORY[chip]
+        held = 2 * keys * attention._lanes(k, heads) * k.dtype.itemsize
+        assert held < limit <= MEMORY[chip]
 
 
 @pytest.mark.parametrize(
-    "keys, block",
-    [(77, 77), (4096, 512), (2304, 384), (6400, 256), (1600, 400), (3136, 448), (1000, None)],
+    "keys, blocks",
+    [
+        (77, [77]),
+        (4096, 8 * [512]),
+        (2304, 6 * [384]),
+        (6400, 25 * [256]),
+        (1600, 4 * [400]),
+        (3136, 7 * [448]),
+        (1000, [512, 512]),
+        (4429, [*8 * [512], 384]),
+    ],
 )
-def test_keys_are_taken_in_blocks_that_divide_them(keys, block):
-    assert attention._block(keys) == block
+def test_keys_are_taken_in_blocks_of_which_the_last_may_be_filled_up(keys, blocks):
+    assert attention._blocks(keys) == blocks
 
 
 @pytest.mark.parametrize(
